@@ -17,7 +17,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch slurm bench chart e2e proto lock clean
+.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch slurm slurm-many bench chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -37,25 +37,38 @@ $(READY): pyproject.toml constraints.txt
 	@$(BIN)/python -m compileall -q src
 	@touch $@
 
+# make demo SERVE=--serve: the page in the browser stays until Ctrl-C.
 demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
 	@echo "demo: playing the story $(STORY) on a simulated node"
-	$(BIN)/partage simulate $(STORY)
+	$(BIN)/partage simulate $(STORY) --http 127.0.0.1:0 $(SERVE)
 	@echo "demo: done. Next: $(BIN)/partage --help, or docs/quickstart/laptop.md"
 
 wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
-test: $(READY) build/.slurm-tried  ## all tests
+test: $(READY) build/.slurm-tried build/.browser-tried build/.prometheus-tried  ## all tests
 	$(PYTEST)
 
 # Once: as root it installs Slurm, else the tests with a real Slurm are skipped.
 build/.slurm-tried: tests/slurm/prepare.sh
 	@mkdir -p build && tests/slurm/prepare.sh $(SLURM_ROOT) && touch $@
 
+# Once: as root it installs Chromium, else the tests of the page in a browser are skipped.
+build/.browser-tried: tests/faces/web/prepare.sh
+	@mkdir -p build && tests/faces/web/prepare.sh && touch $@
+
+# Once: as root it installs Prometheus, else the tests with a real Prometheus are skipped.
+build/.prometheus-tried: tests/prometheus/prepare.sh
+	@mkdir -p build && tests/prometheus/prepare.sh && touch $@
+
 slurm: $(READY)  ## the tests with real Slurms, 22.05 and 24.11 (installs them: root, 190 MB)
 	tests/slurm/prepare.sh $(SLURM_ROOT)
-	$(BIN)/python -m pytest tests/slurm -rs -v
+	PARTAGE_SLURM_ALL=1 $(BIN)/python -m pytest tests/slurm -rs -v
+
+slurm-many: $(READY)  ## 200 jobs in random order on 8 GPUs, whole and shared, on both Slurms (15 minutes)
+	tests/slurm/prepare.sh $(SLURM_ROOT)
+	PARTAGE_SLURM_ALL=1 PARTAGE_SLURM_JOBS=200 $(BIN)/python -m pytest tests/slurm/test_many_jobs.py -rs -v --timeout 600
 
 check: format lint types contracts docs test  ## what continuous integration runs
 
@@ -94,7 +107,7 @@ chart: $(READY) $(CLUSTER)/helm  ## check the Helm chart, and write deploy/manif
 	$(CLUSTER)/helm lint --quiet deploy/helm/partage --namespace partage
 	PATH="$(abspath $(CLUSTER)):$$PATH" $(BIN)/python deploy/render_chart.py
 	tests/cluster/schemas "$$(cd tests/cluster/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json" $(CLUSTER)/schemas
-	$(CLUSTER)/kubeconform -strict -summary -skip ServiceMonitor \
+	$(CLUSTER)/kubeconform -strict -summary -skip ServiceMonitor,PrometheusRule \
 	  -schema-location '$(abspath $(CLUSTER))/schemas/{{.ResourceKind}}{{.KindSuffix}}.json' deploy/manifests tests/deploy/rendered
 
 e2e: $(READY) chart $(CLUSTER)/kubelet  ## the chart on a real Kubernetes that is started here (root; builds it: Go, 15 min once)

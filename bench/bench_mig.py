@@ -19,9 +19,9 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.model.gpu import Gpu, Inventory, MigMode
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig, GpuCriteria, GpuEntry, Options, Policy
-from partage.model.step import GpuUse, UseKind
 from partage.plan.offer.desired import resolve
 from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.mig_plan import MigPlan

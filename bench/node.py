@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import signal
 import statistics
@@ -9,6 +10,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
 
 from bench.processes import cpu_ms
 from tests.agent.harness import AgentProcess, Place, place, registered, running, spawn
@@ -16,6 +19,18 @@ from tests.kubelet_script import ScriptedKubelet, scripted_kubelet, wait_for
 
 RESOURCE = "nvidia.com/gpu"
 WHOLE = "version: v1\n"
+IMAGE = Path(__file__).parents[1] / "deploy" / "image" / "Containerfile"
+
+
+def image_environment() -> dict[str, str]:
+    """What the image sets for the C library's memory, so that what is measured is what is shipped."""
+    found = dict(re.findall(r"\b(MALLOC_\w+)=(\d+)", IMAGE.read_text(encoding="utf-8")))
+    assert found, f"{IMAGE} sets nothing"
+    return found
+
+
+spawn_as_shipped = partial(spawn, env=image_environment())
+"""An agent with the environment of the image."""
 
 
 def sliced(replicas: int) -> str:
@@ -48,7 +63,7 @@ def node(policy: str) -> Iterator[Node]:
         place() as directories,
         scripted_kubelet(directories.kubelet_dir, directories.pod_resources) as kubelet,
     ):
-        agent = spawn(directories, policy=policy)
+        agent = spawn_as_shipped(directories, policy=policy)
         with running(agent):
             watch = registered(kubelet, RESOURCE).watch
             assert watch is not None
@@ -86,7 +101,7 @@ def starts(policy: str, count: int) -> Starts:
             times.append(_started(directories, kubelet, policy))
             for directory in (directories.state_dir, directories.run_dir):
                 shutil.rmtree(directory)
-        agent = spawn(directories, policy=policy)
+        agent = spawn_as_shipped(directories, policy=policy)
         with running(agent):
             registered(kubelet, RESOURCE)
             again = [_registered_again(kubelet) for _ in range(count)]
@@ -105,7 +120,7 @@ def starts(policy: str, count: int) -> Starts:
 def _started(directories: Place, kubelet: ScriptedKubelet, policy: str) -> tuple[float, ...]:
     kubelet.registered.clear()
     began = time.monotonic()
-    agent = spawn(directories, policy=policy)
+    agent = spawn_as_shipped(directories, policy=policy)
     with running(agent):
         found = registered(kubelet, RESOURCE)
         helper = agent.helper_pid()

@@ -14,8 +14,8 @@ from typing import Self
 
 from bench.cells import allocate_call, preferred_call, preferred_ids
 from bench.client import CallFailed, Client
-from bench.node import RESOURCE, sliced
-from tests.agent.harness import AgentProcess, Place, place, registered, spawn
+from bench.node import RESOURCE, sliced, spawn_as_shipped
+from tests.agent.harness import AgentProcess, Place, place, registered
 from tests.kubelet_script import NotInTime, ScriptedKubelet, held, scripted_kubelet, wait_for
 
 PODS_PER_S = 50
@@ -126,7 +126,7 @@ class _Agent:
         self.process = self._spawn()
 
     def _spawn(self) -> AgentProcess:
-        return spawn(self._directories, policy=sliced(48))
+        return spawn_as_shipped(self._directories, policy=sliced(48))
 
     def kill(self) -> float:
         """SIGKILL; the next one begins at once. Returns when."""

@@ -1,7 +1,39 @@
 """What holds for all tests."""
 
 import signal
+import threading
+from collections.abc import Iterator
+
+import pytest
 
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and so all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+_ENDS_WITHIN_S = 5.0
+"""A thread that waits for the driver's events sees after a second at the latest that it is to stop."""
+
+
+def _of_drivers() -> set[threading.Thread]:
+    """The threads of every NvmlHardware of this process."""
+    return {one for one in threading.enumerate() if one.name.startswith("nvml")}
+
+
+@pytest.fixture(scope="session")
+def _left_threads() -> Iterator[dict[threading.Thread, str]]:
+    """Threads that a test left behind, and its name. They may take a moment, and nobody waits for them."""
+    left: dict[threading.Thread, str] = {}
+    yield left
+    for thread in left:
+        thread.join(_ENDS_WITHIN_S)
+    unclosed = sorted({test for thread, test in left.items() if thread.is_alive()})
+    assert not unclosed, f"tests that did not close their NvmlHardware: {', '.join(unclosed)}"
+
+
+@pytest.fixture(autouse=True)
+def _every_driver_is_closed(
+    request: pytest.FixtureRequest, _left_threads: dict[threading.Thread, str]
+) -> Iterator[None]:
+    before = _of_drivers()
+    yield
+    _left_threads.update(dict.fromkeys(_of_drivers() - before, request.node.nodeid))

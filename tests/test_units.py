@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.units import GIB, MIB, format_bytes, format_duration, parse_bytes, parse_duration, parse_percent
+from partage.units import (
+    GIB,
+    MIB,
+    format_bytes,
+    format_duration,
+    parse_bytes,
+    parse_duration,
+    parse_percent,
+    parse_quantity,
+)
 
 
 @pytest.mark.parametrize(
@@ -26,6 +35,29 @@ def test_quantities_are_read_as_kubernetes_reads_them(text: str, amount: int) ->
 def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not"):
         parse_bytes(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("2", 2),
+        ("500m", 0.5),
+        ("1.5Gi", 1.5 * GIB),
+        ("16G", 16e9),
+        ("1e3", 1000),
+        ("2k", 2000),
+        (".5", 0.5),
+        ("0", 0),
+    ],
+)
+def test_numbers_of_kubernetes(text: str, number: float) -> None:
+    assert float(parse_quantity(text)) == number
+
+
+@pytest.mark.parametrize("text", ["", "-1", "1 Gi", "1gi", "Gi", "1e", "٣", "1" * 40, "1.5.2"])
+def test_what_is_no_number_of_kubernetes_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is not an amount"):
+        parse_quantity(text)
 
 
 @given(st.integers(1, 2**20))

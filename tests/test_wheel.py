@@ -68,3 +68,10 @@ def test_the_wheel_has_its_data(installed):
     assert "nvidia.com/mig-3g.40gb" in planned.stdout
     (guard,) = installed.parent.parent.glob("lib/python*/site-packages/partage/guard/site/sitecustomize.py")
     assert guard.is_file()
+    checked = run(installed, "check", "--provider", "fpt", "policy.yaml")
+    assert "Traceback" not in checked.stderr, checked.stderr
+    for name in ("faces/web/static/page.css", "faces/web/static/page.js"):
+        assert list(installed.parent.parent.glob(f"lib/python*/site-packages/partage/{name}")), name
+    providers = "partage/edges/files/catalogue/providers"
+    rules = installed.parent.parent.glob(f"lib/python*/site-packages/{providers}/*.yaml")
+    assert {path.stem for path in rules} >= {"fpt", "ack", "gke"}

@@ -42,3 +42,8 @@ def listed(items: Sequence[str], most: int) -> str:
 def counted(things: Iterable[object]) -> str:
     """``2 x 3g.40gb + 1 x 1g.10gb``: equal things are counted, in the order in which they come first."""
     return " + ".join(f"{count} x {thing}" for thing, count in Counter(things).items())
+
+
+def one_or_each(values: Sequence[int]) -> str:
+    """One number if all are equal, else all of them with commas between."""
+    return ",".join(map(str, values if len(set(values)) > 1 else values[:1]))

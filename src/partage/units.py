@@ -15,6 +15,14 @@ _SUFFIXES = {
     "Ki": KIB, "Mi": MIB, "Gi": GIB, "Ti": 2**40,
 }  # fmt: skip
 _QUANTITY = re.compile(r"(\d+(?:\.\d+)?)\s*([A-Za-z]*)", re.ASCII)
+_AMOUNT = re.compile(
+    r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)(?:([eE][+-]?[0-9]{1,2})|(m|[kMGTPE]|[KMGTPE]i))?", re.ASCII
+)
+_AMOUNT_SUFFIXES = {
+    **{letter: Decimal(1000) ** n for n, letter in enumerate("kMGTPE", 1)},
+    **{f"{letter}i": Decimal(1024) ** n for n, letter in enumerate("KMGTPE", 1)},
+    "m": Decimal("0.001"),
+}
 _PERCENT = re.compile(r"(\d{1,3})\s*%", re.ASCII)
 _DURATION = re.compile(r"(\d{1,6})([smh])", re.ASCII)
 _SECONDS = {"s": 1, "m": 60, "h": 3600}
@@ -33,6 +41,18 @@ def parse_bytes(text: str) -> int:
     if amount_bytes == 0:
         raise ValueError(f"{text!r} is not a positive amount of memory")
     return amount_bytes
+
+
+def parse_quantity(text: str) -> Decimal:
+    """The number that a Kubernetes quantity stands for: ``2``, ``500m``, ``1.5Gi``, ``1e3``.
+
+    Raises ValueError for other text, also for negative amounts.
+    """
+    match = _AMOUNT.fullmatch(text) if len(text) <= _LONGEST else None
+    if match is None:
+        raise ValueError(f"{text[:_LONGEST]!r} is not an amount such as 2, 500m or 16Gi")
+    number = Decimal(match[1] + (match[2] or ""))
+    return number * _AMOUNT_SUFFIXES.get(match[3] or "", Decimal(1))
 
 
 def format_bytes(amount_bytes: int) -> str:

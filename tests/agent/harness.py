@@ -78,6 +78,13 @@ class Place:
         beside.write_text(text, encoding="utf-8")
         beside.replace(self.policy)
 
+    def in_report_file(self, text: str) -> None:
+        """Wait until the agent has written that: verbs read the file, which is written once a second, so it
+        can say less than what the agent answers over HTTP.
+        """
+        path = self.run_dir / "report.json"
+        wait_for(lambda: path.exists() and text in path.read_text(encoding="utf-8"), what=f"{path}: {text}")
+
     def options(self) -> list[str]:
         return [
             f"--kubelet-dir={self.kubelet_dir}",

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partage.model.ids import ContainerId, PodUid
-from partage.plan.serve.ledger import Holder
+from partage.plan.serve.ledger_entry import Holder
 from partage.sim.node.faults import Occupy
 
 TRAIN, NOTEBOOK, OTHER = (ContainerId(digits * 32) for digits in ("3f", "a0", "77"))

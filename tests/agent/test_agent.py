@@ -5,13 +5,16 @@ from __future__ import annotations
 import os
 import re
 import signal
+import subprocess
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import grpc
 import pytest
 
+from partage.edges.files.directory_lock import take_lock
 from tests.agent.harness import (
     MACHINE,
     Place,
@@ -159,7 +162,9 @@ def test_a_reload_changes_free_gpus_and_leaves_streams_of_others_alone(
         agent.wait(lambda: len(ids(kubelet, SHARED)) == 8, "all four GPUs in two", 30)
 
 
-def test_an_invalid_reload_changes_nothing_and_says_so(node: Place, kubelet: ScriptedKubelet) -> None:
+def test_scenario_12_an_invalid_reload_changes_nothing_and_says_so(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
     with running(spawn(node, policy=HALF)) as agent:
         registered(kubelet, SHARED)
         node.write_policy("version: partage/v1\ngpus:\n  - {select: all, time-slicing: {replicas: 1}}\n")
@@ -315,28 +320,49 @@ def test_a_stopped_agent_leaves_no_socket_behind(node: Place, kubelet: ScriptedK
     assert not (node.run_dir / "hardware.sock").exists()
 
 
-def test_two_agents_do_not_share_a_state_directory(node: Place, kubelet: ScriptedKubelet) -> None:
-    with running(spawn(node)) as first:
+def test_two_agents_share_neither_a_state_directory_nor_a_run_directory(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
+    """The ``hardware.sock`` of a run directory is one agent's: a second helper would take it away."""
+    with running(spawn(node)) as first, ThreadPoolExecutor() as both:
         registered(kubelet, GPU)
         helper = (node.run_dir / "hardware.sock").stat()
-        code, log = run_to_end(node)
-        assert code == 2
-        assert "another agent" in log
+        same_state = both.submit(run_to_end, node, f"--run-dir={node.root}/another-run")
+        same_run = both.submit(run_to_end, node, f"--state-dir={node.root}/another")
+        assert same_state.result()[0] == same_run.result()[0] == 2
+        assert f"uses the state directory {node.state_dir}" in same_state.result()[1]
+        assert f"uses the run directory {node.run_dir}" in same_run.result()[1]
+        assert "--run-dir" in same_run.result()[1]
         assert os.path.samestat((node.run_dir / "hardware.sock").stat(), helper), "the first one's helper"
         first.wait(lambda: first.health()[0] == 200, "well")
 
 
-def test_two_agents_do_not_share_a_run_directory(node: Place, kubelet: ScriptedKubelet) -> None:
-    """Its ``hardware.sock`` is one agent's: a second helper would take it away."""
-    with running(spawn(node)) as first:
+def test_a_new_agent_waits_for_one_that_ends(node: Place, kubelet: ScriptedKubelet) -> None:
+    """A pod that is deleted by force is replaced before its agent has ended."""
+    node.state_dir.mkdir(parents=True, exist_ok=True)
+    lock = take_lock(node.state_dir)
+    with running(spawn(node)) as agent:
+        with pytest.raises(subprocess.TimeoutExpired):
+            agent.process.wait(timeout=0.7)  # it does not end
+        os.close(lock)
         registered(kubelet, GPU)
-        helper = (node.run_dir / "hardware.sock").stat()
-        code, log = run_to_end(node, f"--state-dir={node.root}/another")
-        assert code == 2
-        assert f"uses the run directory {node.run_dir}" in log
-        assert "--run-dir" in log
-        assert os.path.samestat((node.run_dir / "hardware.sock").stat(), helper), "the first one's helper"
-        first.wait(lambda: first.health()[0] == 200, "well")
+        assert agent.stop() == 0
+
+
+def test_of_two_new_agents_one_waits_for_the_end_of_the_other(node: Place, kubelet: ScriptedKubelet) -> None:
+    """Two pods are deleted by force one after the other: both agents see that the directory is free."""
+    node.state_dir.mkdir(parents=True, exist_ok=True)
+    lock = take_lock(node.state_dir)
+    with running(spawn(node)) as one, running(spawn(node)) as two:
+        os.close(lock)
+        registered(kubelet, GPU)
+        wait_for(lambda: one.health()[0] or two.health()[0], what="HTTP, a moment after the registration")
+        first, second = (one, two) if one.health()[0] else (two, one)
+        assert second.process.poll() is None, "it waits"
+        kubelet.registered.clear()
+        first.kill()
+        registered(kubelet, GPU)
+        assert second.stop() == 0
 
 
 def test_a_read_only_state_directory_costs_a_warning(node: Place, kubelet: ScriptedKubelet) -> None:
@@ -407,8 +433,10 @@ def test_two_machines_of_one_node_are_refused(node: Place) -> None:
     assert code == 2
 
 
-def test_agent_and_helper_load_openssl_for_the_metrics_only(node: Place, kubelet: ScriptedKubelet) -> None:
-    """TLS is 5 MiB on every node, for processes that have no use for it; prometheus-client needs it."""
+def test_agent_and_helper_load_no_openssl(node: Place, kubelet: ScriptedKubelet) -> None:
+    """TLS is 5 MiB on every node, for processes that have no use for it; so it stays when they are
+    scraped.
+    """
 
     def maps(pid: int) -> str:
         return Path(f"/proc/{pid}/maps").read_text(encoding="utf-8")
@@ -419,6 +447,6 @@ def test_agent_and_helper_load_openssl_for_the_metrics_only(node: Place, kubelet
         helper = agent.helper_pid()
         assert helper is not None
         assert "python" in maps(agent.pid)
+        assert agent.get("/metrics")[0] == 200
         assert "libcrypto" not in maps(agent.pid) + maps(helper)
         assert "lzma" not in maps(agent.pid) + maps(helper)
-        assert agent.get("/metrics")[0] == 200

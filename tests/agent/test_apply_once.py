@@ -4,21 +4,25 @@ from __future__ import annotations
 
 import asyncio
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.agent.reconciler.apply_once import ApplyResult, ApplyRun, desired_for_undo
 from partage.agent.reconciler.executor import TransactionEnd
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.errors import GpuInUse, HardwareTimeout, InsufficientResources
 from partage.faces.documents.apply import GpuOutcome, applied_gpu_rows, exit_code, problems
+from partage.model.gpu import MigMode
+from partage.model.gpu_use import UseKind
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig
-from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance, UseKind
+from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
 from partage.plan.reconcile.mig_plan import plan_mig
-from partage.sim.node.faults import FailCall, Occupy
+from partage.sim.node.faults import FailCall, Occupy, Reboot
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 
@@ -225,3 +229,22 @@ class Full(SimulatedHardware):
         if self.full and isinstance(step, CreateCompute) and step.profile == "2c.3g.40gb":
             raise InsufficientResources("no room")
         return await super().perform(step)
+
+
+@pytest.mark.parametrize("noted", [False, True], ids=["by apply", "by an administrator before"])
+async def test_a_mode_that_takes_a_reboot_stays_noted_where_a_virtual_machine_may_not_reset(noted):
+    machine = load_machine("1xa100-40gb")
+    (gpu,) = machine.inventory.gpus
+    gpu = replace(gpu, mig_mode=MigMode(False, noted))
+    hardware = SimulatedHardware(
+        replace(machine, inventory=replace(machine.inventory, gpus=(gpu,), virtual=True))
+    )
+    applied = await _apply(hardware, {gpu.uuid: _desired("3g.20gb")})
+    (outcome,) = applied.outcomes
+    assert (outcome.ending, exit_code(applied)) == (TransactionEnd.PENDING_REBOOT, 4)
+    (problem,) = problems(applied)
+    assert "the new MIG mode is noted, and takes a reboot of this virtual machine" in problem.message
+    assert (await hardware.observe()).gpus[0].mig_mode == MigMode(False, True)
+    await hardware.inject(Reboot())
+    applied = await _apply(hardware, {gpu.uuid: _desired("3g.20gb")})
+    assert [one.ending for one in applied.outcomes] == [TransactionEnd.DONE]

@@ -5,7 +5,8 @@ import itertools
 import json
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractContextManager, ExitStack, asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,11 @@ import pytest
 from partage.agent.cluster.node_writer import ClusterIntervals, NodeWriter
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
-from tests.agent.harness import Place, native, place, running, spawn
+from partage.model.node_labels import WrittenLabels
+from partage.sim.node.faults import Reboot
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.machine import Machine
+from tests.agent.harness import Place, native, place, running, simulated_helper, spawn
 from tests.edges.kube.scripted import PKI, Answer, ScriptedServer, Stream, api_server, node, quick, status
 from tests.kubelet_script import ScriptedKubelet, scripted_kubelet
 
@@ -35,7 +40,11 @@ class NodeServer:
         self.annotations: dict[str, str] = {}
         self.by_hand: set[str] = set()
         self.conditions: dict[str, dict[str, str]] = {}
+        self.capacity: dict[str, str] = {}
+        self.pods: dict[str, dict[str, str]] = {}
+        self.refuse_pods: Answer | None = None
         self.events: list[dict[str, Any]] = []
+        self.taints: list[dict[str, str]] = []
         self.refuse: Answer | None = None
         self.refuse_status: Answer | None = None
         self.stream: Stream | None = None
@@ -50,8 +59,13 @@ class NodeServer:
             return Answer({}, 201)
         if request.method == "GET" and request.path == "/api/v1/nodes/n1":
             return Answer(self._node())
+        if "/pods/" in request.path:
+            self.pods[request.path.rpartition("/")[2]] = request.json["metadata"]["annotations"]
+            return self.refuse_pods or Answer({"metadata": {}, "spec": {"containers": []}})
         if request.query.get("fieldManager") == "partage-cli":
             return await self._annotate(request.json["metadata"])
+        if request.method == "PATCH" and "spec" in request.json:
+            return await self._set_taints(request.json)
         if request.method == "PATCH":
             change = self._set_conditions if request.path.endswith("/status") else self._apply
             answer = self.refuse or change(request.json)
@@ -63,15 +77,36 @@ class NodeServer:
     def _node(self):
         found = node(self.version, **self.labels)
         found["metadata"]["annotations"] = self.annotations
+        found["spec"]["taints"] = self.taints
         found["status"]["conditions"] = list(self.conditions.values())
+        found["status"]["capacity"] = self.capacity
+        found["status"]["addresses"] = [{"type": "InternalIP", "address": "10.0.0.1"}]
         return found
 
     def _set_conditions(self, body) -> Answer:
         if self.refuse_status is not None:
             return self.refuse_status
+        if "capacity" in body["status"]:
+            assert body["status"]["allocatable"] == body["status"]["capacity"]
+            merged = self.capacity | body["status"]["capacity"]
+            self.capacity = {key: value for key, value in merged.items() if value is not None}
+            self.version += 1
+            return Answer(self._node())
         self.conditions |= {row["type"]: row for row in body["status"]["conditions"]}
         self.version += 1
         return Answer(self._node())
+
+    async def _set_taints(self, body) -> Answer:
+        if body["metadata"]["resourceVersion"] != str(self.version):
+            return status(409, "Conflict", "the Node has been modified")
+        await self.taint(*body["spec"]["taints"])
+        return Answer(self._node())
+
+    async def taint(self, *taints: dict[str, str]) -> None:
+        """All taints are these now; the watch says so."""
+        self.taints = list(taints)
+        self.version += 1
+        await self._tell()
 
     def _apply(self, body) -> Answer:
         labels = body["metadata"]["labels"]
@@ -122,16 +157,27 @@ def _kubeconfig(root: Path, url: str) -> Path:
 
 @asynccontextmanager
 async def _agent(
-    policy: str | None = None, *, kubelet: bool = False, refuse_status: Answer | None = None
+    policy: str | None = None,
+    *more: str,
+    kubelet: bool = False,
+    refuse_status: Answer | None = None,
+    prepare: Callable[[NodeServer], None] = lambda _: None,
+    machine: str | None = FOUR,
+    helper: Machine | str = FOUR,
 ) -> AsyncIterator[tuple[Any, ...]]:
-    """An agent beside an API server, and beside a kubelet if it is asked for."""
+    """An agent beside an API server, and beside a kubelet if it is asked for. machine: None: ``helper`` is
+    that of a helper of the test.
+    """
     async with api_server() as server:
         api = NodeServer(server)
         api.refuse_status = refuse_status
+        prepare(api)
         with place() as here, ExitStack() as stack:
-            beside = (stack.enter_context(_kubelet(here)),) if kubelet else ()
-            options = [f"--cluster={_kubeconfig(here.root, server.url)}", "--node-name=n1"]
-            agent = stack.enter_context(running(spawn(here, *options, machine=FOUR, policy=policy)))
+            beside: tuple[Any, ...] = (stack.enter_context(_kubelet(here)),) if kubelet else ()
+            if machine is None:
+                beside = (*beside, stack.enter_context(simulated_helper(here, helper)))
+            options = [f"--cluster={_kubeconfig(here.root, server.url)}", "--node-name=n1", *more]
+            agent = stack.enter_context(running(spawn(here, *options, machine=machine, policy=policy)))
             yield here, api, agent, *beside
 
 
@@ -191,6 +237,25 @@ def test_a_cluster_that_cannot_be_read_ends_the_agent(options, text, capsys):
     assert text in capsys.readouterr().err
 
 
+async def test_beside_nvidias_feature_discovery_only_own_labels_are_written():
+    """At first both write, which is told; an agent that writes only its own takes the others away."""
+
+    def by_nvidia(api: NodeServer) -> None:
+        api.labels = {"nvidia.com/gfd.timestamp": "1700000000"}
+
+    async with _agent(prepare=by_nvidia) as (_, api, agent):
+        await asyncio.to_thread(agent.wait, lambda: "labels-written-twice" in agent.degraded(), "told")
+        await _until(lambda: "nvidia.com/gpu.count" in api.labels, "labels", agent)
+    async with _agent(None, "--labels=own", prepare=by_nvidia) as (_, api, agent):
+        await _until(lambda: api.applied, "labels", agent)
+        assert {key.partition("/")[0] for key in api.applied[-1]} == {"partage.dev"}
+        await asyncio.to_thread(agent.wait, lambda: agent.report()["policy"], "a report")
+        assert "labels-written-twice" not in agent.degraded()
+    keys = ["nvidia.com/gpu.count", "nvidia.com/mig.config.state", "partage.dev/gpu.NVIDIA-L4"]
+    written = {one: [key for key in keys if one.writes(key)] for one in WrittenLabels}
+    assert written == {WrittenLabels.ALL: keys, WrittenLabels.OWN: keys[1:], WrittenLabels.NONE: []}
+
+
 # --- against others, and refusals -----------------------------------------------------------------
 
 QUICK = ClusterIntervals(
@@ -206,7 +271,7 @@ async def _labels(wanted):
         asked: list[str] = []
         cluster = ApiCluster(server.config(), "n1", backoff=quick)
         labels = NodeWriter(
-            cluster, "n1", AgentStatus(lambda: 0.0), lambda: asked.append(labels.trouble), QUICK
+            cluster, "n1", AgentStatus(time.monotonic), lambda: asked.append(labels.trouble), QUICK
         )
         labels._wanted = wanted
         task = asyncio.create_task(labels.run())
@@ -281,3 +346,30 @@ async def test_a_label_of_the_node_chooses_the_policy_and_a_layout():
                 del api.labels[MIG_CONFIG]
                 await api.edit()
                 await _until(lambda: STATE not in api.labels, "no label", agent)
+
+
+IN_A_VM = """
+virtual: true
+gpus: [{name: NVIDIA A100-SXM4-40GB, mig-mode: [0, 0]}]
+"""
+
+
+async def test_a_layout_whose_mode_only_a_reboot_turns_on_is_called_rebooting_until_then(tmp_path):
+    """As mig-manager calls it: the mode is noted, and a virtual machine may not reset its GPU."""
+    (tmp_path / "machine.yaml").write_text(IN_A_VM)
+
+    def asked(api: NodeServer) -> None:
+        api.labels = {MIG_CONFIG: "all-3g.20gb"}
+
+    vm = load_machine(str(tmp_path / "machine.yaml"))
+    async with _agent(native(), prepare=asked, machine=None, helper=vm) as (_, api, agent, helper):
+        await _until(lambda: api.labels.get(STATE) == "rebooting", "the mode waits for a reboot", agent)
+
+        def refused() -> bool:
+            said = agent.report()["migConfig"]
+            return said["state"] == "rebooting" and "may not reset its GPUs" in said["reason"]
+
+        await asyncio.to_thread(agent.wait, refused, "the report says why")
+        helper.inject(Reboot())
+        await _until(lambda: api.labels.get(STATE) == "success", "after the reboot", agent)
+        assert api.labels["nvidia.com/mig-3g.20gb.count"] == "2"

@@ -1,6 +1,8 @@
 """A cordoned GPU: who holds a share keeps it, nobody gets another one, also after a restart."""
 
 import asyncio
+import subprocess
+import sys
 
 import pytest
 
@@ -33,8 +35,7 @@ def test_held_shares_stay_healthy_and_free_ones_are_given_to_nobody(node, kubele
         assert agent.gpu(0)["phase"] == "settled", "a reason, no error"
         assert agent.health() == (200, [])
         capsys.readouterr()
-        report = node.run_dir / "report.json"
-        wait_for(lambda: '"cordoned":true' in report.read_text(), what="the report's file")
+        node.in_report_file('"cordoned":true')
         assert run(["plan", f"--machine={MACHINE}", f"--run-dir={node.run_dir}"]) == 0
         assert "GPU 0 is cordoned" in capsys.readouterr().out
         assert run(["show", f"--machine={MACHINE}", f"--run-dir={node.run_dir}"]) == 0
@@ -74,9 +75,14 @@ async def test_from_afar_by_an_annotation_that_outlives_the_agent():
         config = _kubeconfig(here.root, api.server.url)
 
         def verb(*words: str) -> int:
-            return run([*words, "--node=n1", f"--kubeconfig={config}"])
+            """In a process of its own: in this one, asyncio has been imported with TLS."""
+            command = [sys.executable, "-m", "partage", *words, "--node=n1", f"--kubeconfig={config}"]
+            return subprocess.run(command, check=False, capture_output=True, timeout=60).returncode
 
         assert await asyncio.to_thread(verb, "cordon", uuid, "3") == 0
+        inspect = [sys.executable, "-m", "partage", "inspect", "n1", f"--kubeconfig={config}"]
+        asked = await asyncio.to_thread(subprocess.run, inspect, capture_output=True, timeout=60)
+        assert asked.returncode == 3, "the same way: it is reached, and shares nothing by memory"
         assert api.annotations["partage.dev/cordoned"] == f"3,{uuid}"
         await _until(lambda: len(healthy(kubelet, GPU)) == 2, "cordoned", agent)
         assert (here.state_dir / "cordoned-by-node").read_text().splitlines() == ["3", uuid]

@@ -15,7 +15,7 @@ from partage.model.process import Processes, ProcessKind
 from partage.model.profile import MigProfile
 from partage.model.share import Guarantee
 from partage.model.step import Created, EndClient, StartDaemon, Step
-from partage.plan.serve.ledger import Certainty, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.plan.serve.watchdog import (
     ContainerUsage,
     GrantKind,

@@ -7,6 +7,8 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from partage.agent.compose import run
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
@@ -48,7 +50,7 @@ FOURS = native("{select: all, time-slicing: {replicas: 4}}")
 # --- in a process of its own, behind the helper's protocol -------------------------------------
 
 
-def test_a_lost_gpu_takes_all_its_shares_and_no_others(
+def test_scenario_11_a_gpu_off_the_bus_takes_all_its_shares_and_no_others(
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
     with running(spawn(node, machine=None, policy=FOURS)) as agent:
@@ -88,14 +90,16 @@ def test_a_fault_that_the_driver_reports_without_an_xid_is_found(
         agent.wait(lambda: len(healthy(kubelet, GPU)) == 7, "found by the poll of conditions", 15)
 
 
-def test_an_applications_own_fault_costs_nothing(
-    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
+@pytest.mark.parametrize("xid", [13, 31])
+def test_scenario_11_an_applications_own_fault_costs_nothing(
+    node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet, xid: int
 ) -> None:
     with running(spawn(node, machine=None)) as agent:
         registered(kubelet, GPU)
         uuid = ids(kubelet, GPU)[0]
-        helper.inject(RaiseXid(0, 31))
-        agent.wait(lambda: agent.metric(f'partage_xids_total{{gpu="{uuid}",xid="31"}}') == 1.0, "counted")
+        helper.inject(RaiseXid(0, xid))
+        line = f'partage_xids_total{{gpu="{uuid}",xid="{xid}"}}'
+        agent.wait(lambda: agent.metric(line) == 1.0, "counted")
         assert len(healthy(kubelet, GPU)) == 8
         found = kubelet.last(GPU)
         assert found is not None
@@ -179,7 +183,7 @@ def rows(kubelet: ScriptedKubelet) -> list[DeviceRow]:
     return [DeviceRow(ShareId(share), state == "Healthy") for share, state in health.items()]
 
 
-async def test_a_gpu_comes_back_after_a_proven_reset_and_its_probation(
+async def test_scenario_11_a_gpu_comes_back_after_a_proven_reset_and_its_probation(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
     hardware = SimulatedHardware(load_machine(MACHINE))

@@ -23,7 +23,7 @@ from partage.sim.node.faults import FailCall
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.agent.harness import Place, healthy, offered, registered, running, spawn
-from tests.kubelet_script import ScriptedKubelet, until, wait_for
+from tests.kubelet_script import ScriptedKubelet, held, until, wait_for
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 CHOICE, MIG_CONFIG = "nvidia.com/device-plugin.config", "nvidia.com/mig.config"
@@ -137,6 +137,25 @@ async def test_labels_choose_while_the_agent_runs(node: Place, kubelet: Scripted
         assert len(healthy(kubelet, SHARED)) == 12
         mount(policies, default=PLAIN, fours=FOURS)
         await until(lambda: len(healthy(kubelet, SHARED)) == 8)
+
+
+async def test_scenario_12_a_label_that_is_removed_and_set_again_takes_no_pod_its_share(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
+    policies, here = node.root / "policies", Node()
+    mount(policies, default=PLAIN, fours=FOURS)
+    async with agent(node, here, policies) as status:
+        here.label(policy="fours")
+        await until(lambda: len(healthy(kubelet, SHARED)) == 8)
+        share = healthy(kubelet, SHARED)[0]
+        kubelet.pod_resources = held({"team/train": {"main": {SHARED: [share]}}})
+        await status.until(lambda report: bool(report.entries))
+        here.label()
+        await until(lambda: len(healthy(kubelet, GPU)) == 1, 20)
+        await until(lambda: healthy(kubelet, SHARED) == [share])
+        here.label(policy="fours")
+        await until(lambda: len(healthy(kubelet, SHARED)) == 8 and not healthy(kubelet, GPU), 20)
+        assert reason(status) is PolicyReason.IN_FORCE
 
 
 async def test_a_new_agent_serves_what_the_old_one_did_before_it_knows_labels(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partage.errors import InsufficientResources
-from partage.model.step import UseKind
+from partage.model.gpu_use import UseKind
 from partage.sim.node.faults import FailCall, LoseGpu, Occupy, Vacate
 from tests.agent.harness import (
     AgentProcess,
@@ -65,7 +65,9 @@ def test_a_layout_that_does_not_live_yet_is_made_and_then_offered(
         assert agent.gpu(2)["strategy"] == agent.gpu(2)["wantedStrategy"] == "mig"
 
 
-def test_a_layout_changes_and_nobody_else_hears_a_word(node: Place, kubelet: ScriptedKubelet) -> None:
+def test_scenario_14_a_layout_changes_and_nobody_else_hears_a_word(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
     """Eight GPUs: the layout of one is changed while the other seven hold pods."""
     with running(spawn(node, policy=with_layout("3g.40gb", "1g.10gb", "1g.10gb"))) as agent:
         for resource, count in ((LARGE, 1), (SMALL, 2), (MIDDLE, 6), (GPU, 3), (SHARED, 4)):

@@ -33,6 +33,9 @@ async def test_a_node_says_which_gpu_waits_for_which_pod_until_it_has_changed():
         assert calls is not None
         calls.allocate([first])
         kubelet.pod_resources = held({"team/train": {"main": {GPU: [first]}}})
+        row = {"PodUID": "uid-7", "ContainerName": "main", "ResourceName": GPU, "DeviceIDs": {"0": [first]}}
+        checkpoint = {"Data": {"PodDeviceEntries": [row], "RegisteredDevices": {}}, "Checksum": 0}
+        (here.kubelet_dir / "kubelet_internal_checkpoint").write_text(json.dumps(checkpoint))
         await asyncio.to_thread(agent.wait, lambda: agent.gpu(0).get("held") == 1, "held")
         here.write_policy(FOUR_EACH)
         await _until(lambda: "team/train" in api.annotations.get(PLAN, ""), "the plan", agent)
@@ -44,6 +47,7 @@ async def test_a_node_says_which_gpu_waits_for_which_pod_until_it_has_changed():
         assert told["ChangeWaits", "Node"]["note"] == "GPU 0 waits for pod team/train"
         on_pod = told["ChangeWaitsForPod", "Pod"]
         assert (on_pod["regarding"]["name"], on_pod["metadata"]["namespace"]) == ("train", "team")
+        assert on_pod["regarding"]["uid"] == "uid-7", "of the kubelet's checkpoint"
         kubelet.pod_resources = held({})
         await _until(lambda: PLAN not in api.annotations, "settled", agent)
         await _until(lambda: api.events[-1]["reason"] == "ChangeDone", "told", agent)

@@ -14,7 +14,8 @@ from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import GpuUuid, PodUid, ResourceName, ShareId
-from partage.plan.serve.ledger import Certainty, Ledger
+from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.ledger_entry import Certainty
 from tests.kubelet_script import until
 
 GPU_A = ShareId("GPU-a")

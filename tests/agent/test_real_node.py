@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -50,6 +53,44 @@ def test_the_agents_own_process_never_loads_the_driver(
         library = str(driver.library)
         assert library in Path(f"/proc/{helper}/maps").read_text(encoding="utf-8")
         assert library not in Path(f"/proc/{agent.pid}/maps").read_text(encoding="utf-8")
+
+
+ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+
+
+def test_the_guarantee_follows_what_the_toolkit_accepts(
+    node: Place, driver: StubNode, kubelet: ScriptedKubelet
+) -> None:
+    """An admin edits the toolkit's file: what is said changes, and nothing else."""
+    config = "etc/nvidia-container-runtime/config.toml"
+    said = []
+    for text in (f"{ENV} = false\n", f"{ENV} = true\n"):
+        driver.file(config, text)
+        with running(spawn(node, f"--driver-root={driver.root}", machine=REAL)) as agent:
+            calls = registered(kubelet, GPU).calls
+            assert calls is not None
+            said.append(calls.allocate([driver.uuid(0)]).envs["PARTAGE_GUARANTEE"])
+            (row,) = agent.report()["resources"]
+            assert row["guarantee"] == said[-1]
+            agent.wait(
+                lambda: {gpu["phase"] for gpu in agent.report()["gpus"]} == {"settled"}, "no GPU drains"
+            )
+            agent.stop()
+        kubelet.registered.clear()
+    assert said == ["hard", "advisory"]
+
+
+@pytest.mark.parametrize("text", [f"{ENV} = false\n", "# nothing\n"])
+def test_check_looks_at_the_toolkit_of_this_node(node: Place, driver: StubNode, text: str) -> None:
+    driver.file("etc/nvidia-container-runtime/config.toml", text)
+    command = [sys.executable, "-m", "partage", "check", "--this-node", "-o", "json"]
+    done = subprocess.run(
+        [*command, f"--driver-root={driver.root}"], capture_output=True, text=True, timeout=30, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    said = [one["message"] for one in json.loads(done.stdout)["problems"] if ENV in one["message"]]
+    assert len(said) == 1
+    assert ("no GPU: /etc/" if "false" in text else "is not set, which means true") in said[0]
 
 
 def test_a_lost_gpu_is_unhealthy_and_the_others_go_on(

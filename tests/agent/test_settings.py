@@ -12,9 +12,9 @@ import pytest
 
 from partage.errors import DriverUnavailable, Unsupported
 from partage.model.gpu import ComputeMode
+from partage.model.gpu_use import UseKind
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Interval
-from partage.model.step import UseKind
 from partage.sim.node.faults import (
     FailCall,
     HealCall,

@@ -89,7 +89,9 @@ def test_a_container_over_its_share_is_in_log_report_and_metrics_and_a_doubtful_
             registered(kubelet, SHARED)
             line = WHO.format(gpu=first.uuid)
             agent.wait(lambda: agent.metric(f"partage_container_over_share{{{line}}}") == 1.0, "over", 20)
-            assert agent.metric(f"partage_container_memory_bytes{{{line}}}") == 30.0 * GIB
+            used = "partage_container_memory_used_bytes"
+            whole = line.replace(",gpu=", f',device="{first.uuid}",gpu=')
+            assert agent.metric(f"{used}{{{whole}}}") == 30.0 * GIB
             section = agent.report()["watch"]
             assert [row["pids"] for row in section["containers"]] == [[11, 12]]
             assert [row["pod"] for row in section["concerns"]] == ["train"]
@@ -120,9 +122,10 @@ def test_an_agent_whose_helper_sees_no_processes_says_so_and_promises_less(
 
 
 @pytest.mark.parametrize("mps", [True, False])
-async def test_a_container_that_is_ended_through_the_helper_is_counted_and_its_neighbour_works_on(
+async def test_scenario_15_four_workers_that_each_keep_to_the_limit_are_ended_together_and_no_neighbour(
     node: Place, kubelet: ScriptedKubelet, mps: bool
 ) -> None:
+    """Through the helper, and counted. A share is 19.9 GiB; MPS limits each process to that."""
     node.write_policy(
         native(f"{{select: all, watch: kill, {'mps' if mps else 'time-slicing'}: {{replicas: 4}}}}")
     )
@@ -131,9 +134,9 @@ async def test_a_container_that_is_ended_through_the_helper_is_counted_and_its_n
         async with looking_often(node) as status:
             await until(lambda: kubelet.last(SHARED) and f"{gpu}::1" in ids(kubelet, SHARED))
             kubelet.pod_resources = pods(train=[f"{gpu}::0"], notebook=[f"{gpu}::1"])
-            mine = [works(pid, 15 * GIB, mps=mps) for pid in (11, 12)]
+            mine = [works(pid, 12 * GIB, mps=mps) for pid in (11, 12, 13, 14)]
             await asyncio.to_thread(helper.inject, *mine, works(21, 15 * GIB, NOTEBOOK, mps=mps))
             await until(lambda: status.counts.kills)
-        assert status.counts.kills == {(gpu, "client" if mps else "process"): 2}
+        assert status.counts.kills == {(gpu, "client" if mps else "process"): 4}
         assert helper.hardware is not None
         assert [use.pid for use in helper.hardware.state.uses] == [21]

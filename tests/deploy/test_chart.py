@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -15,6 +16,8 @@ import yaml
 
 from partage.faces.cli.agent import command as agent_command
 from partage.faces.cli.hardware import parser as hardware_parser
+from partage.model.node_taints import NodeTaint
+from partage.plan.cluster.rollout import RolloutSettings, settings_of
 
 ROOT = Path(__file__).parents[2]
 DEFAULT = ROOT / "deploy" / "manifests" / "partage.yaml"
@@ -110,14 +113,47 @@ LEAST = {
     ("", "nodes/status", "patch"),
     ("events.k8s.io", "events", "create"),
     ("events.k8s.io", "events", "patch"),
-    *(("coordination.k8s.io", "leases", verb) for verb in ("get", "list", "create", "update")),
 }
+ROLLOUT = {
+    *(("coordination.k8s.io", "leases", verb) for verb in ("list", "watch", "update")),
+    ("", "configmaps", "list"),
+    ("", "configmaps", "watch"),
+}
+VIEWER = {("", kind, verb) for kind in ("nodes", "pods") for verb in ("list", "watch")}
 DRAIN = {("", "pods", "get"), ("", "pods", "list"), ("", "pods/eviction", "create")}
 
 
-@pytest.mark.parametrize(("path", "granted"), [(DEFAULT, LEAST), (ALL, LEAST | DRAIN), (ALONE, set())])
+@pytest.mark.parametrize(
+    ("path", "granted"), [(DEFAULT, LEAST), (ALL, LEAST | DRAIN | ROLLOUT | VIEWER), (ALONE, set())]
+)
 def test_nothing_more_is_granted_than_is_used(path: Path, granted: set[tuple[str, str, str]]) -> None:
     assert _rules(path) == granted
+
+
+def test_who_looks_at_the_cluster_may_read_and_nothing_else_and_is_not_the_agent() -> None:
+    objects = _objects(ALL)
+    (rule,) = objects["ClusterRole", "partage-viewer"]["rules"]
+    assert {("", kind, verb) for kind in rule["resources"] for verb in rule["verbs"]} == VIEWER
+    (subject,) = objects["ClusterRoleBinding", "partage-viewer"]["subjects"]
+    assert subject == {"kind": "ServiceAccount", "name": "partage-viewer", "namespace": "partage"}
+    assert objects["ServiceAccount", "partage-viewer"]["automountServiceAccountToken"] is False
+    assert not any(name == "partage-viewer" for _, name in _objects(DEFAULT))
+
+
+def test_a_rollout_can_be_read_by_agents_and_only_its_leases_be_written() -> None:
+    objects = _objects(ALL)
+    rules = objects["Role", "partage-rollout"]["rules"]
+    leases = [f"partage-rollout-{number}" for number in range(2)]
+    assert [rule.get("resourceNames") for rule in rules if "update" in rule["verbs"]] == [leases]
+    assert [rule["resourceNames"] for rule in rules if rule["resources"] == ["configmaps"]] == [
+        ["partage-rollout"]
+    ]
+    said = objects["ConfigMap", "partage-rollout"]["data"]
+    assert settings_of(said, "") == RolloutSettings(2, {"pool": "test", "zone": "a"}, paused=True)
+    for name in leases:
+        assert objects["Lease", name]["metadata"]["labels"]["partage.dev/rollout"] == "partage-rollout"
+    assert "--rollout=partage/partage-rollout" in _container(ALL, "agent")["args"]
+    assert not any("rollout" in name for _, name in _objects(DEFAULT))
 
 
 def test_without_an_api_server_there_is_no_token() -> None:
@@ -141,7 +177,30 @@ def test_daemons_of_a_pod_outlive_an_upgrade_because_their_pod_is_not_replaced()
     assert strategies == {DEFAULT: "OnDelete", ALL: "RollingUpdate"}
 
 
+def test_the_taints_of_the_agent_do_not_keep_its_pods_away() -> None:
+    asked = [one.removeprefix("--taint=") for one in _container(ALL, "agent")["args"] if "--taint=" in one]
+    assert asked == [one.value for one in NodeTaint]
+    for part in ("agent", "hardware"):
+        tolerated = {one["key"] for one in _pod(ALL, part)["tolerations"] if one["operator"] == "Exists"}
+        assert tolerated >= {one.key for one in NodeTaint}
+        assert len(_pod(DEFAULT, part)["tolerations"]) == 2
+
+
 def test_every_value_is_documented() -> None:
     values = yaml.safe_load((ROOT / "deploy" / "helm" / "partage" / "values.yaml").read_text())
     page = (ROOT / "docs" / "reference" / "chart.md").read_text()
     assert [key for key in values if f"`{key}" not in page] == []
+
+
+def test_rules_and_dashboards_are_those_of_the_repository_and_off_by_default() -> None:
+    objects = _objects(ALL)
+    rules = yaml.safe_load((ROOT / "deploy" / "prometheus" / "partage.rules.yaml").read_text())
+    installed = objects["PrometheusRule", "partage"]
+    assert installed["spec"] == rules
+    assert installed["metadata"]["labels"]["release"] == "prometheus"
+    boards = objects["ConfigMap", "partage-dashboards"]
+    assert boards["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert {name: json.loads(text) for name, text in boards["data"].items()} == {
+        path.name: json.loads(path.read_text()) for path in (ROOT / "deploy" / "grafana").glob("*.json")
+    }
+    assert not {("PrometheusRule", "partage"), ("ConfigMap", "partage-dashboards")} & set(_objects(DEFAULT))

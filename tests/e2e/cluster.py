@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import os
+import shutil
+import signal
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
 
 import yaml
+
+from partage.edges.kubelet.pod_resources import PodResourcesClient
+from partage.model.allocation import ContainerHold
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "partage"
@@ -67,21 +75,105 @@ class Cluster:
         base = {"image": {"repository": self.image.rpartition(":")[0], "tag": self.image.rpartition(":")[2]}}
         text = yaml.safe_dump(base | {"affinity": None} | values)
         command = ("upgrade", "--install", "partage", str(CHART), "-n", NAMESPACE, "--create-namespace")
-        waiting = ("--wait", "--timeout", "120s") if wait else ()
-        self.run("helm", *command, "--reset-values", "-f", "-", *waiting, stdin=text)
+        waiting = ("--wait", "--timeout", "60s") if wait else ()
+        try:
+            self.run("helm", *command, "--reset-values", "-f", "-", *waiting, stdin=text)
+        except AssertionError as error:
+            raise AssertionError(f"{error}\n{self.states()}") from None
+
+    def states(self) -> str:
+        """How the chart's pods are, and the last lines of their logs."""
+        said = [self.kubectl("describe", "pods", "-n", NAMESPACE, check=False)]
+        for name in ("agent", "hardware"):
+            selector = f"app.kubernetes.io/component={name}"
+            said += [name, self.kubectl("logs", "-n", NAMESPACE, "-l", selector, "--tail=12", check=False)]
+        return "\n".join(said)
 
     def uninstall(self) -> None:
+        """Remove the chart, and on an own cluster what the agent knew: the next one finds a new node."""
         self.run("helm", "uninstall", "partage", "-n", NAMESPACE, "--wait", check=False)
+        if self.own:
+            self.until("its pods are gone", lambda: not self.get("pods", "-n", NAMESPACE)["items"])
+            self.empty("/var/lib/partage")
+
+    def empty(self, path: str) -> None:
+        """Remove what is in a folder of the own cluster's node; the folder itself may be a mount."""
+        for one in self.path_on_node(path).iterdir():
+            shutil.rmtree(one) if one.is_dir() else one.unlink()
+
+    # --- an own cluster ---------------------------------------------------------------------------
 
     def restart_kubelet(self) -> None:
         """Kill the kubelet of an own cluster and start it again, as its service manager would."""
         assert self.folder is not None
         subprocess.run([ROOT / "tests" / "cluster" / "restart-kubelet", self.folder], check=True, timeout=60)
 
+    def pid_of(self, program: str) -> int:
+        """A program that ``tests/cluster/up`` has started."""
+        assert self.folder is not None
+        lines = (self.folder / "pids").read_text().splitlines()
+        return next(int(pid) for name, pid in (line.split() for line in lines) if name == program)
+
+    def on_node(self, *command: str) -> str:
+        """Run a program in the mount namespace of the own cluster's node."""
+        return self.run("nsenter", f"--mount=/proc/{self.pid_of('node')}/ns/mnt", *command)
+
+    def path_on_node(self, path: str) -> Path:
+        """A file or folder of the own cluster's node, as it is seen from here."""
+        assert self.folder is not None
+        return self.folder / "node" / path.lstrip("/")
+
+    def ctr(self, *arguments: str, check: bool = True) -> str:
+        """Ask the own cluster's containerd."""
+        return self.run(
+            "ctr", "-a", f"{self.folder}/containerd.sock", "-n", "k8s.io", *arguments, check=check
+        )
+
+    def kill_container(self, pod: Json, container: str) -> None:
+        """Kill -9 a container of an own cluster; the kubelet starts it again."""
+        statuses = pod["status"]["containerStatuses"]
+        found = next(one["containerID"] for one in statuses if one["name"] == container)
+        self.ctr("tasks", "kill", "-s", "SIGKILL", found.removeprefix("containerd://"))
+
+    def pids_of(self, pod: Json) -> list[int]:
+        """Processes of a pod's containers on an own cluster, as this machine numbers them."""
+        rows = (line.split() for line in self.ctr("tasks", "list").splitlines()[1:])
+        pids = {row[0]: int(row[1]) for row in rows}
+        statuses = pod["status"]["containerStatuses"]
+        return [pids[one["containerID"].removeprefix("containerd://")] for one in statuses]
+
+    def stop_node(self) -> None:
+        """Kill the kubelet of an own cluster and every container on its node, as a reboot does.
+
+        What is in ``/run/partage`` is gone, too. ``restart_kubelet`` starts the node again.
+        """
+        os.kill(self.pid_of("kubelet"), signal.SIGKILL)
+        for container in self.ctr("tasks", "list", "-q").split():
+            self.ctr("tasks", "kill", "-s", "SIGKILL", container, check=False)
+        self.empty("/run/partage")
+
+    def kubelet_holds(self) -> dict[str, set[str]]:
+        """Pod to the ids of GPU shares that the own cluster's kubelet says it has (PodResources)."""
+        socket = self.path_on_node("/var/lib/kubelet/pod-resources/kubelet.sock")
+
+        async def ask() -> tuple[ContainerHold, ...]:
+            client = PodResourcesClient(socket)
+            try:
+                return await client.held()
+            finally:
+                client.close()
+
+        holds: dict[str, set[str]] = {}
+        for one in asyncio.run(ask()):
+            if one.ids:
+                holds.setdefault(one.pod, set()).update(one.ids)
+        return holds
+
     # --- what is there ----------------------------------------------------------------------------
 
-    @property
+    @cached_property
     def node(self) -> str:
+        """The name of the (first) node. Asked once: a test adds a Node that no machine stands for."""
         name: str = self.get("nodes")["items"][0]["metadata"]["name"]
         return name
 
@@ -91,10 +183,18 @@ class Cluster:
         return {name: int(count) for name, count in found.items() if "/" in name and name[:9] != "hugepages"}
 
     def component(self, name: str) -> Json:
-        """The newest pod of ``agent`` or ``hardware`` that is not being deleted."""
-        selector = f"app.kubernetes.io/component={name}"
-        pods = self.get("pods", "-n", NAMESPACE, "-l", selector)["items"]
+        """The newest pod of ``agent`` or ``hardware`` on the node that is not being deleted.
+
+        Raises AssertionError if there is none: an upgrade removes the old one before it makes the new.
+        """
+        selector = (
+            "-l",
+            f"app.kubernetes.io/component={name}",
+            f"--field-selector=spec.nodeName={self.node}",
+        )
+        pods = self.get("pods", "-n", NAMESPACE, *selector)["items"]
         living = [pod for pod in pods if "deletionTimestamp" not in pod["metadata"]]
+        assert living, f"no pod of {name} on the node now"
         newest: Json = max(living, key=lambda pod: pod["metadata"]["creationTimestamp"])
         return newest
 
@@ -105,9 +205,60 @@ class Cluster:
             "get", "--raw", f"/api/v1/namespaces/{NAMESPACE}/pods/http:{pod}:9400/proxy/{path}"
         )
 
+    def unready(self) -> str:
+        """What the agent answers to the readiness probe while it is not ready; empty if it is.
+
+        The API server passes on no other answer than a good one.
+        """
+        try:
+            self.agent_http("healthz")
+        except AssertionError:
+            pod = self.component("agent")["metadata"]["name"]
+            ask = (
+                "import urllib.error, urllib.request\n"
+                "try: urllib.request.urlopen('http://localhost:9400/healthz')\n"
+                "except urllib.error.HTTPError as error: print(error.read().decode())"
+            )
+            return self.kubectl("exec", "-n", NAMESPACE, pod, "--", "python", "-c", ask)
+        return ""
+
     def report(self) -> Json:
         found: Json = json.loads(self.agent_http("report.json"))
         return found
+
+    def ledger(self) -> dict[str, set[str]]:
+        """Pod to the ids that the agent's ledger has for it."""
+        held: dict[str, set[str]] = {}
+        for row in self.report()["held"]:
+            for holder in row["holders"]:
+                held.setdefault(holder["pod"], set()).add(row["id"])
+        return held
+
+    def condition(self, kind: str) -> Json:
+        """A condition of the node; empty if there is none."""
+        conditions: list[Json] = self.get("node", self.node)["status"]["conditions"]
+        return next((one for one in conditions if one["type"] == kind), {})
+
+    def pending_plan(self) -> Json:
+        """The annotation that says which changes are pending; empty if there is none."""
+        annotations = self.get("node", self.node)["metadata"].get("annotations", {})
+        found: Json = json.loads(annotations.get("partage.dev/plan", "{}"))
+        return found
+
+    def agent_may(self, verb: str, resource: str) -> bool:
+        """Whether the agent's account may do this in every namespace. resource: ``pods/eviction``."""
+        kind, _, below = resource.partition("/")
+        who = f"system:serviceaccount:{NAMESPACE}:partage-agent"
+        part = (f"--subresource={below}",) if below else ()
+        answer = self.kubectl("auth", "can-i", verb, kind, *part, "--as", who, "-A", check=False)
+        word = answer.split()[-1]
+        assert word in ("yes", "no"), answer
+        return word == "yes"
+
+    def events(self, reason: str, about: str) -> list[str]:
+        """Messages of the events about a pod or the node."""
+        found = self.get("events", "-A", "--field-selector", f"reason={reason},involvedObject.name={about}")
+        return [one.get("message") or one.get("note", "") for one in found["items"]]
 
     def why(self) -> str:
         """What the agent says of its GPUs and its policy."""
@@ -121,6 +272,11 @@ class Cluster:
         ]
         return "; ".join([f"policy {report['policy']['state']}", *gpus])
 
+    def phases(self) -> dict[str, str]:
+        """Pod to phase, of all tenants."""
+        pods = self.get("pods", "-l", "partage-e2e=tenant")["items"]
+        return {one["metadata"]["name"]: one["status"]["phase"] for one in pods}
+
     def pod(self, name: str) -> Json:
         return self.get("pod", name)
 
@@ -132,7 +288,10 @@ class Cluster:
     # --- waiting ----------------------------------------------------------------------------------
 
     def until(self, what: str, question: Callable[[], T], timeout_s: float = 60) -> T:
-        """Ask until the answer is true, at most ``timeout_s``. Raises AssertionError with the last."""
+        """Ask until the answer is true, at most ``timeout_s``. Raises AssertionError with the last.
+
+        What is not there yet (a key, an item of a list) is no answer, too.
+        """
         deadline = time.monotonic() + timeout_s
         answer: object = None
         while time.monotonic() < deadline:
@@ -140,7 +299,7 @@ class Cluster:
                 if found := question():
                     return found
                 answer = found
-            except AssertionError as error:
+            except (AssertionError, LookupError, ValueError) as error:
                 answer = error
             time.sleep(0.3)
         raise AssertionError(f"not within {timeout_s:g} s: {what}; the last answer was {answer}")
@@ -157,6 +316,49 @@ class Cluster:
             return True
 
         self.until(f"the node offers {dict(expected)}", right, timeout_s)
+
+    def until_allocatable_count(self, resource: str, count: int, timeout_s: float = 60) -> None:
+        """Wait until the node offers so many of one resource."""
+        self.until(f"{count} {resource}", lambda: self.allocatable().get(resource) == count, timeout_s)
+
+    def until_running(
+        self, app: str, least: int, timeout_s: float = 120, *, since: Collection[str] = ()
+    ) -> dict[str, str]:
+        """Running pods of a Deployment with the id of their container, once there are that many.
+
+        since: ids of containers that count no more: after a reboot the API server has their state until the
+        kubelet tells it the new one.
+        """
+
+        def enough() -> dict[str, str]:
+            pods = self.get("pods", "-l", f"app={app}")["items"]
+            found = {
+                one["metadata"]["name"]: state["containerID"]
+                for one in pods
+                if "deletionTimestamp" not in one["metadata"]
+                for state in one["status"].get("containerStatuses", [])
+                if "running" in state["state"] and state["containerID"] not in since
+            }
+            assert len(found) >= least, {one["metadata"]["name"]: one["status"]["phase"] for one in pods}
+            return found
+
+        return self.until(f"{least} pods of {app} run", enough, timeout_s) or {}
+
+    def until_ledger(self, expected: Mapping[str, set[str]]) -> None:
+        """Wait until the agent's ledger says this (pod to ids), and the kubelet says the same."""
+
+        def right() -> bool:
+            assert self.ledger() == dict(expected)
+            assert not self.own or self.kubelet_holds() == dict(expected)
+            return True
+
+        self.until("the ledger is what the pods have", right)
+
+    def shares(self, *pods: str) -> dict[str, set[str]]:
+        """Pod to the ids of its shares, as its first container was told; no id may be there twice."""
+        found = {name: set(self.environment(name)["PARTAGE_SHARES"].split(",")) for name in pods}
+        assert len(set().union(*found.values())) == sum(map(len, found.values())), found
+        return found
 
     def until_phase(self, pod: str, *phases: str, timeout_s: float = 60) -> Json:
         def reached() -> Json | None:
@@ -185,4 +387,23 @@ def pod(name: str, *limits: Mapping[str, int], command: Sequence[str] = (), **sp
         "metadata": {"name": name, "labels": {"partage-e2e": "tenant"}},
         "spec": {"containers": containers, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
         | spec,
+    }
+
+
+def deployment(name: str, replicas: int, limits: Mapping[str, int]) -> Json:
+    """A Deployment of such pods with one container."""
+    template = pod("unused", limits)
+    labels = {"app": name, "partage-e2e": "tenant"}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": {"app": name}},
+            "template": {
+                "metadata": {"labels": labels},
+                "spec": template["spec"] | {"restartPolicy": "Always"},
+            },
+        },
     }

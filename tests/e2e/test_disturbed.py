@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json, pod
+from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, deployment, pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 
@@ -22,65 +22,59 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
     cluster.uninstall()
 
 
-def _deployment(replicas: int) -> Json:
-    template = pod("unused", {NAME: 1})
-    labels = {"app": "burst", "partage-e2e": "tenant"}
-    spec = template["spec"] | {"restartPolicy": "Always"}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": "burst", "labels": labels},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": {"app": "burst"}},
-            "template": {"metadata": {"labels": labels}, "spec": spec},
-        },
-    }
-
-
-def _running(node: Cluster) -> list[str]:
-    pods = node.get("pods", "-l", "app=burst")["items"]
-    return [
-        one["metadata"]["name"]
-        for one in pods
-        if one["status"]["phase"] == "Running" and "deletionTimestamp" not in one["metadata"]
-    ]
-
-
-def _until_running(node: Cluster, least: int) -> list[str]:
-    def enough() -> list[str]:
-        found = _running(node)
-        assert len(found) >= least, found
-        return found
-
-    return node.until(f"{least} pods run", enough, timeout_s=120)
-
-
 def test_a_burst_of_pods_while_the_agent_is_killed_twice(node: Cluster) -> None:
     """Scenario 2: pods that the kubelet could not admit fail and are made anew; nobody shares a share."""
-    node.apply(_deployment(12))
+    node.apply(deployment("burst", 12, {NAME: 1}))
     try:
         for enough in (1, 6):
-            _until_running(node, enough)
+            node.until_running("burst", enough)
             agent = node.component("agent")["metadata"]["name"]
             node.kubectl("delete", "pod", "-n", NAMESPACE, agent, "--grace-period=0", "--force")
-        running = _until_running(node, 12)
-        shares = {name: node.environment(name)["PARTAGE_SHARES"] for name in running}
-        assert len(set(shares.values())) == 12
-
-        def ledger() -> bool:
-            held = {holder["pod"]: row["id"] for row in node.report()["held"] for holder in row["holders"]}
-            assert held == shares
-            return True
-
-        node.until("the ledger has what the containers have", ledger)
+        node.until_ledger(node.shares(*node.until_running("burst", 12)))
     finally:
         node.kubectl("delete", "deployment", "burst", "--cascade=foreground", "--wait")
 
 
+def test_the_agent_is_killed_between_allocate_and_the_containers_start(node: Cluster) -> None:
+    """Scenario 2: an init container waits between the two. The container starts although no agent runs."""
+    if not node.own:
+        pytest.skip("only on an own cluster a container can be killed without a warning")
+    node.until_allocatable({NAME: 12})
+    node.until("nothing is held", lambda: not node.report()["held"])
+    between = pod("between", {NAME: 1})
+    between["spec"]["initContainers"] = [
+        {
+            "name": "gate",
+            "image": "docker.io/library/busybox:local",
+            "command": ["sh", "-c", "until [ -e /open ]; do sleep 0.1; done"],
+        }
+    ]
+    agent = node.component("agent")
+    name = agent["metadata"]["name"]
+    if _restarts(node, name):
+        said = node.kubectl("logs", "-n", NAMESPACE, name, "-c", "agent", "--previous", check=False)
+        pytest.fail(f"a new agent waits for the end of one whose pod was deleted by force:\n{said[-2000:]}")
+    node.apply(between)
+    given = node.until("its shares are given", lambda: node.report()["held"]) or []
+    assert {row["certainty"] for row in given} <= {"tentative", "observed"}
+    node.kill_container(agent, "agent")
+    node.kubectl("exec", "between", "-c", "gate", "--", "touch", "/open")
+    node.until_phase("between", "Running")
+    node.until("it runs again", lambda: _restarts(node, agent["metadata"]["name"]) == 1)
+    shares = node.shares("between")
+    assert shares["between"] == {row["id"] for row in given}
+    node.until_ledger(shares)
+
+
+def _restarts(node: Cluster, agent: str) -> int:
+    (status,) = node.get("pod", "-n", NAMESPACE, agent)["status"]["containerStatuses"]
+    restarts: int = status["restartCount"]
+    return restarts if status["ready"] else 0
+
+
 def test_a_removed_chart_leaves_what_the_documents_name_and_nothing_else(node: Cluster) -> None:
     node.until_allocatable({NAME: 12})
-    node.uninstall()
+    node.run("helm", "uninstall", "partage", "-n", NAMESPACE, "--wait")
     # The kubelet forgets the shares of a plugin that has gone; the name stays until it restarts.
     node.until("nothing is offered", lambda: not any(node.allocatable().values()))
     kinds = "daemonsets,pods,configmaps,serviceaccounts,roles,rolebindings,services"
@@ -100,6 +94,7 @@ def test_a_removed_chart_leaves_what_the_documents_name_and_nothing_else(node: C
             "lock",
             "state.json",
             "journal.jsonl",
+            "history",
         }
     labels = node.get("node", node.node)["metadata"]["labels"]
     assert {key for key in labels if "nvidia.com" in key or "partage.dev" in key}, "the labels stay"

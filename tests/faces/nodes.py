@@ -54,3 +54,4 @@ def node(*gpus, lost=()):
 
 
 HARD, GUARDED, NONE = Guarantee.HARD, Guarantee.GUARDED, Guarantee.NONE
+ADVISORY = Guarantee.ADVISORY

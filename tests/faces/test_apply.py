@@ -471,7 +471,7 @@ def test_nothing_to_take_back_is_no_error(helper, short_dir, capsys):
 def test_the_unit_makes_the_layout_again_after_a_reboot(node):
     unit = (Path(__file__).parents[2] / "deploy/systemd/partage-boot.service").read_text()
     settings = dict(line.split("=", 1) for line in unit.splitlines() if "=" in line and line[0] not in "#;")
-    assert settings["Before"] == "kubelet.service"
+    assert settings["Before"].split() == ["kubelet.service", "slurmd.service"]
     assert settings["Type"] == "oneshot"
     command, *arguments = settings["ExecStart"].split()
     assert Path(command).name == "partage"

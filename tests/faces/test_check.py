@@ -58,6 +58,14 @@ def test_a_warning_is_no_failure_unless_it_shall_be(capsys, file):
     assert _check(capsys, "--strict", doubtful)[0] == 1
 
 
+def test_a_drain_is_said_to_need_a_cluster(capsys, file):
+    drain = file("version: partage/v1\ngpus: [{select: all, mps: {replicas: 2}, change: {drain: 10m}}]")
+    for more in ([], ["--machine", "2xl4"]):
+        code, problems = _check(capsys, drain, *more)
+        [found] = [one for one in problems if "through the API of a cluster" in one["message"]]
+        assert (code, found["path"], found["severity"]) == (0, "gpus[0].change", "warning")
+
+
 def test_what_only_this_machine_cannot_do_ends_with_3(capsys, file):
     layout = file("version: partage/v1\ngpus: [{select: all, mig: {layout: [3g.40gb]}}]")
     assert _check(capsys, layout)[0] == 0

@@ -21,7 +21,6 @@ def said(document):
 @pytest.mark.parametrize(
     ("key", "system", "hint"),
     [
-        ("aliyun.com/gpu-mem", "Alibaba's gpushare", "mps"),
         ("aliyun.com/gpu-count", "Alibaba's gpushare", "nvidia.com/gpu"),
         ("nvidia.com/gpumem", "HAMi", "mps"),
         ("nvidia.com/gpucores", "HAMi", "threads"),

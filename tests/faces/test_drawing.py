@@ -11,7 +11,7 @@ from PIL import Image
 
 from partage.edges.files.catalogue import geometry_of
 from partage.faces.cli.main import run
-from partage.faces.render.cards import NodeUse, cards_of
+from partage.faces.render.cards import HeldOnNode, cards_of
 from partage.faces.render.drawing import Box, Label, draw
 from partage.faces.render.picture_files import png, svg
 from partage.model.ids import GpuUuid, ResourceName, ShareId
@@ -22,7 +22,7 @@ _SVG = "{http://www.w3.org/2000/svg}"
 
 
 def drawing(inventory, offer, holders=None, troubles=None, caption="as it is"):
-    return draw(cards_of(inventory, offer, NodeUse(holders or {}, troubles or {}), geometry_of), caption)
+    return draw(cards_of(inventory, offer, HeldOnNode(holders or {}, troubles or {}), geometry_of), caption)
 
 
 def mig(n, profile, way=EXCLUSIVE, replicas=1):
@@ -111,13 +111,13 @@ def test_a_withdrawn_share_is_hatched_and_its_card_says_what_it_waits_for():
     uuid, last = GpuUuid("GPU-0"), ShareId("GPU-0::3")
     holders = {ShareId("GPU-0::0"): "a/nb"}
     withdrawn = frozenset({(ResourceName("nvidia.com/gpu"), last)})
-    use = NodeUse(holders, {}, withdrawn, {uuid: "waiting for pod a/nb"})
+    use = HeldOnNode(holders, {}, withdrawn, {uuid: "waiting for pod a/nb"})
     offer = {uuid: (offering(0, SLICED, 4, NONE),)}
     drawn = draw(cards_of(node(gpu(0)), offer, use, geometry_of), "")
     assert [box.hatched for box in bars(drawn, "memory")] == [False, False, False, True]
     assert {"waiting for pod a/nb", "withdrawn"} <= set(texts(drawn))
     assert svg(drawn).count("<path") == 2
-    assert png(drawn) != png(draw(cards_of(node(gpu(0)), offer, NodeUse(holders), geometry_of), ""))
+    assert png(drawn) != png(draw(cards_of(node(gpu(0)), offer, HeldOnNode(holders), geometry_of), ""))
 
 
 def test_the_legend_names_what_occurs():
@@ -195,3 +195,13 @@ def test_without_pillow_a_png_is_impossible_and_an_svg_is_not(tmp_path, capsys, 
     assert "pip install pillow" in capsys.readouterr().err
     assert not (tmp_path / "a.png").exists()
     assert run(["show", "--machine", "l4", "--picture", str(tmp_path / "a.svg")]) == 0
+
+
+def test_units_of_memory_are_one_box_for_each_pod_as_wide_as_its_amount():
+    units = offering(0, SLICED, 140, NONE, by_memory=True, memory_bytes=1 << 30)
+    held = {f"GPU-0-_-{n}": "team/big" if n < 100 else "team/tiny" for n in range(102)}
+    drawn = drawing(node(gpu(0)), {"GPU-0": (units,)}, held)
+    big, tiny, free = bars(drawn, "big")
+    assert big.width / tiny.width == pytest.approx(50, rel=0.3)
+    assert free.x + free.width == pytest.approx(546, abs=20)
+    assert "102 GiB of 140 GiB held; 140 units of 1 GiB" in " ".join(texts(drawn))

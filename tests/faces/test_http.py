@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import gc
 import http.client
@@ -27,44 +26,33 @@ from prometheus_client.parser import text_string_to_metric_families
 from partage.agent.options import Intervals
 from partage.agent.status.status import AgentStatus, RequestCounts
 from partage.codec.values import decode, encode
-from partage.edges.files.catalogue import geometry_of
-from partage.edges.files.policy import parse_policy
 from partage.edges.hardware.supervisor import HelperState
 from partage.edges.kubelet.port import EndpointState
 from partage.errors import InputError, Problem
 from partage.faces.agent import listen, say_url
+from partage.faces.agent_pages import agent_pages
 from partage.faces.documents.report import ReportDocument
 from partage.faces.http import (
     MOST_CLIENTS,
     RESERVED_DESCRIPTORS,
-    Answer,
     HttpFace,
-    agent_pages,
+    Page,
+    PageRequest,
+    Stream,
     json_answer,
 )
 from partage.faces.report import ReportFile
-from partage.model.allocation import ContainerHold
 from partage.model.gpu import NoDriver
-from partage.model.health import Xid
-from partage.model.ids import ResourceName, ShareId, share_id
-from partage.plan.offer.desired import resolve
+from partage.model.ids import ResourceName
 from partage.plan.reconcile.known_node import UNSEEN, with_observed
-from partage.plan.reconcile.node_plan import Observed, Snapshot
-from partage.plan.reconcile.planner import Planner
 from partage.plan.report import (
     DependencyProblems,
     PolicyReport,
     PolicyState,
     Report,
     ReportTime,
-    gpu_reports,
-    resource_reports,
 )
-from partage.plan.serve.kubelet_view import EMPTY_VIEW
-from partage.plan.serve.ledger import Ledger
-from partage.plan.turn import NodeState, TurnInput, turn
-from partage.sim.node.files.load import load_machine
-from partage.sim.node.hardware import SimulatedHardware
+from tests.faces.reports import a_report
 
 GPU = ResourceName("nvidia.com/gpu")
 SHARED = ResourceName("nvidia.com/gpu.shared")
@@ -93,47 +81,42 @@ class Agent:
         self.states = [EndpointState(name, serving=True, registered=True) for name in (SHARED, GPU)]
         self.status.endpoints = lambda: self.states
         self.status.counts.asked = lambda: {SHARED: RequestCounts(3, 1)}
-        self.report = a_report(self.clock.now_s)
+        self.report = two_shared(self.clock.now_s)
         self.status.publish(self.report)
 
     def say(self, **changes: Any) -> None:
         self.status.publish(replace(self.report, **changes))
 
     def get(self, path: str) -> tuple[int, Any]:
-        status, _, body = self.pages[path]()
+        answer = self.pages[path](PageRequest(path))
+        assert not isinstance(answer, Stream)
+        status, _, body = answer
         return int(status), json.loads(body)
+
+    def text(self, path: str) -> str:
+        answer = self.pages[path](PageRequest(path))
+        assert not isinstance(answer, Stream)
+        return answer[2].decode()
 
     def samples(self) -> dict[str, dict[tuple[str, ...], float]]:
         """Name to label values, in order of the labels' names, to value; read by the official parser."""
         found: dict[str, dict[tuple[str, ...], float]] = {}
-        for family in text_string_to_metric_families(self.pages["/metrics"]()[2].decode()):
+        for family in text_string_to_metric_families(self.text("/metrics")):
             for sample in family.samples:
                 values = tuple(value for _, value in sorted(sample.labels.items()))
                 found.setdefault(sample.name, {})[values] = sample.value
         return found
 
 
-def a_report(now_s: float) -> Report:
+def two_shared(now_s: float) -> Report:
     """Four GPUs, two of them shared; a share of the first is held, the last has a fault."""
-    inventory = asyncio.run(SimulatedHardware(load_machine("4xa100-sxm4-40gb")).observe())
-    node = with_observed(None, inventory)
-    desired = resolve(parse_policy(POLICY, "policy.yaml").policy, inventory, geometry_of)
-    uuids = [gpu.uuid for gpu in inventory]
-    ledger = Ledger()
-    ledger.allocated(SHARED, [ShareId(f"{uuids[0]}::0"), ShareId(f"{uuids[0]}::1")], now_s - 10)
-    ledger.observed([ContainerHold("default", "pod", "main", SHARED, (share_id(uuids[0], 0),))], now_s - 5)
-    now = Snapshot(now_s, Observed(node, daemons=()), held=ledger.held(), entries=ledger.entries())
-    seen = TurnInput(now, desired, xids=(Xid(uuids[3], 79),), held_version=ledger.version)
-    done = turn(seen, NodeState(), EMPTY_VIEW, Planner(geometry_of))
-    return Report(
-        made=ReportTime(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
-        node=node,
-        offer=done.view.offer,
-        gpus=gpu_reports(now, done, desired, ledger.entries()),
-        resources=resource_reports(done.view.by_resource, ledger.entries()),
-        entries=ledger.entries(),
-        policy=PolicyReport(PolicyState.FILE, "policy.yaml", None, "0" * 64),
-        dependencies=DependencyProblems(),
+    return a_report(
+        "4xa100-sxm4-40gb",
+        POLICY,
+        now_s,
+        held={SHARED: (0, 1)},
+        pods=[("default", "pod", "main")],
+        faults={3: 79},
     )
 
 
@@ -249,7 +232,9 @@ def test_metrics_are_what_the_official_parser_reads(agent: Agent) -> None:
     assert samples["partage_shares_held"][("proven", GPU)] == 0.0
     assert samples["partage_allocations_total"] == {(SHARED,): 3.0}
     assert samples["partage_allocations_refused_total"] == {(SHARED,): 1.0}
-    assert samples["partage_xids_total"] == {("GPU-x", "79"): 1.0, ("", "13"): 1.0}
+    xids = samples["partage_xids_total"]
+    assert {who: number for who, number in xids.items() if number} == {("GPU-x", "79"): 1.0, ("", "13"): 1.0}
+    assert xids[agent.report.gpus[0].uuid, "79"] == 0.0  # born before its first event
     assert samples["partage_helper_restarts_total"] == {(): 2.0}
     assert samples["partage_registered"] == {(SHARED,): 1.0, (GPU,): 1.0}
     assert samples["partage_driver_up"] == {(): 1.0}
@@ -367,7 +352,7 @@ def test_bytes_in_a_path_that_are_not_utf_8_are_replaced(agent: Agent, tmp_path:
 
 
 @contextmanager
-def served(pages: dict[str, Callable[[], Answer]]) -> Iterator[int]:
+def served(pages: dict[str, Page]) -> Iterator[int]:
     listening = listen("127.0.0.1:0")
     face = HttpFace(listening, pages)
     try:
@@ -401,7 +386,7 @@ def test_pages_are_served_with_and_without_their_body(agent: Agent) -> None:
 
 def test_a_client_that_dawdles_holds_up_nobody() -> None:
     with (
-        served({"/": lambda: json_answer({})}) as port,
+        served({"/": lambda _: json_answer({})}) as port,
         socket.create_connection(("127.0.0.1", port)) as slow,
     ):
         slow.sendall(b"GET / HT")
@@ -409,7 +394,7 @@ def test_a_client_that_dawdles_holds_up_nobody() -> None:
 
 
 def test_clients_that_are_silent_make_room_for_new_ones() -> None:
-    with served({"/": lambda: json_answer({})}) as port, contextlib.ExitStack() as clients:
+    with served({"/": lambda _: json_answer({})}) as port, contextlib.ExitStack() as clients:
         before = threading.active_count()
         kept = clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5))
         silent = []
@@ -424,7 +409,7 @@ def test_clients_that_are_silent_make_room_for_new_ones() -> None:
 
 def test_without_a_free_descriptor_nothing_spins() -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
-    with served({"/": lambda: json_answer({})}) as port:
+    with served({"/": lambda _: json_answer({})}) as port:
         client = socket.socket()
         lowest = os.dup(client.fileno())
         os.close(lowest)
@@ -452,7 +437,7 @@ def test_descriptors_are_left_for_others() -> None:
         os.close(here)
         resource.setrlimit(resource.RLIMIT_NOFILE, (here + 2 * RESERVED_DESCRIPTORS, limits[1]))
         try:
-            port = opened.enter_context(served({"/": lambda: json_answer({})}))
+            port = opened.enter_context(served({"/": lambda _: json_answer({})}))
             while opened.enter_context(Path("/dev/null").open()).fileno() < here + RESERVED_DESCRIPTORS:
                 pass
             with pytest.raises((http.client.RemoteDisconnected, ConnectionError)):
@@ -462,7 +447,7 @@ def test_descriptors_are_left_for_others() -> None:
 
 
 def test_a_page_that_fails_is_told_and_the_next_one_is_served(caplog: pytest.LogCaptureFixture) -> None:
-    with served({"/": lambda: json_answer({}), "/bug": lambda: json_answer({"a": object()})}) as port:
+    with served({"/": lambda _: json_answer({}), "/bug": lambda _: json_answer({"a": object()})}) as port:
         with pytest.raises(http.client.RemoteDisconnected):
             ask(port, "GET", "/bug")
         assert ask(port, "GET", "/")[0] == 200
@@ -484,7 +469,7 @@ def test_an_agent_whose_reader_has_gone_says_its_url_in_the_log(
 
 def test_nothing_of_it_is_left_when_it_is_closed() -> None:
     before = threading.active_count()
-    with served({"/": lambda: json_answer({})}) as port:
+    with served({"/": lambda _: json_answer({})}) as port:
         assert ask(port, "GET", "/")[0] == 200
     with pytest.raises(OSError, match="refused"):
         ask(port, "GET", "/")

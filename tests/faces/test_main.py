@@ -135,7 +135,7 @@ def test_ctrl_c_ends_with_130(monkeypatch):
     def interrupted(*_arguments, **_named):
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("partage.faces.cli.common.plan_input", interrupted)
+    monkeypatch.setattr("partage.faces.cli.common_node.plan_input", interrupted)
     assert _partage("plan") == 130
 
 
@@ -191,6 +191,24 @@ def test_a_verb_that_only_reads_imports_neither_the_agents_status_nor_tls(verb):
         input="version: partage/v1", capture_output=True, text=True, check=True,
     )  # fmt: skip
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
+
+
+def test_the_helper_of_the_chart_imports_neither_the_command_line_nor_tls(tmp_path):
+    """Each would be 2 MiB of every node's memory."""
+    program = (
+        "import os, runpy, sys, threading, time\n"
+        f"socket = {str(tmp_path / 's')!r}\n"
+        "def look():\n"
+        "    while not os.path.exists(socket): time.sleep(0.01)\n"
+        "    names = ('click', '_ssl', '_hashlib', '_lzma', '_bz2')\n"
+        "    print([name for name in names if sys.modules.get(name)], flush=True)\n"
+        "    os._exit(0)\n"
+        "threading.Thread(target=look).start()\n"
+        "sys.argv[1:] = ['--socket', socket, '--machine', '1xl4']\n"
+        "runpy.run_module('partage.faces.cli.hardware', run_name='__main__')\n"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n", done.stderr
 
 
 def test_the_verbs_that_need_no_tables_import_none():

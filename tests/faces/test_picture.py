@@ -6,7 +6,7 @@ import pytest
 from rich.console import Console
 
 from partage.edges.files.catalogue import geometry_of
-from partage.faces.render.cards import NodeUse, cards_of
+from partage.faces.render.cards import HeldOnNode, cards_of
 from partage.faces.render.picture import CARD_WIDTH, legend, picture
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, node, offering
@@ -16,7 +16,7 @@ _MIGS = (("3g.40gb", 4, 4, 40), ("1g.10gb", 0, 1, 10))
 
 def _drawn(inventory, offer, holders=None, troubles=None, width=CARD_WIDTH):
     text = io.StringIO()
-    cards = cards_of(inventory, offer, NodeUse(holders or {}, troubles or {}), geometry_of)
+    cards = cards_of(inventory, offer, HeldOnNode(holders or {}, troubles or {}), geometry_of)
     Console(file=text, width=width, color_system=None).print(picture(cards, width))
     return text.getvalue()
 
@@ -113,9 +113,9 @@ def test_a_device_that_is_not_offered_is_no_gap():
 
 def test_the_legend_says_more_where_there_is_more():
     whole = cards_of(
-        node(gpu(0)), {GpuUuid("GPU-0"): (offering(0, EXCLUSIVE, 1, HARD),)}, NodeUse(), geometry_of
+        node(gpu(0)), {GpuUuid("GPU-0"): (offering(0, EXCLUSIVE, 1, HARD),)}, HeldOnNode(), geometry_of
     )
-    cut = cards_of(node(gpu(0, *_MIGS)), {GpuUuid("GPU-0"): ()}, NodeUse(), geometry_of)
+    cut = cards_of(node(gpu(0, *_MIGS)), {GpuUuid("GPU-0"): ()}, HeldOnNode(), geometry_of)
     assert "compute" not in legend(whole).plain
     assert "compute slices" in legend(cut).plain
     assert "not offered" in legend(cut).plain
@@ -126,7 +126,7 @@ WITHDRAWN = frozenset((ResourceName("nvidia.com/gpu"), ShareId(f"GPU-0::{n}")) f
 
 def _waiting(replicas, withdrawn=WITHDRAWN):
     offer = {GpuUuid("GPU-0"): (offering(0, SLICED, replicas, NONE),)}
-    use = NodeUse({ShareId("GPU-0::0"): "a/nb"}, {}, withdrawn, {GpuUuid("GPU-0"): "waiting for pod a/nb"})
+    use = HeldOnNode({ShareId("GPU-0::0"): "a/nb"}, {}, withdrawn, {GpuUuid("GPU-0"): "waiting for pod a/nb"})
     return cards_of(node(gpu(0), gpu(1)), offer, use, geometry_of)
 
 
@@ -146,3 +146,23 @@ def test_withdrawn_shares_show_in_a_bar_of_many_too():
     text = io.StringIO()
     Console(file=text, width=100, color_system=None).print(picture(_waiting(48, shares), 100))
     assert set(_bar(text.getvalue()).split("│")[0].strip()) == {"█", "/"}
+
+
+UNITS = offering(0, SLICED, 140, NONE, by_memory=True, memory_bytes=1 << 30)
+
+
+def test_units_are_drawn_as_amounts_one_for_each_pod():
+    held = {f"GPU-0-_-{n}": "a/big" for n in range(70)} | {f"GPU-0-_-{n}": "a/small" for n in range(70, 105)}
+    drawn = _drawn(node(gpu(0)), {"GPU-0": (UNITS,)}, held)
+    assert "105 GiB of 140 GiB held" in drawn
+    big, small, free = _bar(drawn).split()
+    assert [set(part) for part in (big, small, free)] == [{"█"}, {"█"}, {"░"}]
+    assert len(big) == pytest.approx(2 * len(small), abs=2)
+    assert len(small) == pytest.approx(len(free), abs=2)
+
+
+def test_amounts_that_are_too_narrow_for_a_column_are_one_bar():
+    drawn = _drawn(node(gpu(0)), {"GPU-0": (UNITS,)}, {"GPU-0-_-3": "a/tiny"})
+    assert "1 GiB of 140 GiB held" in drawn
+    assert _bar(drawn).count("█") == 1, "a single unit is seen, too"
+    assert "0 of 140 GiB held" not in drawn

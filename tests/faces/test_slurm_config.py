@@ -26,11 +26,28 @@ def test_without_a_directory_the_files_go_to_stdout(capsys):
 def test_the_same_input_changes_no_file(tmp_path, policy, capsys):
     out = tmp_path / "etc"
     assert run([*ARGUMENTS, "--policy", policy, "--output", str(out)]) == 0
-    assert sorted(path.name for path in out.iterdir()) == ["cgroup.conf", "gres.conf", "slurm.conf"]
+    names = ["cgroup.conf", "devices.json", "gres.conf", "slurm.conf"]
+    assert sorted(path.name for path in out.iterdir()) == names
     before = {path.name: path.stat().st_mtime_ns for path in out.iterdir()}
     assert run([*ARGUMENTS, "--policy", policy, "--output", str(out)]) == 0
     assert {path.name: path.stat().st_mtime_ns for path in out.iterdir()} == before
     assert "gres.conf: unchanged" in capsys.readouterr().err
+
+
+def test_a_cluster_has_no_list_of_devices(tmp_path):
+    """UUIDs differ from node to node, also where the nodes are alike."""
+    (tmp_path / "c.yaml").write_text(
+        "version: partage/v1\nkind: SlurmCluster\nslurm: 24.11.5\n"
+        "nodes: [{name: 'g[1-2]', machine: 2xh100-sxm5-80gb}]\n"
+    )
+    assert (
+        run(["slurm", "config", "--cluster", str(tmp_path / "c.yaml"), "--output", str(tmp_path / "o")]) == 0
+    )
+    assert sorted(path.name for path in (tmp_path / "o").iterdir()) == [
+        "cgroup.conf",
+        "gres.conf",
+        "slurm.conf",
+    ]
 
 
 def test_files_of_somebody_else_are_not_touched(tmp_path, capsys):

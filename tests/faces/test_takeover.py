@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import Container, Pod, PodPhase, PodStatus
 from tests.agent.harness import AgentProcess, Place, native, place, running, spawn
@@ -57,7 +59,9 @@ class Node:
 
 
 @asynccontextmanager
-async def beside_nvidia(case: str, pods: int, policy: str | None = None) -> AsyncIterator[Node]:
+async def beside_nvidia(
+    case: str, pods: int, policy: str | None = None, *options: str
+) -> AsyncIterator[Node]:
     with place() as here:
         kubelet = EmbeddedKubelet(here.kubelet_dir, here.pod_resources)
         await kubelet.start()
@@ -75,7 +79,7 @@ async def beside_nvidia(case: str, pods: int, policy: str | None = None) -> Asyn
         for pod in made:
             assert (await kubelet.admit(pod)).phase is PodPhase.RUNNING
         try:
-            with running(spawn(here, machine=str(machine), policy=policy, env=env)) as agent:
+            with running(spawn(here, *options, machine=str(machine), policy=policy, env=env)) as agent:
                 yield Node(here, kubelet, nvidia, agent, made)
         finally:
             await nvidia.stop()
@@ -171,6 +175,80 @@ async def test_nothing_comes_in_time_and_the_label_is_as_before() -> None:
         assert "Partage has not registered nvidia.com/gpu" in err
         assert cluster.labels[LABEL] == "true"
         assert node_.nvidia.running
+
+
+HALF = native("{select: {index: 0}, mig: {layout: [3g.40gb, 3g.40gb]}}")
+
+
+async def test_no_gpu_is_changed_while_nvidias_plugin_serves() -> None:
+    """The policy wants MIG devices of a GPU that no pod holds: the agent offers nothing yet, and waits."""
+    async with beside_nvidia("ts10", 0, policy=HALF) as node_:
+
+        def gpu() -> Any:
+            found = node_.agent.gpu(0)
+            return found.get("phase"), found.get("reason") or ""
+
+        def held_back(socket: str = "nvidia-gpu.sock") -> bool:
+            phase, reason = gpu()
+            return phase == "waiting" and f"serves {node_.place.kubelet_dir}/{socket}" in reason
+
+        await node_.wait(held_back, "GPU 0 waits for the other plugin")
+        assert (await asyncio.to_thread(node_.agent.gpu, 1))["phase"] == "settled"
+        assert node_.agent.metric('partage_reconcile_total{ending="done"}') in (None, 0)
+        for verb in ("show", "plan"):
+            machine = f"--machine={node_.place.root}/machine.json"
+            done = await asyncio.to_thread(
+                subprocess.run,
+                [sys.executable, "-m", "partage", verb, machine, f"--run-dir={node_.place.run_dir}"],
+                capture_output=True,
+                text=True,
+                timeout=50,
+            )
+            assert "no GPU is changed before that has ended" in " ".join(done.stdout.split()), verb
+        await node_.nvidia.stop()
+        await node_.wait(lambda: gpu() == ("settled", ""), "the layout is made by itself")
+
+        await node_.reported(registered=True)
+        later = NvidiaPlugin(node_.place.kubelet_dir, "h100", "ts4-rename")
+        await later.start()
+        try:
+            await node_.wait(lambda: node_.agent.degraded() == ["other-plugin"], "it is seen")
+            node_.place.write_policy(native("{select: {index: 0}, mps: {replicas: 2}}"))
+            await node_.wait(lambda: held_back("nvidia-gpu.shared.sock"), "GPU 0 waits again")
+            assert len(node_.agent.gpu(0)["steps"]) > 1
+        finally:
+            await later.stop()
+
+
+async def test_with_takeover_the_plugin_that_is_there_holds_nothing_back() -> None:
+    async with beside_nvidia("ts10", 0, HALF, "--takeover") as node_:
+        await node_.wait(lambda: node_.agent.gpu(0).get("phase") == "settled", "the layout is made")
+        assert node_.nvidia.running
+
+
+@pytest.mark.parametrize("verb", ["apply", "plan"])
+async def test_verbs_without_an_agent_see_the_other_plugin(verb: str) -> None:
+    with place() as here:
+        kubelet = EmbeddedKubelet(here.kubelet_dir, here.pod_resources)
+        await kubelet.start()
+        nvidia = NvidiaPlugin(here.kubelet_dir, "h100", "ts10")
+        await nvidia.start()
+        here.write_policy(HALF)
+        command = [sys.executable, "-m", "partage", verb, "--machine=2xh100-sxm5-80gb"]
+        command += [f"--policy={here.policy}"]
+        seen = [*command, f"--kubelet-dir={here.kubelet_dir}", "-o", "json"]
+        try:
+            done, without = [
+                await asyncio.to_thread(subprocess.run, one, capture_output=True, text=True, timeout=50)
+                for one in (seen, [*command, "--kubelet-dir=none"])
+            ]
+        finally:
+            await nvidia.stop()
+            await kubelet.stop()
+        assert done.returncode == {"apply": 3, "plan": 0}[verb]
+        assert "no GPU is changed before that has ended" in done.stdout
+        assert without.returncode == 0
+        assert "no GPU is changed" not in without.stdout + without.stderr
 
 
 async def test_without_an_agent_nothing_is_taken() -> None:

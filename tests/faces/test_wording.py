@@ -1,23 +1,27 @@
 """How answers are worded."""
 
 import pytest
+from msgspec.structs import replace
 
 from partage.faces import wording
 from partage.model.policy import Strategy
 from partage.plan.reconcile.node_plan import Phase
+from tests.plan.offers import offering
 
 
 @pytest.mark.parametrize(
-    ("strategy", "shared", "text"),
+    ("strategy", "shared", "by_memory", "text"),
     [
-        (Strategy.EXCLUSIVE, Strategy.EXCLUSIVE, "exclusive"),
-        (Strategy.MPS, Strategy.MPS, "MPS x 4"),
-        (Strategy.MIG, Strategy.EXCLUSIVE, "MIG"),
-        (Strategy.MIG, Strategy.TIME_SLICING, "MIG, time-slicing x 4"),
+        (Strategy.EXCLUSIVE, Strategy.EXCLUSIVE, False, "exclusive"),
+        (Strategy.MPS, Strategy.MPS, False, "MPS x 4"),
+        (Strategy.MPS, Strategy.MPS, True, "MPS by memory"),
+        (Strategy.MIG, Strategy.EXCLUSIVE, False, "MIG"),
+        (Strategy.MIG, Strategy.TIME_SLICING, False, "MIG, time-slicing x 4"),
     ],
 )
-def test_a_way_names_the_strategy_and_what_a_mig_device_is_split_into(strategy, shared, text):
-    assert wording.sharing_text(strategy, shared, 4) == text
+def test_a_way_names_the_strategy_and_what_a_mig_device_is_split_into(strategy, shared, by_memory, text):
+    offer = replace(offering(0, 4), strategy=strategy, shared=shared, by_memory=by_memory)
+    assert wording.sharing_text(offer) == text
 
 
 @pytest.mark.parametrize(("width", "text"), [(7, "exactly"), (6, "exact…"), (1, "e"), (0, "")])

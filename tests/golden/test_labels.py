@@ -13,7 +13,8 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import Inventory
-from partage.plan.labels import OWN, node_labels
+from partage.model.node_labels import DOMAIN
+from partage.plan.labels import node_labels
 from partage.plan.offer.desired import resolve
 from partage.sim.node.files.machine_file import read_machine
 
@@ -49,5 +50,5 @@ def test_labels_are_those_of_nvidia(machine: str, name: str):
     inventory = _node(machine)
     desired = resolve(policy, inventory, geometry_of)
     labels = node_labels(inventory, desired.offer, policy.options, geometry_of)
-    ours = {key: value for key, value in labels.items() if not key.startswith(f"{OWN}/")}
+    ours = {key: value for key, value in labels.items() if not key.startswith(f"{DOMAIN}/")}
     assert ours == recording["labels"][name]

@@ -14,6 +14,11 @@ Terms = tuple[str, str, int]
 """What a container was told: resource name, strategy, and into how many shares its device is split."""
 
 
+def device_part(share_id: str) -> str:
+    """The device in the id of a share or a unit of memory."""
+    return share_id.partition("::")[0].partition("-_-")[0]
+
+
 @dataclass(frozen=True, slots=True)
 class Sharing:
     """One way to share a GPU.

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 
 from partage.edges.kubelet.endpoint import ResourceEndpoint
+from partage.model.mps import DaemonPhase
+from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import GpuReport
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.kubelet.pod import Container, Pod, PodPhase
-from partage.sim.node.faults import HangCall
+from partage.sim.node.faults import Fault, HangCall, ResetGpu, SetDaemonPhase
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place
 from tests.edges.kubelet.shelf import Shelf, running
@@ -198,6 +200,47 @@ def test_a_gpu_that_is_seen_late_is_not_offered_before_its_holders_are_known(
         await node.truth.settles()
 
     play(EXCLUSIVE, life, Behaviour(list_delay_s=2.0))
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [ResetGpu(0), SetDaemonPhase(0, DaemonPhase.DEAD)],
+    ids=["reset", "daemon dead"],
+)
+def test_shares_of_mps_are_recognised_when_the_state_and_the_daemon_are_lost_under_them(fault: Fault) -> None:
+    """The daemon is started again under the pod, as it is with a state, and the other half is offered."""
+
+    async def life(node: Node) -> None:
+        train = await node.holds("train", SHARED)
+        await node.world.kill_agent()
+        node.world.lose_state()
+        await node.world.fault(fault)
+        node.world.start_agent()
+        await node.lives(40.0)
+        assert node.gpu().plan.phase is Phase.SETTLED  # type: ignore[union-attr]
+        other = await node.holds("other", SHARED)
+        assert node.running(other)
+        assert node.running(train)
+        await node.world.forget_ended()
+
+    play(MPS_HALVES, life)
+
+
+def test_shares_of_time_slicing_are_not_taken_for_shares_of_mps() -> None:
+    """They have the same ids. The state is lost, and the policy is another one."""
+
+    async def life(node: Node) -> None:
+        train = await node.holds("train", SHARED)
+        await node.world.kill_agent()
+        node.world.lose_state()
+        node.world.write_policy([MPS_HALVES])
+        node.world.start_agent()
+        await node.lives(40.0)
+        assert node.gpu().waits
+        await node.world.end(train)
+        await node.truth.settles()
+
+    play(HALVES, life)
 
 
 def test_a_device_that_is_allocated_while_the_disk_is_slow_is_not_destroyed() -> None:

@@ -20,7 +20,7 @@ from partage.model.ids import ContainerId
 from partage.model.process import Processes
 from partage.model.share import Guarantee
 from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee
-from partage.plan.serve.ledger import Holder
+from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import ViolationKind
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.pod import Container, Pod

@@ -7,9 +7,9 @@ from collections import defaultdict
 from collections.abc import Callable, Sequence
 
 from partage.plan.report import Report
-from partage.plan.serve.ledger import Certainty, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.sim.kubelet.pod import Container, Pod, PodPhase
-from tests.node.sharing import Share, Terms
+from tests.node.sharing import Share, Terms, device_part
 from tests.node.world import Held, World
 
 SETTLES_WITHIN_S = 7200.0
@@ -52,7 +52,7 @@ class Truth:
         devices: dict[str, dict[str, Share]] = defaultdict(dict)
         for share in (*free, *(one.share for one in in_use)):
             gpus[self._world.gpu(share)][_kind(share)] = share
-            devices[share[1].partition("::")[0]][share[0] if _kind(share) == "mig" else ""] = share
+            devices[device_part(share[1])][share[0] if _kind(share) == "mig" else ""] = share
         for where, found in (*gpus.items(), *devices.items()):
             assert len(found) == 1, f"{where} is offered or held in several ways: {found}"
 
@@ -216,7 +216,7 @@ def _one_strategy_on_each_gpu(in_use: list[Held]) -> None:
     for one in in_use:
         other = seen.setdefault(one.gpu, one)
         assert (other.terms[1], _kind(other.share)) == (one.terms[1], _kind(one.share)), f"{other} and {one}"
-        device = one.share[1].partition("::")[0]
+        device = device_part(one.share[1])
         other = seen.setdefault(device, one)
         assert other.terms[2] == one.terms[2], f"{other} and {one}"
 

@@ -37,7 +37,7 @@ from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import Machine
 from tests.agent.harness import Place
 from tests.node.loops import Loop
-from tests.node.sharing import Share, Sharing, Terms, policy_text
+from tests.node.sharing import Share, Sharing, Terms, device_part, policy_text
 
 LONG_S = 60.0
 """Longer than any single thing takes that has to end by itself."""
@@ -359,7 +359,7 @@ class World:
         over = one.state is ContainerState.TERMINATED
         for resource, ids in one.ids.items():
             for share in ids:
-                gpu = self.gpu_of[share.partition("::")[0]]
+                gpu = self.gpu_of[device_part(share)]
                 yield Held(pod.key, one.name, (resource, share), gpu, _terms(one, resource, gpu), named, over)
 
     def _learn_devices(self) -> None:
@@ -386,10 +386,10 @@ class World:
         agent may know it all the same, if it fitted the policy when the agent started."""
         gpus = self.hardware.state.gpus.values()
         there = {gpu.uuid for gpu in gpus} | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
-        return one.share in self.unrecorded and one.share[1].partition("::")[0] not in there
+        return one.share in self.unrecorded and device_part(one.share[1]) not in there
 
     def gpu(self, share: Share) -> str:
-        return self.gpu_of[share[1].partition("::")[0]]
+        return self.gpu_of[device_part(share[1])]
 
 
 def _terms(one: ContainerStatus, resource: str, gpu: str) -> Terms:

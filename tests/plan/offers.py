@@ -5,11 +5,12 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from partage.model.gpu import Driver, Gpu, Inventory, MigDevice, MigMode
-from partage.model.ids import GpuUuid, MigUuid, PciBusId, ResourceName, ShareId, share_id
+from partage.model.ids import MEMORY_RESOURCE, GpuUuid, MigUuid, PciBusId, ResourceName, ShareId, share_id
 from partage.model.placement import Placement
 from partage.model.policy import Exclusive, Mps, Sharing, Strategy, TimeSlicing
 from partage.model.share import DeviceOffer, Guarantee, Resource
-from partage.plan.offer.assign import Assignment, Target
+from partage.plan.offer.assign import Assignment
+from partage.plan.offer.target import Target
 from partage.units import GIB
 
 NAME = ResourceName("nvidia.com/gpu")
@@ -108,6 +109,22 @@ def offering(
         nodes=(f"/dev/nvidia{of.minor}",),
         single=single,
         profile=None if mig is None else "1g.10gb",
+    )
+
+
+def unit_row(index: int, units: int, unit_bytes: int = GIB, *, spread: bool = False) -> DeviceOffer:
+    """GPU ``index``, shared by MPS in units of memory."""
+    shared = offering(index, 2, shared=Strategy.MPS)
+    return replace(
+        shared,
+        resource=MEMORY_RESOURCE,
+        replicas=units,
+        count=units,
+        memory_bytes=unit_bytes,
+        guarantee=Guarantee.ADVISORY,
+        by_memory=True,
+        spread=spread,
+        limits_in_env=True,
     )
 
 

@@ -47,6 +47,14 @@ def test_without_the_label_nothing_is_said() -> None:
     assert mig_config_report("", (), desired(), plan(), MigConfigReport(NAME, SUCCESS)) is None
 
 
+def test_a_layout_that_a_rollout_holds_back_is_pending() -> None:
+    last = MigConfigReport("all-balanced", SUCCESS)
+    found = mig_config_report(
+        NAME, (), desired("all-balanced"), plan(Phase.SETTLED), last, held_back="its turn"
+    )
+    assert found == MigConfigReport(NAME, PENDING, "its turn")
+
+
 def test_a_label_that_is_refused_has_failed_with_the_reason() -> None:
     problem = Problem("mig", "", "error", "nobody knows it")
     found = mig_config_report("thirds", (problem,), desired(), plan(Phase.SETTLED, Phase.SETTLED), None)

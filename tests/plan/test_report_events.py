@@ -19,7 +19,7 @@ from partage.plan.report import (
     ResourceReport,
 )
 from partage.plan.report_events import diff_reports
-from partage.plan.serve.ledger import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 
 GPU = ResourceName("nvidia.com/gpu")
 ONE = GpuReport(

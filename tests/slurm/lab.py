@@ -20,6 +20,7 @@ import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Self
 
 import pytest
 
@@ -70,7 +71,8 @@ class Build:
     root: Path | None = None
 
     def command(self, *words: str, run: Path | None = None) -> list[str]:
-        """The command line that runs a program of this build. /tmp is the same inside and outside.
+        """The command line that runs a program of this build. /tmp is the same inside and outside; /host is
+        this machine, for scripts of jobs.
 
         run: what it finds as /run; None: an empty one. slurmctld and clients talk over a socket there, and
         each slurmd makes one, always of the same name.
@@ -80,6 +82,7 @@ class Build:
         inside = (
             'mount -t proc proc "$0/proc" && mount --rbind /sys "$0/sys" && mount --bind /tmp "$0/tmp" '
             f'&& {"mount -t tmpfs tmpfs" if run is None else f"mount --bind {run}"} "$0/run" '
+            '&& mkdir -p "$0/host" && mount --rbind / "$0/host" '
             '&& exec chroot "$0" "$@"'
         )
         return ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside, str(self.root), *words]
@@ -106,6 +109,16 @@ def _tested(build: Build) -> object:
 OLD, NEW = Build("22.05.8"), Build("24.11.5", TRIXIE)
 BUILDS = [_tested(OLD), _tested(NEW)]
 NEWER = [_tested(NEW)]
+ALL = bool(os.environ.get("PARTAGE_SLURM_ALL"))
+"""Whether each test of jobs is to run on both; ``make slurm`` sets it. ``make test`` runs it on one."""
+
+
+def on(*builds: Build) -> list[object]:
+    """The builds on which a test of jobs runs: both, or these."""
+    return BUILDS if ALL else [_tested(build) for build in builds]
+
+
+only_in_make_slurm = pytest.mark.skipif(not ALL, reason="make slurm runs it")
 
 
 def free_ports(count: int) -> list[int]:
@@ -203,7 +216,7 @@ class Lab:
         self._procs.append(proc)
         return proc
 
-    def __enter__(self) -> Lab:
+    def __enter__(self) -> Self:
         try:
             self._start()
         except BaseException:

@@ -5,11 +5,12 @@ from contextlib import closing
 import pytest
 
 from partage.codec.slurm_conf import parse_conf
+from partage.edges.files.slurm_files import read_conf_files
 from partage.model.slurm import SlurmVersion
 from partage.plan.slurm.check import check_files
 from partage.plan.slurm.request import Outcome, judge_request
 from tests.plan.slurm import configs
-from tests.slurm.lab import BUILDS, NEWER, Lab
+from tests.slurm.lab import BUILDS, NEWER, OLD, Lab
 from tests.slurm.mistakes import RIGHT, WRONG, D, Hand
 
 pytestmark = pytest.mark.xdist_group("slurm")
@@ -162,8 +163,44 @@ def test_the_flag_without_which_jobs_see_no_gpu(build):
     """24.11 and an unknown flag: nothing is said, and CUDA_VISIBLE_DEVICES is not set."""
     hand = Hand("unknown flag", "gpu", "gpu:a100:1", f"Name=gpu Type=a100 File={D}0 Flags=nvidia_env")
     with Lab(build, _files(hand), ["n"]) as lab:
-        done = lab.run("srun", "--immediate=2", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+        done = lab.run("srun", "--immediate=10", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
         assert (done.returncode, done.stdout.strip()) == (0, "")
     assert any(
         "get no CUDA_VISIBLE_DEVICES" in one.message for one in _checked(_files(hand), build.version).problems
     )
+
+
+@pytest.mark.parametrize("build", NEWER)
+def test_a_whole_gpu_without_a_line_of_mps(build):
+    """24.11 uses one of the two GPUs with mps at a time then."""
+    files = configs.files(configs.MPS, build.version, "3xh100-sxm5-80gb")
+    kept = [line for line in files["gres.conf"].splitlines() if "Count=0" not in line]
+    files["gres.conf"] = "\n".join(kept) + "\n"
+    (problem,) = _checked(files, build.version).problems
+    assert "only one of them is used at a time" in problem.message
+    with Lab(build, files, ["g1"]) as lab:
+        for request in ("mps:60", "mps:60", "gpu:h100:1"):
+            lab.run("sbatch", "-o", "/dev/null", f"--gres={request}", "--wrap", "sleep 60")
+
+        def states():
+            return sorted(lab.run("squeue", "-h", "-o", "%b %T %r").stdout.splitlines())
+
+        wanted = ["gres/gpu:h100:1 RUNNING None", "gres/mps:60 PENDING Resources", "gres/mps:60 RUNNING None"]
+        lab.wait_for(lambda: states() == wanted)
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_includes_are_followed_as_slurmd_follows_them(build, tmp_path):
+    """A file that includes another one by its name: beside itself, or beside the first file."""
+    hand = Hand("include", "gpu", "gpu:a100:1", f"Name=gpu Type=a100 File={D}0")
+    with closing(Lab(build, _files(hand), ["n"])) as lab:
+        wanted = lab.d / "sub" / "b.conf" if build.version == OLD.version else lab.d / "b.conf"
+        (lab.d / "sub").mkdir()
+        (lab.d / "gres.conf").rename(wanted)
+        (lab.d / "sub" / "a.conf").write_text("Include b.conf\n")
+        (lab.d / "gres.conf").write_text("include\tsub/a.conf # a comment\n")
+        assert lab.complaints() == []
+        files = read_conf_files([str(lab.d / "gres.conf")], SlurmVersion.parse(build.version))
+    assert [gpu.type for gpu in check_files(files, SlurmVersion.parse(build.version)).nodes[0].gpus] == [
+        "a100"
+    ]

@@ -1,10 +1,15 @@
 """Every configuration that Partage writes, in a real Slurm: 22.05 of this machine, 24.11 in a chroot."""
 
 import re
+from collections import Counter
 from contextlib import closing
+from random import Random
 
 import pytest
 
+from partage.codec.hostlist import expand_hostlist
+from partage.model.slurm import SlurmVersion
+from partage.plan.slurm.releases import double_booking
 from tests.plan.slurm import configs
 from tests.slurm.lab import BUILDS, NEWER, OLD, Lab, why_not
 
@@ -19,7 +24,7 @@ def _lab(build, policy, machine="4xh100-sxm5-80gb", types="short"):
 
 
 def _environment(lab, request):
-    done = lab.run("srun", "--immediate=2", f"--gres={request}", *ENV)
+    done = lab.run("srun", "--immediate=10", f"--gres={request}", *ENV)
     assert done.returncode == 0, done.stderr
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
@@ -73,6 +78,19 @@ def test_shares_of_two_gpus_are_used_at_the_same_time(build):
 
 
 @pytest.mark.parametrize("build", BUILDS)
+def test_shares_of_two_gpus_are_used_at_the_same_time_beside_a_whole_gpu(build):
+    """Without a line of mps for the whole GPU 24.11 uses one of the two, and 22.05 does not mind the line."""
+    with _lab(build, configs.MPS, "3xh100-sxm5-80gb") as lab:
+        assert lab.logged_complaints() == []
+        jobs = ["gpu:h100:1", "mps:60", "mps:60", "mps:40", "mps:40", "mps:10"]
+        for request in jobs:
+            lab.run("sbatch", "-o", "/dev/null", f"--gres={request}", "--wrap", "sleep 60")
+        lab.wait_for(lambda: sorted(_states(lab)) == ["PENDING"] + ["RUNNING"] * 5)
+        waits = lab.run("squeue", "-h", "-t", "PD", "-o", "%b").stdout.strip()
+        assert waits.endswith("mps:10")  # each of the two is used to 100
+
+
+@pytest.mark.parametrize("build", BUILDS)
 def test_shards(build):
     with _lab(build, configs.SHARDS) as lab:
         assert lab.logged_complaints() == []
@@ -80,6 +98,53 @@ def test_shards(build):
             "CUDA_VISIBLE_DEVICES": "2", "SLURM_SHARDS_ON_NODE": "2", "SLURM_STEP_GPUS": "2",
         }  # fmt: skip
         assert _environment(lab, "gpu:h100:2")["CUDA_VISIBLE_DEVICES"] == "0,1"
+
+
+_HALF_SHARDS = "version: partage/v1\ngpus: [{select: {index: [0, 1, 2, 3]}, time-slicing: {replicas: 4}}]\n"
+_KEPT_APART = ["gpu:h100:1", "gpu:h100:2", "shard:1", "shard:2", "shard:4"]
+_MAY_MEET = ["gpu:1", "gpu:h100_shared:1"]
+"""22.05 may start these on a GPU whose shards are in use; Partage warns of it and says what to ask for."""
+
+
+@pytest.mark.parametrize("build", BUILDS)
+def test_scenario_20_no_gpu_is_given_whole_and_in_shards_at_the_same_time(build):
+    """Eight GPUs, four of them shared, and thirty jobs in any order."""
+    random = Random(20)
+    warned = double_booking(SlurmVersion.parse(build.version)) is not None
+    assert warned == (build is OLD)
+    requests = _KEPT_APART if warned else _KEPT_APART + _MAY_MEET
+    with _lab(build, _HALF_SHARDS, "8xh100-sxm5-80gb") as lab:
+        for _ in range(30):
+            job = ["sbatch", "-o", "/dev/null", f"--gres={random.choice(requests)}"]
+            done = lab.run(*job, "--wrap", f"sleep {random.choice((0.5, 1, 2))}")
+            assert done.returncode == 0, done.stderr
+
+        def ended():
+            jobs = lab.run("scontrol", "show", "job", "--details", "--oneliner").stdout.splitlines()
+            whole, shards = _given(jobs)
+            assert max(whole.values(), default=0) <= 1, whole
+            assert max(shards.values(), default=0) <= 4, shards
+            assert not whole.keys() & shards.keys(), (whole, shards)
+            return sum("JobState=COMPLETED" in job for job in jobs) == 30
+
+        lab.wait_for(ended, 60)
+
+
+def _given(jobs):
+    """How often each GPU, by its place in gres.conf, is given whole, and how many of its shards are."""
+    whole: Counter[str] = Counter()
+    shards: Counter[str] = Counter()
+    for job in jobs:
+        if "JobState=RUNNING" not in job:
+            continue
+        for kind, count, places in re.findall(r"(gpu:\w+|shard):(\d+)\(IDX:([\d,-]+)\)", job):
+            gpus = expand_hostlist(f"[{places}]")
+            if kind == "shard":
+                assert len(gpus) == 1, job
+                shards[gpus[0]] += int(count)
+            else:
+                whole.update(gpus)
+    return whole, shards
 
 
 @pytest.mark.parametrize("build", BUILDS)

@@ -133,6 +133,8 @@ def _type(hint: Any) -> str:  # noqa: ANN401 - any annotation
 
 
 def _plain_type(kind: type) -> str:
+    if kind is Any:
+        return "any value"
     if kind.__name__ in _SKIPPED:
         return "for this version of Partage only"
     if issubclass(kind, msgspec.Struct):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partage.agent.status.dcgm_metrics import SPELLINGS
 from partage.agent.status.metric_definitions import METRICS
 from tools.reference.tables import code, table
 
@@ -15,3 +16,8 @@ def metrics() -> str:
             for one in METRICS.values()
         ],
     )
+
+
+def dcgm() -> str:
+    """The names of dcgm-exporter that are served, in both spellings."""
+    return table(("up to 4.8", "4.9"), [(code(old), code(new)) for old, new in SPELLINGS])

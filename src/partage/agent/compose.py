@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import os
+import socket
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
@@ -14,17 +15,22 @@ from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from partage.agent.cluster.connection import ClusterConnection
 from partage.agent.driver_gate import DriverGate
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
-from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
+from partage.agent.endpoints.resource_plugin import PluginHooks
+from partage.agent.endpoints.served import ServedResources
 from partage.agent.loop import Loop, LoopParts, TurnRequests
 from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.hardware import HardwareObserver, XidLog
+from partage.agent.observers.history import UsageHistory
+from partage.agent.observers.other_plugins import OtherPluginObserver
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
+from partage.agent.observers.usage import UsageObserver
 from partage.agent.options import AgentOptions
 from partage.agent.originals import Originals
 from partage.agent.reconciler.node_port import NodePort
@@ -37,25 +43,25 @@ from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.directory_lock import RUN_LOCK, take_lock
 from partage.edges.files.state import SavedState, StateDir
+from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile
-from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import socket_identity
-from partage.errors import InputError
-from partage.model.gpu import Inventory
+from partage.model.gpu import Inventory, devices_of
 from partage.model.ids import DeviceUuid, ResourceName
 from partage.model.paths import check_socket_path
+from partage.model.share import resources_of
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import answerable_offer
+from partage.plan.serve.fragmentation import Refusals
 from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.unit_allocation import NoRoom
 from partage.plan.turn import NodeState, after_restart
 
 if TYPE_CHECKING:
-    from partage.agent.cluster.own_node import OwnNode
-    from partage.edges.kube.config import ClusterConfig
     from partage.edges.kube.port import ClusterNode
 
 log = logging.getLogger(__name__)
@@ -96,9 +102,12 @@ async def run(
     """
     status = status or AgentStatus(time.monotonic)
     _check_paths(options)
-    state_writer = StateWriter(StateDir(options.state_dir), status.clock)
+    wait_s = options.intervals.other_ends_s
+    # Two that are deleted by force one after the other wait for the same one: both saw that it was free.
+    state_dir = await asyncio.to_thread(StateDir, options.state_dir, wait_s)
+    state_writer = StateWriter(state_dir, status.clock)
     try:
-        with _locked(options.run_dir):
+        with _locked(options.run_dir, wait_s):
             in_cluster = labels is not None or options.cluster is not None
             options = replace(options, awaits_labels=in_cluster)
             agent = _Agent(options, hardware, status, state_writer, labels)
@@ -108,14 +117,14 @@ async def run(
 
 
 @contextlib.contextmanager
-def _locked(run_dir: Path) -> Iterator[None]:
+def _locked(run_dir: Path, wait_s: float) -> Iterator[None]:
     """Hold the run directory. Raises InputError where another agent has it; one that cannot be locked at all
     is reported by what cannot be written there.
     """
     lock = None
     with contextlib.suppress(OSError):
         run_dir.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(run_dir, RUN_LOCK)
+        lock = take_lock(run_dir, RUN_LOCK, wait_s=wait_s)
     try:
         yield
     finally:
@@ -147,67 +156,61 @@ class _Agent:
         self._ledger = Ledger()
         self._kubelet = PodResourcesClient(options.pod_resources)
         self._changes = DirectoryChanges()
-        self._endpoints: dict[ResourceName, tuple[ResourceEndpoint, asyncio.Task[None]]] = {}
-        self._group: asyncio.TaskGroup | None = None
+        self._endpoints = ServedResources(options, self._changes, status.clock)
         self._tasks: list[asyncio.Task[None]] = []
         self._labels = labels
         self._served_before: set[DeviceUuid] = set()
-        self._own_node: OwnNode | None = None
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._gate = DriverGate(options.run_dir, options.validations, hardware, self._hardware.observe)
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
-        self._pod_resources = PodResourcesPoller(
-            pod_resources=self._kubelet,
-            checkpoint=CheckpointFile(options.kubelet_dir),
-            ledger=self._ledger,
-            clock=clock,
-            ask=ask,
-            intervals=intervals,
-            names=self._names,
-            kubelet=lambda: (socket_identity(options.pod_resources), socket_identity(options.kubelet_socket)),
-            resend=self._resend,
-        )
-        hooks = PluginHooks(self._ledger, clock, self._pod_resources.ask_holders, self._pod_resources.soon)
+        self._pod_resources, self._refusals = self._poller_of(), Refusals()
+        kubelet = self._pod_resources
+        hooks = PluginHooks(self._ledger, clock, kubelet.ask_holders, kubelet.soon, self._refused)
         self._plugins = PluginSet(hooks)
-        self._policies = PolicyObserver(options, geometry_of, ask, changes=self._changes)
+        self._cluster = ClusterConnection(options, status, ask, self._know, self._judge_again)
+        may_change = self._cluster.may_change if options.rollout else None
+        self._policies = PolicyObserver(
+            options, geometry_of, ask, changes=self._changes, may_change=may_change
+        )
         self._cordon = CordonObserver(options.state_dir, intervals.policy_s, ask)
+        self._other_plugins = OtherPluginObserver(
+            directory=options.kubelet_dir,
+            changes=self._changes,
+            resources=self._resources,
+            devices=lambda: self._names().devices,
+            ours=self._endpoints.sockets,
+            ask=ask,
+            takeover=options.takeover,
+        )
         self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
         self._originals = Originals(state_writer.write_originals)
         self._unfinished = UnfinishedChange(options.state_dir)
-        port = NodePort(
-            hardware=self._hardware,
-            settings=self._settings,
-            policies=self._policies,
-            originals=self._originals,
-            unfinished=self._unfinished,
-            geometry_of=geometry_of,
-            intervals=intervals,
-            planned=self._plan,
-            until_usable=self._cdi.wait_until_written,
-            ask=ask,
-        )
-        self._reconciler = Reconciler(port, clock, ask, intervals.retry_s)
-        self._watchdog = Watchdog(
+        self._reconciler = self._reconciler_of()
+        self._watchdog = self._watchdog_of(hardware)
+        self._usage = UsageObserver(
             hardware=hardware,
             ledger=self._ledger,
-            holders_known=lambda: bool(self._pod_resources.known) and not self._pod_resources.trouble,
+            holders_known=self._holders_known,
             directory=options.container_logs,
+            offer=lambda: self._loop.view.offer,
             clock=clock,
-            ask=ask,
             intervals=intervals,
-            counts=status.counts,
         )
+        self._history = self._history_of() if options.history_days else None
         self._loop = self._loop_of()
         status.watch_observation = lambda: self._watchdog.observation
-        status.endpoints = lambda: [one.state for one, _ in list(self._endpoints.values())]
+        status.endpoints = self._endpoints.states
         status.counts.asked = self._plugins.asked
         status.counts.xids = self._hardware.xid_counts
+        status.counts.last_xids = self._hardware.last_xids
         status.counts.changes = self._reconciler.endings
 
     async def run(self, stop: asyncio.Event, beside: Beside | None) -> None:
         """Start, run, stop."""
         self._gate.check()
+        loop = asyncio.get_running_loop()
+        self._status.usage = lambda: self._usage.fresh(loop)
         observation = asyncio.create_task(self._hardware.observe(), name="first observation")
         stopped = asyncio.create_task(stop.wait(), name="stop")
         try:
@@ -221,6 +224,7 @@ class _Agent:
                 observation.result()
             self._policies.resolve_on(self._hardware.node)
             self._policies.check_in_force()
+            self._other_plugins.look()
             self._watchdog.update(self._policies.desired, answerable_offer(saved.serving))
             async with self._running(beside):
                 await stopped
@@ -231,11 +235,14 @@ class _Agent:
             self._kubelet.close()
             self._changes.close()
         await asyncio.to_thread(self._state_writer.save)
+        if self._history is not None:
+            await asyncio.to_thread(self._history.save)
 
     def _restore(self) -> SavedState:
         """Load the state of the agent that ran before."""
         saved = self._state_writer.load()
         self._policies.fallback = saved.policy
+        self._policies.served_before = bool(saved.serving)
         self._originals.by_gpu = saved.original
         self._served_before = {
             one.device for devices in answerable_offer(saved.serving).values() for one in devices
@@ -244,6 +251,65 @@ class _Agent:
         self._loop.boot_id = saved.boot_id
         self._reconciler.in_hand = dict.fromkeys(self._unfinished.read(), Phase.VERIFYING)
         return saved
+
+    def _poller_of(self) -> PodResourcesPoller:
+        options = self._options
+        return PodResourcesPoller(
+            pod_resources=self._kubelet,
+            checkpoint=CheckpointFile(options.kubelet_dir),
+            ledger=self._ledger,
+            clock=self._status.clock,
+            ask=self._requests.ask,
+            intervals=options.intervals,
+            names=self._names,
+            kubelet=lambda: (socket_identity(options.pod_resources), socket_identity(options.kubelet_socket)),
+            resend=self._resend,
+        )
+
+    def _reconciler_of(self) -> Reconciler:
+        port = NodePort(
+            hardware=self._hardware,
+            settings=self._settings,
+            policies=self._policies,
+            originals=self._originals,
+            unfinished=self._unfinished,
+            geometry_of=geometry_of,
+            intervals=self._options.intervals,
+            planned=self._plan,
+            until_usable=self._cdi.wait_until_written,
+            ask=self._requests.ask,
+            look=self._other_plugins.look,
+        )
+        return Reconciler(port, self._status.clock, self._requests.ask, self._options.intervals.retry_s)
+
+    def _holders_known(self) -> bool:
+        return bool(self._pod_resources.known) and not self._pod_resources.trouble
+
+    def _watchdog_of(self, hardware: Hardware) -> Watchdog:
+        return Watchdog(
+            hardware=hardware,
+            ledger=self._ledger,
+            holders_known=self._holders_known,
+            directory=self._options.container_logs,
+            clock=self._status.clock,
+            ask=self._requests.ask,
+            intervals=self._options.intervals,
+            counts=self._status.counts,
+        )
+
+    def _history_of(self) -> UsageHistory:
+        options = self._options
+        files = UsageDays(options.state_dir, options.history_days)
+        self._status.history = files.texts
+        return UsageHistory(
+            files=files,
+            node=options.node_name or socket.gethostname(),
+            look=self._usage.look,
+            wanted=lambda: bool(self._ledger.entries()),
+            gpus=self._hardware.models,
+            intervals=options.intervals,
+            ask=self._requests.ask,
+        )
 
     def _loop_of(self) -> Loop:
         environ = self._options.environ
@@ -267,11 +333,15 @@ class _Agent:
             cdi=self._cdi,
             guard=GuardFiles(self._options.run_dir),
             watchdog=self._watchdog,
-            serve=self._serve,
-            retire=self._retire,
+            serve=self._endpoints.serve,
+            retire=self._endpoints.retire,
             rules=XidRules.parse(disabled, enabled),
-            cluster_trouble=self._cluster_trouble,
-            gave_up=lambda: self._own_node.drain.gave_up if self._own_node else {},
+            refusals=self._refusals,
+            cluster_trouble=lambda: self._cluster.trouble,
+            history_trouble=lambda: self._history.trouble if self._history else "",
+            gave_up=lambda: self._cluster.gave_up,
+            other_plugin=lambda: self._other_plugins.sentence,
+            other_labels=lambda: self._cluster.other_writer,
         )
         return Loop(parts)
 
@@ -286,18 +356,22 @@ class _Agent:
             "events": self._hardware.watch_events(),
             "policy": self._policies.watch(),
             "cordon": self._cordon.watch(),
+            "other plugins": self._other_plugins.watch(),
             "reconciler": self._reconciler.run(),
             "driver": self._gate.watch(self._options.intervals.policy_s),
             "state": self._state_writer.run(),
             "cdi": self._cdi.run(),
             "watchdog": self._watchdog.run(),
+            "usage": self._usage.run(),
         }
+        if self._history is not None:
+            tasks["history"] = self._history.run()
         if self._labels is not None:
             tasks["labels"] = self._labels(self._know_labels)
         if self._options.cluster is not None:
-            tasks["cluster"] = self._in_cluster(self._options.cluster)
+            tasks["cluster"] = self._cluster.run(self._options.cluster, FIRST_ANSWER_S)
         async with asyncio.TaskGroup() as group:
-            self._group = group
+            self._endpoints.group = group
             self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_ANSWER_S):
@@ -310,26 +384,12 @@ class _Agent:
             try:
                 yield
             finally:
-                for task in (*self._tasks, *(task for _, task in self._endpoints.values())):
+                for task in self._tasks:
                     task.cancel()
+                self._endpoints.stop()
 
-    async def _in_cluster(self, config: ClusterConfig) -> None:
-        """Keep the own Node up to date, after the first registration, which must not wait for it."""
-        await self._status.until(lambda report: bool(report.made.number))
-        await asyncio.sleep(FIRST_ANSWER_S)
-        own_node = self._own_node = await asyncio.to_thread(self._new_own_node, config)
-        await own_node.run()
-
-    def _cluster_trouble(self) -> str:
-        return self._own_node.trouble if self._own_node else ""
-
-    def _new_own_node(self, config: ClusterConfig) -> OwnNode:
-        """Importing the client takes a tenth of a second: pods are served meanwhile."""
-        from partage.agent.cluster.own_node import OwnNode
-        from partage.edges.kube.cluster import ApiCluster
-
-        name = self._options.node_name
-        return OwnNode(ApiCluster(config, name), name, self._status, self._requests.ask, know=self._know)
+    def _judge_again(self) -> None:
+        self._policies.judge_again()
 
     def _know_labels(self, labels: Mapping[str, str]) -> None:
         self._gate.know_labels(labels)
@@ -342,44 +402,27 @@ class _Agent:
     def _plan(self) -> NodePlan:
         return self._loop.plan()
 
-    def _serve(self, plugin: ResourcePlugin) -> None:
-        """Serve and register one more resource."""
-        assert self._group is not None
-        try:
-            endpoint = ResourceEndpoint(
-                plugin,
-                self._options.kubelet_dir,
-                changes=self._changes,
-                clock=self._status.clock,
-                takeover=self._options.takeover,
-            )
-        except InputError as error:
-            # Only a name from an earlier policy or another plugin; names of this policy were checked before.
-            log.warning(
-                "resource cannot be served", extra={"resource": plugin.resource, "reason": str(error)}
-            )
-            return
-        task = self._group.create_task(endpoint.run(), name=f"serve {plugin.resource}")
-        self._endpoints[plugin.resource] = endpoint, task
-
-    def _retire(self, resource: ResourceName) -> None:
-        """Serve a resource no longer: the kubelet forgets it some minutes after its socket has gone."""
-        if resource in self._endpoints:
-            _, task = self._endpoints.pop(resource)
-            task.cancel()
-            log.info("resource dropped", extra={"resource": resource})
+    def _refused(self, resource: ResourceName, refusal: NoRoom) -> None:
+        now_s = self._status.clock()
+        self._refusals.noted(resource, refusal.units, now_s, ignored=refusal.ignored)
+        self._requests.ask()
 
     def _names(self) -> NodeNames:
         node = self._hardware.node
         gpus = node.known.values() if node else ()
         uuids = frozenset(gpu.uuid for gpu in gpus)
-        devices = uuids | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
+        devices = devices_of(gpus)
         served = self._loop.state.serving.keys()
         return NodeNames(self._plugins.by_name.keys(), uuids | served, devices | self._served_before)
 
+    def _resources(self) -> set[ResourceName]:
+        """What is offered, or is to be."""
+        desired = self._policies.desired
+        return {*self._plugins.by_name, *(resources_of(desired.offer) if desired else ())}
+
     def _resend(self) -> bool:
         """Send the lists that the kubelet watches once more. False: it watches none."""
-        watched = [name for name, (endpoint, _) in self._endpoints.items() if endpoint.state.watching]
+        watched = self._endpoints.watched()
         for resource in watched:
             self._plugins.by_name[resource].resend()
         return bool(watched)

@@ -46,6 +46,7 @@ from partage.plan.report import (
     resource_reports,
 )
 from partage.plan.report_events import diff_reports
+from partage.plan.serve.fragmentation import Refusals
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, TurnInput, TurnResult, turn
@@ -93,8 +94,12 @@ class LoopParts(Struct):
     serve: Callable[[ResourcePlugin], None]
     retire: Callable[[ResourceName], None]
     rules: XidRules = DEFAULT_RULES
+    refusals: Refusals = field(default_factory=Refusals)
     cluster_trouble: Callable[[], str] = str
+    history_trouble: Callable[[], str] = str
     gave_up: Callable[[], Mapping[GpuUuid, str]] = dict
+    other_plugin: Callable[[], str] = str
+    other_labels: Callable[[], str] = str
 
 
 class Loop(Struct):
@@ -176,6 +181,7 @@ class Loop(Struct):
             in_hand=parts.reconciler.in_hand,
             gave_up=parts.gave_up(),
             cordoned=parts.cordon.gpus(observed.node.known),
+            other_plugin=parts.other_plugin(),
             checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),
         )
 
@@ -193,7 +199,9 @@ class Loop(Struct):
         return self.parts.planner.plan(self.parts.policies.desired, self.snapshot())
 
     def _pause_s(self) -> float | None:
-        return None if self._due_s is None else max(0.0, self._due_s - self.parts.clock())
+        now_s = self.parts.clock()
+        dues = [due for due in (self._due_s, self.parts.refusals.due_s(now_s)) if due is not None]
+        return max(0.0, min(dues) - now_s) if dues else None
 
     def _seen(self) -> TurnInput:
         parts = self.parts
@@ -218,6 +226,7 @@ class Loop(Struct):
             silent=news.silent,
             booted=booted,
             held_version=parts.ledger.version,
+            refused=parts.refusals.in_force(snapshot.now_s),
         )
 
     def _has_booted(self, news: Observation) -> bool:
@@ -263,7 +272,9 @@ class Loop(Struct):
         report = Report(
             made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
-            offer=promised(done.view.offer, seen.desired.watch_of if seen.desired else {}),
+            offer=promised(
+                done.view.offer, seen.desired.watch_of if seen.desired else {}, seen.node.inventory
+            ),
             gpus=gpu_reports(seen.snapshot, done, seen.desired, entries),
             resources=resource_reports(listed, entries),
             entries=entries,
@@ -274,6 +285,7 @@ class Loop(Struct):
             watched=parts.watchdog.watched,
             mig_config=self._mig_config(done),
             labels=parts.policies.labels,
+            other_labels=parts.other_labels(),
         )
         for one in diff_reports(parts.status.report, report):
             log.log(logging.WARNING if one.grave else logging.INFO, one.event, extra=dict(one.facts))
@@ -290,6 +302,7 @@ class Loop(Struct):
             policies.desired,
             done.plan,
             before.mig_config if before else None,
+            held_back=policies.held_back,
         )
 
     def _dependencies(self) -> DependencyProblems:
@@ -302,6 +315,7 @@ class Loop(Struct):
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,
             api_server=parts.cluster_trouble(),
+            history=parts.history_trouble(),
         )
 
 

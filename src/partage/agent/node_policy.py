@@ -5,12 +5,13 @@ The agent and the one-shot verbs ask here, so that ``plan --node-labels`` says w
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from hashlib import sha256
 
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.edges.files.policy import LoadedPolicy, built_in, parse_policy
+from partage.edges.files.policy import LoadedPolicy, built_in, parse_policy, policy_keys
 from partage.edges.files.policy_directory import PolicyTexts
 from partage.edges.files.state import SavedPolicy
 from partage.errors import InputError, Problem
@@ -26,12 +27,16 @@ from partage.plan.offer.policy_choice import (
     TakePolicy,
     UnknownName,
     choose_policy,
+    named_policy,
 )
 from partage.plan.report import PolicyReason
 from partage.text import listed
 from partage.values import Frozen
 
 _NO_FILE = PolicyTexts("")
+
+BUILT_IN = "built-in"
+"""The revision of the policy that needs no file."""
 
 
 class PolicyRefusal(Frozen):
@@ -72,6 +77,14 @@ class NodePolicy(Frozen):
         """The policy with these layouts."""
         return replace(self.loaded.policy, layouts=layouts.layouts if layouts else None)
 
+    def revision(self, layouts: ChosenLayouts | None) -> str:
+        """What it is known as in a fleet: ``3f2a91c04b7d``, the digest of its text; ``/name``: one of several
+        configurations in it; ``+all-1g.10gb``: with the layouts of the node's label.
+        """
+        digest, config = self.loaded.digest[:12] or BUILT_IN, self.saved.config if self.saved else None
+        base = f"{digest}/{config}" if config else digest
+        return f"{base}+{layouts.layouts.name}{_short_digest(layouts.text)}" if layouts else base
+
     def remembered(self, layouts: ChosenLayouts | None) -> SavedPolicy | None:
         """What the next agent has to know in order to have the same, with these layouts."""
         if self.saved is None and layouts is None:
@@ -81,6 +94,11 @@ class NodePolicy(Frozen):
             return saved
         labels = {**saved.labels, MIG_CONFIG: layouts.layouts.name}
         return replace(saved, labels=labels, layouts=layouts.text, layouts_source=layouts.source)
+
+
+def _short_digest(text: str) -> str:
+    """``@9c1f02``; empty for an empty text."""
+    return f"@{sha256(_bytes(text)).hexdigest()[:6]}" if text else ""
 
 
 class NodeChoice(Frozen):
@@ -141,15 +159,28 @@ def node_policy(
     return replace(base, layouts=chosen, layouts_unknown=labels is None, layouts_problems=problems)
 
 
+def labels_choose(found: PolicyTexts) -> bool:
+    """Whether labels choose among what was read: a directory, or the keys of a ConfigMap."""
+    if found.directory:
+        return True
+    try:
+        return bool(policy_keys(found.text(found.path), found.path))
+    except InputError:
+        return False
+
+
 def _chosen(
     found: PolicyTexts | None, choice: NodeChoice, labels: NodeLabels | None, *, laid_out: bool
 ) -> NodePolicy | PolicyRefusal:
     """The policy without the label's layouts. laid_out: there are some."""
     if found is None:
         return NodePolicy(built_in(choice.environ))
-    if not found.directory:
+    keys = None if found.directory else policy_keys(found.text(found.path), found.path)
+    if not found.directory and (not keys or _names_no_key(keys, choice, labels)):
         return _read(found, found.path, "", choice, laid_out=laid_out)
-    match choose_policy(found.names, labels, choice.rules):
+    match choose_policy(keys or found.names, labels, choice.rules):
+        case TakePolicy(name=name, by=by) if keys:
+            return _read(found, found.path, by, choice, laid_out=laid_out, key=(name, keys[name]))
         case TakePolicy(name=name, by=by):
             return _read(found, name, by, choice, laid_out=laid_out)
         case TakeNone(by=by):
@@ -160,6 +191,12 @@ def _chosen(
             return _refusal(PolicyReason.NONE_CHOSEN, found, message, hint)
         case LabelsUnknown():
             return _refusal(PolicyReason.LABELS_UNKNOWN, found, *_LABELS_UNKNOWN)
+
+
+def _names_no_key(keys: Collection[str], choice: NodeChoice, labels: NodeLabels | None) -> bool:
+    """The default is a configuration in one of the keys, and no label asks for another."""
+    default = choice.rules.default
+    return bool(default) and default not in keys and labels is not None and not named_policy(labels)
 
 
 _LABELS_UNKNOWN = (
@@ -173,16 +210,26 @@ def _refusal(reason: PolicyReason, found: PolicyTexts, message: str, hint: str) 
 
 
 def _read(
-    found: PolicyTexts, name: str, by: str, choice: NodeChoice, *, laid_out: bool
+    found: PolicyTexts,
+    name: str,
+    by: str,
+    choice: NodeChoice,
+    *,
+    laid_out: bool,
+    key: tuple[str, Sequence[str]] | None = None,
 ) -> NodePolicy | PolicyRefusal:
-    """One policy, as this node has it. Raises InputError."""
+    """One policy, as this node has it. key: of a ConfigMap, with the configurations in it. Raises
+    InputError.
+    """
     content, file = found.text(name), found.file(name)
     config = None if found.directory else choice.rules.default
     named = _configurations(content, file) if laid_out else []
+    if key is not None:
+        config, named = key[0], [f"{key[0]}/{inner}" for inner in key[1]] if laid_out else []
     if named:  # the label says which of them; this one only has to be right
-        loaded = parse_policy(content, file, config or named[0], choice.environ)
+        config = named[0] if key is not None else config or named[0]
+        loaded = parse_policy(content, file, config, choice.environ)
         loaded = replace(loaded, policy=replace(loaded.policy, entries=()))
-        config = config or named[0]
     else:
         loaded = parse_policy(content, file, config, choice.environ)
     asked = asked_labels(loaded.policy)
@@ -207,23 +254,31 @@ def _configurations(content: bytes, file: str) -> list[str]:
     return named_configurations(content, file)
 
 
+def _configurations_by_key(content: bytes, file: str) -> Mapping[str, list[str]]:
+    """The same, for each key of a ConfigMap; another file is one key without a name."""
+    keys = policy_keys(content, file)
+    return {"": _configurations(content, file)} if keys is None else keys
+
+
 def _layouts(name: str, found: PolicyTexts) -> ChosenLayouts:
     """The layouts of that name: of a file, else those that Partage knows. Raises InputError."""
     known: list[str] = []
-    having: list[str] = []
+    having: list[tuple[str, str]] = []
     for policy, text in found.texts.items():
-        named = _configurations(text, found.file(policy))
-        known += named
-        if name in named:
-            having.append(policy)
+        for key, named in _configurations_by_key(text, found.file(policy)).items():
+            known += named
+            if name in named:
+                having.append((policy, key))
     if len(having) > 1:
         raise InputError(
-            f"label {MIG_CONFIG} asks for {name[:60]!r}, which is in {' and in '.join(having[:5])}",
+            f"label {MIG_CONFIG} asks for {name[:60]!r}, which is in "
+            f"{' and in '.join(key or policy for policy, key in having[:5])}",
             "remove one of the two",
         )
     if having:
-        file = found.file(having[0])
-        loaded = parse_policy(found.texts[having[0]], file, name)
+        [(policy, key)] = having
+        file = found.file(policy)
+        loaded = parse_policy(found.texts[policy], file, f"{key}/{name}" if key else name)
         entries = tuple(entry for entry in loaded.policy.entries if isinstance(entry, GpuEntry))
         return ChosenLayouts(NodeLayouts(name, entries), file, loaded.text)
     return ChosenLayouts(NodeLayouts(name, (_known_by_name(name, known),)))

@@ -10,7 +10,9 @@ from msgspec import field
 
 from partage.edges.kubelet.container_names import LOGS
 from partage.model.choice_rules import ChoiceRules, Fallback
-from partage.model.node_labels import NodeLabels
+from partage.model.dcgm_names import DcgmNames
+from partage.model.node_labels import NodeLabels, WrittenLabels
+from partage.model.node_taints import NodeTaint
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -51,11 +53,20 @@ class Intervals(Frozen):
     watch_s: how much of a shared GPU each container uses. One request to the helper, a few NVML calls per GPU
         and a few files of /proc per process. A container is ended after two checks; processes that MPS limits
         stay limited meanwhile.
+    usage_s: how much every container uses, while somebody scrapes the metrics. Peaks are kept by the helper;
+    this is
+        often enough to know the names of containers that live shorter than the pause between two scrapes.
+    usage_answer_s: how long a scrape waits for new figures; else it gets the last ones.
+    history_s: a sample of the history of use, while a share is held. The helper keeps the peaks between.
+    history_write_s: its file is written. So much is lost when the agent is killed.
     report_s: the report file is written at most this often.
     stalled_s: the loop counts as stalled if its pulse (every policy_s) is older.
     silent_s: the kubelet counts as not answering if a registration waits longer.
     unwatched_s: a resource without a ListAndWatch stream is reported after so long. The kubelet opens it when
         it accepts a registration.
+    other_ends_s: how long a new agent waits for the end of another one. Those of pods that were deleted by
+        force run for a moment beside it: over 3 seconds were seen on a busy node. An exit would cost 10: the
+        kubelet's pause before it starts a container again.
     retry_s: observing the node while there is no driver or the helper does not answer; first retry of a
         failed change.
     """
@@ -72,10 +83,15 @@ class Intervals(Frozen):
     withdraw_s: float = 1.0
     turn_gap_s: float = 0.05
     watch_s: float = 5.0
+    usage_s: float = 10.0
+    usage_answer_s: float = 1.0
+    history_s: float = 30.0
+    history_write_s: float = 300.0
     report_s: float = 1.0
     stalled_s: float = 15.0
     silent_s: float = 10.0
     unwatched_s: float = 2.0
+    other_ends_s: float = 8.0
     retry_s: float = 2.0
 
 
@@ -93,7 +109,13 @@ class AgentOptions(Frozen):
     driver_root:   host path of the driver, None: what the policy says.
     container_logs: where the kubelet names the containers of the node by their ids.
     cluster:       the API server; None: the agent does without one. node_name: of the own Node there.
+    labels:        which of them are written to the own Node.
+    taints:        set on the own Node while they hold; all others of Partage are taken away.
+    rollout:       the ConfigMap of the rollout over a fleet, ``name`` or ``namespace/name``; empty: the node
+                   changes whenever its policy does.
     validations:   directory in which the GPU Operator says that driver and toolkit work; None: do not wait.
+    dcgm_names:    which metrics are served under dcgm-exporter's names, too.
+    history_days:  how many days of the use of GPUs are kept in the state directory; 0: none.
     takeover:      register also what another process offers to the kubelet.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
     """
@@ -113,7 +135,12 @@ class AgentOptions(Frozen):
     container_logs: Path = LOGS
     cluster: ClusterConfig | None = None
     node_name: str = ""
+    history_days: int = 0
     takeover: bool = False
+    labels: WrittenLabels = WrittenLabels.ALL
+    taints: frozenset[NodeTaint] = frozenset()
+    rollout: str = ""
+    dcgm_names: DcgmNames = DcgmNames.OFF
     validations: Path | None = None
     intervals: Intervals = field(default_factory=Intervals)
 

@@ -70,6 +70,14 @@ class Notes:
         """The whole document."""
         return Field(self.document.value, Place(self.file, ""), self)
 
+    def top_table(self, keys: Sequence[str]) -> Table:
+        """The whole document, which has to be a mapping. Raises InputError if it is none."""
+        top = self.top().table(keys)
+        if top is None:
+            self.finish()
+            raise AssertionError("a root that is no mapping has been noted")
+        return top
+
     @property
     def full(self) -> bool:
         """Enough problems are listed."""

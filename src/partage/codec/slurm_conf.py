@@ -45,10 +45,10 @@ class ConfFile(Frozen):
     lines: tuple[ConfLine, ...]
 
 
-def parse_conf(text: str, name: str) -> ConfFile | None:
-    """The file; None if it is none of the three."""
+def parse_conf(text: str, name: str, kind: ConfKind | None = None) -> ConfFile | None:
+    """The file; None if it is none of the three. kind: what it is, where something else says so."""
     lines = tuple(_lines(text))
-    kind = _kind(name, lines)
+    kind = kind or _kind(name, lines)
     return None if kind is None else ConfFile(name, kind, lines)
 
 
@@ -69,7 +69,7 @@ def _lines(text: str) -> Iterator[ConfLine]:
 
 
 def _line(number: int, text: str) -> ConfLine:
-    if text.lower().startswith("include "):
+    if text[:8].lower() in ("include ", "include\t"):
         return ConfLine(number, (("Include", text[8:].strip()),))
     pairs: list[tuple[str, str]] = []
     at = 0

@@ -62,6 +62,7 @@ def decode(kind: type[T], data: bytes, *, strict: bool = True) -> T:
     """Inverse of ``encode``. strict: keys that ``kind`` lacks are refused, and so are keys that are missing
     although they have a default. Raises CodecError.
     """
+    data = bytes(data)  # a Raw is equal to no bytes
     try:
         value: T = _decoder(cast("Any", kind)).decode(data)
         if strict and (written := _ENCODER.encode(value)) != data:

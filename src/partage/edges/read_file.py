@@ -15,12 +15,17 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
     """
     handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
     try:
-        mode = os.fstat(handle).st_mode
-        if stat.S_ISDIR(mode):
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-        if not stat.S_ISREG(mode):
-            raise OSError(errno.EINVAL, "not a regular file", str(path))
-        with os.fdopen(handle, "rb", closefd=False) as stream:
-            return stream.read(limit_bytes)
+        return read_regular_at(handle, limit_bytes, path)
     finally:
         os.close(handle)
+
+
+def read_regular_at(handle: int, limit_bytes: int, path: Path) -> bytes:
+    """The same of a file that is open already; it stays open. path: for errors."""
+    mode = os.fstat(handle).st_mode
+    if stat.S_ISDIR(mode):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    if not stat.S_ISREG(mode):
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    with os.fdopen(handle, "rb", closefd=False) as stream:
+        return stream.read(limit_bytes)

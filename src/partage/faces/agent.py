@@ -7,8 +7,8 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Coroutine
+from typing import TYPE_CHECKING, NamedTuple
 
 import click
 
@@ -19,9 +19,13 @@ from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.ticks import until_tick
 from partage.errors import InputError
+from partage.faces.http_access import HttpAccess, HttpOptions
 from partage.faces.lean_imports import lean_imports
+from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.agent.slurm.options import SlurmOptions
+    from partage.agent.slurm.status import SlurmStatus
     from partage.faces.http import HttpFace
 
 _REGISTERS_WITHIN_S, _LOOK_EVERY_S = 1.0, 0.05
@@ -29,13 +33,106 @@ _REGISTERS_WITHIN_S, _LOOK_EVERY_S = 1.0, 0.05
 log = logging.getLogger(__name__)
 
 
+class HttpAddress(Frozen):
+    """Where HTTP is served, ``HOST:PORT``, and who may read it."""
+
+    address: str
+    protection: HttpOptions
+
+
+class Listening(NamedTuple):
+    """The address, taken; who may read; the name of the node, for the title of the page."""
+
+    socket: socket.socket
+    access: HttpAccess
+    node_name: str
+
+    @classmethod
+    def of(cls, http: HttpAddress, node_name: str) -> Listening:
+        """Check the files, take the address. Raises InputError."""
+        names = frozenset(name for name in (node_name, socket.gethostname()) if name)
+        access = HttpAccess(http.protection, names)
+        taken = listen(http.address)
+        if http.protection.open and not taken.getsockname()[0].startswith(("127.", "::1")):
+            log.warning(
+                "http is open to everyone who reaches it, with names of pods",
+                extra={"address": http.address, "hint": "--http-token-file, or --http-client-ca"},
+            )
+        return cls(taken, access, node_name)
+
+
 def serve(
-    options: AgentOptions, hardware_of: Callable[[], RemoteHardware], http: str | None, log_level: str
+    options: AgentOptions,
+    hardware_of: Callable[[], RemoteHardware],
+    http: HttpAddress | None,
+    log_level: str,
 ) -> None:
-    """Run the agent until SIGTERM or SIGINT. Raises what ``agent.compose.run`` does."""
+    """Run the agent until SIGTERM or SIGINT. Raises what ``agent.compose.run`` does, and InputError for an
+    address or files that cannot be used."""
     configure(log_level)
-    listening = None if http is None else listen(http)
+    listening = None if http is None else Listening.of(http, options.node_name)
     asyncio.run(_run(options, hardware_of, listening))
+
+
+def serve_slurm(
+    options: AgentOptions,
+    slurm: SlurmOptions,
+    hardware_of: Callable[[], RemoteHardware],
+    http: HttpAddress | None,
+    log_level: str,
+) -> None:
+    """Keep Slurm and the GPUs of this node the same until SIGTERM or SIGINT. Raises what
+    ``agent.slurm.service.run`` does, and InputError for an address or files that cannot be used."""
+    from partage.agent.slurm import service
+
+    configure(log_level)
+    listening = None if http is None else Listening.of(http, slurm.node)
+
+    async def run_it() -> None:
+        hardware = hardware_of()
+        hardware.start()
+
+        def face(status: SlurmStatus) -> Coroutine[None, None, None]:
+            assert listening is not None
+            return _slurm_face(status, hardware, listening)
+
+        try:
+            await service.run(
+                options, slurm, hardware, stop=_stop_event(), beside=face if listening else None
+            )
+        finally:
+            await hardware.close()
+
+    asyncio.run(run_it())
+
+
+async def _slurm_face(status: SlurmStatus, hardware: RemoteHardware, listening: Listening) -> None:
+    """HTTP of a compute node, until cancelled."""
+
+    def opened() -> HttpFace:
+        with lean_imports():
+            from partage.faces.agent_pages import slurm_pages
+            from partage.faces.http import HttpFace
+
+        return HttpFace(listening.socket, slurm_pages(status, lambda: hardware.state), listening.access)
+
+    host, port = listening.socket.getsockname()[:2]
+    say_url(host, port, listening.access.scheme)
+    http = await asyncio.to_thread(opened)
+    try:
+        await asyncio.Event().wait()
+    finally:
+        http.close()
+
+
+def _stop_event() -> asyncio.Event:
+    """Set by SIGTERM and SIGINT. NVIDIA's config-manager sends SIGHUP after a change; the policy file is
+    watched anyway."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    loop.add_signal_handler(signal.SIGHUP, lambda: None)
+    return stop
 
 
 def listen(address: str) -> socket.socket:
@@ -54,16 +151,11 @@ def listen(address: str) -> socket.socket:
 
 
 async def _run(
-    options: AgentOptions, hardware_of: Callable[[], RemoteHardware], listening: socket.socket | None
+    options: AgentOptions, hardware_of: Callable[[], RemoteHardware], listening: Listening | None
 ) -> None:
     hardware = hardware_of()
     hardware.start()
-    stop = asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(number, stop.set)
-
-    # NVIDIA's config-manager sends SIGHUP after a change; the file is watched anyway.
-    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, lambda: None)
+    stop = _stop_event()
 
     async def beside(status: AgentStatus) -> None:
         await _faces(status, options, hardware, listening)
@@ -75,12 +167,13 @@ async def _run(
 
 
 async def _faces(
-    status: AgentStatus, options: AgentOptions, hardware: RemoteHardware, listening: socket.socket | None
+    status: AgentStatus, options: AgentOptions, hardware: RemoteHardware, listening: Listening | None
 ) -> None:
     """HTTP and the report file, after the first registration, which must not wait for them."""
     status.helper_trouble = lambda: hardware.state.trouble
     if listening is not None:
-        say_url(*listening.getsockname()[:2])
+        host, port = listening.socket.getsockname()[:2]
+        say_url(host, port, listening.access.scheme)
     await _first_registration(status)
     http = None
     try:
@@ -93,9 +186,9 @@ async def _faces(
             http.close()
 
 
-def say_url(host: str, port: int) -> None:
+def say_url(host: str, port: int, scheme: str = "http") -> None:
     """Print where HTTP is served, one line on stdout."""
-    url = f"http://{f'[{host}]' if ':' in host else host}:{port}"
+    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
     try:
         click.echo(url)
     except OSError as error:  # stdout is closed; the agent runs all the same
@@ -110,12 +203,16 @@ async def _first_registration(status: AgentStatus) -> None:
 
 
 def _http(
-    listening: socket.socket, status: AgentStatus, options: AgentOptions, hardware: RemoteHardware
+    listening: Listening, status: AgentStatus, options: AgentOptions, hardware: RemoteHardware
 ) -> HttpFace:
     with lean_imports():
-        from partage.faces.http import HttpFace, agent_pages
+        from partage.faces.agent_pages import agent_pages
+        from partage.faces.http import HttpFace
 
-    return HttpFace(listening, agent_pages(status, options.intervals, lambda: hardware.state))
+    pages = agent_pages(
+        status, options.intervals, lambda: hardware.state, listening.node_name, options.dcgm_names
+    )
+    return HttpFace(listening.socket, pages, listening.access)
 
 
 def _freeze_imports() -> None:

@@ -10,26 +10,28 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from partage.faces.manifest import POD_SPEC_AT, CheckedProblem, LineOf, ManifestNode
+from partage.faces.manifest import POD_SPEC_AT
+from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
 from partage.values import Frozen
 
 _BY_MEMORY = (
-    "make shares of that size with mps (replicas, or shares of different sizes) or as MIG devices, and ask "
-    "for 1 of nvidia.com/gpu.shared or nvidia.com/mig-<profile>"
+    "a policy with mps: {unit: 1Gi} shares GPUs by amounts of memory, and a container asks for "
+    "aliyun.com/gpu-mem: 3; or make shares of a fixed size with mps: {replicas: 4} or as MIG devices"
 )
 _NONE = "no equivalent: remove it"
+_IF_NAMED = "which counts only where a policy names it"
 
 
 class _Word(Frozen):
-    """A name of another system. hint: the nearest equivalent."""
+    """A name of another system. hint: the nearest equivalent. but: what it is to Partage."""
 
     system: str
     means: str
     hint: str
+    but: str = "which Partage does not know"
 
 
 _RESOURCES: Mapping[str, _Word] = {
-    "aliyun.com/gpu-mem": _Word("Alibaba's gpushare", "GiB of one GPU's memory", _BY_MEMORY),
     "aliyun.com/gpu-count": _Word("Alibaba's gpushare", "whole GPUs", "ask for nvidia.com/gpu"),
     "aliyun.com/gpu-core.percentage": _Word(
         "ACK", "a part of a GPU's compute", "mps with replicas gives each share an equal part of the threads"
@@ -82,9 +84,15 @@ _NODE_LABELS: Mapping[str, _Word] = {
     "ack.node.gpu.schedule": _Word(
         "ACK",
         "one way of sharing for the whole node",
-        "partage.dev/policy names a policy, for each GPU its own way",
+        "when: {label: {ack.node.gpu.schedule: mps}}",
+        _IF_NAMED,
     ),
-    "ack.node.gpu.placement": _Word("ACK", "packed or spread GPUs", "the policy's option allocation"),
+    "ack.node.gpu.placement": _Word(
+        "ACK",
+        "packed or spread GPUs",
+        "when: {label: {ack.node.gpu.placement: spread}}, with placement: spread beside the unit",
+        _IF_NAMED,
+    ),
     "gpushare": _Word("Alibaba's gpushare", "this node shares its GPUs", "partage.dev/policy names a policy"),
 }
 
@@ -94,7 +102,7 @@ _HAMI_KEYS: Mapping[str, str] = {
     "deviceCoreScaling": "no equivalent above 1; time-slicing shares compute without a limit",
     "migStrategy": "flags.migStrategy, or mig-strategy in Partage's format",
     "knownMigGeometries": "not needed: the catalogue and the driver know what fits",
-    "resourceMemoryName": "no resource counts memory: shares have fixed sizes",
+    "resourceMemoryName": "mps: {unit: 1Gi} offers aliyun.com/gpu-mem; 'name' gives it another name",
     "resourceCoreName": "no resource counts compute: shares have fixed sizes",
     "disablecorelimit": "time-slicing has no limit of compute; mps has one",
 }
@@ -151,7 +159,7 @@ def _marked(place: ManifestNode, words: Mapping[str, _Word], what: str) -> Itera
 
 
 def _said(place: ManifestNode, what: str, word: _Word) -> CheckedProblem:
-    return place.warning(f"{what} of {word.system} ({word.means}), which Partage does not know", word.hint)
+    return place.warning(f"{what} of {word.system} ({word.means}), {word.but}", word.hint)
 
 
 def _cluster_policy(spec: ManifestNode) -> Iterator[CheckedProblem]:

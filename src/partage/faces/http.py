@@ -1,4 +1,4 @@
-"""``/metrics``, ``/healthz``, ``/livez`` and ``/report.json``: the last report, read by a thread of its own.
+"""The HTTP server: pages by path, each answered by a thread of its own.
 
 The thread holds no lock and asks the loop nothing, so it also answers while the loop hangs, which is when a
 probe matters. Imported after the agent has registered: ``http.server`` costs 30 ms.
@@ -13,28 +13,49 @@ import resource
 import socket
 import sys
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
+from urllib.parse import parse_qsl
+
+from msgspec import field
 
 from partage import __version__
-from partage.agent.options import Intervals
-from partage.agent.status.readiness import Readiness, readiness_of, stall_reason
-from partage.agent.status.status import AgentStatus
 from partage.codec.values import encode_replacing
-from partage.edges.hardware.supervisor import HelperState
-from partage.faces.report import health_document, report_document
+from partage.faces.http_access import CONTENT_SECURITY_POLICY, HttpAccess, HttpOptions
+from partage.values import Frozen
 
 Answer = tuple[HTTPStatus, str, bytes]
 """Status, content type, body."""
 
-Page = Callable[[], Answer]
+
+class PageRequest(Frozen):
+    """What a page is asked. query: the last value of each name. accept: the header ``Accept``."""
+
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    accept: str = ""
+
+
+class Stream(Frozen):
+    """An answer without an end: server-sent events, until the client goes, or the server stops.
+
+    events: the data of each event, one line; empty: nothing new. It waits by itself, and asks whether the
+    server still runs.
+    """
+
+    events: Callable[[Callable[[], bool]], Iterator[str]]
+
+
+Page = Callable[[PageRequest], Answer | Stream]
 
 _IDLE_CLIENT_S = 10.0
 """How long a client may send nothing, in seconds."""
 MOST_CLIENTS = 32
 """Connections at a time. Probes and scrapers need a few; each takes a thread and a descriptor."""
+MOST_STREAMS = 8
+"""Live pages at a time: each keeps a connection."""
 RESERVED_DESCRIPTORS = 64
 """So many descriptors are left for the kubelet, the helper and files, also if something else takes them."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
@@ -55,11 +76,13 @@ class _Server(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, listening: socket.socket, pages: Mapping[str, Page]) -> None:
+    def __init__(self, listening: socket.socket, pages: Mapping[str, Page], access: HttpAccess) -> None:
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.socket.close()
         self.socket = listening
         self.pages = pages
+        self.access = access
+        self.streams = threading.BoundedSemaphore(MOST_STREAMS)
         self.closing = threading.Event()
         self._room = threading.Condition()
         self._clients: dict[socket.socket, None] = {}  # the one that was silent for longest is the first
@@ -69,11 +92,18 @@ class _Server(ThreadingHTTPServer):
     def get_request(self) -> tuple[socket.socket, Any]:
         """The next client. Without a descriptor for it, it would be announced again and again: a pause."""
         try:
-            return super().get_request()
+            return self._secured(*super().get_request())
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 self.closing.wait(_PAUSE_S)
             raise
+
+    def _secured(self, client: socket.socket, address: Any) -> tuple[socket.socket, Any]:  # noqa: ANN401
+        """With TLS, where there is TLS. Its handshake is in the client's own thread, at the first byte."""
+        tls = self.access.tls()
+        if tls is not None:
+            client = tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+        return client, address
 
     def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401, ARG002 - the base class's
         """Make room for the client: one that has been silent for longer is cut off. False: there is no
@@ -124,20 +154,61 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _answer(self, *, with_body: bool) -> None:
         self.server.active(self.connection)
-        status, content_type, body = self._page()
+        path, _, query = self.path.partition("?")
+        refused = self.server.access.refusal(path, dict(self.headers.items()), certified=self._certified())
+        if refused is not None:
+            answer: Answer | Stream = json_answer({"error": refused.reason}, refused.status)
+        else:
+            answer = self._page(path, query)
+        if isinstance(answer, Stream):
+            self._stream(answer, with_body=with_body)
+            return
+        status, content_type, body = answer
         self.send_response(status)
-        self.send_header("Content-Type", content_type)
+        if refused is not None and refused.challenge:
+            self.send_header("WWW-Authenticate", 'Basic realm="partage: any name, the token as password"')
+        self._headers(content_type)
         self.send_header("Content-Length", str(len(body)))
-        self.send_header("Cache-Control", "no-store")
         self.end_headers()
         if with_body:
             self.wfile.write(body)
 
-    def _page(self) -> Answer:
-        path = self.path.partition("?")[0]
+    def _headers(self, content_type: str) -> None:
+        self.send_header("Content-Type", content_type)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        if content_type.startswith("text/html"):
+            self.send_header("Content-Security-Policy", CONTENT_SECURITY_POLICY)
+            self.send_header("Referrer-Policy", "no-referrer")
+
+    def _stream(self, stream: Stream, *, with_body: bool) -> None:
+        """Send events until the client goes, or the server stops."""
+        if not self.server.streams.acquire(blocking=False):
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many live pages are open")
+            return
+        try:
+            self.close_connection = True
+            self.send_response(HTTPStatus.OK)
+            self._headers("text/event-stream")
+            self.end_headers()
+            if with_body:
+                for data in stream.events(lambda: not self.server.closing.is_set()):
+                    self.server.active(self.connection)
+                    self.wfile.write(f"data: {data}\n\n".encode() if data else b":\n\n")
+                    self.wfile.flush()
+        finally:
+            self.server.streams.release()
+
+    def _certified(self) -> bool:
+        """Whether the client has shown a certificate, which TLS has checked."""
+        get = getattr(self.connection, "getpeercert", None)
+        return bool(get and get())
+
+    def _page(self, path: str, query: str) -> Answer | Stream:
         page = self.server.pages.get(path)
         if page is not None:
-            return page()
+            asked = dict(parse_qsl(query, keep_blank_values=True))
+            return page(PageRequest(path, asked, self.headers.get("Accept", "")))
         paths = {"error": f"there is no {path[:200]}", "paths": sorted(self.server.pages)}
         return json_answer(paths, HTTPStatus.NOT_FOUND)
 
@@ -148,9 +219,11 @@ class _Handler(BaseHTTPRequestHandler):
 class HttpFace:
     """Serves pages on a listening socket, on a daemon thread, until it is closed."""
 
-    def __init__(self, listening: socket.socket, pages: Mapping[str, Page]) -> None:
+    def __init__(
+        self, listening: socket.socket, pages: Mapping[str, Page], access: HttpAccess | None = None
+    ) -> None:
         self._listening = listening
-        self._server = _Server(listening, pages)
+        self._server = _Server(listening, pages, access or HttpAccess(HttpOptions()))
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
         self._thread.start()
 
@@ -166,45 +239,3 @@ class HttpFace:
             self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread up
         self._thread.join(_STOP_WITHIN_S)
         self._server.server_close()
-
-
-def agent_pages(
-    status: AgentStatus, intervals: Intervals, helper: Callable[[], HelperState] | None
-) -> dict[str, Page]:
-    """What the agent serves. helper: None where the hardware is in the agent's own process."""
-    metrics: list[Callable[[], bytes]] = []
-
-    def metrics_page() -> Answer:
-        if not metrics:
-            from partage.agent.status.metrics import (
-                metrics_writer,  # at the first scrape: not every node is scraped
-            )
-
-            metrics.append(metrics_writer(status, intervals, helper))
-        return HTTPStatus.OK, "text/plain; version=0.0.4; charset=utf-8", metrics[0]()
-
-    def report_page() -> Answer:
-        report = status.report
-        if report is None:
-            return json_answer({"error": "no report yet"}, HTTPStatus.SERVICE_UNAVAILABLE)
-        return json_answer(report_document(report, status, readiness_of(status, intervals)))
-
-    def health_page() -> Answer:
-        readiness = readiness_of(status, intervals)
-        return json_answer(health_document(readiness), _status(well=not readiness.not_well))
-
-    def life_page() -> Answer:
-        reason = stall_reason(status, intervals)
-        readiness = Readiness((reason,) if reason else (), ())
-        return json_answer(health_document(readiness), _status(well=reason is None))
-
-    return {
-        "/metrics": metrics_page,
-        "/report.json": report_page,
-        "/healthz": health_page,
-        "/livez": life_page,
-    }
-
-
-def _status(*, well: bool) -> HTTPStatus:
-    return HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE

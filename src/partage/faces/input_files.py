@@ -1,4 +1,4 @@
-"""What a file that is to be checked is: a policy, a Kubernetes manifest, a story, a machine."""
+"""What a file that is to be checked is: a policy, a manifest, a story, a machine, worker groups."""
 
 from __future__ import annotations
 
@@ -10,8 +10,12 @@ from msgspec.structs import replace
 from partage.codec.yaml_document import YamlDocument, read_document, split_documents
 from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem
-from partage.faces.manifest import LineOf, is_manifest, objects_of
+from partage.faces.manifest import is_manifest, objects_of
+from partage.faces.manifest_node import LineOf
 from partage.values import Frozen
+
+WORKER_GROUPS = "WorkerGroups"
+"""The ``kind`` of a cluster file."""
 
 
 class PolicyInput(Frozen):
@@ -42,7 +46,14 @@ class ManifestInput(Frozen):
     documents: tuple[tuple[str, YamlDocument], ...]
 
 
-Paper = PolicyInput | StoryInput | MachineInput | ManifestInput
+class GroupsInput(Frozen):
+    """The worker groups of a cluster."""
+
+    file: str
+    document: YamlDocument
+
+
+Paper = PolicyInput | StoryInput | MachineInput | ManifestInput | GroupsInput
 
 
 def read_input_file(file: str) -> Paper:
@@ -67,6 +78,8 @@ def _single(file: str, content: bytes, read: YamlDocument) -> Paper:
     document = read.value
     if not isinstance(document, dict):
         return PolicyInput(file, content)
+    if document.get("kind") == WORKER_GROUPS:
+        return GroupsInput(file, read)
     if is_manifest(document):
         return ManifestInput(file, content, (("", read),))
     if "steps" in document and "version" not in document:

@@ -12,7 +12,7 @@ functions of its own in place of OpenSSL's. Agent and helper speak to unix socke
 only where there is a cluster, the agent needs TLS."""
 
 _HALF = "http.client"
-"""Without TLS it lacks what prometheus-client's imports need: it is imported anew when they come."""
+"""Without TLS it lacks what later imports may need: it is imported anew when they come."""
 
 
 @contextmanager

@@ -6,23 +6,24 @@ request depends on it.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
-from partage.errors import Problem, Severity
+from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
+from partage.faces.manifest_settings import settings_findings
 from partage.faces.wording import sharing_text
-from partage.model.ids import VENDOR, ResourceName
+from partage.model.ids import MEMORY_RESOURCE, VENDOR, ResourceName
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Resource
+from partage.plan.offer.memory_units import SMALLEST_USABLE_BYTES
+from partage.units import format_bytes
 from partage.values import Frozen
 
 Resources = Mapping[ResourceName, Resource]
 """What the policy offers on the machine, by name."""
-
-LineOf = Callable[[Any, str | int], int | None]
-"""The line of a key of a mapping, or of an item of a list; None where that is not known."""
 
 POD_SPEC_AT = {
     "Pod": ("spec",),
@@ -37,67 +38,20 @@ POD_SPEC_AT = {
 }
 _HARMLESS_DEVICES = ("", "void", "none")
 _SHARED_SUFFIX = ".shared"
+_MIG_NAME = re.compile(r"nvidia\.com/mig-(\d+g\.\d+gb)(?:\.(me(?:\.all)?))?(?:\.shared)?", re.ASCII)
 _FEWER_REPLICAS = "ask for 1; for more of a GPU, give it fewer replicas or make it exclusive in the policy"
 
 
-class CheckedProblem(Frozen):
-    """A problem of a file. here: only this machine, or what it offers, makes it one."""
-
-    problem: Problem
-    here: bool = False
+ModelsOf = Callable[[str], tuple[str, ...]]
+"""The ids of the models that have a MIG profile, ``3g.40gb``."""
 
 
-class ManifestNode(Frozen):
-    """A node of a document, with its path.
+class _Asked(Frozen):
+    """What requests are judged by; as in ``findings``."""
 
-    line_of: the line of a key or item; None where that is not known. line: of this node, or of the nearest
-    one above it; None: not known. owner: what it belongs to, ``Deployment/train, container main``.
-    """
-
-    file: str
-    path: str
-    value: Any
-    line_of: LineOf | None
-    line: int | None = None
-    owner: str = ""
-
-    def at(self, *keys: str | int) -> ManifestNode:
-        """The node below; None as value where there is nothing."""
-        place = self
-        for key in keys:
-            value: Any = None
-            if isinstance(key, str) and isinstance(place.value, Mapping):
-                value = place.value.get(key)
-            if isinstance(key, int) and isinstance(place.value, list) and key < len(place.value):
-                value = place.value[key]
-            step = f"[{key}]" if isinstance(key, int) else f".{key}"
-            line = place.line_of(place.value, key) if place.line_of else None
-            path = (place.path + step).lstrip(".")
-            place = replace(place, path=path, value=value, line=line or place.line)
-        return place
-
-    @property
-    def items(self) -> list[ManifestNode]:
-        """The nodes of a list; nothing for anything else."""
-        return [self.at(n) for n in range(len(self.value))] if isinstance(self.value, list) else []
-
-    @property
-    def keys(self) -> list[str]:
-        """The keys of a mapping; nothing for anything else."""
-        return [str(key) for key in self.value] if isinstance(self.value, Mapping) else []
-
-    def error(self, message: str, hint: str = "", *, here: bool = False) -> CheckedProblem:
-        """What does not work."""
-        return self._finding("error", message, hint, here)
-
-    def warning(self, message: str, hint: str = "", *, here: bool = False) -> CheckedProblem:
-        """What is doubtful."""
-        return self._finding("warning", message, hint, here)
-
-    def _finding(self, severity: Severity, message: str, hint: str, here: bool) -> CheckedProblem:
-        line = f"line {self.line}" if self.line else ""
-        text = ": ".join(part for part in (line, self.owner, message) if part)
-        return CheckedProblem(Problem(self.file, self.path, severity, text, hint), here)
+    offered: Resources | None
+    only_cdi: bool
+    models_of: ModelsOf | None
 
 
 def is_manifest(document: object) -> bool:
@@ -126,22 +80,28 @@ def findings(
     path: str = "",
     offered: Resources | None = None,
     line_of: LineOf | None = None,
+    *,
+    only_cdi: bool = False,
+    models_of: ModelsOf | None = None,
 ) -> list[CheckedProblem]:
-    """Everything that is wrong with the GPU requests of one object. offered: None if not known."""
+    """Everything that is wrong with the GPU requests of one object. offered: None if not known. only_cdi: no
+    container learns its devices from NVIDIA_VISIBLE_DEVICES. models_of: None: profiles are not looked at.
+    """
     keys = POD_SPEC_AT.get(str(document.get("kind")))
     if keys is None:
         return []
-    top = ManifestNode(file, path, document, line_of, owner=_object_name(document))
+    top = ManifestNode(file, path, document, line_of, owner=object_name(document))
     spec = top.at(*keys)
     containers = [
         replace(container, owner=f"{container.owner}, {_container_name(container, word)}")
         for key, word in (("initContainers", "init container"), ("containers", "container"))
         for container in spec.at(key).items
     ]
-    return [found for container in containers for found in _container(container, offered)]
+    asked = _Asked(offered, only_cdi, models_of)
+    return [found for container in containers for found in _container(container, asked)]
 
 
-def _object_name(document: Mapping[str, Any]) -> str:
+def object_name(document: Mapping[str, Any]) -> str:
     """``Deployment/train``, ``Deployment/train (namespace team-a)``."""
     metadata = document.get("metadata")
     about = metadata if isinstance(metadata, Mapping) else {}
@@ -155,24 +115,46 @@ def _container_name(container: ManifestNode, word: str) -> str:
     return f"{word} {name}" if isinstance(name, str) and name else f"a {word} without a name"
 
 
-def _container(container: ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
+def _container(container: ManifestNode, asked: _Asked) -> Iterator[CheckedProblem]:
+    offered = asked.offered
     limits = container.at("resources", "limits")
     ours = [key for key in limits.keys if _is_ours(key, offered)]
     yield from _requests_without_limits(container, offered)
     yield from _environment(container)
-    if len(ours) > 1:
+    if len(ours) > 1 and not asked.only_cdi:
         yield limits.warning(
             f"asks for {' and '.join(ours)}: both set NVIDIA_VISIBLE_DEVICES, and only one wins",
             "ask for one of them, or use two containers",
         )
     for key in ours:
         yield from _amount(limits.at(key), key, offered)
+        yield from _profile(limits.at(key), key, asked)
+    yield from settings_findings(container, ours, offered)
     if offered is not None and any(_uses_mps(offered, key) for key in ours):
         yield from _shared_memory(container)
 
 
+def _profile(limit: ManifestNode, key: str, asked: _Asked) -> Iterator[CheckedProblem]:
+    """A MIG profile that no model has, or none of this machine's."""
+    match = _MIG_NAME.fullmatch(key)
+    if match is None or asked.models_of is None:
+        return
+    profile = match[1] + (f"+{match[2]}" if match[2] else "")
+    models = asked.models_of(profile)
+    if not models:
+        yield limit.warning(f"no known GPU model has a MIG profile {profile}", "look for a misprint")
+    elif asked.offered is not None and ResourceName(key) not in asked.offered:
+        yield limit.warning(
+            f"{profile} is a MIG profile of {', '.join(models)}", "is this pod for other nodes?", here=True
+        )
+
+
 def _is_ours(key: str, offered: Resources | None) -> bool:
-    return key.startswith(f"{VENDOR}/") or (offered is not None and key in offered)
+    return (
+        key.startswith(f"{VENDOR}/")
+        or key == MEMORY_RESOURCE
+        or (offered is not None and ResourceName(key) in offered)
+    )
 
 
 def _requests_without_limits(container: ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
@@ -192,7 +174,8 @@ def _requests_without_limits(container: ManifestNode, offered: Resources | None)
 def _amount(asked: ManifestNode, key: str, offered: Resources | None) -> Iterator[CheckedProblem]:
     amount = _whole(asked.value)
     if amount is None:
-        yield asked.error(f"{asked.value!r} is not a number of GPUs or shares", "a whole number, 1 or more")
+        what = "units of memory" if _is_by_memory(key, offered) else "GPUs or shares"
+        yield asked.error(f"{asked.value!r} is not a number of {what}", "a whole number, 1 or more")
     elif offered is not None:
         yield from _against_offer(asked, amount, ResourceName(key), offered)
     elif amount > 1 and key.endswith(_SHARED_SUFFIX):
@@ -219,6 +202,9 @@ def _against_offer(
         names = ", ".join(offered) or "nothing"
         yield asked.error(f"nothing offers {name} here", f"offered: {names}", here=True)
         return
+    if _is_by_memory(name, offered):
+        yield from _units_against_offer(asked, amount, resource)
+        return
     if amount > 1 and all(offering.single for offering in resource.offerings):
         yield asked.error(
             f"asks for {amount} of {name}, of which a container may hold one: the pod would fail",
@@ -234,6 +220,34 @@ def _against_offer(
         yield asked.warning(_no_more(name, amount, shared), _FEWER_REPLICAS, here=True)
 
 
+def _is_by_memory(key: str, offered: Resources | None) -> bool:
+    resource = (offered or {}).get(ResourceName(key))
+    if resource is None:
+        return key == MEMORY_RESOURCE
+    return any(offering.by_memory for offering in resource.offerings)
+
+
+def _units_against_offer(asked: ManifestNode, amount: int, resource: Resource) -> Iterator[CheckedProblem]:
+    """A container's memory is on one GPU."""
+    largest = max(resource.offerings, key=lambda offering: offering.count)
+    unit = format_bytes(largest.memory_bytes)
+    if amount > largest.count:
+        would = "fail" if amount <= resource.count else "stay pending"
+        yield asked.error(
+            f"asks for {amount} x {unit} of GPU memory, which have to be on one GPU, and the largest one "
+            f"here offers {largest.count} x {unit}: the pod would {would}",
+            f"ask for {largest.count} or less; a GPU without shares is nvidia.com/gpu",
+            here=True,
+        )
+    elif 0 < amount * largest.memory_bytes < SMALLEST_USABLE_BYTES:
+        yield asked.warning(
+            f"asks for {format_bytes(amount * largest.memory_bytes)} of GPU memory: the context of a process "
+            "takes 250 to 820 MiB of it",
+            f"ask for {-(-SMALLEST_USABLE_BYTES // largest.memory_bytes)} or more",
+            here=True,
+        )
+
+
 def _adds_nothing(offering: DeviceOffer) -> bool:
     """Whether a second share of the device gives a container no more of it.
 
@@ -243,7 +257,7 @@ def _adds_nothing(offering: DeviceOffer) -> bool:
 
 
 def _no_more(name: ResourceName, amount: int, shared: Sequence[DeviceOffer]) -> str:
-    ways = dict.fromkeys(sharing_text(one.strategy, one.shared, one.replicas) for one in shared)
+    ways = dict.fromkeys(sharing_text(one) for one in shared)
     asked = f"asks for {amount} of {name}, which are shares ({', '.join(ways)})"
     if len({one.device for one in shared}) == 1:
         return f"{asked}: {amount} shares of a GPU give no more of it than one"

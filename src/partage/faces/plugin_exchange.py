@@ -25,7 +25,7 @@ from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.edges.kube.config import ClusterConfig
-    from partage.edges.kube.device_plugins import DevicePlugins, PluginSet
+    from partage.edges.kube.device_plugins import DevicePlugins, PluginDaemonSet
 
 RECORD = "nvidia-plugin.json"
 """In the state directory: what NVIDIA's plugin listed before the last takeover."""
@@ -43,7 +43,7 @@ class Record(Frozen):
     label: str | None = None
 
 
-class Place(Frozen):
+class AgentPlace(Frozen):
     """The directories of one node."""
 
     kubelet_dir: Path
@@ -98,7 +98,7 @@ def _no_agent(reason: str) -> Unsatisfiable:
     )
 
 
-def takeover_of(place: Place) -> Exchange:
+def takeover_of(place: AgentPlace) -> Exchange:
     """The change to Partage, from what the agent would register now. Raises Unsatisfiable, Unreachable."""
     report = place.report()
     wanted = wanted_offer(report)
@@ -109,7 +109,7 @@ def takeover_of(place: Place) -> Exchange:
     return Exchange("Partage", listed, held, {**ids_of(report.offer), **later}, mps | nvidia_mps())
 
 
-def handback_of(place: Place, offered: Ids) -> Exchange:
+def handback_of(place: AgentPlace, offered: Ids) -> Exchange:
     """The change to NVIDIA's plugin, which will offer these ids. Raises Unsatisfiable, Unreachable."""
     offer = place.report().offer
     listed, held = place.kubelet()
@@ -152,7 +152,7 @@ def registered(report: ReportDocument) -> frozenset[ResourceName]:
 # --- steps -----------------------------------------------------------------------------------------
 
 
-def takeover_steps(node: str, sets: tuple[PluginSet, ...] | None) -> list[ExchangeStepRow]:
+def takeover_steps(node: str, sets: tuple[PluginDaemonSet, ...] | None) -> list[ExchangeStepRow]:
     """What has to be done. sets: NVIDIA's DaemonSets; None: not known."""
     name = node or "NODE"
     steps = []
@@ -249,7 +249,7 @@ async def _prepare(plugins: DevicePlugins) -> None:
             await plugins.keep_off(one)
 
 
-async def plugin_sets(config: ClusterConfig) -> tuple[PluginSet, ...]:
+async def plugin_sets(config: ClusterConfig) -> tuple[PluginDaemonSet, ...]:
     """NVIDIA's DaemonSets. Raises ClusterError."""
     from partage.edges.kube.device_plugins import DevicePlugins
 
@@ -259,7 +259,7 @@ async def plugin_sets(config: ClusterConfig) -> tuple[PluginSet, ...]:
 # --- waiting ---------------------------------------------------------------------------------------
 
 
-async def until_exchanged(place: Place, exchange: Exchange, limit_s: float) -> None:
+async def until_exchanged(place: AgentPlace, exchange: Exchange, limit_s: float) -> None:
     """Wait until the other plugin has all resources, and the kubelet lists every id that was held and
     healthy. Raises DaemonError if it takes longer, with what is still missing.
     """
@@ -273,7 +273,7 @@ async def until_exchanged(place: Place, exchange: Exchange, limit_s: float) -> N
     raise DaemonError(f"not done after {limit_s:g} s: {missing}")
 
 
-def _missing(place: Place, exchange: Exchange) -> str:
+def _missing(place: AgentPlace, exchange: Exchange) -> str:
     """What is still to come; empty: all is there."""
     try:
         listed, held = place.kubelet()

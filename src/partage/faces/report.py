@@ -36,7 +36,7 @@ from partage.model.mps import DaemonState
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.reconcile.verification import verified_guarantee
 from partage.plan.report import GpuReport, Report, ResourceReport
-from partage.plan.serve.ledger import LedgerEntry
+from partage.plan.serve.ledger_entry import LedgerEntry
 
 
 def report_document(report: Report, status: AgentStatus, readiness: Readiness) -> ReportDocument:

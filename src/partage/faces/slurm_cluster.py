@@ -16,20 +16,22 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from partage.codec.fields import Dialect, Field, Notes, Place, Table
+from partage.codec.fields import Dialect, Field, Notes, Table
 from partage.codec.hostlist import MOST_NAMES, expand_hostlist
 from partage.codec.yaml_document import read_document
-from partage.edges.files.catalogue import geometry_of, load_catalogue
+from partage.edges.files.catalogue import geometry_of, model_of
 from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem, Unsatisfiable
-from partage.faces.cli.common import read_policy
+from partage.faces.cli.common_node import read_policy
 from partage.faces.input_files import named
-from partage.model.gpu import Gpu, Inventory
+from partage.model.gpu import Inventory
 from partage.model.policy import Policy
 from partage.model.slurm import SlurmConfig, SlurmNode, SlurmVersion
+from partage.model.slurm_devices import NodeDevices
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.offer.findings import Findings
 from partage.plan.slurm.gres import NodeToName, cluster_config, node_gres
+from partage.plan.slurm.node_devices import node_devices
 from partage.plan.slurm.type_names import TypeNames
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine_names import is_name
@@ -64,16 +66,11 @@ class ClusterFile(Frozen):
 
 
 class WrittenConfig(Frozen):
-    """The configuration, and the warnings about it."""
+    """The configuration, and the warnings about it. devices: of each source's first node."""
 
     config: SlurmConfig
     warnings: tuple[Problem, ...]
-
-
-def model_of(gpu: Gpu) -> str:
-    """The id of a GPU's model in the catalogue; empty if it is not there."""
-    model = load_catalogue().by_gpu(gpu)
-    return model.id if model else ""
+    devices: tuple[NodeDevices, ...] = ()
 
 
 def make_config(
@@ -89,18 +86,24 @@ def make_config(
     nodes: list[SlurmNode] = []
     control: dict[str, None] = {}
     warnings: list[Problem] = []
+    made: dict[tuple[int, int], DesiredState] = {}  # many nodes are of one machine and one policy
+    devices: list[NodeDevices] = []
     for source in sources:
-        desired, said = _as_planned(source)
-        warnings += said
+        alike = (id(source.inventory), id(source.policy))
+        if alike not in made:
+            made[alike], said = _as_planned(source)
+            warnings += said
+        desired = made[alike]
         inventory = desired.inventory
         root = source.policy.options.dev_root
         wanted = NodeToName(source.names[0], inventory, desired.offer, root, source.settings)
         gres = node_gres(wanted, version, names, model_of, findings)
         nodes += [SlurmNode(name, gres, source.settings) for name in source.names]
+        devices.append(node_devices(source.names[0], gres, desired, version))
         control |= dict.fromkeys(root.rstrip("/") + node for node in inventory.control_nodes)
     config = cluster_config(nodes, version, control, findings)
     findings.raise_any()
-    return WrittenConfig(config, (*warnings, *findings.warnings()))
+    return WrittenConfig(config, (*warnings, *findings.warnings()), tuple(devices))
 
 
 def _as_planned(source: NodeSource) -> tuple[DesiredState, list[Problem]]:
@@ -121,10 +124,7 @@ def read_cluster(file: str) -> ClusterFile:
     """The nodes of a cluster file. Raises InputError with all problems."""
     document = read_document(read_input(file), file)
     notes = Notes(document, file, Dialect())
-    top = Field(document.value, Place(file, ""), notes).table(_TOP)
-    if top is None:
-        notes.finish()
-        raise AssertionError("a root that is no mapping has been noted")
+    top = notes.top_table(_TOP)
     for key, word in (("version", "partage/v1"), ("kind", "SlurmCluster")):
         found = top.get(key)
         if found and found.value != word:

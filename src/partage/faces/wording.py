@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from partage.model.policy import Strategy
-from partage.model.share import Guarantee
+from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.reconcile.node_plan import Phase
-from partage.plan.serve.ledger import Holder
+from partage.plan.serve.ledger_entry import Holder
 from partage.text import listed
 
 GUARANTEES = {
@@ -44,11 +44,13 @@ def guarantee_words(guarantee: Guarantee) -> str:
     return f"{guarantee}: {GUARANTEES[guarantee]}"
 
 
-def sharing_text(strategy: Strategy, shared: Strategy, replicas: int) -> str:
-    """How a device is shared: ``MPS x 4``, ``MIG``, ``MIG, time-slicing x 4``."""
+def sharing_text(offering: DeviceOffer) -> str:
+    """How a device is shared: ``MPS x 4``, ``MPS by memory``, ``MIG``, ``MIG, time-slicing x 4``."""
+    strategy, shared = offering.strategy, offering.shared
     if shared is Strategy.EXCLUSIVE:
         return strategy_word(strategy)
-    parts = f"{strategy_word(shared)} x {replicas}"
+    into = "by memory" if offering.by_memory else f"x {offering.replicas}"
+    parts = f"{strategy_word(shared)} {into}"
     return parts if strategy is shared else f"{strategy_word(strategy)}, {parts}"
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Gpu, Inventory
-from partage.model.step import GpuUse, UseKind
+from partage.model.gpu_use import GpuUse, UseKind
 
 
 def find_gpu(inventory: Inventory, wanted: str | None) -> Gpu:

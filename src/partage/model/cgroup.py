@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from functools import lru_cache
 
 from partage.model.ids import ContainerId, PodUid
 from partage.values import Frozen
@@ -75,6 +76,12 @@ def parse_cgroup(lines: Iterable[str]) -> Owner:
     ignored. A reader in its own cgroup namespace sees paths that begin with ``/../..``; for other
     containers of its own pod it sees the container only.
     """
+    return _parse(tuple(lines))
+
+
+@lru_cache(maxsize=1024)
+def _parse(lines: tuple[str, ...]) -> Owner:
+    """Remembered: the processes of a container have the same lines, and are looked at again and again."""
     ranked = sorted((_controllers(line) for line in lines), key=lambda row: row[0])
     return next((owner for _, path in ranked if (owner := owner_of(path))), Owner())
 

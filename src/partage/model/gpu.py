@@ -182,6 +182,14 @@ class Gpu(Frozen):
         return any(device.placement is None for device in self.mig_devices)
 
 
+def devices_of(gpus: Iterable[Gpu]) -> frozenset[DeviceUuid]:
+    """The UUIDs of GPUs and of their MIG devices."""
+    uuids: set[DeviceUuid] = set()
+    for gpu in gpus:
+        uuids |= {gpu.uuid, *(device.uuid for device in gpu.mig_devices)}
+    return frozenset(uuids)
+
+
 def gpu_of_mig_devices(gpus: Iterable[Gpu]) -> dict[DeviceUuid, GpuUuid]:
     """The GPU of each MIG device, by UUID."""
     return {device.uuid: gpu.uuid for gpu in gpus for device in gpu.mig_devices}
@@ -240,6 +248,19 @@ class VgpuHost(Frozen):
     branch: str
 
 
+class ToolkitConfig(Frozen):
+    """What NVIDIA's container toolkit says of unprivileged containers. path: of its file, on the node.
+
+    accepts_env: they may choose GPUs by NVIDIA_VISIBLE_DEVICES; stated: the file says so itself, else it is
+    the toolkit's default. accepts_mounts: by volume mounts.
+    """
+
+    path: str
+    accepts_env: bool
+    stated: bool
+    accepts_mounts: bool
+
+
 class Inventory(Frozen):
     """One snapshot of a node.
 
@@ -253,6 +274,7 @@ class Inventory(Frozen):
     simulated: the node is a simulation.
     machine_type: name of the machine in its firmware, ``DGXH100``; empty if not known.
     vgpu: the GPUs are vGPUs of this host; None: they are not.
+    toolkit: where open_to_env was read; None: nowhere.
     """
 
     driver: Driver | NoDriver
@@ -267,6 +289,7 @@ class Inventory(Frozen):
     simulated: bool = False
     machine_type: str = ""
     vgpu: VgpuHost | None = None
+    toolkit: ToolkitConfig | None = None
 
     def __iter__(self) -> Iterator[Gpu]:
         return iter(self.gpus)

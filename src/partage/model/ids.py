@@ -22,7 +22,8 @@ PciBusId = NewType("PciBusId", str)
 """PCI address of a GPU in NVML's form, ``00000000:1A:00.0``; sysfs and policies write it in other forms."""
 
 ShareId = NewType("ShareId", str)
-"""The kubelet's id of a device: a whole GPU or MIG device, ``<uuid>``, or a share of one, ``<uuid>::<n>``.
+"""The kubelet's id of a device: a whole GPU or MIG device, ``<uuid>``, a share of one, ``<uuid>::<n>``, or a
+unit of its memory, ``<uuid>-_-<n>``.
 """
 
 ContainerId = NewType("ContainerId", str)
@@ -32,12 +33,16 @@ PodUid = NewType("PodUid", str)
 """UID of a pod, with dashes; of a static pod the hash of its manifest; not its name. Empty: no pod."""
 
 VENDOR = "nvidia.com"
+MEMORY_RESOURCE = ResourceName("aliyun.com/gpu-mem")
+"""Units of GPU memory, as Alibaba's gpushare calls them."""
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 LONGEST_RESOURCE_NAME = 63
-_SEPARATOR = "::"
+_SEPARATOR, _UNIT_SEPARATOR = "::", "-_-"
 _UUID = r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}"
-_SHARE_ID = re.compile(rf"(GPU-{_UUID}|MIG-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+)({_SEPARATOR}\d+)?", re.ASCII)
+_SHARE_ID = re.compile(
+    rf"(GPU-{_UUID}|MIG-{_UUID}|MIG-GPU-{_UUID}/\d+/\d+)(({_SEPARATOR}|{_UNIT_SEPARATOR})\d+)?", re.ASCII
+)
 
 
 def parse_resource_name(text: str) -> ResourceName:
@@ -87,14 +92,20 @@ def share_id(device: DeviceUuid, replica: int | None = None) -> ShareId:
     return ShareId(device if replica is None else f"{device}{_SEPARATOR}{replica}")
 
 
-def parse_share_id(share: ShareId) -> tuple[DeviceUuid, int | None]:
-    """The device of a share, and the number of the share; None if the device is not shared.
+def unit_id(device: DeviceUuid, number: int) -> ShareId:
+    """The id of one unit of a device's memory, as Alibaba's gpushare writes it."""
+    return ShareId(f"{device}{_UNIT_SEPARATOR}{number}")
 
-    Never fails: an id without ``::n`` is a whole device.
+
+def parse_share_id(share: ShareId) -> tuple[DeviceUuid, int | None]:
+    """The device of a share or unit, and its number; None if the device is not shared.
+
+    Never fails: an id without ``::n`` or ``-_-n`` is a whole device.
     """
-    device, separator, number = share.partition(_SEPARATOR)
-    if separator and number.isascii() and number.isdigit():
-        return device_uuid(device), int(number)
+    for separator in (_SEPARATOR, _UNIT_SEPARATOR):
+        device, found, number = share.partition(separator)
+        if found and number.isascii() and number.isdigit():
+            return device_uuid(device), int(number)
     return device_uuid(share), None
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from enum import StrEnum
 
 NodeLabels = Mapping[str, str]
 """The labels of the own Node. ``NodeLabels | None``: None where they are not known (yet)."""
@@ -16,6 +17,29 @@ MIG_CONFIG = "nvidia.com/mig.config"
 """Names a MIG layout."""
 MIG_CONFIG_STATE = "nvidia.com/mig.config.state"
 """What became of it."""
+
+FEATURE_DISCOVERY = "nvidia.com/gfd.timestamp"
+"""Only NVIDIA's GPU Feature Discovery sets it on a Node."""
+
+DOMAIN = "partage.dev"
+"""Of labels that only Partage writes."""
+
+
+class WrittenLabels(StrEnum):
+    """Which labels the agent writes to its Node.
+
+    own: without those of GPU Feature Discovery, which may run beside it. none: it takes all of its own away.
+    """
+
+    ALL = "all"
+    OWN = "own"
+    NONE = "none"
+
+    def writes(self, key: str) -> bool:
+        """Whether a label with this key is written."""
+        own = key.startswith(f"{DOMAIN}/") or key == MIG_CONFIG_STATE
+        return self is WrittenLabels.ALL or (self is WrittenLabels.OWN and own)
+
 
 _NAME = re.compile(r"[A-Za-z0-9](?:[-A-Za-z0-9_.]{0,61}[A-Za-z0-9])?", re.ASCII)
 _DOMAIN = re.compile(r"[a-z0-9](?:[-a-z0-9]*[a-z0-9])?(?:\.[a-z0-9](?:[-a-z0-9]*[a-z0-9])?)*", re.ASCII)
@@ -49,3 +73,13 @@ def parse_labels(text: str) -> dict[str, str]:
             raise ValueError(f"{part.strip()[:60]!r} is not KEY=VALUE")
         labels[parse_label_key(key)] = parse_label_value(value)
     return labels
+
+
+ACK_SCHEDULE = "ack.node.gpu.schedule"
+"""The label with which Alibaba's managed Kubernetes says how the GPUs of a node are shared."""
+
+STOOD_FOR = {
+    "cgpu": "a kernel module of Alibaba's that limits memory and compute",
+    "core_mem": "a kernel module of Alibaba's that limits memory and compute, each by its own amount",
+}
+"""Its values for which there is nothing equal."""

@@ -38,13 +38,31 @@ class Exclusive(Tagged):
     """One container holds the device."""
 
 
+class UnitPlacement(StrEnum):
+    """On which GPU a container gets units of memory: where least is left that is enough, or most."""
+
+    BINPACK = "binpack"
+    SPREAD = "spread"
+
+
+class MemoryUnits(Frozen):
+    """A device is shared by amounts of memory: a container asks for a number of units of one device.
+
+    unit_bytes: whole MiB.
+    """
+
+    unit_bytes: int
+    placement: UnitPlacement = UnitPlacement.BINPACK
+
+
 class TimeSlicing(Tagged):
-    """Processes take turns on the device. replicas: 2 or more. interval: None leaves the length of the slice
-    alone.
+    """Processes take turns on the device. replicas: 2 or more; 0 with units. interval: None leaves the length
+    of the slice alone. units: shares by amounts of memory, in place of replicas.
     """
 
     replicas: int
     interval: Interval | None = None
+    units: MemoryUnits | None = None
 
 
 class MpsClient(Frozen):
@@ -58,8 +76,9 @@ class MpsClient(Frozen):
 class Mps(Tagged):
     """Processes run at the same time through one MPS server.
 
-    replicas: 2 or more; the number of clients if ``clients`` is given.
+    replicas: 2 or more; the number of clients if ``clients`` is given; 0 with units.
     clients:  unequal shares, in the order of the file; empty for equal ones.
+    units:    shares by amounts of memory, in place of replicas and clients.
     exclusive_process: whether the GPU is set to exclusive-process mode meanwhile.
     multi_user: one server for the clients of all users; False: one user at a time. None: if the driver can
     do it.
@@ -72,6 +91,7 @@ class Mps(Tagged):
     exclusive_process: bool = True
     multi_user: bool | None = None
     protocol: int = 2
+    units: MemoryUnits | None = None
 
 
 Sharing = Exclusive | TimeSlicing | Mps
@@ -167,6 +187,8 @@ class GpuEntry(Tagged):
     drain_s: how long pods that hold shares are asked to leave before the GPU changes, in seconds; None: it
     waits until they end.
     when:   the entry counts on nodes whose labels meet all of these; () on every node.
+    in_place_of: what the node's label asks for and Partage does not have (``node_labels.STOOD_FOR``), and
+    this entry is the nearest; empty: nothing.
     """
 
     origin: str
@@ -178,6 +200,7 @@ class GpuEntry(Tagged):
     watch: WatchAction = WatchAction.WARN
     drain_s: int | None = None
     when: tuple[LabelCondition, ...] = ()
+    in_place_of: str = ""
 
 
 class ResourceEntry(Tagged):

@@ -30,7 +30,7 @@ def is_mps_program(name: str) -> bool:
     return name.startswith("nvidia-cuda-mps")
 
 
-class GpuProcess(Frozen):
+class GpuProcess(Frozen, omit_defaults=True):
     """One process on one GPU or MIG device.
 
     gpu: UUID of the GPU. device: UUID of the MIG device, None for the whole GPU; gi_id, ci_id: its
@@ -56,7 +56,7 @@ class GpuProcess(Frozen):
     uid: int | None = None
 
 
-class GpuMemory(Frozen):
+class GpuMemory(Frozen, omit_defaults=True):
     """used_bytes: allocated memory of one GPU, without the driver's reserve if the driver reports that
     separately.
 
@@ -68,7 +68,7 @@ class GpuMemory(Frozen):
     used_bytes: int | None
 
 
-class Processes(Frozen):
+class Processes(Frozen, omit_defaults=True):
     """All processes with contexts, by index of the GPU and pid, without this process.
 
     hidden: why some may be missing, a sentence; empty if none is missing. The driver reports only pids of

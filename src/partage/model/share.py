@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from enum import StrEnum
 
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
 from partage.model.placement import Placement
 from partage.model.policy import Interval, Strategy
 from partage.values import Frozen
@@ -59,7 +59,10 @@ class DeviceOffer(Frozen):
                  container's environment.
     pipe:        directory below the daemon's pipe directory through which the share's clients connect: a
     namespace
-                 of a named server (MPS v3). Empty: the pipe directory itself.
+                 of a named server (MPS v3). Empty: the pipe directory itself. With by_memory: the beginning
+                 of a directory's name; the number of the container's units follows.
+    by_memory:   its shares are units of memory: a container may hold several, all of one device.
+    spread:      a container gets them where most is free, else where least is free that is enough.
     """
 
     device: DeviceUuid
@@ -84,18 +87,26 @@ class DeviceOffer(Frozen):
     guard: bool = False
     limits_in_env: bool = False
     pipe: str = ""
+    by_memory: bool = False
+    spread: bool = False
 
     @property
     def planned(self) -> bool:
         """The device does not exist yet; its MIG layout is still to be made."""
         return self.placement is not None
 
+    def share_id(self, number: int) -> ShareId:
+        """The kubelet's id of one of its shares: ``<uuid>::<n>``, of a unit ``<uuid>-_-<n>``."""
+        return (unit_id if self.by_memory else share_id)(self.device, number)
+
     @property
     def share_ids(self) -> tuple[ShareId, ...]:
-        """The kubelet's device ids: the UUID itself for exclusive, else ``<uuid>::<n>``."""
+        """The kubelet's device ids: the UUID itself for exclusive, else ``<uuid>::<n>``, of units
+        ``<uuid>-_-<n>``.
+        """
         if self.shared is Strategy.EXCLUSIVE:
             return (share_id(self.device),)
-        return tuple(share_id(self.device, n) for n in range(self.first, self.first + self.count))
+        return tuple(self.share_id(n) for n in range(self.first, self.first + self.count))
 
 
 GpuOffer = tuple[DeviceOffer, ...]

@@ -62,7 +62,8 @@ class SlurmDevice(Frozen):
 
     index: what Slurm calls it: its place in the node's list, as in SLURM_JOB_GPUS; not its NVML index.
     name: NVML's, ``3`` or ``3:1``. shares: ``mps`` or ``shard``, None for a device that is not shared;
-    units: how many of them it has. replicas: shares that the policy asks for.
+    units: how many of them it has. replicas: shares that the policy asks for. ask: how many shards a job asks
+    for, in words.
     """
 
     index: int
@@ -73,6 +74,7 @@ class SlurmDevice(Frozen):
     shares: GresName | None = None
     units: int = 0
     replicas: int = 1
+    ask: str = "1"
 
 
 class NodeGres(Frozen):

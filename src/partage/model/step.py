@@ -6,67 +6,12 @@ so a destruction names id, profile and placement, and is refused if something el
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from enum import StrEnum
-from typing import assert_never
-
-from partage.model.gpu import ComputeMode, MigDevice
+from partage.model.gpu import ComputeMode
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import ClientLimits, DaemonSpec
 from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.values import Frozen, Tagged
-
-PERSISTENCE_DAEMON = "nvidia-persiste"
-"""nvidia-persistenced, which implements persistence mode. The kernel keeps 15 characters of a name."""
-
-
-class UseKind(StrEnum):
-    """What uses a GPU. monitor: DCGM, nvidia-persistenced, nvsm: no workload, but it can block a reset."""
-
-    POD = "pod"
-    PROCESS = "process"
-    MONITOR = "monitor"
-
-
-class GpuUse(Frozen):
-    """One pod or process that uses a GPU or a part of it.
-
-    gpu: UUID of the GPU. name: ``namespace/pod``, or the name of a command. pid: None if not known.
-    device: UUID of a MIG device. gi_id, ci_id: its GPU and compute instance; gi_id without ci_id means the
-    whole GPU instance. All three None: the whole GPU.
-    """
-
-    gpu: GpuUuid
-    kind: UseKind
-    name: str
-    pid: int | None = None
-    device: MigUuid | None = None
-    gi_id: int | None = None
-    ci_id: int | None = None
-
-    @property
-    def whole(self) -> bool:
-        """Whether it uses the whole GPU."""
-        return self.device is None and self.gi_id is None
-
-    @property
-    def gives_way(self) -> bool:
-        """It keeps the GPU open only while persistence mode is on, which a reset turns off."""
-        return self.kind is UseKind.MONITOR and self.name.startswith(PERSISTENCE_DAEMON)
-
-    def is_of(self, gpu: GpuUuid, device: MigDevice) -> bool:
-        """Whether it uses this MIG device of a GPU (UUID), or the GPU instance that the device is in."""
-        if self.gpu != gpu or self.whole:
-            return False
-        return self.device == device.uuid or (
-            self.gi_id == device.gi_id and self.ci_id in (None, device.ci_id)
-        )
-
-    def __str__(self) -> str:
-        pid = "" if self.pid is None else f" (pid {self.pid})"
-        return f"{self.kind} {self.name}{pid}"
-
 
 # --- the steps -----------------------------------------------------------------------------------
 # gpu: always the UUID. str(step) is a sentence for people, without the GPU.
@@ -328,80 +273,6 @@ class Created(Frozen):
 def gpus_of(step: PlannedStep) -> tuple[GpuUuid, ...]:
     """The GPUs that a step acts on."""
     return step.gpus if isinstance(step, Reset) else (step.gpu,)
-
-
-def reverse(step: Step, made: Created | None = None) -> Step | None:
-    """The step that undoes a step. None for a step that changes nothing or cannot be undone; reset: see
-    ``undo``.
-
-    made: what the step created, if known. A MIG device that is created again has a new UUID.
-    """
-    match step:
-        case SetMigMode(gpu, enabled):
-            return SetMigMode(gpu, not enabled)
-        case DestroyCompute(gpu, instance, placement, profile):
-            return CreateCompute(gpu, instance, placement, profile)
-        case DestroyInstance(gpu, profile, placement):
-            return CreateInstance(gpu, profile, placement)
-        case CreateInstance(gpu, profile, placement):
-            return DestroyInstance(gpu, profile, placement, made.gi_id if made else None)
-        case CreateCompute(gpu, instance, placement, profile):
-            known = (made.gi_id, made.ci_id, made.uuid) if made else (None, None, "")
-            return DestroyCompute(gpu, instance, placement, profile, *known)
-        case SetComputeMode(gpu, mode, before):
-            return SetComputeMode(gpu, before, mode)
-        case SetTimeSlice(gpu, interval, before):
-            return SetTimeSlice(gpu, before, interval)
-        case StartDaemon(gpu, spec):
-            return StopDaemon(gpu, spec.device, spec)
-        case StopDaemon(gpu, _, DaemonSpec() as spec):
-            return StartDaemon(gpu, spec)
-        case Reset() | Verify() | EndProcess() | StopDaemon() | EndClient():
-            return None
-        case _:
-            assert_never(step)
-
-
-def undo(done: Iterable[tuple[Step, Created | None]]) -> tuple[Step, ...]:
-    """The steps that undo ``done``, the last one first.
-
-    A reset is undone by another reset, after the MIG modes before it are set back: only then do the old
-    modes take effect, and the instances can be created again.
-    """
-    back: list[Step] = []
-    reset: Reset | None = None
-    for step, made in reversed(list(done)):
-        if reset is not None and not isinstance(step, SetMigMode):
-            back.append(reset)
-            reset = None
-        if isinstance(step, Reset):
-            reset = step
-        elif (one := reverse(step, made)) is not None:
-            back.append(one)
-    return (*back, reset) if reset is not None else tuple(back)
-
-
-class BlastRadius(Frozen):
-    """What a step affects beyond the thing that it names.
-
-    idle: GPUs, by UUID, that must be idle and lose all their instances; empty if all other instances keep
-    running.
-    reboot: as in ``Reset``.
-    """
-
-    idle: tuple[GpuUuid, ...] = ()
-    reboot: bool | None = False
-
-
-def blast_radius(step: PlannedStep) -> BlastRadius:
-    """The blast radius of a step. Instances are isolated: to make or destroy one touches no other."""
-    match step:
-        case SetMigMode(gpu):
-            return BlastRadius((gpu,))
-        case Reset(gpus):
-            return BlastRadius(gpus, step.reboot)
-        case _:
-            return BlastRadius()
 
 
 def _named(uuid: MigUuid) -> str:

@@ -67,6 +67,13 @@ IGNORED_XIDS = frozenset(
 """XIDs that are no sign of a broken GPU."""
 
 
+COUNTED_XIDS = (*sorted({*RESET_XIDS, 13, 31, 43, 45, 63, 92, 94}),)
+"""XIDs that are worth an alert: counted from 0. Besides those that need a reset, errors of applications (13,
+31, 43,
+45), remapped rows (63), many corrected errors (92), contained memory errors (94).
+"""
+
+
 class XidRules(Frozen):
     """The operator's exceptions (DP_DISABLE_HEALTHCHECKS, DP_ENABLE_HEALTHCHECKS).
 

@@ -13,17 +13,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from partage.model.geometry import ENGINE_KINDS
 from partage.model.gpu import Driver, Gpu, Inventory, MigDevice
 from partage.model.ids import VENDOR
+from partage.model.node_labels import DOMAIN
 from partage.model.policy import MigStrategy, Options, Strategy
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, NodeOffer, resources_of, weakest
-from partage.plan.offer.assign import GeometryOf, default_name, mig_resource
+from partage.plan.offer.resource_names import default_name, mig_resource
+from partage.plan.offer.select import GeometryOf
 from partage.units import MIB
 from partage.values import Frozen
 
 Labels = Mapping[str, str]
 """Full key, ``nvidia.com/gpu.count``, to value; ordered by key."""
 
-OWN = "partage.dev"
 LONGEST_VALUE = 63
 
 _NOT_IN_LABELS = re.compile(r"[^A-Za-z0-9\-_. ]")
@@ -50,7 +51,7 @@ def node_labels(
         labels |= dict(_gpus(_Node(inventory, offer, options, geometry_of)))
         own = dict(_own(inventory, offer))
     named = {f"{VENDOR}/{key}": value for key, value in labels.items()}
-    return dict(sorted((named | {f"{OWN}/{key}": value for key, value in own.items()}).items()))
+    return dict(sorted((named | {f"{DOMAIN}/{key}": value for key, value in own.items()}).items()))
 
 
 def sanitised(text: str) -> str:

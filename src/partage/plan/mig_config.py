@@ -21,8 +21,11 @@ def mig_config_report(
     desired: DesiredState | None,
     plan: NodePlan,
     before: MigConfigReport | None,
+    *,
+    held_back: str = "",
 ) -> MigConfigReport | None:
-    """asked: value of the label, empty for none. problems: why it is refused.
+    """asked: value of the label, empty for none. problems: why it is refused. held_back: why it has to wait
+    before anything is done.
 
     A state that has failed stays so while it is tried again: the label does not go to and fro.
     """
@@ -33,7 +36,8 @@ def mig_config_report(
     last = before if before is not None and before.name == asked else MigConfigReport(asked, None)
     layouts = desired.policy.layouts if desired else None
     if desired is None or layouts is None or layouts.name != asked:
-        return last  # it is not resolved on the node yet: there is no driver
+        # It is not resolved on the node yet: there is no driver, or it is not this node's turn to change.
+        return MigConfigReport(asked, _PENDING, held_back) if held_back else last
     inventory = desired.inventory
     named = [gpu.uuid for gpu in inventory if gpu.uuid in desired.labelled]
     plans = [(uuid, plan.gpus.get(uuid, GpuPlan(Phase.UNKNOWN))) for uuid in named]

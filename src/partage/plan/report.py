@@ -19,7 +19,7 @@ from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger import LedgerEntry
+from partage.plan.serve.ledger_entry import LedgerEntry
 from partage.plan.turn import TurnResult
 from partage.values import Frozen
 
@@ -43,7 +43,8 @@ class PolicyReason(StrEnum):
 
     unknown-name: a label or the default names one that is not there. none-chosen: of a directory, neither
     label nor default nor fallback chooses one. labels-unknown: the labels decide and are not known yet.
-    wrong: the file is wrong. does-not-fit: the node cannot have it.
+    wrong: the file is wrong. does-not-fit: the node cannot have it. rollout-waits, rollout-paused,
+    rollout-stopped: it is held back, because other nodes change, a person has paused it, or it has failed.
     """
 
     IN_FORCE = "in-force"
@@ -52,6 +53,14 @@ class PolicyReason(StrEnum):
     LABELS_UNKNOWN = "labels-unknown"
     WRONG = "wrong"
     DOES_NOT_FIT = "does-not-fit"
+    ROLLOUT_WAITS = "rollout-waits"
+    ROLLOUT_PAUSED = "rollout-paused"
+    ROLLOUT_STOPPED = "rollout-stopped"
+
+    @property
+    def held_back(self) -> bool:
+        """The node could have it, and will once the rollout reaches it."""
+        return self in (self.ROLLOUT_WAITS, self.ROLLOUT_PAUSED, self.ROLLOUT_STOPPED)
 
     @property
     def camel(self) -> str:
@@ -59,11 +68,24 @@ class PolicyReason(StrEnum):
         return "".join(part.capitalize() for part in self.value.split("-"))
 
 
+class HeldBack(Frozen):
+    """Why a rollout keeps a policy from being put in force now. message: a sentence."""
+
+    reason: PolicyReason
+    message: str
+
+
+UNASKED = HeldBack(PolicyReason.ROLLOUT_WAITS, "it is not known yet whether it is this node's turn to change")
+"""As long as the cluster has not been asked."""
+
+
 class PolicyReport(Frozen):
     """The policy in force, and the problems of the one that was asked for.
 
     config: its name in a directory, or which configuration of a file. chosen_by: ``label
     partage.dev/policy``, ``default``, ``fallback named``; empty where there is no choice.
+    revision: of the policy in force, wanted: of the one that was asked for, wanted_config its name; empty if
+    it is not known.
     """
 
     state: PolicyState
@@ -74,6 +96,9 @@ class PolicyReport(Frozen):
     warnings: tuple[Problem, ...] = ()
     reason: PolicyReason = PolicyReason.IN_FORCE
     chosen_by: str = ""
+    revision: str = ""
+    wanted: str = ""
+    wanted_config: str = ""
 
     @property
     def message(self) -> str:
@@ -81,6 +106,9 @@ class PolicyReport(Frozen):
         name = self.config or self.source or "every GPU exclusive"
         if self.reason is PolicyReason.IN_FORCE:
             return f"the policy in force is {name}" + (f", by {self.chosen_by}" if self.chosen_by else "")
+        if self.reason.held_back:
+            why = self.problems[0].message if self.problems else self.reason
+            return f"the policy of before stays in force for now: {why}"
         said = str(self.problems[0]) if self.problems else self.reason
         more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
         if self.state is PolicyState.NONE:
@@ -150,7 +178,8 @@ class DependencyProblems(Frozen):
 
     hardware: the helper process. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
     checkpoint of held ids. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
-    api_server: the API server of the cluster, where the Node is kept up to date.
+    api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
+    history of use.
     """
 
     hardware: str = ""
@@ -160,6 +189,7 @@ class DependencyProblems(Frozen):
     cdi: str = ""
     guard: str = ""
     api_server: str = ""
+    history: str = ""
 
 
 class ReportTime(Frozen):
@@ -181,7 +211,8 @@ class Report(Frozen):
     offer: what is promised. policy_in_force, snapshot: what the planner looked at, so that others can plan as
     the agent does; None: there is no policy yet. watched: UUIDs of GPUs whose use is watched at this moment.
     mig_config: what became of the label that asks for a layout; None: the node has no such label, or its
-    labels are not known. labels: of the Node; None: not known.
+    labels are not known. labels: of the Node; None: not known. other_labels: who else writes the same
+    labels, a sentence; empty for nobody.
     """
 
     made: ReportTime
@@ -197,6 +228,7 @@ class Report(Frozen):
     watched: frozenset[GpuUuid] = frozenset()
     mig_config: MigConfigReport | None = None
     labels: NodeLabels | None = None
+    other_labels: str = ""
 
     def without_moment(self) -> Report:
         """Equal for two reports that say the same, whenever that was."""

@@ -21,7 +21,7 @@ from partage.model.health import (
     keep_instances,
     next_health,
 )
-from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.policy import MigStrategy
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.offer.desired import DesiredState
@@ -29,6 +29,7 @@ from partage.plan.reconcile.known_node import GONE, KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import GpuServing, answerable_offer
+from partage.plan.serve.fragmentation import RefusedAmounts
 from partage.plan.serve.kubelet_view import KubeletView, ShareHealth, kubelet_view
 from partage.values import Frozen
 
@@ -39,6 +40,7 @@ class TurnInput(Frozen):
     snapshot: of the node. desired: None while no policy could be resolved. fresh: the node was observed since
     the last turn. conditions: since the last turn; None: not asked. silent: why the hardware does not
     answer, else empty. booted: the node has booted since the last turn. held_version: of the ledger.
+    refused: amounts of memory that no device had free.
     """
 
     snapshot: Snapshot
@@ -49,6 +51,7 @@ class TurnInput(Frozen):
     silent: str = ""
     booted: bool = False
     held_version: int = 0
+    refused: Mapping[ResourceName, RefusedAmounts] = field(default_factory=dict)
 
     @property
     def node(self) -> KnownNode:
@@ -106,6 +109,7 @@ def turn(
         view,
         now_s=now.now_s,
         withdraw_s=planner.withdraw_s,
+        refused=seen.refused,
     )
     state = NodeState(plan.serving, health, before.restored & now.unknown, now.absent)
     return TurnResult(state, new_view, plan)

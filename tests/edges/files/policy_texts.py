@@ -38,6 +38,8 @@ NATIVE: dict[str, Any] = {
             "when": {"label": {"pool": "inference", "example.com/zone": ["a", "b"]}},
             "mig": {"layout": "all-balanced"},
         },
+        {"select": {"index": 9}, "mps": {"unit": "1Gi", "placement": "spread", "protocol": 3}},
+        {"select": {"index": 10}, "time-slicing": {"unit": "512Mi"}, "name": "example.com/half-gib"},
         {"select": "rest", "exclusive": {}},
     ],
     "resources": {

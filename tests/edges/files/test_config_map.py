@@ -5,13 +5,14 @@ import json
 import pytest
 import yaml
 
-from partage.agent.node_policy import NodeChoice, NodePolicy, node_policy
+from partage.agent.node_policy import NodeChoice, NodePolicy, PolicyRefusal, node_policy, restored
 from partage.edges.files.policy import configurations, parse_policy
 from partage.edges.files.policy_directory import PolicyFiles
 from partage.errors import InputError
 from partage.faces.cli.main import run
 from partage.model.choice_rules import ChoiceRules
 from partage.model.policy import GpuEntry, Mps, ResourceEntry, TimeSlicing
+from partage.plan.report import PolicyReason
 
 NATIVE = "version: partage/v1\ngpus:\n  - select: all\n    mps: {replicas: 3}\n"
 NVIDIA = "version: v1\nsharing: {timeSlicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}\n"
@@ -160,6 +161,95 @@ def test_every_verb_takes_a_configmap(capsys, tmp_path, verb, code):
     file.write_text(config_map(a=NVIDIA, b=NATIVE, default=MIG.replace("  off", "  # off")))
     assert run([*verb, "--policy", str(file), "--machine", "2xh100-sxm5-80gb"]) == code
     assert "MIG" in capsys.readouterr().out
+
+
+BY_PARTAGE, BY_NVIDIA = "partage.dev/policy", "nvidia.com/device-plugin.config"
+
+
+AS_IN_A_DIRECTORY = [
+    ({BY_PARTAGE: "b"}, None, ("b", f"label {BY_PARTAGE}")),
+    ({BY_NVIDIA: "a"}, None, ("a", f"label {BY_NVIDIA}")),
+    ({BY_NVIDIA: "a", BY_PARTAGE: "b"}, "default", ("b", f"label {BY_PARTAGE}")),
+    ({BY_NVIDIA: ""}, "a", ("a", "default")),
+    ({}, None, ("default", "fallback named")),
+    ({BY_NVIDIA: "b"}, "mig/halves", ("b", f"label {BY_NVIDIA}")),
+]
+IN_A_FILE_ONLY: list[tuple[dict[str, str], str, tuple[str, str]]] = [
+    ({}, "mig/halves", ("mig/halves", "")),
+    ({}, "halves", ("halves", "")),
+]
+
+
+@pytest.mark.parametrize(
+    ("labels", "default", "taken", "in_directory"),
+    [
+        *((*case, False) for case in (*AS_IN_A_DIRECTORY, *IN_A_FILE_ONLY)),
+        *((*case, True) for case in AS_IN_A_DIRECTORY),
+    ],
+)
+def test_labels_choose_among_its_keys_as_among_the_files_of_a_directory(
+    tmp_path, labels, default, taken, in_directory
+):
+    data = {"a": NVIDIA, "b": NATIVE, "default": NATIVE, "mig": MIG, "readme": "for people\n"}
+    file = tmp_path / "cm.yaml"
+    file.write_text(config_map(**data))
+    if in_directory:
+        file = tmp_path / "policies"
+        file.mkdir()
+        for name, text in data.items():
+            (file / name).write_text(text)
+    found = node_policy(PolicyFiles(file).read(), NodeChoice(labels, rules=ChoiceRules(default)))
+    assert isinstance(found, NodePolicy)
+    assert (found.name, found.by) == taken
+    assert found.saved is not None
+    again = restored(found.saved, {})
+    assert (again.loaded.policy, again.loaded.text) == (found.loaded.policy, found.loaded.text)
+
+
+@pytest.mark.parametrize(
+    ("choice", "reason", "said"),
+    [
+        (NodeChoice({BY_PARTAGE: "bb"}), PolicyReason.UNKNOWN_NAME, "no policy has that name"),
+        (NodeChoice({}), PolicyReason.NONE_CHOSEN, "no policy is chosen"),
+        (NodeChoice(awaited=True), PolicyReason.LABELS_UNKNOWN, "not known yet"),
+        (NodeChoice({BY_PARTAGE: "wrong"}), PolicyReason.WRONG, "data.wrong.gpus[0].mps.replicas"),
+    ],
+)
+def test_a_choice_that_cannot_be_made_is_refused(tmp_path, choice, reason, said):
+    file = tmp_path / "cm.yaml"
+    file.write_text(config_map(a=NVIDIA, b=NATIVE, wrong=NATIVE.replace("3", "1")))
+    found = node_policy(PolicyFiles(file).read(), choice)
+    assert isinstance(found, PolicyRefusal)
+    assert found.reason is reason
+    assert said in str(found.problems[0])
+
+
+def test_the_label_of_a_layout_finds_it_in_a_key(tmp_path):
+    file = tmp_path / "cm.yaml"
+    file.write_text(config_map(default=NATIVE, layouts=MIG))
+    choice = NodeChoice({"nvidia.com/mig.config": "halves"})
+    found = node_policy(PolicyFiles(file).read(), choice)
+    assert isinstance(found, NodePolicy)
+    assert (found.name, found.layouts_problems) == ("default", ())
+    assert found.layouts is not None
+    (entry,) = found.layouts.layouts.entries
+    assert entry.mig is not None
+    assert [str(item) for item in entry.mig.items] == ["3g.40gb", "3g.40gb"]
+    assert found.layouts.source == str(file)
+    saved = found.remembered(found.layouts)
+    assert saved is not None
+    again = restored(saved, {})
+    assert again.layouts is not None
+    assert again.layouts.layouts == found.layouts.layouts
+
+
+def test_a_label_names_a_key_of_mig_parted_and_another_its_configuration(tmp_path):
+    file = tmp_path / "cm.yaml"
+    file.write_text(config_map(mig=MIG, b=NATIVE))
+    choice = NodeChoice({BY_NVIDIA: "mig", "nvidia.com/mig.config": "off"})
+    found = node_policy(PolicyFiles(file).read(), choice)
+    assert isinstance(found, NodePolicy)
+    assert (found.loaded.policy.entries, found.layouts is not None) == ((), True)
 
 
 def test_the_agent_reads_a_configmap(tmp_path):

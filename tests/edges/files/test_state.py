@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,8 @@ MIG = replace(
     guard=True,
     limits_in_env=True,
     pipe="gpu/share0",
+    by_memory=True,
+    spread=True,
 )
 SICK = next_health(Health(), Xid(GPU_0, 79), 90)
 STATE = SavedState(
@@ -373,6 +376,17 @@ def test_a_child_that_outlives_the_agent_does_not_keep_the_lock(tmp_path: Path):
     finally:
         child.kill()
         child.wait()
+
+
+def test_a_directory_that_another_one_leaves_is_waited_for(tmp_path: Path):
+    """Who saw that it was free can find it taken: two agents start at the same time."""
+    first = StateDir(tmp_path)
+    with ThreadPoolExecutor() as pool:
+        second = pool.submit(StateDir, tmp_path, 30.0)
+        with pytest.raises(TimeoutError):
+            second.result(timeout=0.2)
+        first.close()
+        second.result().close()
 
 
 def test_the_lock_says_who_has_it_now(tmp_path: Path):

@@ -16,6 +16,13 @@
  *                                 that have it, of C (compute, default), G (graphics), M (client of MPS)
  *   gpu.I.used BYTES              memory that is given out; gpu.I.reserved: what older calls count as given out, too
  *   gpu.I.slice 0-3               that nvidia-smi lets its slice be set, and which it is at first
+ *   gpu.I.util "GPU MEMORY"       percent; gpu.I.encoder, gpu.I.decoder
+ *   gpu.I.power, gpu.I.limit      milliwatts; gpu.I.energy: millijoules; gpu.I.celsius; gpu.I.clock.TYPE: MHz
+ *   gpu.I.throttle MASK           why clocks are lower; gpu.I.field.ID: values of fields; gpu.I.field.ID.type: their type
+ *   gpu.I.busy.N "PID SM MEMORY ENCODER DECODER [AGE_MS]"
+ *                                 what a process did, in percent of the GPU
+ *   gpu.I.gpm.ID VALUE            what GPM measures, of the GPU; gpu.I.gi.G.gpm.ID: of a GPU instance
+ *   gpu.I.mig.N.used BYTES        memory of a MIG device that is given out
  *   gpu.I.cold MILLISECONDS       how long it takes to initialise it, at its first use in a session
  *   gpu.I.monitor 1               somebody holds a handle: it blocks mode and reset, and nothing else
  *   lie.FUNCTION CODE             do it, and answer that it could not be done
@@ -52,7 +59,7 @@ typedef struct {
     uint32_t id, scope;
     int64_t timestamp, latency;
     int type, result;
-    union { unsigned ui; u64 ull; } value;
+    union { unsigned ui; u64 ull; double d; } value;
 } Field;
 typedef struct { unsigned sm, copy, decoder, encoder, jpeg, ofa, gi_slices, ci_slices; u64 memory; } Attributes;
 typedef struct { void *device; unsigned id, profile, start, size; } GiInfo;
@@ -137,7 +144,7 @@ static void tell(const char *function) {
     if (file) fputs(function, file), fclose(file);
 }
 
-static struct { const char *function; int calls; } counted[128];
+static struct { const char *function; int calls; } counted[192];
 
 static void count_call(const char *function) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
@@ -384,19 +391,44 @@ int nvmlDeviceGetCudaComputeCapability(void *device, int *major, int *minor) {
     return found && sscanf(found, "%d.%d", major, minor) == 2 ? OK : NOT_SUPPORTED;
 }
 
+static int mig_memory(void *mig, u64 *total, u64 *used) {
+    const char *found = text("gpu.%d.mig.%d.attributes", GPU_OF(mig), PART_OF(mig));
+    u64 mib = 0;
+    if (!found || sscanf(found, "%*u %llu", &mib) != 1) return NOT_SUPPORTED;
+    *total = mib << 20;
+    found = text("gpu.%d.mig.%d.used", GPU_OF(mig), PART_OF(mig));
+    *used = found ? strtoull(found, NULL, 0) : 0;
+    return OK;
+}
+
 int nvmlDeviceGetMemoryInfo(void *device, Memory *to) {
     START(device);
+    if (((uintptr_t)device & KIND) == MIG) {
+        int code = mig_memory(device, &to->total, &to->used);
+        to->free = to->total - to->used;
+        return code;
+    }
     const char *found = text("gpu.%d.memory", GPU_OF(device));
     if (!found) return NOT_SUPPORTED;
     to->total = strtoull(found, NULL, 0);
     to->used = bytes("gpu.%d.used", GPU_OF(device)) + bytes("gpu.%d.reserved", GPU_OF(device));
+    to->free = to->total - to->used;
     return OK;
 }
 
 int nvmlDeviceGetMemoryInfo_v2(void *device, Memory2 *to) {
     START(device);
     if (to->version != (2u << 24 | sizeof *to)) return VERSION_MISMATCH;
+    to->reserved = 0;
+    if (((uintptr_t)device & KIND) == MIG) {
+        int code = mig_memory(device, &to->total, &to->used);
+        to->free = to->total - to->used;
+        return code;
+    }
+    to->total = bytes("gpu.%d.memory", GPU_OF(device));
     to->used = bytes("gpu.%d.used", GPU_OF(device));
+    to->reserved = bytes("gpu.%d.reserved", GPU_OF(device));
+    to->free = to->total - to->used - to->reserved;
     return text("gpu.%d.memory", GPU_OF(device)) ? OK : NOT_SUPPORTED;
 }
 
@@ -405,7 +437,10 @@ int nvmlDeviceGetFieldValues(void *device, int count, Field *fields) {
     for (int i = 0; i < count; i++) {
         const char *found = text("gpu.%d.field.%u", GPU_OF(device), fields[i].id);
         fields[i].result = found ? OK : NOT_SUPPORTED;
-        fields[i].value.ull = or_zero(found);
+        fields[i].value.ull = found ? strtoull(found, NULL, 0) : 0;
+        const char *type = text("gpu.%d.field.%u.type", GPU_OF(device), fields[i].id);
+        fields[i].type = type ? atoi(type) : 1;
+        if (fields[i].type == 0 && found) fields[i].value.d = strtod(found, NULL);
     }
     return OK;
 }
@@ -726,6 +761,97 @@ int nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, unsigned *count, void
 int nvmlDeviceGetGraphicsRunningProcesses_v2(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, sizeof(Process), 'G'); }
 int nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, wide_row(), 'M'); }
 int nvmlDeviceGetMPSComputeRunningProcesses_v2(void *device, unsigned *count, void *to) { START(device); return processes(device, count, to, sizeof(Process), 'M'); }
+
+/* --- what is measured --- */
+
+typedef struct { unsigned gpu, memory; } Rates;
+typedef struct { unsigned pid; u64 stamp; unsigned sm, memory, encoder, decoder; } Busy;
+typedef struct { void *device; int gi; } GpmSample;
+typedef struct { unsigned id; int result; double value; const char *names[3]; } GpmMetric;
+typedef struct { unsigned version, count; GpmSample *first, *second; GpmMetric metrics[]; } GpmAsked;
+
+static int in_mig(void *device) {
+    unsigned current = 0, pending;
+    return ((uintptr_t)device & KIND) == MIG || (mig_mode(device, &current, &pending) && current);
+}
+
+int nvmlDeviceGetUtilizationRates(void *device, Rates *to) {
+    START(device);
+    const char *found = in_mig(device) ? NULL : text("gpu.%d.util", GPU_OF(device));
+    return found && sscanf(found, "%u %u", &to->gpu, &to->memory) == 2 ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetEncoderUtilization(void *device, unsigned *to, unsigned *period) { START(device); *period = 100000; return number(text("gpu.%d.encoder", GPU_OF(device)), to); }
+int nvmlDeviceGetDecoderUtilization(void *device, unsigned *to, unsigned *period) { START(device); *period = 100000; return number(text("gpu.%d.decoder", GPU_OF(device)), to); }
+int nvmlDeviceGetPowerUsage(void *device, unsigned *to) { START(device); return number(text("gpu.%d.power", GPU_OF(device)), to); }
+int nvmlDeviceGetEnforcedPowerLimit(void *device, unsigned *to) { START(device); return number(text("gpu.%d.limit", GPU_OF(device)), to); }
+int nvmlDeviceGetClockInfo(void *device, unsigned type, unsigned *to) { START(device); return number(text("gpu.%d.clock.%u", GPU_OF(device), type), to); }
+int nvmlDeviceGetTemperature(void *device, unsigned sensor, unsigned *to) { START(device); return sensor ? INVALID_ARGUMENT : number(text("gpu.%d.celsius", GPU_OF(device)), to); }
+
+int nvmlDeviceGetTotalEnergyConsumption(void *device, u64 *to) {
+    START(device);
+    *to = bytes("gpu.%d.energy", GPU_OF(device));
+    return text("gpu.%d.energy", GPU_OF(device)) ? OK : NOT_SUPPORTED;
+}
+
+/* The old name; a driver since R535 has both. */
+int nvmlDeviceGetCurrentClocksThrottleReasons(void *device, u64 *to) {
+    START(device);
+    *to = bytes("gpu.%d.throttle", GPU_OF(device));
+    return text("gpu.%d.throttle", GPU_OF(device)) ? OK : NOT_SUPPORTED;
+}
+
+int nvmlDeviceGetProcessUtilization(void *device, Busy *to, unsigned *count, u64 since) {
+    START(device);
+    struct timespec now;
+    unsigned found = 0, room = *count;
+    const char *line;
+    if (in_mig(device)) return NOT_SUPPORTED;
+    clock_gettime(CLOCK_REALTIME, &now);
+    for (int n = 0; (line = text("gpu.%d.busy.%d", GPU_OF(device), n)); n++) {
+        Busy one = {0};
+        long age_ms = 0;
+        sscanf(line, "%u %u %u %u %u %ld", &one.pid, &one.sm, &one.memory, &one.encoder, &one.decoder, &age_ms);
+        one.stamp = (u64)now.tv_sec * 1000000 + (u64)now.tv_nsec / 1000 - (u64)age_ms * 1000;
+        if (one.stamp < since && !text("gpu.%d.stale", GPU_OF(device))) continue; /* stale: the driver gives old rows, too */
+        if (to && found < room) to[found] = one;
+        found++;
+    }
+    *count = found;
+    return !found ? (text("gpu.%d.util", GPU_OF(device)) ? NOT_FOUND : NOT_SUPPORTED) : found > room ? SMALL : OK;
+}
+
+static int gpm_samples; /* how many are not freed */
+int stubGpmSamples(void) { return gpm_samples; }
+
+int nvmlGpmQueryDeviceSupport(void *device, unsigned *to) {
+    START(device);
+    to[1] = text("gpu.%d.gpm", GPU_OF(device)) != NULL;
+    return OK;
+}
+
+int nvmlGpmSampleAlloc(GpmSample **to) { START(NULL); *to = calloc(1, sizeof **to); gpm_samples++; return OK; }
+int nvmlGpmSampleFree(GpmSample *sample) { START(NULL); free(sample); gpm_samples--; return OK; }
+int nvmlGpmSampleGet(void *device, GpmSample *to) { START(device); *to = (GpmSample){device, -1}; return OK; }
+
+int nvmlGpmMigSampleGet(void *device, unsigned gi, GpmSample *to) {
+    START(device);
+    *to = (GpmSample){device, (int)gi};
+    return text("gpu.%d.gi.%u", GPU_OF(device), gi) ? OK : NOT_FOUND;
+}
+
+int nvmlGpmMetricsGet(GpmAsked *asked) {
+    START(NULL);
+    if (asked->version != 1 || !asked->first || !asked->second || asked->first == asked->second) return INVALID_ARGUMENT;
+    for (unsigned i = 0; i < asked->count; i++) {
+        GpmMetric *one = &asked->metrics[i];
+        GpmSample *of = asked->second;
+        const char *found = of->gi < 0 ? text("gpu.%d.gpm.%u", GPU_OF(of->device), one->id) : text("gpu.%d.gi.%d.gpm.%u", GPU_OF(of->device), of->gi, one->id);
+        one->result = found ? OK : NOT_SUPPORTED;
+        one->value = found ? strtod(found, NULL) : 0;
+    }
+    return OK;
+}
 
 int nvmlDeviceGetNvLinkState(void *device, unsigned link, unsigned *active) {
     START(device);

@@ -20,6 +20,7 @@ from partage.model.gpu import (
     MigDevice,
     MigMode,
     RecoveryAction,
+    ToolkitConfig,
 )
 from partage.model.health import GpuCondition
 from partage.model.ids import MigUuid, PciBusId
@@ -70,6 +71,7 @@ def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node:
         control_nodes=("/dev/nvidiactl",),
         boot_id="5bd3d8a0-0000-4000-8000-000000000001",
         open_to_env=True,
+        toolkit=ToolkitConfig("/etc/nvidia-container-runtime/config.toml", True, False, False),
     )
 
 

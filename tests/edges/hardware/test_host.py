@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware.host import Host, SysfsAddress, nvml_address, sysfs_address, vgpu_host
-from partage.model.gpu import VgpuHost
+from partage.model.gpu import ToolkitConfig, VgpuHost
 from partage.model.ids import PciBusId
 
 BUS, ADDRESS = PciBusId("00000000:1A:00.0"), SysfsAddress("0000:1a:00.0")
@@ -131,7 +131,27 @@ def test_whether_pods_can_take_gpus_by_environment(
 ) -> None:
     if text is not None:
         put(tmp_path / "etc/nvidia-container-runtime/config.toml", text)
-    assert host(tmp_path).open_to_env() is answer
+    found = host(tmp_path).toolkit()
+    assert (None if found is None else found.accepts_env) is answer
+
+
+def test_the_toolkit_is_looked_for_below_the_nodes_root_and_in_the_operators_place(tmp_path: Path) -> None:
+    there = host(tmp_path)
+    refuses = "accept-nvidia-visible-devices-envvar-when-unprivileged = false\n"
+    mounts = "accept-nvidia-visible-devices-as-volume-mounts = true\n"
+    operators = "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml"
+    put(there.proc / "1/root" / operators, refuses + mounts)
+    assert there.toolkit() == ToolkitConfig(
+        f"/{operators}", accepts_env=False, stated=True, accepts_mounts=True
+    )
+    put(there.proc / "1/root/etc/nvidia-container-runtime/config.toml", "# nothing\n")
+    found = there.toolkit()
+    assert found is not None
+    assert (found.path, found.accepts_env, found.stated) == (
+        "/etc/nvidia-container-runtime/config.toml",
+        True,
+        False,
+    ), "one of two that refuses proves nothing"
 
 
 @pytest.mark.parametrize(
@@ -175,7 +195,7 @@ def test_a_node_without_any_of_these_files_says_nothing_and_fails_nowhere(tmp_pa
     empty = host(tmp_path)
     assert (empty.numa_node(BUS), empty.capability_minors(), empty.control_nodes()) == (None, {}, ())
     assert (empty.boot_id(), empty.kernel_module_version(), empty.gpu_addresses()) == ("", None, ())
-    assert (empty.gpu_uuid(ADDRESS), empty.open_to_env()) == (None, None)
+    assert (empty.gpu_uuid(ADDRESS), empty.toolkit()) == (None, None)
     assert (empty.fabric_manager(), empty.virtual()) == (None, None)
 
 

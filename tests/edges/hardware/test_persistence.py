@@ -29,7 +29,7 @@ import asyncio, sys
 from pathlib import Path
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.model.step import Reset
+from partage.model.step import (Reset)
 root = Path(sys.argv[1])
 host = Host(driver=root, proc=root / "proc", sys=root / "sys", dev=root / "dev", run=root / "run")
 asyncio.run(NvmlHardware(host=host).perform(Reset(tuple(sys.argv[2:]), tuple(sys.argv[2:3]))))

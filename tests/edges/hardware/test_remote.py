@@ -23,9 +23,10 @@ from partage.edges.hardware.port import Events
 from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotFound
 from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import Xid
 from partage.model.ids import GpuUuid
-from partage.model.step import GpuUse, SetMigMode, UseKind
+from partage.model.step import SetMigMode
 from partage.sim.node.faults import HangCall, Occupy, RaiseXid
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.machine_writer import machine_text

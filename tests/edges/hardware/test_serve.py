@@ -23,10 +23,12 @@ from partage.edges.hardware.helper_server import PROTOCOL, VERBS, HelperServer, 
 from partage.edges.hardware.port import Events
 from partage.errors import HardwareTimeout, InputError
 from partage.model.gpu import Inventory
+from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
-from partage.model.step import Created, GpuUse, Step, TimeSlice
+from partage.model.samples import Samples
+from partage.model.step import Created, Step, TimeSlice
 from partage.sim.node.faults import HangCall
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine_names import parse_machine
@@ -73,6 +75,7 @@ async def test_the_list_of_verbs_is_closed(simulation: SimulatedHardware, short_
         "perform",
         "uses",
         "processes",
+        "samples",
         "time-slices",
         "daemons",
     }
@@ -356,6 +359,9 @@ class Broken:
 
     async def processes(self) -> Processes:
         return Processes()
+
+    async def samples(self) -> Samples:
+        return Samples()
 
     async def time_slices(self) -> tuple[TimeSlice, ...]:
         return ()

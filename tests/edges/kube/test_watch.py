@@ -70,7 +70,7 @@ async def test_a_change_is_told_and_a_bookmark_is_not():
         assert follower.states[-1].lists == 1
 
 
-async def test_only_this_node_is_asked_for():
+async def test_scenario_10_only_this_node_is_asked_for_and_none_whose_name_begins_so():
     async with following() as (server, _):
         await _stream(server)
         for request in server.requests:

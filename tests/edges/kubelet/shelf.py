@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Sequence
-from contextlib import asynccontextmanager
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.port import DeviceList
@@ -83,3 +86,29 @@ async def running(endpoint: ResourceEndpoint) -> AsyncIterator[ResourceEndpoint]
         await asyncio.wait([task])
         if not task.cancelled():
             task.result()
+
+
+_LISTENS = """
+import socket, sys
+server = socket.socket(socket.AF_UNIX)
+server.bind(sys.argv[1])
+server.listen()
+print(flush=True)
+sys.stdin.read()
+"""
+
+
+@contextmanager
+def listening_child(path: Path | None) -> Iterator[None]:
+    """Another process that listens there, for the length of a block; none without a path."""
+    if path is None:
+        yield
+        return
+    command = [sys.executable, "-c", _LISTENS, str(path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        try:
+            yield
+        finally:
+            child.kill()

@@ -1,10 +1,20 @@
-"""The plugin's side of a connection writes seldom."""
+"""The plugin's side of a connection: it writes seldom, and is closed when the server stops."""
 
 from __future__ import annotations
 
 import asyncio
+import socket
+from collections.abc import AsyncIterator
+from pathlib import Path
 
-from partage.edges.kubelet.connections import BatchedTransport
+import pytest
+from grpclib.client import Channel
+
+from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
+from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginStub
+from partage.edges.kubelet.connections import BatchedTransport, ClosingServer
+from partage.edges.kubelet.server import PluginServer
+from tests.edges.kubelet.shelf import Shelf
 
 
 class Wire(asyncio.Transport):
@@ -67,3 +77,47 @@ async def test_what_waits_is_sent_before_the_connection_closes() -> None:
     writer.write(b"last words")
     writer.close()
     assert wire.sent == [b"last words"]
+
+
+async def test_of_ended_calls_few_are_remembered_on_both_sides(short_dir: Path) -> None:
+    """A connection lives for weeks, and has a call every ten seconds."""
+    path = short_dir / "s.sock"
+    server = PluginServer(Shelf("a"), path)
+    await server.start()
+    async with Channel(path=str(path)) as channel:
+        for _ in range(300):
+            await DevicePluginStub(channel).GetDevicePluginOptions(pb.Empty())
+        assert server._server is not None
+        (theirs,) = server._server._connections
+        for protocol in (theirs, channel._protocol):
+            assert protocol is not None
+            assert len(protocol.connection._connection._closed_streams) <= 256
+    await server.stop()
+
+
+@pytest.mark.parametrize("rounds", [3, 4])
+async def test_a_connection_that_is_accepted_as_the_server_stops_is_closed(
+    short_dir: Path, rounds: int
+) -> None:
+    """asyncio has accepted it and has not yet told the server: it would stay open, and silent, for ever.
+
+    rounds: of the loop before the stop. After two of them asyncio itself gives it up, with an error.
+    """
+    path = short_dir / "plugin.sock"
+    server = ClosingServer([])
+    await server.start(path=str(path))
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.setblocking(False)
+        peer.connect(str(path))
+        for _ in range(rounds):
+            await asyncio.sleep(0)  # one round of the loop
+        await server.stop()
+        async with asyncio.timeout(5):
+            received = b"".join([one async for one in _everything(peer)])
+        assert len(received) < 4096, "nothing, or a greeting"
+
+
+async def _everything(peer: socket.socket) -> AsyncIterator[bytes]:
+    """What is received until the other end closes."""
+    while part := await asyncio.get_running_loop().sock_recv(peer, 4096):
+        yield part

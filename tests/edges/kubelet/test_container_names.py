@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.edges.kubelet.container_names import container_names
-from partage.plan.serve.ledger import Holder
+from partage.plan.serve.ledger_entry import Holder
 
 CID, OTHER = "3f" * 32, "a0" * 32
 

@@ -6,10 +6,7 @@ import asyncio
 import json
 import os
 import socket
-import subprocess
-import sys
-from collections.abc import Iterator
-from contextlib import AsyncExitStack, contextmanager
+from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
 
@@ -21,7 +18,7 @@ from partage.edges.kubelet.sockets import SocketIdentity
 from partage.errors import InputError
 from partage.model.ids import ShareId
 from partage.model.share import DeviceRow
-from tests.edges.kubelet.shelf import Shelf, running
+from tests.edges.kubelet.shelf import Shelf, listening_child, running
 from tests.kubelet_script import scripted_kubelet, until
 
 RESOURCE = "nvidia.com/gpu"
@@ -172,32 +169,6 @@ async def test_plugins_with_other_names_are_told_by_the_kubelets_checkpoint(
                 await until(lambda: endpoint.state.registered)
         async with running(ResourceEndpoint(Shelf(GPU), short_dir, takeover=True)) as endpoint:
             await until(lambda: endpoint.state.registered)
-
-
-_LISTENS = """
-import socket, sys
-server = socket.socket(socket.AF_UNIX)
-server.bind(sys.argv[1])
-server.listen()
-print(flush=True)
-sys.stdin.read()
-"""
-
-
-@contextmanager
-def listening_child(path: Path | None) -> Iterator[None]:
-    """Another process that listens there, for the length of a block; none without a path."""
-    if path is None:
-        yield
-        return
-    command = [sys.executable, "-c", _LISTENS, str(path)]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
-        assert child.stdout is not None
-        child.stdout.readline()
-        try:
-            yield
-        finally:
-            child.kill()
 
 
 async def test_a_socket_that_nobody_serves_any_more_is_replaced(short_dir: Path) -> None:

@@ -14,8 +14,9 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from partage.edges.hardware.port import DaemonKeeper
+from partage.edges.mps.access import DaemonDeadlines
 from partage.edges.mps.home import DaemonHost
-from partage.edges.mps.keeper import DaemonDeadlines, MpsKeeper
+from partage.edges.mps.keeper import MpsKeeper
 from partage.model.ids import GpuUuid, device_uuid
 from partage.model.mps import SERVER, DaemonSpec, MpsNamespace
 from partage.units import GIB

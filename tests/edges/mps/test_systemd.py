@@ -20,6 +20,7 @@ from tests.edges.mps.conftest import simulated_subject
 from tests.edges.mps.real_systemd import DRIVER, PYTHON, Node, real_systemd, why_not
 from tests.edges.mps.subjects import GPUS, Subject
 from tests.edges.mps.test_home import cgroup, tree  # noqa: F401
+from tests.kubelet_script import until
 
 HERE = "/run/systemd/driver-root"
 """The driver's root in the container."""
@@ -39,7 +40,8 @@ STARTER = """
 import asyncio, json, sys
 from pathlib import Path
 from partage.edges.mps.home import DaemonHost
-from partage.edges.mps.keeper import DaemonDeadlines, MpsKeeper
+from partage.edges.mps.access import DaemonDeadlines
+from partage.edges.mps.keeper import MpsKeeper
 from partage.errors import PartageError
 from partage.model.daemon_home import HomeChoice
 from partage.model.mps import DaemonSpec
@@ -133,7 +135,7 @@ async def test_a_daemon_outlives_the_container_is_adopted_and_ended(
             "MainPID": str(pid),
             "LoadState": "",
         }
-    assert (cgroup / "cgroup.procs").read_text() == ""  # all of the container has ended
+    await until(lambda: not (cgroup / "cgroup.procs").read_text(), what="the end of all of the container")
     limits = node.run(f"tr '\\0' '\\n' < /proc/{pid}/environ")
     assert "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT=0=2048M" in limits
     assert f"CUDA_VISIBLE_DEVICES={GPUS[0]}" in limits

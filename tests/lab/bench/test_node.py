@@ -1,12 +1,12 @@
 """Which part of a machine is measured, and which Python has what it takes."""
 
-from partage.faces.cli import common
+from partage.faces.cli import common_node
 from partage.lab.bench import node
 from partage.lab.bench.model import BenchSettings
 from partage.lab.gpus import find_gpu, guard_directory
 from partage.model.gpu import ComputeMode
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid
-from partage.model.step import GpuUse, UseKind
 from partage.units import GIB
 from tests.faces.nodes import gpu
 from tests.faces.nodes import node as inventory_of
@@ -46,7 +46,7 @@ def test_what_disturbs_a_measurement_is_remarked():
 
 def test_a_simulated_node_of_every_kind_has_a_place():
     for machine in ("8xh100-sxm5-80gb", "8xl4"):
-        inventory, uses = common.observe_with_uses(machine)
+        inventory, uses = common_node.observe_with_uses(machine)
         chosen = find_gpu(inventory, None)
         place = node.gpu_place(chosen, BenchSettings(guard=True), None)
         assert place.guard == guard_directory()

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from partage.faces.cli import common
+from partage.faces.cli import common_node
 from partage.faces.cli.main import run
 from partage.model.gpu import ComputeMode
 from partage.sim.mps.node import MpsNode, install_programs
@@ -114,7 +114,7 @@ def real(request, short_dir, monkeypatch, capsys):
     name, mode = getattr(request, "param", ("1xh100-sxm5-80gb", ComputeMode.DEFAULT))
     hardware = SimulatedHardware(machine_of(name, mode))
     node = Real(short_dir, hardware, capsys, monkeypatch)
-    monkeypatch.setattr(common, "open_hardware", lambda *_arguments, **_named: hardware)
+    monkeypatch.setattr(common_node, "open_hardware", lambda *_arguments, **_named: hardware)
     python = short_dir / "python3"
     python.write_text(
         "#!/bin/sh\n"

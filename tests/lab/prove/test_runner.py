@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from partage.edges.files.policy import load_policy
 from partage.errors import InputError
-from partage.faces.cli import common
+from partage.faces.cli import common_node
 from partage.lab.prove.model import Evidence, ProofVerdict
 from partage.lab.prove.promised_offer import IN_FOUR, offer_of_policy
 from partage.lab.prove.runner import CATALOGUE, attacks_named, run_attacks
@@ -47,7 +47,7 @@ async def _walked(
 
 
 async def _look(machine):
-    hardware = common.open_hardware(machine)
+    hardware = common_node.open_hardware(machine)
     return await hardware.observe(), await hardware.uses()
 
 

@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from partage.model.ids import ShareId
 from partage.model.policy import Policy
 from partage.plan.cluster.drain import DrainState, next_drain, pods_to_evict
-from partage.plan.cluster.events import Pod
+from partage.plan.cluster.events import PodName
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import Report
-from partage.plan.serve.ledger import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 from tests.plan.cluster.test_events import TWO, WELL, entry
 from tests.plan.test_report_events import GPU, ONE
 
@@ -86,4 +86,4 @@ def test_no_gpu_is_drained_for_longer_than_its_deadline(steps: list[tuple[bool, 
         assert all(now_s - since_s < 600 for since_s in state.began_s.values())
         assert not state.began_s.keys() & state.gave_up.keys()
         assert waits or not (state.began_s or state.gave_up)
-    assert Pod("a", "b") not in pods_to_evict(state, waiting(entry("a")))
+    assert PodName("a", "b") not in pods_to_evict(state, waiting(entry("a")))

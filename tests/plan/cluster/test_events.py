@@ -16,7 +16,7 @@ from partage.model.health import HealthState, HealthStatus
 from partage.model.ids import GpuUuid, ShareId
 from partage.plan.cluster.conditions import node_conditions
 from partage.plan.cluster.event_budget import BURST, NODE_BURST, EventBudget
-from partage.plan.cluster.events import NodeEvent, Pod, node_events
+from partage.plan.cluster.events import NodeEvent, PodName, node_events
 from partage.plan.cluster.pending import pending_gpus, plan_annotation
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
@@ -28,7 +28,7 @@ from partage.plan.report import (
     PolicyState,
     Report,
 )
-from partage.plan.serve.ledger import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 from tests.plan.test_report_events import FIRST, GPU, ONE
 
 NODE = KnownNode(Inventory(Driver("580.1", "13.0"), ()))
@@ -98,7 +98,7 @@ def test_a_wait_is_told_on_the_node_and_on_the_pod_that_is_certain() -> None:
     events = node_events(WELL, waits)
     assert [(one.reason, one.about) for one in events] == [
         ("ChangeWaits", None),
-        ("ChangeWaitsForPod", Pod("default", "train")),
+        ("ChangeWaitsForPod", PodName("default", "train")),
     ]
     assert events[0].note == "GPU 0 waits for pods default/maybe, default/train"
 
@@ -152,7 +152,7 @@ def test_a_gpu_that_flaps_for_an_hour_makes_few_events() -> None:
 
 
 def test_a_node_full_of_pods_makes_a_limited_number_of_events() -> None:
-    pods = [NodeEvent("W", "waits", "W", about=Pod("a", f"p{number}")) for number in range(1000)]
+    pods = [NodeEvent("W", "waits", "W", about=PodName("a", f"p{number}")) for number in range(1000)]
     assert len(_made(pods, 0.0)) == NODE_BURST
 
 

@@ -18,7 +18,9 @@ from partage.model.policy import Interval, Mps, MpsClient, Policy, Sharing, Stra
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, Guarantee, resources_of
 from partage.plan.offer.advertise import advertise
-from partage.plan.offer.assign import Assignment, PlannedDevice, Target
+from partage.plan.offer.assign import Assignment
+from partage.plan.offer.gpu_devices import PlannedDevice
+from partage.plan.offer.target import Target
 from partage.units import GIB, MIB
 from tests.plan.offers import NAME, assignment, gpu, node, target
 
@@ -141,18 +143,6 @@ def test_a_planned_mig_device_is_offered_without_files() -> None:
     assert one.memory_bytes == 40 * GIB - 1
 
 
-@pytest.mark.parametrize("sharing", [None, TimeSlicing(2), Mps(2)])
-def test_where_pods_choose_their_gpus_themselves_nothing_is_more_than_advisory(
-    sharing: Sharing | None,
-) -> None:
-    one_gpu = target(gpu(0), sharing)
-    (closed,) = _offer(one_gpu)
-    (unknown,) = _offer(one_gpu, inventory=node(gpu(0), open_to_env=None))
-    (open_,) = _offer(one_gpu, inventory=node(gpu(0), open_to_env=True))
-    assert unknown == closed
-    assert open_.guarantee is min(closed.guarantee, Guarantee.ADVISORY, key=lambda word: word.strength)
-
-
 def test_a_mig_gpu_without_instances_offers_nothing_but_is_listed() -> None:
     empty = Assignment((), {gpu(0).uuid: Strategy.MIG}, {})
     assert advertise(empty, node(gpu(0)), _POLICY) == {gpu(0).uuid: ()}
@@ -211,10 +201,7 @@ def test_under_protocol_3_even_shares_have_one_namespace() -> None:
 def test_under_protocol_3_shares_are_advisory_where_they_are_under_2() -> None:
     outside = target(gpu(0), _apart(replicas=2, exclusive_process=False))
     (one,) = _offer(outside, inventory=node(gpu(0), driver="615.71.09"))
-    (open_,) = _offer(
-        target(gpu(0), _apart(replicas=2)), inventory=node(gpu(0), driver="615.71.09", open_to_env=True)
-    )
-    assert (one.guarantee, open_.guarantee) == (Guarantee.ADVISORY, Guarantee.ADVISORY)
+    assert one.guarantee is Guarantee.ADVISORY
 
 
 @pytest.mark.parametrize(

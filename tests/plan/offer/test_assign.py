@@ -15,8 +15,10 @@ from partage.model.ids import MigUuid
 from partage.model.placement import Placement
 from partage.model.policy import ALL_EXCLUSIVE, Exclusive, Mps, Policy, Strategy, TimeSlicing, WatchAction
 from partage.model.profile import MigProfile
-from partage.plan.offer.assign import Assignment, PlannedDevice, Target, assign
+from partage.plan.offer.assign import Assignment, assign
+from partage.plan.offer.gpu_devices import PlannedDevice
 from partage.plan.offer.select import glob_matches
+from partage.plan.offer.target import Target
 from partage.text import gpus
 from tests.plan.offers import gpu, node
 

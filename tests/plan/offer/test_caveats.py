@@ -5,6 +5,7 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
+from partage.model.gpu import ToolkitConfig
 from partage.plan.offer.caveats import caveats
 from partage.plan.offer.desired import resolve
 from tests.plan.offer.test_assign import with_devices
@@ -56,3 +57,41 @@ def test_exclusive_on_a_gpu_in_mig_mode_is_said_to_leave_the_layout():
 )
 def test_who_says_what_becomes_of_the_layout_is_told_nothing(text):
     assert kept(node(gpu(0), with_devices(gpu(1), "3g.40gb")), text) == []
+
+
+ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+CONFIG = "/etc/nvidia-container-runtime/config.toml"
+
+
+def of_toolkit(toolkit, ways="[envvar]"):
+    inventory = replace(
+        node(gpu(0)), open_to_env=None if toolkit is None else toolkit.accepts_env, toolkit=toolkit
+    )
+    text = f"version: v1\nflags: {{plugin: {{deviceListStrategy: {ways}}}}}"
+    policy = parse_policy(text, "p.yaml").policy
+    found = resolve(policy, inventory, geometry_of)
+    said = caveats(policy, inventory, found.offer, ctk_found=True)
+    return [one for one in said if "NVIDIA_VISIBLE_DEVICES" in one.sentence or ENV in one.sentence]
+
+
+def test_the_toolkits_refusal_is_told_with_what_was_seen():
+    (unknown,) = of_toolkit(None)
+    assert not unknown.certain
+    (default,) = of_toolkit(ToolkitConfig(CONFIG, True, False, False))
+    assert f"({CONFIG}: {ENV} is not set, which means true)" in default.sentence
+    (stated,) = of_toolkit(ToolkitConfig(CONFIG, True, True, False))
+    assert f"({CONFIG}: {ENV} = true)" in stated.sentence
+
+
+@pytest.mark.parametrize(
+    ("ways", "mounts", "said"),
+    [
+        ("[envvar]", True, "use deviceListStrategy volume-mounts, with"),
+        ("[volume-mounts]", False, "accept-nvidia-visible-devices-as-volume-mounts is not true"),
+        ("[volume-mounts]", True, ""),
+        ("[envvar, cdi-cri]", False, ""),
+    ],
+)
+def test_a_refusal_by_which_no_container_gets_a_gpu_is_told(ways, mounts, said):
+    found = of_toolkit(ToolkitConfig(CONFIG, False, True, mounts), ways)
+    assert [said in one.sentence for one in found] == ([True] if said else [])

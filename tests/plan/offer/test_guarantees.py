@@ -9,8 +9,9 @@ from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy, WatchAction
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.offer.guarantees import gpus_to_watch, gpus_unwatched, promised, with_current_guarantees
-from tests.plan.offers import offering
+from tests.plan.offers import node, offering
 
+CLOSED = node()
 SLICED = offering(0, 4)
 WHOLE = replace(
     SLICED,
@@ -51,15 +52,23 @@ def test_only_guarded_shares_guarantee_less_without_a_watcher() -> None:
     offer = {a: (GUARDED, SLICED), b: (WHOLE,), c: (GUARDED,)}
     weaker = gpus_unwatched(offer, seen=())
     assert weaker == {a, c}
-    assert with_current_guarantees(offer, weaker) == {
+    assert with_current_guarantees(offer, weaker, CLOSED) == {
         a: (replace(GUARDED, guarantee=Guarantee.ADVISORY), SLICED),
         b: (WHOLE,),
         c: (replace(GUARDED, guarantee=Guarantee.ADVISORY),),
     }
-    assert with_current_guarantees(offer, gpus_unwatched(offer, seen=offer)) is offer
+    assert with_current_guarantees(offer, gpus_unwatched(offer, seen=offer), CLOSED) is offer
 
 
 def test_a_policy_promises_less_if_it_turns_watching_off() -> None:
     offer = {GPU: (GUARDED,)}
-    assert promised(offer, {GPU: WatchAction.WARN}) == offer
-    assert promised(offer, {GPU: WatchAction.OFF})[GPU][0].guarantee is Guarantee.ADVISORY
+    assert promised(offer, {GPU: WatchAction.WARN}, CLOSED) == offer
+    assert promised(offer, {GPU: WatchAction.OFF}, CLOSED)[GPU][0].guarantee is Guarantee.ADVISORY
+
+
+def test_where_pods_choose_their_gpus_themselves_nothing_is_more_than_advisory() -> None:
+    offer = {GPU: (GUARDED, WHOLE, SLICED)}
+    open_ = promised(offer, {GPU: WatchAction.WARN}, replace(CLOSED, open_to_env=True))
+    assert [row.guarantee for row in open_[GPU]] == [Guarantee.ADVISORY, Guarantee.ADVISORY, Guarantee.NONE]
+    unknown = replace(CLOSED, open_to_env=None)
+    assert promised(offer, {GPU: WatchAction.WARN}, unknown) == offer

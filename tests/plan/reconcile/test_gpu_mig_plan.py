@@ -16,6 +16,7 @@ from msgspec.structs import replace
 from partage.codec.values import decode, encode
 from partage.edges.files.catalogue import load_catalogue
 from partage.model.gpu import ComputeMode, Driver, Inventory, MigMode
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import ContainerId, GpuUuid, MigUuid
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec
@@ -29,7 +30,6 @@ from partage.model.step import (
     DestroyInstance,
     EndClient,
     EndProcess,
-    GpuUse,
     Reset,
     SetComputeMode,
     SetMigMode,
@@ -37,10 +37,9 @@ from partage.model.step import (
     StartDaemon,
     Step,
     StopDaemon,
-    UseKind,
     Verify,
-    undo,
 )
+from partage.model.undo import undo
 from partage.plan.reconcile.blocked import Blocked, BlockKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
 from partage.plan.reconcile.mig_plan import plan_mig

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Inventory, NoDriver
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, ResourceName, ShareId, share_id
 from partage.model.mps import ClientLimits, DaemonPhase, DaemonState
 from partage.model.placement import Placement
@@ -22,7 +23,6 @@ from partage.model.step import (
     CreateCompute,
     CreateInstance,
     DestroyCompute,
-    GpuUse,
     Reset,
     SetComputeMode,
     SetMigMode,
@@ -30,7 +30,6 @@ from partage.model.step import (
     StartDaemon,
     StartDaemonAt,
     StopDaemon,
-    UseKind,
 )
 from partage.plan.offer.desired import DesiredState, existing_offer, resolve
 from partage.plan.reconcile.attempts import FailedAttempt
@@ -39,7 +38,7 @@ from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Observed, Phase,
 from partage.plan.reconcile.planner import Planner, plan_node
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger import Certainty, HeldIds, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, HeldIds, Holder, LedgerEntry
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 

@@ -12,7 +12,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import PodUid, ResourceName, ShareId
-from partage.plan.serve.ledger import Certainty, Holder, Ledger, LedgerEntry
+from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 
 A = ShareId("a")
 B = ShareId("b")

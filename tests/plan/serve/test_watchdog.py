@@ -12,7 +12,7 @@ from partage.model.policy import Strategy, WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.step import EndProcess
-from partage.plan.serve.ledger import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 from partage.plan.serve.watchdog import (
     ContainerUsage,
     GrantKind,

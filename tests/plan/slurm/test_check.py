@@ -164,6 +164,53 @@ def test_mps_of_several_gpus_needs_a_flag():
     assert "only one of them is used at a time" in problem.message
 
 
+BESIDE_A_WHOLE_GPU = {
+    "slurm.conf": """\
+GresTypes=gpu,mps
+SelectType=select/cons_tres
+NodeName=g1 CPUs=16 Gres=gpu:a100:2,gpu:a100_mps:2,mps:200
+""",
+    "gres.conf": """\
+Name=gpu Type=a100 File=/dev/nvidia[0,3]
+Name=gpu Type=a100_mps File=/dev/nvidia[1-2]
+Name=mps Count=0 File=/dev/nvidia[0,3] Flags=all_sharing
+Name=mps Count=100 File=/dev/nvidia1 Flags=all_sharing
+Name=mps Count=100 File=/dev/nvidia2 Flags=all_sharing
+""",
+    "cgroup.conf": "ConstrainDevices=yes\n",
+}
+
+
+@pytest.mark.parametrize(
+    ("taken", "hint"),
+    [
+        ("", None),
+        (
+            "Name=mps Count=0 File=/dev/nvidia[0,3] Flags=all_sharing\n",
+            "add a line Name=mps Count=0 File=/dev/nvidia[0,3] Flags=all_sharing",
+        ),
+        ("[0,3] Flags=all_sharing", "add Flags=all_sharing to the lines of mps (since 22.05.0)"),
+        ("1 Flags=all_sharing", "add Flags=all_sharing to the lines of mps (since 22.05.0)"),
+    ],
+)
+def test_whole_gpus_beside_gpus_with_mps(taken, hint):
+    """What 24.11.5 used one GPU at a time with; 22.05.8 used both."""
+    rest = taken.removesuffix(" Flags=all_sharing")
+    text = BESIDE_A_WHOLE_GPU["gres.conf"].replace(taken, "" if taken.endswith("\n") else rest)
+    problems = _check({**BESIDE_A_WHOLE_GPU, "gres.conf": text}).problems
+    assert [one.hint for one in problems] == ([] if hint is None else [hint])
+    assert all("only one of them is used at a time" in one.message for one in problems)
+    old = _check({**BESIDE_A_WHOLE_GPU, "gres.conf": text}, version="22.05.8").problems
+    assert not any("used at a time" in one.message for one in old)
+
+
+def test_mig_devices_beside_gpus_with_mps():
+    files = configs.files(configs.MIG_MPS, "24.11.5")
+    (problem,) = _check(files).problems
+    assert "MIG devices beside several GPUs with mps" in problem.message
+    assert _check(configs.files(configs.MPS, "24.11.5")).problems == ()
+
+
 # --- against a node ----------------------------------------------------------------------------
 
 

@@ -52,9 +52,47 @@ def test_the_lines_of_a_mixed_node():
         f"NodeName=g1 Name=gpu Type=h100_3g.40gb MultipleFiles=/dev/nvidia1,{caps}156,{caps}157 Flags=nvidia_gpu_env",
         "NodeName=g1 Name=gpu Type=h100 File=/dev/nvidia3 Flags=nvidia_gpu_env",
         "NodeName=g1 Name=gpu Type=h100_shared File=/dev/nvidia[0,2] Flags=nvidia_gpu_env",
+        "NodeName=g1 Name=mps Count=0 File=/dev/nvidia3 Flags=all_sharing",
         "NodeName=g1 Name=mps Count=100 File=/dev/nvidia0 Flags=all_sharing",
         "NodeName=g1 Name=mps Count=100 File=/dev/nvidia2 Flags=all_sharing",
     ]  # fmt: skip
+
+
+def _of_shares(policy, version, machine="4xh100-sxm5-80gb"):
+    lines = _lines(configs.files(policy, version, machine)["gres.conf"])
+    return [line.removeprefix("NodeName=g1 ") for line in lines if "Name=mps" in line or "Name=shard" in line]
+
+
+@pytest.mark.parametrize("version", ["22.05.8", "24.11.5"])
+def test_whole_gpus_beside_several_with_mps_have_a_line_of_mps_too(version):
+    """Without it 24.11.5 uses one GPU at a time for mps."""
+    assert _of_shares(configs.MPS, version) == [
+        "Name=mps Count=0 File=/dev/nvidia[2-3] Flags=all_sharing",
+        "Name=mps Count=100 File=/dev/nvidia0 Flags=all_sharing",
+        "Name=mps Count=100 File=/dev/nvidia1 Flags=all_sharing",
+    ]
+    assert gres_value(configs.config(configs.MPS, version).nodes[0].gres.counts).endswith(",mps:200")
+
+
+def test_other_nodes_have_no_such_line():
+    """One GPU with mps, no whole GPU, shards, and a release without all_sharing."""
+    one = configs.MPS.replace("[0, 1]", "[0]")
+    assert _of_shares(one, "24.11.5") == ["Name=mps Count=100 File=/dev/nvidia0"]
+    assert len(_of_shares(configs.MPS, "24.11.5", "2xh100-sxm5-80gb")) == 2
+    assert len(_of_shares(configs.SHARDS, "24.11.5")) == 2
+    assert len(_of_shares(configs.MPS, "21.08.8")) == 2
+
+
+def test_mig_devices_beside_several_gpus_with_mps_are_warned_of():
+    def warned(policy):
+        found = make_config(
+            (configs.source(policy),), SlurmVersion.parse("24.11.5"), TypeNames.SHORT
+        ).warnings
+        return [str(one) for one in found if "one GPU of the node at a time for mps" in str(one)]
+
+    assert len(warned(configs.MIG_MPS)) == 1
+    for policy in (configs.MIG_MPS.replace("[0, 2]", "[0]"), configs.MIG_SHARDS, configs.MPS_ON_MIG):
+        assert warned(policy) == []
 
 
 def test_devices_have_slurms_indexes_and_the_drivers_uuids():
@@ -152,7 +190,7 @@ def test_the_first_versions_name_the_files_that_every_job_may_use():
 def test_nodes_that_are_alike_are_one_block():
     sources = (configs.source(configs.MPS, names=[f"g{n:03}" for n in range(1, 501)]),)
     files = config_files(make_config(sources, SlurmVersion.parse("24.11"), TypeNames.SHORT).config)
-    assert len(_lines(files["gres.conf"])) == 4
+    assert len(_lines(files["gres.conf"])) == 5
     assert all(line.startswith("NodeName=g[001-500] ") for line in _lines(files["gres.conf"]))
     assert "UUID" not in files["gres.conf"]
 
@@ -162,3 +200,14 @@ def test_a_gpu_without_mig_devices_is_left_out_with_the_reason():
     files = configs.files(policy, "24.11")
     assert "# g1: GPU 0 is left out: it is in MIG mode and has no MIG device" in files["gres.conf"]
     assert "Gres=gpu:h100:3 " in files["slurm.conf"]
+
+
+def test_units_of_memory_are_shards_and_not_mps():
+    """Of Slurm's two ways only shard is a count that is of one GPU and no part of its threads."""
+    by_memory = "gpus: [{select: all, %s: {unit: 1Gi}}]"
+    sliced = configs.config(f"version: partage/v1\n{by_memory % 'time-slicing'}\n", "24.11")
+    assert gres_value(sliced.nodes[0].gres.counts) == "gpu:h100_shared:4,shard:316"
+    said = config_files(sliced)["gres.conf"]
+    assert "a job asks for --gres=shard:N, units of 1 GiB" in said
+    with pytest.raises(Unsatisfiable, match="each unit is a shard"):
+        configs.config(f"version: partage/v1\n{by_memory % 'mps'}\n", "24.11")

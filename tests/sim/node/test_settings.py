@@ -3,7 +3,7 @@
 import pytest
 
 from partage.errors import HardwareTimeout, InputError, NotFound, Unsupported
-from partage.model.cgroup import Owner, parse_cgroup
+from partage.model.cgroup import Owner, SlurmStep, parse_cgroup
 from partage.model.gpu import ComputeMode
 from partage.model.ids import ContainerId, PodUid
 from partage.model.policy import Interval
@@ -105,6 +105,10 @@ async def test_processes_are_those_with_a_pid_and_belong_to_whom_the_fault_says(
     assert parse_cgroup(train.cgroups) == Owner(UID, CID, "containerd")
     assert server.kind is ProcessKind.MPS_SERVER
     assert [one.used_bytes for one in processes.memory] == [0, 0, 3 * GIB]
+    await hardware.inject(Occupy(5, "step", pid=4713, job="17"))
+    (step,) = (row for row in (await hardware.processes()).rows if row.pid == 4713)
+    assert parse_cgroup(step.cgroups) == Owner(job=SlurmStep("17", "batch", "0"))
+    await hardware.inject(Vacate(5, "step"))
     await hardware.inject(Vacate(5, "train"))
     assert [row.pid for row in (await hardware.processes()).rows] == [4712]
 

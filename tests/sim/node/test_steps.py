@@ -18,6 +18,7 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.gpu import MigMode
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.layout import LayoutItem, place
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
@@ -27,10 +28,8 @@ from partage.model.step import (
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
-    GpuUse,
     Reset,
     SetMigMode,
-    UseKind,
     Verify,
 )
 from partage.sim.node.faults import DriverGone, FailCall, LoseGpu, Occupy, Reboot, ResetGpu, SetMig, Vacate

@@ -44,6 +44,12 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 {{- if .Values.config.map }}{{ include "partage.fullname" . }}-policies{{ else }}{{ .Values.config.name }}{{ end }}
 {{- end }}
 
+{{- define "partage.canary" -}}
+{{- $labels := list }}
+{{- range $key, $value := .Values.rollout.canary }}{{ $labels = append $labels (printf "%s=%v" $key $value) }}{{ end }}
+{{- join "," $labels }}
+{{- end }}
+
 {{- define "partage.placement" -}}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
@@ -60,7 +66,12 @@ nodeSelector: {{- toYaml . | nindent 2 }}
 {{- with .Values.affinity }}
 affinity: {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- with .Values.tolerations }}
-tolerations: {{- toYaml . | nindent 2 }}
+{{- if or .Values.tolerations .Values.cluster.taints }}
+tolerations:
+  {{- with .Values.tolerations }}{{ toYaml . | nindent 2 }}{{ end }}
+  {{- range .Values.cluster.taints }}
+  # A taint of the agent must not keep the agent away.
+  - {key: partage.dev/{{ . }}, operator: Exists}
+  {{- end }}
 {{- end }}
 {{- end }}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Iterable
 
@@ -20,10 +19,12 @@ from partage.edges.kube.port import (
     Truth,
     WatchState,
 )
-from partage.errors import Conflict, PartageError, Rejected
+from partage.errors import Conflict, PartageError, Rejected, Unreachable
+from partage.model.allocation import CheckpointHolds
 from partage.plan.cluster.conditions import Condition, node_conditions
 from partage.plan.cluster.event_budget import EventBudget
 from partage.plan.cluster.events import NodeEvent, node_events
+from partage.plan.cluster.pod_uids import with_uids
 from partage.plan.report import Report
 
 log = logging.getLogger(__name__)
@@ -36,7 +37,8 @@ class NodeNews:
     """Writes conditions when they change or are gone, and events as they happen.
 
     watched: the own Node as it was seen last. trouble: why that does not work now; empty if it does. ask:
-    called when ``trouble`` changes.
+    called when ``trouble`` changes. holds: reads the kubelet's checkpoint, which has the UIDs of pods; may
+    raise Unreachable.
     """
 
     def __init__(
@@ -48,9 +50,10 @@ class NodeNews:
         watched: Callable[[], WatchState],
         ask: Callable[[], None],
         intervals: ClusterIntervals | None = None,
+        holds: Callable[[], CheckpointHolds] = dict,
     ) -> None:
         self._cluster, self._name, self._status, self._watched = cluster, name, status, watched
-        self._ask = ask
+        self._ask, self._holds = ask, holds
         self._intervals = intervals = intervals or ClusterIntervals()
         self._contest = Backoff(intervals.contested_s, intervals.contested_longest_s)
         self._queue: deque[NodeEvent] = deque(maxlen=MOST_WAITING)
@@ -73,7 +76,7 @@ class NodeNews:
     def tell(self, events: Iterable[NodeEvent]) -> None:
         """Make these events known, as far as there are not too many."""
         for event in events:
-            self._budget, taken = self._budget.take(event, time.monotonic())
+            self._budget, taken = self._budget.take(event, self._status.clock())
             if taken is not None:
                 self._queue.append(taken)
                 self._queued.set()
@@ -89,11 +92,21 @@ class NodeNews:
         last: Report | None = None
         while True:
             now = await self._status.until(lambda report: report is not last)  # noqa: B023 - asked at once
-            self.tell(node_events(last, now))
+            self.tell(await self._identified(node_events(last, now), now))
             last, wanted = now, node_conditions(now)
             if wanted != self._wanted:
                 self._wanted = wanted
                 self._look.set()
+
+    async def _identified(self, events: tuple[NodeEvent, ...], now: Report) -> tuple[NodeEvent, ...]:
+        """With the UIDs of their pods, as far as they are known."""
+        if all(event.about is None for event in events):
+            return events
+        try:
+            holds = await asyncio.to_thread(self._holds)
+        except Unreachable:
+            return events
+        return with_uids(events, now.entries, holds)
 
     # --- events --------------------------------------------------------------------------------
 

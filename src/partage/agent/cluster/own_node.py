@@ -3,18 +3,28 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from typing import TYPE_CHECKING
 
 from partage.agent.cluster.node_news import NodeNews
+from partage.agent.cluster.node_taints import NodeTaints
 from partage.agent.cluster.node_writer import NodeWriter
 from partage.agent.cluster.pod_drain import PodDrain
+from partage.agent.cluster.pod_notes import PodNotes
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.port import Cluster, ClusterNode
+from partage.model.allocation import CheckpointHolds
+from partage.model.node_labels import WrittenLabels
+from partage.model.node_taints import NodeTaint
+
+if TYPE_CHECKING:
+    from partage.agent.cluster.rollout import RolloutMember
 
 
 class OwnNode:
     """Follows the own Node, and keeps it up to date. ask: asks for a turn. know: told the Node, at first
-    and whenever it changes.
+    and whenever it changes. taints: which are asked for. writes: which labels. holds: see ``NodeNews``.
+    rollout: its part in a rollout over a fleet, where there is one.
     """
 
     def __init__(
@@ -25,24 +35,42 @@ class OwnNode:
         ask: Callable[[], None],
         *,
         know: Callable[[ClusterNode], None],
+        taints: Collection[NodeTaint] = (),
+        writes: WrittenLabels = WrittenLabels.ALL,
+        holds: Callable[[], CheckpointHolds] = dict,
+        rollout: RolloutMember | None = None,
     ) -> None:
         self._know = know
-        self.labels = NodeWriter(cluster, name, status, ask, know=self._seen)
-        self.news = NodeNews(cluster, name, status, watched=lambda: self.labels.watched, ask=ask)
+        self.rollout = rollout
+        more = rollout.annotations if rollout is not None else None
+        self.labels = NodeWriter(cluster, name, status, ask, know=self._seen, writes=writes, annotations=more)
+        self.news = NodeNews(cluster, name, status, watched=lambda: self.labels.watched, ask=ask, holds=holds)
+        self.taints = NodeTaints(
+            cluster, name, status, asked=taints, watched=lambda: self.labels.watched, ask=ask
+        )
+        self.notes = PodNotes(cluster, status)
         self.drain = PodDrain(cluster, name, status, tell=self.news.tell, ask=ask)
 
     def _seen(self, node: ClusterNode) -> None:
+        if self.rollout is not None:
+            self.rollout.node_seen(node.annotations)
         self._know(node)
         self.news.node_seen()
+        self.taints.node_seen()
 
     @property
     def trouble(self) -> str:
         """Why the Node is not kept up to date; empty if it is."""
-        return "; ".join(filter(None, (self.labels.trouble, self.news.trouble, self.drain.trouble)))
+        parts = (self.labels, self.news, self.taints, self.drain, *((self.rollout,) if self.rollout else ()))
+        return "; ".join(filter(None, (one.trouble for one in parts)))
 
     async def run(self) -> None:
         """Until it is cancelled."""
         async with asyncio.TaskGroup() as group:
             group.create_task(self.labels.run(), name="own node")
             group.create_task(self.news.run(), name="news of the node")
+            group.create_task(self.taints.run(), name="taints")
             group.create_task(self.drain.run(), name="drain")
+            group.create_task(self.notes.run(), name="notes on pods")
+            if self.rollout is not None:
+                group.create_task(self.rollout.run(), name="rollout")

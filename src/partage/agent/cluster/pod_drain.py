@@ -15,7 +15,7 @@ from partage.edges.kube.port import Cluster, ClusterPod, Eviction
 from partage.errors import PartageError
 from partage.model.ids import GpuUuid
 from partage.plan.cluster.drain import DrainState, next_drain, pods_to_evict
-from partage.plan.cluster.events import NodeEvent, Pod
+from partage.plan.cluster.events import NodeEvent, PodName
 from partage.plan.report import Report
 
 log = logging.getLogger(__name__)
@@ -83,7 +83,7 @@ class PodDrain:
 
     async def _evict_forever(self) -> None:
         pause = Backoff(self._intervals.drain_s, self._intervals.drain_longest_s)
-        seen: frozenset[Pod] = frozenset()
+        seen: frozenset[PodName] = frozenset()
         while True:
             if not self._draining.is_set():
                 seen = frozenset()
@@ -99,7 +99,7 @@ class PodDrain:
                 seen = asked
             await asyncio.sleep(pause.pause_s())
 
-    async def _evict(self) -> frozenset[Pod]:
+    async def _evict(self) -> frozenset[PodName]:
         """Ask the pods to leave that are named before and after the cluster was asked for them.
 
         So a pod that has just taken the name of another one is not mistaken for it: the kubelet does not name
@@ -108,7 +108,7 @@ class PodDrain:
         first = self._named()
         if not first:
             return first
-        pods = {Pod(one.namespace, one.name): one for one in await self._cluster.pods(self._name)}
+        pods = {PodName(one.namespace, one.name): one for one in await self._cluster.pods(self._name)}
         await asyncio.sleep(self._intervals.drain_confirm_s)
         both = first & self._named()
         for pod in sorted(both & pods.keys()):
@@ -116,11 +116,11 @@ class PodDrain:
                 await self._ask_to_leave(replace(pod, uid=pods[pod].uid))
         return both
 
-    def _named(self) -> frozenset[Pod]:
+    def _named(self) -> frozenset[PodName]:
         report = self._status.report
         return pods_to_evict(self._state, report) if report is not None else frozenset()
 
-    async def _ask_to_leave(self, pod: Pod) -> None:
+    async def _ask_to_leave(self, pod: PodName) -> None:
         ending = await self._cluster.evict(pod.namespace, pod.name, uid=pod.uid)
         log.info("pod asked to leave", extra={"pod": f"{pod.namespace}/{pod.name}", "answer": ending.value})
         if ending is Eviction.ACCEPTED:

@@ -12,8 +12,8 @@ from partage.model.policy import Options
 from partage.model.share import DeviceRow, Resource, resources_of
 from partage.plan.offer.guarantees import with_current_guarantees
 from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.allocators import allocator_of
 from partage.plan.serve.kubelet_view import KubeletView
-from partage.plan.serve.preferred_allocation import PreferredAllocator
 from partage.values import Frozen
 
 
@@ -68,7 +68,7 @@ class PluginSet:
         if self._last is not None and self._last[0] is rows and self._last[1] == terms:
             return []
         self._last = rows, terms
-        resources = resources_of(with_current_guarantees(rows.offer, terms.unwatched))
+        resources = resources_of(with_current_guarantees(rows.offer, terms.unwatched, terms.inventory))
         new = []
         for name in dict.fromkeys((*rows.by_resource, *self._plugins)):
             listed = rows.by_resource.get(name, ())
@@ -104,7 +104,7 @@ class PluginSet:
         if plugin is not None and made == _Made(resource, terms):
             allocator, responder = plugin.served.allocator, plugin.served.responder
         else:
-            allocator = PreferredAllocator(resource, terms.inventory.links, terms.options.allocation)
+            allocator = allocator_of(resource, terms.inventory.links, terms.options.allocation)
             responder = AllocateResponder(
                 resource,
                 terms.inventory,

@@ -17,6 +17,7 @@ from partage.model.share import DeviceRow
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.preferred_allocation import PreferredAllocator
+from partage.plan.serve.unit_allocation import NoRoom, UnitAllocator
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
@@ -33,7 +34,7 @@ class ServedResource(Frozen):
     """
 
     rows: tuple[DeviceRow, ...]
-    allocator: PreferredAllocator
+    allocator: PreferredAllocator | UnitAllocator
     responder: AllocateResponder
     late: Mapping[ShareId, float] = field(default_factory=dict)
     pre_start: bool = False
@@ -42,13 +43,15 @@ class ServedResource(Frozen):
 class PluginHooks(Frozen):
     """What a plugin needs of the rest of the agent.
 
-    holders: asks PodResources. allocated: an Allocate was answered.
+    holders: asks PodResources. allocated: an Allocate was answered. refused: one was not, because no device
+    has the amount of memory free.
     """
 
     ledger: Ledger
     clock: Callable[[], float]
     holders: Callable[[], Awaitable[Sequence[ContainerHold]]]
     allocated: Callable[[], None]
+    refused: Callable[[ResourceName, NoRoom], None]
 
 
 class ResourcePlugin:
@@ -114,7 +117,11 @@ class ResourcePlugin:
     ) -> list[ShareId]:
         """Which ids to take. Ids that the kubelet calls available are not held."""
         self._hooks.ledger.offered_as_free(self.resource, available, self._hooks.clock(), must_include)
-        return self._served.allocator.prefer(available, must_include, size)
+        try:
+            return self._served.allocator.prefer(available, must_include, size)
+        except NoRoom as refusal:
+            self._note_refusal(refusal)
+            raise
 
     def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         """The response for a container; noted in the ledger."""
@@ -123,14 +130,20 @@ class ResourcePlugin:
             self._must_be_served(ids, now_s)
             answer = self._served.responder.answer(ids)
         except AllocationRefused as refusal:
-            self._refusals += 1
-            log.warning("allocation refused", extra={"resource": self.resource, "reason": str(refusal)})
+            self._note_refusal(refusal)
             raise
         self._allocations += 1
         log.debug("allocated", extra={"resource": self.resource, "ids": list(ids)})
         self._hooks.ledger.allocated(self.resource, ids, now_s)
         self._hooks.allocated()
         return answer
+
+    def _note_refusal(self, refusal: AllocationRefused) -> None:
+        """The kubelet fails the pod for it, for good."""
+        self._refusals += 1
+        log.warning("allocation refused", extra={"resource": self.resource, "reason": str(refusal)})
+        if isinstance(refusal, NoRoom):
+            self._hooks.refused(self.resource, refusal)
 
     def _must_be_served(self, ids: Sequence[ShareId], now_s: float) -> None:
         for share in ids:

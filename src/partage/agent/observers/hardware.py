@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 from msgspec import Struct, field
 
@@ -15,6 +15,7 @@ from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition, Xid
+from partage.model.usage_day import GpuSeen
 from partage.plan.reconcile.known_node import KnownNode, with_observed
 from partage.values import Frozen
 
@@ -58,6 +59,7 @@ class HardwareObserver(Struct):
     """Polls the hardware. After a failure the loop continues with the last known node.
 
     ask: asks for a turn. xid_counts: XIDs since the start, by GPU (empty: unknown) and code.
+    last_xids: the code that came last, by GPU.
     """
 
     hardware: Hardware
@@ -66,6 +68,7 @@ class HardwareObserver(Struct):
     xid_log: XidLog
     node: KnownNode | None = None
     xid_counts: Counter[tuple[str, int]] = field(default_factory=Counter)
+    last_xids: dict[str, int] = field(default_factory=dict)
     _fresh: bool = False
     _xids: list[Xid] = field(default_factory=list)
     _conditions: tuple[GpuCondition, ...] | None = None
@@ -84,6 +87,11 @@ class HardwareObserver(Struct):
         """Why there is no driver, as the hardware reports it; None if there is one."""
         driver = self.node.inventory.driver if self.node else None
         return driver if isinstance(driver, NoDriver) else None
+
+    def models(self) -> Iterator[GpuSeen]:
+        """The models of the node's GPUs."""
+        gpus = self.node.known.values() if self.node else ()
+        return (GpuSeen(gpu.product, gpu.memory_bytes) for gpu in gpus)
 
     def take(self) -> Observation:
         """What was observed since the last call."""
@@ -179,6 +187,7 @@ class HardwareObserver(Struct):
         for xid in xids:
             self.xid_log.note(xid)
         self.xid_counts.update((xid.gpu or "", xid.code) for xid in xids)
+        self.last_xids.update((xid.gpu or "", xid.code) for xid in xids)
         self._xids.extend(xids)
         self._conditions_asked.set()
         self.ask()

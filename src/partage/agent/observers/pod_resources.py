@@ -19,7 +19,8 @@ from partage.edges.kubelet.port import Checkpoint, PodResources
 from partage.errors import Unreachable
 from partage.model.allocation import ContainerHold
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
-from partage.plan.serve.ledger import Certainty, Ledger
+from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.ledger_entry import Certainty
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)

@@ -16,11 +16,13 @@ from partage.agent.node_policy import (
     NodeChoice,
     NodePolicy,
     PolicyRefusal,
+    labels_choose,
     node_policy,
     restored,
 )
 from partage.agent.options import AgentOptions
 from partage.edges.directory_changes import DirectoryChanges
+from partage.edges.files.policy import built_in
 from partage.edges.files.policy_directory import PolicyFiles, PolicyTexts
 from partage.edges.files.state import SavedPolicy
 from partage.edges.kubelet.sockets import check_plugin_sockets
@@ -31,12 +33,15 @@ from partage.model.gpu import Inventory, NoDriver
 from partage.model.node_labels import MIG_CONFIG, NodeLabels
 from partage.model.policy import Policy
 from partage.model.share import resources_of
-from partage.plan.offer.assign import GeometryOf
 from partage.plan.offer.desired import DesiredState, resolve, with_driver_root
+from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.known_node import KnownNode
-from partage.plan.report import PolicyReason, PolicyReport, PolicyState
+from partage.plan.report import HeldBack, PolicyReason, PolicyReport, PolicyState
 
 log = logging.getLogger(__name__)
+
+MayChange = Callable[[str], HeldBack | None]
+"""Whether the node may put a policy in force that disturbs it, by its revision."""
 
 
 class PolicyObserver(Struct):
@@ -46,7 +51,8 @@ class PolicyObserver(Struct):
     good: the policy in force, with ``layouts`` by label; desired: what it asks of the node. uses_last_good:
     it is not the one that was asked for. problems: why that one is refused; misfit: why the policy in force
     no longer fits the node. layouts_problems: why the label that asks for a layout is refused. ask: asks for
-    a turn.
+    a turn. may_change: asked before the policy in force is changed; None: nobody is asked. served_before: an
+    earlier agent has offered shares.
     """
 
     options: AgentOptions
@@ -64,6 +70,10 @@ class PolicyObserver(Struct):
     layouts_problems: tuple[Problem, ...] = ()
     reloads_ok: int = 0
     reloads_failed: int = 0
+    may_change: MayChange | None = None
+    served_before: bool = False
+    _held: HeldBack | None = None
+    _wanted: str = ""
     _reason: PolicyReason = PolicyReason.IN_FORCE
     _files: PolicyFiles | None = None
     _texts: PolicyTexts | None = None
@@ -129,7 +139,7 @@ class PolicyObserver(Struct):
             chosen = node_policy(self._texts, choice)
         if chosen == self._chosen:
             return False
-        self._chosen = chosen
+        self._chosen, self._held, self._wanted = chosen, None, ""
         if isinstance(chosen, PolicyRefusal):
             self._newest = None
             self._refuse(chosen.reason, chosen.problems)
@@ -146,9 +156,9 @@ class PolicyObserver(Struct):
     def _may_change(self) -> bool:
         """Another label may choose another policy, or another ConfigMap be mounted, without a restart."""
         chosen = self._chosen
-        in_directory = self._texts is not None and self._texts.directory
+        among_several = self._texts is not None and labels_choose(self._texts)
         waits = isinstance(chosen, PolicyRefusal) and chosen.reason is PolicyReason.LABELS_UNKNOWN
-        return self._awaited and (in_directory or waits)
+        return self._awaited and (among_several or waits)
 
     def _refuse(self, reason: PolicyReason, problems: tuple[Problem, ...]) -> None:
         if (reason, problems) == (self._reason, self.problems):
@@ -178,6 +188,11 @@ class PolicyObserver(Struct):
         elif (last := self._last_good()) is not None:
             self._use_last_good(last, node)
 
+    def judge_again(self) -> None:
+        """What ``may_change`` answers has changed."""
+        self._judged_on = None
+        self.ask()
+
     def check_in_force(self) -> None:
         """Raises InputError or Unsatisfiable if the policy was refused, there is no last good one, and no
         label can put it right.
@@ -196,20 +211,67 @@ class PolicyObserver(Struct):
                 desired = self._resolve(chosen.policy(layouts), node)
             except (InputError, Unsatisfiable) as error:
                 refused = error
+                self._wanted = self._wanted or chosen.revision(layouts)
                 if layouts is not None and layouts == chosen.layouts:
                     of_label = error.problems
                 continue
+            self._wanted = chosen.revision(layouts)
+            if self._hold_back(chosen, layouts, desired, node):
+                self._refuse_layouts(of_label)
+                return False
             if chosen is not self.good:
                 self._adopted(chosen, desired)
             self.good, self.layouts, self.desired, self.uses_last_good = chosen, layouts, desired, False
             self.problems = self.misfit = ()
+            self._held = None
             self._reason = PolicyReason.IN_FORCE
             self._refuse_layouts(of_label)
             return True
         assert refused is not None
-        self._error = refused
+        self._error, self._held = refused, None
         self._refuse(PolicyReason.DOES_NOT_FIT, refused.problems)
         return False
+
+    def _hold_back(
+        self, chosen: NodePolicy, layouts: ChosenLayouts | None, desired: DesiredState, node: KnownNode
+    ) -> bool:
+        """Keep what is in force, or was under an earlier agent, if it is not this node's turn to change."""
+        if self.may_change is None or (chosen is self.good and layouts == self.layouts):
+            return False
+        before = self._in_force_on(node)
+        if before is None:
+            return False  # the first policy of a node disturbs nobody
+        from partage.plan.cluster.disturbance import disturbs
+
+        good, good_layouts, good_desired = before
+        held = None
+        if disturbs(good_desired, desired):
+            held = self.may_change(self._wanted)
+        if held is None:
+            self._held = None
+            return False
+        self.good, self.layouts, self.desired = good, good_layouts, good_desired
+        self.uses_last_good = True
+        if held != self._held:
+            log.info("policy held back", extra={"revision": self._wanted, "reason": held.message})
+        self._held, self._reason = held, held.reason
+        self.problems = (Problem(chosen.loaded.policy.source, "", "warning", held.message),)
+        return True
+
+    def _in_force_on(self, node: KnownNode) -> tuple[NodePolicy, ChosenLayouts | None, DesiredState] | None:
+        """The policy in force, as it is on this node; None: no policy can be kept."""
+        good, layouts = self.good, self.layouts
+        if good is None:
+            good = self._last_good()
+            layouts = good.layouts if good else None
+        if good is None and self.served_before:
+            good = NodePolicy(built_in(self.options.environ))
+        if good is None:
+            return None
+        try:
+            return good, layouts, self._resolve(good.policy(layouts), node)
+        except (InputError, Unsatisfiable):
+            return None if self.desired is None else (good, layouts, self.desired)
 
     def _candidates(self, chosen: NodePolicy) -> Iterator[ChosenLayouts | None]:
         """Layouts to try, the best first."""
@@ -297,6 +359,11 @@ class PolicyObserver(Struct):
         return self.labels.get(MIG_CONFIG, "") if self.labels else ""
 
     @property
+    def held_back(self) -> str:
+        """Why the policy that is asked for is not put in force yet; empty if nothing holds it back."""
+        return self._held.message if self._held else ""
+
+    @property
     def saved(self) -> SavedPolicy | None:
         """The policy for the state file."""
         return self.fallback if self.good is None else self.good.remembered(self.layouts)
@@ -320,6 +387,9 @@ class PolicyObserver(Struct):
             ),
             reason=self._reason if self.problems else misfit,
             chosen_by=shown.by if shown else "",
+            revision=self.good.revision(self.layouts) if self.good else "",
+            wanted=self._wanted,
+            wanted_config=(self._newest.name if self._newest else None) or "",
         )
 
     @property

@@ -9,10 +9,10 @@ from collections.abc import Callable, Mapping
 from msgspec import Struct, field
 
 from partage.edges.hardware.port import Hardware
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
-from partage.model.step import GpuUse
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import Observed

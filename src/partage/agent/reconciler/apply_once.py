@@ -24,9 +24,10 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.port import PodResources
 from partage.errors import GpuInUse
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
 from partage.model.policy import ALL_EXCLUSIVE, DesiredMig
-from partage.model.step import GpuUse, Transaction
+from partage.model.step import Transaction
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.attempts import FailedAttempt
@@ -36,11 +37,15 @@ from partage.plan.reconcile.node_plan import NodePlan, Phase, Snapshot
 from partage.plan.reconcile.planner import plan_node
 from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals
-from partage.plan.serve.ledger import Ledger, LedgerEntry
+from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.ledger_entry import LedgerEntry
 from partage.values import Frozen
 
 Resolve = Callable[[Inventory], DesiredState]
 """Resolves the desired state of a node. Raises InputError, Unsatisfiable, DriverUnavailable."""
+
+OtherPluginOn = Callable[[DesiredState], str]
+"""Which other device plugin offers GPUs of the node, a sentence; empty for none."""
 
 _NO_ATTEMPTS: Mapping[GpuUuid, FailedAttempt] = {}
 _MOST_ROUNDS = 8
@@ -64,7 +69,9 @@ async def observe_input(
     resolve: Resolve,
     pod_resources: PodResources | None = None,
     original_in: Callable[[str], Mapping[GpuUuid, OriginalSettings]] = lambda _: {},
+    *,
     attempts: Mapping[GpuUuid, FailedAttempt] = _NO_ATTEMPTS,
+    other_plugin: OtherPluginOn = lambda _: "",
 ) -> PlanInput:
     """Observe a node on which no agent runs.
 
@@ -81,7 +88,14 @@ async def observe_input(
     entries = () if pod_resources is None else await _entries(pod_resources)
     modes = {gpu.uuid: gpu.compute_mode for gpu in inventory}
     needed = needed_originals(original, desired.settings, modes, observed.slices)
-    now = Snapshot(time.monotonic(), observed, entries=entries, original=needed, attempts=attempts)
+    now = Snapshot(
+        time.monotonic(),
+        observed,
+        entries=entries,
+        original=needed,
+        attempts=attempts,
+        other_plugin=other_plugin(desired),
+    )
     return PlanInput(desired, now)
 
 
@@ -175,7 +189,7 @@ class ApplyRun(Struct):
 
     journal: None where nothing outlives this process. original_in: how GPUs were set before Partage changed
     them, by boot id; save: writes it to disk. drain: None: holders are not asked to end. timeout_s: how long
-    they may take. only_layouts: settings are not changed.
+    they may take. only_layouts: settings are not changed. other_plugin: see ``OtherPluginOn``.
     """
 
     hardware: Hardware
@@ -192,6 +206,7 @@ class ApplyRun(Struct):
     timeout_s: float = 0.0
     dry_run: bool = False
     only_layouts: bool = False
+    other_plugin: OtherPluginOn = lambda _: ""
     clock: Callable[[], float] = time.monotonic
     _attempts: dict[GpuUuid, FailedAttempt] = field(default_factory=dict)
     _before: dict[GpuUuid, DesiredMig] = field(default_factory=dict)
@@ -215,7 +230,12 @@ class ApplyRun(Struct):
 
     async def _observe(self) -> PlanInput:
         found = await observe_input(
-            self.hardware, self.resolve, self.pod_resources, self._original_in, dict(self._attempts)
+            self.hardware,
+            self.resolve,
+            self.pod_resources,
+            self._original_in,
+            attempts=dict(self._attempts),
+            other_plugin=self.other_plugin,
         )
         if not self.only_layouts:
             return found

@@ -4,7 +4,8 @@ Transactions are independent: one that fails is rolled back by itself, and the o
 the GPU is observed again: what could not be rolled back step by step is planned back by difference, once.
 Only what the steps say that they made, or what was there before, is destroyed for that; what somebody else
 has made meanwhile is left alone. A GPU that is then in neither the new nor the old state is reported as
-``partial``; its journal is not ended.
+``partial``; its journal is not ended. Where a virtual machine may not reset its GPUs, the new MIG mode is
+left pending: a reboot makes it the current one.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from msgspec import Struct
 from partage.agent.reconciler.rollback import Rollback
 from partage.edges.files.journal import Journal, JournalHeader
 from partage.edges.hardware.port import Hardware
-from partage.errors import HardwareError, PartageError
+from partage.errors import HardwareError, PartageError, Unsupported
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig
-from partage.model.step import Created, Step, Transaction
+from partage.model.step import Created, Reset, Step, Transaction
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.gpu_mig_plan import live_layout
 from partage.values import Frozen
+
+NEEDS_REBOOT = "the new MIG mode is noted, and takes a reboot of this virtual machine"
 
 FINISH_S = 5.0
 """How long a step under way may continue after its task is cancelled, in seconds."""
@@ -48,13 +51,14 @@ class TransactionEnd(StrEnum):
     """How a transaction ended.
 
     done: all steps. rolled-back: those done were undone. partial: some could not be undone.
-    not-started: none was done.
+    not-started: none was done. pending-reboot: those before a reset were done, and only a reboot goes on.
     """
 
     DONE = "done"
     ROLLED_BACK = "rolled-back"
     PARTIAL = "partial"
     NOT_STARTED = "not-started"
+    PENDING_REBOOT = "pending-reboot"
 
 
 class TransactionOutcome(Frozen):
@@ -80,6 +84,8 @@ class TransactionOutcome(Frozen):
             return ""
         where = f"{self.failed}: " if self.failed is not None else ""
         found = f"{where}{self.error}"
+        if self.ending is TransactionEnd.PENDING_REBOOT:
+            found += f"; {NEEDS_REBOOT}"
         if self.rollback_failure:
             found += f"; it could not be rolled back: {self.rollback_failure}"
         return f"{found}; {self.left_alone_words}" if self.left_alone else found
@@ -137,6 +143,9 @@ class Executor(Struct):
             try:
                 done.append((step, await self._step(step, StepStatus.DOING)))
             except HardwareError as error:
+                if inventory.virtual and isinstance(step, Reset) and isinstance(error, Unsupported):
+                    ending = TransactionEnd.PENDING_REBOOT
+                    return TransactionOutcome(transaction, ending, tuple(done), step, error)
                 was = {uuid: before[uuid] for uuid in transaction.gpus if uuid in before}
                 rollback = Rollback(
                     self.hardware, self._take_back, self.geometry_of, inventory, was, list(done)

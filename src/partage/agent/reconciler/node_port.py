@@ -30,7 +30,8 @@ log = logging.getLogger(__name__)
 class NodePort(Struct):
     """See ``ReconcilerPort``.
 
-    planned: computes a plan. until_usable: waits until containers can get new devices.
+    planned: computes a plan. until_usable: waits until containers can get new devices. look: looks whether
+    another device plugin serves the GPUs; nothing where there is no kubelet.
     """
 
     hardware: HardwareObserver
@@ -43,6 +44,7 @@ class NodePort(Struct):
     planned: Callable[[], NodePlan]
     until_usable: Callable[[Inventory], Awaitable[None]]
     ask: Callable[[], None]
+    look: Callable[[], None] = lambda: None
 
     def plan(self) -> NodePlan:
         """A fresh plan."""
@@ -62,6 +64,7 @@ class NodePort(Struct):
 
     async def observe(self, *, users: bool) -> bool:
         """False: no answer; the other observers log why."""
+        self.look()
         try:
             if await self.settings.observe(users=users, slices=self._slices_matter()):
                 self.ask()
@@ -97,7 +100,8 @@ class NodePort(Struct):
             (outcome,) = await executor.execute([transaction], header, inventory)
         except JournalFailed as error:
             return TransactionOutcome(transaction, TransactionEnd.PARTIAL, error=error)
-        if journal is not None and outcome.ending in (TransactionEnd.DONE, TransactionEnd.ROLLED_BACK):
+        ended = (TransactionEnd.DONE, TransactionEnd.ROLLED_BACK, TransactionEnd.PENDING_REBOOT)
+        if journal is not None and outcome.ending in ended:
             self.unfinished.gpus = None
         return outcome
 

@@ -115,12 +115,16 @@ class Reconciler(Struct):
 
     async def run(self) -> None:
         """Carry out what is ready, until cancelled."""
-        if self.in_hand:
-            await asyncio.sleep(CUT_OFF_S)
-            await self._release()
+        await self.finish_cut_off()
         while True:
             await self._something_to_do()
             await self.step()
+
+    async def finish_cut_off(self) -> None:
+        """At the start: wait for a step of a killed agent, and read its GPUs back."""
+        if self.in_hand:
+            await asyncio.sleep(CUT_OFF_S)
+            await self._release()
 
     async def step(self) -> None:
         """Observe once, plan once, carry out what is ready."""

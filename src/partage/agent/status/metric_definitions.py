@@ -2,38 +2,11 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
-from partage.values import Frozen
-
-
-class MetricKind(StrEnum):
-    """The two kinds that are used. The name of a counter ends in ``_total`` where it is scraped."""
-
-    GAUGE = "gauge"
-    COUNTER = "counter"
-
-
-class MetricDefinition(Frozen):
-    """One metric. name: without ``partage_``. text: for ``# HELP``, one line."""
-
-    name: str
-    text: str
-    labels: tuple[str, ...] = ()
-    kind: MetricKind = MetricKind.GAUGE
-
-    @property
-    def scraped_name(self) -> str:
-        """As Prometheus sees it."""
-        return f"partage_{self.name}{'_total' if self.kind is MetricKind.COUNTER else ''}"
-
+from partage.agent.status.metric_definition import MetricDefinition, counter
+from partage.agent.status.usage_definitions import USAGE_METRICS
 
 _GPU = ("gpu", "index")
 _CONTAINER = ("namespace", "pod", "container", "gpu")
-
-
-def _counter(name: str, text: str, *labels: str) -> MetricDefinition:
-    return MetricDefinition(name, text, labels, MetricKind.COUNTER)
 
 
 METRICS = {
@@ -44,9 +17,9 @@ METRICS = {
         MetricDefinition("healthy", "1 while /healthz answers 200."),
         MetricDefinition("loop_alive", "1 while the agent's loop runs."),
         MetricDefinition("seconds_since_turn", "Seconds since the last turn of the agent's loop."),
-        _counter("turns", "Turns of the agent's loop."),
+        counter("turns", "Turns of the agent's loop."),
         MetricDefinition("helper_up", "1 while the helper process answers."),
-        _counter("helper_restarts", "Times the helper process was replaced."),
+        counter("helper_restarts", "Times the helper process was replaced."),
         MetricDefinition("driver_up", "1 while there is a driver that works."),
         MetricDefinition("driver_info", "The driver.", ("version", "cuda")),
         MetricDefinition(
@@ -67,16 +40,16 @@ METRICS = {
             "1 for what became of the MIG layout that the label of the node asks for; absent without it.",
             ("config", "state"),
         ),
-        _counter("policy_reloads", "Policies that were loaded, the first included, and refused.", "result"),
+        counter("policy_reloads", "Policies that were loaded, the first included, and refused.", "result"),
         # The kubelet, and shares.
         MetricDefinition("registered", "1 while the kubelet has the resource registered.", ("resource",)),
-        _counter("registrations", "Registrations that the kubelet accepted.", "resource"),
+        counter("registrations", "Registrations that the kubelet accepted.", "resource"),
         MetricDefinition("devices", "Shares that are listed to the kubelet.", ("resource", "health")),
         MetricDefinition(
             "shares_held", "Shares that are held, by how certain the holder is.", ("resource", "certainty")
         ),
-        _counter("allocations", "Allocate calls that were answered.", "resource"),
-        _counter("allocations_refused", "Allocate calls that were refused.", "resource"),
+        counter("allocations", "Allocate calls that were answered.", "resource"),
+        counter("allocations_refused", "Allocate calls that were refused.", "resource"),
         # GPUs.
         MetricDefinition("gpu_info", "The GPU.", (*_GPU, "product")),
         MetricDefinition("gpu_health", "1 for the health state of the GPU.", (*_GPU, "state")),
@@ -90,12 +63,12 @@ METRICS = {
         MetricDefinition(
             "gpu_shares_in_conflict", "1 while shares of the GPU are held that exclude each other.", _GPU
         ),
-        _counter(
+        counter(
             "gpu_changes",
             "Changes of layouts and settings: done, rolled back, partial (neither old nor new), not started.",
             "ending",
         ),
-        _counter("xids", "XID events of the driver; an empty gpu: it did not say which.", "gpu", "xid"),
+        counter("xids", "XID events of the driver; an empty gpu: it did not say which.", "gpu", "xid"),
         # MPS, and the watchdog.
         MetricDefinition(
             "mps_daemon_serving",
@@ -106,27 +79,24 @@ METRICS = {
             "mps_clients", "Processes that use the GPU through the MPS daemon.", (*_GPU, "device")
         ),
         MetricDefinition(
-            "container_memory_bytes",
-            "GPU memory that the processes of a container use, of those that say how much.",
-            _CONTAINER,
-        ),
-        MetricDefinition(
             "container_over_share", "1 while the container uses more than its share.", _CONTAINER
         ),
         MetricDefinition(
             "watchdog_processes_hidden",
             "1 while containers cannot be watched; absent where nothing has to be.",
         ),
-        _counter(
+        counter(
             "watchdog_kills",
             "Processes of containers over their share whose work was ended, by MPS daemon or signal.",
             "gpu",
             "how",
         ),
-        _counter(
+        counter(
             "watchdog_kills_failed",
             "Processes of containers over their share that could not be ended.",
             "gpu",
         ),
+        # What is used.
+        *USAGE_METRICS,
     )
 }

@@ -19,10 +19,15 @@ from partage.plan.report import DependencyProblems, MigConfigState, PolicyReason
 from partage.text import gpus
 from partage.values import Frozen
 
+_OTHER_PLUGIN = "other-plugin"
+
 _POLICY_CODES = {
     PolicyReason.UNKNOWN_NAME: "policy-unknown",
     PolicyReason.NONE_CHOSEN: "policy-unknown",
     PolicyReason.LABELS_UNKNOWN: "labels-unknown",
+    PolicyReason.ROLLOUT_WAITS: "rollout-waits",
+    PolicyReason.ROLLOUT_PAUSED: "rollout-paused",
+    PolicyReason.ROLLOUT_STOPPED: "rollout-stopped",
 }
 
 
@@ -59,8 +64,10 @@ def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
     not_well += [*hardware, *_kubelet(status, report, intervals)]
     if report.policy.state is PolicyState.NONE and report.policy.problems and not hardware:
         not_well.append(ReadinessReason("no-policy", report.policy.message))
-    degraded = (*_degraded(report), *_unwatched(status), *_without_stream(status, report, intervals))
-    return Readiness(tuple(not_well), degraded)
+    degraded = [*_degraded(report), *_unwatched(status), *_without_stream(status, report, intervals)]
+    if not any(one.code == _OTHER_PLUGIN for one in not_well):
+        degraded += _held_back(report)
+    return Readiness(tuple(not_well), tuple(degraded))
 
 
 def _hardware(status: AgentStatus, report: Report) -> Iterator[ReadinessReason]:
@@ -84,10 +91,15 @@ def _kubelet(status: AgentStatus, report: Report, intervals: Intervals) -> Itera
         waited_s = status.clock() - state.since
         why = state.last_error or "the kubelet has not answered yet"
         if state.other is not None:
-            yield ReadinessReason("other-plugin", f"{resource.name} is not registered: {why}")
+            yield ReadinessReason(_OTHER_PLUGIN, f"{resource.name} is not registered: {why}")
             continue
         code = "kubelet-silent" if state.attempts and waited_s > intervals.silent_s else "not-registered"
         yield ReadinessReason(code, f"{resource.name} is not registered: {why}")
+
+
+def _held_back(report: Report) -> Iterator[ReadinessReason]:
+    if report.snapshot is not None and (other := report.snapshot.other_plugin):
+        yield ReadinessReason(_OTHER_PLUGIN, f"{other}; no GPU is changed before that has ended")
 
 
 def _without_stream(status: AgentStatus, report: Report, intervals: Intervals) -> Iterator[ReadinessReason]:
@@ -118,6 +130,8 @@ def _degraded(report: Report) -> Iterator[ReadinessReason]:
     if layout is not None and layout.state is MigConfigState.FAILED:
         yield ReadinessReason("mig-config-failed", f"{layout.name}: {layout.reason}")
     yield from _degraded_gpus(report)
+    if report.other_labels:
+        yield ReadinessReason("labels-written-twice", report.other_labels)
     yield from _dependencies(report.dependencies)
 
 
@@ -155,5 +169,6 @@ def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
         "cdi-incomplete": needed.cdi,
         "guard-not-written": needed.guard,
         "node-not-updated": needed.api_server,
+        "history-not-saved": needed.history,
     }
     yield from (ReadinessReason(code, problem) for code, problem in problems.items() if problem)

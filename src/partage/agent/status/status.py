@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
-from msgspec import Struct, field
+from msgspec import Raw, Struct, field
 
 from partage.edges.kubelet.port import EndpointState
+from partage.model.samples import Samples
 from partage.plan.report import Report
 from partage.plan.serve.watchdog import WatchResult
+from partage.plan.usage import NodeUse
 from partage.values import Frozen
 
 
@@ -24,14 +26,16 @@ class RequestCounts(Frozen):
 class AgentCounts(Struct):
     """What happened since the start. Written by the loop only.
 
-    asked: by resource. xids: by GPU (empty: unknown) and code. changes: transactions, by how they ended.
-    kills: processes that the watchdog ended, by GPU and how; not_killed: that it could not end, by GPU.
+    asked: by resource. xids: by GPU (empty: unknown) and code; last_xids: the last code. changes:
+    transactions, by how they ended. kills: processes that the watchdog ended, by GPU and how; not_killed:
+    that it could not end, by GPU.
     """
 
     turns: int = 0
     reloads_ok: int = 0
     reloads_failed: int = 0
     xids: Counter[tuple[str, int]] = field(default_factory=Counter)
+    last_xids: dict[str, int] = field(default_factory=dict)
     changes: Counter[str] = field(default_factory=Counter)
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
     not_killed: Counter[str] = field(default_factory=Counter)
@@ -47,12 +51,23 @@ class WatchObservation(Frozen):
     hidden: str = ""
 
 
+class UsageObservation(Frozen):
+    """What GPUs and containers use. at_s: when it was asked, on the agent's clock."""
+
+    at_s: float
+    samples: Samples
+    use: NodeUse
+
+
 class AgentStatus(Struct):
     """The last report, the pulse of the loop, and values that are read live.
 
     clock: monotonic, in seconds; pulse_s is on it. endpoints: registration of each resource with the kubelet.
     helper_trouble: why the helper does not answer; empty if it does, or if there is none.
     watch_observation: the watchdog's last check; None if nothing is watched, or was checked yet.
+    history: reads the days of the history of use as they are on the disk; None: none is kept.
+    usage: asks what is used now. Takes some milliseconds, a second at most; never call it in the agent's
+    loop.
     """
 
     clock: Callable[[], float]
@@ -62,6 +77,8 @@ class AgentStatus(Struct):
     endpoints: Callable[[], Sequence[EndpointState]] = tuple
     helper_trouble: Callable[[], str] = str
     watch_observation: Callable[[], WatchObservation | None] = lambda: None
+    usage: Callable[[], UsageObservation | None] = lambda: None
+    history: Callable[[], Iterable[Raw]] | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:

@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
-import signal
 import tempfile
-from asyncio.subprocess import DEVNULL, PIPE, Process
+from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 
 from partage.edges.cdi.spec import Spec, spec_error
+from partage.edges.child_process import end_group
 from partage.edges.read_file import read_regular
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.policy import Options
@@ -78,18 +77,10 @@ async def _run(command: list[str], deadline_s: float) -> None:
     except TimeoutError as error:
         raise HardwareTimeout(f"{command[0]} did not end within {deadline_s:g} s") from error
     finally:
-        await _end(process)
+        await end_group(process)
     if process.returncode:
         last = errors.decode(errors="replace").strip().splitlines()[-1:] or ["no reason given"]
         raise DriverUnavailable(f"{command[0]} failed ({process.returncode}): {last[0][:400]}")
-
-
-async def _end(process: Process) -> None:
-    """Kill it and all processes that it started."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()
 
 
 def _read(output: Path, kind: str) -> Spec:

@@ -15,6 +15,7 @@ from typing import Any
 from msgspec import field
 
 from partage.edges.files.providers import misprints_of
+from partage.errors import InputError
 from partage.model.geometry import Engines, Geometry, ProfileSpec
 from partage.model.gpu import Gpu
 from partage.model.profile import MigProfile
@@ -41,6 +42,7 @@ class GpuModel(Frozen):
     pci_device_ids:  device and vendor id, ``0x233010de``, in the order of ``products`` if there are as
     many; empty if none is known.
     memory_bytes:    total as the driver reports it, or computed from the name if no report is known.
+    mig_branch:      first driver branch with MIG on this model; 0: not known.
     geometry:        None without MIG, and if no placements are published; ``no_geometry`` says which.
     sources:         where the facts are from: documents with their addresses, or what was printed where.
     """
@@ -54,6 +56,7 @@ class GpuModel(Frozen):
     mig: bool = False
     mig_survives_reboot: bool = False
     mig_needs_reset: bool = False
+    mig_branch: int = 0
     geometry: Geometry | None = None
     renamed_geometries: Mapping[int, Geometry] = field(default_factory=dict)
     no_geometry: str = ""
@@ -153,8 +156,9 @@ class Catalogue(Frozen):
     def advice(self, name: str) -> str:
         """A hint in place of an unknown name."""
         nearest = self.nearest(name)
-        known = ", ".join(nearest or (model.id for model in self.simulated_models()))
-        return f"{'nearest' if nearest else 'known'}: {known}"
+        return "; ".join(
+            [*([f"nearest: {', '.join(nearest)}"] if nearest else []), "partage machines lists all"]
+        )
 
 
 @cache
@@ -167,9 +171,31 @@ def load_catalogue() -> Catalogue:
     )
 
 
+def model_named(name: str, *others: str) -> tuple[GpuModel, str]:
+    """The model that a person names, and its product. Raises InputError with the nearest names.
+
+    others: what else can be done, for the hint.
+    """
+    catalogue = load_catalogue()
+    if variants := catalogue.variants(name):
+        raise InputError(f"{name[:80]!r} is the name of several GPU models", choose_one(variants))
+    found = catalogue.find(name)
+    if found is None:
+        raise InputError(
+            f"no GPU model is called {name[:80]!r}", "; ".join([catalogue.advice(name), *others])
+        )
+    return found
+
+
 def choose_one(variants: Sequence[str]) -> str:
     """The hint for an ambiguous name."""
     return f"choose one: {', '.join(variants)}"
+
+
+def model_of(gpu: Gpu) -> str:
+    """The id of a GPU's model; empty if it is not in the catalogue."""
+    model = load_catalogue().by_gpu(gpu)
+    return model.id if model else ""
 
 
 def geometry_of(gpu: Gpu) -> Geometry | None:
@@ -216,6 +242,11 @@ def _memory_agrees(model: GpuModel, memory_bytes: int) -> bool:
     return abs(memory_bytes - model.memory_bytes) <= model.memory_bytes * _MEMORY_TOLERANCE
 
 
+def _branch(version: str | None) -> int:
+    """580 for ``580.82.07`` and for ``R580 (JetPack)``; 0 if not known."""
+    return int((version or "0").lstrip("R").split()[0].partition(".")[0])
+
+
 def _capability(text: str | None) -> tuple[int, int]:
     major, _, minor = (text or "0.0").partition(".")
     return int(major), int(minor)
@@ -252,6 +283,7 @@ def _mig_model(row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list
         mig=True,
         mig_survives_reboot=bool(row["mig_mode_survives_reboot"]),
         mig_needs_reset=bool(row["mig_mode_change_needs_reset"]),
+        mig_branch=_branch(row["min_driver"]),
         geometry=_geometry(row, names, preferred[geometry]) if geometry else None,
         renamed_geometries={
             int(key.rpartition("_")[2]): _geometry(row, tuple(variant), preferred[geometry])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import os
 import socket
+import time
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,24 +22,38 @@ STATE_LOCK, RUN_LOCK = "lock", "agent.lock"
 _NAMES = {STATE_LOCK: ("state directory", "--state-dir"), RUN_LOCK: ("run directory", "--run-dir")}
 
 
-def take_lock(directory: Path, file: str = STATE_LOCK) -> int:
-    """The locked descriptor. Closed on exec, so no child keeps the lock when the agent is gone.
+_LOOK_EVERY_S = 0.05
 
-    Raises InputError if another process has the lock, OSError.
+
+def take_lock(directory: Path, file: str = STATE_LOCK, *, wait_s: float = 0) -> int:
+    """The locked descriptor. Closed on exec, so no child keeps the lock when the agent is gone. Blocking.
+
+    Raises InputError if another process has the lock, and still has it after ``wait_s``; OSError.
     """
+    deadline = time.monotonic() + wait_s
     lock = os.open(directory / file, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(lock)
-        raise _in_use(directory, file) from None
+        while not (ours := _locked(lock)) and time.monotonic() < deadline:
+            time.sleep(_LOOK_EVERY_S)
     except OSError:
         os.close(lock)
         raise
+    if not ours:
+        os.close(lock)
+        raise _in_use(directory, file)
     with suppress(OSError):  # who has the lock is for people only; a full disk does not matter here
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return lock
+
+
+def _locked(lock: int) -> bool:
+    """Whether it is locked for us now. Raises OSError."""
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def is_locked(directory: Path, file: str = STATE_LOCK) -> bool:
@@ -48,20 +63,20 @@ def is_locked(directory: Path, file: str = STATE_LOCK) -> bool:
     except OSError:
         return False
     try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return True
+        return not _locked(lock)
     except OSError:
         return False
     finally:
         os.close(lock)
-    return False
 
 
-def check_unlocked(directory: Path, file: str = STATE_LOCK) -> None:
-    """Raise InputError if another process has the lock now."""
-    if is_locked(directory, file):
-        raise _in_use(directory, file)
+def check_unlocked(directory: Path, file: str = STATE_LOCK, *, wait_s: float = 0) -> None:
+    """Raise InputError if another process has the lock, and still has it after ``wait_s``. Blocking."""
+    deadline = time.monotonic() + wait_s
+    while is_locked(directory, file):
+        if time.monotonic() >= deadline:
+            raise _in_use(directory, file)
+        time.sleep(_LOOK_EVERY_S)
 
 
 def _in_use(directory: Path, file: str) -> InputError:

@@ -15,15 +15,16 @@ _MODE = 0o644
 _LARGEST_BYTES = 64 * 2**20
 
 
-def write_generated(directory: Path, files: Mapping[str, str], mark: str) -> list[str]:
+def write_generated(directory: Path, files: Mapping[str, str], *marks: str) -> list[str]:
     """Write ``files`` (name to text) into ``directory``; the names of those that have changed.
 
-    mark: how every generated file begins. All new files are complete on the disk before the first one takes
-    its place. Raises InputError, and then nothing has changed: a file of that name does not begin with the
-    mark, or the directory cannot be written.
+    marks: how generated files begin, each with one of them. All new files are complete on the disk before the
+    first one takes its place. Raises InputError, and then nothing has changed: a file of that name does not
+    begin with one of them, or the directory cannot be written.
     """
     now = {name: _content(directory / name) for name in files}
-    foreign = [name for name, content in now.items() if content and not content.startswith(mark.encode())]
+    begins = tuple(mark.encode() for mark in marks)
+    foreign = [name for name, content in now.items() if content and not content.startswith(begins)]
     if foreign:
         hint = "choose another directory, or move the file away"
         raise InputError(

@@ -71,6 +71,8 @@ DIALECT = Dialect(
         "label": "'when'",
         **dict.fromkeys(CLIENT_KEYS[1:], "a client of 'mps'"),
         "replicas": "'time-slicing' or 'mps'",
+        "unit": "'time-slicing' or 'mps'",
+        "placement": "'time-slicing' or 'mps'",
         "interval": "'time-slicing'",
         "clients": "'mps'",
         "exclusive-process": "'mps'",

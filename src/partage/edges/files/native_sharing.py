@@ -8,13 +8,23 @@ import re
 from collections.abc import Callable
 from enum import StrEnum
 
-from partage.codec.fields import Field
+from partage.codec.fields import Field, Table
 from partage.codec.yaml_document import Value
 from partage.model.ids import parse_resource_name
 from partage.model.layout import LayoutItem
 from partage.model.named_layouts import DISABLED, ENABLED, parse_layout_name
-from partage.model.policy import DesiredMig, Exclusive, Interval, Mps, MpsClient, Sharing, TimeSlicing
-from partage.units import MIB, parse_bytes, parse_percent
+from partage.model.policy import (
+    DesiredMig,
+    Exclusive,
+    Interval,
+    MemoryUnits,
+    Mps,
+    MpsClient,
+    Sharing,
+    TimeSlicing,
+    UnitPlacement,
+)
+from partage.units import GIB, MIB, parse_bytes, parse_percent
 
 MOST_ITEMS = 512
 """Limit for the clients of a GPU and the MIG devices of a layout, far above what is possible."""
@@ -22,9 +32,11 @@ MOST_ITEMS = 512
 _MOST_MEANT = 8
 """Limit for the MIG devices that a hint names."""
 
-_TIME_SLICING = ("replicas", "interval")
-_MPS = ("replicas", "clients", "exclusive-process", "users", "protocol")
+_UNITS = ("unit", "placement")
+_TIME_SLICING = ("replicas", *_UNITS, "interval")
+_MPS = ("replicas", "clients", *_UNITS, "exclusive-process", "users", "protocol")
 _PROTOCOLS = (2, 3)
+_ONE_OF_TWO = "how many shares a GPU is cut into; or unit: 1Gi, for amounts of memory"
 CLIENT_KEYS = ("name", "memory", "threads")
 _MIG = ("layout", "time-slicing", "mps")
 
@@ -42,9 +54,32 @@ def read_time_slicing(field: Field) -> TimeSlicing:
     if table is None:
         return TimeSlicing(2)
     interval = table.value("interval", lambda found: found.choice(Interval), None)
-    return TimeSlicing(
-        table.needed("replicas", _replicas, "how many shares a GPU is cut into") or 2, interval
-    )
+    units = _units(table)
+    if units is not None:
+        if "replicas" in table:
+            field.error("replicas and unit exclude each other", _ONE_OF_TWO)
+        return TimeSlicing(0, interval, units)
+    return TimeSlicing(table.needed("replicas", _replicas, _ONE_OF_TWO) or 2, interval)
+
+
+def _units(table: Table) -> MemoryUnits | None:
+    """Shares by amounts of memory: ``unit``, and ``placement`` beside it."""
+    if "unit" not in table:
+        if "placement" in table:
+            table.here("placement").error(
+                "says on which GPU amounts of memory are placed, and there is no unit",
+                "for shares of fixed size: resources: {allocation: distributed}",
+            )
+        return None
+    unit_bytes = table.value("unit", lambda found: _with_unit(found, _unit, "Gi"), GIB)
+    return MemoryUnits(unit_bytes, table.choice("placement", UnitPlacement.BINPACK))
+
+
+def _unit(text: str) -> int:
+    amount = parse_bytes(text)
+    if amount % MIB:
+        raise ValueError(f"{text!r} is not in whole MiB: write 1Gi, 512Mi")
+    return amount
 
 
 def _replicas_example(field: Field) -> str:
@@ -57,7 +92,7 @@ def _replicas(field: Field) -> int | None:
 
 
 def read_mps(field: Field) -> Mps:
-    """The value of ``mps``: equal shares, or clients."""
+    """The value of ``mps``: equal shares, clients, or units of memory."""
     table = field.table(_MPS, _replicas_example(field))
     if table is None:
         return Mps(2)
@@ -69,10 +104,16 @@ def read_mps(field: Field) -> Mps:
             "single excludes protocol 3, whose server always has one user and would refuse all others",
             "leave 'users' out, or take 'protocol: 2'",
         )
-    replicas, clients = table.get("replicas"), table.get("clients")
-    if (replicas is None) == (clients is None):
-        said = "replicas and clients exclude each other" if replicas else "neither replicas nor clients"
-        field.error(said, "replicas: n for even shares, clients: [...] for unequal ones")
+    units, replicas, clients = _units(table), table.get("replicas"), table.get("clients")
+    given = [key for key in ("replicas", "clients", "unit") if key in table]
+    if len(given) != 1:
+        said = (
+            f"{' and '.join(given)} exclude each other" if given else "neither replicas nor clients nor unit"
+        )
+        hint = "replicas: n for even shares, clients: [...] for unequal ones, unit: 1Gi for amounts of memory"
+        field.error(said, hint)
+    if units is not None:
+        return Mps(0, (), alone, multi_user, protocol, units)
     if clients is None:
         return Mps(table.value("replicas", _replicas, 2), (), alone, multi_user, protocol)
     if replicas is not None:

@@ -72,6 +72,18 @@ def configurations(data: bytes, file: str) -> list[str]:
     return named_configurations(data, file) if entries is None else configuration_names(entries)
 
 
+def policy_keys(data: bytes, file: str) -> dict[str, list[str]] | None:
+    """The keys of the ConfigMaps in a file that hold policies, each with the names of the configurations in
+    it, where it is a file of mig-parted. None if the file has no ConfigMap.
+
+    Raises InputError for a document among several that is no YAML.
+    """
+    entries = _config_entries(data, file)
+    if entries is None:
+        return None
+    return {entry.name: entry.configurations for entry in entries if entry.looks_like_policy}
+
+
 def _config_entries(data: bytes, file: str) -> Sequence[ConfigEntry] | None:
     """The keys of the ConfigMaps in a file; None if it has none."""
     if _CONFIG_MAP not in data:

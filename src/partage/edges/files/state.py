@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from partage.codec.values import CodecError, decode, encode
 from partage.edges.files.directory_lock import take_lock
 from partage.edges.files.state_document import StateDocument, WrittenHealth, WrittenPolicy, WrittenServing
 from partage.edges.read_file import read_regular
+from partage.edges.replace_file import replace_file
 from partage.errors import InputError
 from partage.model.health import Health
 from partage.model.ids import GpuUuid
@@ -94,18 +94,33 @@ def read_state(state_dir: Path) -> SavedState | None:
         return None
 
 
+def state_problem(state_dir: Path) -> str:
+    """Why what is saved there cannot be used; empty if it can, or if there is nothing. Changes nothing."""
+    try:
+        _decode(read_regular(state_dir / STATE_FILE, LIMIT_BYTES + 1), 0.0)
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    except OSError as error:
+        return f"cannot be read: {error.strerror}"
+    except ValueError as error:
+        return f"cannot be used: {error}"
+    return ""
+
+
 class StateDir:
     """The state directory, locked for one agent. All calls block (fsync): call them in a thread.
 
     problem: why the directory could not be made or locked; None where all is well. The agent runs without.
     """
 
-    def __init__(self, path: Path) -> None:
-        """Make the directory and lock it. Raises InputError where another agent has it."""
+    def __init__(self, path: Path, wait_s: float = 0) -> None:
+        """Make the directory and lock it. Raises InputError where another agent has it longer than
+        ``wait_s``.
+        """
         self._file = path / STATE_FILE
         self._lock: int | None = None
         self.problem: str | None = None
-        self._open(path)
+        self._open(path, wait_s)
 
     def load(self, now_s: float) -> LoadedState:
         """Read the state. An unusable file is set aside as ``state.json.corrupt-N``. Never raises."""
@@ -131,7 +146,7 @@ class StateDir:
         if self.problem is not None and (still := self._open_again()) is not None:
             return NotSaved(still)
         try:
-            _replace(self._file, content)
+            replace_file(self._file, content)
         except OSError as error:
             return NotSaved(f"cannot write {self._file}: {error.strerror}")
         return None
@@ -142,14 +157,14 @@ class StateDir:
             os.close(self._lock)
             self._lock = None
 
-    def _open(self, path: Path) -> None:
+    def _open(self, path: Path, wait_s: float) -> None:
         try:
             path.mkdir(mode=0o700, parents=True, exist_ok=True)
         except OSError as error:
             self.problem = f"cannot make the state directory {path}: {error.strerror}"
             return
         try:
-            self._lock = take_lock(path)
+            self._lock = take_lock(path, wait_s=wait_s)
         except OSError as error:
             self.problem = f"cannot lock the state directory {path}: {error.strerror}"
 
@@ -157,7 +172,7 @@ class StateDir:
         """Try once more what did not work before (a full disk, a directory that is mounted late)."""
         self.problem = None
         try:
-            self._open(self._file.parent)
+            self._open(self._file.parent, 0)
         except InputError as error:
             self.problem = str(error)
         return self.problem
@@ -215,24 +230,3 @@ def _policy(written: WrittenPolicy) -> SavedPolicy:
     if written.sha256 != policy.digest:
         raise ValueError("the policy in it does not have the digest that was written with it")
     return policy
-
-
-def _replace(path: Path, content: bytes) -> None:
-    """Write beside, flush, rename, flush the directory. A left-over of a killed agent is overwritten."""
-    beside = path.with_name(f"{path.name}.new")
-    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
-    try:
-        with open(descriptor, "wb") as stream:  # noqa: PTH123 - Path cannot open with O_NOFOLLOW
-            stream.write(content)
-            stream.flush()
-            os.fsync(stream.fileno())
-        beside.replace(path)
-    except OSError:
-        with suppress(OSError):  # a full disk should not stay full of our half
-            beside.unlink()
-        raise
-    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)

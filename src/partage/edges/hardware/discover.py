@@ -85,6 +85,7 @@ class Discovery:
         lost: tuple[LostGpu, ...] = (),
         links: tuple[Link, ...] = (),
     ) -> Inventory:
+        toolkit = self._host.toolkit()
         return Inventory(
             driver=driver,
             gpus=gpus,
@@ -92,7 +93,8 @@ class Discovery:
             links=links,
             control_nodes=self._host.control_nodes(),
             boot_id=self._host.boot_id(),
-            open_to_env=self._host.open_to_env(),
+            open_to_env=None if toolkit is None else toolkit.accepts_env,
+            toolkit=toolkit,
             fabric_manager=self._fabric_manager(gpus),
             virtual=self._virtual,
             machine_type=self._machine_type,

@@ -1,7 +1,7 @@
 """The note that tells every process of the node to leave the driver alone: ``<run-dir>/driver-paused``.
 
-A file, because it outlives agent and helper, and because whoever starts meanwhile reads it before it opens
-the driver.
+A file, because it outlives agent and helper, and because a process that starts meanwhile reads it before it
+opens the driver.
 """
 
 from __future__ import annotations

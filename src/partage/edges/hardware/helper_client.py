@@ -16,11 +16,13 @@ from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events, lon
 from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervisor
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
 from partage.model.paths import check_socket_path
 from partage.model.process import Processes
-from partage.model.step import Created, GpuUse, Step, TimeSlice
+from partage.model.samples import Samples
+from partage.model.step import Created, Step, TimeSlice
 
 T = TypeVar("T")
 
@@ -84,6 +86,9 @@ class RemoteHardware:
 
     async def processes(self) -> Processes:
         return await self._ask("processes", Processes)
+
+    async def samples(self) -> Samples:
+        return await self._ask("samples", Samples)
 
     async def time_slices(self) -> tuple[TimeSlice, ...]:
         return await self._ask("time-slices", tuple[TimeSlice, ...])

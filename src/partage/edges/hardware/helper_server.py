@@ -28,7 +28,7 @@ from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageErr
 from partage.model.paths import check_socket_path
 from partage.model.step import Step
 
-PROTOCOL = 6
+PROTOCOL = 7
 """Agent and helper may have different versions during an upgrade; both sides check this number."""
 
 LONGEST_WAIT_S = 60.0
@@ -99,6 +99,7 @@ VERBS: Mapping[str, Verb] = {
     "perform": _perform,
     "uses": _query(lambda hardware: hardware.uses()),
     "processes": _query(lambda hardware: hardware.processes()),
+    "samples": _query(lambda hardware: hardware.samples()),
     "time-slices": _query(lambda hardware: hardware.time_slices()),
     "daemons": _query(lambda hardware: hardware.daemons()),
 }

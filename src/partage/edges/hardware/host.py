@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import NewType
 
 from partage.edges import procfs
-from partage.model.gpu import VgpuHost
+from partage.model.gpu import ToolkitConfig, VgpuHost
 from partage.model.ids import GpuUuid, PciBusId
 from partage.model.paths import CONTROL_NODES
 from partage.values import Frozen
@@ -20,6 +20,13 @@ _CAPABILITY_MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE | re.ASCI
 _CAPABILITY_KEY = re.compile(r"^(\w+): (\d+)$", re.MULTILINE | re.ASCII)
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.ASCII)
 _OPEN_TO_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+_OPEN_TO_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+_TOOLKIT_FILES = (
+    "etc/nvidia-container-runtime/config.toml",
+    "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
+)
+"""Where the container toolkit has its configuration: as a package, and in the toolkit container of the GPU
+Operator, whose wrapper sets XDG_CONFIG_HOME."""
 
 _PROCESSOR_FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)
 _FIRST_PROCESSOR = 1 << 14
@@ -155,21 +162,33 @@ class Host(Frozen):
         match = re.search(r"^GPU UUID:\s*(GPU-[0-9a-f-]+)\s*$", text, re.MULTILINE)
         return GpuUuid(match[1]) if match else None
 
-    def open_to_env(self) -> bool | None:
-        """Whether the container runtime accepts NVIDIA_VISIBLE_DEVICES from unprivileged pods.
+    def toolkit(self) -> ToolkitConfig | None:
+        """What the container toolkit accepts from unprivileged pods; None if there is no readable
+        configuration.
 
-        True is the runtime's default; None if there is no readable configuration.
+        Looked for below the root of the driver and of the node: a driver in a container has its own. Which of
+        two files the runtime uses is not seen: one that refuses counts only if the other refuses, too.
         """
-        text = _read(self.driver / "etc/nvidia-container-runtime/config.toml")
-        if not text:
-            return None
-        import tomllib
+        roots = (self.driver, self.proc / "1/root")
+        found = [_toolkit(root, name) for root in roots for name in _TOOLKIT_FILES]
+        there = [one for one in found if one is not None]
+        return next((one for one in there if one.accepts_env), there[0] if there else None)
 
-        try:
-            value = tomllib.loads(text).get(_OPEN_TO_ENV, True)
-        except tomllib.TOMLDecodeError:
-            return None
-        return value if isinstance(value, bool) else None
+
+def _toolkit(root: Path, name: str) -> ToolkitConfig | None:
+    text = _read(root / name)
+    if not text:
+        return None
+    import tomllib
+
+    try:
+        said = tomllib.loads(text)
+    except tomllib.TOMLDecodeError:
+        return None
+    accepts_env = said.get(_OPEN_TO_ENV, True)
+    if not isinstance(accepts_env, bool):
+        return None
+    return ToolkitConfig(f"/{name}", accepts_env, _OPEN_TO_ENV in said, said.get(_OPEN_TO_MOUNTS) is True)
 
 
 def vgpu_host(config: bytes) -> VgpuHost | None:

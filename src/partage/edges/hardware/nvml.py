@@ -20,6 +20,7 @@ from partage.edges.hardware.host import Host
 from partage.edges.hardware.mig_instances import InstanceStep, MigInstances
 from partage.edges.hardware.mig_mode import set_mig_mode
 from partage.edges.hardware.nvml_queries import Nvml
+from partage.edges.hardware.nvml_samples import PERIOD_S, NvmlSampler
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import COLD_GPU_S, DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes
@@ -36,14 +37,15 @@ from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import PAUSED, Inventory, NoDriver
+from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
+from partage.model.samples import Samples
 from partage.model.step import (
     Created,
     EndClient,
     EndProcess,
-    GpuUse,
     Reset,
     SetComputeMode,
     SetMigMode,
@@ -107,7 +109,7 @@ class NvmlHardware:
         self._clock = clock
         self._keeper = keeper
         self._paused = paused
-        self._worker = Worker("nvml")
+        self._worker = Worker("nvml", self._between_calls)
         self._mailbox = EventQueue()
         self._one_step = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -115,6 +117,7 @@ class NvmlHardware:
         # The following fields are used on the worker's thread only.
         self._nvml = Nvml(self._host)
         self._discovery = Discovery(self._nvml, self._host, lacks_geometry)
+        self._sampler = NvmlSampler(self._nvml, self._host, clock)
         self._persistence = PersistenceMode(self._host.run)
         self._watch: EventWatch | None = None
         self._opened_at = 0.0
@@ -186,6 +189,9 @@ class NvmlHardware:
     async def processes(self) -> Processes:
         return await self._query(lambda: processes(self._nvml, self._host))
 
+    async def samples(self) -> Samples:
+        return await self._query(self._sampler.samples)
+
     async def time_slices(self) -> tuple[TimeSlice, ...]:
         return await time_slices(self._host, await self._query(self._nvml.handles))
 
@@ -194,6 +200,8 @@ class NvmlHardware:
 
     async def close(self) -> None:
         self._publish = None
+        if (watch := self._watch) is not None:
+            watch.stop(0.0)  # here, because the worker's thread may hang
         with contextlib.suppress(HardwareTimeout):  # a thread that hangs in the driver ends with the process
             await self._worker.call(self._leave, min(self._deadline_s, _CLOSE_S))
         self._worker.stop()
@@ -261,6 +269,10 @@ class NvmlHardware:
         return publish
 
     # --- on the worker's thread --------------------------------------------------------------------
+
+    def _between_calls(self) -> float | None:
+        """Sample, but not while a step is performed: a session without handles may be needed there."""
+        return self._sampler.between() if self._idle.is_set() else PERIOD_S
 
     def _warmed(self, function: Callable[[], T]) -> T:
         """What the function returns; all GPUs are initialised then."""
@@ -369,6 +381,7 @@ class NvmlHardware:
     def _leave(self) -> None:
         """Close the session. If a thread waits for events in it, the end of the process closes it, sooner."""
         if self._watch is None or self._watch.stop(0.0):
+            self._sampler.end_session()
             self._nvml.close()
 
     def _end_session(self) -> None:
@@ -378,4 +391,5 @@ class NvmlHardware:
                 raise HardwareTimeout("the wait for the driver's events does not end")
             self._watch = None
         self._is_warm = False
+        self._sampler.end_session()
         self._nvml.close()

@@ -11,11 +11,13 @@ from __future__ import annotations
 from typing import Protocol
 
 from partage.model.gpu import Inventory
+from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid
 from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.process import Processes
-from partage.model.step import Created, GpuUse, Reset, Step, TimeSlice
+from partage.model.samples import Samples
+from partage.model.step import Created, Reset, Step, TimeSlice
 from partage.values import Frozen
 
 DEADLINE_S = 10.0
@@ -41,6 +43,11 @@ initialises a GPU when the first client opens it, which takes 1 to 3 s, one afte
 def longer_s(step: Step) -> float:
     """Seconds that a caller waits for this step beyond STEP_DEADLINE_S."""
     return RESET_DEADLINE_S if isinstance(step, Reset) else 0.0
+
+
+SAMPLED_FOR_S = 900.0
+"""How long memory is sampled after the last call of ``samples``: three of the longest usual pauses between
+scrapes."""
 
 
 class Events(Frozen):
@@ -107,6 +114,15 @@ class Hardware(Protocol):
         """The processes with contexts on GPUs, and the memory of each. Raises DriverUnavailable.
 
         See ``Processes.hidden``: an empty answer may mean that processes are not visible.
+        """
+        ...
+
+    async def samples(self) -> Samples:
+        """What GPUs, MIG devices and processes do now, and the peaks of their memory. Raises
+        DriverUnavailable.
+
+        From the first call on, memory is sampled every second, so that a peak between two calls is not
+        missed; this ends when nobody has called for ``SAMPLED_FOR_S``. Cheap enough for a call a second.
         """
         ...
 

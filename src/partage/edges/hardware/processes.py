@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from partage.edges import procfs
@@ -20,19 +20,32 @@ from partage.model.ids import GpuUuid
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
 from partage.units import MIB
 
+ReadProcesses = Callable[[set[int]], Mapping[int, ProcessInfo | None]]
+
 _RANK = {kind: rank for rank, kind in enumerate(ProcessKind)} | {ProcessKind.MPS_CLIENT: -1}
 
 
 def processes(nvml: Nvml, host: Host) -> Processes:
     """All processes that the driver lists, each with its data in /proc. Raises DriverUnavailable."""
     devices = NvmlDevices(nvml)
+    seen: dict[int, ProcessInfo | None] = {}
+
+    def read(pids: set[int]) -> Mapping[int, ProcessInfo | None]:
+        seen.update((pid, read_process(host.proc, pid)) for pid in pids)
+        return seen
+
+    rows = listed(devices, host, read)
+    memory = tuple(_memory(nvml, devices))
+    return Processes(rows, memory, why_hidden(host.proc, seen, rows, memory))
+
+
+def listed(devices: NvmlDevices, host: Host, read: ReadProcesses) -> tuple[GpuProcess, ...]:
+    """The processes on these devices. read: what /proc says of processes with these pids."""
     own = own_pids(host.proc)
     found = _merged(devices.processes())
     running = [one for gpu in devices.handles for one in found if one.part.gpu == gpu and one.pid not in own]
-    seen = {pid: read_process(host.proc, pid) for pid in {one.pid for one in running}}
-    rows = tuple(_row(one, devices, seen[one.pid]) for one in running)
-    memory = tuple(_memory(nvml, devices))
-    return Processes(rows, memory, _why_hidden(host.proc, seen, rows, memory))
+    seen = read({one.pid for one in running})
+    return tuple(_row(one, devices, seen[one.pid]) for one in running)
 
 
 def _merged(running: Iterable[RunningProcess]) -> list[RunningProcess]:
@@ -80,7 +93,7 @@ def _memory(nvml: Nvml, devices: NvmlDevices) -> Iterator[GpuMemory]:
 # --- whether we see all of them ------------------------------------------------------------------
 
 
-def _why_hidden(
+def why_hidden(
     proc: Path,
     seen: Mapping[int, ProcessInfo | None],
     rows: Iterable[GpuProcess],

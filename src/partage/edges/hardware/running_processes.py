@@ -91,6 +91,10 @@ class NvmlDevices:
                 if minor is not None:
                     self.minors[minor] = uuid
 
+    def in_mig_mode(self, gpu: GpuUuid) -> bool:
+        """Whether the GPU is in MIG mode."""
+        return gpu in self._in_mig_mode
+
     def mig_device(self, part: GpuPart) -> MigUuid | None:
         """The UUID of the MIG device that is this part of a GPU; None if there is none."""
         if part.gi_id is None or part.ci_id is None or part.gpu not in self._in_mig_mode:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Callable
-from queue import SimpleQueue
+from queue import Empty, SimpleQueue
 from typing import TypeVar
 
 from partage.errors import HardwareTimeout
@@ -20,8 +20,13 @@ class Worker:
     replaced. The thread is a daemon thread, so that the process can end although a driver call hangs.
     """
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, between: Callable[[], float | None] = lambda: None) -> None:
+        """between: called on the thread after every call, and again after the seconds that it returns; None:
+        not
+        before the next call. It raises nothing.
+        """
         self._name = name
+        self._between = between
         self._jobs: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -51,12 +56,20 @@ class Worker:
     def _start(self) -> None:
         if self._thread is None:
             self._jobs = SimpleQueue()
-            self._thread = threading.Thread(target=_run, args=(self._jobs,), name=self._name, daemon=True)
+            self._thread = threading.Thread(
+                target=_run, args=(self._jobs, self._between), name=self._name, daemon=True
+            )
             self._thread.start()
 
 
-def _run(jobs: SimpleQueue[Callable[[], None] | None]) -> None:
-    while (job := jobs.get()) is not None:
+def _run(jobs: SimpleQueue[Callable[[], None] | None], between: Callable[[], float | None]) -> None:
+    while True:
+        try:
+            job = jobs.get(timeout=between())
+        except Empty:
+            continue
+        if job is None:
+            return
         job()
 
 

@@ -9,8 +9,18 @@ from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig
 from partage.edges.kube.connection import Connection, Refused
 from partage.edges.kube.events import EventWriter
-from partage.edges.kube.objects import Json, LeaseJson, NodeJson, PodList, lease_json, second
+from partage.edges.kube.objects import (
+    Json,
+    LeaseJson,
+    NodeJson,
+    NodeList,
+    PodJson,
+    PodList,
+    lease_json,
+    second,
+)
 from partage.edges.kube.port import (
+    GPU_COUNT,
     ClusterEvent,
     ClusterNode,
     ClusterPod,
@@ -34,7 +44,10 @@ _PAGE = "500"
 
 
 class ApiCluster:
-    """Speaks to one API server. instance: the node or user whose events these are."""
+    """Speaks to one API server.
+
+    instance: the node or user whose events these are. wall: seconds since 1970, clock: monotonic.
+    """
 
     def __init__(
         self,
@@ -43,13 +56,34 @@ class ApiCluster:
         *,
         wall: Callable[[], float] = time.time,
         backoff: Callable[[], Backoff] = Backoff,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._connection = Connection(config, backoff)
-        self._events = EventWriter(self._connection, instance, wall=wall)
-        self._wall = wall
+        self._events = EventWriter(self._connection, instance, wall=wall, clock=clock)
+        self._wall, self._clock = wall, clock
+
+    @property
+    def connection(self) -> Connection:
+        """The way to the API server, for what only some agents and verbs ask of it."""
+        return self._connection
 
     async def node(self, name: str) -> ClusterNode:
         return (await self._connection.call(NodeJson, "GET", _node(name))).value()
+
+    async def nodes(self) -> tuple[ClusterNode, ...]:
+        found: list[ClusterNode] = []
+        parameters = {"limit": _PAGE}
+        while True:
+            page = await self._connection.call(NodeList, "GET", "/api/v1/nodes", parameters=parameters)
+            found += [one.value() for one in page.items or ()]
+            if not page.metadata.continue_:
+                return tuple(found)
+            parameters = {**parameters, "continue": page.metadata.continue_}
+
+    async def set_gpu_count(self, name: str, count: int | None) -> None:
+        amount = {GPU_COUNT: None if count is None else str(count)}
+        body: Json = {"status": {"capacity": amount, "allocatable": amount}}
+        await self._patch(f"{_node(name)}/status", body, _MERGE, {"fieldManager": MANAGER})
 
     async def apply_node(
         self, node: ClusterNode, labels: Mapping[str, str], annotations: Mapping[str, str]
@@ -75,7 +109,7 @@ class ApiCluster:
 
     async def set_taints(self, node: ClusterNode, taints: Sequence[Taint]) -> ClusterNode:
         # The list is atomic: applied, it would take away the taints of others.
-        rows = [{"key": one.key, "effect": one.effect, "value": one.value} for one in taints]
+        rows = [_taint(one) for one in taints]
         meta: Json = {"resourceVersion": node.version, "uid": node.uid}
         body: Json = {"metadata": meta, "spec": {"taints": rows}}
         return await self._patch(_node(node.name), body, _MERGE, {"fieldManager": MANAGER})
@@ -110,6 +144,17 @@ class ApiCluster:
             if not page.metadata.continue_:
                 return tuple(found)
             parameters = {**parameters, "continue": page.metadata.continue_}
+
+    async def annotate_pod(self, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
+        path = f"/api/v1/namespaces/{namespace}/pods/{name}"
+        await self._connection.call(
+            PodJson,
+            "PATCH",
+            path,
+            parameters={"fieldManager": MANAGER},
+            body={"metadata": {"annotations": dict(annotations)}},
+            media_type=_MERGE,
+        )
 
     async def evict(
         self, namespace: str, name: str, grace_seconds: int | None = None, *, uid: str = ""
@@ -148,11 +193,16 @@ class ApiCluster:
         return (await self._connection.call(LeaseJson, method, path, body=lease_json(lease))).value()
 
     async def watch_node(self, name: str, seen: Callable[[WatchState], None]) -> None:
-        await NodeWatch(self._connection, name, seen).run()
+        await NodeWatch(self._connection, name, seen, clock=self._clock).run()
 
 
 def _node(name: str) -> str:
     return f"/api/v1/nodes/{name}"
+
+
+def _taint(taint: Taint) -> Json:
+    row: Json = {"key": taint.key, "effect": taint.effect, "value": taint.value}
+    return {**row, "timeAdded": taint.added_at} if taint.added_at else row
 
 
 def _lease(namespace: str, name: str) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig
-from partage.edges.kube.exchange import Exchange, ProtocolError, Request, connect
+from partage.edges.kube.exchange import HttpExchange, HttpRequest, ProtocolError, connect
 from partage.edges.kube.objects import Details, Json, Status
 from partage.errors import Absent, ClusterError, Conflict, Rejected, Unreachable
 
@@ -39,6 +39,10 @@ class Refused(ClusterError):
         self.code, self.said, self.retry_after_s = code, said, retry_after_s
 
 
+class Forbidden(Rejected):
+    """The account has not the right to ask this."""
+
+
 class Connection:
     """The way to one API server. Each request has a connection of its own: they are minutes apart."""
 
@@ -64,7 +68,7 @@ class Connection:
         request (a PodDisruptionBudget). InputError if the credentials cannot be read.
         """
         content = None if body is None else encode(body)
-        asked = Request(method, path, parameters or {}, content, media_type)
+        asked = HttpRequest(method, path, parameters or {}, content, media_type)
         backoff = self.backoff()
         for left in reversed(range(TRIES)):
             try:
@@ -81,7 +85,7 @@ class Connection:
                 await asyncio.sleep(backoff.pause_s())
         raise AssertionError("the last attempt returns or raises")
 
-    async def _once(self, asked: Request) -> bytes:
+    async def _once(self, asked: HttpRequest) -> bytes:
         async with self._sent(asked, CALL_S) as exchange:
             async with asyncio.timeout(CALL_S):
                 return await exchange.content()
@@ -94,11 +98,11 @@ class Connection:
 
         Raises Unreachable (also in the block, when the connection ends), Refused, InputError.
         """
-        async with self._sent(Request("GET", path, parameters), idle_s) as exchange:
+        async with self._sent(HttpRequest("GET", path, parameters), idle_s) as exchange:
             yield exchange.lines()
 
     @asynccontextmanager
-    async def _sent(self, asked: Request, idle_s: float) -> AsyncIterator[Exchange]:
+    async def _sent(self, asked: HttpRequest, idle_s: float) -> AsyncIterator[HttpExchange]:
         """A request, and the beginning of its answer. Raises Refused for one that is not 2xx."""
         config, token, tls = self.config, self._token(), self._context()
         try:
@@ -175,7 +179,7 @@ def as_ours(error: Refused, config: ClusterConfig, asked: str) -> ClusterError:
                 "the token or certificate has expired, or is of another cluster",
             )
         case 403:
-            return Rejected(f"{asked} is not permitted: {said}", "give the account this permission (RBAC)")
+            return Forbidden(f"{asked} is not permitted: {said}", "give the account this permission (RBAC)")
         case _ if _may_help(error):
             return Unreachable(f"the API server {config.url} answered {error.code}: {said}")
     return Rejected(f"{asked} was refused: {said}")

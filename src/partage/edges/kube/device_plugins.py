@@ -53,7 +53,7 @@ class _Sets(Frozen):
     items: tuple[_Set, ...] | None = None
 
 
-class PluginSet(Frozen):
+class PluginDaemonSet(Frozen):
     """A DaemonSet of NVIDIA's device plugin. by_label: a node with the label ``false`` is left out already.
     terms: its required node affinity.
     """
@@ -79,7 +79,7 @@ class DevicePlugins:
     def __init__(self, config: ClusterConfig) -> None:
         self._connection = Connection(config, Backoff)
 
-    async def sets(self) -> tuple[PluginSet, ...]:
+    async def sets(self) -> tuple[PluginDaemonSet, ...]:
         """All DaemonSets of the plugin. Raises ClusterError."""
         found = await self._connection.call(_Sets, "GET", _SETS)
         return tuple(_plugin_set(one) for one in found.items or () if _is_plugin(one.spec.template.spec))
@@ -94,7 +94,7 @@ class DevicePlugins:
         body: Json = {"metadata": {"labels": {DEPLOY_LABEL: value}}}
         await self._patch(NodeJson, f"/api/v1/nodes/{node}", body)
 
-    async def keep_off(self, one: PluginSet) -> None:
+    async def keep_off(self, one: PluginDaemonSet) -> None:
         """Keep its pods off nodes with the label ``false``. Conflict if it has changed since it was read."""
         affinity: Json = {
             "nodeAffinity": {
@@ -117,11 +117,11 @@ def _is_plugin(spec: _PodSpec) -> bool:
     return any(one.name in _CONTAINERS for one in spec.containers)
 
 
-def _plugin_set(found: _Set) -> PluginSet:
+def _plugin_set(found: _Set) -> PluginDaemonSet:
     spec, meta = found.spec.template.spec, found.metadata
     affinity = (spec.affinity or {}).get("nodeAffinity") or {}
     required = affinity.get("requiredDuringSchedulingIgnoredDuringExecution") or {}
     terms = tuple(required.get("nodeSelectorTerms") or ())
     kept_off = bool(terms) and all(_KEPT_OFF in (term.get("matchExpressions") or []) for term in terms)
     by_label = (spec.node_selector or {}).get(DEPLOY_LABEL) == "true" or kept_off
-    return PluginSet(meta.namespace, meta.name, meta.resource_version, by_label, terms)
+    return PluginDaemonSet(meta.namespace, meta.name, meta.resource_version, by_label, terms)

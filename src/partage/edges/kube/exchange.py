@@ -28,7 +28,7 @@ _KEEP_ALIVE = {socket.TCP_KEEPIDLE: 30, socket.TCP_KEEPINTVL: 10, socket.TCP_KEE
 """A peer that has vanished without a word is noticed within a minute, also by a watch that says nothing."""
 
 
-class Request(Frozen):
+class HttpRequest(Frozen):
     """What is asked. path: below that of the server. content: JSON, media_type says in which role."""
 
     method: str
@@ -38,7 +38,7 @@ class Request(Frozen):
     media_type: str = ""
 
 
-async def connect(url: str, tls: ssl.SSLContext | None, server_name: str = "") -> Exchange:
+async def connect(url: str, tls: ssl.SSLContext | None, server_name: str = "") -> HttpExchange:
     """Connect to a server. server_name: the name in its certificate, if it is another than in the URL.
 
     Raises OSError.
@@ -51,10 +51,10 @@ async def connect(url: str, tls: ssl.SSLContext | None, server_name: str = "") -
     keeps.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for option, value in _KEEP_ALIVE.items():
         keeps.setsockopt(socket.IPPROTO_TCP, option, value)
-    return Exchange(place.netloc.rpartition("@")[2], place.path.rstrip("/"), reader, writer)
+    return HttpExchange(place.netloc.rpartition("@")[2], place.path.rstrip("/"), reader, writer)
 
 
-class Exchange:
+class HttpExchange:
     """A connection with one request. Every method raises OSError or ProtocolError if it ends too early.
 
     code, retry_after: of the answer. idle_s: how long nothing may come; None: no limit.
@@ -69,7 +69,7 @@ class Exchange:
         self.retry_after = ""
         self.idle_s: float | None = None
 
-    async def send(self, asked: Request, token: str) -> None:
+    async def send(self, asked: HttpRequest, token: str) -> None:
         """Send the request; wait for the beginning of its answer."""
         headers = [
             ("Host", self._host),

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from datetime import UTC, datetime
 
 from partage.edges.kube.port import (
+    GPU_COUNT,
     ClusterNode,
     ClusterPod,
     Lease,
@@ -20,11 +21,14 @@ from partage.values import Frozen
 Json = dict[str, object]
 
 
-class Owner(Frozen):
+class OwnerReference(Frozen):
     """A row of ownerReferences."""
 
     kind: str = ""
     controller: bool = False
+
+
+_INTERNAL = "InternalIP"
 
 
 class Meta(Frozen):
@@ -37,7 +41,7 @@ class Meta(Frozen):
     labels: Mapping[str, str] | None = None
     annotations: Mapping[str, str] | None = None
     deletion_timestamp: str | None = None
-    owner_references: tuple[Owner, ...] | None = None
+    owner_references: tuple[OwnerReference, ...] | None = None
 
 
 class TaintJson(Frozen):
@@ -46,6 +50,7 @@ class TaintJson(Frozen):
     key: str
     effect: str
     value: str = ""
+    time_added: str | None = None
 
 
 class ConditionJson(Frozen):
@@ -65,10 +70,20 @@ class NodeSpec(Frozen):
     unschedulable: bool = False
 
 
+class AddressJson(Frozen):
+    """A row of status.addresses."""
+
+    type: str
+    address: str = ""
+
+
 class NodeStatus(Frozen):
     """status of a Node."""
 
     conditions: tuple[ConditionJson, ...] | None = None
+    addresses: tuple[AddressJson, ...] | None = None
+    capacity: Mapping[str, str | int] | None = None
+    allocatable: Mapping[str, str | int] | None = None
 
 
 class NodeJson(Frozen):
@@ -86,12 +101,18 @@ class NodeJson(Frozen):
             version=meta.resource_version,
             labels=meta.labels or {},
             annotations=meta.annotations or {},
-            taints=tuple(Taint(one.key, one.effect, one.value) for one in spec.taints or ()),
+            taints=tuple(
+                Taint(one.key, one.effect, one.value, one.time_added or "") for one in spec.taints or ()
+            ),
             conditions=tuple(
                 NodeCondition(one.type, one.status, one.reason, one.message, one.last_transition_time or "")
                 for one in status.conditions or ()
             ),
             unschedulable=spec.unschedulable,
+            address=next((one.address for one in status.addresses or () if one.type == _INTERNAL), ""),
+            gpu_count=str((status.capacity or {}).get(GPU_COUNT, "")),
+            capacity=_extended(status.capacity),
+            allocatable=_extended(status.allocatable),
         )
 
 
@@ -125,49 +146,59 @@ class ContainerJson(Frozen):
 class PodSpec(Frozen):
     """spec of a pod."""
 
-    containers: tuple[ContainerJson, ...] = ()
+    containers: tuple[ContainerJson, ...] | None = None
     priority: int | None = None
+    node_name: str = ""
 
 
 class PodStatus(Frozen):
     """status of a pod."""
 
     phase: str = ""
+    start_time: str | None = None
 
 
 class PodJson(Frozen):
-    """A pod."""
+    """A pod; a bookmark of a watch has the shape of one, too, with nothing in it."""
 
     metadata: Meta
-    spec: PodSpec
+    spec: PodSpec | None = None
     status: PodStatus | None = None
 
     def value(self) -> ClusterPod:
-        meta = self.metadata
+        meta, spec, status = self.metadata, self.spec or PodSpec(), self.status or PodStatus()
         owners = [one.kind for one in meta.owner_references or () if one.controller]
         return ClusterPod(
             namespace=meta.namespace,
             name=meta.name,
             uid=meta.uid,
-            phase=(self.status or PodStatus()).phase,
+            phase=status.phase,
             owner=owners[0] if owners else "",
             ends=meta.deletion_timestamp is not None,
-            priority=self.spec.priority or 0,
+            priority=spec.priority or 0,
             labels=meta.labels or {},
             annotations=meta.annotations or {},
-            requests=_extended(self.spec),
+            requests=_requests(spec),
+            node=spec.node_name,
+            started_at=status.start_time or "",
         )
 
 
-def _extended(spec: PodSpec) -> Mapping[str, str]:
-    """Extended resources only (``domain/name``): their amounts are whole numbers."""
+def _requests(spec: PodSpec) -> Mapping[str, str]:
     total: Counter[str] = Counter()
-    for container in spec.containers:
-        found = (container.resources or Amounts()).requests or {}
-        total.update(
-            {name: int(count) for name, count in found.items() if "/" in name and str(count).isdigit()}
-        )
+    for container in spec.containers or ():
+        total.update(_extended((container.resources or Amounts()).requests))
     return {name: str(count) for name, count in total.items()}
+
+
+def _extended(amounts: Mapping[str, str | int] | None) -> dict[str, int]:
+    """Extended resources only (``domain/name``): their amounts are whole numbers, ``3`` or ``2k``."""
+    found: dict[str, int] = {}
+    for name, text in (amounts or {}).items():
+        number, thousands = str(text).removesuffix("k"), str(text).endswith("k")
+        if "/" in name and number.isascii() and number.isdigit():
+            found[name] = int(number) * (1000 if thousands else 1)
+    return found
 
 
 class PodList(Frozen):
@@ -194,7 +225,32 @@ class LeaseJson(Frozen):
             transitions=int(spec.get("leaseTransitions") or 0),
             version=meta.resource_version,
             annotations=meta.annotations or {},
+            labels=meta.labels or {},
         )
+
+
+class LeaseList(Frozen):
+    """A list of Leases."""
+
+    metadata: Page
+    items: tuple[LeaseJson, ...] | None = None
+
+
+class ConfigMapJson(Frozen):
+    """A ConfigMap."""
+
+    metadata: Meta
+    data: Mapping[str, str] | None = None
+
+    def value(self) -> ConfigMapJson:
+        return self
+
+
+class ConfigMapList(Frozen):
+    """A list of ConfigMaps."""
+
+    metadata: Page
+    items: tuple[ConfigMapJson, ...] | None = None
 
 
 class Cause(Frozen):
@@ -239,6 +295,8 @@ def reference(about: ObjectReference) -> Json:
 def lease_json(lease: Lease) -> Json:
     """A Lease as it is written."""
     meta: Json = {"name": lease.name, "namespace": lease.namespace, "annotations": dict(lease.annotations)}
+    if lease.labels:
+        meta["labels"] = dict(lease.labels)
     if lease.version:
         meta["resourceVersion"] = lease.version
     spec: Json = {"leaseTransitions": lease.transitions}

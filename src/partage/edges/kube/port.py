@@ -10,16 +10,24 @@ from msgspec import field
 
 from partage.values import Frozen
 
+GPU_COUNT = "aliyun.com/gpu-count"
+"""How many GPUs of a Node are shared by amounts of memory, as Alibaba's gpushare says it in the status of the
+Node. No device plugin offers it.
+"""
+
 EventType = Literal["Normal", "Warning"]
 Truth = Literal["True", "False", "Unknown"]
 
 
 class Taint(Frozen):
-    """A taint of a Node. effect: ``NoSchedule``, ``PreferNoSchedule``, ``NoExecute``."""
+    """A taint of a Node. effect: ``NoSchedule``, ``PreferNoSchedule``, ``NoExecute``. added_at: RFC 3339,
+    where the API server has it.
+    """
 
     key: str
     effect: str
     value: str = ""
+    added_at: str = ""
 
 
 class NodeCondition(Frozen):
@@ -36,7 +44,10 @@ class NodeCondition(Frozen):
 
 
 class ClusterNode(Frozen):
-    """A Node as the API server has it. version: its resourceVersion, to compare only."""
+    """A Node as the API server has it. version: its resourceVersion, to compare only. address: inside the
+    cluster; empty if it is not known. gpu_count: its capacity of GPU_COUNT; empty: it has none. capacity,
+    allocatable: of extended resources (``domain/name``).
+    """
 
     name: str
     uid: str
@@ -46,11 +57,16 @@ class ClusterNode(Frozen):
     taints: tuple[Taint, ...] = ()
     conditions: tuple[NodeCondition, ...] = ()
     unschedulable: bool = False
+    address: str = ""
+    gpu_count: str = ""
+    capacity: Mapping[str, int] = field(default_factory=dict)
+    allocatable: Mapping[str, int] = field(default_factory=dict)
 
 
 class ClusterPod(Frozen):
     """A pod of a node. requests: resource names to amounts, of all its containers together, as the API server
-    has them. ends: it is being deleted. owner: kind of its controller, ``ReplicaSet``; empty: none.
+    has them. ends: it is being deleted. owner: kind of its controller, ``ReplicaSet``; empty: none. node:
+    where it runs; empty: nowhere yet. started_at: when the kubelet took it, RFC 3339; empty: not yet.
     """
 
     namespace: str
@@ -63,6 +79,8 @@ class ClusterPod(Frozen):
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     requests: Mapping[str, str] = field(default_factory=dict)
+    node: str = ""
+    started_at: str = ""
 
 
 class ObjectReference(Frozen):
@@ -101,6 +119,7 @@ class Lease(Frozen):
     transitions: int = 0
     version: str = ""
     annotations: Mapping[str, str] = field(default_factory=dict)
+    labels: Mapping[str, str] = field(default_factory=dict)
 
 
 class Eviction(StrEnum):
@@ -136,6 +155,14 @@ class Cluster(Protocol):
         """A Node."""
         ...
 
+    async def nodes(self) -> tuple[ClusterNode, ...]:
+        """All Nodes."""
+        ...
+
+    async def set_gpu_count(self, name: str, count: int | None) -> None:
+        """Set GPU_COUNT in the capacity and allocatable of a Node; None: remove it."""
+        ...
+
     async def apply_node(
         self, node: ClusterNode, labels: Mapping[str, str], annotations: Mapping[str, str]
     ) -> ClusterNode:
@@ -158,6 +185,10 @@ class Cluster(Protocol):
 
     async def pods(self, node: str) -> tuple[ClusterPod, ...]:
         """The pods of a node, in all namespaces."""
+        ...
+
+    async def annotate_pod(self, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
+        """Set annotations of a pod."""
         ...
 
     async def evict(

@@ -1,19 +1,21 @@
-"""Following one Node: list it, then watch it from there, for ever."""
+"""Following objects of one kind, or one Node: list, then watch from there, for ever."""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from typing import Generic, Protocol, TypeVar
 
 import msgspec
+from msgspec import field
 from msgspec.structs import replace
 
 from partage.codec.values import CodecError, decode
-from partage.edges.kube.connection import Connection, Refused, as_ours, is_expired, refusal
-from partage.edges.kube.objects import NodeJson, NodeList
-from partage.edges.kube.port import WatchState
+from partage.edges.kube.connection import Connection, Forbidden, Refused, as_ours, is_expired, refusal
+from partage.edges.kube.objects import Meta, NodeJson, NodeList, Page
+from partage.edges.kube.port import ClusterNode, WatchState
 from partage.errors import ClusterError, InputError, PartageError
 from partage.values import Frozen
 
@@ -37,21 +39,76 @@ class _Event(Frozen):
     object: msgspec.Raw
 
 
-class NodeWatch:
-    """Follows one Node. Clock and pauses are arguments; nothing depends on the wall clock."""
+T_co = TypeVar("T_co", covariant=True)
+T = TypeVar("T")
+
+
+class Row(Protocol[T_co]):
+    """An object as the API server sends it."""
+
+    @property
+    def metadata(self) -> Meta: ...
+    def value(self) -> T_co:
+        """As others know it."""
+        ...
+
+
+class Listing(Protocol[T_co]):
+    """A list of them."""
+
+    @property
+    def metadata(self) -> Page: ...
+    @property
+    def items(self) -> tuple[Row[T_co], ...] | None: ...
+
+
+class CollectionState(Frozen, Generic[T]):
+    """What a watch of several objects knows. objects: by name. forbidden: the account has no right to ask.
+    Else as ``WatchState``.
+    """
+
+    objects: Mapping[str, T] = field(default_factory=dict)
+    trouble: str = WatchState().trouble
+    since: float = 0.0
+    restarts: int = 0
+    lists: int = 0
+    forbidden: bool = False
+
+
+class Collection(Frozen, Generic[T]):
+    """Which objects: where they are, how a list of them and one of them is read; selection: parameters of
+    the list and of the watch. page: objects in one answer at most; 0: all of them. in_namespaces: their names
+    are ``namespace/name``. keeps: which of them are kept at all.
+    """
+
+    path: str
+    listing: type[Listing[T]]
+    row: type[Row[T]]
+    selection: Mapping[str, str] = field(default_factory=dict)
+    page: int = 0
+    in_namespaces: bool = False
+    keeps: Callable[[T], bool] = lambda _: True
+
+    def name(self, meta: Meta) -> str:
+        """Of one of the objects."""
+        return f"{meta.namespace}/{meta.name}" if self.in_namespaces else meta.name
+
+
+class CollectionWatch(Generic[T]):
+    """Follows objects. Clock and pauses are arguments; nothing depends on the wall clock."""
 
     def __init__(
         self,
         connection: Connection,
-        name: str,
-        seen: Callable[[WatchState], None],
+        collection: Collection[T],
+        seen: Callable[[CollectionState[T]], None],
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._connection, self._name, self._seen, self._clock = connection, name, seen, clock
+        self._connection, self._collection, self._seen, self._clock = connection, collection, seen, clock
         self._backoff = connection.backoff()
         self._version = ""
-        self._state = WatchState(since=clock())
+        self._state: CollectionState[T] = CollectionState(since=clock())
 
     async def run(self) -> None:
         """List, then watch; after a failure wait and go on where it stopped. Never returns."""
@@ -67,7 +124,7 @@ class NodeWatch:
                     self._version = ""
                     pause_s = self._pause_s(began_s)
                 else:
-                    self._trouble(as_ours(error, self._connection.config, f"GET {_NODES}"))
+                    self._trouble(as_ours(error, self._connection.config, f"GET {self._collection.path}"))
                     pause_s = self._backoff.pause_s(error.retry_after_s)
             except (ClusterError, InputError) as error:
                 self._trouble(error)
@@ -86,20 +143,31 @@ class NodeWatch:
     def _trouble(self, error: PartageError) -> None:
         message = error.problems[0].message
         since = self._state.since if self._state.trouble else self._clock()
-        self._tell(replace(self._state, trouble=message, since=since))
+        forbidden = isinstance(error, Forbidden)
+        self._tell(replace(self._state, trouble=message, since=since, forbidden=forbidden))
 
-    def _tell(self, state: WatchState) -> None:
+    def _answered(self) -> CollectionState[T]:
+        return replace(self._state, trouble="", since=self._clock(), forbidden=False)
+
+    def _tell(self, state: CollectionState[T]) -> None:
         if state != self._state:
             self._state = state
             self._seen(state)
 
     async def _list(self) -> None:
-        parameters = {"fieldSelector": f"metadata.name={self._name}"}
-        found = await self._connection.call(NodeList, "GET", _NODES, parameters=parameters)
+        asked = self._collection
+        parameters = {**asked.selection, **({"limit": str(asked.page)} if asked.page else {})}
+        objects: dict[str, T] = {}
+        while True:
+            found = await self._connection.call(asked.listing, "GET", asked.path, parameters=parameters)
+            rows = ((asked.name(one.metadata), one.value()) for one in found.items or ())
+            objects |= {name: one for name, one in rows if asked.keeps(one)}
+            if not found.metadata.continue_:
+                break
+            parameters["continue"] = found.metadata.continue_
         self._version = found.metadata.resource_version
-        node = found.items[0].value() if found.items else None
-        lists = self._state.lists + 1
-        self._tell(replace(self._state, node=node, trouble="", since=self._clock(), lists=lists))
+        self._state = replace(self._state, lists=self._state.lists + 1)
+        self._tell(replace(self._answered(), objects=objects))
 
     async def _watch(self) -> None:
         """Until the server ends the watch. Raises Refused when the version is too old, and what ``lines``
@@ -107,14 +175,14 @@ class NodeWatch:
         """
         self._state = replace(self._state, restarts=self._state.restarts + 1)
         parameters = {
+            **self._collection.selection,
             "watch": "true",
-            "fieldSelector": f"metadata.name={self._name}",
             "resourceVersion": self._version,
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(WATCH_S + random.randrange(WATCH_S)),  # noqa: S311 - no secret
         }
-        async with self._connection.lines(_NODES, parameters, IDLE_S) as lines:
-            self._tell(replace(self._state, trouble="", since=self._clock()))
+        async with self._connection.lines(self._collection.path, parameters, IDLE_S) as lines:
+            self._tell(self._answered())
             async for line in lines:
                 if line:
                     self._line(line)
@@ -126,12 +194,41 @@ class NodeWatch:
                 said = bytes(event.object)
                 code = msgspec.json.decode(said).get("code", 500)
                 raise refusal(int(code), said)
-            node = decode(NodeJson, bytes(event.object), strict=False)
+            row = decode(self._collection.row, bytes(event.object), strict=False)
         except (CodecError, msgspec.MsgspecError, AttributeError) as error:
             raise ClusterError(f"the watch said something that no API server says: {error}") from error
-        self._version = node.metadata.resource_version or self._version
+        self._version = row.metadata.resource_version or self._version
         self._backoff.reset()
-        if event.type == "DELETED":
-            self._tell(replace(self._state, node=None))
-        elif event.type in ("ADDED", "MODIFIED"):
-            self._tell(replace(self._state, node=node.value()))
+        name, before = self._collection.name(row.metadata), self._state.objects
+        kept = row.value() if event.type in ("ADDED", "MODIFIED") else None
+        if kept is not None and self._collection.keeps(kept):
+            self._tell(replace(self._state, objects={**before, name: kept}))
+        elif event.type in ("ADDED", "MODIFIED", "DELETED") and name in before:
+            others = {key: one for key, one in before.items() if key != name}
+            self._tell(replace(self._state, objects=others))
+
+
+class NodeWatch:
+    """Follows one Node."""
+
+    def __init__(
+        self,
+        connection: Connection,
+        name: str,
+        seen: Callable[[WatchState], None],
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._name, self._told = name, seen
+        nodes = Collection[ClusterNode](
+            _NODES, NodeList, NodeJson, {"fieldSelector": f"metadata.name={name}"}
+        )
+        self._watch = CollectionWatch(connection, nodes, self._seen, clock=clock)
+
+    async def run(self) -> None:
+        """Never returns."""
+        await self._watch.run()
+
+    def _seen(self, now: CollectionState[ClusterNode]) -> None:
+        node = now.objects.get(self._name)
+        self._told(WatchState(node, now.trouble, now.since, now.restarts, now.lists))

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any, cast
 from weakref import WeakSet
 
 from grpclib.protocol import H2Protocol
 from grpclib.server import Server
+from h2.connection import H2Connection
 from hyperframe.frame import Frame
 
 _READ_BYTES = 64 * 1024
@@ -15,6 +17,10 @@ _READ_BYTES = 64 * 1024
 # h2 formats every received frame for a trace that is never read (H2Connection._receive_frame, 4.4): one
 # fifteenth of the time of a call. Nothing else formats frames.
 Frame.__repr__ = object.__repr__  # type: ignore[method-assign]
+
+# h2 remembers 65,536 ended calls of a connection, 190 bytes each: 12 MiB, after a week of PodResources every
+# ten seconds. It needs them for frames that arrive after the end of their call; those are milliseconds late.
+H2Connection.MAX_CLOSED_STREAMS = 256
 
 
 class BatchedTransport(asyncio.Transport):
@@ -66,13 +72,16 @@ class BatchedTransport(asyncio.Transport):
 class _Connection(H2Protocol, asyncio.BufferedProtocol):
     """Reads into one buffer: asyncio would allocate 256 KiB for every read."""
 
-    def __init__(self, *parts: Any, into: memoryview) -> None:  # noqa: ANN401 (as grpclib's)
+    def __init__(self, *parts: Any, into: memoryview, ended: Callable[[], bool]) -> None:  # noqa: ANN401
         super().__init__(*parts)
         self._into = into
+        self._ended = ended
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._writer = BatchedTransport(cast("asyncio.Transport", transport))
         super().connection_made(self._writer)
+        if self._ended():  # accepted before the server stopped, and not known to it then
+            self._writer.close()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
@@ -102,16 +111,19 @@ class ClosingServer(Server):
     def __init__(self, handlers: list[Any]) -> None:
         super().__init__(handlers)
         self._connections: WeakSet[_Connection] = WeakSet()
+        self._ended = False
         self._read_into = memoryview(bytearray(_READ_BYTES))  # shared: received bytes are copied at once
 
     def _protocol_factory(self) -> H2Protocol:
         plain = super()._protocol_factory()
-        connection = _Connection(plain.handler, plain.config, plain.h2_config, into=self._read_into)
+        parts = (plain.handler, plain.config, plain.h2_config)
+        connection = _Connection(*parts, into=self._read_into, ended=lambda: self._ended)
         self._connections.add(connection)
         return connection
 
     async def stop(self) -> bool:
         """End all calls and connections. True if a connection was open."""
+        self._ended = True
         self.close()
         connected = [connection for connection in self._connections if connection.is_open]
         for connection in connected:

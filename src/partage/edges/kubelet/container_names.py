@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from partage.model.ids import ContainerId
-from partage.plan.serve.ledger import Holder
+from partage.plan.serve.ledger_entry import Holder
 
 LOGS = Path("/var/log/containers")
 _NAME = re.compile(r"([^_]+)_([^_]+)_([^_]+)-([0-9a-f]{64})\.log", re.ASCII)

@@ -58,7 +58,7 @@ def pause_s(failures: int) -> float:
     return float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), LONGEST_PAUSE_S))
 
 
-class Backoff(Frozen):
+class LastFailure(Frozen):
     """The last failure, and until when to wait.
 
     need, sockets: what failed, and with which sockets. Another action, or another socket, is tried at once.
@@ -105,7 +105,7 @@ class ResourceEndpoint:
         self._registered_options = self._server.options
         self._watched_s: float | None = None
         self._accepted_s = 0.0
-        self._backoff: Backoff | None = None
+        self._backoff: LastFailure | None = None
         self._state = EndpointState(handler.resource, since=clock())
 
     @property
@@ -114,6 +114,11 @@ class ResourceEndpoint:
         watching = self._server.watching
         unwatched_since = self._watched_s if self._state.registered and not watching else None
         return replace(self._state, watching=watching, unwatched_since=unwatched_since)
+
+    @property
+    def socket(self) -> SocketIdentity | None:
+        """The socket that it serves now."""
+        return self._server.socket
 
     async def run(self) -> None:
         """Keep the resource served and registered until cancelled; then remove the socket."""
@@ -190,7 +195,7 @@ class ResourceEndpoint:
         except ClusterError as error:
             self._not_registered(str(error))
             failures += 1
-            self._backoff = Backoff(failures, self._clock() + pause_s(failures), need, sockets)
+            self._backoff = LastFailure(failures, self._clock() + pause_s(failures), need, sockets)
             return pause_s(failures)
         self._backoff = None
         return math.inf if need is NextAction.REGISTER else 0.0

@@ -9,17 +9,30 @@ NVIDIA's plugin sends each change to one stream only.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 
 from partage.edges.kubelet.checkpoint import CheckpointFile
+from partage.edges.kubelet.sockets import SocketIdentity, socket_identity
 from partage.edges.listening import listener
 from partage.edges.procfs import name_of
 from partage.errors import Unreachable
-from partage.model.ids import DeviceUuid, ResourceName, ShareId, device_of, is_share_id, plugin_socket_name
+from partage.model.ids import (
+    VENDOR,
+    DeviceUuid,
+    ResourceName,
+    ShareId,
+    device_of,
+    is_share_id,
+    plugin_socket_name,
+)
 from partage.values import Frozen
 
 _KUBELET = "kubelet.sock"
+_OF_NVIDIA = "nvidia-"
+_OTHERS_NAMES = {"aliyungpushare.sock": ResourceName("aliyun.com/gpu-mem")}
+"""Sockets with names of their own, of plugins whose ids cannot be told from ours: Alibaba's gpushare."""
+_OF_GPUS = (f"{VENDOR}/gpu", f"{VENDOR}/mig-")
 _NAMED = 3
 
 
@@ -82,14 +95,53 @@ def in_directory(
     return None
 
 
-def _others(directory: Path) -> Iterator[tuple[Path, int]]:
+def serving_gpus(
+    directory: Path,
+    resources: Collection[ResourceName],
+    devices: Collection[DeviceUuid],
+    ours: Collection[SocketIdentity] = (),
+) -> OtherPlugin | None:
+    """Another process that offers GPUs of this node to the kubelet, under any name; None if none is seen.
+
+    resources: what is offered here, or is to be. devices: of this node. ours: sockets that do not count.
+    The kubelet's checkpoint is read only where another process listens in the directory.
+    """
+    others = dict(_others(directory, ours))
+    if not others:
+        return None
+    named = _OTHERS_NAMES | {plugin_socket_name(name): name for name in resources}
+    for path, pid in others.items():
+        if path.name in named or path.name.startswith(_OF_NVIDIA):
+            name = named.get(path.name) or ResourceName(f"{VENDOR}/{path.stem.removeprefix(_OF_NVIDIA)}")
+            return OtherPlugin(name, path, _process(pid))
+    try:
+        listed = CheckpointFile(directory).listed()
+    except Unreachable:
+        return None
+    for name, ids in listed.items():
+        foreign = tuple(sorted(one for one in ids if not is_share_id(one)))
+        if foreign and (name in resources or name.startswith(_OF_GPUS) or _names_any(foreign, devices)):
+            path, pid = next(iter(others.items()))
+            return OtherPlugin(name, path, _process(pid), foreign)
+        path = directory / plugin_socket_name(name)
+        if path in others and not set(devices).isdisjoint(map(device_of, ids)):
+            return OtherPlugin(name, path, _process(others[path]), same_devices=True)
+    return None
+
+
+def _names_any(ids: Collection[ShareId], devices: Collection[DeviceUuid]) -> bool:
+    """Whether an id contains the UUID of a device, as ``<uuid>-3`` does."""
+    return any(device in one for device in devices for one in ids)
+
+
+def _others(directory: Path, ours: Collection[SocketIdentity] = ()) -> Iterator[tuple[Path, int]]:
     """Sockets of other processes, by name. It cannot be seen which of them serves a resource."""
     try:
         paths = sorted(directory.iterdir())
     except OSError:
         return
     for path in paths:
-        if path.name == _KUBELET or not path.is_socket():
+        if path.name == _KUBELET or (found := socket_identity(path)) is None or found in ours:
             continue
         pid = listener(path)
         if pid is not None and pid != os.getpid():

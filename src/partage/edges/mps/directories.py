@@ -24,6 +24,8 @@ _READABLE = 0o755
 """pipe and log: the daemon creates files in them that every user uses. As with NVIDIA's daemon."""
 _SHARED = 0o1777
 """shm: every user creates files, and may remove only their own."""
+_UNUSED = 0o700
+"""shm where the daemon has the node's: in a plain directory other users could fill the run directory."""
 
 _SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
 _LEAST_SHM_BYTES = 64 * 2**20
@@ -31,7 +33,7 @@ _LEAST_SHM_BYTES = 64 * 2**20
 
 
 def make_directories(paths: DaemonPaths, *, proc: Path, selinux: Path, own_shm: bool) -> str:
-    """Create all directories of a daemon. own_shm: shm becomes a tmpfs.
+    """Create all directories of a daemon. own_shm: shm becomes a tmpfs; else nobody uses it.
 
     Returns a sentence about remaining problems, or nothing. Raises NotPermitted, DaemonError.
     """
@@ -41,7 +43,8 @@ def make_directories(paths: DaemonPaths, *, proc: Path, selinux: Path, own_shm: 
         for parent in (run_dir, paths.home.parent, paths.home):
             parent.mkdir(mode=_PASSABLE, exist_ok=True)
             _let_pass(parent)
-        for directory, mode in ((paths.pipe, _READABLE), (paths.log, _READABLE), (paths.shm, _SHARED)):
+        shm_mode = _SHARED if own_shm else _UNUSED
+        for directory, mode in ((paths.pipe, _READABLE), (paths.log, _READABLE), (paths.shm, shm_mode)):
             directory.mkdir(exist_ok=True)
             directory.chmod(mode)  # not by mkdir, which applies the umask
         remarks = [

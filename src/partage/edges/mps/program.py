@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
-import signal
 from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
+from partage.edges.child_process import end_group
 from partage.edges.mps.replies import unreadable_reply
 from partage.errors import DaemonError, Unsupported
 
@@ -85,7 +85,7 @@ class ControlProgram:
                 reply = await _converse(process, stdin, reader)
                 return await process.wait(), reply
             finally:
-                await _end(process)
+                await end_group(process)
 
 
 @contextlib.asynccontextmanager
@@ -117,11 +117,3 @@ async def _converse(process: Process, command: bytes, reader: asyncio.StreamRead
         if len(reply) > _MOST_BYTES:
             raise DaemonError(f"the MPS control program printed more than {_MOST_BYTES // 1024} KiB")
     return reply
-
-
-async def _end(process: Process) -> None:
-    """Kill it and all processes that it started."""
-    if process.returncode is None:
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        await process.wait()

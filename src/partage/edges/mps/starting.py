@@ -8,14 +8,13 @@ service or container does not stop it. Elsewhere the daemon ends with the contai
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
-import signal
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Sequence
 from pathlib import Path
 
+from partage.edges.child_process import end_group
 from partage.edges.mps import launch
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
@@ -72,10 +71,7 @@ async def _finish(process: Process, output: Path, program: str, deadline_s: floa
     except TimeoutError as error:
         raise DaemonError(f"{program} did not start within {deadline_s:g} s: {last_line(output)}") from error
     finally:
-        if process.returncode is None:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            await process.wait()
+        await end_group(process)
     if code == launch.FAILED:
         raise Unsupported(f"the MPS control daemon cannot be run: {last_line(output)}")
     if code:

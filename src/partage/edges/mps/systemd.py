@@ -7,7 +7,6 @@ they talk to, the image needs none, and no socket of systemd is mounted into it 
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import os
 import shutil
 import sys
@@ -15,6 +14,7 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
+from partage.edges.child_process import end_group
 from partage.edges.listening import is_listening
 from partage.edges.mps import enter_node
 from partage.errors import DaemonError, Unsupported
@@ -118,10 +118,7 @@ class HostSystemd(Frozen):
         except TimeoutError as error:
             raise DaemonError(f"systemd did not answer {program} within {deadline_s:g} s") from error
         finally:
-            if process.returncode is None:
-                with contextlib.suppress(ProcessLookupError):
-                    process.kill()
-                await process.wait()
+            await end_group(process)
         text = output.decode(errors="replace")
         if process.returncode == enter_node.FAILED:
             raise Unsupported(f"{program} cannot be run on the node: {_first(text)}")

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import gc
 import os
+import re
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
@@ -19,15 +20,27 @@ from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
-from partage.faces.cli.common import choice_rules, config_option, machine_option, node_labels, policy_option
+from partage.faces.cli.common_options import (
+    choice_rules,
+    config_option,
+    machine_option,
+    node_labels,
+    policy_option,
+)
 from partage.faces.cli.hardware import helper_argv
+from partage.faces.cli.http_options import http_options, http_protection
+from partage.faces.cli.slurm_agent import slurm_agent_options, slurm_options
 from partage.faces.lean_imports import lean_imports
+from partage.model.dcgm_names import DcgmNames
+from partage.model.node_labels import WrittenLabels
+from partage.model.node_taints import NodeTaint
 from partage.model.paths import check_socket_path
 
 if TYPE_CHECKING:
     from partage.edges.hardware.helper_client import RemoteHardware
     from partage.edges.kube.config import ClusterConfig
 
+_CONFIG_MAP = re.compile(r"(?:[a-z0-9][-a-z0-9]*/)?[a-z0-9][-a-z0-9.]*", re.ASCII)
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -59,7 +72,26 @@ def _directory(
 @click.option(
     "--http",
     metavar="HOST:PORT",
-    help="Serve /metrics, /healthz, /livez and /report.json; port 0: any free port.",
+    help="Serve a page for browsers, /metrics, /healthz, /livez, /report.json and /history.json; port 0: any "
+    "free port. With --slurm: without the page and the report.",
+)
+@http_protection
+@click.option(
+    "--history",
+    type=click.IntRange(0, 90),
+    default=14,
+    show_default=True,
+    metavar="DAYS",
+    help="Keep for so many days what each workload used, in <state-dir>/history, for partage rightsize "
+    "--history; at most 64 KiB a day. 0: keep nothing. Names of workloads are in it.",
+)
+@click.option(
+    "--dcgm-names",
+    type=click.Choice([one.value for one in DcgmNames]),
+    default=DcgmNames.OFF.value,
+    show_default=True,
+    help="Serve metrics also under the names of dcgm-exporter, so that dashboards and alerts made for it "
+    "work: old (up to 4.8), new (4.9) or both. off: dcgm-exporter runs here, and nothing is counted twice.",
 )
 @click.option(
     "--cluster",
@@ -77,6 +109,29 @@ def _directory(
     help="The name of this node in the cluster; without it, nothing is written there ($NODE_NAME).",
 )
 @click.option(
+    "--labels",
+    type=click.Choice([one.value for one in WrittenLabels]),
+    default=WrittenLabels.ALL.value,
+    show_default=True,
+    help="Which labels are written to the Node: all; own: only those that NVIDIA's feature discovery does "
+    "not write, where it runs, too; none.",
+)
+@click.option(
+    "--taint",
+    "taints",
+    multiple=True,
+    type=click.Choice([one.value for one in NodeTaint]),
+    help="Taint the Node with partage.dev/not-ready:NoSchedule while the agent does not offer its GPUs, or "
+    "with partage.dev/gpu-unhealthy:NoSchedule while a GPU has a fault. May be repeated.",
+)
+@click.option(
+    "--rollout",
+    metavar="CONFIGMAP",
+    default="",
+    help="A rollout over a fleet: a new policy waits until it is this node's turn to change. The ConfigMap "
+    "(NAME or NAMESPACE/NAME) says how many nodes change at once; the chart makes it.",
+)
+@click.option(
     "--validations",
     metavar="auto|off|DIR",
     default="auto",
@@ -90,6 +145,7 @@ def _directory(
     help="Register also what another device plugin offers: the kubelet then asks Partage in its place. "
     "Without it, such a resource is not registered (partage takeover does it step by step).",
 )
+@slurm_agent_options
 @click.option(
     "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
 )
@@ -109,19 +165,35 @@ def command(
     http: str | None,
     where: str,
     node_name: str,
+    labels: str,
+    taints: tuple[str, ...],
+    rollout: str,
     validations: str,
     takeover: bool,
     log_level: str,
+    dcgm_names: str,
+    history: int,
+    slurm: bool,
+    **of_slurm: str | Path | None,
 ) -> None:
     """Run the node: offer its GPUs to the kubelet, as the policy says.
 
     The policy is read again when its content changes. Of a directory of policies, the labels of the node
     choose one. Runs until SIGTERM or SIGINT.
+
+    With --slurm the node is a compute node of Slurm: its layouts follow the policy, and gres.conf follows the
+    layouts. The node is drained before anything changes, and resumed after it; docs/reference/slurm.md.
     """
     if policy == "-":
         raise InputError("the agent watches its policy, and standard input cannot be watched", "name a file")
     if machine is not None and hardware_socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
+    config_of_cluster = _cluster(where, node_name)
+    if rollout and (config_of_cluster is None or not _CONFIG_MAP.fullmatch(rollout)):
+        message = f"--rollout {rollout[:80]!r} is no name of a ConfigMap"
+        if config_of_cluster is None:
+            message = "--rollout needs a cluster, and this agent has none"
+        raise InputError(message, "--cluster and --node-name say which; NAME or NAMESPACE/NAME")
     options = AgentOptions(
         kubelet_dir=kubelet_dir.absolute(),
         pod_resources=(pod_resources or pod_resources_of(kubelet_dir)).absolute(),
@@ -135,20 +207,33 @@ def command(
         node_labels=node_labels(),
         environ=os.environ,
         driver_root=str(driver_root) if driver_root is not None else None,
-        cluster=_cluster(where, node_name),
+        cluster=config_of_cluster,
         node_name=node_name,
         takeover=takeover,
+        labels=WrittenLabels(labels),
+        taints=frozenset(map(NodeTaint, taints)),
+        rollout=rollout,
+        dcgm_names=DcgmNames(dcgm_names),
+        history_days=history,
         validations=None if machine is not None else _validations(validations),
     )
-    check_unlocked(options.state_dir)  # before our helper takes the socket of another agent's
-    check_unlocked(options.run_dir, RUN_LOCK)
+    chosen = slurm_options(of_slurm, slurm=slurm)
+    # Before our helper takes the socket of another agent's.
+    check_unlocked(options.state_dir, wait_s=options.intervals.other_ends_s)
+    check_unlocked(options.run_dir, RUN_LOCK, wait_s=options.intervals.other_ends_s)
+    protection = http_options()
     helper = AgentHelper(options, machine, hardware_socket)
     gc.disable()  # imports make no garbage; faces.agent enables it again
     try:
         with lean_imports(tls=options.cluster is not None):
-            from partage.faces.agent import serve  # while the helper imports what it needs
+            # while the helper imports what it needs
+            from partage.faces.agent import HttpAddress, serve, serve_slurm
 
-        serve(options, helper.hardware, http, log_level)
+        address = None if http is None else HttpAddress(http, protection)
+        if chosen is not None:
+            serve_slurm(options, chosen, helper.hardware, address, log_level)
+        else:
+            serve(options, helper.hardware, address, log_level)
     finally:
         gc.enable()
 

@@ -13,7 +13,7 @@ import click
 from partage.agent.options import KUBELET_DIR, pod_resources_of
 from partage.edges.kubelet.sockets import may_exist
 from partage.errors import InputError
-from partage.faces.cli import common, completion
+from partage.faces.cli import common_node, common_options, common_output, completion
 from partage.faces.cli.apply_state import ApplyState, SavedOriginals, open_state
 from partage.faces.cli.drain import DrainCommand, drain_command
 from partage.values import Frozen
@@ -48,18 +48,19 @@ class ApplyOptions(Frozen):
 
 
 @click.command(name="apply")
-@common.policy_option("Needed, except with --undo.")
-@common.config_option
-@common.machine_option
-@common.driver_root_option
-@common.hardware_socket_option
+@common_options.policy_option("Needed, except with --undo.")
+@common_options.config_option
+@common_options.machine_option
+@common_options.driver_root_option
+@common_options.kubelet_dir_option
+@common_options.hardware_socket_option
 @click.option(
     "--pod-resources",
     metavar="PATH",
     help=f"The kubelet's PodResources socket ({POD_RESOURCES}, where it exists; on a simulated node, none). "
     f"{NO_KUBELET}: the kubelet is not asked, for example before it starts.",
 )
-@common.state_dir_option
+@common_options.state_dir_option
 @click.option(
     "--drain",
     metavar="COMMAND",
@@ -75,14 +76,14 @@ class ApplyOptions(Frozen):
 )
 @click.option("--dry-run", is_flag=True, help="Show what would be done, and do nothing.")
 @click.option("--undo", is_flag=True, help="Restore the MIG layouts from before an interrupted run.")
-@common.run_dir_option
+@common_options.run_dir_option
 @click.option(
     "--write",
     metavar="FILE",
     shell_complete=completion.files,
     help="With --machine: write the resulting machine to FILE.",
 )
-@common.output_option("table", "json", "yaml")
+@common_options.output_option("table", "json", "yaml")
 def command(
     *,
     policy: str | None,
@@ -118,7 +119,7 @@ def command(
         machine=machine,
         hardware_socket=hardware_socket,
         pod_resources=pod_resources_socket(pod_resources, machine),
-        state_dir=common.state_directory(state_dir, machine),
+        state_dir=common_options.state_directory(state_dir, machine),
         drain=drain_command(drain),
         timeout_s=timeout,
         dry_run=dry_run,
@@ -142,9 +143,9 @@ def _leave_it_to_the_agent(policy: str, config: str | None, options: ApplyOption
 
     if options.state_dir is None or not is_locked(options.state_dir):
         return
-    report = common.agent_report(options.machine, options.run_dir)
+    report = common_node.agent_report(options.machine, options.run_dir)
     plan = make_plan(
-        common.read_policy(policy, config, report), options.machine, options.run_dir, report=report
+        common_node.read_policy(policy, config, report), options.machine, options.run_dir, report=report
     )
     if plan.report is None:
         return
@@ -172,18 +173,18 @@ def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None,
     from partage.plan.offer.desired import resolve
 
     if not undo:
-        loaded = common.read_policy(policy, config)
-        common.print_problems(loaded.warnings)
+        loaded = common_node.read_policy(policy, config)
+        common_output.print_problems(loaded.warnings)
         wanted = loaded.policy
         return ApplyGoal(
-            lambda found: resolve(wanted, common.need_driver(found), geometry_of), wanted, loaded.digest
+            lambda found: resolve(wanted, common_node.need_driver(found), geometry_of), wanted, loaded.digest
         )
     if config is not None:
         raise InputError("--config names a configuration of a policy file", "remove it with --undo")
     if unfinished is None:
         click.echo("nothing to undo: the last run was completed", err=True)
     layouts = {} if unfinished is None else unfinished.header.before
-    return ApplyGoal(lambda found: desired_for_undo(common.need_driver(found), layouts))
+    return ApplyGoal(lambda found: desired_for_undo(common_node.need_driver(found), layouts))
 
 
 def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
@@ -200,7 +201,7 @@ async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> A
     from partage.agent.reconciler.apply_once import ApplyRun
     from partage.edges.files.catalogue import geometry_of
 
-    hardware = common.open_hardware(options.machine, options.hardware_socket, run_dir=options.run_dir)
+    hardware = common_node.open_hardware(options.machine, options.hardware_socket, run_dir=options.run_dir)
     pods = _pods(options.pod_resources)
     originals = SavedOriginals(state)
     try:
@@ -219,6 +220,7 @@ async def _apply(options: ApplyOptions, goal: ApplyGoal, state: ApplyState) -> A
             timeout_s=options.timeout_s,
             dry_run=options.dry_run,
             only_layouts=options.undo,
+            other_plugin=lambda desired: common_node.other_plugin(desired, options.machine),
         ).run()
     finally:
         if pods is not None:
@@ -255,7 +257,7 @@ def _pods(socket: Path | None) -> PodResourcesClient | None:
 async def _write(hardware: Hardware, path: str) -> None:
     from partage.sim.node.files.machine_writer import is_yaml_name, machine_text
 
-    common.write_file(path, machine_text(await hardware.observe(), as_yaml=is_yaml_name(path)))
+    common_output.write_file(path, machine_text(await hardware.observe(), as_yaml=is_yaml_name(path)))
 
 
 def _tell(sentence: str) -> None:
@@ -274,12 +276,12 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
     from partage.plan.reconcile.verification import verified_guarantee
 
     found = (*applied.first.desired.warnings, *problems(applied))
-    common.print_problems(found)
+    common_output.print_problems(found)
     gpus = applied_gpu_rows(applied)
     if output == "table":
         from partage.faces.render.plan_tables import applied_table
 
-        common.console().print(applied_table(gpus))
+        common_output.console().print(applied_table(gpus))
         return exit_code(applied)
     now = applied.now
     # Without an agent nothing watches what containers use.
@@ -289,8 +291,8 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
         dry_run=applied.dry_run,
         resumed=None if unfinished is None else str(unfinished),
         gpus=gpus,
-        resources=resource_rows(promised(now.desired.offer, now.desired.watch_of), verify),
+        resources=resource_rows(promised(now.desired.offer, now.desired.watch_of, now.inventory), verify),
         problems=found,
     )
-    common.print_document(answer, output)
+    common_output.print_document(answer, output)
     return exit_code(applied)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from partage.errors import DaemonError, InputError, Problem
-from partage.faces.cli import common
+from partage.faces.cli import common_output
 from partage.model.ids import GpuUuid
 from partage.values import Frozen
 
@@ -60,12 +60,14 @@ def open_state(state_dir: Path | None, *, dry_run: bool, undo: bool) -> Iterator
         if isinstance(last, UnreadableJournal):
             if undo:
                 raise InputError(last.reason, "name the policy to apply with --policy")
-            common.print_problems([Problem("", "", "warning", f"{last.reason}; planned again")])
+            common_output.print_problems([Problem("", "", "warning", f"{last.reason}; planned again")])
             last = None
         if last is not None:
-            common.print_problems([Problem("", "", "warning", f"{last}; continuing from the present state")])
+            common_output.print_problems(
+                [Problem("", "", "warning", f"{last}; continuing from the present state")]
+            )
         loaded = state.load(0.0)
-        common.print_problems(Problem("", "", "warning", problem) for problem in loaded.problems)
+        common_output.print_problems(Problem("", "", "warning", problem) for problem in loaded.problems)
         yield ApplyState(Journal(state_dir), last, state, loaded.state)
     finally:
         state.close()

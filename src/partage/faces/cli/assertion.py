@@ -6,19 +6,19 @@ from pathlib import Path
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common_node, common_options, common_output
 
 _FALSE = 1
 
 
 @click.command(name="assert")
-@common.policy_options
-@common.machine_option
-@common.driver_root_option
-@common.hardware_socket_option
-@common.run_dir_option
-@common.state_dir_option
-@common.output_option("table", "json", "yaml")
+@common_options.policy_options
+@common_options.machine_option
+@common_options.driver_root_option
+@common_options.hardware_socket_option
+@common_options.run_dir_option
+@common_options.state_dir_option
+@common_options.output_option("table", "json", "yaml")
 def command(
     *,
     policy: str | None,
@@ -36,8 +36,10 @@ def command(
     Exit code 0: all GPUs are as the policy wants them; 1: some are not, and what differs is printed; 2: the
     policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
-    loaded = common.read_policy(policy, config)
-    found = common.plan_input(machine, loaded.policy, hardware_socket, run_dir=run_dir, state_dir=state_dir)
+    loaded = common_node.read_policy(policy, config)
+    found = common_node.plan_input(
+        machine, loaded.policy, hardware_socket, run_dir=run_dir, state_dir=state_dir
+    )
 
     from partage.edges.files.catalogue import geometry_of
     from partage.faces.documents.assertion import (
@@ -48,7 +50,7 @@ def command(
     )
     from partage.plan.reconcile.planner import plan_node
 
-    common.print_problems([*loaded.warnings, *found.desired.warnings])
+    common_output.print_problems([*loaded.warnings, *found.desired.warnings])
     rows = difference_rows(found, plan_node(found.desired, found.now, geometry_of))
     if output == "table":
         for row in rows:
@@ -57,7 +59,7 @@ def command(
             click.echo(compared_sentence(found.desired))
     else:
         problems = (*loaded.warnings, *found.desired.warnings)
-        common.print_document(
+        common_output.print_document(
             AssertionDocument(
                 as_wanted=not rows,
                 compared=compared_row(found.desired),

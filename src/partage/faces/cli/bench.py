@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage import __version__
-from partage.faces.cli import common, completion, lab
+from partage.faces.cli import common_node, common_options, common_output, completion, lab
 
 if TYPE_CHECKING:
     from partage.lab.bench.model import BenchMachine, BenchReport, BenchSettings
@@ -106,12 +106,12 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 @lab.mps_pipe_option
 @click.option(
     "--run-dir",
-    default=common.DEFAULT_RUN_DIR,
+    default=common_options.DEFAULT_RUN_DIR,
     show_default=True,
     metavar="DIR",
     help="Run directory of the agent.",
 )
-@common.driver_root_option
+@common_options.driver_root_option
 @click.option("--guard", is_flag=True, help="Also measure what the guard costs.")
 @click.option("--python", metavar="PATH", help="The interpreter that has PyTorch.")
 @click.option(
@@ -134,7 +134,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     help="Extra time of a process before it counts as hung.",
 )
 @click.option("--machine", metavar="NAME|FILE", help="Refused: a simulated node cannot compute.")
-@common.output_option("table", "json", "yaml")
+@common_options.output_option("table", "json", "yaml")
 def command(read: str | None, plot: str | None, save: str | None, output: str, **asked: object) -> None:
     """Measure what sharing a GPU costs and gives.
 
@@ -157,11 +157,11 @@ def command(read: str | None, plot: str | None, save: str | None, output: str, *
     report = BENCH.read(read) if read is not None else _measure(asked)
     if save is not None:
         document = json.dumps(BENCH.to_document(report), ensure_ascii=False, separators=(",", ":"))
-        common.write_file(save, document + "\n")
+        common_output.write_file(save, document + "\n")
     if plot is not None:
         from partage.faces.render.bench_plot import plot_file
 
-        common.write_file(plot, plot_file(report, plot))
+        common_output.write_file(plot, plot_file(report, plot))
     lab.print_report(report, BENCH, output, bench_lines)
 
 
@@ -234,7 +234,7 @@ def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachi
 
     if settings.device == "cpu":
         return node.cpu_machine(), node.cpu_place(settings)
-    inventory, uses = common.observe_with_uses(None)
+    inventory, uses = common_node.observe_with_uses(None)
     if isinstance(inventory.driver, NoDriver):
         raise DriverUnavailable(
             f"there is no GPU to measure here: {inventory.driver.reason}",
@@ -244,7 +244,7 @@ def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachi
     device = gpu.mig_devices[0].uuid if gpu.mig_devices else gpu.uuid
     pipe = find_pipe(device, Path(str(asked["run_dir"])), asked["mps_pipe"])  # type: ignore[arg-type]
     place = node.gpu_place(gpu, settings, pipe)
-    if root := common.driver_root():
+    if root := common_options.driver_root():
         place = replace(place, driver_root=root)
     return node.gpu_machine(inventory, gpu, uses), place
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,7 +10,9 @@ import click
 
 from partage.agent.options import STATE_DIR
 from partage.errors import Conflict, InputError
-from partage.faces.cli import common
+from partage.faces.cli import common_node, common_options
+from partage.faces.cli.cluster_options import cluster_of, kubeconfig_option
+from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from partage.edges.kube.config import ClusterConfig
@@ -30,14 +31,9 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
         [
             click.argument("gpus", nargs=-1, required=True, metavar="GPU..."),
             click.option("--node", metavar="NAME", help="A node of the cluster, in place of this one."),
-            click.option(
-                "--kubeconfig",
-                metavar="FILE",
-                envvar="KUBECONFIG",
-                help="With --node: how to reach the cluster (~/.kube/config).",
-            ),
-            common.machine_option,
-            common.state_dir_option,
+            kubeconfig_option("With --node: "),
+            common_options.machine_option,
+            common_options.state_dir_option,
         ]
     ):
         command = option(command)
@@ -87,17 +83,18 @@ def change_names(
             raise click.UsageError(
                 "--node is a node of the cluster; --machine and --state-dir are of this one"
             )
-        from partage.edges.kube.config import from_kubeconfig
+        with lean_imports(tls=True):
+            import asyncio
 
-        config = from_kubeconfig(Path(kubeconfig or "~/.kube/config").expanduser())
+        config = cluster_of(kubeconfig)
         return asyncio.run(_on_node(change, frozenset(map(_name, gpus)), node, config))
     from partage.edges.files.cordon_file import BY_HAND, read_names, write_names
     from partage.plan.serve.cordon import names_in
 
-    path = (common.state_directory(state_dir, machine) or STATE_DIR) / BY_HAND
+    path = (common_options.state_directory(state_dir, machine) or STATE_DIR) / BY_HAND
     if machine is not None and state_dir is None:
         raise click.UsageError("a simulated node has no state directory: name that of its agent, --state-dir")
-    inventory = common.observe(machine)
+    inventory = common_node.observe(machine)
     names = change(names_in(read_names(path)), frozenset(_uuid(_name(gpu), inventory) for gpu in gpus))
     write_names(path, names)
     return names

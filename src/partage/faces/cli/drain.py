@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from partage.codec.values import encode
 from partage.errors import InputError, Problem
-from partage.faces.cli import common
+from partage.faces.cli import common_output
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class DrainCommand(Frozen):
         began = asyncio.get_running_loop().time()
         trouble = await self._run(document, left_s)
         if trouble:
-            common.print_problems([Problem("", "", "warning", f"--drain: {trouble}")])
+            common_output.print_problems([Problem("", "", "warning", f"--drain: {trouble}")])
         spent = asyncio.get_running_loop().time() - began
         await asyncio.sleep(max(0.0, min(AGAIN_S, left_s - spent)))
 

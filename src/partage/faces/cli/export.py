@@ -7,14 +7,14 @@ from pathlib import Path
 import click
 
 from partage.errors import Problem
-from partage.faces.cli import common
+from partage.faces.cli import common_node, common_options, common_output
 
 
 @click.command(name="export")
-@common.machine_option
-@common.driver_root_option
-@common.hardware_socket_option
-@common.output_option("yaml", "json")
+@common_options.machine_option
+@common_options.driver_root_option
+@common_options.hardware_socket_option
+@common_options.output_option("yaml", "json")
 def command(machine: str | None, hardware_socket: Path | None, output: str) -> int:
     """Write the live node as a policy, every MIG device with its start: 3g.40gb@4.
 
@@ -23,9 +23,9 @@ def command(machine: str | None, hardware_socket: Path | None, output: str) -> i
     """
     from partage.faces.live_policy import left_out, policy_of
 
-    inventory = common.need_driver(common.observe(machine, hardware_socket))
-    common.print_problems(
+    inventory = common_node.need_driver(common_node.observe(machine, hardware_socket))
+    common_output.print_problems(
         Problem("", "", "warning", f"not in the policy: {said}") for said in left_out(inventory)
     )
-    common.print_document(policy_of(inventory), output)
+    common_output.print_document(policy_of(inventory), output)
     return 0

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common_node, common_options, common_output
 
 if TYPE_CHECKING:
     from partage.faces.documents.fits import FitsDocument
@@ -16,9 +16,9 @@ if TYPE_CHECKING:
 
 @click.command(name="fits")
 @click.argument("model", required=False)
-@common.machine_option
+@common_options.machine_option
 @click.option("--picture", metavar="FILE", help="Also draw the layouts to a file: .svg or .png.")
-@common.output_option("table", "json", "yaml")
+@common_options.output_option("table", "json", "yaml")
 def command(model: str | None, machine: str | None, picture: str | None, output: str) -> None:
     """Show which MIG devices fit on a GPU model, and where.
 
@@ -39,29 +39,22 @@ def command(model: str | None, machine: str | None, picture: str | None, output:
         check_picture_name(picture)
     from partage.faces.documents.fits import fits_document
 
-    inventory = common.need_driver(common.observe(machine) if model is None else _inventory(model))
+    inventory = common_node.need_driver(common_node.observe(machine) if model is None else _inventory(model))
     document = fits_document(inventory.gpus, inventory.driver)
     if picture is not None:
         _draw(document, inventory.gpus, picture)
     if output == "table":
         _print(document)
     else:
-        common.print_document(document, output)
+        common_output.print_document(document, output)
 
 
 def _inventory(name: str) -> Inventory:
     """A simulated node with one GPU of that model. Raises InputError with the nearest names."""
-    from partage.edges.files.catalogue import load_catalogue
-    from partage.errors import InputError
+    from partage.edges.files.catalogue import model_named
     from partage.sim.node.machine import new_gpu, simulated_inventory
 
-    catalogue = load_catalogue()
-    if variants := catalogue.variants(name):
-        raise InputError(f"{name!r} is the name of several GPU models", f"choose one: {', '.join(variants)}")
-    found = catalogue.find(name)
-    if found is None:
-        hint = f"{catalogue.advice(name)}; partage machines lists all; --machine takes a whole node or a file"
-        raise InputError(f"no GPU model is called {name!r}", hint)
+    found = model_named(name, "--machine takes a whole node or a file")
     return simulated_inventory((new_gpu(0, *found, None),))
 
 
@@ -80,13 +73,13 @@ def _draw(document: FitsDocument, nodes: Sequence[Gpu], path: str) -> None:
     caption = (
         f"{products}: plain layouts to which no MIG device can be added, each with one of its placements"
     )
-    common.write_file(path, picture_file(draw(cards, caption, "Layout"), path))
+    common_output.write_file(path, picture_file(draw(cards, caption, "Layout"), path))
 
 
 def _print(document: FitsDocument) -> None:
     from partage.faces.render.fits_tables import fits_lines
 
-    console = common.console()
+    console = common_output.console()
     for number, model in enumerate(document.models):
         if number:
             console.print()

@@ -6,14 +6,23 @@ from pathlib import Path
 
 import click
 
-from partage.faces.cli import common
-from partage.faces.cli.takeover import Run, change, cluster_of, exchange_options, offered_by_nvidia, place_of
+from partage.faces.cli import common_options
+from partage.faces.cli.takeover import (
+    TakeoverRun,
+    change,
+    cluster_of,
+    exchange_options,
+    offered_by_nvidia,
+    place_of,
+)
 from partage.faces.lean_imports import lean_imports
 
 
 @click.command(name="handback")
-@common.policy_option("Default: what NVIDIA's plugin listed before the takeover.", standard_input=True)
-@common.config_option
+@common_options.policy_option(
+    "Default: what NVIDIA's plugin listed before the takeover.", standard_input=True
+)
+@common_options.config_option
 @exchange_options
 def command(
     *,
@@ -45,7 +54,7 @@ def command(
     exchange = handback_of(place, offered_by_nvidia(place, policy, config))
     record = place.record()
     label = record.label if record else None
-    run = Run(place, exchange, handback_steps(node_name, label), node_name, output)
+    run = TakeoverRun(place, exchange, handback_steps(node_name, label), node_name, output)
     cluster = cluster_of(where, node_name)
     run.announce()
     if not run.possible or (cluster is None and wait_s is None):

@@ -225,7 +225,10 @@ def __getattr__(name: str) -> click.Command:
     @click.command("hardware", add_help_option=False, context_settings={"ignore_unknown_options": True})
     @click.argument("arguments", nargs=-1, type=click.UNPROCESSED)
     def command(arguments: tuple[str, ...]) -> None:
-        main(arguments)
+        from partage.faces.lean_imports import lean_imports
+
+        with lean_imports():
+            main(arguments)
 
     return command
 

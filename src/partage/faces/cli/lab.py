@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common_output
 
 if TYPE_CHECKING:
     from rich.console import RenderableType
@@ -50,8 +50,8 @@ def print_report(
 ) -> None:
     """The answer: tables, or the document."""
     if output != "table":
-        common.print_document(kind.to_document(report), output)
+        common_output.print_document(kind.to_document(report), output)
         return
-    console = common.console()
+    console = common_output.console()
     for line in lines(report):
         console.print(line)

@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common_node, common_options, common_output
 
 if TYPE_CHECKING:
     from partage.plan.labels import Labels
 
 
 @click.command(name="labels")
-@common.policy_options
-@common.machine_option
-@common.run_dir_option
+@common_options.policy_options
+@common_options.machine_option
+@common_options.run_dir_option
 @click.option("--timestamp", is_flag=True, help="Add nvidia.com/gfd.timestamp, seconds since 1970.")
 @click.option(
     "--to",
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     help="Also write them to a file that node-feature-discovery reads, such as "
     "/etc/kubernetes/node-feature-discovery/features.d/partage.",
 )
-@common.output_option("table", "json", "yaml", "nfd")
+@common_options.output_option("table", "json", "yaml", "nfd")
 def command(
     *,
     policy: str | None,
@@ -53,7 +53,7 @@ def command(
     else:
         from partage.faces.documents.labels import LabelsDocument
 
-        common.print_document(LabelsDocument(labels=labels), output)
+        common_output.print_document(LabelsDocument(labels=labels), output)
 
 
 def features(labels: Labels) -> str:
@@ -67,7 +67,7 @@ def _write(path: Path, labels: Labels) -> None:
     It ignores files whose names begin with a dot.
     """
     beside = path.parent / f".{path.name}.new"
-    common.write_file(str(beside), features(labels))
+    common_output.write_file(str(beside), features(labels))
     beside.chmod(0o644)
     beside.replace(path)
 
@@ -84,10 +84,10 @@ def _labels(
     from partage.plan.labels import node_labels
     from partage.plan.reconcile.gpu_after import gpu_after
 
-    loaded = common.read_policy(policy, config)
-    report = common.agent_report(machine, run_dir)
+    loaded = common_node.read_policy(policy, config)
+    report = common_node.agent_report(machine, run_dir)
     planned = make_plan(loaded, machine, run_dir, report=report, named=policy is not None)
-    common.print_problems(planned.warnings)
+    common_output.print_problems(planned.warnings)
     inventory, offer = planned.inventory, planned.offer
     if planned.report is not None and policy is None:
         offer = planned.report.offer

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common_options, common_output
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 @click.command(name="machines")
 @click.argument("model", required=False)
-@common.output_option("table", "json", "yaml")
+@common_options.output_option("table", "json", "yaml")
 def command(model: str | None, output: str) -> None:
     """List the GPU models that Partage knows, and how to name them; with MODEL, one of them.
 
@@ -40,11 +40,11 @@ def command(model: str | None, output: str) -> None:
         chosen = tuple(one for one in chosen if one.id in names)
     document = machines_document(chosen, catalogue.simulated_models())
     if output != "table":
-        common.print_document(document, output)
+        common_output.print_document(document, output)
     elif len(document.models) == 1:
-        _print_one(document.models[0], common.console())
+        _print_one(document.models[0], common_output.console())
     else:
-        _print_all(document.models, common.console())
+        _print_all(document.models, common_output.console())
 
 
 def _print_all(models: tuple[CatalogueRow, ...], console: Console) -> None:

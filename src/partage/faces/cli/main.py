@@ -23,11 +23,13 @@ import click
 
 from partage import __version__
 from partage.errors import InputError, PartageError, Problem
-from partage.faces.cli.common import OUTPUT_KEY, print_document, print_problems
+from partage.faces.cli.common_options import OUTPUT_KEY
+from partage.faces.cli.common_output import print_document, print_problems
 from partage.faces.lean_imports import lean_imports
 
 VERBS = {
     "show": "Show the node: its GPUs, offers and holders, and a picture.",
+    "web": "Show many nodes in a browser, live.",
     "plan": "Show what a policy would offer, its steps, and what blocks them.",
     "fits": "Show which MIG devices fit on a GPU model, and where.",
     "apply": "Change the node once, as a policy says, without the agent.",
@@ -36,13 +38,19 @@ VERBS = {
     "labels": "Print the labels of the node, as NVIDIA names them.",
     "cordon": "Keep new containers off a GPU; those that have shares stay.",
     "uncordon": "Let new containers on a cordoned GPU again.",
+    "inspect": "Show who holds GPU memory, where it is shared by amounts.",
+    "explain": "Explain why a pod or job waits, and who holds a share.",
+    "advise": "Advise how to share a GPU model for a workload, and why.",
+    "rightsize": "Recommend the size of shares from what was used.",
+    "rollout": "Show how a policy reaches the nodes of a cluster; pause, resume.",
     "check": "Check policies, manifests and stories before they are used.",
+    "doctor": "Find what is wrong with this node, why, and what to do.",
     "takeover": "Put Partage in the place of NVIDIA's device plugin.",
     "handback": "Give NVIDIA's device plugin its place again.",
     "simulate": "Play a story of pods against the agent, on a simulated node.",
     "bench": "Measure what sharing a GPU costs and gives.",
     "prove": "Try to break what shares guarantee, and report the result.",
-    "slurm": "Write and check Slurm's configuration of GPUs.",
+    "slurm": "Write and check Slurm's GPU files, and serve its jobs.",
     "machines": "List the GPU models that Partage knows, and how to name them.",
     "record": "Write this node to a machine file for the simulation.",
     "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
@@ -54,7 +62,7 @@ VERBS = {
 _MODULES = {"assert": "assertion"}
 """Modules that cannot have the name of their verb."""
 
-_SHORT = frozenset({"show", "plan", "apply", "assert", "export", "check", "record"})
+_SHORT = frozenset({"show", "plan", "apply", "assert", "export", "check", "doctor", "record", "slurm"})
 """Verbs that are over in a moment. Most of their work is to import modules, and then to free them."""
 
 COMPLETE = "_PARTAGE_COMPLETE"

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 import click
 
-from partage.faces.cli import common
+from partage.faces.cli import common_node, common_output
 from partage.model.ids import DeviceUuid, device_of
 
 if TYPE_CHECKING:
@@ -19,9 +18,6 @@ if TYPE_CHECKING:
     from partage.plan.packing.pack import Packing
 
 TIME_LIMIT_S = 6.0
-MOST_GPUS = 20_000
-"""In all machines together."""
-_REPEATED = re.compile(r"(\d{1,6})\s*\*\s*(\S.*)", re.ASCII)
 
 
 def print_packing(
@@ -45,7 +41,7 @@ def print_packing(
     elif output == "policy":
         _print_policy(packing, unavailable)
     else:
-        common.print_document(packing_document(packing, unavailable), output)
+        common_output.print_document(packing_document(packing, unavailable), output)
     return 0
 
 
@@ -57,7 +53,7 @@ def _print_policy(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> No
     from partage.faces.packed_policy import policy_of_packing
 
     policy = policy_of_packing(packing)
-    common.print_problems(unavailable_warnings(unavailable))
+    common_output.print_problems(unavailable_warnings(unavailable))
     for line in (gpus_sentence(packing), disturbed_sentence(packing)):
         click.echo(line, err=True)
     click.echo(yaml.safe_dump(policy, sort_keys=False, default_flow_style=None, width=110), nl=False)
@@ -91,60 +87,22 @@ def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidat
 
 def _reported_held(machines: Sequence[str], run_dir: str | None) -> frozenset[DeviceUuid]:
     """GPUs and MIG devices that are held, as far as an agent's report says so."""
-    report = common.agent_report(machines[0] if machines else None, run_dir)
+    report = common_node.agent_report(machines[0] if machines else None, run_dir)
     return frozenset() if report is None else frozenset(device_of(one.id) for one in report.held)
 
 
 def _nodes(machines: Sequence[str]) -> Iterator[tuple[str | None, Inventory, frozenset[DeviceUuid]]]:
     """Each node under a name of its own, and which of its devices are in use."""
-    from partage.errors import InputError
+    from partage.faces.machine_list import read_machines
     from partage.plan.packing.candidates import in_use
 
     if not machines:
-        inventory, uses = common.observe_with_uses(None)
-        yield None, common.need_driver(inventory), in_use(inventory, uses)
+        inventory, uses = common_node.observe_with_uses(None)
+        yield None, common_node.need_driver(inventory), in_use(inventory, uses)
         return
-    left = MOST_GPUS
-    for text, count, inventory in _read(machines):
-        left -= count * max(len(inventory.gpus), 1)
-        if left < 0:
-            raise InputError(f"the machines have more than {MOST_GPUS} GPUs")
+    for text, count, inventory in read_machines(machines):
         for number in range(count):
             yield (text if count == 1 else f"{text}#{number + 1}"), inventory, frozenset()
-
-
-def _read(machines: Sequence[str]) -> Iterator[tuple[str, int, Inventory]]:
-    """What is named, how often, and what it is; equal names are one entry."""
-    counts: dict[str, int] = {}
-    for text in machines:
-        for name, count in _names(text):
-            counts[name] = counts.get(name, 0) + count
-    for name, count in counts.items():
-        yield name, count, common.need_driver(_inventory(name))
-
-
-def _names(text: str) -> Iterator[tuple[str, int]]:
-    """``125*8xh100-sxm5-80gb`` is as many machines; commas join several, where no file is called so."""
-    from pathlib import Path
-
-    from partage.sim.node.machine_names import is_file
-
-    parts = [text] if "," not in text or is_file(Path(text)) else text.split(",")
-    for part in parts:
-        repeated = _REPEATED.fullmatch(part.strip())
-        yield (repeated[2], int(repeated[1])) if repeated else (part.strip(), 1)
-
-
-def _inventory(name: str) -> Inventory:
-    """The node of that name or file. Under a name there may be more GPUs than a simulation takes."""
-    from partage.model.gpu import Inventory
-    from partage.sim.node.files.load import load_machine
-    from partage.sim.node.machine import DRIVER
-    from partage.sim.node.machine_names import is_name, named_gpus
-
-    if is_name(name):
-        return Inventory(DRIVER, named_gpus(name, MOST_GPUS), simulated=True)
-    return load_machine(name).inventory
 
 
 def _print(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> None:
@@ -156,7 +114,7 @@ def _print(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> None:
     )
     from partage.faces.render.packing_table import packing_table
 
-    console = common.console()
+    console = common_output.console()
     table, unlisted = packing_table(packing)
     console.print(table)
     if unlisted:

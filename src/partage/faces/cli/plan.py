@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.errors import Problem
-from partage.faces.cli import common
+from partage.faces.cli import common_node, common_options, common_output
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -42,9 +42,10 @@ class PolicyOnNode(Frozen):
 
 
 @click.command(name="plan")
-@common.policy_options
-@common.machine_option
-@common.driver_root_option
+@common_options.policy_options
+@common_options.machine_option
+@common_options.driver_root_option
+@common_options.kubelet_dir_option
 @click.option(
     "--demand",
     metavar="3g.40gb=2,1g.10gb=9",
@@ -64,9 +65,9 @@ class PolicyOnNode(Frozen):
     metavar="SECONDS",
     help="With --demand: when to stop the search; the answer says how much better it could be. Default: 6.",
 )
-@common.run_dir_option
-@common.state_dir_option
-@common.output_option("table", "json", "yaml", "policy")
+@common_options.run_dir_option
+@common_options.state_dir_option
+@common_options.output_option("table", "json", "yaml", "policy")
 @click.argument("more_machines", nargs=-1, metavar="")
 def command(
     *,
@@ -106,15 +107,15 @@ def command(
         raise click.UsageError(
             "-o policy goes with --demand; partage export writes the live node as a policy"
         )
-    report = common.agent_report(machine, run_dir)
-    loaded = common.read_policy(policy, config, report)
-    common.print_problems(loaded.warnings)
+    report = common_node.agent_report(machine, run_dir)
+    loaded = common_node.read_policy(policy, config, report)
+    common_output.print_problems(loaded.warnings)
     planned = make_plan(loaded, machine, run_dir, state_dir, report=report, named=policy is not None)
-    common.print_problems(planned.warnings[len(loaded.warnings) :])
+    common_output.print_problems(planned.warnings[len(loaded.warnings) :])
     if output == "table":
-        _print(planned, common.console())
+        _print(planned, common_output.console())
     else:
-        common.print_document(plan_document(planned), output)
+        common_output.print_document(plan_document(planned), output)
     return 0
 
 
@@ -143,13 +144,13 @@ def make_plan(
     policy = loaded.policy
     seen = report.planner_input if report else None
     if seen is None:
-        found = common.plan_input(machine, policy, run_dir=run_dir, state_dir=state_dir)
+        found = common_node.plan_input(machine, policy, run_dir=run_dir, state_dir=state_dir)
         desired, now = found.desired, found.now
     else:
         policy, now = policy if named else seen.policy, seen.snapshot
-        desired = resolve(policy, common.need_driver(now.observed.node.inventory), geometry_of)
+        desired = resolve(policy, common_node.need_driver(now.observed.node.inventory), geometry_of)
     inventory = now.observed.node.inventory
-    offer = promised(desired.offer, desired.watch_of)
+    offer = promised(desired.offer, desired.watch_of, inventory)
     return PolicyOnNode(
         inventory=inventory,
         policy=policy,
@@ -161,13 +162,21 @@ def make_plan(
                 policy,
                 inventory,
                 offer,
-                ctk_found=common.ctk_found(policy, inventory),
+                ctk_found=common_node.ctk_found(policy, inventory),
                 layouts=desired.layouts,
             ),
             *(Caveat(line) for line in [cordon_sentence(now.cordoned_indexes)] if line),
+            *(Caveat(line) for line in [_held_back(report, named=named)] if line),
         ),
         report=report if seen is not None else None,
     )
+
+
+def _held_back(report: ReportDocument | None, *, named: bool) -> str:
+    """That the agent of this node will soon have another policy than the one that is planned."""
+    if report is None or named or not report.policy.reason.held_back:
+        return ""
+    return report.policy.message
 
 
 def plan_document(planned: PolicyOnNode) -> PlanDocument:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage import __version__
-from partage.faces.cli import common, completion, lab
+from partage.faces.cli import common_node, common_options, common_output, completion, lab
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class ProveOptions(Frozen):
     @property
     def runs(self) -> Path:
         """The run directory of the agent."""
-        return Path(self.run_dir or common.DEFAULT_RUN_DIR)
+        return Path(self.run_dir or common_options.DEFAULT_RUN_DIR)
 
 
 def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) -> tuple[str, ...]:
@@ -57,9 +57,9 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 
 
 @click.command(name="prove")
-@common.policy_option("Default: what the agent's report promises, or the MPS daemons that run.")
-@common.config_option
-@common.machine_option
+@common_options.policy_option("Default: what the agent's report promises, or the MPS daemons that run.")
+@common_options.config_option
+@common_options.machine_option
 @click.option("--gpu", metavar="INDEX|UUID", help="Only this GPU (default: all).")
 @click.option("--only", metavar="ATTACK,...", callback=_names, help="Only these attacks.")
 @click.option("--faults", is_flag=True, help="Also cause faults, which end all clients of the GPU.")
@@ -80,13 +80,13 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     "--python", metavar="PATH", help="The Python interpreter of the tenants; with PyTorch for --engine torch."
 )
 @lab.mps_pipe_option
-@common.run_dir_option
-@common.driver_root_option
+@common_options.run_dir_option
+@common_options.driver_root_option
 @click.option("--pod-resources", metavar="PATH",
               help="The kubelet's PodResources socket (if it exists); none: do not ask.")  # fmt: skip
 @click.option("--deadline", type=click.FloatRange(1, 3600), default=60, show_default=True, metavar="SECONDS",
               help="Time for one answer of a tenant.")  # fmt: skip
-@common.output_option("table", "json", "yaml")
+@common_options.output_option("table", "json", "yaml")
 def command(
     policy: str | None,
     config: str | None,
@@ -117,19 +117,21 @@ def command(
     if read is not None:
         found = PROOF.read(read)
     else:
-        loaded = None if policy is None and config is None else common.read_policy(policy, config)
-        common.print_problems(loaded.warnings if loaded is not None else ())
+        loaded = None if policy is None and config is None else common_node.read_policy(policy, config)
+        common_output.print_problems(loaded.warnings if loaded is not None else ())
         found = asyncio.run(_prove(_options(loaded, asked)))
     if report is not None:
         _write(found, report)
     lab.print_report(found, PROOF, output, proof_lines)
     if found.untried:
-        common.print_problems([Problem("", "", "error", f"nothing was tried: {'; '.join(found.untried)}")])
+        common_output.print_problems(
+            [Problem("", "", "error", f"nothing was tried: {'; '.join(found.untried)}")]
+        )
     return found.exit_code
 
 
 def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> ProveOptions:
-    root = common.driver_root() or Path("/")
+    root = common_options.driver_root() or Path("/")
     named = {"deadline_s": asked.pop("deadline"), "driver_root": root, **asked}
     return ProveOptions(loaded=loaded, **named)  # type: ignore[arg-type]
 
@@ -146,9 +148,9 @@ async def _prove(options: ProveOptions) -> ProofReport:
     attacks = attacks_named(options.only)
     async with _node(options) as node:
         inventory, uses = await node.observe()
-        driver = common.need_driver(inventory).driver
+        driver = common_node.need_driver(inventory).driver
         assert isinstance(driver, Driver), "checked by need_driver"
-        agent = common.agent_report(options.machine, options.run_dir)
+        agent = common_node.agent_report(options.machine, options.run_dir)
         simulated = options.machine is not None
         if not simulated and not options.alone:
             require_visible_processes((await node.hardware.processes()).hidden)
@@ -180,7 +182,7 @@ async def _node(options: ProveOptions) -> AsyncIterator[NodeAccess]:
 
     socket = pod_resources_socket(options.pod_resources, options.machine)
     pods = None if socket is None else PodResourcesClient(socket)
-    hardware = common.open_hardware(options.machine)
+    hardware = common_node.open_hardware(options.machine)
     try:
         yield NodeAccess(hardware, pods)
     finally:
@@ -264,5 +266,5 @@ def _write(report: ProofReport, folder: Path) -> None:
     from partage.lab.prove.document import PROOF
 
     text = json.dumps(PROOF.to_document(report), indent=2, ensure_ascii=False) + "\n"
-    common.write_file(str(folder / "prove.json"), text)
-    common.write_file(str(folder / "prove.md"), proof_page(report))
+    common_output.write_file(str(folder / "prove.json"), text)
+    common_output.write_file(str(folder / "prove.md"), proof_page(report))

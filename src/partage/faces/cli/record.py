@@ -7,7 +7,7 @@ import sys
 
 import click
 
-from partage.faces.cli import common, completion
+from partage.faces.cli import common_node, common_options, common_output, completion
 
 FORMATS = ("json", "yaml")
 
@@ -20,8 +20,8 @@ def _format(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 
 
 @click.command(name="record")
-@common.machine_option
-@common.driver_root_option
+@common_options.machine_option
+@common_options.driver_root_option
 @click.option(
     "--to",
     metavar="FILE",
@@ -47,7 +47,7 @@ def command(machine: str | None, to: str | None, output: str | None) -> None:
     from partage.sim.node.files.machine_writer import is_yaml_name, machine_text
     from partage.text import count_of
 
-    inventory = common.need_driver(common.observe(machine))
+    inventory = common_node.need_driver(common_node.observe(machine))
     if hidden := mig_hidden(inventory):
         raise NotPermitted(f"the node cannot be recorded: {hidden[0].lower()}{hidden[1:]}", "run it as root")
     recorded = "" if inventory.simulated else dt.datetime.now(dt.UTC).date().isoformat()
@@ -56,5 +56,5 @@ def command(machine: str | None, to: str | None, output: str | None) -> None:
     if to is None or to == "-":
         sys.stdout.write(text)
     else:
-        common.write_file(to, text)
+        common_output.write_file(to, text)
         click.echo(f"{to}: a machine with {count_of(len(inventory.gpus), 'GPU')}", err=True)

@@ -5,38 +5,49 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
-from partage.faces.cli import common, completion
+from partage.faces.cli import common_node, common_options, common_output, completion
 from partage.values import Frozen
 
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from partage.faces.cli.show_jobs import ShownJobs
     from partage.faces.documents.report import ReportDocument
     from partage.faces.render.cards import GpuCard
     from partage.model.gpu import Inventory
+    from partage.model.process import Processes
     from partage.model.share import NodeOffer
+    from partage.plan.slurm.job_processes import JobProcess
 
 
 class ShownNode(Frozen):
-    """What is shown. report: of the agent whose offer this is; None: a policy would offer it."""
+    """What is shown. report: of the agent whose offer this is; None: a policy would offer it. jobs: of Slurm;
+    None: they were not asked for."""
 
     inventory: Inventory
     offer: NodeOffer
     source: str
     report: ReportDocument | None
+    jobs: ShownJobs | None = None
 
 
 @click.command(name="show")
-@common.policy_options
-@common.machine_option
-@common.driver_root_option
-@common.run_dir_option
+@common_options.policy_options
+@common_options.machine_option
+@common_options.driver_root_option
+@common_options.run_dir_option
 @click.option(
     "--picture",
     metavar="FILE",
     shell_complete=completion.files,
     help="Also draw the GPUs to a file: .svg or .png.",
+)
+@click.option(
+    "--jobs/--no-jobs",
+    default=None,
+    help="Name the Slurm job, user and share of each process. Default: where Slurm is installed.",
 )
 @click.option("-w", "--watch", is_flag=True, help="Show the node again and again, until Ctrl-C.")
 @click.option(
@@ -47,7 +58,7 @@ class ShownNode(Frozen):
     metavar="SECONDS",
     help="With --watch: time between two looks at the node.",
 )
-@common.output_option("table", "json", "yaml")
+@common_options.output_option("table", "json", "yaml")
 def command(
     *,
     policy: str | None,
@@ -55,6 +66,7 @@ def command(
     machine: str | None,
     run_dir: str | None,
     picture: str | None,
+    jobs: bool | None,
     watch: bool,
     interval: float,
     output: str,
@@ -77,7 +89,7 @@ def command(
         raise click.UsageError("--watch reads its files again and again; standard input can be read once")
 
     def show_once() -> None:
-        node = _look(policy, config, machine, run_dir)
+        node = _with_jobs(_look(policy, config, machine, run_dir), machine, run_dir, asked=jobs)
         if picture is not None:
             _draw(node, picture)
         _answer(node, output)
@@ -92,37 +104,63 @@ def command(
 
 def _answer(node: ShownNode, output: str) -> None:
     if output == "table":
-        _print(node, common.console())
+        _print(node, common_output.console())
     else:
         from partage.faces.documents.show import node_document
 
-        common.print_document(node_document(node.inventory, node.offer, node.report), output)
+        common_output.print_document(
+            node_document(node.inventory, node.offer, node.report, _rows(node)), output
+        )
 
 
 def _look(policy: str | None, config: str | None, machine: str | None, run_dir: str | None) -> ShownNode:
-    report = common.agent_report(machine, run_dir)
+    report = common_node.agent_report(machine, run_dir)
     if report is not None and policy is None:
-        inventory = common.need_driver(common.observe(machine))
+        inventory = common_node.need_driver(common_node.observe(machine))
         source = (
             f"as the agent said at {report.at}, policy: {report.policy.source or 'none, every GPU exclusive'}"
         )
         return ShownNode(inventory, report.offer, source, report)
     from partage.faces.cli.plan import make_plan
 
-    loaded = common.read_policy(policy, config, report)
+    loaded = common_node.read_policy(policy, config, report)
     plan = make_plan(loaded, machine, run_dir, report=report)
-    common.print_problems(plan.warnings)
+    common_output.print_problems(plan.warnings)
     source = f"as {policy} would have it" if policy else "no agent runs here: as it would be without a policy"
     return ShownNode(plan.inventory, plan.offer, source, None)
 
 
+def _with_jobs(node: ShownNode, machine: str | None, run_dir: str | None, *, asked: bool | None) -> ShownNode:
+    """With the processes of Slurm jobs. A simulated machine has none, unless they are asked for."""
+    if asked is False or (asked is None and machine is not None):
+        return node
+    from pathlib import Path
+
+    from partage.faces.cli.show_jobs import is_slurm_node, shown_jobs
+
+    where = Path(run_dir or common_options.DEFAULT_RUN_DIR)
+    if asked is None and not is_slurm_node(where):
+        return node
+
+    def processes() -> Processes:
+        return common_node.ask(lambda hardware: hardware.processes(), machine)
+
+    return replace(node, jobs=shown_jobs(node.inventory, processes, where, None))
+
+
+def _rows(node: ShownNode) -> tuple[JobProcess, ...] | None:
+    return None if node.jobs is None else node.jobs.processes
+
+
 def _cards(node: ShownNode) -> list[GpuCard]:
     from partage.edges.files.catalogue import geometry_of
-    from partage.faces.render.cards import NodeUse, cards_of
+    from partage.faces.render.cards import HeldOnNode, cards_of
 
     report = node.report
     use = (
-        NodeUse(report.holders, report.troubles, report.withdrawn, report.standings) if report else NodeUse()
+        HeldOnNode(report.holders, report.troubles, report.withdrawn, report.standings)
+        if report
+        else HeldOnNode()
     )
     return cards_of(node.inventory, node.offer, use, geometry_of)
 
@@ -131,7 +169,7 @@ def _draw(node: ShownNode, path: str) -> None:
     from partage.faces.render.drawing import draw
     from partage.faces.render.picture_files import picture_file
 
-    common.write_file(path, picture_file(draw(_cards(node), node.source), path))
+    common_output.write_file(path, picture_file(draw(_cards(node), node.source), path))
 
 
 def _print(node: ShownNode, console: Console) -> None:
@@ -166,6 +204,13 @@ def _print(node: ShownNode, console: Console) -> None:
     console.print()
     console.print(resources_table(node.offer))
     console.print(guarantees_used(node.offer))
+    if node.jobs is not None:
+        from partage.faces.render.tables import jobs_table
+
+        console.print()
+        console.print(jobs_table(node.jobs.processes))
+        if node.jobs.hidden:
+            console.print(f"! {node.jobs.hidden}", style="yellow", markup=False)
     if report is not None:
         from partage.faces.documents.show import shown_shares
 

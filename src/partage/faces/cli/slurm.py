@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
+import importlib
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
 from partage.errors import InputError, Problem
-from partage.faces.cli import common
-from partage.faces.cli.slurm_check import check_command
+from partage.faces.cli import common_node, common_options, common_output
 from partage.faces.cli.slurm_version import slurm_version_option, version_of
 
 if TYPE_CHECKING:
@@ -17,14 +17,37 @@ if TYPE_CHECKING:
     from partage.model.slurm import SlurmVersion
 
 
-@click.group(name="slurm", context_settings={"help_option_names": ["-h", "--help"]})
+_ELSEWHERE = {
+    "check": ("slurm_check", "check_command"),
+    "prolog": ("slurm_job", "prolog_command"),
+    "epilog": ("slurm_job", "epilog_command"),
+    "task-prolog": ("slurm_job", "task_prolog_command"),
+}
+"""Verbs in modules of their own, imported when they are called: three of them run for every job."""
+
+
+class SlurmGroup(click.Group):
+    """The verbs of ``partage slurm``."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return [*super().list_commands(ctx), *_ELSEWHERE]
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _ELSEWHERE:
+            return super().get_command(ctx, cmd_name)
+        module, name = _ELSEWHERE[cmd_name]
+        found: click.Command = getattr(importlib.import_module(f"partage.faces.cli.{module}"), name)
+        return found
+
+
+@click.group(cls=SlurmGroup, name="slurm", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Slurm: write its configuration from the policy, and check what is there."""
+    """Slurm: write its configuration from the policy, check what is there, and serve its jobs."""
 
 
 @command.command(name="config")
-@common.policy_options
-@common.machine_option
+@common_options.policy_options
+@common_options.machine_option
 @slurm_version_option
 @click.option("--node", metavar="NAME", help="The node's name in Slurm. Default: this host's name.")
 @click.option(
@@ -78,7 +101,7 @@ def config_command(
     )
     version = named if slurm_version is None and named else version_of(slurm_version)
     written = make_config(sources, version, TypeNames(types))
-    common.print_problems(written.warnings)
+    common_output.print_problems(written.warnings)
     files = config_files(written.config)
     if output is None:
         for name, text in files.items():
@@ -86,8 +109,11 @@ def config_command(
             click.echo(text)
         return 0
     from partage.edges.files.generated import write_generated
+    from partage.edges.slurm import devices_file
 
-    changed = write_generated(output, files, MARK)
+    if cluster is None:  # the UUIDs of a node are its own
+        files[devices_file.DEVICES_FILE] = devices_file.devices_text(written.devices[0])
+    changed = write_generated(output, files, MARK, devices_file.MARK)
     for name in files:
         click.echo(f"{output / name}: {'written' if name in changed else 'unchanged'}", err=True)
     return 0
@@ -97,7 +123,7 @@ def _cluster(file: str) -> tuple[tuple[NodeSource, ...], SlurmVersion | None]:
     from partage.faces.slurm_cluster import read_cluster
 
     found = read_cluster(file)
-    common.print_problems(found.warnings)
+    common_output.print_problems(found.warnings)
     return found.sources, found.slurm
 
 
@@ -110,15 +136,12 @@ def _one_node(
 
     if node is None and machine is not None:
         raise click.UsageError("--machine needs --node: the name that the node has in Slurm")
-    loaded = common.read_policy(policy, config)
-    common.print_problems(loaded.warnings)
-    inventory = common.need_driver(common.observe(machine))
+    loaded = common_node.read_policy(policy, config)
+    common_output.print_problems(loaded.warnings)
+    inventory = common_node.need_driver(common_node.observe(machine))
     try:
         rest = checked_settings(settings)
     except ValueError as error:
         raise InputError([Problem("--node-settings", "", "error", str(error))]) from error
     name = node or socket.gethostname().partition(".")[0]
     return NodeSource((name,), inventory, loaded.policy, rest)
-
-
-command.add_command(check_command)

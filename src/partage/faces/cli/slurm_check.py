@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
+from msgspec.structs import replace
 
-from partage.errors import InputError, Problem, Unsatisfiable
-from partage.faces.cli import common
+from partage.errors import ClusterError, InputError, Problem, Unsatisfiable
+from partage.faces.cli import common_node, common_options, common_output
 from partage.faces.cli.slurm_version import slurm_version_option, version_of
 
 if TYPE_CHECKING:
-    from partage.codec.slurm_conf import ConfFile
+    from partage.plan.slurm.against_live import LiveCluster
     from partage.plan.slurm.request import Verdict
 
 FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
@@ -28,11 +31,19 @@ FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
     help="What a job would ask for, as in sbatch --gres: mps:60, gpu:h100_1g.10gb:2. Repeatable.",
 )
 @slurm_version_option
-@common.machine_option
+@common_options.machine_option
 @click.option("--here", is_flag=True, help="Compare with the GPUs of this node.")
 @click.option("--node", metavar="NAME", help="Which node --machine or --here is. Default: every node.")
+@click.option(
+    "--live/--no-live",
+    default=None,
+    help="Compare with the running Slurm. Default: if the files are in the directory of its slurm.conf.",
+)
+@click.option(
+    "--slurm-bin", type=click.Path(path_type=Path), metavar="DIR", help="Where scontrol is (a fixed PATH)."
+)
 @click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")
-@common.output_option("table", "json", "yaml")
+@common_options.output_option("table", "json", "yaml")
 def check_command(
     *,
     files: tuple[str, ...],
@@ -41,26 +52,38 @@ def check_command(
     machine: str | None,
     here: bool,
     node: str | None,
+    live: bool | None,
+    slurm_bin: Path | None,
     strict: bool,
     output: str,
 ) -> int:
     """Check gres.conf, slurm.conf and cgroup.conf, together and against the GPUs of a node.
 
     FILE is one of the three, or lines of slurm.conf to include; - is standard input. They are read as slurmd
-    reads them, without a Slurm; slurmd itself is silent about most mistakes. With --request: whether a job is
-    accepted, refused, or would wait for ever, and why.
+    reads them, with the files that they include, without a Slurm; slurmd itself is silent about most
+    mistakes. With --request: whether a job is accepted, refused, or would wait for ever, and why.
 
-    Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: another node, or a request that does not
-    run here.
+    With --live: also against what slurmctld has read, and the state of its nodes.
+
+    Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: another node, a Slurm that has read
+    something else, or a request that does not run here; 5: --live, and slurmctld does not answer.
     """
+    from partage.edges.files.slurm_files import read_conf_files
     from partage.plan.slurm.check import check_files
     from partage.plan.slurm.request import Outcome, judge_request
 
     if here and machine is not None:
         raise click.UsageError("--here and --machine exclude each other")
-    version = version_of(slurm_version)
-    inventory = common.need_driver(common.observe(machine)) if here or machine is not None else None
-    checked = check_files([_read(file) for file in files], version, inventory, node)
+    running = _running(files, node, slurm_bin, live=live)
+    version = running.settings.version if running and slurm_version is None else version_of(slurm_version)
+    inventory = common_node.need_driver(common_node.observe(machine)) if here or machine is not None else None
+    read = read_conf_files(files, version)
+    checked = check_files(read, version, inventory, node)
+    if running is not None:
+        from partage.plan.slurm.against_live import check_live
+
+        differs = check_live(read, running, version, node)
+        checked = replace(checked, differences=(*checked.differences, *differs))
     verdicts = [
         judge_request(request, checked.nodes, checked.types, version, spread=checked.spread)
         for request in requests
@@ -70,7 +93,7 @@ def check_command(
     else:
         from partage.faces.documents.slurm import slurm_check_document
 
-        common.print_document(slurm_check_document(files, checked, verdicts), output)
+        common_output.print_document(slurm_check_document(files, checked, verdicts), output)
     if _errors(checked.problems):
         return WRONG
     if _errors(checked.differences) or any(one.outcome is not Outcome.ACCEPTED for one in verdicts):
@@ -78,20 +101,38 @@ def check_command(
     return FALSE if strict and (checked.problems or checked.differences) else 0
 
 
+def _running(
+    files: Sequence[str], node: str | None, programs: Path | None, *, live: bool | None
+) -> LiveCluster | None:
+    """What the running Slurm knows; None: it is not to be compared. Raises ClusterError, Unsatisfiable."""
+    if live is False or (live is None and not any(_is_of_this_slurm(file) for file in files)):
+        return None
+    import socket
+
+    from partage.edges.slurm.control import SlurmControl
+    from partage.plan.slurm.against_live import LiveCluster
+
+    control = SlurmControl(programs)
+    try:
+        settings, nodes = control.settings(), control.nodes()
+    except (ClusterError, Unsatisfiable):
+        if live:
+            raise
+        return None
+    written = [Path(file).stat().st_mtime for file in files if "gres" in Path(file).name]
+    own = node or socket.gethostname().partition(".")[0]
+    return LiveCluster(settings, nodes, (own, max(written)) if written else None)
+
+
+def _is_of_this_slurm(file: str) -> bool:
+    """Whether it is beside the slurm.conf that programs read here."""
+    named = os.environ.get("SLURM_CONF")
+    places = [Path(named).parent] if named else [Path("/etc/slurm"), Path("/etc/slurm-llnl")]
+    return file != "-" and Path(file).resolve().parent in [place.resolve() for place in places]
+
+
 def _errors(problems: Sequence[Problem]) -> bool:
     return any(problem.severity == "error" for problem in problems)
-
-
-def _read(file: str) -> ConfFile:
-    """Raises InputError for a file that cannot be read, or is none of Slurm's."""
-    from partage.codec.slurm_conf import parse_conf
-    from partage.edges.files.input_file import read_input
-
-    found = parse_conf(read_input(file).decode("utf-8", "replace"), file)
-    if found is None:
-        hint = "the file's name says what it is: gres.conf, slurm.conf, cgroup.conf"
-        raise InputError([Problem(file, "", "error", "is no gres.conf, slurm.conf or cgroup.conf", hint)])
-    return found
 
 
 def _print(files: Sequence[str], problems: Sequence[Problem], verdicts: Sequence[Verdict]) -> None:
@@ -101,7 +142,7 @@ def _print(files: Sequence[str], problems: Sequence[Problem], verdicts: Sequence
     from partage.plan.slurm.request import Outcome
 
     print_findings(files, problems)
-    console = common.console()
+    console = common_output.console()
     for verdict in verdicts:
         style = "green" if verdict.outcome is Outcome.ACCEPTED else "bold red"
         said = f"--gres={verdict.request}"

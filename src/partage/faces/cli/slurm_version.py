@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import shutil
-import subprocess
 from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
 
-from partage.errors import InputError, Problem
+from partage.errors import ClusterError, InputError, Problem, Unsatisfiable
 from partage.model.slurm import SlurmVersion
 
 Command = TypeVar("Command", bound=Callable[..., Any])
-
-_DEADLINE_S = 10
 
 
 def slurm_version_option(command: Command) -> Command:
@@ -26,26 +22,21 @@ def slurm_version_option(command: Command) -> Command:
 
 def version_of(text: str | None) -> SlurmVersion:
     """The version in ``text``; None: that of scontrol. Raises InputError."""
-    where = "--slurm-version"
     if text is None:
-        where, text = "scontrol --version", _said_here()
+        return _said_here()
     try:
         return SlurmVersion.parse(text)
     except ValueError as error:
-        raise InputError([Problem(where, "", "error", str(error))]) from error
+        raise InputError([Problem("--slurm-version", "", "error", str(error))]) from error
 
 
-def _said_here() -> str:
-    scontrol = shutil.which("scontrol")
+def _said_here() -> SlurmVersion:
+    from partage.edges.slurm.control import SlurmControl
+
     try:
-        if scontrol is not None:
-            said = subprocess.run(  # noqa: S603 - nothing of it comes from outside
-                [scontrol, "--version"], capture_output=True, text=True, timeout=_DEADLINE_S, check=True
-            )
-            return said.stdout.strip()
-    except (OSError, subprocess.SubprocessError):
-        pass
-    raise InputError(
-        "which version of Slurm is it for? There is no scontrol here that could say it",
-        "name it: --slurm-version 24.11.5",
-    )
+        return SlurmControl().version()
+    except (ClusterError, Unsatisfiable) as error:
+        raise InputError(
+            "which version of Slurm is it for? There is no scontrol here that could say it",
+            "name it: --slurm-version 24.11.5",
+        ) from error

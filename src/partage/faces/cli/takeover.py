@@ -12,13 +12,13 @@ from msgspec.structs import replace
 
 from partage.agent.options import KUBELET_DIR, STATE_DIR
 from partage.errors import InputError, PartageError, Unsatisfiable
-from partage.faces.cli import common
+from partage.faces.cli import common_node, common_options, common_output
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from partage.edges.kube.config import ClusterConfig
     from partage.faces.documents.takeover import ExchangeStepRow
-    from partage.faces.plugin_exchange import Place
+    from partage.faces.plugin_exchange import AgentPlace
     from partage.plan.takeover import Exchange, Ids
 
 Command = TypeVar("Command", bound=Callable[..., Any])
@@ -52,7 +52,7 @@ def exchange_options(command: Command) -> Command:
                 metavar="DIR",
                 help=f"The kubelet's device-plugins directory ({KUBELET_DIR}).",
             ),
-            common.run_dir_option,
+            common_options.run_dir_option,
             click.option(
                 "--state-dir",
                 type=click.Path(path_type=Path),
@@ -60,19 +60,19 @@ def exchange_options(command: Command) -> Command:
                 metavar="DIR",
                 help=f"State directory of the agent ({STATE_DIR}).",
             ),
-            common.output_option("text", "json", "yaml"),
+            common_options.output_option("text", "json", "yaml"),
         )
     ):
         command = option(command)
     return command
 
 
-class Run:
+class TakeoverRun:
     """One run of either verb."""
 
     def __init__(
         self,
-        place: Place,
+        place: AgentPlace,
         exchange: Exchange,
         steps: Sequence[ExchangeStepRow],
         node: str,
@@ -94,7 +94,7 @@ class Run:
 
     def announce(self) -> None:
         """Print what was found and what is to be done."""
-        common.print_problems(self.problems)
+        common_output.print_problems(self.problems)
         if self.output != "text":
             return
         for name in self.exchange.resources:
@@ -125,18 +125,18 @@ class Run:
                 problems=self.problems,
                 steps=tuple(self.steps),
             )
-            common.print_document(answer, self.output)
+            common_output.print_document(answer, self.output)
         elif done:
             click.echo(f"done: the kubelet asks {self.exchange.to}, and lists every held id")
         return 0 if self.possible else Unsatisfiable.exit_code
 
 
-def place_of(kubelet_dir: Path, run_dir: str | None, state_dir: Path) -> Place:
+def place_of(kubelet_dir: Path, run_dir: str | None, state_dir: Path) -> AgentPlace:
     """The directories that the options name."""
     with lean_imports():
-        from partage.faces.plugin_exchange import Place
+        from partage.faces.plugin_exchange import AgentPlace
 
-    return Place(kubelet_dir, Path(run_dir or common.DEFAULT_RUN_DIR), state_dir)
+    return AgentPlace(kubelet_dir, Path(run_dir or common_options.DEFAULT_RUN_DIR), state_dir)
 
 
 def cluster_of(where: str | None, node: str) -> ClusterConfig | None:
@@ -150,7 +150,9 @@ def cluster_of(where: str | None, node: str) -> ClusterConfig | None:
     return cluster_config(where, os.environ)
 
 
-async def change(run: Run, config: ClusterConfig | None, value: str | None, wait_s: float | None) -> None:
+async def change(
+    run: TakeoverRun, config: ClusterConfig | None, value: str | None, wait_s: float | None
+) -> None:
     """Do the steps and wait. After a failure the node gets its label back. Raises PartageError."""
     from partage.faces.plugin_exchange import Record, label_of, switch, until_exchanged
 
@@ -212,7 +214,7 @@ def command(
     exchange = takeover_of(place)
     config = cluster_of(where, node_name)
     sets = asyncio.run(plugin_sets(config)) if config else None
-    run = Run(place, exchange, takeover_steps(node_name, sets), node_name, output)
+    run = TakeoverRun(place, exchange, takeover_steps(node_name, sets), node_name, output)
     offered = {name for name, ids in exchange.offered.items() if ids}
     if offered and offered <= registered(place.report()):
         click.echo("nothing to do: the kubelet asks Partage for all its resources", err=True)
@@ -224,7 +226,7 @@ def command(
     return run.finish(done=True)
 
 
-def offered_by_nvidia(place: Place, policy: str | None, config: str | None) -> Ids:
+def offered_by_nvidia(place: AgentPlace, policy: str | None, config: str | None) -> Ids:
     """What NVIDIA's plugin will list: as before the takeover, or by its file. Raises InputError."""
     if policy is None:
         record = place.record()
@@ -237,4 +239,4 @@ def offered_by_nvidia(place: Place, policy: str | None, config: str | None) -> I
     from partage.faces.plugin_exchange import wanted_offer
     from partage.plan.takeover import ids_of
 
-    return ids_of(wanted_offer(place.report(), common.read_policy(policy, config).policy))
+    return ids_of(wanted_offer(place.report(), common_node.read_policy(policy, config).policy))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
 
 from partage.errors import PartageError
-from partage.faces.cli import common
+from partage.faces.cli import common_output
 
 _HOME, _CLEAR_LINE, _CLEAR_BELOW = "\x1b[H", "\x1b[K", "\x1b[J"
 _OTHER_SCREEN, _OWN_SCREEN = "\x1b[?1049h\x1b[?25l", "\x1b[?1049l\x1b[?25h"
@@ -37,7 +37,7 @@ def _say(answer: Callable[[], None], *, first: bool, before: str) -> None:
     except PartageError as error:
         if first:
             raise
-        common.print_problems(error.problems)
+        common_output.print_problems(error.problems)
     sys.stdout.flush()
 
 

@@ -7,7 +7,7 @@ from enum import StrEnum
 from typing import Any, Literal
 
 from partage.agent.reconciler.apply_once import ApplyResult
-from partage.agent.reconciler.executor import TransactionEnd, TransactionOutcome
+from partage.agent.reconciler.executor import NEEDS_REBOOT, TransactionEnd, TransactionOutcome
 from partage.errors import GpuInUse, Problem, Unsatisfiable
 from partage.faces.documents.document import Document, PolicySource
 from partage.faces.documents.plan import HolderRow, StepRow, blocked_fields, layout_fields, step_rows
@@ -25,8 +25,8 @@ class GpuOutcome(StrEnum):
     """What became of a GPU.
 
     unchanged: there was nothing to do. planned: there is, and it is a dry run. refused: something blocks it.
-    untouched: something blocks another GPU, so none is touched. done, rolled-back, partial, not-started:
-    as in ``TransactionEnd``.
+    untouched: something blocks another GPU, so none is touched. done, rolled-back, partial, not-started,
+    pending-reboot: as in ``TransactionEnd``.
     """
 
     UNCHANGED = "unchanged"
@@ -37,6 +37,7 @@ class GpuOutcome(StrEnum):
     ROLLED_BACK = "rolled-back"
     PARTIAL = "partial"
     NOT_STARTED = "not-started"
+    PENDING_REBOOT = "pending-reboot"
 
 
 class AppliedGpuRow(Frozen, kw_only=True, omit_defaults=True):
@@ -89,16 +90,20 @@ def problems(applied: ApplyResult) -> list[Problem]:
     refused = applied.refused
     said = [_named(gpu, refused[gpu.uuid]) for gpu in applied.first.inventory if gpu.uuid in refused]
     for outcome in applied.failed:
-        ending = (
-            f"; NOT ROLLED BACK: {outcome.rollback_failure}"
-            if outcome.rollback_failure
-            else "; all of it was rolled back"
-        )
+        ending = f"; {_ending(outcome)}"
         gpus = outcome.transaction.gpus
         where = gpus_text(gpu.index for gpu in applied.first.inventory if gpu.uuid in gpus)
         alone = f"; {outcome.left_alone_words}" if outcome.left_alone else ""
         said.append(f"{where}: {outcome.failed}: {outcome.error}{ending}{alone}")
     return [Problem("", "", "error", text) for text in said]
+
+
+def _ending(outcome: TransactionOutcome) -> str:
+    if outcome.ending is TransactionEnd.PENDING_REBOOT:
+        return NEEDS_REBOOT
+    if outcome.rollback_failure:
+        return f"NOT ROLLED BACK: {outcome.rollback_failure}"
+    return "all of it was rolled back"
 
 
 def _named(gpu: Gpu, reason: str) -> str:

@@ -11,12 +11,14 @@ from partage.faces.documents.node import DriverRow
 from partage.faces.documents.resources import ResourceRow
 from partage.faces.wording import container_name
 from partage.model.gpu import Gpu, Inventory
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId
-from partage.model.step import GpuUse, PlannedStep, StartDaemonAt, UseKind, blast_radius, gpus_of
+from partage.model.step import PlannedStep, StartDaemonAt, gpus_of
+from partage.model.undo import blast_radius
 from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import NodePlan, Phase
-from partage.plan.serve.ledger import Certainty, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.values import Frozen
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.reconcile.transition import withdrawn
 from partage.plan.report import MigConfigState, PolicyReason, PolicyState
 from partage.plan.serve.cordon import cordon_sentence
-from partage.plan.serve.ledger import Certainty, Hold, Holder
+from partage.plan.serve.ledger_entry import Certainty, Hold, Holder
 from partage.values import Frozen
 
 _LARGEST_BYTES = 64 * 2**20
@@ -46,7 +46,7 @@ class AgentProcess(Frozen):
 class PolicyRow(Frozen):
     """The policy in force. problems: errors and warnings of the one that was asked for; reason: whether that
     one is in force, and why not; message: the same for people. chosen_by: what chose it; empty: there is no
-    choice.
+    choice. revision, wanted: what a rollout knows the policy in force as, and the one that was asked for.
     """
 
     state: PolicyState
@@ -57,6 +57,8 @@ class PolicyRow(Frozen):
     reason: PolicyReason = PolicyReason.IN_FORCE
     message: str = ""
     chosen_by: str = ""
+    revision: str = ""
+    wanted: str = ""
 
 
 class MigConfigRow(Frozen):

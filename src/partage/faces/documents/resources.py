@@ -24,6 +24,7 @@ class ResourceDeviceRow(Frozen, kw_only=True, omit_defaults=True):
     first_share, count: which of them are here. memory_bytes: of one share.
     pipe: its namespace below the MPS daemon's pipe directory. interval: length of a time slice.
     one_share_only: a container may hold one share only. planned: it has still to be made.
+    by_memory: shares are units of memory, and a container may hold several, all of this device.
     """
 
     uuid: DeviceUuid | None
@@ -42,6 +43,7 @@ class ResourceDeviceRow(Frozen, kw_only=True, omit_defaults=True):
     interval: Interval | None = None
     one_share_only: bool
     planned: bool
+    by_memory: bool = False
 
 
 class ResourceGpuRow(Frozen):

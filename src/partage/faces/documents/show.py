@@ -13,6 +13,7 @@ from partage.faces.documents.resources import ResourceRow, resource_rows
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
 from partage.model.share import NodeOffer
+from partage.plan.slurm.job_processes import JobProcess
 from partage.values import Frozen
 
 
@@ -39,11 +40,15 @@ class ShownAgent(Frozen):
 
 
 class NodeAnswer(NodeRow, kw_only=True):
-    """A node, what it offers, and who holds it. agent: None where none runs, or a policy was given."""
+    """A node, what it offers, and who holds it. agent: None where none runs, or a policy was given.
+
+    slurm_processes: the processes on its GPUs with their Slurm jobs; None where Slurm was not asked.
+    """
 
     resources: tuple[ResourceRow, ...]
     held: tuple[ShownShare, ...]
     agent: ShownAgent | None
+    slurm_processes: tuple[JobProcess, ...] | None = None
 
 
 class NodeDocument(Document, NodeAnswer):
@@ -54,14 +59,20 @@ class NodeDocument(Document, NodeAnswer):
     kind: Literal["Node"] = "Node"
 
 
-def node_document(inventory: Inventory, offer: NodeOffer, report: ReportDocument | None) -> NodeDocument:
-    """The answer. report: None where no agent runs, or a policy was given."""
+def node_document(
+    inventory: Inventory,
+    offer: NodeOffer,
+    report: ReportDocument | None,
+    processes: tuple[JobProcess, ...] | None = None,
+) -> NodeDocument:
+    """The answer. report: None where no agent runs, or a policy was given. processes: of Slurm jobs."""
     return row(
         NodeDocument,
         node_row(inventory),
         resources=resource_rows(offer),
         held=() if report is None else shown_shares(report),
         agent=None if report is None else _agent(report),
+        slurm_processes=processes,
     )
 
 

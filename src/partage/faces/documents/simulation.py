@@ -17,7 +17,7 @@ from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.model.ids import GpuUuid, ShareId
 from partage.plan.reconcile.node_plan import GpuPlan
 from partage.plan.reconcile.transition import withdrawn
-from partage.plan.serve.ledger import Hold
+from partage.plan.serve.ledger_entry import Hold
 from partage.sim.kubelet.pod import ContainerStatus, PodPhase, PodStatus
 from partage.values import Frozen
 

@@ -25,8 +25,10 @@ _LINE = 18
 """Height of a second line at the foot of a card."""
 _LETTER, _BOLD = 0.57, 0.66
 """Width of a letter as a part of its size, plain and bold. Rather too large: text stays in its box."""
-_NARROWEST, _FEWEST = 12, 4
-"""Smallest width of a share that is drawn by itself; smallest number of letters of a holder's name."""
+_NARROWEST, _NARROWEST_AMOUNT, _FEWEST = 12, 3, 4
+"""Smallest width of a share, and of an amount of memory, that is drawn by itself; smallest number of letters
+of a holder's name.
+"""
 
 INK, DIM, PAPER, LINE, UNCUT = "#1f2933", "#66727f", "#ffffff", "#cbd2d9", "#eef1f4"
 TROUBLE, UNSETTLED = "#c62828", "#8a5a00"
@@ -123,12 +125,8 @@ def _card(card: GpuCard, x: int, y: int, height: int, noun: str) -> Iterator[Sha
     if card.standing:
         line = y + height - 12 - _LINE
         yield Label(x + 14, line, _fitting(card.standing, _CARD - 28, 12), 12, UNSETTLED, bold=True)
-    said, colour = (card.trouble, TROUBLE) if card.trouble else (_foot(card), DIM)
+    said, colour = (card.trouble, TROUBLE) if card.trouble else ("; ".join(card.facts), DIM)
     yield Label(x + 14, y + height - 12, _fitting(said, _CARD - 28, 12), 12, colour)
-
-
-def _foot(card: GpuCard) -> str:
-    return "; ".join(part for part in (card.shares, card.guarantee) if part)
 
 
 def _ruler(slices: GpuSlices, x: int, y: int) -> Iterator[Shape]:
@@ -152,7 +150,7 @@ def _block(block: DeviceBlock, x: float, y: int, width: float, colours: tuple[st
         yield from _profile(block.label, x, y, width, DIM)
         return
     spans = _spans([cell.weight for cell in block.cells], place.width)
-    if min(span for _, span in spans) < _NARROWEST:
+    if min(span for _, span in spans) < (_NARROWEST_AMOUNT if block.unit_bytes else _NARROWEST):
         yield from _crowded(block, place)
         yield from _profile(block.label, x, y, width, full)
         return
@@ -177,8 +175,7 @@ def _holder(cell: ShareCell, x: float, y: float, width: float) -> Iterator[Shape
 
 def _crowded(block: DeviceBlock, place: Box) -> Iterator[Shape]:
     """More shares than can be drawn: a stripe that shows how many are held."""
-    held, count = block.held, len(block.cells)
-    gone = sum(cell.withdrawn for cell in block.cells)
+    held, count, gone = block.held, block.count, block.gone
     stripe = Box(place.x, place.y + _MEMORY - 10, place.width * held / count, 10, place.stroke)
     yield place
     if held:
@@ -186,7 +183,7 @@ def _crowded(block: DeviceBlock, place: Box) -> Iterator[Shape]:
     if gone:
         left, width = stripe.x + stripe.width, place.width * gone / count
         yield replace(stripe, x=left, width=width, fill=PAPER, stroke=place.stroke, hatched=True)
-    said = f"{held} of {count} held" + (f", {gone} withdrawn" if gone else "")
+    said = block.held_text + (f", {gone} withdrawn" if gone else "")
     said = said if _width(said, 11) <= place.width - 8 else f"{held}/{count}"
     yield Label(place.x + 5, place.y + (32 if block.label else 24), said, 11, INK)
 

@@ -153,10 +153,11 @@ def _block_label(block: DeviceBlock, width: int) -> str:
 def _block_bar(block: DeviceBlock, width: int, colour: str) -> Text:
     if not block.cells:
         return Text((_UNOFFERED if block.label else _GAP) * (width - 1) + " ", style="bright_black")
-    if width < _NARROWEST * len(block.cells):
+    spans = _spans([cell.weight for cell in block.cells], width)
+    if width < _NARROWEST * len(block.cells) or (block.unit_bytes and min(spans) < _NARROWEST):
         return _crowded_bar(block, width, colour)
     bar = Text()
-    for cell, span in zip(block.cells, _spans([cell.weight for cell in block.cells], width), strict=True):
+    for cell, span in zip(block.cells, spans, strict=True):
         mark = _share_mark(cell, planned=block.planned)
         bar.append(mark * max(1, span - 1) + " " * (span > 1), style=colour)
     return bar
@@ -165,8 +166,7 @@ def _block_bar(block: DeviceBlock, width: int, colour: str) -> Text:
 def _crowded_bar(block: DeviceBlock, width: int, colour: str) -> Text:
     """More shares than columns: how many are held, instead of each share."""
     width -= 1
-    count, held = len(block.cells), block.held
-    gone = sum(cell.withdrawn for cell in block.cells)
+    count, held, gone = block.count, block.held, block.gone
     full = -(-held * width // count)
     rest = min(width - full, -(-gone * width // count))
     free = _PLANNED if block.planned else _FREE
@@ -187,8 +187,8 @@ def _block_names(block: DeviceBlock, width: int) -> str:
     spans = _spans([cell.weight for cell in block.cells], width) if block.cells else []
     if not held:
         return ""
-    if min(spans) < 4:
-        return shorten(f"{len(held)} of {len(block.cells)} held", width - 1)
+    if block.unit_bytes or min(spans) < 4:
+        return shorten(block.held_text, width - 1)
     named = zip(block.cells, spans, strict=True)
     return "".join(abridge(_short(cell.holder), span - 1).ljust(span) for cell, span in named)
 

@@ -12,7 +12,7 @@ from partage.model.gpu import Gpu, Inventory, Link, LostGpu
 from partage.model.ids import GpuUuid
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
-from partage.plan.serve.ledger import Hold
+from partage.plan.serve.ledger_entry import Hold
 from partage.text import count_of, listed, numbers
 from partage.units import format_bytes
 from partage.values import Frozen
@@ -42,7 +42,7 @@ def _resource_lines(resource: Resource) -> list[OfferLine]:
     alike: dict[tuple[str, str, Guarantee], list[DeviceOffer]] = {}
     for offering in resource.offerings:
         key = (
-            sharing_text(offering.strategy, offering.shared, offering.replicas),
+            sharing_text(offering),
             _share(offering),
             offering.guarantee,
         )
@@ -64,16 +64,28 @@ def _resource_lines(resource: Resource) -> list[OfferLine]:
 def _share(offering: DeviceOffer) -> str:
     compute = "" if offering.threads_percent is None else f", {offering.threads_percent}% of SMs"
     planned = ", planned" if offering.planned else ""
-    return f"{format_bytes(offering.memory_bytes)}{compute}{planned}"
+    each = " each" if offering.by_memory else ""
+    return f"{format_bytes(offering.memory_bytes)}{each}{compute}{planned}"
 
 
 def holder_cells(held: Sequence[ShownShare], offer: NodeOffer) -> Iterator[tuple[str, ...]]:
-    """The cells of each held share: GPU, resource, share, who holds it, and how certain that is."""
+    """The cells of each held share: GPU, resource, share, who holds it, and how certain that is. Units of
+    memory that are alike are one row.
+    """
     shares = shares_of(offer)
+    units: dict[tuple[str, ...], int] = {}
     for share in held:
         gpu = "?" if share.gpu is None else str(share.gpu)
-        name = shares[share.id].words if share.id in shares else share.id
-        yield gpu, share.resource, name, " or ".join(share.holders) or "not known yet", share.certainty
+        known = shares.get(share.id)
+        name = share.id if known is None else known.words
+        holders = " or ".join(share.holders) or "not known yet"
+        if known is not None and known.offering.by_memory:
+            key = (gpu, share.resource, holders, share.certainty)
+            units[key] = units.get(key, 0) + known.offering.memory_bytes
+        else:
+            yield gpu, share.resource, name, holders, share.certainty
+    for (gpu, resource, holders, certainty), amount_bytes in units.items():
+        yield gpu, resource, format_bytes(amount_bytes), holders, certainty
 
 
 def pending_lines(inventory: Inventory, pending: Mapping[GpuUuid, str]) -> list[str]:
@@ -98,6 +110,8 @@ def waiting_lines(waiting: Sequence[ReportedGpuRow]) -> list[str]:
     """GPUs that wait for their holders before they change, a sentence each."""
     lines = []
     for gpu in waiting:
+        if gpu.phase is Phase.WAITING and gpu.reason and not gpu.waiting_for:
+            continue  # its reason says for what
         pods = {pod_name(holder) for entry in gpu.waiting_for for holder in entry.holders}
         change = f"GPU {gpu.index} changes to {gpu.wanted_strategy or 'nothing'}"
         if pods:

@@ -15,9 +15,11 @@ from partage.faces.wording import guarantee_words
 from partage.model.gpu import Gpu, Inventory, LostGpu
 from partage.model.ids import GpuUuid
 from partage.model.share import Guarantee, NodeOffer
+from partage.units import format_bytes
 
 if TYPE_CHECKING:
     from partage.faces.documents.show import ShownShare
+    from partage.plan.slurm.job_processes import JobProcess
 
 _GUARANTEE_STYLES = {
     Guarantee.HARD: "green",
@@ -51,6 +53,21 @@ def report_lines(
         yield table
     yield Text()
     yield from (Text(f"! {remark}", style="yellow") for remark in remarks)
+
+
+def jobs_table(processes: Iterable[JobProcess]) -> Table:
+    """The processes on GPUs of a Slurm node: job, user and share of each."""
+    table = plain_table(
+        "Processes of Slurm jobs", "GPU", "Process", "Memory", "Job", "User", "Share", right=("Memory",)
+    )
+    for one in processes:
+        memory = "" if one.used_bytes is None else format_bytes(one.used_bytes)
+        job = ".".join(part for part in (one.job, one.step) if part) or "no job"
+        user = one.user or ("" if one.uid is None else str(one.uid))
+        process = f"{one.name or '?'} ({one.pid})"
+        cells = (one.device or str(one.gpu), process, memory, job, user, one.share)
+        table.add_row(*(Text(cell) for cell in cells), style=None if one.job else "dim")
+    return table
 
 
 def resources_table(offer: NodeOffer) -> Table:

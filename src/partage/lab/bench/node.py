@@ -14,8 +14,8 @@ from partage.lab.bench.model import BenchMachine, BenchSettings
 from partage.lab.gpus import guard_directory, is_workload, mode_name
 from partage.lab.place import TenantPlace
 from partage.model.gpu import ComputeMode, Driver, Gpu, Inventory
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import DeviceUuid
-from partage.model.step import GpuUse
 from partage.text import count_of
 
 _ASSUMED_REPLICAS = 2

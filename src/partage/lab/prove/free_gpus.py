@@ -7,8 +7,8 @@ from collections.abc import Iterable, Mapping
 from partage.errors import Unsatisfiable
 from partage.lab.gpus import find_gpu, is_workload
 from partage.model.gpu import Gpu, Inventory
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
-from partage.model.step import GpuUse
 from partage.text import gpus, listed
 
 _MOST_NAMES = 3

@@ -23,8 +23,24 @@ IN_FOUR = Policy((GpuEntry("", AllDevices(), Mps(_REPLICAS)),))
 
 
 def offer_of_policy(policy: Policy, inventory: Inventory) -> NodeOffer:
-    """What a policy would offer here. Raises Unsatisfiable, InputError."""
-    return advertise(assign(policy, inventory, geometry_of), inventory, policy)
+    """What a policy would offer here. Raises Unsatisfiable, InputError.
+
+    A device in units of memory is tried as two containers have it that share it evenly.
+    """
+    offer = advertise(assign(policy, inventory, geometry_of), inventory, policy)
+    return {gpu: tuple(_halves(row) if row.by_memory else row for row in rows) for gpu, rows in offer.items()}
+
+
+def _halves(row: DeviceOffer) -> DeviceOffer:
+    units = max(1, row.count // 2)
+    return replace(
+        row,
+        replicas=min(2, row.count),
+        count=min(2, row.count),
+        memory_bytes=units * row.memory_bytes,
+        by_memory=False,
+        pipe=f"{row.pipe}{units}" if row.pipe else "",
+    )
 
 
 async def offer_of_daemons(

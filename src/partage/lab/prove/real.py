@@ -23,9 +23,9 @@ from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
 from partage.lab.tenant import TenantLaunch
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy
-from partage.model.step import GpuUse
 
 _TORCH_VERSION = "import importlib.metadata as m; print(m.version('torch'))"
 _VERSION_S = 20

@@ -9,6 +9,7 @@ from msgspec import field
 
 from partage.sim.kubelet.pod import Pod, PodPhase
 from partage.sim.node.faults import Fault
+from partage.sim.node.load import Load
 from partage.sim.node.machine import Machine
 from partage.values import Frozen
 
@@ -46,11 +47,22 @@ class Remark(Frozen):
     text: str
 
 
+class Work(Frozen):
+    """What each container of a pod does on each device that it holds. memory_bytes: the least."""
+
+    memory_bytes: int | None = None
+    load: Load | None = None
+
+
 class RunPods(Frozen):
-    """These pods come. refused: they have to be turned away, with this text in the reason."""
+    """These pods come. refused: they have to be turned away, with this text in the reason. work: of each;
+    None:
+    they use nothing.
+    """
 
     pods: tuple[Pod, ...]
     refused: str | None = None
+    work: Work | None = None
 
 
 class EndPods(Frozen):

@@ -6,6 +6,7 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import assert_never
@@ -78,8 +79,23 @@ class StoryEnding(Frozen):
         return not self.protocol_errors and all(scene.good is not False for scene in self.scenes)
 
 
+Beside = Callable[[StoryStage], AbstractAsyncContextManager[None]]
+"""What goes on beside a story: entered before the agent starts, left after the last step, while the node
+still stands."""
+
+
+def alone(stage: StoryStage) -> AbstractAsyncContextManager[None]:
+    """Nothing goes on beside the story."""
+    del stage
+    return nullcontext()
+
+
 async def play(
-    story: Story, *, seed: int = 0, on_scene: Callable[[StoryScene], None] = lambda _: None
+    story: Story,
+    *,
+    seed: int = 0,
+    on_scene: Callable[[StoryScene], None] = lambda _: None,
+    beside: Beside = alone,
 ) -> StoryEnding:
     """Play the story to its end; expectations that fail do not stop it.
 
@@ -90,7 +106,7 @@ async def play(
     with tempfile.TemporaryDirectory(prefix="partage-", dir=_short_folder()) as folder:
         player = StoryPlayer(story, Path(folder), seed, on_scene)
         try:
-            return await player.play()
+            return await player.play(beside)
         except (InputError, Unsatisfiable) as error:
             raise type(error)(player.named(error.problems)) from error
 
@@ -114,13 +130,14 @@ class StoryPlayer:
         self.stage = StoryStage(self.story, self.folder, self.seed, self._report_late_pod)
         self.policy_name = self.story.policy.name if self.story.policy else ""
 
-    async def play(self) -> StoryEnding:
+    async def play(self, beside: Beside) -> StoryEnding:
         """From the start of the agent to the end of the last step. Leaves no process behind."""
         try:
-            await self.start()
-            for step in self.story.steps:
-                await self.perform(step)
-            return await self.ending()
+            async with beside(self.stage):
+                await self.start()
+                for step in self.story.steps:
+                    await self.perform(step)
+                return await self.ending()
         finally:
             await self.stage.close()  # raises what the agent has raised
 
@@ -181,6 +198,8 @@ class StoryPlayer:
 
     async def _run(self, step: RunPods) -> None:
         for pod in step.pods:
+            if step.work is not None:
+                self.stage.work.want(pod.key, step.work)
             status = await self.stage.admit(pod, may_wait=step.refused is None)
             if step.refused is None:
                 self._report_pod(status)
@@ -213,6 +232,7 @@ class StoryPlayer:
         ending = [pod for pod in running if fnmatchcase(pod.key, step.pattern)]
         for pod in ending:
             await self.stage.kubelet.end(pod)
+        await self.stage.work.update(self.stage.kubelet.pods())
         given_up = [key for key in self.stage.waiting if fnmatchcase(key, step.pattern)]
         for key in given_up:
             del self.stage.waiting[key]

@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from partage.codec.fields import Dialect, Field, Notes, Place, Table, nearest_word
+from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.yaml_document import read_document
 from partage.edges.files.input_file import read_input, read_regular_input
 from partage.edges.files.policy_directory import read_policies
@@ -26,6 +26,7 @@ from partage.lab.stories.model import (
     Story,
     StoryStep,
     TimePasses,
+    Work,
     full_pattern,
 )
 from partage.lab.stories.possible import gpu_indexes, why_impossible
@@ -34,13 +35,14 @@ from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.files.fault_syntax import read_fault
 from partage.sim.node.files.load import load_machine
+from partage.sim.node.files.load_syntax import read_bytes, read_load
 from partage.sim.node.machine import Machine
 from partage.values import Frozen
 
 _TOP = ("title", "machine", "policy", "config", "labels", "steps")
 _STEPS = {
     "say": ("say",),
-    "run": ("run", "requests", "containers", "init", "copies", "refused"),
+    "run": ("run", "requests", "containers", "init", "copies", "refused", "memory", "load"),
     "end": ("end",),
     "policy": ("policy",),
     "label": ("label",),
@@ -72,10 +74,7 @@ def read_story(
     file = str(path)
     document = read_document(read_input(file), file)
     notes = Notes(document, file, Dialect())
-    top = Field(document.value, Place(file, ""), notes).table(_TOP)
-    if top is None:
-        notes.finish()
-        raise AssertionError("a root that is no mapping has been noted")
+    top = notes.top_table(_TOP)
     reader = StoryReader(path.parent)
     chosen_machine = load_machine(machine) if machine is not None else reader.machine(top)
     reader = StoryReader(path.parent, chosen_machine)
@@ -216,7 +215,8 @@ class StoryReader(Frozen):
         except ValueError as error:
             step.whole.error(str(error))
             return None
-        return RunPods(pods, refused or None)
+        work = Work(step.value("memory", read_bytes, None), step.value("load", read_load, None))
+        return RunPods(pods, refused or None, work if work != Work() else None)
 
     def _end(self, step: Table) -> StoryStep | None:
         pattern = step.text("end", "")

@@ -10,6 +10,7 @@ from partage.model.ids import ShareId
 from partage.plan.report import Report
 from partage.sim.kubelet.pod import ContainerStatus, PodStatus
 from partage.text import count_of, gpus, listed
+from partage.units import format_bytes
 
 
 def pod_lines(status: PodStatus, shares: Mapping[ShareId, NamedShare]) -> list[str]:
@@ -29,8 +30,11 @@ def share_lines(container: ContainerStatus, shares: Mapping[ShareId, NamedShare]
 
 
 def _where(ids: tuple[ShareId, ...], shares: Mapping[ShareId, NamedShare]) -> str:
-    """``GPUs 0-3`` for whole GPUs, ``GPU 2 #3`` for shares."""
+    """``GPUs 0-3`` for whole GPUs, ``GPU 2 #3`` for shares, ``GPU 2, 12 GiB`` for units of memory."""
     known = [shares[one] for one in ids if one in shares]
+    if known and len(known) == len(ids) and all(share.offering.by_memory for share in known):
+        first = known[0].offering
+        return f"GPU {first.gpu_index}, {format_bytes(len(ids) * first.memory_bytes)}"
     if known and len(known) == len(ids) and all(share.words == f"GPU {share.gpu_index}" for share in known):
         return gpus(share.gpu_index for share in known)
     return ", ".join(sorted(shares[one].words if one in shares else one for one in ids))

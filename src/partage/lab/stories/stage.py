@@ -12,6 +12,7 @@ from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.errors import InputError, Unreachable
 from partage.lab.stories.model import ChangePolicy, PolicyText, Story
+from partage.lab.stories.pod_work import PodWork
 from partage.lab.stories.rest import at_rest
 from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.model.node_labels import NodeLabels
@@ -86,6 +87,7 @@ class StoryStage:
         self.kubelet = EmbeddedKubelet(
             kubelet_dir, self.settings.pod_resources, seed=self.seed, clock=self.clock
         )
+        self.work: PodWork = PodWork(self.hardware, self.settings.container_logs)
         self.agent_status = AgentStatus(self.clock)
         self._labels: dict[str, str] = dict(self.story.labels or {})
         self._know_labels: Callable[[NodeLabels], None] = lambda _: None
@@ -243,6 +245,7 @@ class StoryStage:
             raise InputError(str(error), _OTHER_NAME) from error
         if may_wait and _found_no_room(status):
             self.waiting[pod.key] = status
+        await self.work.update(self.kubelet.pods())
         return status
 
     async def schedule(self) -> bool:
@@ -254,6 +257,7 @@ class StoryStage:
                 if not _found_no_room(again):
                     del self.waiting[key]
                     admitted = True
+                    await self.work.update(self.kubelet.pods())
                     self.scheduled(again)
         return admitted
 

@@ -8,7 +8,7 @@ from msgspec import field
 
 from partage.model.ids import GpuUuid
 from partage.model.policy import Policy
-from partage.plan.cluster.events import Pod
+from partage.plan.cluster.events import PodName
 from partage.plan.cluster.pending import awaited, certain_holder
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import Report
@@ -61,7 +61,7 @@ def _sentence(plan: GpuPlan, drain_s: int) -> str:
     )
 
 
-def pods_to_evict(state: DrainState, report: Report) -> frozenset[Pod]:
+def pods_to_evict(state: DrainState, report: Report) -> frozenset[PodName]:
     """The pods that hold what has to be released. Only those that the kubelet names now, each alone for its
     share; nobody while the kubelet cannot be asked.
     """
@@ -70,4 +70,4 @@ def pods_to_evict(state: DrainState, report: Report) -> frozenset[Pod]:
     draining = (gpu.plan for gpu in report.gpus if gpu.uuid in state.began_s)
     entries = (entry for plan in draining if plan is not None for entry in plan.waiting_for)
     holders = (certain_holder(entry) for entry in entries)
-    return frozenset(Pod(one.namespace, one.pod) for one in holders if one is not None)
+    return frozenset(PodName(one.namespace, one.pod) for one in holders if one is not None)

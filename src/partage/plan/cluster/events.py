@@ -8,12 +8,12 @@ from partage.model.node_labels import MIG_CONFIG
 from partage.plan.cluster.conditions import illnesses, standing
 from partage.plan.cluster.pending import certain_holder, pods_of
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
-from partage.plan.report import GpuReport, MigConfigState, PolicyReason, PolicyState, Report
+from partage.plan.report import UNASKED, GpuReport, MigConfigState, PolicyReason, PolicyState, Report
 from partage.text import gpus
 from partage.values import Frozen
 
 
-class Pod(Frozen, order=True):
+class PodName(Frozen, order=True):
     """A pod by its name. uid: empty where it is not known."""
 
     namespace: str
@@ -30,7 +30,7 @@ class NodeEvent(Frozen):
     note: str
     action: str
     warning: bool = False
-    about: Pod | None = None
+    about: PodName | None = None
 
 
 def node_events(before: Report | None, now: Report) -> tuple[NodeEvent, ...]:
@@ -51,6 +51,12 @@ def _policy(before: Report | None, now: Report) -> Iterator[NodeEvent]:
         )
         if not told and policy.state is not PolicyState.NONE:
             yield NodeEvent("PolicyInForce", policy.message, "TakePolicy")
+    elif policy.reason.held_back:
+        known = policy.problems != () and policy.problems[0].message != UNASKED.message
+        now_said = policy.reason, policy.message, policy.wanted
+        if known and (old is None or (old.reason, old.message, old.wanted) != now_said):
+            stopped = policy.reason is PolicyReason.ROLLOUT_STOPPED
+            yield NodeEvent(policy.reason.camel, policy.message, "KeepPolicy", warning=stopped)
     elif policy.reason is not PolicyReason.LABELS_UNKNOWN and (old is None or old.message != policy.message):
         yield NodeEvent("PolicyRefused", policy.message, "KeepPolicy", warning=True)
 
@@ -123,7 +129,7 @@ def _waits(before: GpuPlan | None, now: GpuPlan) -> Iterator[NodeEvent]:
         return
     yield NodeEvent("ChangeWaits", f" {standing(now)}", "WaitForPods")
     holders = {certain_holder(entry) for entry in now.waiting_for} - {None}
-    for pod in sorted({Pod(one.namespace, one.pod) for one in holders if one is not None}):
+    for pod in sorted({PodName(one.namespace, one.pod) for one in holders if one is not None}):
         if f"{pod.namespace}/{pod.name}" not in known:
             note = " can only change its sharing when this pod has ended"
             yield NodeEvent("ChangeWaitsForPod", note, "WaitForPods", about=pod)

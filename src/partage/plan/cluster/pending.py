@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from partage.codec.values import CodecError, decode, encode_replacing
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import GpuReport, Report
-from partage.plan.serve.ledger import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 from partage.text import count_of, listed
 from partage.values import Frozen
 

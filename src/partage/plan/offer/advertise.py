@@ -9,12 +9,21 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, planned_uuid
-from partage.model.policy import Exclusive, Mps, Policy, Strategy, TimeSlicing
+from partage.model.policy import Exclusive, MemoryUnits, Mps, Policy, Strategy, TimeSlicing
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer, resources_of
-from partage.plan.offer.assign import Assignment, PlannedDevice, Target
+from partage.plan.offer.assign import Assignment
 from partage.plan.offer.findings import Findings
-from partage.plan.offer.gpu_devices import device_memory
+from partage.plan.offer.gpu_devices import PlannedDevice, device_memory
 from partage.plan.offer.list_size import MESSAGE_LIMIT_BYTES, SLACK_BYTES, list_bytes, most_for_each
+from partage.plan.offer.memory_units import (
+    MOST_NAMESPACES,
+    UNIT_PIPE,
+    check_unit_count,
+    check_units,
+    count_units,
+    unit_offering,
+    units_of,
+)
 from partage.plan.offer.mps_shares import (
     Portions,
     client_cap,
@@ -23,6 +32,7 @@ from partage.plan.offer.mps_shares import (
     no_namespaces,
     portions,
 )
+from partage.plan.offer.target import Target
 from partage.units import MIB
 
 _LARGEST_LIST: Final = MESSAGE_LIMIT_BYTES - SLACK_BYTES
@@ -33,13 +43,14 @@ def advertise(assignment: Assignment, inventory: Inventory, policy: Policy) -> N
 
     Raises Unsatisfiable with all problems: more MPS clients than architecture and driver allow, an MPS
     protocol that the driver does not have, clients that need more memory or threads than the GPU has, more
-    ids in one resource than fit into one kubelet message. Raises InputError for a client whose name gives
-    no valid resource name.
+    ids in one resource than fit into one kubelet message, more units of memory than a node may have.
+    Raises InputError for a client whose name gives no valid resource name.
     """
     findings = Findings(policy.source)
     gpus = [gpu.uuid for gpu in inventory if gpu.uuid in assignment.strategies]
     offer = _offer(gpus, assignment.targets, inventory, findings)
     origins = {target.resource: _replicas_path(target) for target in reversed(assignment.targets)}
+    check_unit_count(offer, origins, findings)
     _refuse_too_long_lists(offer, origins, findings)
     findings.raise_any()
     return offer
@@ -86,12 +97,12 @@ def _offerings(
         case Exclusive():
             offerings = [whole]
         case TimeSlicing():
-            offerings = [_time_sliced(whole, sharing)]
+            offerings = _time_sliced(target, whole, sharing, findings)
         case Mps():
             offerings = _mps(target, whole, sharing, inventory, findings)
         case _:
             assert_never(sharing)
-    return [_at_most_advisory(row) for row in offerings] if inventory.open_to_env else offerings
+    return offerings
 
 
 def _whole_device(target: Target, position: int) -> DeviceOffer:
@@ -128,17 +139,26 @@ def _whole_device(target: Target, position: int) -> DeviceOffer:
     )
 
 
-def _time_sliced(whole: DeviceOffer, sharing: TimeSlicing) -> DeviceOffer:
-    return replace(
-        whole,
-        shared=Strategy.TIME_SLICING,
-        replicas=sharing.replicas,
-        count=sharing.replicas,
-        memory_bytes=whole.memory_bytes // sharing.replicas // MIB * MIB,
-        # The guard sets a framework's own limit, which a tenant can remove.
-        guarantee=Guarantee.ADVISORY if whole.guard else Guarantee.NONE,
-        interval=sharing.interval,
-    )
+def _time_sliced(
+    target: Target, whole: DeviceOffer, sharing: TimeSlicing, findings: Findings
+) -> list[DeviceOffer]:
+    whole = replace(whole, interval=sharing.interval)
+    # The guard sets a framework's own limit, which a tenant can remove.
+    guarantee = Guarantee.ADVISORY if whole.guard else Guarantee.NONE
+    if sharing.units is not None:
+        if not check_units(target, sharing.units, whole.memory_bytes, _replicas_path(target), findings):
+            return []
+        return [unit_offering(whole, sharing.units, Strategy.TIME_SLICING, guarantee)]
+    return [
+        replace(
+            whole,
+            shared=Strategy.TIME_SLICING,
+            replicas=sharing.replicas,
+            count=sharing.replicas,
+            memory_bytes=whole.memory_bytes // sharing.replicas // MIB * MIB,
+            guarantee=guarantee,
+        )
+    ]
 
 
 def _mps(
@@ -157,12 +177,14 @@ def _mps(
         hint = "without 'protocol' smaller shares are held by variables that a tenant can drop"
         findings.add("impossible", path, why_not, hint, gpu)
         return []
+    # A MIG device has no compute mode: a tenant that does not use the daemon's pipe can use all of it.
+    guarded = limits_clients(target.gpu) and sharing.exclusive_process and target.mig is None
+    if sharing.units is not None:
+        return _mps_units(target, whole, sharing, sharing.units, findings, guarded=guarded)
     shares = portions(sharing, whole.memory_bytes)
     if not isinstance(shares, Portions):
         findings.add("impossible", f"{target.origin}.mps.clients", shares.message, shares.hint, gpu)
         return []
-    # A MIG device has no compute mode: a tenant that does not use the daemon's pipe can use all of it.
-    guarded = limits_clients(target.gpu) and sharing.exclusive_process and target.mig is None
     try:
         return client_offerings(whole, shares, guarded=guarded)
     except ValueError as wrong:
@@ -170,15 +192,27 @@ def _mps(
         return []
 
 
-def _at_most_advisory(offering: DeviceOffer) -> DeviceOffer:
-    """A tenant that can set NVIDIA_VISIBLE_DEVICES itself is not limited by anything."""
-    if offering.guarantee.strength <= Guarantee.ADVISORY.strength:
-        return offering
-    return replace(offering, guarantee=Guarantee.ADVISORY)
+def _mps_units(
+    target: Target, whole: DeviceOffer, sharing: Mps, units: MemoryUnits, findings: Findings, *, guarded: bool
+) -> list[DeviceOffer]:
+    """With namespaces each amount has a limit of the daemon's own. Without them the daemon's limit is what
+    the device has, and each container's is in its environment.
+    """
+    path = _replicas_path(target)
+    if not check_units(target, units, whole.memory_bytes, path, findings):
+        return []
+    count, apart = count_units(units, whole.memory_bytes), sharing.protocol >= 3
+    if apart and count > MOST_NAMESPACES:
+        message = f"{count:,} units: protocol 3 has a namespace for each amount, at most {MOST_NAMESPACES:,}"
+        findings.add("impossible", path, message, "take a larger unit, 1Gi", [target.gpu.index])
+        return []
+    guarantee = Guarantee.GUARDED if guarded and apart else Guarantee.ADVISORY
+    row = unit_offering(whole, units, Strategy.MPS, guarantee)
+    return [replace(row, limits_in_env=not apart, pipe=UNIT_PIPE if apart else "")]
 
 
 def _replicas_path(target: Target) -> str:
-    """The path of the replicas in the policy file, which differs between the formats."""
+    """The path of the replicas or the unit in the policy file, which differs between the formats."""
     if not target.origin or isinstance(target.sharing, Exclusive):
         return target.origin
     if ".sharing." in f".{target.origin}":  # an item of NVIDIA's format; in a ConfigMap below its key
@@ -187,4 +221,5 @@ def _replicas_path(target: Target) -> str:
     if isinstance(target.sharing, Mps) and target.sharing.clients:
         return f"{target.origin}.mps.clients"
     inside = ".mig" if target.mig is not None and target.strategy is Strategy.MIG else ""
-    return f"{target.origin}{inside}.{strategy}.replicas"
+    key = "replicas" if units_of(target.sharing) is None else "unit"
+    return f"{target.origin}{inside}.{strategy}.{key}"

@@ -7,16 +7,15 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import field
 
 from partage.errors import Problem
-from partage.model.gpu import Gpu, Inventory, MigDevice, NoDriver
-from partage.model.ids import VENDOR, GpuUuid, ResourceName, parse_resource_name
-from partage.model.node_labels import MIG_CONFIG
+from partage.model.gpu import Inventory, NoDriver
+from partage.model.ids import MEMORY_RESOURCE, GpuUuid, ResourceName, parse_resource_name
+from partage.model.node_labels import ACK_SCHEDULE, MIG_CONFIG, STOOD_FOR
 from partage.model.policy import (
     DesiredMig,
     Exclusive,
     GpuEntry,
     MigStrategy,
     Mps,
-    NamePattern,
     Options,
     Policy,
     ResourceEntry,
@@ -27,34 +26,16 @@ from partage.model.policy import (
 )
 from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.findings import Findings
-from partage.plan.offer.gpu_devices import GpuDevices, PlannedDevice, devices_of
-from partage.plan.offer.mps_shares import Portions, client_resource, limits_clients, portions
-from partage.plan.offer.select import GeometryOf, glob_matches, select, select_layouts
+from partage.plan.offer.gpu_devices import GpuDevices, devices_of
+from partage.plan.offer.memory_units import check_unit_names, units_of
+from partage.plan.offer.resource_names import device_name
+from partage.plan.offer.select import GeometryOf, select, select_layouts
+from partage.plan.offer.target import Target
+from partage.plan.offer.unlike_shares import warn_of_unlike_shares
 from partage.text import gpus
 from partage.values import Frozen
 
-__all__ = ["Assignment", "GeometryOf", "PlannedDevice", "Target", "assign", "default_name", "mig_resource"]
-
-_GPU = ResourceName(f"{VENDOR}/gpu")
 _SUFFIX = ".shared"
-
-
-class Target(Frozen):
-    """One device that is offered. mig: None for a whole GPU.
-
-    resource: the final name. strategy: of the GPU. single: at most one share per container.
-    origin: path in the policy file; empty for the default.
-    """
-
-    gpu: Gpu
-    mig: MigDevice | PlannedDevice | None
-    sharing: Sharing
-    strategy: Strategy
-    resource: ResourceName
-    single: bool = False
-    guard: bool = False
-    watch: WatchAction = WatchAction.WARN
-    origin: str = ""
 
 
 class Assignment(Frozen):
@@ -109,7 +90,7 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
     if strategy is MigStrategy.SINGLE:
         _check_single(policy, inventory, presented, findings)
     devices = [
-        ClaimableDevice(gpu, mig, _name(gpu, mig, policy.options), position)
+        ClaimableDevice(gpu, mig, device_name(gpu, mig, policy.options), position)
         for gpu in inventory
         for position, mig in enumerate(presented[gpu.uuid].devices)
     ]
@@ -118,7 +99,9 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
         _target(device, owners.get(device.gpu.uuid), claims.get(device.key), policy.options, findings)
         for device in devices
     ]
-    _warn_of_unlike_shares(policy, targets, findings)
+    _warn_of_stand_ins(owners, findings)
+    check_unit_names(targets, findings)
+    warn_of_unlike_shares(policy, targets, findings)
     findings.raise_any()
     return Assignment(
         targets=tuple(targets),
@@ -139,7 +122,7 @@ def _existing(
     owners: Mapping[GpuUuid, GpuEntry],
 ) -> Iterator[Target]:
     devices = [
-        ClaimableDevice(gpu, mig, _name(gpu, mig, policy.options), position)
+        ClaimableDevice(gpu, mig, device_name(gpu, mig, policy.options), position)
         for gpu in inventory
         for position, mig in enumerate(presented[gpu.uuid].existing)
     ]
@@ -148,6 +131,19 @@ def _existing(
     for device in devices:
         claimed = claims.get(device.key)
         yield _target(device, owners.get(device.gpu.uuid), claimed, policy.options, unsaid)
+
+
+def _warn_of_stand_ins(owners: Mapping[GpuUuid, GpuEntry], findings: Findings) -> None:
+    """The label asks for something that is not here, and the entry is the nearest to it."""
+    for entry in dict.fromkeys(owners.values()):
+        if entry.in_place_of:
+            findings.add(
+                "doubtful",
+                f"{entry.origin}.when",
+                f"the label {ACK_SCHEDULE} asks for {entry.in_place_of}, "
+                f"{STOOD_FOR[entry.in_place_of]}: it is not here, and this entry counts in its place",
+                "what it guarantees stands in 'partage plan'; compute is not limited",
+            )
 
 
 def _check_labelled(
@@ -177,37 +173,6 @@ def _layouts(owners: Mapping[GpuUuid, GpuEntry], strategy: MigStrategy) -> dict[
     if strategy is MigStrategy.NONE:
         return {uuid: layout for uuid, layout in layouts.items() if not layout.enabled}
     return layouts
-
-
-# --- names -------------------------------------------------------------------------------------
-
-
-def default_name(product: str, profile: str | None, options: Options) -> ResourceName:
-    """The name of a device that is not shared: from the operator's patterns, else from the MIG strategy.
-
-    profile: of a MIG device; None for a whole GPU.
-    """
-    if profile is None:
-        return _by_pattern(product, options.gpu_names) or _GPU
-    named = _by_pattern(profile, options.mig_names)
-    if named is not None:
-        return named
-    if options.mig_strategy is MigStrategy.SINGLE:
-        return _GPU
-    return ResourceName(f"{VENDOR}/{mig_resource(profile)}")
-
-
-def mig_resource(profile: str) -> str:
-    """The part of a resource's name after the slash, for a MIG profile: ``mig-1g.10gb.me``."""
-    return f"mig-{profile.replace('+', '.').replace(',', '.')}"
-
-
-def _name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Options) -> ResourceName:
-    return default_name(gpu.product, None if mig is None else mig.profile, options)
-
-
-def _by_pattern(text: str, patterns: Sequence[NamePattern]) -> ResourceName | None:
-    return next((pattern.name for pattern in patterns if glob_matches(pattern.pattern, text)), None)
 
 
 # --- one device --------------------------------------------------------------------------------
@@ -255,13 +220,15 @@ def _mps_path(origin: str, entry: GpuEntry | None) -> str:
 def _of_gpu(device: ClaimableDevice, entry: GpuEntry, options: Options) -> Target:
     shared = not isinstance(entry.sharing, Exclusive)
     suffix = _SUFFIX if shared and options.rename_shared else ""
+    by_memory = units_of(entry.sharing) is not None
+    default = MEMORY_RESOURCE if by_memory else ResourceName(device.resource + suffix)
     return Target(
         gpu=device.gpu,
         mig=device.mig,
         sharing=entry.sharing,
         strategy=_strategy(device, entry.sharing),
-        resource=entry.name or ResourceName(device.resource + suffix),
-        single=shared and options.fail_requests_greater_than_one,
+        resource=entry.name or default,
+        single=shared and options.fail_requests_greater_than_one and not by_memory,
         guard=entry.guard,
         watch=entry.watch,
         origin=entry.origin,
@@ -330,54 +297,3 @@ def _check_single(
     if len(profiles) > 1:
         message = f"more than one MIG device type present on node: {', '.join(sorted(profiles))}"
         findings.add("impossible", path, message, hint)
-
-
-def _warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: Findings) -> None:
-    """Shares that differ under one name: a pod that asks by name cannot know which it gets."""
-    kinds: dict[ResourceName, dict[str, list[Target]]] = {}
-    for target in targets:
-        for name, kind in _named_kinds(target):
-            kinds.setdefault(name, {}).setdefault(kind, []).append(target)
-    rename = "'rename'" if policy.format.startswith("nvidia") else "'name'"
-    for name, unlike in kinds.items():
-        if len(unlike) < 2:
-            continue
-        said = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
-        origin = next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
-        findings.add(
-            "doubtful",
-            origin,
-            f"{name} holds shares that guarantee different things: {said}",
-            f"give each kind a {rename} of its own, so that pods can choose",
-        )
-
-
-def _named_kinds(target: Target) -> Sequence[tuple[ResourceName, str]]:
-    """The kinds of shares of a device with their names: several if its MPS clients differ."""
-    sharing = target.sharing
-    if not isinstance(sharing, Mps) or not sharing.clients:
-        return [(target.resource, _kind(target))]
-    shares = portions(sharing, target.gpu.memory_bytes)
-    if not isinstance(shares, Portions):
-        return ()
-    try:
-        kinds = [
-            (client_resource(target.resource, client.name), shares.described(client))
-            for client in shares.clients
-        ]
-    except ValueError:  # an invalid name, which ``advertise`` reports
-        return ()
-    return tuple(dict.fromkeys(kinds))
-
-
-def _kind(target: Target) -> str:
-    """A share in words; equal for equal shares."""
-    on = f"{target.mig.profile} " if target.mig is not None else ""
-    match target.sharing:
-        case Exclusive():
-            return f"{on}exclusive"
-        case TimeSlicing(replicas=replicas):
-            return f"{on}time-slicing x {replicas}"
-        case Mps(replicas=replicas, exclusive_process=alone):
-            older = "" if limits_clients(target.gpu) else " without limits"
-            return f"{on}MPS x {replicas}{'' if alone else ' without exclusive-process mode'}{older}"

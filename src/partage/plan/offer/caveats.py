@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 
-from partage.model.gpu import Inventory
+from partage.model.gpu import Inventory, ToolkitConfig
 from partage.model.ids import GpuUuid
 from partage.model.policy import DeviceListStrategy, Exclusive, GpuEntry, Policy, Strategy
-from partage.model.share import NodeOffer
+from partage.model.share import DeviceOffer, NodeOffer
+from partage.plan.offer.mps_shares import client_cap
 from partage.text import gpus
 from partage.values import Frozen
 
@@ -37,17 +38,13 @@ def caveats(
 
 def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: bool) -> Iterator[Caveat]:
     options = policy.options
-    if any(isinstance(entry, GpuEntry) and entry.drain_s is not None for entry in policy.entries):
-        yield Caveat(
-            "'change: drain' evicts pods through the API of a cluster: without one (partage agent "
-            "--cluster), GPUs wait until their pods end.",
-            certain=False,
-        )
+    if draining(policy):
+        yield Caveat(DRAIN_NEEDS_CLUSTER, certain=False)
     if inventory.open_to_env:
         yield Caveat(
-            "Pods of this node can set NVIDIA_VISIBLE_DEVICES themselves and see every GPU: no share "
-            "guarantees more than 'advisory'. Set accept-nvidia-visible-devices-envvar-when-unprivileged "
-            "= false in the container toolkit's config.toml, with deviceListStrategy volume-mounts or cdi."
+            "Pods of this node can set NVIDIA_VISIBLE_DEVICES themselves and see every GPU"
+            f"{_evidence(inventory.toolkit)}: no share guarantees more than 'advisory'. Set {ACCEPTS_ENV} = "
+            "false in the container toolkit's config.toml, with deviceListStrategy volume-mounts or cdi-cri."
         )
     elif inventory.open_to_env is None and DeviceListStrategy.ENVVAR in options.device_list:
         yield Caveat(
@@ -55,6 +52,8 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
             "can, no share guarantees more than 'advisory'.",
             certain=False,
         )
+    if useless := refused_ways(inventory.toolkit, options.device_list):
+        yield Caveat(useless)
     if options.uses_cdi and not ctk_found:
         yield Caveat(
             f"The CDI specification will be incomplete: {options.nvidia_ctk} does not exist, so it "
@@ -67,9 +66,67 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
         )
     if hidden := mig_hidden(inventory):
         yield Caveat(f"{hidden}; a plan of other MIG devices needs root.", certain=False)
+    yield from _of_units([o for some in offer.values() for o in some if o.by_memory], inventory)
     if any(o.shared is Strategy.MPS for some in offer.values() for o in some):
         yield Caveat(
             "Under MPS the limits apply to each process: two of one container can use its share twice."
+        )
+
+
+def draining(policy: Policy) -> tuple[str, ...]:
+    """Paths of the entries with ``change: drain``."""
+    return tuple(
+        entry.origin for entry in policy.entries if isinstance(entry, GpuEntry) and entry.drain_s is not None
+    )
+
+
+DRAIN_NEEDS_CLUSTER = (
+    "'change: drain' evicts pods through the API of a cluster: without one (partage agent --cluster), GPUs "
+    "wait until their pods end."
+)
+
+ACCEPTS_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
+"""Key of the container toolkit's configuration: unprivileged containers may choose GPUs by a variable."""
+
+_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
+
+
+def _evidence(toolkit: ToolkitConfig | None) -> str:
+    """What was seen, in brackets; empty for a simulated node."""
+    if toolkit is None:
+        return ""
+    said = f"{ACCEPTS_ENV} = true" if toolkit.stated else f"{ACCEPTS_ENV} is not set, which means true"
+    return f" ({toolkit.path}: {said})"
+
+
+def refused_ways(toolkit: ToolkitConfig | None, ways: Collection[DeviceListStrategy]) -> str:
+    """Why unprivileged containers would get no GPU by any of these ways; empty if they do."""
+    if toolkit is None or toolkit.accepts_env:
+        return ""
+    if any(way not in (DeviceListStrategy.ENVVAR, DeviceListStrategy.VOLUME_MOUNTS) for way in ways):
+        return ""
+    if DeviceListStrategy.VOLUME_MOUNTS in ways:
+        wrong = "" if toolkit.accepts_mounts else f", and {_MOUNTS} is not true: set it"
+    else:
+        wrong = f": use deviceListStrategy volume-mounts, with {_MOUNTS} = true, or cdi-cri"
+    return wrong and f"Unprivileged containers get no GPU: {toolkit.path} has {ACCEPTS_ENV} = false{wrong}."
+
+
+def _of_units(units: Sequence[DeviceOffer], inventory: Inventory) -> Iterator[Caveat]:
+    """What amounts of memory mean. units: the offers that are shared by memory."""
+    if not units:
+        return
+    yield Caveat(
+        f"An amount of {units[0].resource} is a limit: the context of each process takes 250 to 820 MiB of "
+        "it, the rest is for data. A container that asks for less than 1 GiB may not be able to use any."
+    )
+    capability = {gpu.uuid: gpu.compute_capability for gpu in inventory}
+    caps = {one.gpu: client_cap(capability[one.gpu], inventory.driver) for one in units}
+    if over := [one for one in units if one.shared is Strategy.MPS and one.count > caps[one.gpu].clients]:
+        where = gpus(one.gpu_index for one in over)
+        yield Caveat(
+            f"An MPS server has at most {caps[over[0].gpu].clients} clients, and more containers than that "
+            f"can hold memory of {where}: CUDA does not start in the processes that are too many."
         )
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from partage.errors import InputError, Problem
-from partage.model.node_labels import NodeLabels
+from partage.model.node_labels import ACK_SCHEDULE, STOOD_FOR, NodeLabels
 from partage.model.policy import GpuEntry, LabelCondition, Policy
 
 MOST_LABELLINGS = 4096
@@ -31,7 +31,9 @@ def for_node(policy: Policy, labels: NodeLabels | None) -> Policy:
             [Problem(policy.source, f"{one.origin}.when", "error", said, hint) for one in conditional]
         )
     counting = (
-        replace(entry, when=()) if isinstance(entry, GpuEntry) else entry
+        replace(entry, when=(), in_place_of=_in_place_of(entry, labels))
+        if isinstance(entry, GpuEntry)
+        else entry
         for entry in policy.entries
         if not isinstance(entry, GpuEntry) or _holds(entry.when, labels)
     )
@@ -68,6 +70,11 @@ def _labellings(values: Mapping[str, Mapping[str, None]]) -> Iterator[NodeLabels
         for keys in itertools.combinations(values, count):
             for chosen in itertools.product(*(values[key] for key in keys)):
                 yield dict(zip(keys, chosen, strict=True))
+
+
+def _in_place_of(entry: GpuEntry, labels: NodeLabels) -> str:
+    asked = labels.get(ACK_SCHEDULE, "")
+    return asked if asked in STOOD_FOR and any(one.key == ACK_SCHEDULE for one in entry.when) else ""
 
 
 def _holds(conditions: tuple[LabelCondition, ...], labels: NodeLabels) -> bool:

@@ -13,7 +13,8 @@ from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig, Policy, Strategy, WatchAction
 from partage.model.share import GpuOffer, NodeOffer
 from partage.plan.offer.advertise import advertise, advertise_existing
-from partage.plan.offer.assign import GeometryOf, assign
+from partage.plan.offer.assign import assign
+from partage.plan.offer.select import GeometryOf
 from partage.plan.offer.settings import GpuSettings, settings_of
 from partage.values import Frozen
 

@@ -19,7 +19,7 @@ SLACK_BYTES = 16 * 2**10
 """Reserve: a later version of the kubelet's API may add a field to the message."""
 
 _HEALTH_BYTES = 2 + len("Unhealthy")
-_SEPARATOR_BYTES = len("::")
+_SEPARATOR_BYTES, _UNIT_SEPARATOR_BYTES = len("::"), len("-_-")
 
 
 def list_bytes(offerings: Sequence[DeviceOffer]) -> int:
@@ -48,9 +48,10 @@ def _offering_bytes(offering: DeviceOffer, count: int) -> int:
     bare = len(offering.device.encode())
     if offering.shared is Strategy.EXCLUSIVE:
         return count * _row_bytes(bare, topology)
+    separator = _UNIT_SEPARATOR_BYTES if offering.by_memory else _SEPARATOR_BYTES
     first, last = offering.first, offering.first + count
     return sum(
-        _overlap(first, last, low, high) * _row_bytes(bare + _SEPARATOR_BYTES + digits, topology)
+        _overlap(first, last, low, high) * _row_bytes(bare + separator + digits, topology)
         for digits, low, high in _decades(last)
     )
 

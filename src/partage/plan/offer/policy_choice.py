@@ -56,8 +56,13 @@ def choose_policy(names: Collection[str], labels: NodeLabels | None, rules: Choi
     """
     if labels is None:
         return _without_label(names, rules) if _label_is_no_matter(names, rules) else LabelsUnknown()
-    key = next((key for key in POLICY_LABELS if labels.get(key)), None)
+    key = named_policy(labels)
     return _without_label(names, rules) if key is None else _named(names, labels[key], f"label {key}")
+
+
+def named_policy(labels: NodeLabels) -> str | None:
+    """The label that names a policy; None if none does."""
+    return next((key for key in POLICY_LABELS if labels.get(key)), None)
 
 
 def _label_is_no_matter(names: Collection[str], rules: ChoiceRules) -> bool:

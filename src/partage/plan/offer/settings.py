@@ -9,10 +9,11 @@ from msgspec.structs import replace
 from partage.model.gpu import MigDevice
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec
-from partage.model.policy import Interval, Mps, TimeSlicing
-from partage.plan.offer.assign import Target
+from partage.model.policy import Interval, MemoryUnits, Mps, TimeSlicing
 from partage.plan.offer.gpu_devices import device_memory
+from partage.plan.offer.memory_units import count_units, unit_namespaces
 from partage.plan.offer.mps_shares import Portions, limits_clients, portions
+from partage.plan.offer.target import Target
 from partage.values import Frozen
 
 
@@ -55,7 +56,26 @@ def settings_of(targets: Iterable[Target]) -> dict[GpuUuid, GpuSettings]:
 def daemon_spec(target: Target, sharing: Mps, device: DeviceUuid) -> DaemonSpec:
     """The daemon of a device, with the limits of its shares. device: its UUID."""
     gpu = target.gpu
-    shares = portions(sharing, device_memory(gpu, target.mig).memory_bytes)
-    if not limits_clients(gpu) or not isinstance(shares, Portions):
+    memory_bytes = device_memory(gpu, target.mig).memory_bytes
+    if not limits_clients(gpu):
+        return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
+    if sharing.units is not None:
+        return _unit_daemon(target, sharing, sharing.units, device, memory_bytes)
+    shares = portions(sharing, memory_bytes)
+    if not isinstance(shares, Portions):
         return DaemonSpec(gpu.uuid, device, multi_user=sharing.multi_user)
     return DaemonSpec(gpu.uuid, device, *shares.limits_outside, sharing.multi_user, shares.namespaces)
+
+
+def _unit_daemon(
+    target: Target, sharing: Mps, units: MemoryUnits, device: DeviceUuid, memory_bytes: int
+) -> DaemonSpec:
+    """The daemon of a device that is shared by amounts. Outside of its namespaces nobody gets more than one
+    unit; without namespaces the ceiling is all that is promised.
+    """
+    count = count_units(units, memory_bytes)
+    if sharing.protocol >= 3:
+        spaces = unit_namespaces(units, count)
+        return DaemonSpec(target.gpu.uuid, device, units.unit_bytes, 100, sharing.multi_user, spaces)
+    ceiling_bytes = max(count, 1) * units.unit_bytes
+    return DaemonSpec(target.gpu.uuid, device, ceiling_bytes, 100, sharing.multi_user)

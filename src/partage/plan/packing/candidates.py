@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterable, Iterator
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu, Inventory, MigDevice, RecoveryAction
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
-from partage.model.step import GpuUse, UseKind
 from partage.values import Frozen
 
 State = tuple[Geometry, bool, tuple[tuple[MigProfile, int, tuple[tuple[MigProfile, bool], ...]], ...]]

@@ -9,11 +9,12 @@ from enum import StrEnum
 from msgspec.structs import replace
 
 from partage.model.gpu import Gpu
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import MisfitKind
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig
-from partage.model.step import GpuUse, SetMigMode, UseKind
+from partage.model.step import SetMigMode
 from partage.plan.reconcile.live_instances import LiveInstance
 from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance
 from partage.text import counted
@@ -21,7 +22,9 @@ from partage.values import Frozen
 
 
 class BlockKind(StrEnum):
-    """Why there are no steps. Only HELD can end by itself, and SHARED if it comes from HELD."""
+    """Why there are no steps, or none that may begin. Only HELD and OTHER_PLUGIN can end by themselves, and
+    SHARED if it comes from HELD.
+    """
 
     NO_MIG = "no-mig"
     NOT_PERMITTED = "not-permitted"
@@ -29,6 +32,7 @@ class BlockKind(StrEnum):
     DOES_NOT_FIT = "does-not-fit"
     HELD = "held"
     SHARED = "shared-reset"
+    OTHER_PLUGIN = "other-plugin"
 
 
 class Blocker(Frozen):

@@ -12,9 +12,10 @@ from functools import cached_property
 from msgspec.structs import replace
 
 from partage.model.gpu import Gpu, Inventory
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.share import GpuOffer, NodeOffer
-from partage.model.step import GpuUse, PlannedStep, Step, Transaction
+from partage.model.step import PlannedStep, Step, Transaction
 from partage.plan.offer.assign import assign
 from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf

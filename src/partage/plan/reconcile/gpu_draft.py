@@ -9,17 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from partage.model.gpu import Gpu
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.share import GpuOffer
-from partage.model.step import (
-    GpuUse,
-    PlannedStep,
-    SetComputeMode,
-    StartDaemon,
-    Step,
-    Transaction,
-    UseKind,
-)
+from partage.model.step import PlannedStep, SetComputeMode, StartDaemon, Step, Transaction
 from partage.plan.offer.settings import GpuSettings
 from partage.plan.reconcile.blocked import Blocked, Blocker, blocked_by_users
 from partage.plan.reconcile.node_plan import Observed, Phase

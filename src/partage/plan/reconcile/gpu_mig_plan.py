@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.gpu import Gpu, MigDevice, MigMode
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import DoesNotFit, LayoutItem, matches
 from partage.model.named_layouts import resolve_layout
@@ -21,7 +22,6 @@ from partage.model.step import (
     CreateInstance,
     DestroyCompute,
     DestroyInstance,
-    GpuUse,
     Reset,
     SetMigMode,
     Step,

@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig
-from partage.model.step import GpuUse, Transaction, gpus_of
+from partage.model.step import Transaction, gpus_of
 from partage.plan.reconcile.blocked import Blocked, BlockKind, blocked_by_users, reset_blockers
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, GpuMigSteps, gpu_mig_steps, ordered_steps
 from partage.plan.reconcile.resets import reset_sets

@@ -12,18 +12,19 @@ from enum import StrEnum
 from msgspec import field
 
 from partage.model.gpu import gpu_of_mig_devices
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
-from partage.model.step import GpuUse, PlannedStep, Transaction, UseKind
+from partage.model.step import PlannedStep, Transaction
 from partage.plan.reconcile.attempts import FailedAttempt
 from partage.plan.reconcile.blocked import Blocked
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger import HeldIds, Hold, LedgerEntry
+from partage.plan.serve.ledger_entry import HeldIds, Hold, LedgerEntry
 from partage.values import Frozen
 
 
@@ -31,7 +32,7 @@ class Phase(StrEnum):
     """How one GPU stands between what it is and what the policy wants.
 
     settled:     it is as the policy wants it, and is offered so.
-    waiting:     shares are held, or processes run, that must end first.
+    waiting:     what must end first: shares are held, processes run, another device plugin serves the GPUs.
     withdrawing: no share is held; its ids are withdrawn, and the kubelet gets time to apply that.
     ready:       its steps can be carried out now.
     changing:    its steps are being carried out.
@@ -82,6 +83,8 @@ class Snapshot(Frozen):
     read back (``verifying``). checkpoint: whether held ids can be compared with the kubelet's checkpoint.
     gave_up: GPUs whose pods were asked to leave and did not, and a sentence: they stay as they were.
     cordoned: GPUs of which nobody gets another share; they change as all others do.
+    other_plugin: which other device plugin offers GPUs of this node, a sentence; empty for none. Pods that it
+    admits may begin to use any GPU at any moment, so no GPU is changed meanwhile.
     """
 
     now_s: float
@@ -97,6 +100,7 @@ class Snapshot(Frozen):
     checkpoint: bool = True
     gave_up: Mapping[GpuUuid, str] = field(default_factory=dict)
     cordoned: frozenset[GpuUuid] = frozenset()
+    other_plugin: str = ""
 
     @property
     def cordoned_indexes(self) -> tuple[int, ...]:

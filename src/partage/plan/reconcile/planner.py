@@ -9,21 +9,25 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from partage.model.gpu import NoDriver, gpu_of_mig_devices
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.share import GpuOffer
-from partage.model.step import GpuUse, Step, Transaction, gpus_of
+from partage.model.step import PlannedStep, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
+from partage.plan.reconcile.blocked import Blocked, BlockKind
 from partage.plan.reconcile.conflicts import conflicts
 from partage.plan.reconcile.draft import NodeDraft, draft_node, without_files
 from partage.plan.reconcile.gpu_draft import GpuDraft
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
+from partage.plan.reconcile.recognised import recognised
 from partage.plan.reconcile.transition import GpuServing, awaited_entries, next_due_s, transition
-from partage.plan.serve.ledger import Certainty, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 
 WITHDRAW_S = 1.0
 """How long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at once; an
@@ -55,10 +59,11 @@ class Planner(Struct):
         if desired is None or isinstance(now.observed.node.inventory.driver, NoDriver):
             waits = awaited_entries(now.served, now.entries, _gpu_of(now))
             return NodePlan(serving=dict(now.served), waiting=waits)
-        draft = self._draft(desired, now)
         gpu_of, known = _gpu_of(now), now.observed.node.known
+        seen = recognised(desired, now, gpu_of)
+        draft = self._draft(desired, replace(now, served={**now.served, **seen}) if seen else now)
         conflict = conflicts(now.served, now.held, now.entries, known, checkpoint=now.checkpoint)
-        serving = _next_serving(draft, now, self.withdraw_s, gpu_of, conflict.found)
+        serving = _next_serving(draft, now, self.withdraw_s, gpu_of, conflict.found, seen=seen)
         waits = awaited_entries(serving, now.entries, gpu_of)
         gpus = {
             uuid: _gpu_plan(uuid, one, now, waits, conflict.found.get(uuid, ""))
@@ -134,16 +139,20 @@ def _next_serving(
     withdraw_s: float,
     gpu_of: Mapping[DeviceUuid, GpuUuid],
     in_conflict: Collection[GpuUuid],
+    *,
+    seen: Mapping[GpuUuid, GpuServing],
 ) -> dict[GpuUuid, GpuServing]:
     """What every GPU serves next.
 
     A GPU that is not observed, whose holders are not known yet, or that is being changed keeps what it
     serves; that is nothing for a GPU that was never served. One that has left the node is withdrawn, and
-    dropped once no share of it is held.
+    dropped once no share of it is held. One that is recognised (seen) starts with its offer, unless something
+    has to end first.
     """
     unseen = {gpu for gpu in now.served if gpu not in draft.gpus}
     still = (unseen - now.departed) | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
-    moving = {gpu: serving for gpu, serving in now.served.items() if gpu not in still}
+    starts = {gpu for gpu, serving in seen.items() if draft.gpus[gpu].offer == serving.offer}
+    moving = {gpu: serving for gpu, serving in now.served.items() if gpu not in still | starts}
     wanted = {
         gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still and gpu not in now.unknown
     }
@@ -178,6 +187,8 @@ def _gpu_plan(
         phase, reason = Phase.WAITING, conflict
     elif phase is Phase.WAITING and _unconfirmed(waiting_gpus.get(uuid, ())):
         reason += "; the kubelet's checkpoint has holds that PodResources does not name now"
+    if now.other_plugin and phase in _NOT_BEGUN:
+        return _held_back(uuid, draft, steps, now.other_plugin, conflict)
     attempt = now.attempts.get(uuid)
     return GpuPlan(
         phase=phase,
@@ -187,6 +198,27 @@ def _gpu_plan(
         waiting_for=waiting_gpus.get(uuid, ()),
         blocked=draft.blocked,
         again_s=attempt.again_s if attempt and phase is Phase.FAILED else None,
+        conflict=conflict,
+    )
+
+
+_NOT_BEGUN = frozenset({Phase.WAITING, Phase.WITHDRAWING, Phase.READY, Phase.FAILED})
+"""Phases of GPUs that would be changed, now or later, and are not in hand."""
+
+
+def _held_back(
+    uuid: GpuUuid, draft: GpuDraft, steps: tuple[PlannedStep, ...], other: str, conflict: str
+) -> GpuPlan:
+    """A GPU that is not changed while another plugin offers GPUs. Its holders are not what it waits for:
+    nobody is asked to leave.
+    """
+    reason = f"{other}; no GPU is changed before that has ended"
+    return GpuPlan(
+        phase=Phase.WAITING,
+        reason=reason,
+        steps=(*steps, *draft.later),
+        offer=draft.offer,
+        blocked=Blocked(uuid, BlockKind.OTHER_PLUGIN, reason),
         conflict=conflict,
     )
 
@@ -237,8 +269,8 @@ def _is_ready(
 
     ``now.served`` is published; ``serving`` is not yet.
     """
-    if now.observed.daemons is None:
-        return False  # it is not known which daemons have to stop first
+    if now.observed.daemons is None or now.other_plugin:
+        return False  # it is not known which daemons have to stop first, or who else gets GPUs
     return all(
         gpu not in now.in_hand
         and _is_due(gpu, now)

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from partage.model.gpu import Inventory
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, ShareId, device_of
-from partage.model.step import GpuUse, UseKind
-from partage.plan.serve.ledger import LedgerEntry
+from partage.plan.serve.ledger_entry import LedgerEntry
 
 NOT_NAMED = "(not named by the kubelet)"
 """Name of a pod that holds a share, and that PodResources does not name, or not yet."""

@@ -14,7 +14,7 @@ from msgspec import Struct, field
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
-from partage.plan.serve.ledger import HeldIds, Hold, LedgerEntry
+from partage.plan.serve.ledger_entry import HeldIds, Hold, LedgerEntry
 from partage.values import Frozen
 
 
@@ -235,7 +235,7 @@ def terms_of(offer: GpuOffer) -> dict[DeviceUuid, set[tuple[object, ...]]]:
     """
     terms: dict[DeviceUuid, set[tuple[object, ...]]] = {}
     for one in offer:
-        share = (one.resource, one.strategy, one.shared, one.replicas, one.first, one.count)
+        share = (one.resource, one.strategy, one.shared, one.replicas, one.first, one.count, one.by_memory)
         promise = (one.memory_bytes, one.threads_percent, one.guarantee, one.guard, one.profile)
         terms.setdefault(one.device, set()).add(share + promise)
     return terms
@@ -260,7 +260,9 @@ def _loads(
             offerings = by_device.get(device, [])
             gpu = offerings[0].gpu if offerings else gpu_of.get(device)
             load = loads.setdefault(gpu if gpu in offers else None, _GpuHolds())
-            own = next((one for one in offerings if one.resource == resource and _has(one, replica)), None)
+            own = next(
+                (one for one in offerings if one.resource == resource and _has(one, share, replica)), None
+            )
             if own is None:
                 load.foreign.append((resource, share))
             else:
@@ -272,10 +274,12 @@ _parsed = lru_cache(maxsize=4096)(parse_share_id)
 """Cached: every turn asks about the same ids."""
 
 
-def _has(offering: DeviceOffer, replica: int | None) -> bool:
+def _has(offering: DeviceOffer, share: ShareId, replica: int | None) -> bool:
     if offering.shared is Strategy.EXCLUSIVE:
         return replica is None
-    return replica is not None and offering.first <= replica < offering.first + offering.count
+    if replica is None or not offering.first <= replica < offering.first + offering.count:
+        return False
+    return offering.share_id(replica) == share
 
 
 def _listed_ids(offering: DeviceOffer, now: GpuServing, held: frozenset[ShareId]) -> Iterable[ShareId]:

@@ -60,4 +60,8 @@ def _limits(daemon: DaemonState, share: DeviceOffer) -> bool:
     """Whether the daemon's own limit of memory is the share's."""
     limits = {"": daemon.limits.memory_bytes}
     limits |= {one.name: one.memory_bytes for one in daemon.limits.namespaces}
-    return limits.get(share.pipe.rpartition("/")[2]) == share.memory_bytes
+    name = share.pipe.rpartition("/")[2]
+    if share.by_memory:
+        amounts = range(1, share.replicas + 1)
+        return all(limits.get(f"{name}{units}") == units * share.memory_bytes for units in amounts)
+    return limits.get(name) == share.memory_bytes

@@ -17,12 +17,17 @@ from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.paths import CONTROL_NODES
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
 from partage.model.share import DeviceOffer, Guarantee, Resource, weakest
+from partage.plan.serve.unit_allocation import scattered
+from partage.text import one_or_each
 from partage.units import MIB
 from partage.values import Frozen
 
 CDI_VENDOR = "k8s.device-plugin.nvidia.com"
 GUARD_MOUNT = "/opt/partage/guard"
 """Path of the guard in a container; it is on PYTHONPATH."""
+
+_MOST_NAMED = 512
+"""Ids in PARTAGE_SHARES. One variable of a process can have 128 KiB, and a container thousands of units."""
 
 _VISIBLE = "NVIDIA_VISIBLE_DEVICES"
 _DEVICE_MOUNTS = "/var/run/nvidia-container-devices"
@@ -93,6 +98,10 @@ class AllocateResponder:
             devices = self._device_specs(pieces)
         held = [piece.offering for piece in pieces]
         envs.update(_share_facts(self._name, ids, held))
+        if len(ids) > _MOST_NAMED:
+            del envs["PARTAGE_SHARES"]
+        if held[0].by_memory:
+            envs.update(_gpushare_facts(held))
         if any(offering.guard for offering in held):
             self._add_guard(held, envs, mounts)
         cdi = self._cdi_names(names)
@@ -113,22 +122,11 @@ class AllocateResponder:
             if id_ not in self._pieces:
                 raise self._refusal(f"unknown device: {id_}")
         pieces = [self._pieces[id_] for id_ in ids]
-        if len(ids) > 1:
-            self._check_together([piece.offering for piece in pieces])
+        check_together(self._name, [piece.offering for piece in pieces])
         return pieces
 
-    def _check_together(self, offerings: Sequence[DeviceOffer]) -> None:
-        if any(offering.single and offering.shared is not Strategy.EXCLUSIVE for offering in offerings):
-            raise self._refusal(f"maximum request size for shared resources is 1; found {len(offerings)}")
-        under_mps = {offering.shared is Strategy.MPS for offering in offerings}
-        devices = {offering.device for offering in offerings}
-        if True in under_mps and (len(devices) > 1 or False in under_mps):
-            kind = "GPU" if all(offering.profile is None for offering in offerings) else "MIG device"
-            found = f"found {len(devices)} {kind}s" if len(devices) > 1 else "found other shares"
-            raise self._refusal(f"MPS shares of one container have to come from one {kind}, alone; {found}")
-
     def _refusal(self, reason: str) -> AllocationRefused:
-        return AllocationRefused(f'invalid allocation request for "{self._name}": invalid request: {reason}')
+        return _refusal(self._name, reason)
 
     # --- parts of the answer ------------------------------------------------------------------
 
@@ -148,27 +146,29 @@ class AllocateResponder:
 
         Of a daemon with namespaces only the directory of the share's namespace is mounted, so the container
         cannot connect to other namespaces, the server's default one, or the daemon's socket. Several shares
-        of a container have the limits of
-        one: the shares of a resource are equal.
+        of a container have the limits of one: the shares of a resource are equal. Units of memory add up, and
+        each number of them has its namespace.
         """
         inside = f"/mps/{self._name}/pipe"
         host = f"{self._run_dir}/mps/{offerings[0].device}"
-        below = offerings[0].pipe
+        first = offerings[0]
+        below = f"{first.pipe}{len(offerings)}" if first.pipe and first.by_memory else first.pipe
         envs["CUDA_MPS_PIPE_DIRECTORY"] = inside
         mounts.append(Mount(inside, f"{host}/pipe/{below}" if below else f"{host}/pipe"))
         mounts.append(Mount("/dev/shm", f"{host}/shm"))  # noqa: S108 - a path in the container
         if any(offering.limits_in_env for offering in offerings):
-            threads = min(100, sum(offering.threads_percent or 0 for offering in offerings))
+            threads = [offering.threads_percent for offering in offerings if offering.threads_percent]
             memory_mib = sum(offering.memory_bytes for offering in offerings) // MIB
             # By ordinal: the container sees only this GPU. An entry for another one would make all invalid.
             envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={memory_mib}M"
-            envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(threads)
+            if threads:
+                envs["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(min(100, sum(threads)))
 
     def _add_guard(self, offerings: Sequence[DeviceOffer], envs: dict[str, str], mounts: list[Mount]) -> None:
         """PYTHONPATH replaces the image's, and a pod's own replaces this one: docs/explanation/guard.md."""
         mounts.append(Mount(GUARD_MOUNT, self._guard_dir, read_only=True))
         envs["PYTHONPATH"] = GUARD_MOUNT
-        envs["PARTAGE_TOTAL_BYTES"] = _one_or_each(self._totals(offerings))
+        envs["PARTAGE_TOTAL_BYTES"] = one_or_each(self._totals(offerings))
 
     def _totals(self, offerings: Iterable[DeviceOffer]) -> list[int]:
         """Memory of the devices of these shares, one sum for each GPU in the order of PARTAGE_GPUS."""
@@ -199,6 +199,31 @@ class AllocateResponder:
             return ()
         own = (node for piece in pieces for node in piece.nodes)
         return (*self._control_nodes, *own, *self._imex_nodes)
+
+
+def check_together(resource: ResourceName, offerings: Sequence[DeviceOffer]) -> None:
+    """Whether one container may hold these shares of a resource together. offerings: of each share.
+
+    Raises AllocationRefused.
+    """
+    if len(offerings) < 2:
+        return
+    if any(offering.by_memory for offering in offerings):
+        if len({offering.device for offering in offerings}) > 1:
+            raise scattered(offerings)
+        return
+    if any(offering.single and offering.shared is not Strategy.EXCLUSIVE for offering in offerings):
+        raise _refusal(resource, f"maximum request size for shared resources is 1; found {len(offerings)}")
+    under_mps = {offering.shared is Strategy.MPS for offering in offerings}
+    devices = {offering.device for offering in offerings}
+    if True in under_mps and (len(devices) > 1 or False in under_mps):
+        kind = "GPU" if all(offering.profile is None for offering in offerings) else "MIG device"
+        found = f"found {len(devices)} {kind}s" if len(devices) > 1 else "found other shares"
+        raise _refusal(resource, f"MPS shares of one container have to come from one {kind}, alone; {found}")
+
+
+def _refusal(resource: ResourceName, reason: str) -> AllocationRefused:
+    return AllocationRefused(f'invalid allocation request for "{resource}": invalid request: {reason}')
 
 
 def _as_guarded(offering: DeviceOffer, guard_dir: str) -> DeviceOffer:
@@ -257,12 +282,21 @@ def _share_facts(
         "PARTAGE_SHARES": ",".join(ids),
         "PARTAGE_GPUS": ",".join(by_gpu),
         "PARTAGE_STRATEGY": strategies.pop() if len(strategies) == 1 else "mixed",
-        "PARTAGE_REPLICAS": _one_or_each(replicas),
-        "PARTAGE_MEMORY_BYTES": _one_or_each(memory),
+        "PARTAGE_REPLICAS": one_or_each(replicas),
+        "PARTAGE_MEMORY_BYTES": one_or_each(memory),
         "PARTAGE_GUARANTEE": weakest(offering.guarantee for offering in offerings).value,
     }
 
 
-def _one_or_each(numbers: Sequence[int]) -> str:
-    """One number if all GPUs agree, else one for each, in the order of PARTAGE_GPUS."""
-    return ",".join(map(str, numbers if len(set(numbers)) > 1 else numbers[:1]))
+def _gpushare_facts(units: Sequence[DeviceOffer]) -> dict[str, str]:
+    """What programs for Alibaba's gpushare read: the GPU that is given, and amounts in units.
+
+    IDX is NVML's index, which is what ``partage inspect`` and nvidia-smi show (there: the minor number).
+    POD: the kubelet allocates container by container, so it is the container's amount.
+    """
+    return {
+        "ALIYUN_COM_GPU_MEM_IDX": str(units[0].gpu_index),
+        "ALIYUN_COM_GPU_MEM_POD": str(len(units)),
+        "ALIYUN_COM_GPU_MEM_CONTAINER": str(len(units)),
+        "ALIYUN_COM_GPU_MEM_DEV": str(units[0].replicas),
+    }

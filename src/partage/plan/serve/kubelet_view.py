@@ -11,10 +11,17 @@ from partage.model.health import Health
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable_offer, listed_shares
-from partage.plan.serve.ledger import HeldIds
+from partage.plan.serve.fragmentation import RefusedAmounts, one_device_where_needed
+from partage.plan.serve.ledger_entry import HeldIds
 from partage.values import Frozen
 
-_Key = tuple[Mapping[GpuUuid, GpuServing], int, Mapping[DeviceUuid, bool], frozenset[GpuUuid]]
+_Key = tuple[
+    Mapping[GpuUuid, GpuServing],
+    int,
+    Mapping[DeviceUuid, bool],
+    frozenset[GpuUuid],
+    Mapping[ResourceName, RefusedAmounts],
+]
 
 
 class KubeletView(Frozen):
@@ -31,7 +38,7 @@ class KubeletView(Frozen):
     late: Mapping[ShareId, float] = field(default_factory=dict)
 
 
-EMPTY_VIEW = KubeletView(({}, -1, {}, frozenset()), {}, {}, {})
+EMPTY_VIEW = KubeletView(({}, -1, {}, frozenset(), {}), {}, {}, {})
 
 
 class ShareHealth(Frozen):
@@ -58,17 +65,24 @@ def kubelet_view(
     *,
     now_s: float,
     withdraw_s: float,
+    refused: Mapping[ResourceName, RefusedAmounts] | None = None,
 ) -> KubeletView:
-    """The current view; ``before`` itself if nothing changes. held_version: of the ledger."""
+    """The current view; ``before`` itself if nothing changes. held_version: of the ledger. refused: amounts
+    that no device had free.
+    """
+    refused = refused or {}
     gpu_of = gpu_of_mig_devices(condition.known.values())
     offer = answerable_offer(serving)
     healthy = _healthy(offer, condition)
-    key: _Key = (serving, held_version, healthy, condition.cordoned)
+    key: _Key = (serving, held_version, healthy, condition.cordoned, refused)
     if key == before.key and gpu_of == before.gpu_of:
         return before
     rows = {
-        name: tuple(_device_rows(resource_rows, healthy, condition.cordoned, held.ids.get(name, frozenset())))
+        name: one_device_where_needed(
+            tuple(_device_rows(resource_rows, healthy, condition.cordoned, ids)), ids, refused.get(name)
+        )
         for name, resource_rows in listed_shares(serving, held, gpu_of).items()
+        for ids in [held.ids.get(name, frozenset())]
         if _is_ours(resource_rows)
     }
     return KubeletView(key, rows, gpu_of, offer, _late(serving, rows, before, now_s, withdraw_s))

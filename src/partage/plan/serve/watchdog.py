@@ -18,7 +18,7 @@ from partage.model.policy import WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.model.step import EndProcess
-from partage.plan.serve.ledger import Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Holder, LedgerEntry
 from partage.units import format_bytes
 from partage.values import Frozen
 

@@ -47,8 +47,7 @@ def check_files(
     if slurm_files:
         check_slurm_conf(slurm_files, lines, gres, version, notes)
     settings = Settings(slurm_files)
-    for file in kinds(files, ConfKind.CGROUP):
-        check_cgroup_conf(file, settings, version, notes)
+    check_cgroup_conf(kinds(files, ConfKind.CGROUP), settings, version, notes)
     names = _names(lines, gres, node, whole=bool(slurm_files))
     by_name = {name: line for line in lines for name in line.names}
     views = tuple(view_node(name, by_name.get(name), gres, version, notes) for name in names)

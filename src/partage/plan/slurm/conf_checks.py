@@ -153,10 +153,12 @@ def _check_sharing(settings: Settings, version: SlurmVersion, notes: Notebook) -
         notes.warn(file, line, message, "set DefMemPerCPU or DefMemPerGPU")
 
 
-def check_cgroup_conf(file: ConfFile, settings: Settings, version: SlurmVersion, notes: Notebook) -> None:
-    """One cgroup.conf."""
+def check_cgroup_conf(
+    files: Sequence[ConfFile], settings: Settings, version: SlurmVersion, notes: Notebook
+) -> None:
+    """cgroup.conf, with what it includes; no files: there is none."""
     constrains = False
-    for line in file.lines:
+    for file, line in [(one, line) for one in files for line in one.lines]:
         if line.rest:
             notes.error(
                 file.name, line.number, f"{line.rest[:60]!r} is no key and value: slurmd does not start"
@@ -164,14 +166,14 @@ def check_cgroup_conf(file: ConfFile, settings: Settings, version: SlurmVersion,
         for key, value in line.pairs:
             _check_cgroup_key(file, line, key, version, notes)
             constrains |= key.lower() == "constraindevices" and value.lower() == "yes"
-    if not constrains:
+    if files and not constrains:
         message = "ConstrainDevices is not set: every job can open every GPU of its node"
-        notes.warn(file.name, 0, message, "add ConstrainDevices=yes")
-    elif settings.whole:
+        notes.warn(files[0].name, 0, message, "add ConstrainDevices=yes")
+    elif files and settings.whole:
         plugins = (settings.get("TaskPlugin") or "").lower()
         if "task/cgroup" not in plugins:
             message = "ConstrainDevices has no effect: TaskPlugin in slurm.conf has no task/cgroup"
-            notes.warn(file.name, 0, message, "TaskPlugin=task/cgroup,task/affinity")
+            notes.warn(files[0].name, 0, message, "TaskPlugin=task/cgroup,task/affinity")
 
 
 def _check_cgroup_key(

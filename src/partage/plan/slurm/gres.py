@@ -29,6 +29,7 @@ from partage.model.slurm import (
 from partage.plan.offer.findings import Findings
 from partage.plan.slurm import releases
 from partage.plan.slurm.type_names import TypeNames, device_type, gpu_type
+from partage.units import format_bytes
 from partage.values import Frozen
 
 PERCENT = 100
@@ -71,6 +72,7 @@ def node_gres(
     ordered = _in_order(devices, _profiles(node.offer))
     if ordered:
         _check_mig_shares(ordered, node.name, findings)
+        _check_mig_beside_mps(ordered, version, node.name, findings)
     return NodeGres(
         devices=ordered,
         records=tuple(_records(ordered, version)),
@@ -128,10 +130,16 @@ def _device(
         shares=shares,
         units=PERCENT if shares is GresName.MPS else first.replicas if shares else 0,
         replicas=first.replicas,
+        ask="N, units of " + format_bytes(first.memory_bytes) if first.by_memory else "1",
     )
 
 
 def _can_be_written(row: DeviceOffer, gpu: Gpu, version: SlurmVersion, node: str, findings: Findings) -> bool:
+    if row.by_memory and row.shared is Strategy.MPS:
+        message = "Slurm's mps is a part of the threads, and this GPU is shared by amounts of memory"
+        hint = "with time-slicing: {unit: 1Gi} each unit is a shard; or share it by mps: {replicas: 4}"
+        findings.add("impossible", node, message, hint, [gpu.index])
+        return False
     if row.profile is None:
         return True
     if version < releases.MULTIPLE_FILES:
@@ -196,6 +204,8 @@ def _records(devices: Sequence[SlurmDevice], version: SlurmVersion) -> Iterator[
         yield from _evenly(shared)
         return
     several = len(shared) > 1 and version >= releases.SHARD
+    if several and any(device.shares is GresName.MPS for device in shared):
+        yield from _without_mps(devices)
     for device in shared:
         assert device.shares is not None
         spread = several and device.shares is GresName.MPS
@@ -205,6 +215,21 @@ def _records(devices: Sequence[SlurmDevice], version: SlurmVersion) -> Iterator[
             files=device.files,
             flags=(releases.ALL_SHARING,) if spread else (),
             remark=_request(device),
+        )
+
+
+def _without_mps(devices: Sequence[SlurmDevice]) -> Iterator[GresRecord]:
+    """The line of the whole GPUs beside several with mps. Where they have none, slurmd makes one for them
+    without all_sharing, and that counts for the node. A MIG device can have no such line.
+    """
+    whole = [device for device in devices if device.shares is None and len(device.files) == 1]
+    if whole:
+        yield GresRecord(
+            GresName.MPS,
+            count=0,
+            files=tuple(file for device in whole for file in device.files),
+            flags=(releases.ALL_SHARING,),
+            remark="GPUs without mps; without this line Slurm uses one GPU at a time for mps",
         )
 
 
@@ -221,7 +246,7 @@ def _evenly(shared: Sequence[SlurmDevice]) -> Iterator[GresRecord]:
 def _request(device: SlurmDevice) -> str:
     """How a job asks for one of the shares of a device."""
     if device.shares is GresName.SHARD:
-        return f"index {device.index}: a job asks for --gres=shard:1"
+        return f"index {device.index}: a job asks for --gres=shard:{device.ask}"
     each = max(1, PERCENT // device.replicas)
     return f"index {device.index}: {device.replicas} shares; a job asks for --gres=mps:{each}"
 
@@ -265,6 +290,16 @@ def _check_mig_shares(devices: Sequence[SlurmDevice], node: str, findings: Findi
         )
         hint = "share every device of the node in the same way, or no MIG device"
         findings.add("impossible", node, message, hint)
+
+
+def _check_mig_beside_mps(
+    devices: Sequence[SlurmDevice], version: SlurmVersion, node: str, findings: Findings
+) -> None:
+    """A MIG device without mps has no line of mps, so slurmd makes one for it without all_sharing."""
+    several = sum(one.shares is GresName.MPS for one in devices) > 1
+    mig = any(one.shares is None and len(one.files) > 1 for one in devices)
+    if several and mig and version >= releases.ALL_SHARING_EVERYWHERE:
+        findings.add("doubtful", node, releases.MIG_BESIDE_MPS, releases.MIG_BESIDE_MPS_HINT)
 
 
 def _refuse_both(nodes: Sequence[SlurmNode], findings: Findings) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from partage.codec.hostlist import format_hostlist
 from partage.model.slurm import SlurmVersion
 from partage.plan.slurm import releases
 from partage.plan.slurm.gres_lines import GresConf, GresLine
@@ -128,19 +129,31 @@ class _NodeFiles:
         units = self._placed(kind, mine, said, gpus)
         if said is not None and self._line is not None:
             self._check_sum(kind, said.count or 1, sum(units))
-        self._check_spread(kind, where, mine, units)
+        if kind == "mps" and sum(amount > 0 for amount in units) > 1:
+            self._check_spread(where, mine, [gpu for gpu, n in zip(gpus, units, strict=True) if not n])
         return units
 
     def _check_spread(
-        self, kind: str, where: GresLine | NodeLine, mine: Sequence[GresLine], units: Sequence[int]
+        self, where: GresLine | NodeLine, mine: Sequence[GresLine], others: Sequence[SeenGpu]
     ) -> None:
-        """``mps`` is of one GPU at a time, unless a flag says otherwise."""
-        several = sum(amount > 0 for amount in units) > 1
-        flagged = any(releases.ALL_SHARING in record.flags for record in mine)
-        if kind == "mps" and several and not flagged:
-            message = f"node {self._name} has mps on several GPUs, and only one of them is used at a time"
+        """``mps`` is of one GPU at a time, unless a flag says otherwise. others: GPUs without mps."""
+        flagged = [releases.ALL_SHARING in record.flags for record in mine]
+        strict = self._version >= releases.ALL_SHARING_EVERYWHERE
+        message = f"node {self._name} has mps on several GPUs, and only one of them is used at a time"
+        if not any(flagged) or (strict and not all(flagged)):
             hint = f"add Flags={releases.ALL_SHARING} to the lines of mps (since {releases.SHARD})"
             self._notes.warn(where.file, where.line, message, hint)
+        elif strict:
+            named = {file for record in mine for file in record.files}
+            left = [gpu.files for gpu in others if not named.issuperset(gpu.files)]
+            if any(len(files) > 1 for files in left):
+                about = f"node {self._name}: {releases.MIG_BESIDE_MPS}"
+                self._notes.warn(where.file, where.line, about, releases.MIG_BESIDE_MPS_HINT)
+            elif left:
+                files = format_hostlist(file for one in left for file in one)
+                why = f"{message}, because other GPUs have no line of mps"
+                hint = f"add a line Name=mps Count=0 File={files} Flags={releases.ALL_SHARING}"
+                self._notes.warn(where.file, where.line, why, hint)
 
     def _check_sum(self, kind: str, said: int, placed: int) -> None:
         assert self._line is not None

@@ -25,14 +25,33 @@ NO_ALLOWED_FILE = SlurmVersion(22, 5)
 MIG_BESIDE_SHARES = SlurmVersion(23, 2, 7)
 """Before, ``MultipleFiles`` was split into one device per file once mps or shard was loaded."""
 
+ALL_SHARING_EVERYWHERE = SlurmVersion(23, 2)
+"""Beside a GPU or MIG device without ``mps`` Slurm uses one GPU of the node at a time for mps, unless the
+flag is on every line of mps, and on a line of mps with ``Count=0`` of each GPU that has none (seen on
+24.11.5, not on 22.05.8). Which release changed it is not known."""
+
 EXCLUSIVE_SHARES = SlurmVersion(23, 11, 5)
 """Before, a job with a whole GPU was started on a GPU that still had mps or shard jobs."""
 
 FORGETS_ALLOCATIONS = SlurmVersion(25, 5, 0)
 """This release gave the same GRES to several jobs; 25.05.1 does not."""
 
+INCLUDE_FROM_FIRST = SlurmVersion(23, 2)
+"""A name after ``Include`` that is no path is looked for beside the file that the daemon was given (seen on
+24.11.5); before, beside the file with the line (seen on 22.05.8). Which release changed it is not known."""
+
+RECONFIGURE_APPLIES = SlurmVersion(23, 11)
+"""``scontrol reconfigure`` has every daemon read its files anew, GRES too. Before, slurmctld keeps the GRES
+that it had (seen on 22.05.8), and it has to be restarted, slurmd too."""
+
 NVIDIA_ENV = "nvidia_gpu_env"
 ALL_SHARING = "all_sharing"
+
+MIG_BESIDE_MPS = "MIG devices beside several GPUs with mps: Slurm uses one GPU of the node at a time for mps"
+MIG_BESIDE_MPS_HINT = (
+    "no line of gres.conf helps here; use mps on one GPU of the node, shards (time-slicing), or other nodes "
+    "for MIG devices"
+)
 
 
 def unusable(version: SlurmVersion) -> str:

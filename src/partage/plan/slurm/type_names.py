@@ -10,7 +10,7 @@ import re
 from enum import StrEnum
 
 from partage.model.gpu import Gpu
-from partage.model.ids import VENDOR
+from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer
 
@@ -63,6 +63,8 @@ def _own_name(offer: DeviceOffer) -> str:
     """The name that the policy gives to this resource; empty for a default name."""
     domain, _, name = offer.resource.partition("/")
     plain = name.removesuffix(".shared")
+    if offer.resource == MEMORY_RESOURCE:
+        return ""
     if domain == VENDOR and (plain == "gpu" or plain.startswith("mig-")):
         return ""
     if offer.count != offer.replicas:

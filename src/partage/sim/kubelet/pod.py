@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from enum import StrEnum
 
@@ -11,6 +10,7 @@ from msgspec.structs import replace
 
 from partage.model.allocation import DeviceNode, Mount
 from partage.model.ids import ShareId
+from partage.model.pod_requests import scheduled_requests
 from partage.values import Frozen
 
 
@@ -55,18 +55,11 @@ class Pod(Frozen):
         return container in self.init_containers and not container.restartable
 
     def requests(self) -> dict[str, int]:
-        """What the scheduler counts: main containers and sidecars together, or, if that is more, an init
-        container together with the sidecars before it."""
-        sidecars: Counter[str] = Counter()
-        most: Counter[str] = Counter()
-        for container in self.init_containers:
-            if container.restartable:
-                sidecars.update(container.requests)
-            else:
-                most |= sidecars + Counter(container.requests)
-        for container in self.containers:
-            sidecars.update(container.requests)
-        return dict(most | sidecars)
+        """What the scheduler counts."""
+        return scheduled_requests(
+            ((one.requests, one.restartable) for one in self.init_containers),
+            (one.requests for one in self.containers),
+        )
 
 
 class PodPhase(StrEnum):

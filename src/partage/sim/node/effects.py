@@ -10,10 +10,10 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of, why_no_geometry
 from partage.errors import InputError
 from partage.model.gpu import Driver, Gpu, LostGpu, MigDevice, MigMode, NoDriver
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
 from partage.model.layout import DoesNotFit, LayoutItem
 from partage.model.mps import DaemonPhase
-from partage.model.step import GpuUse
 from partage.sim.node.faults import (
     XID_CONSEQUENCES,
     DriverGone,
@@ -34,6 +34,7 @@ from partage.sim.node.faults import (
     SetCondition,
     SetDaemonPhase,
     SetMig,
+    SetSensors,
     Vacate,
 )
 from partage.sim.node.mig import create_layout
@@ -47,7 +48,7 @@ from partage.sim.node.resets import (
     without_clients,
     without_lost,
 )
-from partage.sim.node.state import SimulatedNode, SimulatedProcess, gpu_at, with_gpu
+from partage.sim.node.state import Sensors, SimulatedNode, SimulatedProcess, gpu_at, with_gpu
 
 
 def apply_fault(state: SimulatedNode, fault: Fault) -> SimulatedNode:
@@ -58,8 +59,8 @@ def apply_fault(state: SimulatedNode, fault: Fault) -> SimulatedNode:
         case GpuReturns(index):
             gpu_at(state, index)
             return replace(state, lost=without_lost(state.lost, index))
-        case SetCondition():
-            return _set_condition(state, fault)
+        case SetCondition() | SetSensors():
+            return _set_values(state, fault)
         case ResetGpu(index):
             return reset_gpu(state, gpu_at(state, index))
         case Reboot():
@@ -102,6 +103,21 @@ def _set_condition(state: SimulatedNode, fault: SetCondition) -> SimulatedNode:
         fabric_ok=before.fabric_ok if fault.fabric_ok is None else fault.fabric_ok,
     )
     return replace(state, conditions={**state.conditions, fault.gpu: after})
+
+
+def _set_values(state: SimulatedNode, fault: SetCondition | SetSensors) -> SimulatedNode:
+    if isinstance(fault, SetCondition):
+        return _set_condition(state, fault)
+    gpu_at(state, fault.gpu)
+    shown = Sensors(
+        fault.temperature_c,
+        fault.power_w,
+        fault.throttle,
+        fault.throttled_s,
+        fault.corrected,
+        fault.uncorrected,
+    )
+    return replace(state, sensors={**state.sensors, fault.gpu: shown})
 
 
 def _after_xid(state: SimulatedNode, xid: RaiseXid) -> SimulatedNode:
@@ -161,12 +177,16 @@ def _with_process(state: SimulatedNode, fault: Occupy) -> Mapping[tuple[GpuUuid,
     starts = {at: process.start for at, process in state.processes.items()}
     same = (start for at, start in starts.items() if at in working and at[1] == fault.pid)
     start = next(same, 1 + max(starts.values(), default=0))
-    process = SimulatedProcess(fault.memory_bytes, _cgroup(fault), fault.mps, start)
+    process = SimulatedProcess(
+        fault.memory_bytes, _cgroup(fault), fault.mps, start, load=fault.load, since_s=state.now_s
+    )
     return {**state.processes, (gpu_at(state, fault.gpu).uuid, fault.pid): process}
 
 
 def _cgroup(fault: Occupy) -> str:
-    """The cgroup path of a process, as containerd or Docker names it."""
+    """The cgroup path of a process, as Slurm, containerd or Docker names it."""
+    if fault.job:
+        return f"/system.slice/slurmstepd.scope/job_{fault.job}/step_batch/user/task_0"
     if not fault.container:
         return "/"
     if not fault.pod:

@@ -5,18 +5,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Literal
+
+from msgspec import field
 
 from partage.errors import HardwareError
 from partage.model.gpu import RecoveryAction
+from partage.model.gpu_use import UseKind
 from partage.model.ids import ContainerId, PodUid
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
-from partage.model.step import UseKind
+from partage.model.samples import Throttle, ThrottleTime
+from partage.sim.node.load import Load
 from partage.values import Frozen
 
-Call = Literal["observe", "conditions", "events", "perform", "uses", "processes", "time-slices", "daemons"]
+Call = Literal[
+    "observe", "conditions", "events", "perform", "uses", "processes", "samples", "time-slices", "daemons"
+]
 """A verb of the hardware port."""
 
 
@@ -156,8 +162,10 @@ class Occupy(Frozen):
     """A program opens the GPU; with ``gi`` that GPU instance; with ``gi`` and ``ci`` that MIG device.
 
     With a pid it is a process with a context. memory_bytes: its memory on the GPU, None where the driver does
-    not say. container, pod: of its cgroup. Both are empty for a process of
-    the host. mps: it is a client of an MPS server (the server itself is called ``nvidia-cuda-mps-server``).
+    not say. container, pod, job: of its cgroup; job: the number of a Slurm job, outside of containers. All
+    are empty for a process of the host. mps: it is a client of an MPS server (the server itself is called
+    ``nvidia-cuda-mps-server``). load: what it does over time, with memory_bytes as its least memory; None:
+    always the same, and no work.
     """
 
     gpu: int
@@ -170,6 +178,8 @@ class Occupy(Frozen):
     container: ContainerId = ContainerId("")
     pod: PodUid = PodUid("")
     mps: bool = False
+    load: Load | None = None
+    job: str = ""
 
     def __str__(self) -> str:
         return f"{self.name} opens GPU {self.gpu}"
@@ -183,6 +193,25 @@ class Vacate(Frozen):
 
     def __str__(self) -> str:
         return f"{self.name or 'every process'} closes GPU {self.gpu}"
+
+
+class SetSensors(Frozen):
+    """What the sensors of the GPU show from now on. None, and an empty tuple: what its load gives.
+
+    throttle: why its clocks are lowered. throttled_s: time so far, by cause. corrected, uncorrected: ECC
+    errors.
+    """
+
+    gpu: int
+    temperature_c: float | None = None
+    power_w: float | None = None
+    throttle: tuple[Throttle, ...] = ()
+    throttled_s: Mapping[ThrottleTime, float] = field(default_factory=dict)
+    corrected: int = 0
+    uncorrected: int = 0
+
+    def __str__(self) -> str:
+        return f"the sensors of GPU {self.gpu} show other values"
 
 
 class HideProcesses(Frozen):
@@ -251,6 +280,7 @@ Fault = (
     | SetMig
     | Occupy
     | Vacate
+    | SetSensors
     | HideProcesses
     | LoseCapabilityFiles
     | LastClientLeaves

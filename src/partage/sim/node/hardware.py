@@ -8,14 +8,17 @@ from collections import Counter, deque
 from collections.abc import Callable
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events
 from partage.errors import DriverUnavailable, GpuInUse, HardwareError, HardwareTimeout, InputError
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid
 from partage.model.mps import DaemonState
 from partage.model.process import Processes
-from partage.model.step import Created, GpuUse, Step, TimeSlice
+from partage.model.samples import Samples
+from partage.model.step import Created, Step, TimeSlice
 from partage.sim.node.daemons import daemons_of
 from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import (
@@ -31,6 +34,7 @@ from partage.sim.node.faults import (
 from partage.sim.node.machine import Machine
 from partage.sim.node.observation import conditions_of, describe_node, inventory_of
 from partage.sim.node.processes import processes_of
+from partage.sim.node.sampling import SimulatedSampler
 from partage.sim.node.settings import time_slices_of
 from partage.sim.node.state import SimulatedNode, gpu_at, power_on
 from partage.sim.node.steps import perform_step
@@ -68,6 +72,7 @@ class SimulatedHardware:
         self._timed: list[TimedFault] = list(machine.faults)
         self._call_faults: list[_CallFault] = []
         self._impossible: list[str] = []
+        self._sampler = SimulatedSampler()
         self._xids: deque[Xid] = deque()
         self._changed = False
         self._state_changed = asyncio.Event()
@@ -107,6 +112,7 @@ class SimulatedHardware:
         """One step on the simulated driver."""
         lost_answer = await self._begin_call("perform")
         self._require_driver()
+        self._sampler.advance(self._state_now())
         state, outcome = perform_step(self._state, step)
         self._set_state(state)
         if lost_answer is not None:
@@ -126,7 +132,13 @@ class SimulatedHardware:
         """Who was put on GPUs with a pid."""
         await self._begin_call("processes")
         self._require_driver()
-        return processes_of(self._state)
+        return processes_of(self._state_now())
+
+    async def samples(self) -> Samples:
+        """Memory and activity now, and the peaks since the first call."""
+        await self._begin_call("samples")
+        self._require_driver()
+        return self._sampler.samples(self._state_now())
 
     async def time_slices(self) -> tuple[TimeSlice, ...]:
         """What was set, or why it cannot be set."""
@@ -222,9 +234,15 @@ class SimulatedHardware:
                 # It was possible when it was written, and is not now: a layout for a GPU that is lost since.
                 self._impossible.append(f"did not happen: {error}")
 
+    def _state_now(self) -> SimulatedNode:
+        """The state, with the time of now."""
+        return replace(self._state, now_s=self._since_first_call_s())
+
     def _apply(self, fault: Fault) -> None:
         """Change the state, and note events and faults of calls. Raises InputError."""
-        state = apply_fault(self._state, fault)
+        now = self._state_now()
+        self._sampler.advance(now)
+        state = replace(apply_fault(now, fault), now_s=0.0)
         match fault:
             case FailCall() | HangCall():
                 self._call_faults.append(_CallFault(fault, fault.times))

@@ -13,13 +13,7 @@ from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
-from partage.model.step import (
-    CreateCompute,
-    Created,
-    CreateInstance,
-    DestroyCompute,
-    DestroyInstance,
-)
+from partage.model.step import CreateCompute, Created, CreateInstance, DestroyCompute, DestroyInstance
 from partage.sim.node.mig import compute_starts, free_compute_start, instance_id, new_device
 from partage.sim.node.preconditions import gpu_in_mig_mode, in_use_error
 from partage.sim.node.state import SimulatedNode, with_gpu

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from partage.edges.files.catalogue import GpuModel, choose_one, load_catalogue
+from partage.edges.files.catalogue import GpuModel, load_catalogue, model_named
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Gpu
 from partage.sim.node.machine import MOST_GPUS, Machine, new_gpu, simulated_inventory
@@ -66,15 +66,7 @@ def _term(part: str, text: str) -> tuple[int, GpuModel, str]:
 
 
 def _model(name: str) -> tuple[GpuModel, str]:
-    if variants := load_catalogue().variants(name):
-        raise InputError(f"{name!r} is the name of several GPU models", choose_one(variants))
-    found = load_catalogue().find(name)
-    if found is None:
-        advice = (
-            f"{load_catalogue().advice(name)}; for another GPU write a machine file, "
-            "see docs/reference/machines.md"
-        )
-        raise InputError(f"no GPU model is called {name!r}", advice)
+    found = model_named(name, "for another GPU write a machine file, see docs/reference/machines.md")
     if found[0] not in load_catalogue().simulated_models():
         raise Unsatisfiable(
             f"{name!r} cannot be simulated: no name, memory or MIG placements are published for it",

@@ -5,8 +5,8 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from partage.model.gpu import Driver, Gpu, Inventory, NoDriver
+from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
-from partage.model.step import GpuUse
 from partage.sim.node.state import SimulatedNode
 
 

@@ -7,8 +7,8 @@ from msgspec.structs import replace
 from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
-from partage.plan.offer.assign import GeometryOf
 from partage.plan.offer.desired import DesiredState
+from partage.plan.offer.select import GeometryOf
 from partage.sim.node.mig import create_layout
 
 _ON, _OFF = MigMode(current=True, pending=True), MigMode(current=False, pending=False)

@@ -6,8 +6,8 @@ from collections.abc import Iterable
 
 from partage.errors import GpuInUse, GpuLost, NotFound, Unsupported
 from partage.model.gpu import Gpu, MigMode
+from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
-from partage.model.step import GpuUse
 from partage.sim.node.state import SimulatedNode
 
 

@@ -2,21 +2,32 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
+
 from msgspec.structs import replace
 
 from partage.edges.hardware.end_process import check_same_process, check_uses_gpu
 from partage.errors import NotPermitted
 from partage.model.cgroup import parse_cgroup
+from partage.model.gpu_use import GpuUse, UseKind
+from partage.model.ids import GpuUuid
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
-from partage.model.step import EndProcess, GpuUse, UseKind
+from partage.model.samples import ProcessActivity
+from partage.model.step import EndProcess
+from partage.sim.node.load import LoadNow, load_at
 from partage.sim.node.state import SimulatedNode, SimulatedProcess
 
 
-def processes_of(state: SimulatedNode) -> Processes:
-    """All uses that have a pid. No rows, and the reason, where the node's processes are hidden."""
+def processes_of(state: SimulatedNode, rows: Sequence[GpuProcess] | None = None) -> Processes:
+    """All uses that have a pid. No rows, and the reason, where the node's processes are hidden. rows: of
+    ``all_rows``, where they are there already.
+    """
     gpus = [gpu for index, gpu in sorted(state.gpus.items()) if index not in state.lost]
-    rows = _rows(state)
-    used = {gpu.uuid: sum(row.used_bytes or 0 for row in rows if row.gpu == gpu.uuid) for gpu in gpus}
+    rows = all_rows(state) if rows is None else rows
+    used = dict.fromkeys((gpu.uuid for gpu in gpus), 0)
+    for row in rows:
+        if row.gpu in used:
+            used[row.gpu] += row.used_bytes or 0
     memory = tuple(GpuMemory(gpu.uuid, used[gpu.uuid]) for gpu in gpus)
     if state.processes_hidden:
         return Processes((), memory, "simulated: the node's processes cannot be seen")
@@ -27,24 +38,45 @@ def end_process(state: SimulatedNode, step: EndProcess) -> SimulatedNode:
     """The node without the process, on all GPUs. Raises NotFound, NotPermitted, Unsupported."""
     if step.pid <= 1:
         raise NotPermitted(f"will not {step}: that is the node's")
-    rows = [row for row in _rows(state) if row.pid == step.pid]
+    rows = [row for row in all_rows(state) if row.pid == step.pid]
     check_uses_gpu(rows, step)
     for row in rows:
         check_same_process(step, row.start, parse_cgroup(row.cgroups).container)
     return replace(state, uses=tuple(use for use in state.uses if use.pid != step.pid))
 
 
-def _rows(state: SimulatedNode) -> list[GpuProcess]:
+def activities_of(state: SimulatedNode, rows: Iterable[GpuProcess]) -> list[ProcessActivity]:
+    """What those of these processes that have a load do now. A process that works on several
+    MIG devices
+    of a GPU counts once.
+    """
+    found: dict[tuple[GpuUuid, int], ProcessActivity] = {}
+    for row in rows:
+        process = state.processes.get((row.gpu, row.pid))
+        if process is not None and process.load is not None:
+            now = _now(state, process)
+            found[row.gpu, row.pid] = ProcessActivity(row.gpu, row.pid, now.sm, now.memory)
+    return list(found.values())
+
+
+def all_rows(state: SimulatedNode) -> list[GpuProcess]:
+    """All processes with contexts, also hidden ones and those on lost GPUs."""
     order = {gpu.uuid: index for index, gpu in state.gpus.items()}
     rows = [
-        _row(use, use.pid, state.processes.get((use.gpu, use.pid)) or SimulatedProcess())
+        _row(state, use, use.pid, state.processes.get((use.gpu, use.pid)) or SimulatedProcess())
         for use in state.all_uses
         if use.pid is not None and use.kind is UseKind.PROCESS
     ]
     return sorted(rows, key=lambda row: (order[row.gpu], row.pid, row.gi_id or 0, row.ci_id or 0))
 
 
-def _row(use: GpuUse, pid: int, process: SimulatedProcess) -> GpuProcess:
+def _now(state: SimulatedNode, process: SimulatedProcess) -> LoadNow:
+    if process.load is None:
+        return LoadNow(process.memory_bytes, 0.0, 0.0)
+    return load_at(process.load, process.memory_bytes, max(0.0, state.now_s - process.since_s))
+
+
+def _row(state: SimulatedNode, use: GpuUse, pid: int, process: SimulatedProcess) -> GpuProcess:
     kind = ProcessKind.COMPUTE
     if is_mps_program(use.name):
         kind = ProcessKind.MPS_SERVER
@@ -53,7 +85,7 @@ def _row(use: GpuUse, pid: int, process: SimulatedProcess) -> GpuProcess:
     return GpuProcess(
         gpu=use.gpu,
         pid=pid,
-        used_bytes=process.memory_bytes,
+        used_bytes=_now(state, process).memory_bytes,
         kind=kind,
         device=use.device,
         gi_id=use.gi_id,

@@ -9,24 +9,41 @@ from msgspec.structs import replace
 
 from partage.errors import InputError
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver, VgpuHost
+from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec
 from partage.model.policy import Interval
-from partage.model.step import GpuUse, UseKind
+from partage.model.samples import Throttle, ThrottleTime
+from partage.sim.node.load import Load
 from partage.sim.node.machine import DRIVER, Machine, derived_uuid
 from partage.sim.node.topology import has_nvswitch
 from partage.values import Frozen
 
 
 class SimulatedProcess(Frozen):
-    """What is known of a process on a GPU besides its use of it. See ``faults.Occupy``."""
+    """What is known of a process on a GPU besides its use of it. See ``faults.Occupy``. since_s: when it
+    came.
+    """
 
     memory_bytes: int | None = None
     cgroup: str = "/"
     mps: bool = False
     start: int = 1
     uid: int = 0
+    load: Load | None = None
+    since_s: float = 0.0
+
+
+class Sensors(Frozen):
+    """What the sensors of a GPU show in place of what its load would give. See ``faults.SetSensors``."""
+
+    temperature_c: float | None = None
+    power_w: float | None = None
+    throttle: tuple[Throttle, ...] = ()
+    throttled_s: Mapping[ThrottleTime, float] = field(default_factory=dict)
+    corrected: int = 0
+    uncorrected: int = 0
 
 
 class SimulatedDaemon(Frozen):
@@ -55,6 +72,8 @@ class SimulatedNode(Frozen):
     daemons: MPS daemons, by the UUID of their GPU or MIG device.
     processes_hidden: the driver lists no process, as in a pid namespace that is not the node's.
     without_files: GPUs whose MIG devices have no capability device files.
+    sensors: of GPUs whose sensors were set. now_s: seconds since the first call, where a load is
+    asked for or begins; 0 in a state that is kept.
     compute_starts: first compute slice, within its GPU instance, of MIG devices by UUID; those that are
             missing here follow each other in the order of their ids.
     """
@@ -79,6 +98,8 @@ class SimulatedNode(Frozen):
     processes_hidden: bool = False
     without_files: frozenset[int] = frozenset()
     compute_starts: Mapping[MigUuid, int] = field(default_factory=dict)
+    sensors: Mapping[int, Sensors] = field(default_factory=dict)
+    now_s: float = 0.0
     machine_type: str = ""
     vgpu: VgpuHost | None = None
 

@@ -6,8 +6,8 @@ from partage.codec.fields import Dialect, Notes
 from partage.codec.yaml_document import Value, YamlDocument
 from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
+from partage.model.gpu_use import UseKind
 from partage.model.ids import ContainerId, PodUid
-from partage.model.step import UseKind
 from partage.sim.node.faults import Fault, HideProcesses, LastClientLeaves, Occupy, SetCondition, Vacate
 from partage.sim.node.files.fault_syntax import read_fault
 from partage.units import GIB
@@ -43,6 +43,10 @@ def test_a_process_is_told_in_words():
     assert fault_of(words) == Occupy(
         1, "train", pid=4711, memory_bytes=8 * GIB, container=CID, pod=UID, mps=True
     )
+    job: dict[str, Value] = {"gpu": 1, "used-by": "train", "pid": 4711, "job": 17}
+    assert fault_of(job) == Occupy(1, "train", pid=4711, job="17")
+    with pytest.raises(InputError, match="a process of a Slurm job is in no container"):
+        fault_of({**job, "container": CID})
     assert fault_of({"processes-hidden": False}) == HideProcesses(on=False)
     assert fault_of({"gpu": 2, "last-client-leaves": True}) == LastClientLeaves(2)
 

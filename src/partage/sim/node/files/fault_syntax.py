@@ -19,10 +19,10 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.gpu import RecoveryAction
+from partage.model.gpu_use import UseKind
 from partage.model.ids import ContainerId, PodUid
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
-from partage.model.step import UseKind
 from partage.sim.node.faults import (
     Call,
     DriverGone,
@@ -43,11 +43,12 @@ from partage.sim.node.faults import (
     SetCondition,
     SetDaemonPhase,
     SetMig,
+    SetSensors,
     TimedFault,
     Vacate,
 )
 from partage.sim.node.files.identifiers import read_index
-from partage.units import parse_bytes
+from partage.sim.node.files.load_syntax import read_bytes, read_load, read_sensors
 
 _CALLS: dict[str, Call] = {verb: verb for verb in get_args(Call)}
 _ERRORS: dict[str, type[HardwareError]] = {
@@ -96,11 +97,11 @@ def read_fault(place: Field) -> Fault | None:
     ``rows-failed``, ``fabric``, each true or false; ``{gpu: 2, mig: [3g.40gb, 1g.10gb]}``, where ``off``
     turns MIG mode off; ``capability-files``, true or false; ``{gpu: 2, used-by: python, gi: 1, ci: 0,
     kind: process | monitor, pid: 4711}``, without ``gi`` the whole GPU, with a pid also ``memory: 8Gi``,
-    ``container: ID``, ``pod: UID`` and ``mps: true``; ``{gpu: 2, left-by: python}``, where true means all
-    programs; ``{gpu: 2, last-client-leaves: true}``.
-    Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``,
+    ``container: ID``, ``pod: UID``, ``mps: true`` and ``load`` (``load_syntax``); ``{gpu: 2, left-by:
+    python}``, where true means all programs; ``{gpu: 2, sensors: {...}}``; ``{gpu: 2, last-client-leaves:
+    true}``. Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``,
     ``{processes-hidden: true}``.
-    Of a call of the port (observe, conditions, events, perform, uses, processes, time-slices):
+    Of a call of the port (observe, conditions, events, perform, uses, processes, samples, time-slices):
     ``{call: observe, fail: timeout, times: 3}``, ``{call: observe, hang: true | seconds}``,
     ``{call: observe, heal: true}``; ``{call: perform, fail: timeout, done: true}``: the step is
     done, and only its answer is lost.
@@ -234,16 +235,26 @@ def _used_by(words: Table) -> Fault:
         gi,
         ci,
         pid,
-        memory_bytes=words.value("memory", _bytes, None),
+        memory_bytes=words.value("memory", read_bytes, None),
         container=ContainerId(words.value("container", _container, "")),
         pod=PodUid(words.value("pod", lambda field: field.matching(_POD, "a pod's UID"), "")),
         mps=words.boolean("mps", default=False),
+        load=words.value("load", read_load, None),
+        job=_job(words),
     )
 
 
-def _bytes(field: Field) -> int | None:
-    """``8Gi``, or a number of bytes."""
-    return field.integer(0) if type(field.value) is int else field.parsed(parse_bytes, "8Gi")
+def _job(words: Table) -> str:
+    """The number of a Slurm job; such a process is in no container."""
+    number = _number(words, "job")
+    if number is not None and ("container" in words or "pod" in words):
+        words.here("job").error("a process of a Slurm job is in no container: leave container and pod out")
+    return "" if number is None else str(number)
+
+
+def _sensors(words: Table) -> Fault:
+    gpu = _gpu(words)
+    return words.needed("sensors", lambda field: read_sensors(gpu, field)) or SetSensors(gpu)
 
 
 def _container(field: Field) -> str | None:
@@ -301,7 +312,11 @@ _KINDS: dict[str, tuple[Callable[[Table], Fault], tuple[str, ...]]] = {
         ("gpu",),
     ),
     "last-client-leaves": (_last_client_leaves, ("gpu",)),
-    "used-by": (_used_by, ("gpu", "gi", "ci", "kind", "pid", "memory", "container", "pod", "mps")),
+    "used-by": (
+        _used_by,
+        ("gpu", "gi", "ci", "kind", "pid", "memory", "container", "pod", "mps", "load", "job"),
+    ),
+    "sensors": (_sensors, ("gpu",)),
     "left-by": (_left_by, ("gpu",)),
     "reboot": (_reboot, ()),
     "driver": (_driver, ()),

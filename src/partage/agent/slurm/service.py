@@ -1,0 +1,199 @@
+"""The agent of a compute node of Slurm: connects its parts and starts its tasks. There is no kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import os
+import time
+from asyncio import FIRST_COMPLETED
+from collections.abc import Awaitable, Callable, Mapping
+
+from msgspec.structs import replace
+
+from partage.agent.observers.hardware import HardwareObserver, XidLog
+from partage.agent.observers.history import UsageHistory
+from partage.agent.observers.policy import PolicyObserver
+from partage.agent.observers.settings import SettingsObserver
+from partage.agent.options import AgentOptions
+from partage.agent.originals import Originals
+from partage.agent.reconciler.node_port import NodePort
+from partage.agent.reconciler.reconciler import Reconciler
+from partage.agent.reconciler.unfinished import UnfinishedChange
+from partage.agent.slurm.history import JobUse
+from partage.agent.slurm.node_files import NodeFiles
+from partage.agent.slurm.options import SlurmOptions
+from partage.agent.slurm.status import SlurmStatus
+from partage.agent.slurm.upkeep import SlurmUpkeep
+from partage.edges.directory_changes import DirectoryChanges
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.directory_lock import RUN_LOCK, take_lock
+from partage.edges.files.state import SavedState, StateDir
+from partage.edges.files.usage_days import UsageDays
+from partage.edges.hardware.port import Hardware
+from partage.edges.slurm.control import SlurmControl
+from partage.edges.ticks import until_tick
+from partage.model.gpu import Inventory
+from partage.model.ids import GpuUuid
+from partage.plan.reconcile.node_plan import Phase
+from partage.plan.reconcile.planner import Planner
+from partage.plan.reconcile.settings_steps import OriginalSettings
+
+log = logging.getLogger(__name__)
+
+FIRST_OBSERVATION_S = 5.0
+"""How long the start waits for the first observation: a policy that does not fit the node ends the agent."""
+
+
+async def run(
+    options: AgentOptions,
+    slurm: SlurmOptions,
+    hardware: Hardware,
+    *,
+    stop: asyncio.Event,
+    beside: Callable[[SlurmStatus], Awaitable[None]] | None = None,
+) -> None:
+    """Keep Slurm and the GPUs of this node the same until ``stop`` is set. The caller closes the hardware.
+
+    beside: runs at the same time, and is cancelled in the end.
+
+    Raises InputError or Unsatisfiable, with nothing changed, if the policy cannot be applied and there is no
+    last good one; InputError if another agent has locked the state or the run directory.
+    """
+    wait_s = options.intervals.other_ends_s
+    directory = await asyncio.to_thread(StateDir, options.state_dir, wait_s)
+    lock = None
+    try:
+        with contextlib.suppress(OSError):
+            options.run_dir.mkdir(parents=True, exist_ok=True)
+            lock = take_lock(options.run_dir, RUN_LOCK, wait_s=wait_s)
+        await _Service(options, slurm, hardware, directory).run(stop, beside)
+    finally:
+        directory.close()
+        if lock is not None:
+            os.close(lock)
+
+
+class _Service:
+    """The connected parts."""
+
+    def __init__(
+        self, options: AgentOptions, slurm: SlurmOptions, hardware: Hardware, directory: StateDir
+    ) -> None:
+        self._options, self._directory, self._saved = options, directory, SavedState()
+        clock, intervals = time.monotonic, options.intervals
+        asked = asyncio.Event()
+        self._hardware = HardwareObserver(hardware, asked.set, intervals, XidLog(clock))
+        settings = SettingsObserver(hardware, clock, intervals.observe_s)
+        self._changes = DirectoryChanges()
+        self._policies = PolicyObserver(options, geometry_of, asked.set, changes=self._changes)
+        unfinished = UnfinishedChange(options.state_dir)
+        self._upkeep = SlurmUpkeep(
+            options=slurm,
+            hardware=self._hardware,
+            settings=settings,
+            policies=self._policies,
+            planner=Planner(geometry_of, intervals.withdraw_s),
+            files=NodeFiles.of(slurm, options.state_dir),
+            control=SlurmControl(slurm.programs, options.environ, slurm.pace.answer_s),
+            clock=clock,
+            asked=asked,
+        )
+        port = NodePort(
+            hardware=self._hardware,
+            settings=settings,
+            policies=self._policies,
+            originals=Originals(_no_settings),
+            unfinished=unfinished,
+            geometry_of=geometry_of,
+            intervals=intervals,
+            planned=self._upkeep.plan,
+            until_usable=_at_once,
+            ask=asked.set,
+        )
+        self._upkeep.reconciler = Reconciler(port, clock, asked.set, intervals.retry_s)
+        self._upkeep.reconciler.in_hand = dict.fromkeys(unfinished.read(), Phase.VERIFYING)
+        self._use = JobUse(hardware, self._upkeep.control, slurm.node, options.run_dir)
+        self._history = self._history_of(slurm, self._use) if options.history_days else None
+
+    def _history_of(self, slurm: SlurmOptions, use: JobUse) -> UsageHistory:
+        options = self._options
+        return UsageHistory(
+            files=UsageDays(options.state_dir, options.history_days),
+            node=slurm.node,
+            look=use.look,
+            wanted=use.wanted,
+            gpus=self._hardware.models,
+            intervals=options.intervals,
+            jobs=lambda: use.names,
+        )
+
+    async def _beside(self, faces: Callable[[SlurmStatus], Awaitable[None]]) -> None:
+        status = SlurmStatus(
+            node=self._use.node,
+            hardware=self._hardware,
+            use=self._use,
+            loop=asyncio.get_running_loop(),
+            dcgm=self._options.dcgm_names,
+            history=None if self._history is None else self._history.files.texts,
+        )
+        await faces(status)
+
+    async def run(self, stop: asyncio.Event, beside: Callable[[SlurmStatus], Awaitable[None]] | None) -> None:
+        """Start, run, stop."""
+        loaded = self._directory.load(time.monotonic())
+        for problem in loaded.problems:
+            log.warning("state cannot be used", extra={"problem": problem})
+        self._saved = loaded.state or SavedState()
+        self._policies.fallback = self._saved.policy
+        self._policies.start()
+        observation = asyncio.create_task(self._hardware.observe(), name="first observation")
+        stopped = asyncio.create_task(stop.wait(), name="stop")
+        try:
+            await asyncio.wait(
+                {observation, stopped}, timeout=FIRST_OBSERVATION_S, return_when=FIRST_COMPLETED
+            )
+            self._policies.resolve_on(self._hardware.node)
+            self._policies.check_in_force()
+            tasks = {
+                "observe": self._hardware.observe_regularly(),
+                "events": self._hardware.watch_events(),
+                "policy": self._policies.watch(),
+                "state": self._save_policy(),
+                "upkeep": self._upkeep.run(),
+            }
+            if self._history is not None:
+                tasks["history"] = self._history.run()
+            if beside is not None:
+                tasks["faces"] = self._beside(beside)
+            async with asyncio.TaskGroup() as group:
+                running = [group.create_task(task, name=name) for name, task in tasks.items()]
+                await stopped
+                for task in running:
+                    task.cancel()
+        finally:
+            observation.cancel()
+            stopped.cancel()
+            self._changes.close()
+        if self._history is not None:
+            await asyncio.to_thread(self._history.save)
+
+    async def _save_policy(self) -> None:
+        """Keep the last good policy for the next agent."""
+        written = self._saved.policy
+        while True:
+            if self._policies.good is not None and self._policies.saved != written:
+                written = self._policies.saved
+                state = replace(self._saved, policy=written)
+                if failed := await asyncio.to_thread(self._directory.save, state, time.monotonic()):
+                    log.warning("state cannot be written", extra={"reason": failed.reason})
+            await until_tick(self._options.intervals.policy_s)
+
+
+async def _no_settings(_: Mapping[GpuUuid, OriginalSettings]) -> None:
+    """The agent of a Slurm node changes no settings of GPUs."""
+
+
+async def _at_once(_: Inventory) -> None:
+    """No CDI specs are written for jobs."""

@@ -1,0 +1,301 @@
+"""The task that keeps Slurm and the GPUs of a compute node the same: look, decide, do one thing, look again.
+
+What to do next is decided in ``plan/slurm/upkeep``; layouts are made by the same reconciler as on a node of
+Kubernetes. Daemons, compute modes and time slices are left alone: the prolog has them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable
+
+from msgspec import Struct, field
+from msgspec.structs import replace
+
+from partage.agent.observers.hardware import HardwareObserver
+from partage.agent.observers.policy import PolicyObserver
+from partage.agent.observers.settings import SettingsObserver
+from partage.agent.reconciler.reconciler import Reconciler
+from partage.agent.slurm.node_files import NodeFiles, WantedFiles
+from partage.agent.slurm.options import SlurmOptions
+from partage.agent.waiting import wait_at_most
+from partage.codec.slurm_text import gres_conf
+from partage.edges.files.catalogue import model_of
+from partage.edges.slurm.control import SlurmControl
+from partage.edges.slurm.devices_file import devices_text
+from partage.errors import InputError, PartageError, Unreachable
+from partage.model.gpu import NoDriver
+from partage.model.slurm import SlurmNode
+from partage.model.slurm_live import LiveNode
+from partage.plan.offer.desired import DesiredState
+from partage.plan.offer.findings import Findings
+from partage.plan.reconcile.known_node import KnownNode
+from partage.plan.reconcile.node_plan import NodePlan, Phase, Snapshot
+from partage.plan.reconcile.planner import Planner
+from partage.plan.slurm.gres import NodeToName, cluster_config, node_gres
+from partage.plan.slurm.job_processes import of_jobs
+from partage.plan.slurm.node_devices import node_devices
+from partage.plan.slurm.node_files import Writes, wanted_counts, wanted_files
+from partage.plan.slurm.upkeep import (
+    DrainNode,
+    LoadFiles,
+    MakeLayout,
+    Move,
+    Rest,
+    ResumeNode,
+    UpkeepInput,
+    WriteFiles,
+    next_move,
+    what_is_due,
+)
+
+log = logging.getLogger(__name__)
+
+_STAYS = (Phase.SETTLED, Phase.BLOCKED)
+"""Phases of a GPU whose layout is not about to change."""
+
+
+class SlurmUpkeep(Struct):
+    """Looks and acts. asked: something has changed. move: the last one."""
+
+    options: SlurmOptions
+    hardware: HardwareObserver
+    settings: SettingsObserver
+    policies: PolicyObserver
+    planner: Planner
+    files: NodeFiles
+    control: SlurmControl
+    clock: Callable[[], float]
+    reconciler: Reconciler | None = None
+    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    move: Move = field(default_factory=Rest)
+    _said: str = ""
+    _pause_s: float = 0.0
+    _unwritten: str = ""
+    _unwritten_s: float = 0.0
+    _loading_s: float | None = None
+
+    async def run(self) -> None:
+        """Look and act until cancelled."""
+        assert self.reconciler is not None
+        await self.reconciler.finish_cut_off()
+        while True:
+            before = self.move
+            try:
+                self.move = await self.turn()
+            except PartageError as error:
+                self.move = Rest(str(error))
+            self._say(self.move)
+            await self._pause(before)
+
+    async def turn(self) -> Move:
+        """One look and one move. Raises ClusterError where Slurm refuses, HardwareError."""
+        node = self.hardware.node
+        if node is None or self.hardware.trouble:
+            return Rest(f"the GPUs are not known: {self.hardware.trouble or 'not observed yet'}")
+        self.policies.resolve_on(node)
+        now, wanted = await self._look(node)
+        move = next_move(now)
+        await self._do(move, now.node, wanted)
+        return move
+
+    def plan(self) -> NodePlan:
+        """The plan of this moment, of layouts alone."""
+        desired = self.policies.desired
+        only_layouts = None if desired is None else replace(desired, settings={}, existing_settings={})
+        return self.planner.plan(only_layouts, self._snapshot())
+
+    # --- looking ------------------------------------------------------------------------------
+
+    def _snapshot(self) -> Snapshot:
+        assert self.hardware.node is not None
+        assert self.reconciler is not None
+        observed = replace(self.settings.observed(self.hardware.node), daemons=())
+        return Snapshot(
+            now_s=self.clock(),
+            observed=observed,
+            attempts=self.reconciler.attempts,
+            in_hand=self.reconciler.in_hand,
+        )
+
+    async def _look(self, node: KnownNode) -> tuple[UpkeepInput, WantedFiles | None]:
+        assert self.reconciler is not None
+        live = await self._ask_slurm()
+        trouble = _trouble(node)
+        plan = NodePlan() if trouble else self.plan()
+        if not plan.settled:
+            await self.settings.observe(users=True, slices=False)
+            plan = self.plan()
+        self.reconciler.published(plan)
+        now = UpkeepInput(
+            node=live,
+            version=self.options.version,
+            trouble=trouble,
+            change=_change(node, plan),
+            ready=bool(plan.ready),
+            stuck="; ".join(dict.fromkeys(one.reason for one in plan.gpus.values() if one.reason)),
+            writes_counts=self.options.writes is Writes.SHARED,
+            resumed=self.files.state.resumed,
+        )
+        wanted = None
+        if not (trouble or now.change):
+            try:
+                wanted = self._wanted()
+            except PartageError as error:
+                now = await asyncio.to_thread(self._undescribed, now, node, str(error))
+        if wanted is not None and live is not None:
+            now = replace(
+                now,
+                files=await asyncio.to_thread(self.files.compare, wanted, live),
+                loaded=await asyncio.to_thread(self.files.loaded, wanted, live),
+                wanted=wanted.counts,
+            )
+        if live is not None and live.drained and what_is_due(now):
+            jobs = await asyncio.to_thread(self.control.jobs, self.options.node)
+            found = await self.hardware.hardware.processes()
+            now = replace(now, jobs=jobs, processes=of_jobs(found.rows))
+        if self._unwritten and self.clock() >= self._unwritten_s:
+            self._unwritten = ""
+        unwritten = self._unwritten or self.files.by_others
+        return replace(now, unwritten=unwritten, asked=self._is_loading()), wanted
+
+    async def _ask_slurm(self) -> LiveNode | None:
+        try:
+            return await asyncio.to_thread(self.control.node, self.options.node)
+        except Unreachable as error:
+            log.debug("slurmctld does not answer", extra={"reason": str(error)})
+            return None
+
+    def _wanted(self) -> WantedFiles:
+        """What the files have to say. Raises InputError, Unsatisfiable."""
+        if self.policies.desired is None:
+            raise InputError("no policy is in force")
+        return wanted_of(self.policies.desired, self.options)
+
+    def _undescribed(self, now: UpkeepInput, node: KnownNode, why: str) -> UpkeepInput:
+        """The node cannot be described to Slurm: it stays as it is, as long as all that jobs are given is
+        still there."""
+        there = {gpu.uuid for gpu in node.inventory} | {
+            mig.uuid for gpu in node.inventory for mig in gpu.mig_devices
+        }
+        gone = self.files.told_devices() - there
+        if gone:
+            return replace(now, trouble=f"devices that Slurm gives to jobs are gone: {why}")
+        return replace(now, undescribed=why)
+
+    def _is_loading(self) -> bool:
+        return self._loading_s is not None and self.clock() < self._loading_s + self.options.pace.asked_s
+
+    # --- acting -------------------------------------------------------------------------------
+
+    async def _do(self, move: Move, live: LiveNode | None, wanted: WantedFiles | None) -> None:
+        name = self.options.node
+        match move:
+            case DrainNode(reason=reason):
+                await asyncio.to_thread(self.control.drain, name, reason)
+            case MakeLayout():
+                assert self.reconciler is not None
+                await self.reconciler.step()
+            case WriteFiles() if wanted is not None:
+                await self._write(wanted)
+            case LoadFiles(reconfigure=reconfigure):
+                await self._load(reconfigure=reconfigure)
+            case ResumeNode() if live is not None:
+                await asyncio.to_thread(self.control.resume, name)
+                await asyncio.to_thread(self.files.resumed, live)
+                self._loading_s = None
+
+    async def _write(self, wanted: WantedFiles) -> None:
+        self._loading_s = None
+        try:
+            await asyncio.to_thread(self.files.write, wanted)
+            await asyncio.sleep(await asyncio.to_thread(self.files.until_readable_s))
+            if self.options.writes is Writes.SHARED and not self.files.state.loaded:
+                await asyncio.sleep(random.uniform(0, self.options.pace.spread_s))  # noqa: S311 - no secret
+        except PartageError as error:
+            self._unwritten, self._unwritten_s = str(error), self.clock() + self.options.pace.retry_s
+            log.warning("files cannot be written", extra={"reason": str(error)})
+
+    async def _load(self, *, reconfigure: bool) -> None:
+        await asyncio.sleep(await asyncio.to_thread(self.files.until_readable_s))
+        if reconfigure:
+            await asyncio.to_thread(self.control.reconfigure)
+        else:
+            await asyncio.to_thread(self.control.restart_slurmd, self.options.restart)
+        self._loading_s = self.clock()
+
+    # --- saying and waiting -------------------------------------------------------------------
+
+    def _say(self, move: Move) -> None:
+        """Log a move, or why there is none, once."""
+        if isinstance(move, Rest):
+            self._log_once("slurm waits" if move.why else "slurm is as it should be", move.why)
+        else:
+            self._said = ""
+            log.info(f"slurm: {_NAMES[type(move)]}", extra={"reason": getattr(move, "reason", None)})
+
+    def _log_once(self, event: str, why: str) -> None:
+        said = f"{event} {why}"
+        if said != self._said:
+            self._said = said
+            log.log(logging.WARNING if why else logging.INFO, event, extra={"reason": why or None})
+
+    async def _pause(self, before: Move) -> None:
+        pace = self.options.pace
+        if self.move == Rest():
+            self._pause_s = pace.idle_s
+        elif self.move == before:
+            self._pause_s = min(max(2 * self._pause_s, pace.busy_s), pace.longest_s)
+        else:
+            self._pause_s = pace.busy_s if isinstance(self.move, Rest) else min(0.2, pace.busy_s)
+        await wait_at_most(self.asked, self._pause_s)
+        self.asked.clear()
+
+
+_NAMES = {
+    DrainNode: "node drained",
+    MakeLayout: "layout made",
+    WriteFiles: "files written",
+    LoadFiles: "slurmd asked to read its files",
+    ResumeNode: "node resumed",
+}
+
+
+def wanted_of(desired: DesiredState, options: SlurmOptions) -> WantedFiles:
+    """The files of a node. Raises Unsatisfiable for what this release of Slurm cannot do."""
+    findings = Findings("")
+    root = desired.policy.options.dev_root
+    named = NodeToName(options.node, desired.inventory, desired.offer, root, options.settings)
+    gres = node_gres(named, options.version, options.types, model_of, findings)
+    control = [root.rstrip("/") + one for one in desired.inventory.control_nodes]
+    config = cluster_config(
+        [SlurmNode(options.node, gres, options.settings)], options.version, control, findings
+    )
+    findings.raise_any()
+    return WantedFiles(
+        conf=wanted_files(config, options.writes),
+        devices=devices_text(node_devices(options.node, gres, desired, options.version)),
+        counts=wanted_counts(config),
+        lines=gres_conf(config),
+    )
+
+
+def _trouble(node: KnownNode) -> str:
+    """Why the node cannot serve jobs whatever is done."""
+    driver = node.inventory.driver
+    if isinstance(driver, NoDriver):
+        return f"no driver: {driver.reason}"
+    gone = [f"GPU {node.known[uuid].index} does not answer: {why}" for uuid, why in node.lost.items()]
+    gone += [f"GPU {one.index} does not answer: {one.reason}" for one in node.inventory.lost]
+    return "; ".join(gone)
+
+
+def _change(node: KnownNode, plan: NodePlan) -> str:
+    """Which layouts have to be made; empty: none."""
+    indexes = sorted(node.known[gpu].index for gpu, one in plan.gpus.items() if one.phase not in _STAYS)
+    if not indexes:
+        return ""
+    some = f"GPU {indexes[0]}" if len(indexes) == 1 else f"GPUs {', '.join(map(str, indexes))}"
+    return f"the MIG layout of {some} changes"

@@ -1,0 +1,80 @@
+"""Metrics as text: Prometheus' text format 0.0.4, or OpenMetrics 1.0. Own code: docs/adr/0100."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+from msgspec import Struct
+
+TEXT = "text/plain; version=0.0.4; charset=utf-8"
+OPENMETRICS = "application/openmetrics-text; version=1.0.0; charset=utf-8"
+_OPENMETRICS_TYPE = "application/openmetrics-text"
+
+_VALUE_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n", '"': r"\""})
+_HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
+
+
+class Family(Struct):
+    """All samples of one metric. name: without ``_total``. kind: gauge, counter or unknown.
+
+    rows: what ``label_text`` makes of the labels, and the number.
+    """
+
+    name: str
+    text: str
+    kind: str
+    rows: list[tuple[str, float]]
+
+
+def label_text(labels: Iterable[tuple[str, str]]) -> str:
+    """Labels as they stand in both formats, ordered by name, without the braces."""
+    return ",".join([f'{name}="{escaped(value)}"' for name, value in sorted(labels)])
+
+
+def escaped(value: str) -> str:
+    """The value of a label."""
+    return value.translate(_VALUE_ESCAPES) if "\\" in value or "\n" in value or '"' in value else value
+
+
+def wants_openmetrics(accept: str) -> bool:
+    """Whether a scraper with this ``Accept`` reads OpenMetrics."""
+    for item in accept.split(","):
+        kind, *parameters = (part.strip().lower() for part in item.split(";"))
+        if kind == _OPENMETRICS_TYPE:
+            return not any(
+                one.startswith("q=") and one.removeprefix("q=").strip("0.") == "" for one in parameters
+            )
+    return False
+
+
+def write(families: Iterable[Family], *, openmetrics: bool) -> bytes:
+    """The whole text. Families without samples are left out."""
+    lines: list[str] = []
+    for one in families:
+        if not one.rows:
+            continue
+        counter = one.kind == "counter"
+        sample = f"{one.name}_total" if counter else one.name
+        declared = one.name if openmetrics else sample
+        kind = "untyped" if one.kind == "unknown" and not openmetrics else one.kind
+        text = one.text.translate(_VALUE_ESCAPES if openmetrics else _HELP_ESCAPES)
+        lines.append(f"# HELP {declared} {text}\n# TYPE {declared} {kind}\n")
+        lines += [
+            f"{sample}{{{labels}}} {_number(value)}\n" if labels else f"{sample} {_number(value)}\n"
+            for labels, value in one.rows
+        ]
+    if openmetrics:
+        lines.append("# EOF\n")
+    return "".join(lines).encode("utf-8", errors="replace")
+
+
+def _number(value: float) -> str:
+    if math.isfinite(value):
+        return repr(float(value))
+    return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
+
+
+def sorted_names(names: Sequence[str]) -> tuple[tuple[int, str], ...]:
+    """The names in the order of ``label_text``, each with its place before: to order many rows of values."""
+    return tuple(sorted(enumerate(names), key=lambda one: one[1]))

@@ -1,0 +1,157 @@
+"""Samples of a node with NVML: everything when it is asked for, and memory every second in between."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
+from partage.edges.hardware.gpm import GpmReader
+from partage.edges.hardware.gpu_queries import Handle
+from partage.edges.hardware.host import Host
+from partage.edges.hardware.known_migs import known_migs
+from partage.edges.hardware.nvml_queries import Nvml
+from partage.edges.hardware.peaks import PeakKeeper
+from partage.edges.hardware.port import SAMPLED_FOR_S
+from partage.edges.hardware.process_cache import ProcessCache
+from partage.edges.hardware.processes import listed, why_hidden
+from partage.edges.hardware.running_processes import NvmlDevices, skip_failures
+from partage.edges.hardware.sensors import GpuSensors, memory_of, process_activities
+from partage.edges.hardware.session_memory import KnownMig
+from partage.errors import HardwareError
+from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.process import GpuMemory, GpuProcess, Processes
+from partage.model.samples import DeviceMemory, GpuSample, MigSample, ProcessActivity, Samples
+from partage.values import Frozen
+
+PERIOD_S = 1.0
+
+
+class _Reading(Frozen, eq=False):
+    """One sample of memory and processes."""
+
+    devices: NvmlDevices
+    migs: dict[GpuUuid, tuple[KnownMig, ...]]
+    rows: tuple[GpuProcess, ...]
+    memory: dict[DeviceUuid, DeviceMemory | None]
+
+
+class NvmlSampler:
+    """For one thread, which calls ``between`` whenever it has nothing to do. clock: seconds that never go
+    back.
+    """
+
+    def __init__(self, nvml: Nvml, host: Host, clock: Callable[[], float]) -> None:
+        self._nvml = nvml
+        self._host = host
+        self._clock = clock
+        self._peaks = PeakKeeper()
+        self._cache = ProcessCache(host.proc)
+        self._gpm = GpmReader(nvml)
+        self._asked_s: float | None = None
+        self._due_s = 0.0
+
+    def between(self) -> float | None:
+        """Take the sample that is due. Returns the seconds until the next one; None if nobody wants any."""
+        now_s = self._clock()
+        if self._asked_s is None or now_s - self._asked_s > SAMPLED_FOR_S:
+            self._asked_s = None
+            return None
+        if now_s >= self._due_s:
+            self._due_s = now_s + PERIOD_S
+            if self._nvml.is_open:
+                # What is wrong, the next call of the agent finds out.
+                with contextlib.suppress(HardwareError):
+                    self._read()
+        return max(0.0, self._due_s - self._clock())
+
+    def samples(self) -> Samples:
+        """Everything. Raises DriverUnavailable."""
+        now_s = self._asked_s = self._clock()
+        self._due_s = now_s + PERIOD_S
+        reading = self._read()
+        gpus: list[GpuSample] = []
+        activities: list[ProcessActivity] = []
+        active: list[GpuUuid] = []
+        for gpu, handle in reading.devices.handles.items():
+            with skip_failures():
+                gpus.append(self._gpu(reading, gpu, handle, now_s))
+                done = self._activities(reading, gpu, handle)
+                if done is not None:
+                    active.append(gpu)
+                    activities += done
+        memory = tuple(
+            GpuMemory(gpu, None if (found := reading.memory[gpu]) is None else found.used_bytes)
+            for gpu in reading.devices.handles
+        )
+        hidden = why_hidden(self._host.proc, self._cache.seen, reading.rows, memory)
+        samples = Samples(
+            gpus=tuple(gpus),
+            migs=tuple(self._migs(reading, now_s)),
+            processes=Processes(reading.rows, memory, hidden),
+            activities=tuple(activities),
+            active=() if hidden else tuple(active),
+            peaks=self._peaks.owners(),
+        )
+        self._gpm.keep_only(frozenset(reading.memory))
+        return samples
+
+    def end_session(self) -> None:
+        """The session is about to end: nothing of it is kept but the peaks."""
+        self._gpm.clear()
+
+    def _read(self) -> _Reading:
+        devices = NvmlDevices(self._nvml)
+        rows = listed(devices, self._host, self._cache.at(self._clock()))
+        memory: dict[DeviceUuid, DeviceMemory | None] = {}
+        migs: dict[GpuUuid, tuple[KnownMig, ...]] = {}
+        for gpu, handle in devices.handles.items():
+            memory[gpu] = None
+            with skip_failures():
+                memory[gpu] = memory_of(self._nvml, handle)
+                if devices.in_mig_mode(gpu):
+                    migs[gpu] = known_migs(self._nvml, handle)
+            for mig in migs.get(gpu, ()):
+                memory[mig.attributes.uuid] = None
+                with skip_failures():
+                    memory[mig.attributes.uuid] = memory_of(self._nvml, mig.handle)
+        used = {device: None if one is None else one.used_bytes for device, one in memory.items()}
+        self._peaks.add(rows, used, self._clock())
+        return _Reading(devices, migs, rows, memory)
+
+    def _gpu(self, reading: _Reading, gpu: GpuUuid, handle: Handle, now_s: float) -> GpuSample:
+        in_mig_mode = reading.devices.in_mig_mode(gpu)
+        sample = GpuSensors(self._nvml, handle).sample(
+            gpu, reading.memory[gpu], self._peaks.device(gpu), mig=in_mig_mode
+        )
+        if in_mig_mode or not self._gpm.measures(handle, gpu):
+            return sample
+        return replace(sample, activity=self._gpm.activity(gpu, handle, None, now_s))
+
+    def _activities(
+        self, reading: _Reading, gpu: GpuUuid, handle: Handle
+    ) -> tuple[ProcessActivity, ...] | None:
+        if reading.devices.in_mig_mode(gpu):
+            return None  # the driver does not measure processes in MIG mode
+        pids = {row.pid for row in reading.rows if row.gpu == gpu}
+        return process_activities(self._nvml, gpu, handle, pids)
+
+    def _migs(self, reading: _Reading, now_s: float) -> list[MigSample]:
+        return [
+            MigSample(
+                gpu=gpu,
+                device=mig.attributes.uuid,
+                gi_id=mig.attributes.gi_id,
+                ci_id=mig.attributes.ci_id,
+                memory=reading.memory[mig.attributes.uuid],
+                peak_bytes=self._peaks.device(mig.attributes.uuid),
+                activity=self._gpm.activity(
+                    mig.attributes.uuid, reading.devices.handles[gpu], mig.attributes.gi_id, now_s
+                )
+                if self._gpm.measures(reading.devices.handles[gpu], gpu)
+                else None,
+            )
+            for gpu, migs in reading.migs.items()
+            for mig in migs
+        ]

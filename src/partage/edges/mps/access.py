@@ -1,0 +1,75 @@
+"""The control daemons below one run directory: where they are, what runs there, and how to speak to them."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from partage.edges.mps.control_v2 import ControlV2
+from partage.edges.mps.control_v3 import ControlV3
+from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, find_daemon, observe_daemon
+from partage.edges.mps.home import DaemonHost
+from partage.edges.mps.paths import DaemonPaths, DriverFiles
+from partage.edges.mps.processes import ProcessTable
+from partage.edges.mps.program import DEADLINE_S
+from partage.model.ids import DeviceUuid
+from partage.model.mps import DaemonState, is_device_uuid
+from partage.values import Frozen
+
+
+class DaemonDeadlines(Frozen):
+    """Seconds for each part.
+
+    answer_s: one command, and all queries for the state of one daemon.
+    start_s:  until the control program has started its daemon.
+    probe_s:  until a server runs: it creates a context on the GPU, which takes seconds without persistence
+    mode.
+    stop_s:   until a daemon has ended after quit, and after SIGTERM.
+    lock_s:   for a step of another process on the same daemon.
+    """
+
+    answer_s: float = DEADLINE_S
+    start_s: float = 15.0
+    probe_s: float = 15.0
+    stop_s: float = 10.0
+    lock_s: float = 30.0
+
+
+class DaemonAccess:
+    """Finds the daemons of one run directory and speaks to them. It has no state."""
+
+    def __init__(
+        self, run_dir: Path, driver: DriverFiles, host: DaemonHost, deadlines: DaemonDeadlines
+    ) -> None:
+        self.run_dir = run_dir
+        self.driver = driver
+        self.host = host
+        self.deadlines = deadlines
+        self.processes = ProcessTable(host.proc)
+
+    def control(self, found: FoundDaemon) -> DaemonControl:
+        """The control of the running daemon, in the version that the daemon uses."""
+        kind = ControlV3 if found.protocol == 3 else ControlV2
+        return kind(self.driver.program, self.driver.environment(found.paths), self.deadlines.answer_s)
+
+    def known(self, device: DeviceUuid) -> DaemonPaths | None:
+        """The paths of a device's daemon; None if it never had one."""
+        paths = DaemonPaths.of(self.run_dir, device) if is_device_uuid(device) else None
+        return paths if paths is not None and paths.home.is_dir() else None
+
+    def homes(self) -> list[DaemonPaths]:
+        """The paths of all devices that have or had a daemon. Blocking."""
+        try:
+            names = sorted(entry.name for entry in (self.run_dir / "mps").iterdir() if entry.is_dir())
+        except OSError:
+            return []
+        return [DaemonPaths.of(self.run_dir, name) for name in names if is_device_uuid(name)]
+
+    async def find(self, paths: DaemonPaths) -> FoundDaemon:
+        """What is known of a daemon before it is queried."""
+        return await asyncio.to_thread(find_daemon, paths, self.processes)
+
+    async def state(self, paths: DaemonPaths) -> DaemonState:
+        """What a daemon says of itself, or why it says nothing."""
+        found = await self.find(paths)
+        return await observe_daemon(found, self.control(found), self.processes, self.deadlines.answer_s)

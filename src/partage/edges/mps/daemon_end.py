@@ -1,0 +1,66 @@
+"""Ends a daemon, and removes what it leaves behind."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+
+from partage.edges.mps import directories, unit_daemon
+from partage.edges.mps.access import DaemonAccess
+from partage.edges.mps.daemon_state import FoundDaemon, list_servers
+from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.stopping import kill, kill_orphans, wait_until_gone
+from partage.errors import DaemonError, GpuInUse, HardwareError
+
+_ADVICE = "end the clients, or stop it by force, which ends their work on the GPU"
+
+
+async def quit_daemon(access: DaemonAccess, found: FoundDaemon) -> None:
+    """Stop a daemon that has no clients. Raises GpuInUse, DaemonError."""
+    assert found.identity is not None
+    control = access.control(found)
+    try:
+        servers = await list_servers(control, access.processes)
+        clients = [client for server in servers for client in server.clients]
+        if not clients:
+            # The daemon waits for a client that came meanwhile, and takes no new ones.
+            await control.quit(access.deadlines.stop_s)
+    except DaemonError:
+        if await asyncio.to_thread(access.processes.lives, found.identity):
+            raise
+        return  # it has ended meanwhile
+    if clients:
+        names = tuple(str(client) for client in clients)
+        raise GpuInUse(f"the MPS daemon of {found.paths.device} has {', '.join(names)}", _ADVICE, uses=names)
+    if not await wait_until_gone(access.processes, found.identity, access.deadlines.stop_s):
+        raise DaemonError(
+            f"the MPS daemon of {found.paths.device} was told to quit and is still running", _ADVICE
+        )
+
+
+async def force_quit(access: DaemonAccess, found: FoundDaemon) -> None:
+    """Stop a daemon, even with clients, and even if it does not answer."""
+    if found.identity is None:
+        return
+    with contextlib.suppress(DaemonError, HardwareError):  # then signals are sent
+        await access.control(found).quit_by_force()
+        await wait_until_gone(access.processes, found.identity, access.deadlines.stop_s)
+    await kill(access.processes, found.identity, access.deadlines.answer_s)
+
+
+async def remove_all(access: DaemonAccess, found: FoundDaemon) -> None:
+    """Remove everything of a daemon that has ended."""
+    await _clean_up(access, found, directories.remove_directories)
+
+
+async def remove_files(access: DaemonAccess, found: FoundDaemon) -> None:
+    """Remove everything except the directories, which running containers have mounted."""
+    await _clean_up(access, found, directories.empty_directories)
+
+
+async def _clean_up(access: DaemonAccess, found: FoundDaemon, remove: Callable[[DaemonPaths], None]) -> None:
+    await kill_orphans(access.processes, found.paths, access.deadlines.answer_s)
+    await unit_daemon.stop_unit(access.host, found.paths, access.deadlines.answer_s)
+    await asyncio.to_thread(remove, found.paths)
+    await asyncio.to_thread(access.host.remove_cgroup, found.paths)

@@ -1,0 +1,211 @@
+"""Puts a daemon in place: started in its directories, with limits that were read back.
+
+What was there before is stopped first. A daemon that does not start leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Awaitable, Callable
+
+from msgspec.structs import replace
+
+from partage.edges.mps import directories, record, starting, unit_daemon
+from partage.edges.mps.access import DaemonAccess
+from partage.edges.mps.control_v2 import ControlV2, limits_environment
+from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
+from partage.edges.mps.daemon_end import force_quit, quit_daemon
+from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, list_servers, state_from_reply
+from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.record import DaemonIdentity, DaemonRecord
+from partage.edges.mps.stopping import in_thread, wait_until
+from partage.errors import DaemonError, HardwareError, Unsupported
+from partage.model.daemon_home import DaemonHome, HomeKind
+from partage.model.mps import (
+    MULTI_USER_OPTIONS,
+    SERVER,
+    ClientLimits,
+    DaemonSpec,
+    DaemonState,
+    MpsServer,
+    ServerStatus,
+)
+
+CleanUp = Callable[[DaemonAccess, FoundDaemon], Awaitable[None]]
+"""What is done with the files of a daemon that has ended."""
+
+
+class DaemonStart:
+    """Starts daemons, and sets and verifies their limits."""
+
+    def __init__(self, access: DaemonAccess) -> None:
+        self._access = access
+
+    async def replace_daemon(self, spec: DaemonSpec, found: FoundDaemon, clean_up: CleanUp) -> DaemonState:
+        """Stop the daemon that was found, and start one in its place. Raises GpuInUse.
+
+        The new one is ``starting`` if it took clients before it had its limits.
+        """
+        shared = ((self._access.run_dir, self._access.run_dir), self._access.driver.places)
+        home = await asyncio.to_thread(self._access.host.home, shared)
+        if found.identity is not None:
+            await quit_daemon(self._access, found)
+        await clean_up(self._access, found)
+        return await self._start_daemon(spec, found.paths, home, clean_up)
+
+    async def _start_daemon(
+        self,
+        spec: DaemonSpec,
+        paths: DaemonPaths,
+        home: DaemonHome,
+        clean_up: CleanUp,
+    ) -> DaemonState:
+        """Start the daemon. clean_up: called if it does not start."""
+        remark = await asyncio.to_thread(
+            directories.make_directories,
+            paths,
+            proc=self._access.host.proc,
+            selinux=self._access.host.selinux,
+            own_shm=self._access.host.own_shm,
+        )
+        written = DaemonRecord(spec, remark=remark)
+        await self._write(paths, written)
+        if spec.namespaces:
+            await self._configure(paths, spec)
+        try:
+            await self._launch(written, paths, home)
+            identity = await self._daemon_process(paths)
+            deadline_s = self._access.deadlines.answer_s
+            bound_to = await unit_daemon.bound_to(self._access.host, home, paths, identity.pid, deadline_s)
+            written = replace(written, identity=identity, bound_to=bound_to)
+            await self._write(paths, written)
+            found = FoundDaemon(paths, written, written.identity, spec.protocol)
+            return await self.set_and_verify(found, self._access.control(found))
+        except (DaemonError, HardwareError):
+            await force_quit(self._access, await self._access.find(paths))
+            await clean_up(self._access, FoundDaemon(paths, written, None))
+            raise
+
+    async def _launch(self, written: DaemonRecord, paths: DaemonPaths, home: DaemonHome) -> None:
+        """Run the program, with one server for all users if that is wanted, or if the program can do it.
+
+        A named server needs that option: without it, it would refuse all users except its own.
+        """
+        spec = written.spec
+        options = (*OPTIONS, str(paths.configuration)) if spec.namespaces else ()
+        if spec.multi_user is False:
+            return await self._run(written, paths, home, options)
+        try:
+            return await self._run(written, paths, home, (*options, MULTI_USER_OPTIONS[spec.protocol]))
+        except Unsupported:
+            raise
+        except DaemonError:
+            if spec.multi_user or spec.namespaces:
+                raise
+        return await self._run(written, paths, home, options)
+
+    async def _run(
+        self, written: DaemonRecord, paths: DaemonPaths, home: DaemonHome, options: tuple[str, ...]
+    ) -> None:
+        spec = written.spec
+        limits = {} if spec.namespaces else limits_environment(spec)
+        driver, deadline_s = self._access.driver, self._access.deadlines.start_s
+        own_shm = self._access.host.own_shm and directories.is_own_shm(paths)
+        if home.kind is HomeKind.UNIT:
+            return await unit_daemon.start_unit(
+                driver, options, limits, paths, host=self._access.host, own_shm=own_shm, deadline_s=deadline_s
+            )
+        return await starting.start_daemon(
+            driver,
+            options,
+            limits,
+            paths,
+            host=self._access.host,
+            home=home,
+            own_shm=own_shm,
+            deadline_s=deadline_s,
+        )
+
+    async def _daemon_process(self, paths: DaemonPaths) -> DaemonIdentity:
+        """The process of the new daemon."""
+        if await wait_until(in_thread(self._access.processes.daemon, paths), self._access.deadlines.start_s):
+            identity = await asyncio.to_thread(self._access.processes.daemon, paths)
+            if identity is not None:
+                return identity
+        last = await asyncio.to_thread(starting.last_line, paths.log / "control.log")
+        raise DaemonError(f"the MPS control daemon ended at its start: {last}")
+
+    async def set_and_verify(self, found: FoundDaemon, control: DaemonControl) -> DaemonState:
+        """The state of a daemon after its limits were set, read back and compared. Raises DaemonError.
+
+        In version 2 the limits apply to servers that start later; the state is ``starting`` if one has
+        started before. In version 3 they are in the file that the daemon was started with, and belong to
+        its server.
+        """
+        assert found.record is not None
+        spec = found.record.spec
+        if isinstance(control, ControlV3):
+            servers = await self._running_servers(found.paths, control)
+            limits = await _verified(control, spec)
+        else:
+            await control.set_limits(spec)
+            await _verified(control, spec)
+            servers = await self._running_servers(found.paths, control)
+            limits = await control.limits(spec, servers)
+        if found.record.identity != found.identity:
+            await self._write(found.paths, replace(found.record, identity=found.identity))
+        return await asyncio.to_thread(state_from_reply, found, self._access.processes, servers, limits)
+
+    async def _running_servers(self, paths: DaemonPaths, control: DaemonControl) -> tuple[MpsServer, ...]:
+        """Wait until a server runs: an error at its start would otherwise appear only with the first client.
+
+        A named server starts with its daemon. Without multi-user the server started here belongs to this
+        process's user; for a client of another user the daemon replaces it, because it is idle.
+        """
+        name = SERVER if isinstance(control, ControlV3) else ""
+        servers = await list_servers(control, self._access.processes)
+        if isinstance(control, ControlV2) and not servers:
+            await control.start_server(os.geteuid())
+
+        async def runs() -> bool:
+            nonlocal servers
+            servers = await list_servers(control, self._access.processes)
+            ours = [server for server in servers if server.name == name]
+            return bool(ours) and ours[0].status is not ServerStatus.INITIALIZING
+
+        if (servers and not name) or await wait_until(runs, self._access.deadlines.probe_s):
+            return servers
+        log = paths.server_log if name and paths.server_log.is_file() else paths.log / "control.log"
+        last = await asyncio.to_thread(starting.last_line, log)
+        raise DaemonError(
+            f"no MPS server of {paths.device} started: {last}",
+            "the GPU may be in use without MPS, or may not support it; see server.log",
+        )
+
+    async def _write(self, paths: DaemonPaths, written: DaemonRecord) -> None:
+        try:
+            await asyncio.to_thread(record.save_record, paths.record, written)
+        except OSError as error:
+            raise DaemonError(f"{paths.record} cannot be written: {error}", "is there space left?") from error
+
+    async def _configure(self, paths: DaemonPaths, spec: DaemonSpec) -> None:
+        try:
+            await asyncio.to_thread(
+                paths.configuration.write_text, configuration_file(spec), encoding="ascii"
+            )
+        except OSError as error:
+            raise DaemonError(
+                f"{paths.configuration} cannot be written: {error}", "is there space left?"
+            ) from error
+
+
+async def _verified(control: DaemonControl, spec: DaemonSpec) -> ClientLimits:
+    """The limits as the daemon reports them. Raises DaemonError if they differ from ``spec``."""
+    limits = await control.limits(spec)
+    if limits != spec.limits:
+        raise DaemonError(
+            f"the MPS daemon of {spec.device} was told {spec.limits}, and allows {limits}",
+            "a daemon ignores limits that it considers invalid",
+        )
+    return limits

@@ -1,0 +1,31 @@
+"""Replacing a file in one step: whatever happens meanwhile, the old or the new one is there."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    """Write beside, flush, rename, flush the directory. A left-over of a killed process is overwritten.
+
+    Only its owner can read the file. Raises OSError; then the old one is still there.
+    """
+    beside = path.with_name(f"{path.name}.new")
+    descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
+    try:
+        with open(descriptor, "wb") as stream:  # noqa: PTH123 - Path cannot open with O_NOFOLLOW
+            stream.write(content)
+            stream.flush()
+            os.fsync(stream.fileno())
+        beside.replace(path)
+    except OSError:
+        with suppress(OSError):  # a full disk should not stay full of our half
+            beside.unlink()
+        raise
+    directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)

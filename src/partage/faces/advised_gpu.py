@@ -1,0 +1,36 @@
+"""A GPU model by its name, as ``advise`` judges it: on a simulated node with one such GPU."""
+
+from __future__ import annotations
+
+import re
+
+from msgspec.structs import replace
+
+from partage.edges.files.catalogue import model_named
+from partage.errors import InputError
+from partage.model.gpu import Driver
+from partage.plan.advise.situation import GpuFacts
+from partage.sim.node.machine import DRIVER, new_gpu, simulated_inventory
+
+_DRIVER = re.compile(r"\d{3}(\.\d{1,4}){0,2}", re.ASCII)
+
+
+def gpu_facts(name: str, driver: str | None) -> GpuFacts:
+    """The facts. name: an id of the catalogue, or a product. driver: its version; None: the newest that the
+    simulation has. Raises InputError with the nearest names.
+    """
+    model, product = model_named(name)
+    if driver is not None and _DRIVER.fullmatch(driver) is None:
+        raise InputError(f"--driver {driver[:40]!r} is not the version of a driver", "580.95.05, or 580")
+    inventory = simulated_inventory((new_gpu(0, model, product, None),))
+    used = DRIVER if driver is None else Driver(version=driver, cuda=DRIVER.cuda)
+    geometry = model.geometry_for(model.memory_bytes)
+    return GpuFacts(
+        model=model.id,
+        names=(model.id,) if geometry else model.products or (model.id,),
+        inventory=replace(inventory, driver=used),
+        geometry=geometry,
+        no_geometry=model.no_geometry,
+        mig_branch=model.mig_branch,
+        mig_needs_reset=model.mig_needs_reset,
+    )

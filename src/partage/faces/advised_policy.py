@@ -1,0 +1,39 @@
+"""What ``advise`` recommends as a policy in Partage's format: an entry for each GPU model."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from partage.model.policy import Exclusive, GpuCriteria, GpuEntry, Mps, Sharing, TimeSlicing
+from partage.units import GIB
+
+
+def policy_of_advice(entries: Sequence[GpuEntry]) -> dict[str, Any]:
+    """The policy of these entries, each of which selects a model."""
+    return {"version": "partage/v1", "gpus": [_entry(entry) for entry in entries]}
+
+
+def _entry(entry: GpuEntry) -> dict[str, Any]:
+    assert isinstance(entry.select, GpuCriteria), "advice is for models"
+    select = {"model": list(entry.select.model)}
+    if entry.mig is not None:
+        return {"select": select, "mig": {"layout": [str(item) for item in entry.mig.items]}}
+    return {"select": select, **_sharing(entry.sharing)}
+
+
+def _sharing(sharing: Sharing) -> dict[str, Any]:
+    match sharing:
+        case Exclusive():
+            return {"exclusive": {}}
+        case TimeSlicing(interval=interval):
+            length = {} if interval is None else {"interval": str(interval)}
+            return {"time-slicing": {**_amount(sharing), **length}}
+        case Mps(protocol=protocol):
+            return {"mps": {**_amount(sharing), **({"protocol": protocol} if protocol >= 3 else {})}}
+
+
+def _amount(sharing: TimeSlicing | Mps) -> dict[str, Any]:
+    if sharing.units is None:
+        return {"replicas": sharing.replicas}
+    return {"unit": f"{sharing.units.unit_bytes // GIB}Gi"}

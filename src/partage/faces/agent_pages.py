@@ -1,0 +1,122 @@
+"""The pages that an agent serves: metrics, the report, probes, and its page for a browser."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Callable, Iterable, Mapping
+from http import HTTPStatus
+from typing import TYPE_CHECKING
+
+from msgspec import Raw
+
+from partage.agent.options import Intervals
+from partage.agent.status.readiness import Readiness, ReadinessReason, readiness_of, stall_reason
+from partage.agent.status.status import AgentStatus
+from partage.edges.hardware.supervisor import HelperState
+from partage.faces.http import Answer, Page, PageRequest, Stream, json_answer
+from partage.faces.http_access import STATIC
+from partage.faces.report import health_document, report_document
+from partage.model.dcgm_names import DcgmNames
+
+if TYPE_CHECKING:
+    from partage.agent.slurm.status import SlurmStatus
+
+
+def agent_pages(
+    status: AgentStatus,
+    intervals: Intervals,
+    helper: Callable[[], HelperState] | None,
+    node_name: str = "",
+    dcgm: DcgmNames = DcgmNames.OFF,
+) -> dict[str, Page]:
+    """What the agent serves. helper: None where the hardware is in the agent's own process."""
+    metrics: list[Callable[[str], tuple[bytes, str]]] = []
+
+    def metrics_page(request: PageRequest) -> Answer:
+        if not metrics:
+            from partage.agent.status.metrics import (
+                metrics_writer,  # at the first scrape: not every node is scraped
+            )
+
+            metrics.append(metrics_writer(status, intervals, helper, dcgm, node_name or socket.gethostname()))
+        body, content_type = metrics[0](request.accept)
+        return HTTPStatus.OK, content_type, body
+
+    def report_page(_: PageRequest) -> Answer:
+        report = status.report
+        if report is None:
+            return json_answer({"error": "no report yet"}, HTTPStatus.SERVICE_UNAVAILABLE)
+        return json_answer(report_document(report, status, readiness_of(status, intervals)))
+
+    def health_page(_: PageRequest) -> Answer:
+        readiness = readiness_of(status, intervals)
+        return json_answer(health_document(readiness), _status(well=not readiness.not_well))
+
+    def life_page(_: PageRequest) -> Answer:
+        reason = stall_reason(status, intervals)
+        readiness = Readiness((reason,) if reason else (), ())
+        return json_answer(health_document(readiness), _status(well=reason is None))
+
+    return {
+        **browser_pages(lambda: status, intervals, node_name),
+        "/metrics": metrics_page,
+        "/report.json": report_page,
+        "/history.json": lambda _: history_answer(status.history),
+        "/healthz": health_page,
+        "/livez": life_page,
+    }
+
+
+def slurm_pages(status: SlurmStatus, helper: Callable[[], HelperState]) -> dict[str, Page]:
+    """What the agent of a compute node of Slurm serves: metrics, history, probes."""
+    metrics: list[Callable[[str], tuple[bytes, str]]] = []
+
+    def metrics_page(request: PageRequest) -> Answer:
+        if not metrics:
+            from partage.agent.slurm.metrics import slurm_metrics_writer
+
+            metrics.append(slurm_metrics_writer(status, helper))
+        body, content_type = metrics[0](request.accept)
+        return HTTPStatus.OK, content_type, body
+
+    def health_page(_: PageRequest) -> Answer:
+        trouble = status.trouble
+        readiness = Readiness((ReadinessReason("helper-down", trouble),) if trouble else (), ())
+        return json_answer(health_document(readiness), _status(well=not trouble))
+
+    def life_page(_: PageRequest) -> Answer:
+        return json_answer(health_document(Readiness((), ())))
+
+    return {
+        "/metrics": metrics_page,
+        "/history.json": lambda _: history_answer(status.history),
+        "/healthz": health_page,
+        "/livez": life_page,
+    }
+
+
+def history_answer(history: Callable[[], Iterable[Raw]] | None) -> Answer:
+    """The history of use."""
+    from partage.faces.documents.usage_history import history_document
+
+    if history is None:
+        return json_answer({"error": "this agent keeps no history (--history 0)"}, HTTPStatus.NOT_FOUND)
+    return json_answer(history_document(history()))
+
+
+def browser_pages(status: Callable[[], AgentStatus], intervals: Intervals, node_name: str) -> dict[str, Page]:
+    """The page of the node, and what it needs. Imported when a browser asks for the first time."""
+    made: list[Mapping[str, Page]] = []
+
+    def page(request: PageRequest) -> Answer | Stream:
+        if not made:
+            from partage.faces.web.agent_page import AgentPage
+
+            made.append(AgentPage(status, intervals, node_name).pages())
+        return made[0][request.path](request)
+
+    return dict.fromkeys(("/", "/events", *STATIC), page)
+
+
+def _status(*, well: bool) -> HTTPStatus:
+    return HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE

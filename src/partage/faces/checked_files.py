@@ -1,0 +1,238 @@
+"""The judgement of ``check`` on one file, whatever it is: policy, manifest, machine, story, worker groups."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Sequence
+from typing import TYPE_CHECKING
+
+from partage.errors import InputError, Problem, Unsatisfiable
+from partage.faces.cli.common_node import ctk_found
+from partage.faces.manifest_node import CheckedProblem
+from partage.values import Frozen
+
+if TYPE_CHECKING:
+    from partage.faces.input_files import GroupsInput, ManifestInput
+    from partage.faces.manifest import Resources
+    from partage.faces.provider_check import ProviderContext
+    from partage.model.gpu import Inventory
+    from partage.model.node_labels import NodeLabels
+    from partage.model.policy import Policy
+
+
+class CheckContext(Frozen):
+    """What files are checked against. inventory, offered, labels, provider: None where nothing was given.
+    only_cdi: of the policy for manifests.
+    """
+
+    config: str | None
+    inventory: Inventory | None
+    offered: Resources | None
+    labels: NodeLabels | None = None
+    provider: ProviderContext | None = None
+    only_cdi: bool = False
+
+
+def check_file(file: str, context: CheckContext) -> Iterator[CheckedProblem]:
+    """All problems of one file, whatever it is."""
+    from partage.faces.input_files import (
+        GroupsInput,
+        MachineInput,
+        ManifestInput,
+        PolicyInput,
+        StoryInput,
+        read_input_file,
+    )
+
+    try:
+        paper = read_input_file(file)
+    except InputError as error:
+        yield from (CheckedProblem(problem) for problem in error.problems)
+        return
+    match paper:
+        case ManifestInput():
+            yield from _manifest(paper, context)
+        case StoryInput():
+            yield from _story(paper.file)
+        case MachineInput():
+            yield from _machine(paper.content, paper.file)
+        case PolicyInput():
+            yield from _policy(paper.content, file, context)
+        case GroupsInput():
+            yield from _worker_groups(paper, context)
+
+
+def _worker_groups(paper: GroupsInput, context: CheckContext) -> Iterator[CheckedProblem]:
+    from partage.edges.files.worker_groups import read_worker_groups
+    from partage.faces.provider_check import judge_cluster
+
+    try:
+        groups, warnings = read_worker_groups(paper.document, paper.file)
+    except InputError as error:
+        yield from (CheckedProblem(problem) for problem in error.problems)
+        return
+    yield from (CheckedProblem(problem) for problem in warnings)
+    if context.provider is not None:
+        document = paper.document
+        yield from judge_cluster(groups, document.value, paper.file, document.line, context.provider)
+
+
+def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[CheckedProblem]:
+    """A policy; of a file with several configurations each, where none is named. Each problem once.
+
+    A file of many configurations is for many kinds of nodes: configurations that do not fit the machine are
+    no errors, as long as one fits.
+    """
+    from partage.edges.files.policy import configurations
+
+    named = configurations(content, file) if context.config is None else []
+    names: list[str | None] = list(named) if named else [context.config]
+    judged = [one for name in names for one in _configuration(content, file, name, context)]
+    one_fits = any(not errors_of(here) for _, _, here in judged)
+    found: list[CheckedProblem] = []
+    for name, said, here in judged:
+        found += said
+        found += [_elsewhere(file, name, errors)] if one_fits and (errors := errors_of(here)) else here
+    yield from dict.fromkeys(found)
+
+
+def errors_of(verdicts: Sequence[CheckedProblem]) -> list[Problem]:
+    """The errors among them."""
+    return [verdict.problem for verdict in verdicts if verdict.problem.severity == "error"]
+
+
+def _elsewhere(file: str, what: str, errors: Sequence[Problem]) -> CheckedProblem:
+    """The warning for something that is not for this machine."""
+    first = errors[0]
+    more = f" (and {len(errors) - 1} more)" if len(errors) > 1 else ""
+    sentence = f"{what} is not for this machine: {first.message}{more}"
+    return CheckedProblem(Problem(file, first.path, "warning", sentence, first.hint))
+
+
+_Judged = tuple[str, list[CheckedProblem], list[CheckedProblem]]
+"""What was judged, its problems, and those on the machine."""
+
+
+def _configuration(content: bytes, file: str, config: str | None, context: CheckContext) -> list[_Judged]:
+    """One configuration; its variants, where it depends on labels."""
+    from partage.edges.files.policy import parse_policy
+    from partage.plan.offer.caveats import DRAIN_NEEDS_CLUSTER, draining
+    from partage.plan.offer.conditions import for_node, variants
+
+    what = f"configuration {config}"
+    try:
+        loaded = parse_policy(content, file, config, os.environ)
+    except InputError as error:
+        return [(what, [CheckedProblem(problem) for problem in error.problems], [])]
+    said = [CheckedProblem(problem) for problem in loaded.warnings]
+    said += [
+        CheckedProblem(Problem(file, f"{origin}.change", "warning", DRAIN_NEEDS_CLUSTER))
+        for origin in draining(loaded.policy)
+    ]
+    if context.provider is not None:
+        from partage.faces.provider_check import judge_policy
+
+        said += judge_policy(loaded.policy, file, context.provider)
+    inventory = context.inventory
+    if inventory is None:
+        return [(what, said, [])]
+    if context.labels is not None:
+        there = for_node(loaded.policy, context.labels)
+        return [(what, said, list(policy_on_machine(there, file, inventory)))]
+    found = variants(loaded.policy)
+    if len(found) == 1:
+        return [(what, said, list(policy_on_machine(loaded.policy, file, inventory)))]
+    return [
+        (_variant(labels), said, list(policy_on_machine(there, file, inventory))) for labels, there in found
+    ]
+
+
+def _variant(labels: NodeLabels) -> str:
+    shown = ", ".join(f"{key}={value}" for key, value in labels.items())
+    return f"what the policy says for nodes {f'with {shown}' if shown else 'without such labels'}"
+
+
+def policy_on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[CheckedProblem]:
+    """What is wrong or impossible with a policy on a machine, and what weakens its guarantees there."""
+    from partage.edges.files.catalogue import geometry_of
+    from partage.faces.input_files import named
+    from partage.plan.offer.advertise import advertise
+    from partage.plan.offer.assign import assign
+    from partage.plan.offer.caveats import caveats
+
+    try:
+        assignment = assign(policy, inventory, geometry_of)
+        yield from (CheckedProblem(named(problem, file)) for problem in assignment.warnings)
+        offer = advertise(assignment, inventory, policy)
+    except InputError as error:
+        yield from (CheckedProblem(named(problem, file)) for problem in error.problems)
+        return
+    except Unsatisfiable as error:
+        yield from (
+            CheckedProblem(named(problem, file), here=problem.severity == "error")
+            for problem in error.problems
+        )
+        return
+    for caveat in caveats(policy, inventory, offer, ctk_found=ctk_found(policy, inventory)):
+        if caveat.certain:
+            yield CheckedProblem(Problem(file, "", "warning", caveat.sentence))
+
+
+def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedProblem]:
+    from partage.edges.files.policy import configurations
+    from partage.faces.dialects import dialect_findings
+    from partage.faces.input_files import objects
+    from partage.faces.manifest import findings
+    from partage.faces.provider_check import judge_manifest
+
+    for path, document, line_of in objects(paper):
+        yield from findings(
+            document,
+            paper.file,
+            path,
+            context.offered,
+            line_of,
+            only_cdi=context.only_cdi,
+            models_of=models_with,
+        )
+        if context.provider is None:
+            yield from dialect_findings(document, paper.file, path, line_of)
+        else:
+            yield from judge_manifest(document, paper.file, path, line_of, context.provider)
+    if configurations(paper.content, paper.file):
+        yield from _policy(paper.content, paper.file, context)
+
+
+def models_with(profile: str) -> tuple[str, ...]:
+    """The models of the catalogue with this MIG profile."""
+    from partage.edges.files.catalogue import load_catalogue
+
+    models = load_catalogue().models
+    known = [(model.id, (model.geometry, *model.renamed_geometries.values())) for model in models]
+    return tuple(
+        name
+        for name, geometries in known
+        if any(str(spec.profile) == profile for one in geometries if one is not None for spec in one.profiles)
+    )
+
+
+def _story(file: str) -> Iterator[CheckedProblem]:
+    from pathlib import Path
+
+    from partage.lab.stories.possible import check_policy
+    from partage.lab.stories.read import read_story
+
+    try:
+        check_policy(read_story(Path(file)))
+    except (InputError, Unsatisfiable) as error:
+        here = isinstance(error, Unsatisfiable)
+        yield from (CheckedProblem(problem, here=here) for problem in error.problems)
+
+
+def _machine(content: bytes, file: str) -> Iterator[CheckedProblem]:
+    from partage.sim.node.files.machine_file import read_machine
+
+    try:
+        read_machine(content, file)
+    except InputError as error:
+        yield from (CheckedProblem(problem) for problem in error.problems)

@@ -1,0 +1,58 @@
+"""How the verbs write: documents, problems, tables, files.
+
+Imported by every verb, also the agent: no slow imports at the top.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from partage.codec.values import to_plain
+from partage.errors import Problem
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+def print_document(answer: object, output: str) -> None:
+    """Write a document to stdout, as ``json`` or ``yaml``."""
+    plain = to_plain(answer)
+    if output == "yaml":
+        import yaml
+
+        sys.stdout.write(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110))
+    else:
+        sys.stdout.write(json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
+
+
+def print_problems(problems: Iterable[Problem]) -> None:
+    """One line per problem on stderr."""
+    for problem in problems:
+        click.echo(f"{problem.severity}: {problem}".replace("\n", " "), err=True)
+
+
+def console() -> Console:
+    """The console for tables and pictures. At least 110 columns if stdout is not a terminal."""
+    from partage.faces.render.terminal import open_console
+
+    return open_console()
+
+
+def write_file(path: str, content: str | bytes) -> None:
+    """Write a file, standard output for ``-``. Raises InputError if that fails."""
+    from partage.errors import InputError
+
+    if path == "-":
+        sys.stdout.flush()
+        sys.stdout.buffer.write(content.encode() if isinstance(content, str) else content)
+        return
+    try:
+        Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise InputError([Problem(path, "", "error", f"cannot be written: {error.strerror}")]) from error

@@ -1,0 +1,42 @@
+"""``partage explain job``: why a job of Slurm waits, or what it holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from partage.errors import InputError, Unsatisfiable
+from partage.faces.cli import common_options, common_output
+
+
+def explain_job(name: str, run_dir: str | None, programs: Path | None, output: str) -> int:
+    """A job by its number; the exit code. Raises ClusterError, Unsatisfiable, InputError."""
+    if not (name.isascii() and name.isdigit() and len(name) < 12):
+        raise InputError(
+            f"{name[:40]!r} is not the number of a job",
+            "a number as in the first column of squeue; for a task of an array: squeue -O JobID,ArrayJobID",
+        )
+    from partage.edges.slurm.control import SlurmControl
+    from partage.edges.slurm.job_records import read_jobs
+    from partage.faces.explain_jobs import job_document
+    from partage.plan.explain.job import SlurmNow
+
+    control = SlurmControl(programs)
+    now = SlurmNow(control.settings(), control.nodes(), control.queue())
+    number = int(name)
+    job = next((one for one in now.queue if one.job == number), None)
+    if job is None:
+        raise Unsatisfiable(
+            f"Slurm has no job {number} in its queue: it has ended, or there was none",
+            f"sacct -j {number} says how it ended, where accounting is on",
+        )
+    records = read_jobs(Path(run_dir or common_options.DEFAULT_RUN_DIR))
+    document = job_document(job, now, next((one for one in records if one.job == number), None))
+    if output == "table":
+        from partage.faces.render.explain_job_tables import job_lines
+
+        console = common_output.console()
+        for line in job_lines(document):
+            console.print(line)
+    else:
+        common_output.print_document(document, output)
+    return 0 if document.standing == "runs" else 1

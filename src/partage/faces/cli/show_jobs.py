@@ -1,0 +1,64 @@
+"""The Slurm jobs of ``partage show``: asked where Slurm is, or where it is asked for."""
+
+from __future__ import annotations
+
+import pwd
+import socket
+from collections.abc import Callable
+from pathlib import Path
+
+from msgspec.structs import replace
+
+from partage.edges.slurm.control import SlurmControl
+from partage.edges.slurm.job_records import read_jobs
+from partage.errors import ClusterError, HardwareError, Unsatisfiable
+from partage.model.gpu import Inventory
+from partage.model.process import Processes
+from partage.model.slurm_live import LiveJob
+from partage.plan.slurm.job_processes import JobProcess, job_processes, unrecorded
+from partage.values import Frozen
+
+_DEADLINE_S = 3.0
+
+
+class ShownJobs(Frozen):
+    """hidden: why some processes may be missing; empty: none is."""
+
+    processes: tuple[JobProcess, ...]
+    hidden: str = ""
+
+
+def is_slurm_node(run_dir: Path) -> bool:
+    """Whether Slurm's programs are here, or its prolog has written records."""
+    return (run_dir / "jobs").is_dir() or SlurmControl().installed
+
+
+def shown_jobs(
+    inventory: Inventory, ask: Callable[[], Processes], run_dir: Path, node: str | None
+) -> ShownJobs | None:
+    """Job, user and share of each process. None where the hardware does not say which there are."""
+    try:
+        found = ask()
+    except HardwareError:
+        return None
+    records = read_jobs(run_dir)
+    live = _live(node) if unrecorded(found.rows, records) else ()
+    rows = job_processes(found.rows, inventory, records, live)
+    return ShownJobs(tuple(_with_user(one) for one in rows), found.hidden)
+
+
+def _live(node: str | None) -> tuple[LiveJob, ...]:
+    control = SlurmControl(deadline_s=_DEADLINE_S)
+    try:
+        return control.jobs(node or socket.gethostname().partition(".")[0])
+    except (ClusterError, Unsatisfiable):
+        return ()
+
+
+def _with_user(row: JobProcess) -> JobProcess:
+    if row.user or row.uid is None:
+        return row
+    try:
+        return replace(row, user=pwd.getpwuid(row.uid).pw_name)
+    except KeyError:
+        return row

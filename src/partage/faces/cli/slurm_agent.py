@@ -1,0 +1,121 @@
+"""The options of ``partage agent --slurm``."""
+
+from __future__ import annotations
+
+import shlex
+import socket
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import click
+
+from partage.errors import InputError, Problem
+
+if TYPE_CHECKING:
+    from partage.agent.slurm.options import SlurmOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+_OPTIONS = (
+    click.option("--slurm", is_flag=True, help="This is a compute node of Slurm, and there is no kubelet."),
+    click.option(
+        "--slurm-node", metavar="NAME", help="With --slurm: the node's name there (this host's name)."
+    ),
+    click.option(
+        "--slurm-writes",
+        type=click.Choice(["own", "shared", "nothing"]),
+        help="With --slurm: own: the gres.conf of this node alone (default); shared: NODE.gres.conf and "
+        "NODE.slurm.conf in a directory of all nodes; nothing: somebody else writes them.",
+    ),
+    click.option(
+        "--slurm-dir",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="With --slurm: where these files are (/etc/slurm).",
+    ),
+    click.option(
+        "--slurm-devices",
+        type=click.Path(path_type=Path),
+        metavar="FILE",
+        help="With --slurm: what the prolog reads (/etc/partage/slurm/devices.json).",
+    ),
+    click.option(
+        "--slurm-settings",
+        metavar="TEXT",
+        help="With --slurm-writes shared: the rest of the node's line, 'CPUs=64 RealMemory=1000000'.",
+    ),
+    click.option(
+        "--slurm-types",
+        type=click.Choice(["short", "model", "profile"]),
+        help="With --slurm: what GPUs are called, as in 'slurm config --types' (short).",
+    ),
+    click.option(
+        "--slurm-version", metavar="VERSION", help="With --slurm: of the cluster (what scontrol says)."
+    ),
+    click.option(
+        "--slurm-bin",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help="With --slurm: where scontrol and squeue are (a fixed PATH).",
+    ),
+    click.option(
+        "--slurmd-restart",
+        metavar="COMMAND",
+        help="With --slurm: how slurmd is restarted ('systemctl restart slurmd').",
+    ),
+)
+
+
+def slurm_agent_options(command: Command) -> Command:
+    """``--slurm`` and the options that belong to it."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def slurm_options(given: Mapping[str, Any], *, slurm: bool) -> SlurmOptions | None:
+    """The options; None without ``--slurm``. Raises InputError, also where a file that is to be
+    written is somebody else's; Unsatisfiable where there is no scontrol."""
+    if not slurm:
+        if used := [name for name, value in given.items() if value is not None]:
+            raise click.UsageError(f"--{used[0].replace('_', '-')} needs --slurm")
+        return None
+    from partage.agent.slurm import options as defaults
+    from partage.agent.slurm.node_files import check_own
+    from partage.edges.slurm.control import SlurmControl
+    from partage.model.slurm import SlurmVersion
+    from partage.plan.slurm.node_files import Writes
+    from partage.plan.slurm.type_names import TypeNames
+
+    programs = given["slurm_bin"]
+    said = given["slurm_version"]
+    try:
+        version = SlurmVersion.parse(said) if said else SlurmControl(programs).version()
+        settings = _settings(given["slurm_settings"])
+    except ValueError as error:
+        raise InputError([Problem("", "--slurm-version or --slurm-settings", "error", str(error))]) from error
+    writes = Writes(given["slurm_writes"] or Writes.OWN)
+    if settings and writes is not Writes.SHARED:
+        raise click.UsageError("--slurm-settings needs --slurm-writes shared")
+    chosen = defaults.SlurmOptions(
+        node=given["slurm_node"] or socket.gethostname().partition(".")[0],
+        version=version,
+        directory=(given["slurm_dir"] or defaults.CONF_DIR).absolute(),
+        devices=(given["slurm_devices"] or defaults.DEVICES).absolute(),
+        writes=writes,
+        settings=settings,
+        types=TypeNames(given["slurm_types"] or TypeNames.SHORT),
+        programs=programs,
+        restart=tuple(shlex.split(given["slurmd_restart"] or "")) or defaults.RESTART,
+    )
+    check_own(chosen)
+    return chosen
+
+
+def _settings(text: str | None) -> str:
+    if text is None:
+        return ""
+    from partage.faces.slurm_cluster import checked_settings  # with all that reads cluster files
+
+    return checked_settings(text)

@@ -1,0 +1,139 @@
+"""``partage slurm prolog``, ``epilog`` and ``task-prolog``: what Slurm's scripts in deploy/slurm call.
+
+They read what slurmd puts into the environment, and few other modules: they run for every job.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from partage.faces.cli.common_options import DEFAULT_RUN_DIR
+
+if TYPE_CHECKING:
+    from partage.agent.slurm.job_node import JobNode
+
+DEFAULT_DEVICES = "/etc/partage/slurm/devices.json"
+
+_run_dir = click.option(
+    "--run-dir",
+    metavar="DIR",
+    default=DEFAULT_RUN_DIR,
+    show_default=True,
+    help="Where the records of jobs and the MPS daemons are.",
+)
+_driver_root = click.option(
+    "--driver-root", metavar="DIR", default="/", show_default=True, help="Where the driver is installed."
+)
+
+
+@click.command(name="prolog")
+@_run_dir
+@_driver_root
+@click.option(
+    "--devices",
+    metavar="FILE",
+    default=DEFAULT_DEVICES,
+    show_default=True,
+    help="What 'partage slurm config' wrote on this node.",
+)
+def prolog_command(*, run_dir: str, driver_root: str, devices: str) -> int:
+    """Before a job, as root: write its record, start its MPS daemon.
+
+    For Slurm's Prolog: deploy/slurm/prolog calls it. It ends with 0 also for a job that must not run here:
+    that job's tasks are told why. Exit code 4: the node is broken; Slurm drains it then, with the reason.
+    """
+    from partage.agent.slurm.job_begin import begin_job
+    from partage.agent.slurm.job_node import NodeBroken
+    from partage.plan.slurm.job_start import read_request
+
+    node = _node(run_dir, driver_root, devices)
+    try:
+        request = read_request(os.environ)
+    except ValueError as error:  # no reason to take the node out of service: a job could bring it about
+        _log(f"warning: this job is left as Slurm made it: {error}")
+        return 0
+    if request is None:
+        return 0
+    try:
+        record = begin_job(node, request)
+    except NodeBroken as error:
+        said = " ".join(str(error).split())
+        _log(f"error: {said}")
+        node.slurm.drain(said)
+        return 4
+    if record.refused:
+        _log(f"warning: job {record.job} is refused: {record.refused}")
+    return 0
+
+
+@click.command(name="epilog")
+@_run_dir
+@_driver_root
+def epilog_command(*, run_dir: str, driver_root: str) -> int:
+    """After a job, as root: remove its record, stop an MPS daemon that no job needs any more.
+
+    For Slurm's Epilog: deploy/slurm/epilog calls it. It always ends with 0: what could not be cleaned up is
+    said, and no reason to take the node out of service.
+    """
+    from partage.agent.slurm.job_end import end_job
+    from partage.plan.slurm.job_start import read_job_id
+
+    try:
+        wrong: tuple[str, ...] = end_job(_node(run_dir, driver_root, ""), read_job_id(os.environ))
+    except ValueError as error:
+        wrong = (str(error),)
+    for sentence in wrong:
+        _log(f"warning: {sentence}")
+    return 0
+
+
+@click.command(name="task-prolog")
+@_run_dir
+def task_prolog_command(*, run_dir: str) -> int:
+    """Before a task, as the job's user: print its variables, or why the job does not run here.
+
+    For Slurm's TaskProlog: deploy/slurm/task-prolog calls it. Exit code 1: the job is refused, and the task
+    fails with the reason in its output.
+    """
+    from partage.edges.slurm.job_records import JobRecords
+    from partage.plan.slurm.job_start import read_job_id
+    from partage.plan.slurm.task_answer import task_answer
+
+    try:
+        with JobRecords(Path(run_dir)) as records:
+            record = records.get(read_job_id(os.environ))
+    except (OSError, ValueError):
+        return 0
+    if record is None:
+        return 0
+    answer = task_answer(record, os.environ, f"{run_dir.rstrip('/')}/mps")
+    sys.stdout.write(answer.text())
+    return answer.code
+
+
+def _log(sentence: str) -> None:
+    """To the system's log, too: slurmd keeps little of what a prolog says."""
+    import syslog
+
+    click.echo(sentence, err=True)
+    syslog.openlog("partage-slurm", syslog.LOG_PID, syslog.LOG_DAEMON)
+    syslog.syslog(syslog.LOG_WARNING, sentence)
+
+
+def _node(run_dir: str, driver_root: str, devices: str) -> JobNode:
+    from partage.agent.slurm.job_node import JobNode
+    from partage.edges.slurm.programs import SlurmPrograms
+
+    conf = os.environ.get("SLURM_CONF", "")
+    return JobNode(
+        run_dir=Path(run_dir),
+        devices=Path(devices),
+        slurm=SlurmPrograms(os.environ.get("SLURMD_NODENAME", "")),
+        driver_root=Path(driver_root),
+        slurm_conf=Path(conf) if conf else None,
+    )

@@ -1,0 +1,1 @@
+"""``partage doctor``: looks at a node, repairs what is safe, packs the support bundle."""

@@ -1,0 +1,128 @@
+"""Pods as manifests or the API server have them, to what they need of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping
+from math import ceil
+from typing import Any
+
+from msgspec.structs import replace
+
+from partage.errors import InputError, Problem
+from partage.faces.manifest import POD_SPEC_AT, object_name
+from partage.faces.manifest_node import LineOf, ManifestNode
+from partage.model.ids import MEMORY_RESOURCE, VENDOR
+from partage.plan.explain.amounts import CPU
+from partage.plan.explain.pod import ContainerNeeds, LabelRule, PodNeeds, Term, Toleration
+from partage.units import parse_quantity
+
+_AFFINITY = (
+    "affinity",
+    "nodeAffinity",
+    "requiredDuringSchedulingIgnoredDuringExecution",
+    "nodeSelectorTerms",
+)
+
+
+def pod_of(
+    document: Mapping[str, Any], file: str = "", path: str = "", line_of: LineOf | None = None
+) -> PodNeeds | None:
+    """The pod, or the pods that a Deployment, Job and the like make; None for any other object.
+
+    Raises InputError with all amounts and names that cannot be read.
+    """
+    keys = POD_SPEC_AT.get(str(document.get("kind")))
+    if keys is None:
+        return None
+    top = ManifestNode(file, path, document, line_of, owner=object_name(document))
+    return _Reader(top.at(*keys)).pod(top.owner)
+
+
+def with_gpu_resources(pod: PodNeeds, offered: Collection[str]) -> PodNeeds:
+    """The pod, with the resources that GPUs are behind. offered: names that nodes offer."""
+    asked = {name for one in pod.containers for name in one.requests}
+    ours = {name for name in asked if name.startswith(f"{VENDOR}/") or name == MEMORY_RESOURCE}
+    return replace(pod, gpu_resources=frozenset(ours | (asked & set(offered))))
+
+
+def amount_of(resource: str, value: object) -> int:
+    """A quantity as a whole number: CPUs in thousandths, memory in bytes. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r} is not an amount")  # noqa: TRY004 - told as every wrong amount
+    amount = parse_quantity(str(value).strip()) * (1000 if resource == CPU else 1)
+    if "/" in resource and amount != int(amount):
+        raise ValueError(f"{value!r} is not a whole number")
+    return ceil(amount)
+
+
+class _Reader:
+    """Reads one pod spec, and collects what is wrong in it."""
+
+    def __init__(self, spec: ManifestNode) -> None:
+        self._spec = spec
+        self._problems: list[Problem] = []
+
+    def pod(self, name: str) -> PodNeeds:
+        spec = self._spec
+        inits = [self._init(place) for place in spec.at("initContainers").items]
+        mains = [self._container(place) for place in spec.at("containers").items]
+        if not mains:
+            self._wrong(spec.at("containers"), "the pod has no containers", "a Pod, Deployment, Job, ...")
+        found = PodNeeds(
+            name=name,
+            containers=(*inits, *mains),
+            node=self._text(spec.at("nodeName")),
+            selector=self._texts(spec.at("nodeSelector")),
+            affinity=self._affinity(),
+            tolerations=tuple(map(self._toleration, spec.at("tolerations").items)),
+            overhead=self._amounts(spec.at("overhead")),
+        )
+        if self._problems:
+            raise InputError(self._problems)
+        return found
+
+    def _init(self, place: ManifestNode) -> ContainerNeeds:
+        sidecar = place.at("restartPolicy").value == "Always"
+        return replace(self._container(place), init=True, sidecar=sidecar)
+
+    def _container(self, place: ManifestNode) -> ContainerNeeds:
+        limits, requests = place.at("resources", "limits"), place.at("resources", "requests")
+        # A limit without a request is the request, too.
+        amounts = {**self._amounts(limits), **self._amounts(requests)}
+        return ContainerNeeds(self._text(place.at("name")) or "without a name", amounts)
+
+    def _amounts(self, place: ManifestNode) -> dict[str, int]:
+        found = {}
+        for key in place.keys:
+            try:
+                found[key] = amount_of(key, place.at(key).value)
+            except ValueError as error:
+                self._wrong(place.at(key), str(error), "such as 1, 500m or 16Gi")
+        return {key: amount for key, amount in found.items() if amount}
+
+    def _affinity(self) -> tuple[Term, ...] | None:
+        place = self._spec.at(*_AFFINITY)
+        return tuple(tuple(self._rules(term)) for term in place.items) if place.items else None
+
+    def _rules(self, term: ManifestNode) -> Iterator[LabelRule]:
+        for part, of_field in (("matchExpressions", False), ("matchFields", True)):
+            for rule in term.at(part).items:
+                values = tuple(self._text(value) for value in rule.at("values").items)
+                key, operator = self._text(rule.at("key")), self._text(rule.at("operator"))
+                yield LabelRule(key, operator, values, of_field)
+
+    def _toleration(self, place: ManifestNode) -> Toleration:
+        key, value, effect = (self._text(place.at(word)) for word in ("key", "value", "effect"))
+        return Toleration(key, self._text(place.at("operator")) or "Equal", value, effect)
+
+    def _texts(self, place: ManifestNode) -> dict[str, str]:
+        return {key: self._text(place.at(key)) for key in place.keys}
+
+    def _text(self, place: ManifestNode) -> str:
+        if place.value is None or isinstance(place.value, str):
+            return place.value or ""
+        self._wrong(place, f"{place.value!r} is not a text", "write it in quotes")
+        return ""
+
+    def _wrong(self, place: ManifestNode, message: str, hint: str = "") -> None:
+        self._problems.append(place.error(message, hint).problem)

@@ -1,0 +1,123 @@
+"""GPU memory that is shared by amounts, in the shape of ``kubectl inspect gpushare``. Text only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from partage.plan.cluster.gpu_memory import CardMemory, NodeMemory
+from partage.units import GIB, MIB
+from partage.values import Frozen
+
+_UNNAMED = "(not named yet)"
+
+
+class InspectedNode(Frozen):
+    """One node. address: empty if it is not known."""
+
+    name: str
+    address: str
+    memory: NodeMemory
+
+
+def summary(nodes: Sequence[InspectedNode]) -> str:
+    """One line for each node, and the sum."""
+    unit_bytes = _unit(nodes)
+    most = max((len(node.memory.cards) for node in nodes), default=0)
+    head = ["NAME", "IPADDRESS", *_card_heads(nodes, most), f"GPU Memory({_word(unit_bytes)})"]
+    rows = [
+        [
+            node.name,
+            node.address or "-",
+            *(_share(node.memory.cards[at : at + 1], unit_bytes) for at in range(most)),
+            _share(node.memory.cards, unit_bytes),
+        ]
+        for node in nodes
+    ]
+    every = [card for node in nodes for card in node.memory.cards]
+    return "\n".join(
+        [
+            *_columns([head, *rows]),
+            "-" * 64,
+            *_total("Allocated/Total GPU Memory In Cluster:", every, unit_bytes),
+        ]
+    )
+
+
+def details(nodes: Sequence[InspectedNode]) -> str:
+    """A table of pods for each node, and the sum."""
+    unit_bytes = _unit(nodes)
+    parts: list[str] = []
+    for node in nodes:
+        parts += _of_node(node, unit_bytes)
+    every = [card for node in nodes for card in node.memory.cards]
+    return "\n".join([*parts, *_total("Allocated/Total GPU Memory In Cluster:", every, unit_bytes)])
+
+
+def _of_node(node: InspectedNode, unit_bytes: int) -> Iterator[str]:
+    cards = node.memory.cards
+    yield f"NAME:       {node.name}"
+    yield f"IPADDRESS:  {node.address or '-'}"
+    yield ""
+    rows = [["NAME", "NAMESPACE", *(f"GPU{card.index}(Allocated)" for card in cards)]]
+    for pod in node.memory.pods:
+        amounts = (
+            _amount(units * card.unit_bytes, unit_bytes) for units, card in zip(pod.units, cards, strict=True)
+        )
+        rows.append([pod.name or _UNNAMED, pod.namespace or "-", *amounts])
+    yield from _columns(rows)
+    if node.memory.more:
+        yield f"and {node.memory.more} more pods"
+    used, total = _sums(cards)
+    yield f"Allocated :  {_amount(used, unit_bytes)} ({_percent(used, total)})"
+    yield f"Total :      {_amount(total, unit_bytes)}"
+    yield "-" * 64
+
+
+def _card_heads(nodes: Sequence[InspectedNode], most: int) -> list[str]:
+    """By the indexes of the GPUs, if they are the same on all nodes; else by their place."""
+    indexes = {tuple(card.index for card in node.memory.cards) for node in nodes}
+    known = next(iter(indexes)) if len(indexes) == 1 else tuple(range(most))
+    return [f"GPU{index}(Allocated/Total)" for index in known]
+
+
+def _unit(nodes: Sequence[InspectedNode]) -> int:
+    """GiB if every unit is a multiple of it, else MiB."""
+    sizes = {card.unit_bytes for node in nodes for card in node.memory.cards}
+    return GIB if all(size % GIB == 0 for size in sizes) else MIB
+
+
+def _word(unit_bytes: int) -> str:
+    return "GiB" if unit_bytes == GIB else "MiB"
+
+
+def _share(cards: Sequence[CardMemory], unit_bytes: int) -> str:
+    used, total = _sums(cards)
+    return f"{_amount(used, unit_bytes)}/{_amount(total, unit_bytes)}"
+
+
+def _sums(cards: Sequence[CardMemory]) -> tuple[int, int]:
+    """Bytes used and in all."""
+    return sum(card.used * card.unit_bytes for card in cards), sum(
+        card.total * card.unit_bytes for card in cards
+    )
+
+
+def _amount(amount_bytes: int, unit_bytes: int) -> str:
+    return str(amount_bytes // unit_bytes)
+
+
+def _percent(used: int, total: int) -> str:
+    return f"{100 * used // total if total else 0}%"
+
+
+def _total(words: str, cards: Sequence[CardMemory], unit_bytes: int) -> Iterator[str]:
+    used, total = _sums(cards)
+    yield words
+    yield f"{_amount(used, unit_bytes)}/{_amount(total, unit_bytes)} ({_percent(used, total)})"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]

@@ -1,0 +1,44 @@
+"""The plot of ``rightsize``, by matplotlib: what each workload used, has and needs."""
+
+from __future__ import annotations
+
+import io
+
+from partage.faces.documents.rightsize import RightsizeDocument
+from partage.faces.render.drawing import DIM, INK, TROUBLE
+from partage.faces.wording import shorten
+from partage.units import GIB
+
+_ROW_INCHES, _WIDTH_INCHES = 0.42, 8.0
+_MOST_ROWS = 60
+
+
+def plot(answer: RightsizeDocument, ending: str) -> bytes:
+    """The file's content; ``check_plot`` has checked that matplotlib is there. ending: ``.png``, ``.svg``."""
+    from matplotlib.figure import Figure
+
+    rows = answer.workloads[:_MOST_ROWS][::-1]
+    figure = Figure(figsize=(_WIDTH_INCHES, 1.6 + _ROW_INCHES * len(rows)), layout="constrained")
+    axes = figure.add_subplot()
+    for place, one in enumerate(rows):
+        if one.now_bytes is not None:
+            axes.barh(
+                place, one.now_bytes / GIB, 0.8, color="#e4e9ee", label="has now" if not place else None
+            )
+        axes.barh(
+            place, one.peak_bytes / GIB, 0.4, color="#00738c", label="highest use" if not place else None
+        )
+        if one.need_bytes is not None:
+            axes.plot([one.need_bytes / GIB] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=2)
+        else:
+            axes.text(one.peak_bytes / GIB, place, "  cannot tell", va="center", color=TROUBLE, fontsize=8)
+    axes.plot([], [], color=INK, linewidth=2, label="needs, with headroom")
+    axes.axvline(answer.gpu_memory_bytes / GIB, color=DIM, linestyle=":", label=answer.gpu)
+    axes.set_yticks(range(len(rows)), [shorten(one.name, 48) for one in rows], fontsize=8)
+    axes.set_xlabel("GPU memory, GiB")
+    axes.spines[["top", "right"]].set_visible(False)
+    above = (0.5, 1.0 + 0.9 / (1 + len(rows)))
+    axes.legend(loc="upper center", bbox_to_anchor=above, ncols=4, fontsize=8, frameon=False)
+    file = io.BytesIO()
+    figure.savefig(file, format=ending.removeprefix("."), dpi=160)
+    return file.getvalue()

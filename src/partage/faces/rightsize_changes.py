@@ -1,0 +1,154 @@
+"""What ``rightsize`` changes: a policy into which workloads fit, and patches for what makes their pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from partage.errors import Unsatisfiable
+from partage.faces.manifest_owners import PodOwner, owners_of
+from partage.model.ids import MEMORY_RESOURCE, VENDOR
+from partage.model.policy import MemoryUnits
+from partage.plan.offer.memory_units import MOST_UNITS, count_units
+from partage.plan.rightsize.evidence import JOB
+from partage.plan.rightsize.recommend import GpuSize, Recommendation, units_needed, whole_gib
+from partage.units import format_bytes
+from partage.values import Frozen
+
+SHARED = f"{VENDOR}/gpu.shared"
+_MADE_ANEW = {
+    "Job": "the pods of a Job cannot be changed: delete it and create it with this",
+    "Pod": "a pod cannot be changed: delete it and create it with this",
+}
+"""Kinds that kubectl patch does not change."""
+
+
+class Wanted(Frozen):
+    """How the GPUs are to be shared. unit_bytes: by amounts of memory; None: by equal shares."""
+
+    strategy: str
+    gpu: GpuSize
+    unit_bytes: int | None = None
+
+
+class Patch(Frozen):
+    """comment: lines for people. body: the patch; None: there is only something to say."""
+
+    comment: str
+    body: dict[str, Any] | None = None
+
+
+def check_unit(unit_bytes: int | None, gpu: GpuSize) -> None:
+    """Raises Unsatisfiable where no policy can have such a unit. None: there is none."""
+    if unit_bytes is None:
+        return
+    count = count_units(MemoryUnits(unit_bytes), gpu.memory_bytes)
+    if not 0 < count <= MOST_UNITS:
+        raise Unsatisfiable(
+            f"a {gpu.product} has {count:,} units of {format_bytes(unit_bytes)}; "
+            f"a node has at most {MOST_UNITS:,}",
+            "take --unit 1Gi",
+        )
+
+
+def policy(found: Sequence[Recommendation], wanted: Wanted) -> dict[str, Any]:
+    """A policy into which every workload fits. Raises Unsatisfiable where there is none."""
+    sure = _sure(found)
+    largest = max(sure, key=lambda one: one.need_bytes)
+    if wanted.strategy == "mig":
+        if not largest.profile:
+            raise Unsatisfiable(
+                f"no MIG profile holds {largest.evidence.workload}", "take --strategy mps or time-slicing"
+            )
+        entry: dict[str, Any] = {"mig": {"layout": [largest.profile] * largest.instances}}
+    elif wanted.unit_bytes is not None:
+        if units_needed(largest, wanted.unit_bytes, wanted.gpu) is None:
+            raise Unsatisfiable(
+                f"{largest.evidence.workload} needs {whole_gib(largest.need_bytes)}, and a "
+                f"{wanted.gpu.product} has fewer units",
+                "give it a GPU of its own",
+            )
+        entry = {wanted.strategy: {"unit": whole_gib(wanted.unit_bytes)}}
+    else:
+        replicas = min(one.mps if wanted.strategy == "mps" else one.time_slicing for one in sure)
+        entry = {"exclusive": {}} if replicas < 2 else {wanted.strategy: {"replicas": replicas}}
+    return {"version": "partage/v1", "gpus": [{"select": "all", **entry}]}
+
+
+def patches(
+    found: Sequence[Recommendation], wanted: Wanted, owners: Sequence[PodOwner] = ()
+) -> Iterator[Patch]:
+    """For each workload that is sure: a patch of what makes its pods. owners: of the manifests. Raises
+    Unsatisfiable as ``policy``, whose resources they ask for.
+    """
+    entry = policy(found, wanted)["gpus"][0]
+    for one in found:
+        if one.doubt is None:
+            yield _patch(one, _asked(one, wanted, entry), owners)
+
+
+def _sure(found: Sequence[Recommendation]) -> list[Recommendation]:
+    sure = [one for one in found if one.doubt is None]
+    if not sure:
+        raise Unsatisfiable("nothing can be recommended", "partage rightsize without -o says why")
+    return sure
+
+
+def _asked(one: Recommendation, wanted: Wanted, entry: dict[str, Any]) -> dict[str, int]:
+    """The limits that fit the policy."""
+    if "mig" in entry:
+        return {f"{VENDOR}/mig-{entry['mig']['layout'][0]}": 1}
+    if "exclusive" in entry:
+        return {f"{VENDOR}/gpu": 1}
+    if wanted.unit_bytes is not None:
+        return {MEMORY_RESOURCE: units_needed(one, wanted.unit_bytes, wanted.gpu) or 1}
+    return {SHARED: 1}
+
+
+def _patch(one: Recommendation, asked: dict[str, int], owners: Sequence[PodOwner]) -> Patch:
+    workload = one.evidence.workload
+    needs = f"{workload}: needs {whole_gib(one.need_bytes)}"
+    if workload.startswith(JOB):
+        return Patch(f"{needs}\nits job asks for it itself: sbatch --gres, docs/how-to/slurm.md")
+    namespace, name, container = (*workload.split("/", 2), "", "")[:3]
+    matches = owners_of(workload, owners)
+    if len(matches) == 1:
+        return _of_owner(matches[0], needs, namespace, container, asked)
+    if matches:
+        why = "its pods may be of the " + " or the ".join(f"{one.kind} in {one.file}" for one in matches)
+    else:
+        why = "what makes its pods is not known" + (": no manifest has it" if owners else "")
+    template = {"spec": {"containers": [_container(container, asked, frozenset())]}}
+    return Patch(
+        f"{needs}\n{why}; this is for a Deployment, StatefulSet or DaemonSet:\n"
+        f"  kubectl patch KIND {name} --namespace {namespace} --patch-file FILE\n"
+        "a CronJob has it below spec.jobTemplate.spec; a Job or a Pod has to be made anew\n"
+        "a limit of another GPU resource in it has to go; --manifests knows both",
+        {"spec": {"template": template}},
+    )
+
+
+def _of_owner(owner: PodOwner, needs: str, namespace: str, container: str, asked: dict[str, int]) -> Patch:
+    names = owner.resources[container]
+    body: Any = {"containers": [_container(container, asked, names)]}
+    for key in reversed(owner.pod_spec_at):
+        body = {key: body}
+    how = _MADE_ANEW.get(owner.kind) or (
+        f"kubectl patch {owner.kind.lower()} {owner.name} --namespace {namespace} --patch-file FILE"
+    )
+    metadata = {"name": owner.name, "namespace": namespace}
+    head = {"apiVersion": owner.api_version, "kind": owner.kind, "metadata": metadata}
+    return Patch(f"{needs}\n{owner.file}: {how}", {**head, **body})
+
+
+def _container(name: str, asked: dict[str, int], before: frozenset[str]) -> dict[str, Any]:
+    """A container's resources. What it asked for of GPUs before goes."""
+    old = {one: None for one in sorted(before) if _is_gpu(one) and one not in asked}
+    resources: dict[str, Any] = {"limits": {**old, **asked}}
+    if gone := {one: None for one in before if _is_gpu(one)}:
+        resources["requests"] = gone  # a request is what the limit is, where it is not given
+    return {"name": name, "resources": resources}
+
+
+def _is_gpu(resource: str) -> bool:
+    return resource.startswith(f"{VENDOR}/") or resource == MEMORY_RESOURCE

@@ -1,0 +1,59 @@
+"""The page of a simulated node while a story is played: the one that the agent of a real node serves."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import click
+
+from partage.faces.agent import listen, say_url
+from partage.faces.agent_pages import agent_pages, browser_pages
+from partage.faces.http import Answer, HttpFace, Page, PageRequest, Stream
+from partage.faces.http_access import HttpAccess, HttpOptions
+from partage.lab.stories.play import Beside
+from partage.lab.stories.stage import StoryStage
+
+
+def story_page(address: str, protection: HttpOptions, *, stay: bool) -> Beside:
+    """Serve at that address. stay: also after the story, until Ctrl-C. Raises InputError at once for an
+    address that cannot be used."""
+    access = HttpAccess(protection)
+    listening = listen(address)
+
+    @asynccontextmanager
+    async def serve(stage: StoryStage) -> AsyncIterator[None]:
+        host, port = listening.getsockname()[:2]
+        say_url(host, port, access.scheme)
+        face = HttpFace(listening, _pages(stage), access)
+        try:
+            yield
+            if stay:
+                click.echo("The story is over, the page stays. Ctrl-C ends it.", err=True)
+                await interrupted()
+        finally:
+            face.close()
+
+    return serve
+
+
+async def interrupted() -> None:
+    """Wait for SIGINT or SIGTERM."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, stop.set)
+    await stop.wait()
+
+
+def _pages(stage: StoryStage) -> dict[str, Page]:
+    """Of the agent that runs now: a story may start another one."""
+    intervals = stage.settings.intervals
+
+    def of_agent(request: PageRequest) -> Answer | Stream:
+        return agent_pages(stage.agent_status, intervals, None)[request.path](request)
+
+    paths = agent_pages(stage.agent_status, intervals, None)
+    title = "Simulated node"
+    return {**dict.fromkeys(paths, of_agent), **browser_pages(lambda: stage.agent_status, intervals, title)}

@@ -1,0 +1,54 @@
+"""HTML as a tree of elements, written by the standard library, which escapes all text and attributes.
+
+Names of pods come from users, so nothing here puts a text into markup by itself.
+"""
+
+from __future__ import annotations
+
+import re
+from xml.etree.ElementTree import Element, tostring
+
+Child = Element | str | None
+
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
+"""Characters that HTML does not allow."""
+
+
+def element(tag: str, *children: Child, **attributes: str | None) -> Element:
+    """One element. children: elements and text; None is left out.
+
+    attributes: ``class_`` is ``class``, ``aria_label`` is ``aria-label``; None is left out.
+    """
+    made = Element(
+        tag, {_attribute(name): _clean(value) for name, value in attributes.items() if value is not None}
+    )
+    last: Element | None = None
+    for child in children:
+        if isinstance(child, str):
+            text = _clean(child)
+            if last is None:
+                made.text = (made.text or "") + text
+            else:
+                last.tail = (last.tail or "") + text
+        elif child is not None:
+            made.append(child)
+            last = child
+    return made
+
+
+def foreign(text: str, **attributes: str | None) -> Element:
+    """A text that users chose. Its direction of writing stays inside it: ``<bdi>``."""
+    return element("bdi", text, **attributes)
+
+
+def html(root: Element) -> str:
+    """The element as HTML."""
+    return tostring(root, encoding="unicode", method="html")
+
+
+def _attribute(name: str) -> str:
+    return name.rstrip("_").replace("_", "-")
+
+
+def _clean(text: str) -> str:
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)

@@ -1,0 +1,232 @@
+"""The page of one node, as sections with ids: what the browser shows at first, and what it replaces later."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from xml.etree.ElementTree import Element
+
+from partage.faces.documents.report import ReportDocument, ReportedGpuRow
+from partage.faces.render.cards import GpuCard, HeldOnNode, cards_of
+from partage.faces.render.rows import pending_lines, waiting_lines, withdrawn_lines
+from partage.faces.web.card import drawing
+from partage.faces.web.holdings import HeldShares, Uses, holdings
+from partage.faces.web.markup import Child, element, foreign, html
+from partage.faces.web.moment import moment
+from partage.faces.web.parts import bullets, table
+from partage.faces.wording import GUARANTEES
+from partage.model.gpu import Inventory
+from partage.plan.offer.select import GeometryOf
+from partage.plan.report import PolicyReason
+from partage.text import count_of
+from partage.units import format_bytes
+
+Sections = Mapping[str, str]
+"""Id of a section to its HTML, in the order of the page. The section's element has that id."""
+_IDS = 8
+"""So many ids of held shares are named at most."""
+
+
+def node_sections(
+    report: ReportDocument, inventory: Inventory | None, geometry_of: GeometryOf, uses: Uses | None = None
+) -> Sections:
+    """All sections. inventory: None where the report does not tell it: the cards are not drawn then.
+
+    uses: measured now; without them, what the watchdog saw last.
+    """
+    sections = {
+        "state": _state(report),
+        "policy": _policy(report),
+        "waits": _waits(report, inventory),
+        **_gpus(report, inventory, geometry_of, holdings(report, uses or {})),
+        "resources": _resources(report),
+    }
+    return {name: html(made) for name, made in sections.items()}
+
+
+# --- the head ----------------------------------------------------------------------------------
+
+
+def _state(report: ReportDocument) -> Element:
+    driver = report.node.driver
+    about = f"Driver {driver.version}, CUDA {driver.cuda}" if driver.state == "ok" else (driver.reason or "")
+    well = report.healthy and not report.degraded
+    word = "healthy" if well else "degraded" if report.healthy else "not healthy"
+    return element(
+        "section",
+        element("h2", "State", class_="unseen"),
+        element(
+            "p",
+            element("strong", word, class_=f"chip {'good' if well else 'warn' if report.healthy else 'bad'}"),
+            f" {about}{', simulated' if report.node.simulated else ''}. As of ",
+            moment(report.at),
+            f". Agent {report.agent.version}.",
+        ),
+        bullets([*report.messages, *([driver.hint] if driver.hint else [])], "problem"),
+        id="state",
+    )
+
+
+def _policy(report: ReportDocument) -> Element:
+    policy = report.policy
+    source = foreign(policy.source) if policy.source else "none: every GPU is exclusive"
+    refused = policy.message and policy.reason is not PolicyReason.IN_FORCE
+    problems = [f"{one.severity}: {one}" for one in policy.problems]
+    asked = report.mig_config
+    layout: Child = None
+    if asked is not None:
+        said = f": {asked.state or 'not begun'}{'. ' + asked.reason if asked.reason else ''}"
+        layout = element("p", "MIG layout by label ", foreign(asked.name), said)
+    return element(
+        "section",
+        element("h2", "Policy in force"),
+        element(
+            "p",
+            source,
+            f", configuration {policy.config}" if policy.config else None,
+            f", chosen by {policy.chosen_by}" if policy.chosen_by else None,
+        ),
+        element("p", policy.message, class_="problem") if refused else None,
+        bullets(problems, "problem"),
+        layout,
+        id="policy",
+    )
+
+
+def _waits(report: ReportDocument, inventory: Inventory | None) -> Element:
+    lines = [
+        *([report.cordon] if report.cordon else []),
+        *waiting_lines(report.waiting),
+        *withdrawn_lines(report.withdrawn),
+        *(pending_lines(inventory, report.pending) if inventory is not None else report.pending.values()),
+    ]
+    shown = (
+        bullets(dict.fromkeys(lines), "problem") if lines else element("p", "Nothing waits.", class_="dim")
+    )
+    return element("section", element("h2", "What waits, and why"), shown, id="waits")
+
+
+# --- the GPUs ----------------------------------------------------------------------------------
+
+
+def _gpus(
+    report: ReportDocument,
+    inventory: Inventory | None,
+    geometry_of: GeometryOf,
+    held: Mapping[int, Sequence[HeldShares]],
+) -> dict[str, Element]:
+    cards: dict[int, GpuCard] = {}
+    if inventory is not None:
+        use = HeldOnNode(report.holders, report.troubles, report.withdrawn, report.standings)
+        cards = {card.index: card for card in cards_of(inventory, report.offer, use, geometry_of)}
+    return {
+        f"gpu-{gpu.index}": _gpu(
+            gpu, cards.get(gpu.index), held.get(gpu.index, ()), report.standings.get(gpu.uuid, "")
+        )
+        for gpu in report.gpus
+    }
+
+
+def _gpu(gpu: ReportedGpuRow, card: GpuCard | None, held: Sequence[HeldShares], standing: str) -> Element:
+    name = card.product if card is not None else gpu.product
+    how = card.sharing_text if card is not None else str(gpu.strategy or "offers nothing")
+    trouble = (card.trouble if card is not None else "") or gpu.trouble
+    shares = "; ".join(card.facts) if card is not None else ""
+    heading = f"gpu-{gpu.index}-name"
+    return element(
+        "article",
+        element(
+            "header",
+            element("h3", f"GPU {gpu.index} ", foreign(name), id=heading),
+            element("span", how, class_=f"how {gpu.strategy or 'none'}"),
+        ),
+        drawing(card) if card is not None else None,
+        element("p", trouble, class_="problem") if trouble else None,
+        element("p", standing, class_="unsettled") if standing else None,
+        element("p", shares, class_="dim") if shares else None,
+        table(
+            f"Who holds shares of GPU {gpu.index}",
+            ("Container", "Shares", "Memory used", "Guarantee", "Since"),
+            [_holding(one) for one in held],
+        )
+        if held
+        else element("p", "Nobody holds a share.", class_="dim"),
+        _daemons(gpu),
+        element("p", gpu.uuid, class_="dim small"),
+        id=f"gpu-{gpu.index}",
+        class_="card",
+        aria_labelledby=heading,
+    )
+
+
+def _daemons(gpu: ReportedGpuRow) -> Element | None:
+    lines = [
+        f"MPS daemon of {one.device}: {one.state}, {count_of(one.clients, 'client')}"
+        + (f": {one.reason}" if one.reason else "")
+        for one in gpu.mps_daemons
+    ]
+    return bullets(lines, "dim small")
+
+
+def _holding(one: HeldShares) -> tuple[Child, ...]:
+    who: list[Child] = []
+    for number, name in enumerate(one.holders):
+        who += [" or " if number else None, foreign(name)]
+    what = count_of(len(one.shares), "unit" if one.by_memory else "share")
+    more = [f"and {len(one.shares) - _IDS} more"] if len(one.shares) > _IDS else []
+    shares = element("span", what, title="\n".join([*one.shares[:_IDS], *more]))
+    return (
+        element("span", *(who or ["not known yet"])),
+        element(
+            "span", shares, " of ", foreign(one.resource), element("span", f", {one.certainty}", class_="dim")
+        ),
+        _memory(one),
+        element("span", str(one.guarantee), title=GUARANTEES[one.guarantee]) if one.guarantee else "",
+        moment(one.since),
+    )
+
+
+def _memory(one: HeldShares) -> Element:
+    """Used against promised: a bar and the figures."""
+    promised = "" if one.promised_bytes is None else format_bytes(one.promised_bytes)
+    use = one.use
+    if use is None:
+        return element("span", f"not known of {promised}" if promised else "not known", class_="dim")
+    used = ("at least " if use.at_least else "") + format_bytes(use.used_bytes)
+    if not one.promised_bytes:
+        return element("span", used)
+    said = f"{used} of {promised}"
+    if use.peak_bytes is not None and use.peak_bytes > use.used_bytes:
+        said += f", at most {format_bytes(use.peak_bytes)}"
+    over = max(use.used_bytes, use.peak_bytes or 0) > one.promised_bytes
+    meter = element(
+        "meter",
+        said,
+        min="0",
+        max=str(one.promised_bytes),
+        value=str(min(use.used_bytes, one.promised_bytes)),
+        class_="over" if over else None,
+        aria_label=said,
+    )
+    return element("span", meter, f" {said}", class_="over" if over else None)
+
+
+# --- the resources -----------------------------------------------------------------------------
+
+
+def _resources(report: ReportDocument) -> Element:
+    rows: list[tuple[Child, ...]] = [
+        (
+            foreign(one.name),
+            f"{one.held} of {one.count}",
+            one.strategy or "",
+            element("span", str(one.guarantee), title=GUARANTEES[one.guarantee]) if one.guarantee else "",
+            "yes" if one.registered else f"no: {one.last_error or 'not yet'}",
+        )
+        for one in report.resources
+    ]
+    return element(
+        "section",
+        element("h2", "What pods can ask for"),
+        table("Resources", ("Resource", "Held", "Shared by", "Guarantee", "Known to the kubelet"), rows),
+        id="resources",
+    )

@@ -1,0 +1,193 @@
+"""What a cluster says of a node with GPUs: what its agent has published on the Node, and what pods ask for.
+
+It is less than the agent's own report. What is not published is None or empty here, never 0.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from partage.codec.values import CodecError, decode
+from partage.edges.kube.port import GPU_COUNT, ClusterNode, ClusterPod, NodeCondition, Taint
+from partage.model.ids import MEMORY_RESOURCE, VENDOR
+from partage.model.node_labels import DOMAIN, MIG_CONFIG, MIG_CONFIG_STATE, POLICY_LABELS
+from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY
+from partage.plan.cluster.gpu_memory import GPU_MEMORY, NodeMemory, read_memory
+from partage.plan.cluster.pending import PLAN, PendingGpu, PendingPlan
+from partage.plan.cluster.rollout_note import ROLLOUT, RolloutNote, read_note
+from partage.plan.serve.cordon import CORDONED, names_in
+from partage.values import Frozen
+
+KUBELET = "Ready"
+"""The condition that the kubelet writes: whether the node works at all."""
+
+CONDITIONS = (READY, GPUS_HEALTHY, POLICY_IN_FORCE)
+"""The conditions that the agent writes."""
+
+_AGENT = {"app.kubernetes.io/name": "partage", "app.kubernetes.io/component": "agent"}
+"""Labels of the agent's pods, where the chart has installed it."""
+
+_GUARANTEE = ".guarantee"
+_ENDED = ("Succeeded", "Failed")
+
+
+class PublishedResource(Frozen):
+    """One resource of a Node. capacity, allocatable: as the kubelet says it. requested: of all pods of the
+    node; None: the pods are not known. guarantee: the weakest of its shares; empty: not published.
+    """
+
+    name: str
+    capacity: int
+    allocatable: int
+    requested: int | None
+    guarantee: str
+
+
+class PublishedPod(Frozen):
+    """A pod that asks for GPU resources. asks: by resource. units: GPU index to units of memory that it
+    holds; empty: not published. started_at: when the kubelet took it; empty: not yet. ends: it is being
+    deleted.
+    """
+
+    namespace: str
+    name: str
+    phase: str
+    asks: tuple[tuple[str, int], ...]
+    units: tuple[tuple[int, int], ...] = ()
+    started_at: str = ""
+    ends: bool = False
+
+
+class PublishedNode(Frozen):
+    """One Node.
+
+    kubelet: its condition Ready; None: it has none. conditions: the agent's, in the order of CONDITIONS.
+    models: GPU model to how many. facts: other labels that describe the GPUs, by key. pods, agents: None:
+    they are not known; agents: names of pods of the agent. pending: GPUs that are not as the policy wants
+    them. memory: None: no GPU is shared by amounts. policy: the label that chooses it; layout: that asks for
+    a MIG layout, and what became of it. taints: of the agent.
+    """
+
+    name: str
+    kubelet: NodeCondition | None
+    conditions: tuple[NodeCondition, ...]
+    models: tuple[tuple[str, int], ...]
+    facts: Mapping[str, str]
+    resources: tuple[PublishedResource, ...]
+    pods: tuple[PublishedPod, ...] | None
+    agents: tuple[str, ...] | None
+    pending: tuple[PendingGpu, ...] = ()
+    memory: NodeMemory | None = None
+    rollout: RolloutNote | None = None
+    cordoned: tuple[str, ...] = ()
+    policy: str = ""
+    layout: str = ""
+    taints: tuple[str, ...] = ()
+    unschedulable: bool = False
+
+    def condition(self, kind: str) -> NodeCondition | None:
+        """One of the agent's conditions; None: it has not published it."""
+        return next((one for one in self.conditions if one.type == kind), None)
+
+
+def is_agent(pod: ClusterPod) -> bool:
+    """Whether it is a pod of the chart's agent."""
+    return _AGENT.items() <= pod.labels.items()
+
+
+def is_of_interest(pod: ClusterPod) -> bool:
+    """Whether anything of the pod can be shown: it asks for an extended resource, or is the agent's."""
+    return bool(pod.requests) or is_agent(pod)
+
+
+def published(node: ClusterNode, pods: Iterable[ClusterPod] | None) -> PublishedNode | None:
+    """pods: of this node; None: not known. None for a node without GPUs."""
+    conditions = tuple(one for kind in CONDITIONS for one in node.conditions if one.type == kind)
+    names = [name for name in sorted({*node.capacity, *node.allocatable}) if _is_shared(name, node.labels)]
+    if not (conditions or names or node.labels.get(f"{VENDOR}/gpu.present") == "true"):
+        return None
+    here = None if pods is None else [one for one in pods if one.phase not in _ENDED]
+    memory = read_memory(node.annotations.get(GPU_MEMORY, ""))
+    return PublishedNode(
+        name=node.name,
+        kubelet=next((one for one in node.conditions if one.type == KUBELET), None),
+        conditions=conditions,
+        models=tuple(sorted(_models(node.labels))),
+        facts={key: value for key, value in sorted(node.labels.items()) if key.startswith(f"{VENDOR}/")},
+        resources=tuple(_resource(name, node, here) for name in names),
+        pods=None if here is None else tuple(_pods(here, names, memory)),
+        agents=None
+        if here is None
+        else tuple(f"{one.namespace}/{one.name}" for one in here if is_agent(one)),
+        pending=_pending(node.annotations.get(PLAN, "")),
+        memory=memory,
+        rollout=read_note(node.annotations.get(ROLLOUT, "")),
+        cordoned=tuple(sorted(names_in(node.annotations.get(CORDONED, "")))),
+        policy=next((node.labels[key] for key in POLICY_LABELS if node.labels.get(key)), ""),
+        layout=_layout(node.labels),
+        taints=tuple(_taint(one) for one in node.taints if one.key.startswith(f"{DOMAIN}/")),
+        unschedulable=node.unschedulable,
+    )
+
+
+def _is_shared(name: str, labels: Mapping[str, str]) -> bool:
+    """Whether a resource is one of GPUs: the agent says what it guarantees, or its name says it."""
+    domain, _, rest = name.partition("/")
+    return name != GPU_COUNT and (
+        domain == VENDOR or name == MEMORY_RESOURCE or f"{DOMAIN}/{rest}{_GUARANTEE}" in labels
+    )
+
+
+def _resource(name: str, node: ClusterNode, pods: Iterable[ClusterPod] | None) -> PublishedResource:
+    return PublishedResource(
+        name=name,
+        capacity=node.capacity.get(name, 0),
+        allocatable=node.allocatable.get(name, 0),
+        requested=None if pods is None else sum(int(one.requests.get(name, "0")) for one in pods),
+        guarantee=node.labels.get(f"{DOMAIN}/{name.partition('/')[2]}{_GUARANTEE}", ""),
+    )
+
+
+def _models(labels: Mapping[str, str]) -> Iterable[tuple[str, int]]:
+    """``partage.dev/gpu.<model>``; the guarantee of ``nvidia.com/gpu`` has such a key, too."""
+    before = f"{DOMAIN}/gpu."
+    for key, value in labels.items():
+        if key.startswith(before) and not key.endswith(_GUARANTEE) and value.isascii() and value.isdigit():
+            yield key.removeprefix(before), int(value)
+
+
+def _pods(
+    pods: Iterable[ClusterPod], names: Iterable[str], memory: NodeMemory | None
+) -> Iterable[PublishedPod]:
+    units = {} if memory is None else _units(memory)
+    wanted = frozenset(names)
+    for one in sorted(pods, key=lambda pod: (pod.namespace, pod.name)):
+        asks = tuple(sorted((name, int(count)) for name, count in one.requests.items() if name in wanted))
+        if asks:
+            held = units.get((one.namespace, one.name), ())
+            yield PublishedPod(one.namespace, one.name, one.phase, asks, held, one.started_at, one.ends)
+
+
+def _units(memory: NodeMemory) -> dict[tuple[str, str], tuple[tuple[int, int], ...]]:
+    return {
+        (pod.namespace, pod.name): tuple(
+            (card.index, count) for card, count in zip(memory.cards, pod.units, strict=True) if count
+        )
+        for pod in memory.pods
+    }
+
+
+def _pending(text: str) -> tuple[PendingGpu, ...]:
+    try:
+        return decode(PendingPlan, text.encode(errors="replace"), strict=False).gpus if text else ()
+    except CodecError:  # someone else has written it
+        return ()
+
+
+def _layout(labels: Mapping[str, str]) -> str:
+    asked = labels.get(MIG_CONFIG, "")
+    return f"{asked}: {labels.get(MIG_CONFIG_STATE) or 'not begun'}" if asked else ""
+
+
+def _taint(taint: Taint) -> str:
+    return f"{taint.key}:{taint.effect}"

@@ -1,0 +1,71 @@
+"""How nodes are shown of which only that is known which the cluster has: what agents publish, and pods."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from partage.faces.web.fleet_page import mini
+from partage.faces.web.markup import Child, element
+from partage.faces.web.node_page import Sections
+from partage.faces.web.published import PublishedNode
+from partage.faces.web.published_page import grouped, sections_of
+from partage.faces.web.published_words import asked_of, models_of, problems_of, state_of, strategy_of
+from partage.model.ids import MEMORY_RESOURCE
+from partage.text import count_of, listed
+from partage.units import format_bytes
+
+
+class PublishedViews:
+    """The views of ``ClusterFleet``."""
+
+    def row(self, node: PublishedNode) -> Sequence[Child]:
+        """The node's state, its resources as small bars, and what is wrong."""
+        word, kind = state_of(node)
+        lines = list(dict.fromkeys(problems_of(node)))
+        waiting = f"{count_of(len(node.pending), 'GPU')} waiting to change"
+        return [
+            element(
+                "p", element("strong", word, class_=f"chip {kind}"), f" {models_of(node)}", _requested(node)
+            ),
+            element("p", *_minis(node)),
+            *(element("p", line, class_="problem small") for line in lines[:3]),
+            element("p", waiting, class_="unsettled small") if node.pending else None,
+        ]
+
+    def words(self, node: PublishedNode) -> Sequence[str]:
+        """Problems, models, resources and pods."""
+        return [
+            *problems_of(node),
+            *(model for model, _ in node.models),
+            *(one.name for one in node.resources),
+            *(one.guarantee for one in node.resources),
+            *(f"{one.namespace}/{one.name}" for one in node.pods or ()),
+            node.policy,
+        ]
+
+    def sections(self, node: PublishedNode) -> Sections:
+        """Its own page."""
+        return sections_of(node)
+
+    def grouped(self, sections: Sections) -> str:
+        """Those sections in their places."""
+        return grouped(sections)
+
+
+def _requested(node: PublishedNode) -> str:
+    said = [f"{asked_of(one)} {one.name}" for one in node.resources]
+    return f"; asked for: {listed(said, 4)}" if said else ""
+
+
+def _minis(node: PublishedNode) -> Iterator[Child]:
+    """One for each GPU where amounts are published, else one for each resource."""
+    kind = strategy_of(node) or "none"
+    if node.memory is not None:
+        for card in node.memory.cards:
+            held, total = (format_bytes(units * card.unit_bytes) for units in (card.used, card.total))
+            part = card.used / card.total if card.total else None
+            yield mini(part, f"GPU {card.index}: {held} of {total} held", kind)
+    for one in node.resources:
+        if node.memory is None or one.name != MEMORY_RESOURCE:
+            part = None if one.requested is None or not one.allocatable else one.requested / one.allocatable
+            yield mini(part, f"{one.name}: {asked_of(one)} asked for", kind)

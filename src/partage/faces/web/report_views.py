@@ -1,0 +1,105 @@
+"""How nodes are shown whose agents' reports are known: among many, and on a page of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from partage.edges.files.catalogue import geometry_of
+from partage.faces.documents.report import ReportDocument, ReportedGpuRow
+from partage.faces.web import page
+from partage.faces.web.fleet_page import mini
+from partage.faces.web.markup import Child, element, html
+from partage.faces.web.moment import moment
+from partage.faces.web.node_page import Sections, node_sections
+from partage.faces.web.sources import NodeReport
+from partage.text import count_of
+
+
+class ReportViews:
+    """The views of ``FleetReports``."""
+
+    def row(self, node: NodeReport) -> Sequence[Child]:
+        """The node's state, its GPUs as small bars, and what is wrong."""
+        if node.report is None:
+            return (element("p", node.trouble, class_="problem"),)
+        return _about(node.report, node.trouble)
+
+    def sections(self, node: NodeReport) -> Sections:
+        """As the agent's own page has them."""
+        if node.report is None:
+            problem = element("p", node.trouble, class_="problem")
+            return {"state": html(element("section", problem, id="state"))}
+        planned = node.report.planner_input
+        inventory = None if planned is None else planned.snapshot.observed.node.inventory
+        sections = dict(node_sections(node.report, inventory, geometry_of))
+        if node.trouble:
+            problem = element("p", f"Not up to date: {node.trouble}", class_="problem")
+            sections["state"] = html(element("section", problem, id="late")) + sections["state"]
+        return sections
+
+    def grouped(self, sections: Sections) -> str:
+        """As on the agent's own page."""
+        return page.grouped(sections)
+
+    def words(self, node: NodeReport) -> Sequence[str]:
+        """Problems, products, strategies, UUIDs, resources and pods."""
+        report = node.report
+        if report is None:
+            return (node.trouble,)
+        return [
+            node.trouble,
+            *report.messages,
+            *report.troubles.values(),
+            *(gpu.product for gpu in report.gpus),
+            *(str(gpu.strategy) for gpu in report.gpus if gpu.strategy),
+            *(gpu.uuid for gpu in report.gpus),
+            *(str(one.name) for one in report.resources),
+            *(f"{who.namespace}/{who.pod}" for entry in report.held for who in entry.holders),
+        ]
+
+
+def _about(report: ReportDocument, trouble: str) -> list[Child]:
+    well = report.healthy and not report.degraded
+    word = "healthy" if well else "degraded" if report.healthy else "not healthy"
+    kind = "good" if well else "warn" if report.healthy else "bad"
+    offered: dict[int, int] = {}
+    for one in report.resources:
+        for gpu in one.gpus:
+            offered[gpu.index] = offered.get(gpu.index, 0) + gpu.count
+    lines = [
+        *([f"Not up to date: {trouble}"] if trouble else []),
+        *report.messages,
+        *report.troubles.values(),
+    ]
+    waiting = f"{count_of(len(report.waiting), 'GPU')} waiting to change"
+    return [
+        element(
+            "p",
+            element("strong", word, class_=f"chip {kind}"),
+            f" {count_of(len(report.gpus), 'GPU')}, {_held(report)} held, ",
+            moment(report.at),
+        ),
+        element("p", *(_mini(gpu, offered.get(gpu.index, 0)) for gpu in report.gpus)),
+        *(element("p", line, class_="problem small") for line in lines[:3]),
+        element("p", waiting, class_="unsettled small") if report.waiting else None,
+    ]
+
+
+def _held(report: ReportDocument) -> str:
+    """``3 of 8 shares``, ``24 of 158 units of memory``, or both."""
+    found: dict[str, tuple[int, int]] = {}
+    for one in report.resources:
+        by_memory = any(device.by_memory for gpu in one.gpus for device in gpu.devices)
+        word = "unit" if by_memory else "share"
+        count, held = found.get(word, (0, 0))
+        found[word] = count + one.count, held + one.held
+    texts = [f"{held} of {count_of(count, word)}" for word, (count, held) in found.items()]
+    return " and ".join(texts) + (" of memory" if "unit" in found else "") if texts else "0 of 0 shares"
+
+
+def _mini(gpu: ReportedGpuRow, offered: int) -> Child:
+    """How many of its shares are held."""
+    said = f"GPU {gpu.index}, {gpu.strategy or 'nothing offered'}: {gpu.held} of {offered} held"
+    said += f", {gpu.trouble}" if gpu.trouble else ""
+    part = gpu.held / offered if offered else None
+    return mini(part, said, str(gpu.strategy or "none"), trouble=bool(gpu.trouble))

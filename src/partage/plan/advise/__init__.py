@@ -1,0 +1,1 @@
+"""Which strategy fits a GPU and its workload, with the reasons. Pure."""

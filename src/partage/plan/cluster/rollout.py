@@ -1,0 +1,237 @@
+"""Which nodes of a fleet may change at once: every agent decides for its own node, from the same facts. Pure.
+
+A node that changes holds a slot, one Lease of a few. Agents take slots by the version of the Lease, so two
+can never have the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from msgspec import field
+from msgspec.structs import replace
+
+from partage.model.node_labels import parse_labels
+from partage.plan.report import UNASKED, HeldBack, PolicyReason
+from partage.text import count_of
+from partage.values import Frozen
+
+LEASE_S = 120
+"""An agent that has not renewed its slot for so long counts as gone. Its pod is replaced within less."""
+
+
+class RolloutSettings(Frozen):
+    """max_changing: so many nodes change at once. canary: labels of the nodes that change first; empty: none
+    do. paused: no further node begins.
+    """
+
+    max_changing: int = 1
+    canary: Mapping[str, str] = field(default_factory=dict)
+    paused: bool = False
+
+    @property
+    def canary_text(self) -> str:
+        """``pool=test,zone=a``."""
+        return ",".join(f"{key}={value}" for key, value in sorted(self.canary.items()))
+
+    def is_canary(self, labels: Mapping[str, str]) -> bool:
+        """Whether a node with these labels changes first."""
+        return bool(self.canary) and self.canary.items() <= labels.items()
+
+
+class Slot(Frozen):
+    """One Lease. holder: the node that changes; empty: free. policy, revision: what it changes to. failure:
+    why it could not, a sentence; empty: it has not failed. version: of the Lease; it changes whenever the
+    holder renews it. Times in the Lease are not compared: clocks of nodes differ. lasts_s: how long it counts
+    after that.
+    """
+
+    name: str
+    holder: str = ""
+    policy: str = ""
+    revision: str = ""
+    failure: str = ""
+    version: str = ""
+    lasts_s: int = LEASE_S
+
+
+class Sighting(Frozen):
+    """Since when a slot is seen as it is, on the own clock."""
+
+    slot: tuple[str, str]
+    since_s: float
+
+
+def next_sightings(
+    before: Mapping[str, Sighting], slots: Iterable[Slot], now_s: float
+) -> dict[str, Sighting]:
+    """By the name of the slot. A slot that was renewed is seen anew."""
+    seen = {one.name: Sighting((one.holder, one.version), now_s) for one in slots}
+    return {
+        name: before[name] if name in before and before[name].slot == one.slot else one
+        for name, one in seen.items()
+    }
+
+
+class NodeProgress(StrEnum):
+    """How far the GPUs of a node are: as the policy in force wants them, on the way, or failed."""
+
+    SETTLED = "settled"
+    CHANGING = "changing"
+    FAILED = "failed"
+
+
+class CanaryNode(Frozen):
+    """What a canary says of itself. revision: of the policy that it wants, done: its GPUs are as that one
+    wants them, or a person has taken note that they are not.
+    """
+
+    name: str
+    policy: str
+    revision: str
+    done: bool
+
+
+class Fleet(Frozen):
+    """What is known of the others. settings: None: not known, ``trouble`` says why. canaries: nodes that say
+    how they stand and have the labels of canaries.
+    """
+
+    settings: RolloutSettings | None = None
+    slots: tuple[Slot, ...] = ()
+    sightings: Mapping[str, Sighting] = field(default_factory=dict)
+    canaries: tuple[CanaryNode, ...] = ()
+    trouble: str = ""
+
+    def silent(self, slot: Slot, now_s: float) -> bool:
+        """Whether its holder has not renewed it in time."""
+        due_s = self._due_s(slot)
+        return due_s is not None and now_s >= due_s
+
+    def next_due_s(self, now_s: float) -> float | None:
+        """When the next holder has not renewed its slot in time; None: never."""
+        due_s = (self._due_s(slot) for slot in self.slots)
+        return min((one for one in due_s if one is not None and one > now_s), default=None)
+
+    def _due_s(self, slot: Slot) -> float | None:
+        seen = self.sightings.get(slot.name)
+        return seen.since_s + slot.lasts_s if slot.holder and seen is not None else None
+
+
+class Wish(Frozen):
+    """What one node wants. canary: it is one."""
+
+    node: str
+    policy: str
+    revision: str
+    canary: bool = False
+
+
+def decide(wish: Wish, fleet: Fleet, now_s: float) -> Slot | HeldBack:
+    """The slot that the node takes, or has; or why it waits.
+
+    Messages name nodes only where the rollout has stopped: each new message is written to every Node.
+    """
+    settings = fleet.settings
+    if settings is None or fleet.trouble:
+        return _waits(fleet.trouble) if fleet.trouble else UNASKED
+    if settings.paused:
+        return HeldBack(PolicyReason.ROLLOUT_PAUSED, "the rollout is paused")
+    others = [one for one in fleet.slots if one.holder not in ("", wish.node)]
+    for one in others:
+        if one.revision != wish.revision:
+            continue
+        if one.failure:
+            return _stopped(f"node {one.holder}: {one.failure}")
+        if fleet.silent(one, now_s):
+            return _stopped(f"node {one.holder}: nothing has been heard of its agent while it changed")
+    if settings.canary and not wish.canary and (held := _behind_canaries(wish, fleet, settings)):
+        return held
+    return _slot(wish, fleet, settings, now_s)
+
+
+def _behind_canaries(wish: Wish, fleet: Fleet, settings: RolloutSettings) -> HeldBack | None:
+    """A canary counts for nodes that have the same policy, by name."""
+    if not fleet.canaries:
+        return _waits(f"no node that has an agent has the labels of canaries, {settings.canary_text}")
+    concerned = [one for one in fleet.canaries if one.policy == wish.policy]
+    if all(one.done and digest_of(one.revision) == digest_of(wish.revision) for one in concerned):
+        return None
+    return _waits(f"canary nodes ({settings.canary_text}) change first")
+
+
+def _slot(wish: Wish, fleet: Fleet, settings: RolloutSettings, now_s: float) -> Slot | HeldBack:
+    own = next((one for one in fleet.slots if one.holder == wish.node), None)
+    if own is not None:
+        return own
+    usable = fleet.slots[: settings.max_changing]
+    if not usable:
+        return _waits("there is no Lease that could be taken")
+    # Slots beyond those that count now may still be held by nodes that began when more were allowed.
+    if sum(1 for one in fleet.slots if one.holder) < settings.max_changing:
+        free = next((one for one in usable if not one.holder), None)
+        if free is not None:
+            return free
+    for one in usable:
+        # A newer edit of the same policy does not wait for an agent that has gone.
+        if one.policy == wish.policy and one.revision != wish.revision and fleet.silent(one, now_s):
+            return one
+    return _waits(f"it waits for its turn: at most {count_of(settings.max_changing, 'node')} at once")
+
+
+def _waits(message: str) -> HeldBack:
+    return HeldBack(PolicyReason.ROLLOUT_WAITS, message)
+
+
+def _stopped(message: str) -> HeldBack:
+    return HeldBack(PolicyReason.ROLLOUT_STOPPED, f"the rollout has stopped: {message}")
+
+
+def digest_of(revision: str) -> str:
+    """The part of a revision that does not depend on labels of the node."""
+    return revision.partition("+")[0]
+
+
+class Standing(Frozen):
+    """How the own node stands. in_force, wanted: revisions. waits: the rollout holds ``wanted`` back.
+    refused: why the node cannot have it; empty: it can. why: what ``progress`` says, a sentence.
+    """
+
+    policy: str
+    in_force: str
+    wanted: str
+    waits: bool
+    progress: NodeProgress
+    refused: str = ""
+    why: str = ""
+
+
+def needs_slot(standing: Standing, let_go: str) -> bool:
+    """Whether the node should have one. A node that cannot have the policy asks too, so that all others see
+    it. let_go: a revision whose failure on this node a person has taken note of.
+    """
+    return standing.waits or (bool(standing.refused) and standing.wanted != let_go)
+
+
+def next_hold(own: Slot, standing: Standing) -> Slot:
+    """The slot that the node holds, as it should be now: kept, kept with a failure, or free."""
+    free = Slot(own.name, lasts_s=own.lasts_s)
+    if standing.wanted == own.revision and standing.waits:
+        return replace(own, failure="")  # it is just being put in force
+    if standing.wanted == own.revision and standing.refused:
+        return replace(own, failure=standing.refused)
+    if standing.in_force != own.revision or standing.progress is NodeProgress.SETTLED:
+        return free
+    if standing.progress is NodeProgress.CHANGING:
+        return own  # what has failed stays so while it is tried again
+    return replace(own, failure=standing.why) if standing.wanted == own.revision else free
+
+
+def settings_of(data: Mapping[str, str], paused_by_hand: str) -> RolloutSettings:
+    """From the data of the ConfigMap. Raises ValueError."""
+    text = data.get("maxChanging", "1")
+    if not text.isascii() or not text.isdigit() or not 0 < int(text) < 1000:
+        raise ValueError(f"maxChanging is {text[:20]!r}, not a number of nodes from 1 to 999")
+    paused = "true" in (data.get("paused", "false"), paused_by_hand)
+    return RolloutSettings(int(text), parse_labels(data.get("canary", "")), paused)

@@ -1,0 +1,1 @@
+"""What is wrong with a node: what was seen of it, the checks, their findings."""

@@ -1,0 +1,115 @@
+"""Takes secrets out of texts and documents that leave the node. Pure.
+
+Too much is removed rather than too little: what looks like a token, a password, a key, a certificate, a value
+of the environment, the name of a user, or a board's serial number.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+REMOVED = "[removed]"
+
+_NAMES = (
+    r"[\w.\-]*(?:token|passw(?:or)?d|passphrase|secret|api[_\-]?key|access[_\-]?key|private[_\-]?key"
+    r"|jwt[_\-]?key|credential|authorization|cookie)[\w.\-]*|[\w.\-]*(?:pass|-data)(?![\w.\-])"
+)
+_EXACT = r"(?:auth|user|username|user_name|account|accounts|owner|email|certificate|cert|key-data|serial)"
+_KEY = rf"(?:{_NAMES}|{_EXACT})"
+_IS_SECRET = re.compile(rf"-*{_KEY}", re.IGNORECASE)
+
+_PAIR = re.compile(
+    rf"""(?ix) (?<![\w.\-]) (?P<key> ["']? -{{0,2}} {_KEY} ["']? \s*[:=]\s*)
+    (?: "(?:[^"\\]|\\.)*" | '[^'\n]*' | (?P<plain> [^\s"'\[{{|>][^\n]* ) )""",
+)
+"""``"token": "x"``, ``password: x y``, ``--api-key=x``; a plain value goes to the end of its line."""
+
+_BLOCK = re.compile(
+    rf"(?im)^(?P<head>(?P<indent>[ \t]*)(?:-[ \t]+)?[\"']?{_KEY}[\"']?[ \t]*:[ \t]*)[|>][-+0-9]*[ \t]*\n"
+    r"(?:(?P=indent)[ \t]+[^\n]*(?:\n|\Z)|[ \t]*\n)+"
+)
+"""A block of YAML below such a key."""
+
+_OPTION = re.compile(rf"(?i)(?<!\S)(--{_KEY})[ \t]+(?!-)\S+")
+_PEM = re.compile(r"-----BEGIN [^-\n]+-----.*?(?:-----END [^-\n]+-----|\Z)", re.DOTALL)
+_BEARER = re.compile(r"(?i)\b(bearer|basic|negotiate)\s+[A-Za-z0-9._~+/=\-]{6,}")
+_JWT = re.compile(r"\beyJ[A-Za-z0-9_\-]{6,}\.[A-Za-z0-9_\-]{6,}(?:\.[A-Za-z0-9_\-]*)?")
+_USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]*://)[^/\s@\"']+@")
+_KNOWN = re.compile(
+    r"\b(?:AKIA[0-9A-Z]{12,}|ASIA[0-9A-Z]{12,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
+    r"|glpat-[\w\-]{16,}|hf_[A-Za-z0-9]{20,}|nvapi-[\w\-]{20,}|sk-[\w\-]{20,}|xox[abprs]-[\w\-]{10,})"
+)
+_ENVIRONMENT = re.compile(
+    r"(?<![\w.\-/])(?!(?:PARTAGE|NVIDIA|CUDA)_)([A-Z][A-Z0-9]*_[A-Z0-9_]*|[A-Z]{4,})=\S+"
+)
+"""``HTTP_PROXY=...``, in logs and command lines."""
+
+_HOME = re.compile(r"(/home/|/Users/)[^/\s\"':]+")
+_BASE64 = re.compile(
+    r"(?<![\w+/=\-])(?=[^\s]*[A-Z])(?=[^\s]*[a-z])(?=[^\s]*[0-9])[A-Za-z0-9+/]{64,}={0,2}(?![\w])"
+)
+"""Long and not hexadecimal: a key, or a certificate without its lines of text."""
+
+_KEPT_VARIABLES = ("PARTAGE_", "NVIDIA_", "CUDA_")
+
+
+def redact_text(text: str) -> str:
+    """The text without what looks like a secret."""
+    text = _PEM.sub(REMOVED, text)
+    text = _BLOCK.sub(lambda found: f"{found['head']}{REMOVED}\n", text)
+    text = _PAIR.sub(lambda found: f"{found['key']}{_in_place_of(found)}", text)
+    text = _OPTION.sub(rf"\1 {REMOVED}", text)
+    text = _BEARER.sub(rf"\1 {REMOVED}", text)
+    text = _USERINFO.sub(rf"\1{REMOVED}@", text)
+    text = _ENVIRONMENT.sub(rf"\1={REMOVED}", text)
+    text = _HOME.sub(rf"\1{REMOVED}", text)
+    for pattern in (_JWT, _KNOWN, _BASE64):
+        text = pattern.sub(REMOVED, text)
+    return text
+
+
+def _in_place_of(found: re.Match[str]) -> str:
+    """Quoted where the value was, so that JSON stays JSON."""
+    return REMOVED if found["plain"] is not None else f'"{REMOVED}"'
+
+
+def redact_value(value: Any) -> Any:  # noqa: ANN401 - values of JSON
+    """A document of JSON values without secrets: by their keys, as variables, as options, as texts."""
+    if isinstance(value, str):
+        return redact_text(value)
+    if isinstance(value, Mapping):
+        if _is_variable(value):
+            return {**value, "value": REMOVED}
+        return {
+            redact_text(str(key)): REMOVED if _hides(str(key), inner) else redact_value(inner)
+            for key, inner in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [
+            REMOVED if _follows_secret_option(value, place) else redact_value(inner)
+            for place, inner in enumerate(value)
+        ]
+    return value
+
+
+def _hides(key: str, value: object) -> bool:
+    """Whether nothing of the value may stay. Numbers and truths are no secrets."""
+    return bool(_IS_SECRET.fullmatch(key)) and isinstance(value, str | list | tuple | Mapping)
+
+
+def _is_variable(value: Mapping[str, Any]) -> bool:
+    """``{"name": "X", "value": "y"}``, as in a pod."""
+    name = value.get("name")
+    return set(value) == {"name", "value"} and isinstance(name, str) and not name.startswith(_KEPT_VARIABLES)
+
+
+def _follows_secret_option(items: list[Any] | tuple[Any, ...], place: int) -> bool:
+    before = items[place - 1] if place else None
+    return (
+        isinstance(before, str)
+        and before.startswith("-")
+        and "=" not in before
+        and bool(_IS_SECRET.fullmatch(before))
+    )

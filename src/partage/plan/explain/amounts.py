@@ -1,0 +1,40 @@
+"""Amounts of resources as people write them."""
+
+from __future__ import annotations
+
+from partage.text import count_of
+from partage.units import format_bytes
+
+CPU, MEMORY, STORAGE, PODS = "cpu", "memory", "ephemeral-storage", "pods"
+
+
+def amount_text(resource: str, amount: int, unit_bytes: int = 0) -> str:
+    """``2 x nvidia.com/gpu``, ``5 GiB of aliyun.com/gpu-mem``, ``1.5 CPUs``. unit_bytes: of a resource that
+    counts memory.
+    """
+    if unit_bytes:
+        return f"{format_bytes(amount * unit_bytes)} of {resource}"
+    return _plain(resource, amount) or f"{amount} x {resource}"
+
+
+def bare(resource: str, amount: int, unit_bytes: int = 0) -> str:
+    """The same without the resource's name, where that has been said."""
+    if unit_bytes:
+        return format_bytes(amount * unit_bytes)
+    return _plain(resource, amount) or str(amount)
+
+
+def _plain(resource: str, amount: int) -> str:
+    if resource == CPU:
+        shown = f"{amount / 1000:g}"
+        return f"{shown} {'CPU' if shown == '1' else 'CPUs'}"
+    if resource in (MEMORY, STORAGE):
+        return f"{format_bytes(amount)} of {'memory' if resource == MEMORY else 'ephemeral storage'}"
+    return count_of(amount, "pod") if resource == PODS else ""
+
+
+def request_text(resource: str, amount: int) -> str:
+    """As it stands in a manifest: ``nvidia.com/gpu: 1``, ``cpu: 500m``."""
+    if resource == CPU and amount % 1000:
+        return f"{resource}: {amount}m"
+    return f"{resource}: {amount // 1000 if resource == CPU else amount}"

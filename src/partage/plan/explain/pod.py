@@ -1,0 +1,136 @@
+"""What a pod needs of a node, as far as the scheduler and the kubelet look at it."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping
+
+from msgspec import field
+
+from partage.model.pod_requests import scheduled_requests
+from partage.values import Frozen
+
+NAME_FIELD = "metadata.name"
+"""The only field of a Node that an affinity can name."""
+
+
+class ContainerNeeds(Frozen):
+    """A container. requests: resource to amount; CPUs in thousandths, memory in bytes, others as they are.
+
+    init: it ends before the main containers begin. sidecar: an init container that goes on.
+    """
+
+    name: str
+    requests: Mapping[str, int] = field(default_factory=dict)
+    init: bool = False
+    sidecar: bool = False
+
+    @property
+    def words(self) -> str:
+        """``container main``, ``init container load``."""
+        return f"{'init container' if self.init else 'container'} {self.name}"
+
+
+class Toleration(Frozen):
+    """A toleration. An empty key tolerates every key, an empty effect every effect."""
+
+    key: str = ""
+    operator: str = "Equal"
+    value: str = ""
+    effect: str = ""
+
+    def tolerates(self, key: str, value: str, effect: str) -> bool:
+        """Whether a taint does not keep the pod away."""
+        if self.effect not in ("", effect) or self.key not in ("", key):
+            return False
+        return self.operator == "Exists" or (bool(self.key) and self.value == value)
+
+
+class LabelRule(Frozen):
+    """What a node's label has to be. operator: ``In``, ``NotIn``, ``Exists``, ``DoesNotExist``, ``Gt``,
+    ``Lt``. of_field: key is a field of the Node, not a label.
+    """
+
+    key: str
+    operator: str
+    values: tuple[str, ...] = ()
+    of_field: bool = False
+
+    def holds(self, labels: Mapping[str, str], node: str) -> bool:
+        """Whether a node with this name and these labels meets it."""
+        has = ({NAME_FIELD: node} if self.of_field else labels).get(self.key)
+        match self.operator:
+            case "In":
+                return has in self.values
+            case "NotIn":
+                return has not in self.values
+            case "Exists":
+                return has is not None
+            case "DoesNotExist":
+                return has is None
+            case "Gt" | "Lt":
+                return _compared(self.operator, has, self.values)
+        return False
+
+    def __str__(self) -> str:
+        """``pool in (a, b)``, ``pool = a``."""
+        match self.operator:
+            case "In" if len(self.values) == 1:
+                return f"{self.key}={self.values[0]}"
+            case "In" | "NotIn":
+                word = "in" if self.operator == "In" else "not in"
+                return f"{self.key} {word} ({', '.join(self.values)})"
+            case "Exists" | "DoesNotExist":
+                return f"{self.key} {'exists' if self.operator == 'Exists' else 'does not exist'}"
+        return f"{self.key} {'>' if self.operator == 'Gt' else '<'} {', '.join(self.values)}"
+
+
+def _compared(operator: str, has: str | None, values: tuple[str, ...]) -> bool:
+    try:
+        there, wanted = int(has or ""), int(values[0])
+    except (ValueError, IndexError):
+        return False
+    return there > wanted if operator == "Gt" else there < wanted
+
+
+Term = tuple[LabelRule, ...]
+"""Rules that all have to hold."""
+
+
+class PodNeeds(Frozen):
+    """A pod that is to run somewhere.
+
+    name: ``Pod team/train``, for people. containers: init containers first, in their order. node: the only
+    node where it may run; empty: any. selector: nodeSelector. affinity: required node affinity, terms of
+    which one has to hold; None: there is none. overhead: of its runtime class. gpu_resources: the resources
+    among its requests that GPUs are behind.
+    """
+
+    name: str
+    containers: tuple[ContainerNeeds, ...]
+    node: str = ""
+    selector: Mapping[str, str] = field(default_factory=dict)
+    affinity: tuple[Term, ...] | None = None
+    tolerations: tuple[Toleration, ...] = ()
+    overhead: Mapping[str, int] = field(default_factory=dict)
+    gpu_resources: frozenset[str] = frozenset()
+
+    @property
+    def totals(self) -> dict[str, int]:
+        """What the scheduler counts, resource to amount; nothing that is 0."""
+        counted = scheduled_requests(
+            ((one.requests, one.sidecar) for one in self.containers if one.init),
+            (one.requests for one in self.containers if not one.init),
+        )
+        total = Counter(counted) + Counter(dict(self.overhead))
+        return {name: amount for name, amount in total.items() if amount > 0}
+
+    @property
+    def asks(self) -> tuple[tuple[ContainerNeeds, str, int], ...]:
+        """Each container's requests for GPU resources, in the kubelet's order."""
+        return tuple(
+            (one, name, amount)
+            for one in self.containers
+            for name, amount in one.requests.items()
+            if name in self.gpu_resources and amount
+        )

@@ -1,0 +1,170 @@
+"""What was observed of a workload, put together from what its containers used over time. Pure."""
+
+from __future__ import annotations
+
+import re
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from math import ceil
+
+from partage.values import Frozen
+
+WARM_UP = 0.1
+"""The first part of a run does not count for steadiness: programs load first."""
+BUSY_PART = 0.95
+"""The part of the samples that is not above the activity by which a share is sized."""
+_LETTERS = "[bcdfghjklmnpqrstvwxz2456789]"
+_HASHES = re.compile(rf"(-{_LETTERS}{{6,10}}|-\d{{8}})?-{_LETTERS}{{5}}$|-\d+$", re.ASCII)
+"""What controllers add to their own name: a Deployment two hashes, a DaemonSet or Job one, a CronJob the
+minute since 1970 and a hash, a StatefulSet a number. The letters are those that Kubernetes uses
+(apimachinery: rand.SafeEncodeString)."""
+JOB = "slurm:"
+"""How the workload of a Slurm job begins; no namespace has a colon."""
+
+
+class Run(Frozen):
+    """What one container used of one GPU or MIG device.
+
+    at_s, used_bytes: the samples, by time; equally many. peak_bytes: the highest since the container began,
+    as the exporter saw it every second; None: only the samples are known. sm: part of the GPU's time, where
+    it is known. device_bytes: memory that the container can see. share_bytes: of its shares; None: not known.
+    limited: the share is a limit (guarantee hard or guarded). processes: the most at a time.
+    """
+
+    workload: str
+    at_s: tuple[float, ...]
+    used_bytes: tuple[int, ...]
+    device_bytes: int
+    peak_bytes: int | None = None
+    sm: tuple[float, ...] = ()
+    share_bytes: int | None = None
+    limited: bool = False
+    processes: int = 1
+
+    @property
+    def visible_bytes(self) -> int:
+        """What a program in it takes for the whole memory."""
+        return self.share_bytes if self.limited and self.share_bytes else self.device_bytes
+
+
+class Evidence(Frozen):
+    """What was observed of one workload.
+
+    runs: containers. samples: of all of them. span_s: from the first to the last sample. coverage: part of
+    the time between them that has samples. peak_bytes: the highest that a container used; peak_at_s: when;
+    steady: relative distance of highest and lowest use after the warm-up, in the run with the peak.
+    exact: the peaks are those of the exporter; else a spike between two samples may be missing. growing: the
+    last quarter of the longest run is its highest, and rises. sm_p95: None: not known. full: highest part of
+    the visible memory that was used. coarse: the samples were not kept, only what they came to. at_once: the
+    most runs at the same time.
+    """
+
+    workload: str
+    runs: int
+    samples: int
+    span_s: float
+    coverage: float
+    peak_bytes: int
+    peak_at_s: float
+    steady: float
+    exact: bool
+    growing: bool
+    full: float
+    sm_p95: float | None = None
+    share_bytes: int | None = None
+    processes: int = 1
+    coarse: bool = False
+    at_once: int = 1
+
+
+def workload_of(pod: str) -> str:
+    """The name of the controller that probably made the pod: ``train-7d4b9c6f5d-x2x4k`` is of ``train``."""
+    return _HASHES.sub("", pod) or pod
+
+
+def workload_of_job(user: str, name: str) -> str:
+    """The name of a Slurm job's workload: ``slurm:alice/train``. Jobs of a user whose names are not known are
+    one: ``slurm:alice/*``."""
+    return f"{JOB}{user}/{name or '*'}"
+
+
+def gather(runs: Iterable[Run], step_s: float | None = None) -> tuple[Evidence, ...]:
+    """The evidence of each workload, by name. step_s: usual distance of samples; None: taken from them."""
+    by_name: dict[str, list[Run]] = {}
+    for run in runs:
+        if run.used_bytes:
+            by_name.setdefault(run.workload, []).append(run)
+    return tuple(_evidence(name, by_name[name], step_s) for name in sorted(by_name))
+
+
+def _evidence(name: str, runs: Sequence[Run], step_s: float | None) -> Evidence:
+    highest = max(runs, key=_peak)
+    longest = max(runs, key=lambda run: run.at_s[-1] - run.at_s[0])
+    first, last = min(run.at_s[0] for run in runs), max(run.at_s[-1] for run in runs)
+    activity = sorted(value for run in runs for value in run.sm)
+    shares = [run.share_bytes for run in runs if run.share_bytes is not None]
+    top = max(range(len(highest.used_bytes)), key=highest.used_bytes.__getitem__)
+    return Evidence(
+        workload=name,
+        runs=len(runs),
+        samples=sum(len(run.at_s) for run in runs),
+        span_s=last - first,
+        coverage=_coverage(runs, step_s),
+        peak_bytes=_peak(highest),
+        peak_at_s=highest.at_s[top],
+        steady=spread(highest.used_bytes, highest.used_bytes, highest.peak_bytes or 0),
+        exact=all(run.peak_bytes is not None for run in runs),
+        growing=grows(longest.used_bytes),
+        full=max(_peak(run) / run.visible_bytes for run in runs if run.visible_bytes),
+        sm_p95=quantile(activity, BUSY_PART),
+        share_bytes=max(shares, default=None),
+        processes=max(run.processes for run in runs),
+        at_once=_at_once(runs),
+    )
+
+
+def _at_once(runs: Sequence[Run]) -> int:
+    begins, ends = sorted(run.at_s[0] for run in runs), sorted(run.at_s[-1] for run in runs)
+    return max(number - bisect_left(ends, at_s) for number, at_s in enumerate(begins, 1))
+
+
+def _peak(run: Run) -> int:
+    return max(run.peak_bytes or 0, *run.used_bytes)
+
+
+def spread(lows: Sequence[int], highs: Sequence[int], peak_bytes: int) -> float:
+    """Relative distance of highest and lowest use of a run, without its first part. lows, highs: of parts of
+    equal length, or twice the samples. peak_bytes: of the whole run; 0: not known.
+    """
+    first = ceil(len(lows) * WARM_UP)
+    if len(lows) - first > 1:
+        lows, highest = lows[first:], max(*highs[first:], peak_bytes)
+    else:
+        lows, highest = lows[first:] or lows, max(*highs, peak_bytes)
+    return (highest - min(lows)) / highest if highest else 0.0
+
+
+def grows(highs: Sequence[int]) -> bool:
+    """Whether a run still grows at its end: its last quarter is higher than the one before, and that is
+    higher than the one before it. Programs that have loaded everything do not. highs: as in ``spread``."""
+    if len(highs) < 8:
+        return False
+    part = len(highs) // 4
+    second, third, fourth = (max(highs[part * n : part * (n + 1)]) for n in (1, 2, 3))
+    return fourth > third * 1.01 and third > second * 1.01
+
+
+def _coverage(runs: Sequence[Run], step_s: float | None) -> float:
+    """Part of the runs' time in which there are samples."""
+    expected = present = 0.0
+    for run in runs:
+        gaps = [after - before for before, after in zip(run.at_s, run.at_s[1:], strict=False)]
+        usual = step_s or (sorted(gaps)[len(gaps) // 2] if gaps else 1.0)
+        expected += run.at_s[-1] - run.at_s[0] + usual
+        present += sum(min(gap, 1.5 * usual) for gap in gaps) + usual
+    return min(1.0, present / expected) if expected else 1.0
+
+
+def quantile(ordered: Sequence[float], part: float) -> float | None:
+    """The smallest value that this part of the values (0 to 1) does not exceed; None of no values."""
+    return ordered[min(len(ordered) - 1, ceil(part * len(ordered)) - 1)] if ordered else None

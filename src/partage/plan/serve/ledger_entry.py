@@ -1,0 +1,80 @@
+"""What the ledger says of one device id: who holds it, and how certain that is."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from msgspec import field
+
+from partage.model.ids import ResourceName, ShareId
+from partage.values import Frozen
+
+
+class Certainty(StrEnum):
+    """How certain an entry is.
+
+    tentative: Allocate returned it; the kubelet has not yet named the container.
+    observed:  PodResources names the container.
+    proven:    PodResources named it before the container started (PreStartContainer).
+    unconfirmed: held according to an earlier answer or to the checkpoint, but PodResources does not name it
+        now. Its end is not proven.
+    """
+
+    TENTATIVE = "tentative"
+    OBSERVED = "observed"
+    PROVEN = "proven"
+    UNCONFIRMED = "unconfirmed"
+
+
+class Holder(Frozen, order=True):
+    """A container. If an id has several, it is ambiguous."""
+
+    namespace: str
+    pod: str
+    container: str
+
+
+Hold = tuple[ResourceName, ShareId]
+"""One held id, and the resource under which it was allocated."""
+
+
+class LedgerEntry(Frozen):
+    """One held id.
+
+    holders: the named containers, ordered; empty if none is named yet, several if the kubelet names
+    several. Holders of a tentative entry were named before the id was allocated again, so they may be out
+    of date.
+    since_s: when it was allocated, or first observed as held.
+    checkpoint_pods: how many pods hold it by the kubelet's checkpoint; 0: not compared.
+    """
+
+    resource: ResourceName
+    id: ShareId
+    certainty: Certainty
+    holders: tuple[Holder, ...]
+    since_s: float
+    checkpoint_pods: int = 0
+
+    @property
+    def hold(self) -> Hold:
+        """Resource and id."""
+        return self.resource, self.id
+
+    @property
+    def pods(self) -> frozenset[tuple[str, str]]:
+        """Namespace and name of each named pod."""
+        return frozenset((holder.namespace, holder.pod) for holder in self.holders)
+
+    @property
+    def holder(self) -> Holder | None:
+        """The container that holds it, if that is certain; else None."""
+        return (
+            self.holders[0] if len(self.holders) == 1 and self.certainty is not Certainty.TENTATIVE else None
+        )
+
+
+class HeldIds(Frozen):
+    """Ids held now, by resource, for all GPUs."""
+
+    ids: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)

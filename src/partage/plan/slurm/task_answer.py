@@ -1,0 +1,158 @@
+"""What a job's task is told: the lines that the task prolog prints for slurmstepd. Pure.
+
+``export NAME=value``, ``unset NAME`` and ``print text``, one in each line (Slurm's documents, "Prolog and
+Epilog Guide"). A line break in a value would begin a line of somebody else's choice: no such value is
+written.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from partage.model.ids import GpuUuid
+from partage.model.share import Guarantee, weakest
+from partage.model.slurm import GresName
+from partage.model.slurm_job import JobDevice, JobRecord, as_request
+from partage.plan.slurm.job_start import parse_indexes
+from partage.text import one_or_each
+from partage.units import MIB
+from partage.values import Frozen
+
+FACTS = (
+    "PARTAGE_RESOURCE",
+    "PARTAGE_SHARES",
+    "PARTAGE_GPUS",
+    "PARTAGE_STRATEGY",
+    "PARTAGE_REPLICAS",
+    "PARTAGE_MEMORY_BYTES",
+    "PARTAGE_TOTAL_BYTES",
+    "PARTAGE_GUARANTEE",
+)
+"""As in a container."""
+
+_MPS_PIPE, _MPS_LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
+_MPS_THREADS, _MPS_MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_PYTHONPATH = "PYTHONPATH"
+_LONGEST = 32 * 2**10
+
+
+class TaskAnswer(Frozen):
+    """exports: variables to set. unset: to remove. prints: for its output. code: not 0 ends the task."""
+
+    exports: Mapping[str, str]
+    unset: tuple[str, ...] = ()
+    prints: tuple[str, ...] = ()
+    code: int = 0
+
+    def text(self) -> str:
+        """The lines. A value with a character that is not printable is left out, with its name."""
+        lines = [f"print {said}" for said in self.prints if _is_plain(said)]
+        lines += [f"unset {name}" for name in self.unset]
+        lines += [f"export {name}={value}" for name, value in self.exports.items() if _is_plain(value)]
+        return "".join(f"{line}\n" for line in lines)
+
+
+def _is_plain(text: str) -> bool:
+    """Whether it stays in its line. Letters of every language are printable; surrogates are not."""
+    return text.isprintable() and len(text) <= _LONGEST
+
+
+def task_answer(record: JobRecord, variables: Mapping[str, str], mps_dir: str) -> TaskAnswer:
+    """What a task of the job is told. variables: its own. They choose among what the record has, no more.
+
+    mps_dir: where the MPS daemons are.
+    """
+    if record.refused:
+        return TaskAnswer({}, FACTS, (f"partage: this job does not run here: {record.refused}",), 1)
+    devices = _of_task(record, variables)
+    if not devices:
+        return TaskAnswer({}, (*FACTS, _MPS_PIPE, _MPS_MEMORY))
+    held = [_of_step(one, variables) for one in devices]
+    exports = {"CUDA_VISIBLE_DEVICES": ",".join(one.uuid for one in held)}
+    exports |= _mps(held, mps_dir)
+    guarded = any(one.guard for one in held) and _guard(exports, variables, record.guard_dir)
+    exports |= _facts(held, guarded=guarded)
+    missing = (_MPS_PIPE, _MPS_MEMORY) if _MPS_PIPE not in exports else ()
+    return TaskAnswer(exports, (*(name for name in FACTS if name not in exports), *missing))
+
+
+def _of_task(record: JobRecord, variables: Mapping[str, str]) -> list[JobDevice]:
+    """SLURM_STEP_GPUS is the task's own, where tasks are bound to GPUs. A batch script has only that of the
+    job.
+    """
+    if not variables.get("CUDA_VISIBLE_DEVICES"):
+        return []
+    text = variables.get("SLURM_STEP_GPUS") or variables.get("SLURM_JOB_GPUS", "")
+    try:
+        indexes = parse_indexes("SLURM_STEP_GPUS", text)
+    except ValueError:
+        return list(record.devices)
+    own = {one.index: one for one in record.devices}
+    return [own[index] for index in indexes if index in own]
+
+
+def _of_step(device: JobDevice, variables: Mapping[str, str]) -> JobDevice:
+    """A step may have less of a share than its job."""
+    name = _MPS_THREADS if device.gres is GresName.MPS else "SLURM_SHARDS_ON_NODE"
+    said = variables.get(name, "")
+    if not device.units or not said.isascii() or not said.isdecimal() or len(said) > 9:
+        return device
+    units = int(said)
+    if not 0 < units < device.units:
+        return device
+    memory = device.total_bytes * units // device.units_of // MIB * MIB
+    return replace(device, units=units, memory_bytes=memory)
+
+
+def _mps(held: Sequence[JobDevice], mps_dir: str) -> dict[str, str]:
+    """The daemon of the first share: a process has one daemon. By ordinal: it sees no other device."""
+    share = next((one for one in held if one.gres is GresName.MPS), None)
+    if share is None:
+        return {}
+    return {
+        _MPS_PIPE: f"{mps_dir}/{share.uuid}/pipe",
+        _MPS_LOG: f"{mps_dir}/{share.uuid}/log",
+        _MPS_THREADS: str(share.units),
+        _MPS_MEMORY: f"0={share.memory_bytes // MIB}M",
+    }
+
+
+def _guard(exports: dict[str, str], variables: Mapping[str, str], guard_dir: str) -> bool:
+    """Whether the guard is on the task's PYTHONPATH: before what is there."""
+    own = variables.get(_PYTHONPATH, "")
+    if not guard_dir or not _is_plain(own):
+        return False
+    rest = [part for part in own.split(":") if part != guard_dir] if own else []
+    exports[_PYTHONPATH] = ":".join((guard_dir, *rest))
+    return True
+
+
+def _facts(held: Sequence[JobDevice], *, guarded: bool) -> dict[str, str]:
+    by_gpu: dict[GpuUuid, list[JobDevice]] = {}
+    for one in held:
+        by_gpu.setdefault(one.gpu, []).append(one)
+    strategies = {one.strategy.value for one in held}
+    names = dict.fromkeys(one.gres.value if one.units else f"gpu:{one.type}" for one in held)
+    guarantees = (Guarantee.NONE if one.guard and not guarded else one.guarantee for one in held)
+    facts = {
+        "PARTAGE_RESOURCE": ",".join(names),
+        "PARTAGE_SHARES": as_request(held),
+        "PARTAGE_GPUS": ",".join(by_gpu),
+        "PARTAGE_STRATEGY": strategies.pop() if len(strategies) == 1 else "mixed",
+        "PARTAGE_REPLICAS": one_or_each([_replicas(same[0]) for same in by_gpu.values()]),
+        "PARTAGE_MEMORY_BYTES": one_or_each(
+            [sum(one.memory_bytes for one in same) for same in by_gpu.values()]
+        ),
+        "PARTAGE_GUARANTEE": weakest(guarantees).value,
+    }
+    if guarded:
+        totals = [sum(one.total_bytes for one in same) for same in by_gpu.values()]
+        facts["PARTAGE_TOTAL_BYTES"] = one_or_each(totals)
+    return facts
+
+
+def _replicas(device: JobDevice) -> int:
+    """Room for so many shares of this size."""
+    return device.units_of // device.units if device.units else 1

@@ -1,0 +1,293 @@
+"""Who uses how much of each GPU: samples joined with the ledger and with the names of containers. Pure.
+
+A process belongs to the container or Slurm job in its cgroup. What cannot be given to a container or job is
+listed beside them with the reason, so that the sum over one device is what the driver reports for it.
+Figures that are not known are None; they are 0 only where all processes are visible and none uses anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+
+from msgspec.structs import replace
+
+from partage.model.cgroup import Owner, parse_cgroup
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid
+from partage.model.process import GpuProcess, ProcessKind
+from partage.model.samples import DeviceMemory, OwnerPeak, ProcessActivity, Samples
+from partage.model.share import DeviceOffer, Guarantee
+from partage.plan.serve.ledger_entry import Holder
+from partage.plan.serve.watchdog import ContainerUsage, GrantKind, ShareGrants, check_usage
+from partage.values import Frozen
+
+MOST_ROWS = 2048
+"""Containers and jobs of which figures are told. Those that hold no share are left out first."""
+
+
+class Rest(StrEnum):
+    """Where memory is that belongs to no container with a name and to no Slurm job.
+
+    host: processes in no container and no job. mps-server: MPS servers, with what the driver counts for them.
+    unnamed: containers that the kubelet has not named. no-process: the rest of what is used on the device:
+    the driver itself, managed memory, processes that cannot be seen.
+    """
+
+    HOST = "host"
+    MPS_SERVER = "mps-server"
+    UNNAMED = "unnamed"
+    NO_PROCESS = "no-process"
+
+
+class Amount(Frozen):
+    """What a container or job uses of one device.
+
+    used_bytes: None if it is not known. partly: the driver has no figure for some processes, so it is a
+    minimum. peak_bytes: the highest of samples one second apart since it began; also of one that ended some
+    minutes ago. sm, memory_activity: parts of the whole GPU's time in the last seconds. processes: how many.
+    """
+
+    used_bytes: int | None = None
+    peak_bytes: int | None = None
+    partly: bool = False
+    sm: float | None = None
+    memory_activity: float | None = None
+    processes: int = 0
+
+
+class ContainerUse(Frozen):
+    """What one container uses and holds of one device.
+
+    share_bytes: memory of its shares there; None: it holds none, or its shares are not known. shares: how
+    many. grant: what the ledger says; None for one that ended. resource: of its shares; empty without.
+    """
+
+    gpu: GpuUuid
+    device: DeviceUuid
+    holder: Holder
+    amount: Amount
+    grant: GrantKind | None = None
+    shares: int = 0
+    share_bytes: int | None = None
+    guarantee: Guarantee | None = None
+    resource: str = ""
+
+
+class JobUse(Frozen):
+    """What one Slurm job uses of one device."""
+
+    gpu: GpuUuid
+    device: DeviceUuid
+    job: str
+    amount: Amount
+
+
+class RestUse(Frozen):
+    """Memory of a device that belongs to nobody with a name."""
+
+    gpu: GpuUuid
+    device: DeviceUuid
+    reason: Rest
+    used_bytes: int
+
+
+class NodeUse(Frozen):
+    """hidden: why processes may be missing; empty if none is. left_out: containers and jobs beyond
+    MOST_ROWS.
+    """
+
+    containers: tuple[ContainerUse, ...] = ()
+    jobs: tuple[JobUse, ...] = ()
+    rest: tuple[RestUse, ...] = ()
+    hidden: str = ""
+    left_out: int = 0
+
+
+def usage_of(
+    samples: Samples,
+    names: Mapping[ContainerId, Holder],
+    granted: ShareGrants,
+    *,
+    holders_known: bool = True,
+) -> NodeUse:
+    """All use of the node. names: container id to its names, also of containers that ended lately.
+
+    holders_known: False: a container that the ledger does not name may hold a share all the same.
+    """
+    seen = check_usage(samples.processes, names, granted, {})
+    done = {(one.gpu, one.pid): one for one in samples.activities}
+    containers = [
+        one if holders_known or one.grant is not GrantKind.NONE else replace(one, grant=GrantKind.UNKNOWN)
+        for one in _containers(samples, seen.usages, names, granted, done)
+    ]
+    unnamed = [row for usage in seen.usages if usage.holder is None for row in usage.processes]
+    jobs = _jobs(samples, seen.unattributed, done)
+    rest = tuple(_rest(samples, seen.unattributed, unnamed))
+    kept = sorted(containers, key=lambda one: (not one.shares, one.gpu, one.device, one.holder))[:MOST_ROWS]
+    some_jobs = jobs[: MOST_ROWS - len(kept)]
+    left_out = len(containers) + len(jobs) - len(kept) - len(some_jobs)
+    return NodeUse(tuple(kept), tuple(some_jobs), rest, samples.processes.hidden, left_out)
+
+
+# --- containers ----------------------------------------------------------------------------------
+
+
+def _containers(
+    samples: Samples,
+    usages: Iterable[ContainerUsage],
+    names: Mapping[ContainerId, Holder],
+    granted: ShareGrants,
+    done: Mapping[tuple[GpuUuid, int], ProcessActivity],
+) -> list[ContainerUse]:
+    found: dict[tuple[DeviceUuid, Holder], ContainerUse] = {}
+    for usage in usages:
+        if usage.holder is None:
+            continue
+        amount = _amount(usage.processes, samples, done)
+        key = usage.device, usage.holder
+        before = found.get(key)
+        if before is not None:  # two container ids of one name: the old one has not quite ended
+            amount = _sum(before.amount, amount)
+        found[key] = ContainerUse(usage.gpu, usage.device, usage.holder, amount, usage.grant)
+    for (device, holder), offers in granted.by.items():
+        use = found.get((device, holder))
+        if use is None:
+            idle = Amount() if samples.processes.hidden else _nothing(offers[0].gpu, device, samples)
+            use = ContainerUse(offers[0].gpu, device, holder, idle, GrantKind.HELD)
+        found[device, holder] = _with_shares(use, offers)
+    for peak in samples.peaks:
+        named = names.get(peak.container)
+        if named is None:
+            continue
+        use = found.get((peak.device, named)) or ContainerUse(peak.gpu, peak.device, named, Amount())
+        found[peak.device, named] = replace(use, amount=_with_peak(use.amount, peak))
+    return list(found.values())
+
+
+def _with_shares(use: ContainerUse, offers: tuple[DeviceOffer, ...]) -> ContainerUse:
+    return replace(
+        use,
+        shares=len(offers),
+        share_bytes=sum(offer.memory_bytes for offer in offers),
+        guarantee=min((offer.guarantee for offer in offers), key=lambda one: one.strength),
+        resource=offers[0].resource,
+    )
+
+
+def _nothing(gpu: GpuUuid, device: DeviceUuid, samples: Samples) -> Amount:
+    """Of a container without processes, where all processes are visible."""
+    active = gpu in samples.active and device == gpu
+    measured = any(one.gpu == gpu for one in samples.gpus)
+    if not measured:
+        return Amount()  # the GPU does not answer
+    return Amount(0, 0, sm=0.0 if active else None, memory_activity=0.0 if active else None)
+
+
+def _amount(
+    rows: Iterable[GpuProcess], samples: Samples, done: Mapping[tuple[GpuUuid, int], ProcessActivity]
+) -> Amount:
+    rows = tuple(rows)
+    known = [row.used_bytes for row in rows if row.used_bytes is not None]
+    acts = [done[row.gpu, row.pid] for row in rows if (row.gpu, row.pid) in done]
+    measured = any(row.gpu in samples.active and row.device is None for row in rows)
+    return Amount(
+        used_bytes=sum(known) if known else None,
+        peak_bytes=sum(known) if known else None,
+        partly=len(known) < len(rows),
+        sm=min(1.0, sum(one.sm for one in acts)) if measured else None,
+        memory_activity=min(1.0, sum(one.memory for one in acts)) if measured else None,
+        processes=len({row.pid for row in rows}),
+    )
+
+
+def _sum(one: Amount, other: Amount) -> Amount:
+    def plus(a: float | None, b: float | None) -> float | None:
+        return b if a is None else a if b is None else a + b
+
+    used = plus(one.used_bytes, other.used_bytes)
+    return Amount(
+        used_bytes=None if used is None else int(used),
+        peak_bytes=None if used is None else int(used),
+        partly=one.partly or other.partly,
+        sm=plus(one.sm, other.sm),
+        memory_activity=plus(one.memory_activity, other.memory_activity),
+        processes=one.processes + other.processes,
+    )
+
+
+def _with_peak(amount: Amount, peak: OwnerPeak) -> Amount:
+    """The highest of what is known. A process without a figure has none of its peak either."""
+    if peak.peak_bytes == 0 and amount.used_bytes is None:
+        return amount
+    return replace(amount, peak_bytes=max(peak.peak_bytes, amount.peak_bytes or 0))
+
+
+# --- Slurm jobs ----------------------------------------------------------------------------------
+
+
+def _jobs(
+    samples: Samples,
+    unattributed: Iterable[GpuProcess],
+    done: Mapping[tuple[GpuUuid, int], ProcessActivity],
+) -> list[JobUse]:
+    rows: dict[tuple[GpuUuid, DeviceUuid, str], list[GpuProcess]] = {}
+    for row in unattributed:
+        if job := _job(row):
+            rows.setdefault((row.gpu, row.device or row.gpu, job), []).append(row)
+    found = {key: _amount(some, samples, done) for key, some in rows.items()}
+    for peak in samples.peaks:
+        if peak.job is not None and not peak.container and not peak.pod:
+            key = peak.gpu, peak.device, peak.job.job
+            found[key] = _with_peak(found.get(key, Amount()), peak)
+    return [JobUse(gpu, device, job, found[gpu, device, job]) for gpu, device, job in sorted(found)]
+
+
+def _job(row: GpuProcess) -> str:
+    """The Slurm job of a process outside of containers; empty for others."""
+    if row.kind is ProcessKind.MPS_SERVER:
+        return ""
+    owner: Owner = parse_cgroup(row.cgroups)
+    return owner.job.job if owner.job and not owner.pod and not owner.container else ""
+
+
+# --- the rest ------------------------------------------------------------------------------------
+
+
+def _rest(
+    samples: Samples, unattributed: Iterable[GpuProcess], unnamed: Iterable[GpuProcess]
+) -> Iterable[RestUse]:
+    sums: dict[tuple[GpuUuid, DeviceUuid, Rest], int] = {}
+
+    def add(row: GpuProcess, reason: Rest) -> None:
+        key = row.gpu, row.device or row.gpu, reason
+        sums[key] = sums.get(key, 0) + (row.used_bytes or 0)
+
+    for row in unattributed:
+        if row.kind is ProcessKind.MPS_SERVER:
+            add(row, Rest.MPS_SERVER)
+        elif not _job(row):
+            owner = parse_cgroup(row.cgroups)
+            add(row, Rest.UNNAMED if owner else Rest.HOST)
+    for row in unnamed:
+        add(row, Rest.UNNAMED)
+    yield from (
+        RestUse(gpu, device, reason, sums[gpu, device, reason]) for gpu, device, reason in sorted(sums)
+    )
+    yield from _of_no_process(samples)
+
+
+def _of_no_process(samples: Samples) -> Iterable[RestUse]:
+    """What is used beyond all processes, by device; of a GPU in MIG mode, by MIG device."""
+    of_processes: dict[DeviceUuid, int] = {}
+    for row in samples.processes.rows:
+        device = row.device or row.gpu
+        of_processes[device] = of_processes.get(device, 0) + (row.used_bytes or 0)
+    devices: list[tuple[GpuUuid, DeviceUuid, DeviceMemory | None]] = [
+        (one.gpu, one.device, one.memory) for one in samples.migs
+    ]
+    with_migs = {one.gpu for one in samples.migs}
+    whole = [(one.gpu, one.gpu, one.memory) for one in samples.gpus if one.gpu not in with_migs]
+    for gpu, device, memory in (*whole, *devices):
+        if memory is not None:
+            rest = max(0, memory.used_bytes - of_processes.get(device, 0))
+            yield RestUse(gpu, device, Rest.NO_PROCESS, rest)

@@ -1,0 +1,71 @@
+"""The pods of a trace, and the nodes that they are played on, as values."""
+
+from __future__ import annotations
+
+from partage.model.gpu import Inventory
+from partage.model.ids import ResourceName
+from partage.values import Frozen
+
+WHOLE_MILLI = 1000
+"""A whole GPU, in thousandths."""
+
+
+class PodWants(Frozen):
+    """What a pod asks for. Pods that ask for the same are treated alike.
+
+    cpu_milli, memory_bytes: of the node; 0: nothing asked.
+    gpus: how many GPUs, or shares of one each; 0: none.
+    gpu_milli: how much of each, in thousandths of a GPU; 0: ``gpu_memory_bytes`` says it.
+    models: names of GPU models that it may have, in lower case; none: any.
+    requests: resource names and amounts as in a manifest, in place of ``gpus``; sorted by name.
+    """
+
+    cpu_milli: int = 0
+    memory_bytes: int = 0
+    gpus: int = 0
+    gpu_milli: int = 0
+    gpu_memory_bytes: int = 0
+    models: frozenset[str] = frozenset()
+    requests: tuple[tuple[ResourceName, int], ...] = ()
+
+    @property
+    def asks_for_gpus(self) -> bool:
+        """Whether it asks for a GPU or a share of one."""
+        return self.gpus > 0 or bool(self.requests)
+
+
+class TracePod(Frozen):
+    """A pod of a trace. created_s: when it is created. lasts_s: how long it runs once started; None: it does
+    not end.
+    """
+
+    name: str
+    wants: PodWants
+    created_s: float = 0.0
+    lasts_s: float | None = None
+
+
+class NodeKind(Frozen):
+    """Nodes that are alike. title: for messages. models: names by which a trace may call its GPUs, in lower
+    case. cpu_milli, memory_bytes: what pods can have of the node; None: not known, and no limit.
+    """
+
+    title: str
+    inventory: Inventory
+    models: frozenset[str] = frozenset()
+    cpu_milli: int | None = None
+    memory_bytes: int | None = None
+
+
+class Fleet(Frozen):
+    """Nodes. names: of each node; kind_of: index of its kind, in the same order."""
+
+    kinds: tuple[NodeKind, ...]
+    names: tuple[str, ...]
+    kind_of: tuple[int, ...]
+
+    @property
+    def gpus(self) -> int:
+        """Number of GPUs of all nodes."""
+        each = [len(kind.inventory.gpus) for kind in self.kinds]
+        return sum(each[kind] for kind in self.kind_of)

@@ -1,0 +1,108 @@
+"""What a process does over time, and what sensors show, as they stand in files."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+from partage.codec.fields import Field, Table
+from partage.model.samples import Throttle, ThrottleTime
+from partage.sim.node.faults import SetSensors
+from partage.sim.node.load import Load, LoadPoint, LoadShape
+from partage.units import parse_bytes
+
+_KEYS = ("shape", "to", "idle", "busy", "every-s", "for-s", "noise", "seed", "points", "repeat")
+_POINT = ("at-s", "memory", "busy", "reading")
+_SENSORS = ("temperature", "power", "throttle", "throttled-s", "ecc-corrected", "ecc-uncorrected")
+MOST_POINTS = 10_000
+_EXAMPLE = "{shape: spikes, to: 12Gi, every-s: 30, for-s: 2, busy: 80%}"
+
+
+def read_load(place: Field) -> Load | None:
+    """A curve: ``{shape: wave, to: 12Gi, every-s: 60, idle: 5%, busy: 80%, noise: 2%, seed: 7}``, or a
+    recorded one:
+    ``{points: [{at-s: 0, memory: 2Gi, busy: 40%, reading: 20%}, ...], repeat: true}``.
+    """
+    words = place.table(_KEYS, _EXAMPLE)
+    if words is None:
+        return None
+    every_s = words.value("every-s", Field.seconds, 60.0)
+    if not every_s:
+        words.here("every-s").error("has to be more than 0")
+        return None
+    return Load(
+        shape=words.choice("shape", LoadShape.STEADY),
+        to_bytes=words.value("to", read_bytes, None),
+        idle=words.value("idle", _ratio, 0.0),
+        busy=words.value("busy", _ratio, 0.0),
+        every_s=every_s,
+        for_s=words.value("for-s", Field.seconds, 1.0),
+        noise=words.value("noise", _ratio, 0.0),
+        seed=words.value("seed", lambda field: field.integer(0), 0),
+        points=words.value("points", _points, ()),
+        repeat=words.boolean("repeat", default=False),
+    )
+
+
+def read_sensors(gpu: int, place: Field) -> SetSensors | None:
+    """What the sensors of a GPU show: ``{temperature: 85, power: 650, throttle: [sw_thermal], throttled-s:
+    {thermal: 30},
+    ecc-corrected: 2, ecc-uncorrected: 1}``.
+    """
+    words = place.table(_SENSORS, "{temperature: 85}")
+    if words is None:
+        return None
+    return SetSensors(
+        gpu,
+        temperature_c=words.value("temperature", Field.seconds, None),
+        power_w=words.value("power", Field.seconds, None),
+        throttle=words.value("throttle", _reasons, ()),
+        throttled_s=words.value("throttled-s", _times, {}),
+        corrected=words.value("ecc-corrected", lambda field: field.integer(0), 0),
+        uncorrected=words.value("ecc-uncorrected", lambda field: field.integer(0), 0),
+    )
+
+
+def read_bytes(field: Field) -> int | None:
+    """``8Gi``, or a number of bytes."""
+    return field.integer(0) if type(field.value) is int else field.parsed(parse_bytes, "8Gi")
+
+
+def _points(field: Field) -> tuple[LoadPoint, ...] | None:
+    rows = [row.table(_POINT) for row in field.items(MOST_POINTS) or ()]
+    points = [_point(row) for row in rows if row is not None]
+    if any(later.at_s <= one.at_s for one, later in pairwise(points)):
+        field.error("points have to be in the order of their times")
+        return None
+    return tuple(points)
+
+
+def _point(row: Table) -> LoadPoint:
+    return LoadPoint(
+        row.needed("at-s", Field.seconds) or 0.0,
+        row.needed("memory", read_bytes) or 0,
+        row.value("busy", _ratio, 0.0),
+        row.value("reading", _ratio, 0.0),
+    )
+
+
+def _ratio(field: Field) -> float | None:
+    """``40%``, from 0% to 100%."""
+    value = field.value
+    number = value.removesuffix("%") if isinstance(value, str) and value.endswith("%") else ""
+    if not number.isascii() or not number.isdigit() or len(number) > 3 or int(number) > 100:
+        field.unfit("a percentage from 0% to 100%")
+        return None
+    return int(number) / 100
+
+
+def _reasons(field: Field) -> tuple[Throttle, ...]:
+    found = [item.choice(Throttle) for item in field.one_or_many() or ()]
+    return tuple(one for one in found if one is not None)
+
+
+def _times(field: Field) -> dict[ThrottleTime, float]:
+    causes = {one.value: one for one in ThrottleTime}
+    words = field.table(tuple(causes))
+    if words is None:
+        return {}
+    return {cause: words.value(name, Field.seconds, 0.0) for name, cause in causes.items() if name in words}

@@ -1,0 +1,215 @@
+"""An API server that keeps objects: versions, conflicts, selectors, patches and watches, as far as agents use
+them. On top of the scripted one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import copy
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+from tests.edges.kube.scripted import Answer, Request, ScriptedServer, Stream, api_server, status
+
+Json = dict[str, Any]
+NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
+
+
+def leases_path(namespace: str) -> str:
+    return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+
+def config_maps_path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/configmaps"
+
+
+@dataclass
+class _Watch:
+    request: Request
+    stream: Stream
+    sent: int
+
+
+@dataclass
+class ObjectStore:
+    """objects: by collection and name. log: every version of every object, oldest first. noticed: called with
+    the collection and the object at every change. refuse: an answer in place of the true one, or None.
+    """
+
+    server: ScriptedServer
+    objects: dict[str, dict[str, Json]] = field(default_factory=dict)
+    log: list[tuple[str, str, Json]] = field(default_factory=list)
+    noticed: Callable[[str, Json], None] = lambda collection, found: None
+    refuse: Callable[[Request], Answer | None] = lambda request: None
+    events: list[Json] = field(default_factory=list)
+    conflicts: int = 0
+    _version: int = 0
+    _owned: dict[str, Json] = field(default_factory=dict)
+    _opening: list[Request] = field(default_factory=list)
+    _watches: list[_Watch] = field(default_factory=list)
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def put(self, collection: str, found: Json, kind: str = "MODIFIED") -> Json:
+        """Make it so, whatever there was."""
+        self._version += 1
+        found = copy.deepcopy(found)
+        meta = found["metadata"]
+        meta["resourceVersion"] = str(self._version)
+        meta.setdefault("uid", f"uid-{meta['name']}")
+        self.objects.setdefault(collection, {})[meta["name"]] = found
+        self.log.append((collection, kind, found))
+        self._news.set()
+        self.noticed(collection, found)
+        return found
+
+    def node(self, name: str, **labels: str) -> None:
+        self.put(NODES, {"metadata": {"name": name, "labels": labels}, "spec": {}, "status": {}}, "ADDED")
+
+    def remove(self, collection: str, name: str) -> None:
+        """As somebody who deletes it."""
+        self.put(collection, self.objects[collection][name], "DELETED")
+        del self.objects[collection][name]
+
+    def annotate(self, collection: str, name: str, **annotations: str | None) -> None:
+        """As a person does; ``_`` in a key stands for nothing else than itself."""
+        self._merge(collection, name, {"metadata": {"annotations": annotations}})
+
+    # --- requests ---
+
+    def answer(self, request: Request) -> Answer:
+        if (refused := self.refuse(request)) is not None:
+            return refused
+        if "/events" in request.path:
+            self.events += [request.json] if request.method == "POST" else []
+            return Answer({}, 201)
+        if request.watches:
+            self._opening.append(request)
+            self._news.set()
+            return Answer({})
+        if request.path in self.objects or request.path.endswith(("nodes", "pods", "leases", "configmaps")):
+            return self._list(request)
+        collection, _, name = request.path.removesuffix("/status").rpartition("/")
+        if name not in self.objects.get(collection, {}):
+            return status(404, "NotFound", f"{name} not found")
+        match request.method:
+            case "GET":
+                return Answer(self.objects[collection][name])
+            case "PUT":
+                return self._replace(collection, name, request.json)
+            case _:
+                return self._patch(collection, name, request)
+
+    def _list(self, request: Request) -> Answer:
+        rows = [one for one in self.objects.get(request.path, {}).values() if _selected(one, request)]
+        return Answer({"metadata": {"resourceVersion": str(self._version)}, "items": rows})
+
+    def _replace(self, collection: str, name: str, body: Json) -> Answer:
+        before = self.objects[collection][name]
+        if body["metadata"].get("resourceVersion") != before["metadata"]["resourceVersion"]:
+            self.conflicts += 1
+            return status(409, "Conflict", "the object has been modified")
+        body["metadata"].setdefault("uid", before["metadata"]["uid"])
+        return Answer(self.put(collection, body))
+
+    def _patch(self, collection: str, name: str, request: Request) -> Answer:
+        body = request.json
+        version = body.get("metadata", {}).get("resourceVersion")
+        if version and version != self.objects[collection][name]["metadata"]["resourceVersion"]:
+            self.conflicts += 1
+            return status(409, "Conflict", "the object has been modified")
+        if "apply" in request.headers.get("content-type", ""):
+            return Answer(self._apply(collection, name, body))
+        return Answer(self._merge(collection, name, body))
+
+    def _apply(self, collection: str, name: str, body: Json) -> Json:
+        """Server-side apply of labels and annotations, by one field manager."""
+        found = copy.deepcopy(self.objects[collection][name])
+        for part in ("labels", "annotations"):
+            there = found["metadata"].setdefault(part, {})
+            for key in self._owned.get(name, {}).get(part, {}):
+                there.pop(key, None)
+            there |= body["metadata"][part]
+        self._owned[name] = body["metadata"]
+        return self.put(collection, found)
+
+    def _merge(self, collection: str, name: str, body: Json) -> Json:
+        found = copy.deepcopy(self.objects[collection][name])
+        for part in ("labels", "annotations"):
+            there = found["metadata"].setdefault(part, {})
+            for key, value in (body.get("metadata", {}).get(part) or {}).items():
+                there.pop(key, None) if value is None else there.update({key: value})
+        for row in (body.get("status") or {}).get("conditions", ()):
+            rows = found["status"].setdefault("conditions", [])
+            rows[:] = [one for one in rows if one["type"] != row["type"]] + [row]
+        found["data"] = {**found.get("data", {}), **body.get("data", {})}
+        return self.put(collection, found)
+
+    # --- watches ---
+
+    async def pump(self) -> None:
+        """Send what has happened to those who watch, until it is cancelled."""
+        while True:
+            await self._news.wait()
+            self._news.clear()
+            await asyncio.sleep(0)  # the stream of a watch comes just after its request
+            while not self.server.streams.empty():
+                self._watches.append(_Watch(self._opening.pop(0), self.server.streams.get_nowait(), 0))
+            for watch in self._watches:
+                await self._send(watch)
+
+    async def _send(self, watch: _Watch) -> None:
+        since = int(watch.request.query["resourceVersion"] or 0)
+        for collection, kind, found in self.log[watch.sent :]:
+            watch.sent += 1
+            new = int(found["metadata"]["resourceVersion"]) > since
+            if new and collection == watch.request.path and _selected(found, watch.request):
+                try:
+                    await watch.stream.send(kind, found)
+                except ConnectionError:
+                    watch.stream.ended.set()
+
+
+def _selected(found: Json, request: Request) -> bool:
+    fields = [one for one in request.query.get("fieldSelector", "").split(",") if one]
+    labels = dict(one.split("=") for one in request.query.get("labelSelector", "").split(",") if one)
+    meta = found["metadata"]
+    return all(_has(found, one) for one in fields) and labels.items() <= (meta.get("labels") or {}).items()
+
+
+def _has(found: Json, term: str) -> bool:
+    """``metadata.name=n1``, ``spec.nodeName!=``."""
+    path, equals, value = term.partition("!=") if "!=" in term else term.partition("=")
+    part: Any = found
+    for key in path.split("."):
+        part = part.get(key, {})
+    return ((part or "") == value) is (equals == "=")
+
+
+@asynccontextmanager
+async def object_store() -> AsyncIterator[ObjectStore]:
+    """A server with nothing in it."""
+    async with api_server() as server:
+        store = ObjectStore(server)
+        server.answer = store.answer
+        task = asyncio.create_task(store.pump())
+        try:
+            yield store
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
+
+
+def rollout_objects(store: ObjectStore, namespace: str, name: str, slots: int, **data: str) -> None:
+    """The ConfigMap and the Leases of a rollout, as the chart makes them."""
+    meta = {"name": name, "namespace": namespace}
+    store.put(config_maps_path(namespace), {"metadata": meta, "data": {"maxChanging": str(slots), **data}})
+    for number in range(slots):
+        lease = {
+            "name": f"{name}-{number}",
+            "namespace": namespace,
+            "labels": {"partage.dev/rollout": name},
+            "annotations": {"meta.helm.sh/release-name": "partage"},
+        }
+        store.put(leases_path(namespace), {"metadata": lease})

@@ -1,0 +1,90 @@
+"""Reports as the agent's loop makes them: one real turn on a simulated node."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+
+from partage.agent.options import Intervals
+from partage.agent.status.readiness import Readiness
+from partage.agent.status.status import AgentStatus, WatchObservation
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy import parse_policy
+from partage.faces.documents.report import ReportDocument
+from partage.faces.report import report_document
+from partage.model.allocation import ContainerHold
+from partage.model.health import Xid
+from partage.model.ids import ResourceName, ShareId
+from partage.plan.offer.desired import resolve
+from partage.plan.reconcile.known_node import with_observed
+from partage.plan.reconcile.node_plan import Observed, Snapshot
+from partage.plan.reconcile.planner import Planner
+from partage.plan.report import (
+    DependencyProblems,
+    PolicyReport,
+    PolicyState,
+    Report,
+    ReportTime,
+    gpu_reports,
+    resource_reports,
+)
+from partage.plan.serve.kubelet_view import EMPTY_VIEW
+from partage.plan.serve.ledger import Ledger
+from partage.plan.turn import NodeState, TurnInput, turn
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.hardware import SimulatedHardware
+
+INTERVALS = Intervals()
+
+
+def a_report(
+    machine: str,
+    policy_text: str,
+    now_s: float = 1000.0,
+    *,
+    held: Mapping[ResourceName, Sequence[int]] | None = None,
+    pods: Sequence[tuple[str, str, str]] = (),
+    faults: Mapping[int, int] | None = None,
+) -> Report:
+    """held: resource to the positions of its shares, in the offer's order, that are held: 10 s ago allocated.
+
+    pods: namespace, pod, container of each of them, as far as they go. faults: GPU index to an XID.
+    """
+    inventory = asyncio.run(SimulatedHardware(load_machine(machine)).observe())
+    node = with_observed(None, inventory)
+    policy = parse_policy(policy_text, "policy.yaml").policy
+    desired = resolve(policy, inventory, geometry_of)
+    ids: dict[ResourceName, list[ShareId]] = {}
+    for offer in desired.offer.values():
+        for offering in offer:
+            ids.setdefault(offering.resource, []).extend(offering.share_ids)
+    ledger, names, holds = Ledger(), iter(pods), []
+    for resource, positions in (held or {}).items():
+        for position in positions:
+            share = ids[resource][position]
+            ledger.allocated(resource, [share], now_s - 10)
+            if (name := next(names, None)) is not None:
+                holds.append(ContainerHold(*name, resource, (share,)))
+    ledger.observed(holds, now_s - 5)
+    now = Snapshot(now_s, Observed(node, daemons=()), held=ledger.held(), entries=ledger.entries())
+    xids = tuple(Xid(inventory.gpus[index].uuid, code) for index, code in (faults or {}).items())
+    seen = TurnInput(now, desired, xids=xids, held_version=ledger.version)
+    done = turn(seen, NodeState(), EMPTY_VIEW, Planner(geometry_of))
+    return Report(
+        made=ReportTime(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
+        node=node,
+        offer=done.view.offer,
+        gpus=gpu_reports(now, done, desired, ledger.entries()),
+        resources=resource_reports(done.view.by_resource, ledger.entries()),
+        entries=ledger.entries(),
+        policy=PolicyReport(PolicyState.FILE, "policy.yaml", None, "0" * 64),
+        dependencies=DependencyProblems(),
+        policy_in_force=policy,
+        snapshot=now,
+    )
+
+
+def a_document(report: Report, watched: WatchObservation | None = None) -> ReportDocument:
+    """The document of a report, of an agent that is well."""
+    status = AgentStatus(lambda: report.made.clock_s, report, watch_observation=lambda: watched)
+    return report_document(report, status, Readiness((), ()))

@@ -1,0 +1,307 @@
+"""What stands on the pages: from real turns, with names that try to be markup."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partage.agent.status.status import WatchObservation
+from partage.codec.values import encode_replacing
+from partage.edges.files.catalogue import geometry_of
+from partage.errors import InputError
+from partage.faces.documents.report import ReportDocument
+from partage.faces.http import PageRequest, Stream
+from partage.faces.web.fleet_page import FleetPages
+from partage.faces.web.holdings import measured
+from partage.faces.web.live import changes, difference
+from partage.faces.web.markup import element, html
+from partage.faces.web.node_page import node_sections
+from partage.faces.web.page import document, grouped
+from partage.faces.web.report_views import ReportViews
+from partage.faces.web.sources import Agents, FleetReports, ReportFolder
+from partage.model.ids import ContainerId, MigUuid, PodUid, ResourceName
+from partage.model.share import Guarantee
+from partage.plan.serve.ledger_entry import Holder
+from partage.plan.serve.watchdog import ContainerUsage, GrantKind, WatchResult
+from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.units import GIB
+from tests.faces.reports import a_document, a_report
+
+SHARED = ResourceName("nvidia.com/gpu.shared")
+POLICY = "version: partage/v1\ngpus:\n  - {select: {index: [0, 1]}, time-slicing: {replicas: 4}}\n"
+HOSTILE = (
+    ("<script>alert(1)</script>", '"><img src=x onerror=alert(1)>', "&amp;&lt;"),
+    ("team", "\u202egnp.exe", "x" * 253),
+    ("a", "b\x00\x1b[31m", "</table></body>"),
+)
+
+
+class Seen(HTMLParser):
+    """Which elements and which text a browser would see. rows: the text of each row of a table."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(convert_charrefs=True)
+        self.tags: list[str] = []
+        self.attributes: set[str] = set()
+        self.ids: list[str] = []
+        self.rows: list[str] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes |= {name for name, _ in attrs}
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+
+        if tag == "tr":
+            self.rows.append("")
+        elif tag in ("td", "th") and self.rows[-1]:
+            self.rows[-1] += " "
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+        if self.rows:
+            self.rows[-1] += data
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag == "table":
+            self.rows.append("")  # what follows is of no row
+
+
+def one_holder(*name: str) -> ReportDocument:
+    namespace, pod, container = name
+    held = {SHARED: (0,)}
+    return a_document(a_report("4xa100-sxm4-40gb", POLICY, held=held, pods=[(namespace, pod, container)]))
+
+
+def shown(report: ReportDocument) -> Seen:
+    planned = report.planner_input
+    assert planned is not None
+    sections = node_sections(report, planned.snapshot.observed.node.inventory, geometry_of)
+    return Seen(document("Node", grouped(sections), events="/events").decode())
+
+
+@given(st.text(), st.text())
+def test_a_text_is_a_text_and_nothing_else(text: str, value: str) -> None:
+    seen = Seen(html(element("p", text, element("b"), text, title=value)))
+    assert seen.tags == ["p", "b"]
+    assert seen.attributes <= {"title"}
+
+
+@pytest.mark.parametrize("name", HOSTILE)
+def test_hostile_names_are_shown_and_are_no_markup(name: tuple[str, str, str]) -> None:
+    plain = shown(
+        a_document(a_report("4xa100-sxm4-40gb", POLICY, held={SHARED: (0,)}, pods=[("a", "b", "c")]))
+    )
+    seen = shown(a_document(a_report("4xa100-sxm4-40gb", POLICY, held={SHARED: (0,)}, pods=[name])))
+    assert seen.tags == plain.tags
+    assert seen.attributes == plain.attributes
+    assert "onerror" not in seen.attributes
+    assert name[0] in seen.text
+
+
+def test_the_page_tells_who_holds_what_and_how_much_of_it_is_used() -> None:
+    report = a_report("4xa100-sxm4-40gb", POLICY, held={SHARED: (0, 1)}, pods=[("team", "train", "main")])
+    gpu = report.node.inventory.gpus[0].uuid
+    usage = ContainerUsage(
+        device=gpu,
+        gpu=gpu,
+        container=ContainerId("c1"),
+        pod=PodUid("uid"),
+        holder=Holder("team", "train", "main"),
+        grant=GrantKind.HELD,
+        granted_bytes=10 * GIB,
+        guarantee=Guarantee.GUARDED,
+        used_bytes=3 * GIB,
+        partly=False,
+        processes=(),
+    )
+    watched = WatchObservation(report.made.clock_s, WatchResult((usage,), ()))
+    seen = shown(a_document(report, watched))
+    assert "team/train/main" in seen.text
+    assert "3 GiB of 10 GiB" in seen.text
+    assert "not known yet" in seen.text, "the second share has no holder yet"
+    assert "2 of 8" in seen.text
+    assert seen.ids == list(dict.fromkeys(seen.ids)), "ids are unique"
+    assert {"state", "policy", "waits", "gpu-0", "gpu-3", "resources"} <= set(seen.ids)
+
+
+def test_what_was_measured_now_comes_before_what_the_watchdog_saw() -> None:
+    report = a_report("4xa100-sxm4-40gb", POLICY, held={SHARED: (0,)}, pods=[("team", "train", "main")])
+    gpu = report.node.inventory.gpus[0].uuid
+    one = ContainerUse(gpu, gpu, Holder("team", "train", "main"), Amount(2 * GIB, 12 * GIB))
+    part = ContainerUse(gpu, MigUuid("MIG-1"), Holder("team", "train", "main"), Amount(1 * GIB, 1 * GIB))
+    none = ContainerUse(gpu, gpu, Holder("team", "silent", "main"), Amount())
+    uses = measured(NodeUse((one, part, none)))
+    document = a_document(report)
+    sections = node_sections(document, report.node.inventory, geometry_of, uses)
+    seen = Seen(sections["gpu-0"])
+    assert "3 GiB of 10 GiB, at most 13 GiB" in seen.text
+    assert 'class="over"' in sections["gpu-0"], "the peak was over its share"
+    assert len(uses) == 1
+
+
+def test_no_script_and_no_style_stands_in_the_page() -> None:
+    seen = shown(a_document(a_report("8xh100-sxm5-80gb", "version: partage/v1\n")))
+    assert seen.tags.count("script") == 1, "the one file"
+    assert "style" not in seen.tags
+    assert "style" not in seen.attributes
+    assert not {name for name in seen.attributes if name.startswith("on")}
+
+
+def test_what_is_wrong_is_told() -> None:
+    report = a_report("4xa100-sxm4-40gb", POLICY, faults={3: 79})
+    assert "XID 79" in shown(a_document(report)).text
+
+
+def test_units_of_memory_are_drawn_as_amounts_and_not_as_boxes(tmp_path: Path) -> None:
+    units = ResourceName("aliyun.com/gpu-mem")
+    pods = [("team", "big" if number < 30 else "tiny", "main") for number in range(31)]
+    policy = "version: partage/v1\ngpus: [{select: all, time-slicing: {unit: 1Gi}}]\n"
+    made = a_document(a_report("4xa100-sxm4-40gb", policy, held={units: range(31)}, pods=pods))
+    seen = shown(made)
+    assert seen.tags.count("rect") == 3 + 3, "two pods and the rest on one GPU, three free GPUs"
+    assert "held by team/big: 30 GiB" in seen.text
+    assert "31 GiB of 39 GiB held; 39 units of 1 GiB" in seen.text
+    assert "30 units of aliyun.com/gpu-mem" in seen.text
+    (tmp_path / "a.json").write_bytes(encode_replacing(made))
+    fleet = FleetReports(ReportFolder(tmp_path), pause_s=60.0)
+    _, row = get(FleetPages(fleet, ReportViews()), "/")
+    fleet.close()
+    assert "31 of 156 units of memory held" in row.text
+
+
+# --- what is sent to an open page ----------------------------------------------------------------
+
+
+def test_only_what_has_changed_is_sent() -> None:
+    assert difference({"a": "1", "b": "2"}, {"a": "1", "b": "3"}) == json.dumps({"sections": {"b": "3"}})
+    assert difference({"a": "1"}, {"a": "1"}) == ""
+    assert json.loads(difference({"a": "1"}, {"a": "1", "b": "2"})) == {"reload": True}
+
+
+def test_changes_are_sent_as_they_come_and_silence_is_kept_alive() -> None:
+    states = iter([(1, {"a": "1"}), (1, {"a": "1"}), (2, {"a": "2"}), *[(2, {"a": "2"})] * 31])
+    left = [33]
+
+    def sections() -> tuple[object, object]:
+        mark, made = next(states)
+        return mark, lambda: made
+
+    def runs() -> bool:
+        left[0] -= 1
+        return left[0] > 0
+
+    sent = list(changes(sections, runs, pause=lambda _: None))  # type: ignore[arg-type]
+    assert sent == ["", json.dumps({"sections": {"a": "2"}}), ""]
+
+
+# --- many nodes ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name, pod in (("node-a", "train"), ("node-b", "<b>bold</b>")):
+        made = a_document(
+            a_report("4xa100-sxm4-40gb", POLICY, held={SHARED: (0,)}, pods=[("team", pod, "main")])
+        )
+        (tmp_path / f"{name}.json").write_bytes(encode_replacing(made))
+    return tmp_path
+
+
+@pytest.fixture
+def fleet(folder: Path) -> Iterator[FleetReports]:
+    made = FleetReports(ReportFolder(folder), pause_s=60.0)
+    yield made
+    made.close()
+
+
+def get(pages: FleetPages[Any], path: str, **query: str) -> tuple[HTTPStatus, Seen]:
+    answer = pages.pages()[path](PageRequest(path, query))
+    assert not isinstance(answer, Stream)
+    return answer[0], Seen(answer[2].decode())
+
+
+def test_all_nodes_are_at_a_glance_and_found_by_what_runs_on_them(fleet: FleetReports) -> None:
+    pages = FleetPages(fleet, ReportViews())
+    _, seen = get(pages, "/")
+    assert "node-a" in seen.text
+    assert "1 of 10 shares held" in seen.text
+    assert str(next(iter(fleet.nodes))) == "node-a"
+    _, found = get(pages, "/", q="TRAIN")
+    assert "node-a" in found.text
+    assert "node-b" not in found.text
+    _, bold = get(pages, "/", q="<b>bold")
+    assert "node-b" in bold.text
+    assert "b" not in bold.tags
+
+
+def test_one_click_to_a_node_and_an_unknown_one_is_said(fleet: FleetReports) -> None:
+    pages = FleetPages(fleet, ReportViews())
+    status, seen = get(pages, "/node", name="node-b")
+    assert status == HTTPStatus.OK
+    assert "<b>bold</b>" in seen.text
+    status, seen = get(pages, "/node", name="<i>")
+    assert status == HTTPStatus.NOT_FOUND
+    assert "<i>" in seen.text
+    assert "i" not in seen.tags
+
+
+def test_a_report_that_cannot_be_read_keeps_the_last_one_and_says_why(
+    fleet: FleetReports, folder: Path
+) -> None:
+    (folder / "node-a.json").write_text("{")
+    (folder / "node-c.json").write_text("[]")
+    (folder / "node-b.json").unlink()
+    fleet.read()
+    assert list(fleet.nodes) == ["node-a", "node-c"]
+    assert fleet.nodes["node-a"].report is not None
+    _, seen = get(FleetPages(fleet, ReportViews()), "/")
+    assert "Not up to date: its report cannot be read" in seen.text
+    _, one = get(FleetPages(fleet, ReportViews()), "/node", name="node-c")
+    assert "its report cannot be read" in one.text
+
+
+def test_a_report_of_another_version_is_shown_without_drawings(folder: Path) -> None:
+    path = folder / "node-a.json"
+    plain = json.loads(path.read_bytes())
+    plain["plannedFrom"] = {"from": "another version"}
+    path.write_text(json.dumps(plain))
+    fleet = FleetReports(ReportFolder(folder), pause_s=60.0)
+    _, seen = get(FleetPages(fleet, ReportViews()), "/node", name="node-a")
+    fleet.close()
+    assert "team/train/main" in seen.text
+
+
+def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match="is no directory"):
+        ReportFolder(tmp_path / "absent")
+    with pytest.raises(InputError, match="is no address of an agent"):
+        Agents({"a": "ftp://a"})
+
+
+def test_an_agent_that_does_not_answer_is_a_row_with_its_reason() -> None:
+    agents = Agents({"gone": "http://127.0.0.1:9"})
+    (node,) = agents.read()
+    assert node.report is None
+    assert "does not answer" in node.trouble
+
+
+def test_a_row_is_written_again_only_for_a_new_report(fleet: FleetReports, folder: Path) -> None:
+    before = dict(fleet.nodes)
+    fleet.read()
+    assert all(fleet.nodes[name] is before[name] for name in before)
+    text = (folder / "node-b.json").read_bytes()
+    (folder / "node-b.json").write_bytes(text + b"\n")
+    fleet.read()
+    assert fleet.nodes["node-a"] is before["node-a"]
+    assert fleet.nodes["node-b"] is not before["node-b"]

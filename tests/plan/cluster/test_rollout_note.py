@@ -1,0 +1,160 @@
+"""How a node stands in a rollout, and what may be changed without one."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+from msgspec.structs import replace
+
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy import parse_policy
+from partage.errors import Problem
+from partage.plan.cluster.conditions import POLICY_IN_FORCE, node_conditions
+from partage.plan.cluster.disturbance import disturbs
+from partage.plan.cluster.events import node_events
+from partage.plan.cluster.rollout import CanaryNode, NodeProgress
+from partage.plan.cluster.rollout_note import (
+    NodePhase,
+    RolloutNote,
+    canary_of,
+    note_of,
+    read_note,
+    standing_of,
+    written,
+)
+from partage.plan.offer.desired import DesiredState, resolve
+from partage.plan.reconcile.node_plan import GpuPlan, Phase
+from partage.plan.report import UNASKED, PolicyReason, PolicyReport, PolicyState, Report
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.hardware import SimulatedHardware
+from tests.plan.cluster.test_events import TWO, WELL
+from tests.plan.test_report_events import ONE
+
+IN_FORCE = PolicyReport(PolicyState.FILE, "p.yaml", revision="r2", wanted="r2", wanted_config="a")
+BLOCKED = GpuPlan(Phase.BLOCKED, "no such profile")
+
+
+def held(reason: PolicyReason, message: str, wanted: str = "r2") -> PolicyReport:
+    problem = Problem("p.yaml", "", "warning", message)
+    return PolicyReport(
+        PolicyState.LAST_GOOD, "p.yaml", problems=(problem,), reason=reason, revision="r1", wanted=wanted
+    )
+
+
+def on(policy: PolicyReport, *phases: Phase) -> Report:
+    gpus = tuple(
+        replace(gpu, plan=GpuPlan(phase, "because")) for gpu, phase in zip((ONE, TWO), phases, strict=False)
+    )
+    return replace(WELL, policy=policy, gpus=gpus)
+
+
+@pytest.mark.parametrize(
+    ("report", "phase", "why"),
+    [
+        (on(IN_FORCE, Phase.SETTLED, Phase.SETTLED), NodePhase.DONE, ""),
+        (on(IN_FORCE, Phase.SETTLED, Phase.WAITING), NodePhase.CHANGING, "GPU 1 waits"),
+        (on(IN_FORCE, Phase.UNKNOWN), NodePhase.CHANGING, "GPU 0"),
+        (on(IN_FORCE, Phase.CHANGING, Phase.FAILED), NodePhase.FAILED, "GPU 1 could not be changed"),
+        (on(held(PolicyReason.ROLLOUT_WAITS, "its turn"), Phase.SETTLED), NodePhase.WAITING, "its turn"),
+        (on(held(PolicyReason.WRONG, "a typo", ""), Phase.SETTLED), NodePhase.FAILED, "a typo"),
+        (on(held(PolicyReason.DOES_NOT_FIT, "no GPU 7"), Phase.SETTLED), NodePhase.FAILED, "no GPU 7"),
+    ],
+)
+def test_the_phase_of_a_node(report: Report, phase: NodePhase, why: str) -> None:
+    note = note_of(report, "")
+    assert note.phase is phase
+    assert why in note.why
+    assert read_note(written(note)) == note
+
+
+def test_a_gpu_that_does_not_answer_says_nothing_about_the_policy() -> None:
+    lost = replace(ONE, lost="fell off the bus", plan=BLOCKED)
+    report = on(IN_FORCE, Phase.SETTLED, Phase.SETTLED)
+    settled = replace(TWO, plan=GpuPlan(Phase.SETTLED))
+    assert standing_of(replace(report, gpus=(lost, settled))).progress is NodeProgress.SETTLED
+    unplanned = replace(TWO, plan=None)
+    assert standing_of(replace(report, gpus=(lost, unplanned))).progress is NodeProgress.CHANGING
+    answers = replace(lost, lost="")
+    assert standing_of(replace(report, gpus=(answers, settled))).progress is NodeProgress.FAILED
+
+
+def test_a_policy_that_no_longer_fits_is_not_a_failed_rollout() -> None:
+    """A GPU has left the node: the edit is not to blame."""
+    misfit = replace(IN_FORCE, reason=PolicyReason.DOES_NOT_FIT, problems=(Problem("", "", "error", "gone"),))
+    assert standing_of(on(misfit, Phase.SETTLED)).refused == ""
+    assert standing_of(on(replace(misfit, wanted="r3"), Phase.SETTLED)).refused != ""
+
+
+@pytest.mark.parametrize(
+    ("note", "done"),
+    [
+        (RolloutNote("p", "r2", "r2", NodePhase.DONE), True),
+        (RolloutNote("p", "r2", "r2", NodePhase.CHANGING), False),
+        (RolloutNote("p", "r1", "r2", NodePhase.FAILED), False),
+        (RolloutNote("p", "r1", "r2", NodePhase.FAILED, accepted=True), True),
+        (RolloutNote("p", "r1", "r2", NodePhase.WAITING), False),
+    ],
+)
+def test_when_a_canary_holds_back_nobody(note: RolloutNote, done: bool) -> None:
+    assert canary_of("c", note) == CanaryNode("c", "p", "r2", done)
+
+
+@pytest.mark.parametrize("text", ["", "{}", "[]", '{"phase": "asleep"}', "\ud800"])
+def test_an_annotation_that_somebody_else_has_written_says_nothing(text: str) -> None:
+    assert read_note(text) is None
+
+
+def test_events_and_condition_of_a_node_that_is_held_back() -> None:
+    before = on(replace(IN_FORCE, revision="r1", wanted="r1"), Phase.SETTLED)
+    unasked = on(held(PolicyReason.ROLLOUT_WAITS, UNASKED.message), Phase.SETTLED)
+    waits = on(held(PolicyReason.ROLLOUT_WAITS, "its turn"), Phase.SETTLED)
+    stopped = on(held(PolicyReason.ROLLOUT_STOPPED, "node n2: bad"), Phase.SETTLED)
+    done = on(IN_FORCE, Phase.SETTLED)
+    told = [
+        [(one.reason, one.warning) for one in node_events(*two)]
+        for two in [(before, unasked), (unasked, waits), (waits, waits), (waits, stopped), (stopped, done)]
+    ]
+    assert told == [
+        [],
+        [("RolloutWaits", False)],
+        [],
+        [("RolloutStopped", True)],
+        [("PolicyInForce", False)],
+    ]
+    (condition,) = [one for one in node_conditions(stopped) if one.type == POLICY_IN_FORCE]
+    assert (condition.status, condition.reason) == (False, "RolloutStopped")
+    assert "node n2: bad" in condition.message
+
+
+# --- what disturbs a node --------------------------------------------------------------------------
+
+INVENTORY = asyncio.run(SimulatedHardware(load_machine("2xh100-sxm5-80gb")).observe())
+
+
+def desired(text: str) -> DesiredState:
+    policy = parse_policy(f"version: partage/v1\n{text}", "p.yaml").policy
+    return resolve(policy, INVENTORY, geometry_of)
+
+
+SHARED = "gpus: [{select: all, time-slicing: {replicas: 2}}]"
+
+
+@pytest.mark.parametrize(
+    ("text", "disturbed"),
+    [
+        (f"# why\n{SHARED}", False),
+        ("gpus: [{select: {index: [1, 0]}, time-slicing: {replicas: 2}}]", False),
+        ("gpus: [{select: all, time-slicing: {replicas: 2}, change: drain}]", False),
+        ("gpus: [{select: all, time-slicing: {replicas: 3}}]", True),
+        ("gpus: [{select: all, time-slicing: {replicas: 2, interval: short}}]", True),
+        ("gpus: [{select: all, name: nvidia.com/other, time-slicing: {replicas: 2}}]", True),
+        ("gpus: [{select: {index: [0]}, time-slicing: {replicas: 2}}]", True),
+        ("gpus: [{select: all, mps: {replicas: 2}}]", True),
+        (f"{SHARED}\nresources: {{fail-requests-greater-than-one: false}}", True),
+        ("gpus: [{select: all, mig: {layout: [7g.80gb]}}]", True),
+    ],
+)
+def test_what_disturbs_a_node(text: str, disturbed: bool) -> None:
+    assert disturbs(desired(SHARED), desired(text)) is disturbed
+    assert disturbs(desired(text), desired(SHARED)) is disturbed

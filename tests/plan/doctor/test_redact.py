@@ -1,0 +1,93 @@
+"""Nothing that is secret stays in what leaves the node."""
+
+from __future__ import annotations
+
+import json
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partage.plan.doctor.redact import REMOVED, redact_text, redact_value
+
+SECRETS = st.text(string.ascii_letters + string.digits, min_size=12, max_size=40).map("Qz7".__add__)
+
+TEMPLATES = [
+    "token: {}",
+    "  password: {} and more words",
+    "- api-key: {}",
+    "db_password={}",
+    '"clientSecret": "{}"',
+    "'private_key': '{}'",
+    "AccountingStoragePass={}",
+    "StoragePass = {}",
+    "Authorization: Bearer {}",
+    "curl -H 'Authorization: Basic {}' https://x",
+    "--http-token {} --policy p.yaml",
+    "--auth-token={}",
+    "https://alice:{}@registry.example.com/v2",
+    "HTTP_PROXY={}",
+    "client-key-data: {}",
+    "certificate-authority-data: {}",
+    "tokens: |\n  {}\n  second line {}\nnext: 1",
+    "-----BEGIN RSA PRIVATE KEY-----\n{}\n-----END RSA PRIVATE KEY-----",
+    "-----BEGIN CERTIFICATE-----\n{}",
+    "eyJhbGciOiJSUzI1NiIs.eyJpc3MiOiJrdWJl{}.c2ln{}",
+    "AWS_SECRET_ACCESS_KEY={} other",
+    'identitytoken = "{}"',
+    "user: {}",
+    "/home/{}/models",
+    "jwt_key={}",
+    "{{a: 1, password: {}}}",
+]
+
+
+@pytest.mark.parametrize("template", TEMPLATES)
+@given(secret=SECRETS)
+def test_no_part_of_a_secret_stays(template: str, secret: str) -> None:
+    said = redact_text(f"before\n{template.format(*[secret] * 2)}\nafter\n")
+    assert secret not in said
+    assert REMOVED in said
+    assert said.startswith("before\n")
+
+
+@given(st.sampled_from(TEMPLATES), SECRETS)
+def test_twice_is_no_more_than_once(template: str, secret: str) -> None:
+    once = redact_text(template.format(*[secret] * 2))
+    assert secret not in redact_text(once)
+
+
+@given(SECRETS)
+def test_a_document_stays_a_document(secret: str) -> None:
+    value = {
+        "token": secret,
+        "auth": {"deep": [secret]},
+        "argv": ["partage", "--http-token", secret, f"--password={secret}"],
+        "env": [{"name": "DB", "value": secret}, {"name": "PARTAGE_RESOURCE", "value": "kept"}],
+        "text": f"password: {secret}",
+        "replicas": 4,
+        "tokens": 7,
+    }
+    said = redact_value(value)
+    assert secret not in json.dumps(said)
+    assert said["env"][1]["value"] == "kept"
+    assert (said["replicas"], said["tokens"], set(said)) == (4, 7, set(value))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "gpus: [{select: all, time-slicing: {replicas: 4}}]",
+        "passDeviceSpecs: true",
+        "GPU-f7280889-e65c-4e6e-961f-93ef05412b87::3",
+        "sha256: 2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824",
+        "nvidia.com/gpu.shared: 4",
+        "NodeName=n1 CPUs=8 Gres=gpu:h100:4",
+        "NVIDIA_VISIBLE_DEVICES=all",
+        "/var/lib/kubelet/device-plugins/kubelet.sock",
+        "kernel module 580.95.05",
+    ],
+)
+def test_what_helps_stays(text: str) -> None:
+    assert redact_text(text) == text

@@ -1,0 +1,316 @@
+"""What the agent's history says of a workload, against what all its samples say."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from msgspec.structs import replace
+
+from partage.codec.values import decode
+from partage.edges.files.catalogue import load_catalogue
+from partage.model.samples import Samples
+from partage.model.usage_day import UsageDay
+from partage.plan.history.curve import MOST_PARTS, Curve
+from partage.plan.history.fitting import LIMIT_BYTES, RUNNING_LIMIT_BYTES, fitting
+from partage.plan.history.keeper import ENDED_AFTER_S, MOST_WORKLOADS, HistoryKeeper
+from partage.plan.history.use_points import UsePoint
+from partage.plan.rightsize.evidence import Evidence, Run, gather
+from partage.plan.rightsize.from_history import gather_days
+from partage.plan.rightsize.recommend import Confidence, Doubt, GpuSize, recommend
+from partage.plan.usage import NodeUse
+from partage.units import GIB, MIB
+from partage.values import Frozen
+
+STEP_S = 30
+DAY_S = 86_400
+START_S = 20_000 * DAY_S
+"""A midnight."""
+H100_BYTES = 81_559 * MIB
+MODEL = load_catalogue().by_id("h100-sxm5-80gb")
+assert MODEL is not None
+H100 = GpuSize("H100", H100_BYTES, 500 * MIB, MODEL.geometry_for(H100_BYTES))
+
+
+class Trace(Frozen):
+    """One container: its memory at each step, in GiB, and what is the same all the time.
+
+    spike_gib: seen by the exporter between two samples.
+    """
+
+    gib: tuple[float, ...]
+    begins: int = 0
+    sm: tuple[float, ...] = ()
+    share_gib: float | None = None
+    limited: bool = False
+    processes: int = 1
+    spike_gib: float = 0.0
+
+    def at(self, step: int) -> int | None:
+        """Bytes at a step of the node; None: it does not run."""
+        mine = step - self.begins
+        return int(self.gib[mine] * GIB) if 0 <= mine < len(self.gib) else None
+
+    def peak(self, step: int) -> int:
+        """The exporter's, since the container began."""
+        until = self.gib[: step - self.begins + 1]
+        return int(max(*until, self.spike_gib if len(until) * 2 > len(self.gib) else 0) * GIB)
+
+    @property
+    def share_bytes(self) -> int | None:
+        return None if self.share_gib is None else int(self.share_gib * GIB)
+
+
+def day_of(at_s: float) -> str:
+    return f"day-{int(at_s) // DAY_S:06}"
+
+
+def kept(
+    traces: Sequence[Trace], start_s: int = START_S, restarts: Sequence[int] = ()
+) -> tuple[UsageDay, ...]:
+    """The days that a node keeps of them. restarts: steps before which the agent is replaced."""
+    days: dict[str, UsageDay] = {}
+    keeper = HistoryKeeper("node-a", STEP_S)
+    for step in range(max(one.begins + len(one.gib) for one in traces)):
+        now_s = start_s + step * STEP_S
+        if step in restarts:
+            days[keeper.date] = keeper.day()
+            keeper = HistoryKeeper("node-a", STEP_S)
+            keeper.begin(day_of(now_s), decode(UsageDay, fitting(days[max(days)])))
+        if keeper.date != day_of(now_s):
+            if keeper.date:
+                days[keeper.date] = keeper.day(closed=True)
+            keeper.begin(day_of(now_s))
+        points = [
+            UsePoint(
+                run=f"GPU-1 team/train-{number}/main",
+                workload="team/train/main",
+                used_bytes=used,
+                peak_bytes=one.peak(step),
+                sm=one.sm[step - one.begins] if one.sm else None,
+                share_bytes=one.share_bytes,
+                visible_bytes=one.share_bytes if one.limited and one.share_bytes else H100_BYTES,
+                processes=one.processes,
+            )
+            for number, one in enumerate(traces)
+            if (used := one.at(step)) is not None
+        ]
+        keeper.add(now_s, points, NodeUse(), Samples())
+    days[keeper.date] = keeper.day()
+    return tuple(decode(UsageDay, fitting(day)) for day in days.values())
+
+
+def sampled(traces: Sequence[Trace], start_s: int = START_S) -> Evidence:
+    """The evidence of all samples."""
+    (found,) = gather(
+        [
+            Run(
+                workload="team/train/main",
+                at_s=tuple(float(start_s + (one.begins + step) * STEP_S) for step in range(len(one.gib))),
+                used_bytes=tuple(int(value * GIB) for value in one.gib),
+                device_bytes=H100_BYTES,
+                peak_bytes=one.peak(one.begins + len(one.gib) - 1),
+                sm=one.sm,
+                share_bytes=one.share_bytes,
+                limited=one.limited,
+                processes=one.processes,
+            )
+            for one in traces
+        ],
+        STEP_S,
+    )
+    return found
+
+
+def wave(low: float, high: float, samples: int) -> tuple[float, ...]:
+    return tuple(low if number % 2 else high for number in range(samples))
+
+
+TRACES: dict[str, tuple[Trace, ...]] = {
+    "batch": tuple(Trace(wave(4, 8, 60), begins=n * 100, sm=(0.2,) * 60, share_gib=40) for n in range(3)),
+    "spike between samples": tuple(
+        Trace(wave(4, 5, 60), begins=n * 100, spike_gib=12) for n in range(3)
+    ),
+    "several processes": (Trace(wave(4, 8, 200), processes=4, share_gib=20, limited=True),),
+    "takes it in advance": (Trace((*([2.0] * 5), *([0.9 * 79.6] * 300))),),
+    "takes most of its share": (Trace((1.0, *([18.5] * 90)), share_gib=20, limited=True),),
+    "still grows": (Trace(tuple(1 + n / 20 for n in range(200))),),
+    "grew, and is flat": (Trace((*(n / 10 for n in range(100)), *([10.0] * 300))),),
+    "two at a time": tuple(Trace(wave(4, 8, 60), begins=n * 30, share_gib=10) for n in range(4)),
+    "unused": (Trace((0.0,) * 50, share_gib=10),),
+    "shorter than a step": tuple(Trace((3.0,), begins=n * 40) for n in range(12)),
+    "few samples": (Trace(wave(4, 8, 6)),),
+    "over midnight": (Trace(wave(4, 8, 3 * DAY_S // STEP_S), sm=(0.05,) * (3 * DAY_S // STEP_S)),),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", TRACES)
+@pytest.mark.parametrize("restarted", [False, True], ids=["one agent", "agent replaced"])
+def test_the_history_says_what_all_samples_say(name: str, restarted: bool) -> None:
+    traces = TRACES[name]
+    start_s = START_S + DAY_S - 20 * STEP_S
+    last = max(one.begins + len(one.gib) for one in traces)
+    restarts = range(7, last, 31 if last < 1000 else 997) if restarted else ()
+    full, (history,) = sampled(traces, start_s), gather_days(kept(traces, start_s, restarts))
+    assert history.coarse
+    assert full.steady - 0.25 < history.steady < full.steady + 0.01, "up to a sixth of a run is left out"
+    assert history.sm_p95 == full.sm_p95, "these are ends of classes"
+    assert history.full == pytest.approx(full.full, abs=1e-4)
+    assert history.coverage == pytest.approx(full.coverage, abs=0.01)
+    same = (
+        "runs",
+        "samples",
+        "span_s",
+        "peak_bytes",
+        "exact",
+        "growing",
+        "share_bytes",
+        "processes",
+        "at_once",
+    )
+    assert {key: getattr(history, key) for key in same} == {key: getattr(full, key) for key in same}
+    one, other = recommend(history, H100), recommend(full, H100)
+    assert (one.doubt, one.need_bytes, one.mps, one.time_slicing, one.profile) == (
+        other.doubt,
+        other.need_bytes,
+        other.mps,
+        other.time_slicing,
+        other.profile,
+    )
+    assert one.confidence is not Confidence.HIGH
+    if one.doubt is None:
+        assert any("coarse" in risk for risk in one.risks)
+
+
+def test_the_traces_have_the_answers_that_they_are_named_for() -> None:
+    found = {name: recommend(sampled(traces), H100) for name, traces in TRACES.items()}
+    assert {name: one.doubt for name, one in found.items() if one.doubt} == {
+        "takes it in advance": Doubt.PREALLOCATES,
+        "takes most of its share": Doubt.PREALLOCATES,
+        "unused": Doubt.UNUSED,
+        "few samples": Doubt.TOO_FEW_SAMPLES,
+    }
+    assert found["still grows"].evidence.growing
+    assert found["two at a time"].evidence.at_once == 2
+    assert found["spike between samples"].evidence.peak_bytes == 12 * GIB
+
+
+def test_nodes_and_days_are_added_up() -> None:
+    here = kept([Trace(wave(4, 8, 60))])
+    there = tuple(replace(day, node="node-b") for day in kept([Trace(wave(2, 12, 60), begins=3)]))
+    (found,) = gather_days([*here, *there, *here])
+    assert (found.runs, found.samples, found.peak_bytes) == (2, 120, 12 * GIB)
+
+
+def test_a_container_that_was_away_is_another_run_and_one_that_was_not_looked_at_is_the_same() -> None:
+    used = UsePoint(run="r", workload="team/web/main", used_bytes=GIB, peak_bytes=GIB)
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    keeper.add(START_S, [used], NodeUse(), Samples())
+    for step in range(1, round(ENDED_AFTER_S / STEP_S) + 3):
+        keeper.add(START_S + step * STEP_S, [], NodeUse(), Samples())
+    assert not keeper.running
+    keeper.add(START_S + 7200, [used], NodeUse(), Samples())
+    keeper.add(START_S + 14_400, [used], NodeUse(), Samples())
+    (found,) = gather_days([keeper.day()])
+    assert (found.runs, found.samples) == (2, 3)
+    assert found.coverage == pytest.approx((3 * STEP_S + STEP_S / 2) / (2 * STEP_S + 7200))
+
+
+def test_an_ended_container_that_was_never_seen_alive_counts_with_its_peak() -> None:
+    ended = UsePoint(run="r", workload="team/web/main", peak_bytes=5 * GIB)
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    for step in range(3):
+        keeper.add(START_S + step * STEP_S, [ended], NodeUse(), Samples())
+    (found,) = gather_days([keeper.day()])
+    assert (found.runs, found.samples, found.peak_bytes) == (1, 1, 5 * GIB)
+
+
+def test_the_peak_of_one_that_has_just_ended_still_counts() -> None:
+    alive = UsePoint(run="r", workload="team/web/main", used_bytes=GIB, peak_bytes=GIB)
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    keeper.add(START_S, [alive], NodeUse(), Samples())
+    keeper.add(START_S + STEP_S, [replace(alive, used_bytes=None, peak_bytes=9 * GIB)], NodeUse(), Samples())
+    (found,) = gather_days([keeper.day()])
+    assert (found.peak_bytes, found.samples) == (9 * GIB, 1)
+
+
+@given(st.lists(st.integers(0, 2**40), min_size=1, max_size=400))
+def test_a_curve_is_short_and_loses_no_end(samples: list[int]) -> None:
+    curve = Curve.of()
+    for one in samples:
+        curve.add(one)
+    assert len(curve.lows) == len(curve.highs) <= MOST_PARTS
+    assert (min(curve.lows), max(curve.highs)) == (min(samples), max(samples))
+    assert (len(curve.highs) - 1) * curve.width + curve.last == len(samples)
+    if len(samples) <= MOST_PARTS:
+        assert list(curve.highs) == list(curve.lows) == samples
+
+
+names = st.one_of(st.text(max_size=330), st.integers(0, 2000).map(lambda n: "x" * 300 + str(n)))
+
+
+@given(
+    st.lists(
+        st.tuples(st.integers(-100_000, 100_000), st.lists(names, max_size=30), st.integers(0, 2**50)),
+        max_size=30,
+    )
+)
+def test_whatever_comes_the_day_and_its_file_stay_small(steps: list[tuple[int, list[str], int]]) -> None:
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    for after_s, workloads, used in steps:
+        points = [
+            UsePoint(run=f"r{number} {name}", workload=name, used_bytes=used, peak_bytes=used, sm=1.0)
+            for number, name in enumerate(workloads)
+        ]
+        keeper.add(START_S + after_s, points, NodeUse(), Samples())
+    check_bounds(keeper)
+
+
+def check_bounds(keeper: HistoryKeeper) -> UsageDay:
+    day = keeper.day()
+    assert len(day.workloads) <= MOST_WORKLOADS
+    assert len(fitting(replace(day, running=()))) <= LIMIT_BYTES
+    content = fitting(day)
+    assert len(content) <= LIMIT_BYTES + RUNNING_LIMIT_BYTES
+    written = decode(UsageDay, content)
+    assert written.left_out - day.left_out == len(day.workloads) - len(written.workloads)
+    again = HistoryKeeper("node-a", STEP_S)
+    again.begin(day.date, written)
+    assert again.day() == written, "what was written is read back as it was"
+    return written
+
+
+def test_the_workloads_that_were_seen_longest_ago_leave_first_and_are_counted() -> None:
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    many = 3 * MOST_WORKLOADS
+    for number in range(many):
+        point = UsePoint(run=f"r{number}", workload=f"team/{number:0200}/main", used_bytes=1, peak_bytes=1)
+        keeper.add(START_S + number * STEP_S, [point], NodeUse(), Samples())
+    written = check_bounds(keeper)
+    assert written.left_out + len(written.workloads) == many
+    assert written.workloads[-1].workload == f"team/{many - 1:0200}/main"
+    assert len(written.workloads) > 150
+
+
+def test_while_all_run_no_other_workload_comes_in_and_it_is_counted_once() -> None:
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin("d")
+    points = [
+        UsePoint(run=f"r{number}", workload=f"team/{number}/main", used_bytes=1, peak_bytes=1)
+        for number in range(MOST_WORKLOADS + 7)
+    ]
+    for step in range(5):
+        keeper.add(START_S + step * STEP_S, points, NodeUse(), Samples())
+    day = keeper.day()
+    assert day.left_out == 7
+    assert {(row.runs, row.samples) for row in day.workloads} == {(1, 5)}
+    late = START_S + ENDED_AFTER_S + 10 * STEP_S
+    keeper.add(late, points[-7:], NodeUse(), Samples())
+    assert f"team/{MOST_WORKLOADS + 6}/main" in {row.workload for row in keeper.day().workloads}

@@ -1,0 +1,245 @@
+"""What a job gets when it starts, and when it must not."""
+
+import string
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partage.codec.slurm_job_text import held_shards
+from partage.model.mps import DaemonPhase, DaemonState
+from partage.model.share import Guarantee
+from partage.model.slurm_job import JobId, JobRecord
+from partage.plan.slurm.job_start import (
+    JobRequest,
+    NodeFacts,
+    daemons_of,
+    idle_daemons,
+    needs_shards,
+    parse_indexes,
+    read_request,
+    start_job,
+    with_other_users,
+)
+from partage.units import GIB, MIB
+from tests.plan.slurm.jobs import ALL, MIG, NODE, SIZE, gpu
+
+CGROUPS = NodeFacts(constrained=True)
+
+
+def job(number, *indexes, percent=None, uid=1000):
+    return JobRequest(JobId(number), uid, indexes, "alice", percent)
+
+
+def started(number, *indexes, percent=None, uid=1000, facts=CGROUPS, others=()):
+    return start_job(job(number, *indexes, percent=percent, uid=uid), NODE, facts, others)
+
+
+def shards(count):
+    return NodeFacts(constrained=True, shards={3: count} if count else {})
+
+
+# --- the variables of slurmd -----------------------------------------------------------------
+
+
+def test_the_variables_of_a_prolog():
+    assert read_request(ALL) == JobRequest(JobId(41), 1000, (0,), "alice")
+    assert read_request({**ALL, "SLURM_JOB_GPUS": ""}) is None
+    assert read_request({}) is None
+    mps = {**ALL, "SLURM_JOB_GPUS": "2", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "25"}
+    assert read_request(mps) == JobRequest(JobId(41), 1000, (2,), "alice", 25)
+    assert parse_indexes("X", "0-2,5,1") == (0, 1, 2, 5)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("SLURM_JOB_ID", ""), ("SLURM_JOB_ID", "41\n"), ("SLURM_JOB_ID", "../x"), ("SLURM_JOB_ID", "-1"),
+        ("SLURM_JOB_ID", "٤١"), ("SLURM_JOB_UID", "root"), ("SLURM_JOB_GPUS", "GPU-1"),
+        ("SLURM_JOB_GPUS", "0,"), ("SLURM_JOB_GPUS", "0;1"), ("SLURM_JOB_GPUS", "0," * 5000),
+        ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "0"), ("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "1250"),
+    ],
+)  # fmt: skip
+def test_what_slurmd_does_not_say_is_an_error(name, value):
+    with pytest.raises(ValueError, match=name):
+        read_request({**ALL, name: value})
+
+
+@pytest.mark.parametrize("user", ["", "a b", "a\nexport X=1", "-rf", "ü", "x" * 65, "../alice", "a/b"])
+def test_a_strange_name_of_a_user_is_left_out(user):
+    request = read_request({**ALL, "SLURM_JOB_USER": user})
+    assert request is not None
+    assert request.user == ""
+
+
+@given(st.dictionaries(st.sampled_from([*ALL, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"]), st.text(max_size=12)))
+def test_any_variables_are_a_job_or_an_error(variables):
+    try:
+        request = read_request({**ALL, **variables})
+    except ValueError:
+        return
+    if request is not None:
+        assert set(request.user) <= set(string.ascii_letters + string.digits + "_.@-")
+        assert request.job >= 0
+        assert request.indexes
+
+
+# --- what it gets -----------------------------------------------------------------------------
+
+
+def test_a_mig_device_and_a_whole_gpu():
+    record = started(1, 0, 1).record
+    assert [one.uuid for one in record.devices] == [MIG, gpu(0)]
+    assert [one.memory_bytes for one in record.devices] == [10 * GIB, SIZE]
+    assert {one.guarantee for one in record.devices} == {Guarantee.HARD}
+    assert record.gres == "gpu:h100_1g.10gb:1,gpu:h100:1"
+    assert record.refused == ""
+    assert daemons_of(record, NODE) == ()
+
+
+def test_without_cgroups_nothing_is_hard():
+    (device,) = started(1, 1, facts=NodeFacts()).record.devices
+    assert device.guarantee is Guarantee.ADVISORY
+
+
+def test_a_share_of_mps():
+    record = started(1, 2, percent=30).record
+    (device,) = record.devices
+    assert device.memory_bytes == SIZE * 30 // 100 // MIB * MIB
+    assert (device.units, device.units_of, device.guarantee) == (30, 100, Guarantee.ADVISORY)
+    (spec,) = daemons_of(record, NODE)
+    assert (spec.device, spec.memory_bytes, spec.threads_percent) == (gpu(2), None, None)
+
+
+@pytest.mark.parametrize(
+    ("facts", "units", "guarantee"),
+    [
+        (shards(2), 2, Guarantee.NONE),
+        (NodeFacts(True, "/run/guard", {3: 2}), 2, Guarantee.ADVISORY),
+        (NodeFacts(True, "", None), 1, Guarantee.NONE),  # Slurm did not answer: as little as can be
+        (shards(0), 0, Guarantee.HARD),  # the whole of a GPU that is meant for shares
+        (shards(9), 4, Guarantee.NONE),
+    ],
+)
+def test_shards(facts, units, guarantee):
+    (device,) = started(1, 3, facts=facts).record.devices
+    assert (device.units, device.guarantee) == (units, guarantee)
+    assert device.memory_bytes == (SIZE * units // 4 if units else SIZE)
+    assert device.guard == bool(facts.guard_dir)
+    assert needs_shards(job(1, 3), NODE)
+    assert not needs_shards(job(1, 0, 1, 2, 9), NODE)
+
+
+@pytest.mark.parametrize("request_", [job(1, 4), job(1, 1, percent=25), job(1, 3, percent=25)])
+def test_devices_that_slurmd_does_not_know(request_):
+    with pytest.raises(ValueError, match=r"devices\.json"):
+        start_job(request_, NODE, CGROUPS, ())
+
+
+# --- what cannot be ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "said"),
+    [
+        (started(1, 1), {"indexes": (1,)}, "GPU 0 is not free: job 1 has all of it"),
+        (started(1, 2, percent=25), {"indexes": (2,)}, "GPU 2 is not free: job 1 has mps:25 of it"),
+        (started(1, 2), {"indexes": (2,), "percent": 25}, "GPU 2 is not free: job 1 has all of it"),
+        (started(1, 2, percent=60), {"indexes": (2,), "percent": 50}, "GPU 2 has 40 of 100 mps left, not 50"),
+        (
+            started(1, 3, facts=shards(3)), {"indexes": (3,), "facts": shards(2)},
+            "GPU 3 has 1 of 4 shard left, not 2",
+        ),
+    ],
+)  # fmt: skip
+def test_what_is_given_away_twice_is_refused(first, second, said):
+    more = {name: value for name, value in second.items() if name != "indexes"}
+    start = started(2, *second["indexes"], others=[first.record], **more)
+    assert start.record.refused == f"{said}. Slurm 22.05.8 gave it away twice; submit it again"
+    assert start.because_of == (1,)
+    assert daemons_of(start.record, NODE) == ()
+
+
+def test_what_fits_is_not_refused():
+    others = [
+        started(1, 2, percent=60).record,
+        started(3, 0, 1).record,
+        started(4, 3, facts=shards(3)).record,
+    ]
+    assert started(2, 2, percent=40, others=others).record.refused == ""
+    assert started(2, 3, facts=shards(1), others=others).record.refused == ""
+    refused = started(5, 1, others=others).record
+    assert refused.refused
+    assert started(6, 2, percent=40, others=[*others, refused]).record.refused == ""  # it does not run
+    assert started(1, 2, percent=100, others=others).record.refused == ""  # its own record of before
+
+
+@given(st.data())
+def test_what_runs_beside_each_other_never_exceeds_a_gpu(data):
+    """However Slurm gives GPUs away."""
+    living: list[JobRecord] = []
+    for number in range(1, data.draw(st.integers(1, 12)) + 1):
+        index = data.draw(st.integers(0, 3))
+        percent = data.draw(st.none() | st.integers(1, 100)) if index == 2 else None
+        start = started(
+            number, index, percent=percent, facts=shards(data.draw(st.integers(0, 4))), others=living
+        )
+        living.append(start.record)
+    running = [one for one in living if not one.refused]
+    for device in NODE.devices:
+        held = [mine for one in running for mine in one.devices if mine.uuid == device.uuid]
+        assert len(held) <= 1 or all(one.units for one in held)
+        assert sum(one.units for one in held) <= device.units
+
+
+# --- MPS --------------------------------------------------------------------------------------
+
+
+def _daemon(multi_user):
+    return DaemonState(gpu(2), gpu(2), DaemonPhase.SERVING, multi_user=multi_user)
+
+
+def test_a_second_user():
+    first, mine = started(1, 2, percent=25, uid=1001).record, started(2, 2, percent=25).record
+    assert with_other_users(mine, _daemon(True), [first]) == mine
+    assert with_other_users(mine, _daemon(False), [started(1, 2, percent=25).record]) == mine
+    refused = with_other_users(mine, _daemon(False), [first]).refused
+    assert refused == (
+        "GPU 2 is shared by MPS, its driver serves one user at a time, and job 1 is another user's; "
+        "submit it again when that has ended"
+    )
+    assert with_other_users(mine, _daemon(False), [started(1, 1, uid=1001).record]) == mine
+
+
+def test_a_daemon_ends_with_its_last_job():
+    first, second = started(1, 2, percent=25).record, started(2, 2, percent=25).record
+    assert idle_daemons(first, [second]) == ()
+    assert idle_daemons(first, [started(3, 1).record]) == (gpu(2),)
+    assert idle_daemons(started(3, 1).record, []) == ()
+
+
+# --- what scontrol says -------------------------------------------------------------------------
+
+OLD = "JobId=7 JOB_GRES=shard:2 Nodes=g1 CPU_IDs=0 Mem=0 GRES=shard:2(IDX:2) TresPerNode=gres:shard:2"
+NEW = "JobId=7 JOB_GRES=shard:2 Nodes=g1 CPU_IDs=0 Mem=0 GRES=shard:2(0/0,0/0,2/4,0/4) Network="
+
+
+@pytest.mark.parametrize(
+    ("text", "node", "held"),
+    [
+        (OLD, "g1", {2: 2}), (NEW, "g1", {2: 2}), (NEW, "g2", None), ("", "g1", None),
+        (NEW.replace("shard:2(", "shard:h100_shared:2("), "g1", {2: 2}),
+        (NEW.replace("Nodes=g1", "Nodes=g[1-3]"), "g2", {2: 2}),
+        ("Nodes=g1 CPU_IDs=1 Mem=0 GRES=gpu:h100:1(IDX:0),gpu:h100_shared:0(IDX:) X", "g1", {}),
+        ("Nodes=g1 CPU_IDs=1 Mem=0 GRES= X", "g1", {}),
+        (OLD.replace("IDX:2", "IDX:2-3"), "g1", None),
+        (OLD.replace("Nodes=g1", "Nodes=g[1"), "g1", None),
+    ],
+)  # fmt: skip
+def test_shards_as_scontrol_prints_them(text, node, held):
+    assert held_shards(text, node) == held
+
+
+@given(st.text(max_size=80))
+def test_any_text_of_scontrol(text):
+    held_shards(f"Nodes=g1 CPU_IDs=0 Mem=0 GRES={text}", "g1")

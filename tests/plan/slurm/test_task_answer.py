@@ -1,0 +1,133 @@
+"""What tasks are told."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partage.model.slurm_job import JobId
+from partage.plan.slurm.job_start import JobRequest, NodeFacts, start_job
+from partage.plan.slurm.task_answer import FACTS, TaskAnswer, task_answer
+from partage.units import MIB
+from tests.plan.slurm.jobs import MIG, NODE, SIZE, gpu
+
+VARIABLES = [
+    "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_SHARDS_ON_NODE", "PYTHONPATH",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE",
+]  # fmt: skip
+GUARD = "/run/partage/guard/abc"
+
+
+def record(*indexes, percent=None, shards=None):
+    facts = NodeFacts(True, GUARD, {3: shards} if shards else {})
+    return start_job(JobRequest(JobId(1), 1000, indexes, "", percent), NODE, facts, ()).record
+
+
+def answer(found, **variables):
+    given_ = {"CUDA_VISIBLE_DEVICES": "0", **variables}
+    return task_answer(found, given_, "/run/partage/mps")
+
+
+def test_uuids_in_the_order_of_slurm():
+    found = answer(record(0, 1), SLURM_STEP_GPUS="1,0")
+    assert found.exports["CUDA_VISIBLE_DEVICES"] == f"{gpu(0)},{MIG}"
+    assert found.exports["PARTAGE_GPUS"] == f"{gpu(0)},{gpu(1)}"
+    assert found.exports["PARTAGE_STRATEGY"] == "mixed"
+    assert found.exports["PARTAGE_MEMORY_BYTES"] == f"{SIZE},{SIZE // 8}"
+    assert found.exports["PARTAGE_GUARANTEE"] == "hard"
+    assert set(found.unset) == {
+        "PARTAGE_TOTAL_BYTES",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+    }
+
+
+def test_a_batch_script_has_all_a_task_its_own():
+    assert (
+        answer(record(0, 1), SLURM_JOB_GPUS="0,1").exports["PARTAGE_SHARES"]
+        == "gpu:h100_1g.10gb:1,gpu:h100:1"
+    )
+    assert (
+        answer(record(0, 1), SLURM_JOB_GPUS="0,1", SLURM_STEP_GPUS="1").exports["PARTAGE_SHARES"]
+        == "gpu:h100:1"
+    )
+
+
+@pytest.mark.parametrize("indexes", ["2", "7", "2,3"])
+def test_what_is_not_the_jobs_is_not_given(indexes):
+    assert "CUDA_VISIBLE_DEVICES" not in answer(record(0, 1), SLURM_STEP_GPUS=indexes).exports
+
+
+def test_a_step_without_gpus_is_told_nothing():
+    found = task_answer(record(0), {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0"}, "/m")
+    assert found.exports == {}
+    assert set(FACTS) < set(found.unset)
+
+
+def test_mps():
+    found = answer(record(2, percent=50), SLURM_STEP_GPUS="2").exports
+    assert found["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/partage/mps/{gpu(2)}/pipe"
+    assert found["CUDA_MPS_LOG_DIRECTORY"] == f"/run/partage/mps/{gpu(2)}/log"
+    assert found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={SIZE // 2 // MIB}M"
+    assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "50"
+    assert (found["PARTAGE_REPLICAS"], found["PARTAGE_SHARES"]) == ("2", "mps:50")
+
+
+@pytest.mark.parametrize(
+    ("said", "units"), [("20", 20), ("60", 50), ("0", 50), ("x", 50), ("9" * 5000, 50), ("", 50)]
+)
+def test_a_step_may_have_less_and_never_more(said, units):
+    found = answer(record(2, percent=50), SLURM_STEP_GPUS="2", CUDA_MPS_ACTIVE_THREAD_PERCENTAGE=said).exports
+    assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(units)
+    assert found["PARTAGE_MEMORY_BYTES"] == str(SIZE * units // 100 // MIB * MIB)
+
+
+def test_the_guard_is_before_the_jobs_own_path():
+    found = answer(record(3, shards=2), SLURM_STEP_GPUS="3").exports
+    assert (found["PYTHONPATH"], found["PARTAGE_GUARANTEE"]) == (GUARD, "advisory")
+    assert found["PARTAGE_TOTAL_BYTES"] == str(SIZE)
+    again = answer(record(3, shards=2), SLURM_STEP_GPUS="3", PYTHONPATH=f"{GUARD}:/a:/b").exports
+    assert again["PYTHONPATH"] == f"{GUARD}:/a:/b"
+    without = answer(record(3, shards=2), SLURM_STEP_GPUS="3", PYTHONPATH="/a\nexport X=1").exports
+    assert "PYTHONPATH" not in without
+    assert without["PARTAGE_GUARANTEE"] == "none"
+
+
+def test_a_refused_job_ends_with_the_reason():
+    other = start_job(JobRequest(JobId(2), 0, (1,)), NODE, NodeFacts(), [record(1)]).record
+    found = answer(other)
+    assert (found.code, found.exports) == (1, {})
+    assert found.text().startswith(
+        "print partage: this job does not run here: GPU 0 is not free: job 1 has all"
+    )
+
+
+@given(st.dictionaries(st.sampled_from(["A", "B"]), st.text(max_size=20)), st.lists(st.text(max_size=20)))
+def test_every_line_is_ours(exports, prints):
+    lines = TaskAnswer(exports, ("C",), tuple(prints)).text().split("\n")
+    assert lines.pop() == ""
+    assert len(lines) <= len(exports) + len(prints) + 1
+    assert all(line.startswith(("export A=", "export B=", "print ", "unset C")) for line in lines)
+    assert "\r" not in "".join(lines)
+
+
+@given(
+    st.dictionaries(
+        st.sampled_from(VARIABLES),
+        st.text(max_size=30) | st.sampled_from(["0", "3", "0-3", "2,3", "1\nexport LD_PRELOAD=/x"]),
+    )
+)  # fmt: skip
+def test_no_variable_of_a_job_adds_a_line(variables):
+    """Whatever its owner puts into the environment, as far as slurmstepd lets them."""
+    found = answer(record(0, 3, shards=2), **variables)
+    names = [line.split(" ", 1)[1].partition("=")[0] for line in found.text().splitlines()]
+    known = {
+        "CUDA_VISIBLE_DEVICES",
+        "PYTHONPATH",
+        "CUDA_MPS_PIPE_DIRECTORY",
+        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
+        *FACTS,
+    }
+    assert set(names) <= known
+    assert len(names) == len(set(names))
+    devices = found.exports.get("CUDA_VISIBLE_DEVICES", "")
+    assert set(filter(None, devices.split(","))) <= {MIG, gpu(3)}

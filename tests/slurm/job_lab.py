@@ -1,0 +1,174 @@
+"""A real Slurm with the scripts of deploy/slurm, and the simulated MPS control program as its driver."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from partage.codec.slurm_text import config_files
+from partage.edges.slurm.devices_file import devices_text
+from partage.edges.slurm.job_records import read_jobs
+from partage.faces.slurm_cluster import make_config
+from partage.model.slurm import SlurmVersion
+from partage.plan.slurm.type_names import TypeNames
+from partage.sim.mps.node import MpsNode, install_programs
+from tests.plan.slurm import configs
+from tests.slurm.lab import Build, Lab
+
+_HERE = Path(__file__).parents[2]
+SCRIPTS = _HERE / "deploy" / "slurm"
+
+
+class JobLab(Lab):
+    """A node ``g1`` with a policy, and Partage around its jobs.
+
+    multi_user: whether the control program can serve several users at the same time. everyone: the scripts
+    run on a Python that every user can reach. conf: more lines of slurm.conf.
+    """
+
+    def __init__(
+        self,
+        build: Build,
+        policy: str,
+        machine: str = "2xh100-sxm5-80gb",
+        *,
+        multi_user: bool = True,
+        everyone: bool = False,
+        conf: str = "",
+        idle: bool = True,
+    ) -> None:
+        written = make_config(
+            (configs.source(policy, machine),), SlurmVersion.parse(build.version), TypeNames("short")
+        )
+        super().__init__(build, config_files(written.config), ["g1"], idle=idle)
+        self.devices = written.devices[0].devices
+        self.run_dir = self.d / "p"
+        self.devices_file = self.d / "devices.json"
+        self.devices_file.write_text(devices_text(written.devices[0]))
+        driver = self.d / "driver"
+        memory = {str(one.uuid): one.memory_bytes for one in self.devices}
+        install_programs(driver / "usr/bin", MpsNode(memory, multi_user=multi_user))
+        python = _python_for_all(self.d) if everyone else sys.executable
+        self._install_scripts(python, driver)
+        with (self.d / "slurm.conf").open("a") as file:
+            file.write(
+                f"Prolog={self.d}/prolog\nEpilog={self.d}/epilog\nTaskProlog={self.d}/task-prolog\n"
+                f"PrologFlags=Alloc\n{conf}\n"
+            )
+
+    def _install_scripts(self, python: str, driver: Path) -> None:
+        shims = self.d / "bin"
+        shims.mkdir()
+        values = {
+            "PYTHON": python,
+            "PATH": f"{shims}:/usr/sbin:/usr/bin:/sbin:/bin",
+            "RUN_DIR": str(self.run_dir),
+            "DEVICES": str(self.devices_file),
+            "DRIVER_ROOT": str(driver),
+        }
+        for name in ("prolog", "epilog", "task-prolog"):
+            text = (SCRIPTS / name).read_text()
+            for key, value in values.items():
+                text = re.sub(rf"^{key}=.*$", f"{key}={value}", text, flags=re.MULTILINE)
+            # What a script says is kept, for the logs of a test that fails.
+            script = self.d / f"{name}.real"
+            script.write_text(text)
+            into = f"2>>{self.d}/log/{name}.said" if name != "task-prolog" else ""
+            enter = "" if self.build.root is None else "/usr/sbin/chroot /host "
+            (self.d / name).write_text(f"#!/bin/sh\nexec {enter}{script} {into}\n")
+            for path in (script, self.d / name):
+                path.chmod(0o755)
+        if self.build.root is not None:
+            for program in ("scontrol", "squeue"):
+                shim = shims / program
+                shim.write_text(f'#!/bin/sh\nexec chroot {self.build.root} /usr/bin/{program} "$@"\n')
+                shim.chmod(0o755)
+
+    def environment(self, *request: str, user: int | None = None) -> dict[str, str]:
+        """What a job's task has in its environment; the request must be granted at once."""
+        done = self.srun(*request, "sh", "-c", "env -0", user=user)
+        assert done.returncode == 0, done.stdout + done.stderr + self.logs()
+        return dict(line.split("=", 1) for line in done.stdout.split("\0") if "=" in line)
+
+    def srun(self, *words: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
+        """Run a job that must start at once, also as another user."""
+        become = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+        return self.run(*become, "srun", "--immediate=5", *words)
+
+    def batch(self, *words: str, wrap: str = "sleep 60", out: str = "/dev/null") -> int:
+        """Submit a job; its number."""
+        done = self.run("sbatch", "--parsable", "-o", out, *words, "--wrap", wrap)
+        assert done.returncode == 0, done.stderr
+        return int(done.stdout)
+
+    def job_states(self) -> dict[int, str]:
+        """Number to state of every job that has not ended."""
+        rows = self.run("squeue", "-h", "-o", "%A %T").stdout.splitlines()
+        return {int(job): state for job, state in (row.split() for row in rows)}
+
+    def reason(self) -> str:
+        """Why the node is not in service."""
+        return self.run("sinfo", "-h", "-N", "-o", "%E").stdout.strip()
+
+    @property
+    def first_job(self) -> int:
+        """The number of the first job."""
+        match = re.search(r"^FirstJobId=(\d+)$", (self.d / "slurm.conf").read_text(), re.MULTILINE)
+        assert match is not None
+        return int(match[1])
+
+    def fill_run_dir(self) -> None:
+        """Put a file system there on which nothing can be written any more."""
+        self.run_dir.mkdir()
+        words = ["mount", "-t", "tmpfs", "-o", "size=4k,mode=755", "tmpfs", str(self.run_dir)]
+        subprocess.run(words, check=True)
+        (self.run_dir / "jobs").mkdir()
+        (self.run_dir / "filler").write_bytes(b"x" * 4096)
+
+    def records(self) -> dict[int, str]:
+        """The jobs that have a record, and what they have."""
+        return {one.job: one.gres for one in read_jobs(self.run_dir)}
+
+    def daemons(self) -> list[str]:
+        """The devices that have an MPS daemon."""
+        return sorted(path.parent.parent.name for path in self.run_dir.glob("mps/*/pipe/*.pid"))
+
+    def __exit__(self, *exc: object) -> None:
+        if exc[1] is not None:
+            sys.stderr.write(self.logs())
+        super().__exit__(*exc)
+
+    def close(self) -> None:
+        if self.run_dir.is_mount():
+            subprocess.run(["umount", str(self.run_dir)], check=False)
+        for pid_file in self.run_dir.glob("mps/*/pipe/*.pid"):
+            try:
+                os.kill(int(pid_file.read_text()), 9)
+            except (OSError, ValueError):
+                continue
+        super().close()
+
+
+def _python_for_all(directory: Path) -> str:
+    """An interpreter that other users can run, with this Partage. sys.executable may be in root's home."""
+    system = shutil.which("python3", path="/usr/bin")
+    assert system is not None
+    folders = [str(_HERE / "src"), sysconfig.get_path("purelib")]
+    wrapper = directory / "python"
+    code = f"import sys; sys.path[:0] = {folders!r}; from partage.faces.cli.main import main; main()"
+    wrapper.write_text(f'#!/bin/sh\nshift 3\nexec {system} -I -c "{code}" "$@"\n')
+    wrapper.chmod(0o755)
+    return str(wrapper)
+
+
+def everyone_can_run() -> bool:
+    """Whether there is such an interpreter, of this version, and other users can reach this directory."""
+    system = shutil.which("python3", path="/usr/bin")
+    here = all(parent.stat().st_mode & 0o001 for parent in (_HERE, *_HERE.parents))
+    version = f"python3.{sys.version_info.minor}"
+    return system is not None and here and Path(system).resolve().name == version
