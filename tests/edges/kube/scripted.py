@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
 import ssl
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
@@ -74,16 +75,17 @@ class Stream:
 
 @dataclass
 class ScriptedServer:
-    """answer: what a request gets. streams: watches that were opened, for the test to take."""
+    """answer: what a request gets. streams: watches that were opened, for the test to take.
+
+    connections: those that are open, or about to be.
+    """
 
     answer: Callable[[Request], Answer | Awaitable[Answer]] = lambda request: Answer({})
     requests: list[Request] = field(default_factory=list)
     streams: asyncio.Queue[Stream] = field(default_factory=asyncio.Queue)
     port: int = 0
-    _server: asyncio.Server | None = None
-    _writers: set[asyncio.StreamWriter] = field(default_factory=set)
-    _open: set[Stream] = field(default_factory=set)
-    _hanging: asyncio.Event = field(default_factory=asyncio.Event)
+    connections: set[asyncio.Task[None]] = field(default_factory=set)
+    _listener: socket.socket | None = None
 
     @property
     def url(self) -> str:
@@ -98,31 +100,53 @@ class ScriptedServer:
         context.load_cert_chain(PKI / "server.crt", PKI / "server.key")
         context.load_verify_locations(PKI / "ca.crt")
         context.verify_mode = ssl.CERT_OPTIONAL
-        self._server = await asyncio.start_server(self._serve, "127.0.0.1", self.port, ssl=context)
-        self.port = self._server.sockets[0].getsockname()[1]
+        self._listener = socket.create_server(("127.0.0.1", self.port))
+        self._listener.setblocking(False)
+        self.port = self._listener.getsockname()[1]
+        asyncio.get_running_loop().add_reader(self._listener, self._accept, context)
 
     async def stop(self) -> None:
-        assert self._server is not None
-        self._server.close()
-        self._hanging.set()
-        for writer in self._writers:
-            writer.transport.abort()
-        for stream in tuple(self._open):
-            stream.ended.set()
-        async with asyncio.timeout(5):
-            while self._writers:
-                await asyncio.sleep(0)
+        """Returns when every connection has ended, also one that was about to begin.
 
-    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
+        asyncio.start_server does not tell of a connection before its TLS is complete: one that was in
+        that state when a test ended was reported as unclosed in a later test.
+        """
+        assert self._listener is not None
+        asyncio.get_running_loop().remove_reader(self._listener)
+        self._listener.close()
+        await asyncio.sleep(0)  # a task that is cancelled before it has begun would not close its socket
+        for task in self.connections:
+            task.cancel()
+        async with asyncio.timeout(5):
+            await asyncio.gather(*self.connections, return_exceptions=True)
+
+    def _accept(self, context: ssl.SSLContext) -> None:
+        assert self._listener is not None
+        try:
+            peer, _ = self._listener.accept()
+        except (BlockingIOError, ConnectionError):  # it has gone already
+            return
+        peer.setblocking(False)
+        task = asyncio.create_task(self._serve(peer, context))
+        self.connections.add(task)
+        task.add_done_callback(self.connections.discard)
+
+    async def _serve(self, peer: socket.socket, context: ssl.SSLContext) -> None:
+        loop = asyncio.get_running_loop()
+        reader = asyncio.StreamReader()
+        protocol = asyncio.StreamReaderProtocol(reader)
+        try:
+            transport, _ = await loop.connect_accepted_socket(lambda: protocol, peer, ssl=context)
+        except OSError:
+            return
+        writer = asyncio.StreamWriter(transport, protocol, reader, loop)
         try:
             while await self._one(reader, writer):
                 pass
         except (asyncio.IncompleteReadError, ConnectionError, ssl.SSLError):
             pass
         finally:
-            self._writers.discard(writer)
-            writer.transport.abort()
+            transport.abort()
 
     async def _one(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
         head = (await reader.readuntil(b"\r\n\r\n")).decode()
@@ -136,16 +160,14 @@ class ScriptedServer:
         found = self.answer(request)
         answer = found if isinstance(found, Answer) else await found
         if answer.hang:
-            await self._hanging.wait()
+            await asyncio.Event().wait()
         if answer.drop:
             return False
         if request.watches and answer.code == 200:
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
             stream = Stream(writer)
             self.streams.put_nowait(stream)
-            self._open.add(stream)
             await stream.ended.wait()
-            self._open.discard(stream)
             return True
         content = b"" if answer.body is None else json.dumps(answer.body).encode()
         lines = "".join(f"{key}: {value}\r\n" for key, value in answer.headers.items())
