@@ -25,7 +25,7 @@ from partage.agent.endpoints.served import ServedResources
 from partage.agent.loop import Loop, LoopParts, TurnRequests
 from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.hardware import HardwareObserver, XidLog
-from partage.agent.observers.history import UsageHistory
+from partage.agent.observers.history import HistoryObserver
 from partage.agent.observers.other_plugins import OtherPluginObserver
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
@@ -297,11 +297,11 @@ class _Agent:
             counts=self._status.counts,
         )
 
-    def _history_of(self) -> UsageHistory:
+    def _history_of(self) -> HistoryObserver:
         options = self._options
         files = UsageDays(options.state_dir, options.history_days)
         self._status.history = files.texts
-        return UsageHistory(
+        return HistoryObserver(
             files=files,
             node=options.node_name or socket.gethostname(),
             look=self._usage.look,

@@ -13,7 +13,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from msgspec.structs import replace
 
 from partage.agent.observers.hardware import HardwareObserver, XidLog
-from partage.agent.observers.history import UsageHistory
+from partage.agent.observers.history import HistoryObserver
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
 from partage.agent.options import AgentOptions
@@ -21,7 +21,7 @@ from partage.agent.originals import Originals
 from partage.agent.reconciler.node_port import NodePort
 from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.reconciler.unfinished import UnfinishedChange
-from partage.agent.slurm.history import JobUse
+from partage.agent.slurm.history import JobUsageObserver
 from partage.agent.slurm.node_files import NodeFiles
 from partage.agent.slurm.options import SlurmOptions
 from partage.agent.slurm.status import SlurmStatus
@@ -114,12 +114,12 @@ class _Service:
         )
         self._upkeep.reconciler = Reconciler(port, clock, asked.set, intervals.retry_s)
         self._upkeep.reconciler.in_hand = dict.fromkeys(unfinished.read(), Phase.VERIFYING)
-        self._use = JobUse(hardware, self._upkeep.control, slurm.node, options.run_dir)
+        self._use = JobUsageObserver(hardware, self._upkeep.control, slurm.node, options.run_dir)
         self._history = self._history_of(slurm, self._use) if options.history_days else None
 
-    def _history_of(self, slurm: SlurmOptions, use: JobUse) -> UsageHistory:
+    def _history_of(self, slurm: SlurmOptions, use: JobUsageObserver) -> HistoryObserver:
         options = self._options
-        return UsageHistory(
+        return HistoryObserver(
             files=UsageDays(options.state_dir, options.history_days),
             node=slurm.node,
             look=use.look,
