@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Mapping
@@ -28,7 +26,7 @@ from partage.agent.slurm.status import SlurmStatus
 from partage.agent.slurm.upkeep import SlurmUpkeep
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
-from partage.edges.files.directory_lock import RUN_LOCK, take_lock
+from partage.edges.files.directory_lock import locked_run_directory
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
@@ -63,16 +61,11 @@ async def run(
     """
     wait_s = options.intervals.other_ends_s
     directory = await asyncio.to_thread(StateDir, options.state_dir, wait_s)
-    lock = None
     try:
-        with contextlib.suppress(OSError):
-            options.run_dir.mkdir(parents=True, exist_ok=True)
-            lock = take_lock(options.run_dir, RUN_LOCK, wait_s=wait_s)
-        await _Service(options, slurm, hardware, directory).run(stop, beside)
+        with locked_run_directory(options.run_dir, wait_s=wait_s):
+            await _Service(options, slurm, hardware, directory).run(stop, beside)
     finally:
         directory.close()
-        if lock is not None:
-            os.close(lock)
 
 
 class _Service:
