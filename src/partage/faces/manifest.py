@@ -123,7 +123,7 @@ def _container(container: ManifestNode, asked: _Asked) -> Iterator[CheckedProble
     yield from _environment(container)
     if len(ours) > 1 and not asked.only_cdi:
         yield limits.warning(
-            f"asks for {' and '.join(ours)}: both set NVIDIA_VISIBLE_DEVICES, and only one wins",
+            f"asks for {' and '.join(ours)}: each sets NVIDIA_VISIBLE_DEVICES, and only one wins",
             "ask for one of them, or use two containers",
         )
     for key in ours:
