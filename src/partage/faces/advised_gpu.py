@@ -17,14 +17,14 @@ _DRIVER = re.compile(r"\d{3}(\.\d{1,4}){0,2}", re.ASCII)
 
 def gpu_facts(name: str, driver: str | None) -> GpuFacts:
     """The facts. name: an id of the catalogue, or a product. driver: its version; None: a usual one, newer
-    where MIG on this model needs that. Raises InputError with the nearest names, and Unsatisfiable for a model
-    of which too little is known.
+    where MIG on this model needs that. Raises InputError with the nearest names, and Unsatisfiable for a
+    model of which too little is known.
     """
     model, product = model_named(name)
     if model not in load_catalogue().simulated_models():
         raise Unsatisfiable(
-            f"nothing can be advised for {model.id}: nobody has published its memory and its compute capability",
-            "on a node that has one, partage show says what it is, and partage plan --policy FILE tries a policy",
+            f"nothing can be advised for {model.id}: its memory and compute capability are not published",
+            "on a node that has one, partage plan --policy FILE shows what a policy would give",
         )
     if driver is not None and _DRIVER.fullmatch(driver) is None:
         raise InputError(f"--driver {driver[:40]!r} is not the version of a driver", "580.95.05, or 580")

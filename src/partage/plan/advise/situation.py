@@ -90,9 +90,9 @@ class GpuFacts(Frozen):
     """A model on a node with one such GPU.
 
     model: id in the catalogue. names: with which a policy selects it. inventory: has this one GPU, and the
-    driver. mig: it has MIG. geometry: None without MIG, and where its placements are not known: no_geometry says which.
-    mig_branch: first driver branch with MIG on it; 0: not known. mig_needs_reset: turning MIG on needs a
-    reset.
+    driver. mig: it has MIG. geometry: None without MIG, and where its placements are not known: no_geometry
+    says which. mig_branch: first driver branch with MIG on it; 0: not known. mig_needs_reset: turning MIG on
+    needs a reset.
     """
 
     model: str
