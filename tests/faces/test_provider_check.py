@@ -14,7 +14,7 @@ from partage.edges.files.providers import provider_tables
 from partage.edges.files.worker_groups import read_worker_groups
 from partage.errors import InputError
 from partage.faces.cli.main import run
-from partage.faces.manifest import POD_SPEC_AT
+from partage.faces.manifest_pods import POD_SPEC_AT
 from partage.faces.provider_check import ProviderContext, judge_cluster, judge_manifest, judge_policy
 
 H100 = {"gpu": "h100-sxm5-80gb"}

@@ -10,8 +10,8 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from partage.faces.manifest import POD_SPEC_AT
-from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
+from partage.faces.manifest_node import CheckedProblem, Keys, LineOf, ManifestNode
+from partage.faces.manifest_pods import pod_specs_at
 from partage.values import Frozen
 
 _BY_MEMORY = (
@@ -114,8 +114,8 @@ def dialect_findings(
     """What an object says in the words of another system, each with its nearest equivalent."""
     kind = str(document.get("kind"))
     top = ManifestNode(file, path, document, line_of, owner=_owner(document))
-    if keys := POD_SPEC_AT.get(kind):
-        return [*_pod(top, keys)]
+    if pods := pod_specs_at(document):
+        return [found for keys in pods for found in _pod(top, keys)]
     if kind == "Node":
         return [*_marked(top.at("metadata", "labels"), _NODE_LABELS, "label")]
     if kind == "ClusterPolicy" and str(document.get("apiVersion")).startswith("nvidia.com/"):
@@ -131,7 +131,7 @@ def _owner(document: Mapping[str, Any]) -> str:
     return f"{document.get('kind')}/{name}" if isinstance(name, str) else str(document.get("kind"))
 
 
-def _pod(top: ManifestNode, keys: tuple[str, ...]) -> Iterator[CheckedProblem]:
+def _pod(top: ManifestNode, keys: Keys) -> Iterator[CheckedProblem]:
     spec = top.at(*keys)
     for group in ("initContainers", "containers"):
         for container in spec.at(group).items:

@@ -9,8 +9,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from partage.errors import InputError, Problem
-from partage.faces.manifest import POD_SPEC_AT, object_name
 from partage.faces.manifest_node import LineOf, ManifestNode
+from partage.faces.manifest_pods import POD_SPEC_AT, object_name
 from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.plan.explain.amounts import CPU
 from partage.plan.explain.pod import ContainerNeeds, LabelRule, PodNeeds, Term, Toleration

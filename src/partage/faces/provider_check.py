@@ -8,8 +8,8 @@ from typing import Any
 from partage.codec.yaml_document import Value
 from partage.edges.files.provider_rules import find_provider, layout_tables
 from partage.errors import Problem
-from partage.faces.manifest import POD_SPEC_AT, object_name
-from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
+from partage.faces.manifest_node import CheckedProblem, Keys, LineOf, ManifestNode
+from partage.faces.manifest_pods import object_name, pod_specs_at
 from partage.model.policy import Policy
 from partage.plan.offer.conditions import variants
 from partage.plan.providers.judge_groups import judge_groups
@@ -59,14 +59,12 @@ def judge_manifest(
 ) -> Iterator[CheckedProblem]:
     """What the provider does not allow in a pod, or in the pods of a Deployment, Job and the like."""
     top = ManifestNode(file, path, document, line_of, owner=object_name(document))
-    keys = POD_SPEC_AT.get(str(document.get("kind")))
-    if keys is None:
-        return
-    for one in judge_pod(_pod(top, keys), context.provider, context.groups):
-        yield _problem(one, top)
+    for keys in pod_specs_at(document):
+        for one in judge_pod(_pod(top, keys), context.provider, context.groups):
+            yield _problem(one, top)
 
 
-def _pod(top: ManifestNode, keys: tuple[str, ...]) -> Pod:
+def _pod(top: ManifestNode, keys: Keys) -> Pod:
     spec = top.at(*keys)
     selector = spec.at("nodeSelector").value
     containers = tuple(

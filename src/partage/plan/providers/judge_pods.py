@@ -11,7 +11,7 @@ from partage.plan.providers import rules as kinds
 from partage.plan.providers.judge_groups import judge_label, profiles_of
 from partage.plan.providers.rules import AnyRule, MigType, Provider
 from partage.plan.providers.subjects import Container, Finding, Group, Keys, Pod
-from partage.units import GIB
+from partage.units import GIB, whole_quantity
 
 _WORDS = {Strategy.TIME_SLICING: "time-slicing", Strategy.MPS: "MPS"}
 _GPU, _MIG = f"{VENDOR}/gpu", f"{VENDOR}/mig-"
@@ -128,7 +128,7 @@ def _request(
     hit = [g for g in serving if g.sharing is rule.sharing and not (rule.alone_on_one_gpu and g.gpus == 1)]
     sure = len(hit) == len(serving) and not (rule.alone_on_one_gpu and any(g.gpus is None for g in hit))
     for name in _gpus(container):
-        amount = _whole(container.limits[name])
+        amount = whole_quantity(container.limits[name])
         if hit and amount is not None and amount > rule.most:
             said = (
                 f"asks for {amount} of {name}; under {_WORDS[rule.sharing]} ({_names(hit)}) a container of "
@@ -153,7 +153,7 @@ def _names_exist(
 def _amount(container: Container, rule: kinds.Amount, places: Sequence[Group]) -> Iterator[Finding]:
     written = container.limits[rule.resource]
     at = (*container.at, rule.resource)
-    amount = _whole(written)
+    amount = whole_quantity(written)
     if amount is None:
         yield _finding(rule, at, f"{written!r} is no whole number of {rule.resource}", "a whole number")
         return
@@ -182,11 +182,6 @@ def _needs(
 
 def _names(groups: Sequence[Group]) -> str:
     return ", ".join(group.who for group in groups)
-
-
-def _whole(value: object) -> int | None:
-    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def _finding(rule: AnyRule, at: Keys, message: str, hint: str = "", *, sure: bool = True) -> Finding:
