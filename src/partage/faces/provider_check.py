@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from partage.codec.yaml_document import Value
+from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.provider_rules import find_provider, layout_tables
 from partage.errors import Problem
 from partage.faces.manifest_node import CheckedProblem, Keys, LineOf, ManifestNode
@@ -16,7 +17,7 @@ from partage.plan.providers.judge_groups import judge_groups
 from partage.plan.providers.judge_pods import judge_pod
 from partage.plan.providers.of_policy import groups_of
 from partage.plan.providers.rules import Provider
-from partage.plan.providers.subjects import Container, Finding, Group, LayoutTable, Pod
+from partage.plan.providers.subjects import Container, Finding, Group, LayoutTable, Model, Pod
 from partage.values import Frozen
 
 
@@ -37,8 +38,15 @@ def provider_context(name: str) -> ProviderContext:
 def judge_policy(policy: Policy, file: str, context: ProviderContext) -> Iterator[CheckedProblem]:
     """What the provider does not allow in a policy, in each of its variants by labels."""
     for _, there in variants(policy):
-        for one in judge_groups(groups_of(there), context.provider, context.tables, one_node=True):
+        for one in judge_groups(groups_of(there, _model_of), context.provider, context.tables, one_node=True):
             yield CheckedProblem(Problem(file, str(one.at[0]), one.severity, one.message, one.hint))
+
+
+def _model_of(name: str) -> Model | None:
+    """A model of the catalogue that the name of a policy means alone."""
+    catalogue = load_catalogue()
+    found = None if catalogue.variants(name) or "*" in name else catalogue.find(name)
+    return Model(found[0].id, found[0].memory_bytes, found[0].mig, found[0].geometry) if found else None
 
 
 def judge_cluster(

@@ -147,7 +147,9 @@ def _names_exist(
     for name in _gpus(container):
         if name not in there:
             said = f"no worker group that it can run on offers {name}"
-            yield _finding(rule, (*container.at, name), said, f"offered: {', '.join(sorted(there))}")
+            yield _finding(
+                rule, (*container.at, name), said, f"offered: {', '.join(sorted(there)) or 'nothing'}"
+            )
 
 
 def _amount(container: Container, rule: kinds.Amount, places: Sequence[Group]) -> Iterator[Finding]:
@@ -160,7 +162,7 @@ def _amount(container: Container, rule: kinds.Amount, places: Sequence[Group]) -
     if amount < rule.least or (rule.most is not None and amount > rule.most) or amount % rule.multiple_of:
         range_ = f"{rule.least} or more" if rule.most is None else f"{rule.least} to {rule.most}"
         steps = f", a multiple of {rule.multiple_of}" if rule.multiple_of > 1 else ""
-        yield _finding(rule, at, f"{rule.resource} has to be {range_}{steps}, not {amount}")
+        yield _finding(rule, at, f"{rule.resource} has to be {range_}{steps}, not {amount}", "correct it")
     sizes = [group.model.memory_bytes // GIB for group in places if group.model]
     if rule.gpu_memory and sizes and len(sizes) == len(places) and amount > max(sizes):
         said = f"asks for {amount} GiB of one GPU, and the largest has {max(sizes)} GiB"
