@@ -81,19 +81,24 @@ _CONTAINERS = (
 
 
 def _pod(spec: ManifestNode, asked: _Asked) -> Iterator[CheckedProblem]:
-    for part in ("limits", "requests"):
-        amounts = spec.at("resources", part)
-        for key in amounts.keys:
-            if _is_ours(key, asked.offered):
-                yield amounts.at(key).error(
-                    f"asks for {key} for the pod as a whole: Kubernetes gives GPUs to containers only",
-                    "move it to resources.limits of a container",
-                )
+    yield from gpus_of_whole_pod(spec, asked.offered)
     for where, word in _CONTAINERS:
         for container in spec.at(where).items:
             yield from _container(
                 replace(container, owner=f"{container.owner}, {_container_name(container, word)}"), asked
             )
+
+
+def gpus_of_whole_pod(spec: ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
+    """GPUs that are asked for in the place where a pod as a whole asks for CPUs and memory."""
+    for part in ("limits", "requests"):
+        amounts = spec.at("resources", part)
+        for key in amounts.keys:
+            if _is_ours(key, offered):
+                yield amounts.at(key).error(
+                    f"asks for {key} for the pod as a whole: Kubernetes gives GPUs to containers only",
+                    "move it to resources.limits of a container",
+                )
 
 
 def _container_name(container: ManifestNode, word: str) -> str:
@@ -105,7 +110,7 @@ def _container(container: ManifestNode, asked: _Asked) -> Iterator[CheckedProble
     offered = asked.offered
     limits = container.at("resources", "limits")
     ours = [key for key in limits.keys if _is_ours(key, offered)]
-    yield from _requests_without_limits(container, offered)
+    yield from requests_without_limits(container, offered)
     yield from _environment(container)
     if len(ours) > 1 and not asked.only_cdi:
         yield limits.warning(
@@ -147,7 +152,8 @@ def _is_ours(key: str, offered: Resources | None) -> bool:
     )
 
 
-def _requests_without_limits(container: ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
+def requests_without_limits(container: ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
+    """Requests for GPUs that the API server refuses, because the limit is missing or another one."""
     requests, limits = container.at("resources", "requests"), container.at("resources", "limits")
     for key in requests.keys:
         if not _is_ours(key, offered):
