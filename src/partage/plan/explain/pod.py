@@ -102,9 +102,10 @@ class PodNeeds(Frozen):
 
     name: ``Pod/train (namespace team)``, for people. containers: init containers first, in their order.
     node: the only node where it may run; empty: any. selector: nodeSelector. affinity: required node
-    affinity, terms of which one has to hold; None: there is none. overhead: of its runtime class. gpu_resources: the resources
-    among its requests that GPUs are behind. whole: what the pod asks for as a whole, in place of the sum of
-    its containers (CPUs, memory). not_judged: what is not looked at here, and may keep the pod waiting.
+    affinity, terms of which one has to hold; None: there is none. overhead: of its runtime class.
+    gpu_resources: the resources among its requests that GPUs are behind. whole: what the pod asks for as a
+    whole, in place of the sum of its containers (CPUs, memory). not_judged: what is not looked at here, and
+    may keep the pod waiting.
     """
 
     name: str
