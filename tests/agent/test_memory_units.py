@@ -75,6 +75,23 @@ def test_a_kubelet_that_chooses_of_several_gpus_is_refused_and_left_one(node, ku
         assert calls.allocate(healthy(kubelet, MEMORY)[:3]).envs["ALIYUN_COM_GPU_MEM_CONTAINER"] == "3"
 
 
+def test_an_init_container_that_asks_for_less_costs_one_pod(node, kubelet):
+    """It binds its pod to a GPU where the rest may not be free, and the next pod would be bound there, too."""
+    with running(spawn(node, policy=BY_MEMORY, machine=MACHINE)):
+        calls = registered(kubelet, MEMORY).calls
+        assert calls is not None
+        wait_for(lambda: len(healthy(kubelet, MEMORY)) == 158, what="79 units of each")
+        every = ids(kubelet, MEMORY)
+        calls.allocate(every[:70])
+        kubelet.pod_resources = held({"a/train": {"main": {MEMORY: every[:70]}}})
+        init = calls.preferred(every[70:], [], 3)
+        assert {device_of(ShareId(one)) for one in init} == {device_of(ShareId(every[0]))}, "the best fit"
+        calls.allocate(init)
+        with pytest.raises(grpc.RpcError, match="an init container of its pod had 3 GiB of GPU 0"):
+            calls.preferred(every[70:], init, 15)
+        wait_for(lambda: free_cards(kubelet, every[:70]) == [79], what="GPU 0 is not offered to the next one")
+
+
 async def test_the_node_says_how_much_is_held_and_of_how_many_gpus(capsys):
     async with _agent(policy=BY_MEMORY, kubelet=True) as (here, api, _, kubelet):
         calls = (await asyncio.to_thread(registered, kubelet, MEMORY)).calls
