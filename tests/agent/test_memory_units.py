@@ -76,7 +76,7 @@ def test_a_kubelet_that_chooses_of_several_gpus_is_refused_and_left_one(node, ku
 
 
 def test_an_init_container_that_asks_for_less_costs_one_pod(node, kubelet):
-    """It binds its pod to a GPU where the rest may not be free, and the next pod would be bound there, too."""
+    """It binds its pod to a GPU where the rest may not be free, as it would the next pod."""
     with running(spawn(node, policy=BY_MEMORY, machine=MACHINE)):
         calls = registered(kubelet, MEMORY).calls
         assert calls is not None
@@ -89,7 +89,9 @@ def test_an_init_container_that_asks_for_less_costs_one_pod(node, kubelet):
         calls.allocate(init)
         with pytest.raises(grpc.RpcError, match="an init container of its pod had 3 GiB of GPU 0"):
             calls.preferred(every[70:], init, 15)
-        wait_for(lambda: free_cards(kubelet, every[:70]) == [79], what="GPU 0 is not offered to the next one")
+        wait_for(
+            lambda: free_cards(kubelet, every[:70]) == [79], what="only GPU 1 is offered to the next one"
+        )
 
 
 async def test_the_node_says_how_much_is_held_and_of_how_many_gpus(capsys):
@@ -106,7 +108,7 @@ async def test_the_node_says_how_much_is_held_and_of_how_many_gpus(capsys):
         assert api.pods["train"] == {
             "ALIYUN_COM_GPU_MEM_IDX": "0",
             "ALIYUN_COM_GPU_MEM_POD": "3",
-            "ALIYUN_COM_GPU_MEM_DEV": "79",
+            "ALIYUN_COM_GPU_MEM_DEV": "80",
             "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
         }
         config = _kubeconfig(here.root, api.server.url)

@@ -119,7 +119,7 @@ def test_a_gpu_that_cannot_limit_its_clients_has_units_and_a_daemon_without_limi
     pascal = replace(gpu(0), compute_capability=(6, 0))
     state = resolved(mps(), pascal)
     (row,) = state.offer[pascal.uuid]
-    assert row.guarantee is Guarantee.ADVISORY
+    assert row.guarantee is Guarantee.NONE
     (spec,) = state.settings[pascal.uuid].daemons
     assert (spec.memory_bytes, spec.namespaces) == (None, ())
 

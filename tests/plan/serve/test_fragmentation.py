@@ -81,8 +81,8 @@ def test_what_is_listed_after_a_refusal_fits(cards: list[tuple[int, int]], units
 
 
 def test_an_amount_that_is_refused_again_although_it_fitted_leaves_no_choice() -> None:
-    """Three containers of a pod want 10, 12 and 10 of cards with 20 and 12: the first takes the 12, the last is
-    refused, and then the pod has gone and both cards are free. Without an end the next pod would do the same.
+    """Three containers of a pod want 10, 12 and 10 of cards with 20 and 12: the first takes the 12, the last
+    is refused, and then the pod has gone and both cards are free. Without an end the next one does the same.
     """
     rows, held = _node([20, 12], [0, 0])
     refusals = Refusals()

@@ -21,8 +21,9 @@ FIRST_S, LONGEST_S = 600.0, 4 * 3600.0
 after, so that a pod that can never fit costs few."""
 
 SETTLED_S = 15.0
-"""After so long the API server knows the list, which the kubelet tells it every 10 s. An amount that is refused
-again later fails for another reason than a sum over devices: the containers of a pod take each other's room.
+"""After so long the API server knows the list, which the kubelet tells it every 10 s. An amount that is
+refused again later fails for another reason than a sum over devices: containers of a pod take each
+other's room.
 """
 
 MOST_AMOUNTS = 64
@@ -32,9 +33,9 @@ MOST_AMOUNTS = 64
 class RefusedAmounts(Frozen):
     """Numbers of units that containers asked for and no device had free.
 
-    ignored: a device had them free, and they were refused all the same: the kubelet chose of several, or other
-    containers of the pod were in the way. Then one device is listed in any case: the next pod is on it whole, or
-    the scheduler keeps it.
+    ignored: a device had them free, and they were refused all the same: the kubelet chose of several, or
+    other containers of the pod were in the way. Then one device is listed in any case: the next pod is on it
+    whole, or the scheduler keeps it.
     """
 
     units: frozenset[int]

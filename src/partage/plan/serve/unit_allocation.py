@@ -92,8 +92,8 @@ class UnitAllocator:
             held = _amount(len(must_include), self._rows.values())
             return (
                 f"{asked}; an init container of its pod had {held} of {where}, which Kubernetes gives it "
-                "again, and the rest is not free there. Let the init container ask for nothing, or for as much "
-                "as the pod's first container"
+                "again, and the rest is not free there. Let the init container ask for nothing, or for as "
+                "much as the pod's first container"
             )
         largest = max((row.count for row in self._rows.values()), default=0)
         if size > largest:
@@ -113,6 +113,16 @@ def scattered(offerings: Sequence[DeviceOffer]) -> NoRoom:
     chose = f"the kubelet chose {listed(parts, _MOST_SHOWN)}"
     reason = f"{asked}, and {chose}: a container's memory has to be of one GPU"
     return NoRoom(reason, len(offerings), ignored=True)
+
+
+def memory_in_units(row: DeviceOffer, memory_bytes: int | None) -> int:
+    """All memory of the device, that which is promised to nobody too, in its units and rounded up.
+
+    Programs for gpushare take the part CONTAINER / DEV of the device's memory: rounded up, that is never more
+    than their amount. (gpushare rounds down: 12/22 of 22.5 GiB are 12.3 GiB.) memory_bytes: None while the
+    device does not answer; then its units are all that is known.
+    """
+    return row.replicas if memory_bytes is None else -(-memory_bytes // row.memory_bytes)
 
 
 def name_of(row: DeviceOffer) -> str:
