@@ -56,6 +56,9 @@ def test_amounts_over_the_kubelets_sockets(node, kubelet, capsys):
         assert "train  a          40               0" in said
         assert "serve  a          0                50" in said
         assert "90/158 (56%)" in said
+        metrics = agent.get("/metrics")[1].decode()
+        assert "partage_share_holder{" not in metrics, "none for each unit: a node has thousands of them"
+        assert 'namespace="a",pod="serve"} 50.0' in metrics, "partage_container_shares"
 
         kubelet.pod_resources = held({"a/serve": pods["a/serve"]})
         wait_for(lambda: free_cards(kubelet, second) == [79, 29], what="60 would fit again")
