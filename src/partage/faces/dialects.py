@@ -90,6 +90,14 @@ _MARKS: Mapping[str, _Word] = {
 }
 """Annotations of pods."""
 
+_POD_LABELS: Mapping[str, _Word] = {
+    "aliyun.com/gpu-count": _Word(
+        "ACK",
+        "memory of several GPUs, an equal part of each",
+        "all memory of a container is of one GPU: ask for each part in its own container, or for whole GPUs",
+    ),
+}
+
 _NODE_LABELS: Mapping[str, _Word] = {
     "nos.nebuly.com/gpu-partitioning": _Word(
         "nos",
@@ -155,8 +163,9 @@ def _pod(top: ManifestNode, keys: Keys) -> Iterator[CheckedProblem]:
                 if (word := _resource(key)) is not None:
                     yield _said(limits.at(key), f"{key} is a resource", word)
     above = keys[:-1]
-    annotations = (top.at(*above) if above else top).at("metadata", "annotations")
-    yield from _marked(annotations, _MARKS, "an annotation")
+    metadata = (top.at(*above) if above else top).at("metadata")
+    yield from _marked(metadata.at("annotations"), _MARKS, "an annotation")
+    yield from _marked(metadata.at("labels"), _POD_LABELS, "a label")
     yield from _marked(spec.at("nodeSelector"), _NODE_LABELS, "a label")
 
 
