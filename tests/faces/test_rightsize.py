@@ -86,6 +86,7 @@ def test_a_policy_that_partage_reads_and_patches_that_fit_it(
     assert run([*arguments, "-o", "policy"]) == 0
     text = capsys.readouterr().out
     assert yaml.safe_load(text)["gpus"] == [{"select": "all", **entry}]
+    assert "# not counted, since its need is not known (preallocates): team/llm/vllm" in text
     parse_policy(text, "policy.yaml")
     assert run([*arguments, "-o", "patch"]) == 0
     (patch,) = yaml.safe_load_all(capsys.readouterr().out)
@@ -154,6 +155,30 @@ def test_memory_is_taken_in_advance_of_the_gpu_on_which_it_ran_and_of_a_cap(
         "team/small-gpu/main": "preallocates",
         "team/capped/main": "preallocates",
     }
+
+
+def test_a_policy_says_who_keeps_the_gpus_from_being_shared_and_names_are_no_yaml(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "trace.csv"
+    lines = ["time,namespace,pod,container,memory_bytes"]
+    for at in range(0, 600, 10):
+        high = at % 20
+        lines.append(f"{at},team,large,main,{(30 if high else 48) * GIB}")
+        lines.append(f"{at},team,small\u202e\x1b[31m,main,{(2 if high else 4) * GIB}")
+    path.write_text("\n".join(lines) + "\n")
+    arguments = ["rightsize", "--trace", str(path), "--gpu", "h100-sxm5-80gb"]
+    assert run([*arguments, "-o", "policy"]) == 0
+    text = capsys.readouterr().out
+    assert yaml.safe_load(text)["gpus"] == [{"select": "all", "exclusive": {}}]
+    assert "# needs a GPU of its own, so that none is shared: team/large/main: needs 64000Mi" in text
+    assert "# the others together: mps: {replicas: 15}" in text
+    assert run(arguments) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "\u202e" not in said
+    assert "\x1b[31m" not in said
+    assert "team/large/main, team/small\\u202e\\x1b[31m/main: only 1 run" in said
+    assert "At most 2 containers ran at the same time. With these sizes they fit on 2 GPUs." in said
 
 
 def test_wrong_options_are_said(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:

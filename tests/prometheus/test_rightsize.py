@@ -91,8 +91,8 @@ async def test_the_right_size_of_loads_that_a_real_prometheus_has_seen(
     with prometheus(tmp_path) as server:
         options = ["--prometheus", server.url, "--window", "2h", "-o", "json"]
         answers = []
-        for gpu in ("b200-180gb", "h100-sxm5-80gb"):
-            assert await asyncio.to_thread(run, ["rightsize", *options, "--gpu", gpu]) == 0
+        for model in ("b200-180gb", "h100-sxm5-80gb"):
+            assert await asyncio.to_thread(run, ["rightsize", *options, "--gpu", model]) == 0
             answers.append(json.loads(capsys.readouterr().out))
     larger, found = answers
     refused = {one["name"] for one in larger["workloads"] if one["doubt"]}

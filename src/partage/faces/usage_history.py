@@ -14,8 +14,8 @@ _DEVICES = (
     "max by (device) (partage_mig_memory_total_bytes or "
     'label_replace(partage_gpu_memory_total_bytes, "device", "$1", "gpu", "(.*)"))'
 )
-"""The memory of GPUs and MIG devices, by UUID. A program that takes a part of its GPU's memory takes it of the
-GPU on which it ran, not of the one for which it is sized."""
+"""The memory of GPUs and MIG devices, by UUID. A program that takes a part of its GPU's memory takes it of
+the GPU on which it ran, not of the one for which it is sized."""
 
 
 class UsageHistory(Frozen):
@@ -40,7 +40,9 @@ def read_history(
     device_bytes: int,
     on_query: Callable[[str], None] = lambda _: None,
 ) -> UsageHistory:
-    """Ask for the window. device_bytes: memory of a GPU that no series tells. on_query: called before each query, for progress."""
+    """Ask for the window. device_bytes: memory of a GPU that no series tells. on_query: called before each
+    query, for progress.
+    """
     step_s = max(_FEWEST_STEP_S, float(round(window.length_s / _MOST_STEPS)))
 
     def ask(name: str, query: str) -> dict[tuple[str, ...], Series]:

@@ -14,9 +14,10 @@ from partage.values import Frozen
 class UsePoint(Frozen):
     """What one container or job uses of one device now.
 
-    run: the same for all samples of one container on one device. container: the same on all its devices; empty: it has one. used_bytes: None: not known, or it has
-    ended. peak_bytes: as in ``plan.usage.Amount``. visible_bytes: what a program in it takes for the whole
-    memory; 0: not known. partly: the figures are a minimum.
+    run: the same for all samples of one container on one device. container: the same on all its devices;
+    empty: it has one. used_bytes: None: not known, or it has ended. peak_bytes: as in ``plan.usage.Amount``.
+    visible_bytes: what a program in it takes for the whole memory; 0: not known. partly: the figures are a
+    minimum.
     """
 
     run: str

@@ -59,10 +59,11 @@ class Evidence(Frozen):
     runs: containers. samples: of all of them. span_s: from the first to the last sample. coverage: part of
     the time between them that has samples. peak_bytes: the highest that a container used; peak_at_s: when;
     steady: relative distance of the highest use and the one that three quarters of the samples reach, in the
-    run with the peak. exact: the peaks are those of the exporter; else a spike between two samples may be missing. growing: the
-    last quarter of the longest run is its highest, and rises. sm_p95: None: not known. full: highest part of
-    the visible memory that was used. coarse: the samples were not kept, only what they came to. at_once: the
-    most containers at the same time. devices: the most that one of them used at the same time.
+    run with the peak. exact: the peaks are those of the exporter; else a spike between two samples may be
+    missing. growing: the last quarter of the longest run is its highest, and rises. sm_p95: None: not known.
+    full: highest part of the visible memory that was used. coarse: the samples were not kept, only what they
+    came to. at_once: the most containers at the same time. devices: the most that one of them used at the
+    same time.
     """
 
     workload: str
@@ -146,14 +147,15 @@ def _at_once(runs: Sequence[Run]) -> int:
 
 
 def _peak(run: Run) -> int:
-    return max(run.peak_bytes or 0, max(run.used_bytes))
+    return max(run.peak_bytes or 0, *run.used_bytes)
 
 
 def spread(lows: Sequence[int], highs: Sequence[int], peak_bytes: int) -> float:
     """Relative distance of highest and lowest use of a run, without its lowest part (``UNSETTLED``). lows,
     highs: of parts of equal length, or twice the samples. peak_bytes: of the whole run; 0: not known.
     """
-    lowest, highest = sorted(lows)[int(len(lows) * UNSETTLED)], max(max(highs), peak_bytes)
+    highest = max(peak_bytes, 0, *highs)
+    lowest = sorted(lows)[int(len(lows) * UNSETTLED)] if lows else highest
     return (highest - lowest) / highest if highest else 0.0
 
 

@@ -131,8 +131,8 @@ def _refusal(one: Evidence, unattributed: float) -> tuple[Doubt, str, str] | Non
         return (
             Doubt.TOO_FEW_SAMPLES,
             f"it has only {count_of(one.samples, 'sample')}",
-            f"observe it longer: {FEWEST_SAMPLES} samples at least, better a day or three runs; of a short run, "
-            "a Prometheus has more samples in a shorter --window",
+            f"observe it longer: {FEWEST_SAMPLES} samples at least, better a day or three runs; or ask "
+            "Prometheus for a shorter --window, in which it has more of them",
         )
     if one.peak_bytes == 0:
         return (
@@ -157,8 +157,8 @@ def _refusal(one: Evidence, unattributed: float) -> tuple[Doubt, str, str] | Non
             Doubt.PREALLOCATES,
             f"its memory stays at {one.full:.0%} of what it sees, as programs do that take it in advance",
             "read its own figure (vLLM: vllm:kv_cache_usage_perc; JAX: device.memory_stats()), or "
-            "run it once without: XLA_PYTHON_CLIENT_PREALLOCATE=false, TF_FORCE_GPU_ALLOW_GROWTH=true, a lower "
-            "--gpu-memory-utilization, no pool of RMM",
+            "run it once without: XLA_PYTHON_CLIENT_PREALLOCATE=false, TF_FORCE_GPU_ALLOW_GROWTH=true, a "
+            "lower --gpu-memory-utilization, no pool of RMM",
         )
     return None
 
