@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
-from partage.agent.status.exposition import Family, label_text
+from partage.agent.status.exposition import Family, filled, label_template, label_text
 from partage.agent.status.status import UsageObservation
 from partage.model.dcgm_names import DcgmNames
 from partage.model.gpu import Gpu, Inventory, NoDriver
@@ -265,7 +265,9 @@ class DcgmFamilies:
             labels = self._labels(self._gpus[users[0].gpu])
             if (mig := migs.get(device)) is not None:
                 labels |= self._instance(mig)
-            yield from ((_text(labels | _names(use)), use) for use in users)
+            template = label_template((*labels, *_names(users[0])))
+            same = tuple(labels.values())
+            yield from ((filled(template, (*same, *_names(use).values())), use) for use in users)
 
 
 def _text(labels: Mapping[str, str]) -> str:
