@@ -64,10 +64,10 @@ def check_slurm_conf(
     notes: Notebook,
 ) -> None:
     """All slurm.conf files together. gres: None without gres.conf."""
-    for file in files:
-        for line in (one for one in file.lines if one.rest):
-            message = f"{line.rest[:60]!r} is no key and value: slurmd does not start"
-            notes.error(file.name, line.number, message, "write Key=value; a value with spaces in quotes")
+    for conf in files:
+        for row in (one for one in conf.lines if one.rest):
+            message = f"{row.rest[:60]!r} is no key and value: slurmd does not start"
+            notes.error(conf.name, row.number, message, "write Key=value; a value with spaces in quotes")
     settings = Settings(files)
     used = {one.name for node in nodes for one in node.gres} | {
         one.name for one in (gres.records if gres else ())
