@@ -98,8 +98,8 @@ def parse_settings(text: str) -> LiveSettings:
     )
 
 
-def parse_jobs(content: str, node: str) -> tuple[LiveJob, ...]:
-    """The jobs on a node, by number, from ``squeue --json``. Raises CodecError."""
+def job_rows(content: str) -> list[Mapping[str, Any]]:
+    """The jobs of ``squeue --json``, as they stand there. Raises CodecError."""
     try:
         document = json.decode(content)
     except DecodeError as error:
@@ -107,7 +107,12 @@ def parse_jobs(content: str, node: str) -> tuple[LiveJob, ...]:
     rows = document.get("jobs") if isinstance(document, Mapping) else None
     if not isinstance(rows, list):
         raise CodecError("the answer of squeue has no jobs")
-    found = [job for row in rows if isinstance(row, Mapping) and (job := _job(row, node)) is not None]
+    return [row for row in rows if isinstance(row, Mapping)]
+
+
+def parse_jobs(content: str, node: str) -> tuple[LiveJob, ...]:
+    """The jobs on a node, by number, from ``squeue --json``. Raises CodecError."""
+    found = [job for row in job_rows(content) if (job := _job(row, node)) is not None]
     return tuple(sorted(found, key=lambda one: one.job))
 
 
