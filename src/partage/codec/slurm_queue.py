@@ -10,7 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from partage.codec.slurm_answers import detail_of, held_gres, hosts_of, indexes_of, job_rows
+from partage.codec.slurm_answers import detail_of, held_gres, hosts_of, indexes_of, rows_of
 from partage.model.slurm_job import JobId
 from partage.model.slurm_live import HeldGres, QueuedJob
 
@@ -21,7 +21,7 @@ _NOT_GRES = re.compile(r"(?:cpu|mem|node|billing|energy|license)[=:]")
 
 def parse_queue(content: str) -> tuple[QueuedJob, ...]:
     """The jobs, by number. Raises CodecError."""
-    found = [job for row in job_rows(content) if (job := _job(row)) is not None]
+    found = [job for row in rows_of(content) if (job := _job(row)) is not None]
     return tuple(sorted(found, key=lambda one: one.job))
 
 

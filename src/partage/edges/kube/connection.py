@@ -43,6 +43,10 @@ class Forbidden(Rejected):
     """The account has not the right to ask this."""
 
 
+class Expired(Rejected):
+    """The API server has forgotten the version that was asked for."""
+
+
 class Connection:
     """The way to one API server. Each request has a connection of its own: they are minutes apart."""
 
@@ -168,6 +172,8 @@ def _may_help(error: ErrorResponse) -> bool:
 def as_ours(error: ErrorResponse, config: ClusterConfig, asked: str) -> ClusterError:
     """The error for others than this package. asked: method and path."""
     said = error.said.message or f"HTTP {error.code}"
+    if is_expired(error):
+        return Expired(f"{asked} was refused: {said}")
     match error.code:
         case 404:
             return Absent(said)

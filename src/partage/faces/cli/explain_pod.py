@@ -37,15 +37,16 @@ def explain_file(file: str, where: Where, output: str) -> int:
 
 def _read(file: str) -> list[PodNeeds]:
     from partage.faces.input_files import ManifestInput, objects, read_input_file
-    from partage.faces.pod_needs import pod_of
+    from partage.faces.pod_needs import pods_of
 
     paper = read_input_file(file)
     if not isinstance(paper, ManifestInput):
         raise InputError(
             f"{file} is no Kubernetes manifest", "a Pod, Deployment, Job, ... with apiVersion and kind"
         )
-    found = (pod_of(document, file, path, line_of) for path, document, line_of in objects(paper))
-    return [pod for pod in found if pod is not None]
+    return [
+        pod for path, document, line_of in objects(paper) for pod in pods_of(document, file, path, line_of)
+    ]
 
 
 def _with_resources(seen: SeenNodes) -> _Completed:
@@ -139,10 +140,9 @@ async def _live(
 
 
 def _needs(pod: Object) -> PodNeeds:
-    from partage.faces.pod_needs import pod_of
+    from partage.faces.pod_needs import pods_of
 
-    needs = pod_of({**pod, "kind": "Pod"})
-    assert needs is not None, "it is a Pod"
+    (needs,) = pods_of({**pod, "kind": "Pod"})
     return needs
 
 

@@ -206,13 +206,15 @@ def _print_yaml(
     import yaml
 
     from partage.faces.manifest_owners import read_owners
-    from partage.faces.rightsize_changes import patches, policy
+    from partage.faces.rightsize_changes import commented, patches, policy, policy_remarks
 
     if output == "policy":
-        click.echo(yaml.safe_dump(policy(found, wanted), sort_keys=False), nl=False)
+        made = policy(found, wanted)
+        click.echo("".join(map(commented, policy_remarks(found, wanted))), nl=False)
+        click.echo(yaml.safe_dump(made, sort_keys=False), nl=False)
         return
     for patch in list(patches(found, wanted, read_owners(manifests))):
-        click.echo("---\n" + "".join(f"# {line}\n" for line in patch.comment.splitlines()), nl=False)
+        click.echo("---\n" + commented(patch.comment), nl=False)
         if patch.body is not None:
             click.echo(yaml.safe_dump(patch.body, sort_keys=False), nl=False)
 

@@ -79,7 +79,8 @@ class AskedRow(Frozen):
 class ExplainedPodRow(Frozen):
     """One pod. standing: how it stands in the cluster, a sentence; empty: it was not asked. nodes: those that
     it fits first, then those where least has to be done; none for a pod that runs. holds: what it holds, as
-    far as that is known. runs: it is bound to a node that has not refused it.
+    far as that is known. runs: it is bound to a node that has not refused it. not_judged: what the pod asks
+    for that was not looked at: the scheduler may refuse it for that.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ExplainedPodRow(Frozen):
     nodes: tuple[ExplainedNodeRow, ...]
     holds: tuple[ExplainedShareRow, ...] = ()
     runs: bool = False
+    not_judged: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -188,6 +190,7 @@ def explained_pod(
         asks=tuple(AskedRow(one.words, name, amount) for one, name, amount in pod.asks),
         standing=standing,
         nodes=tuple(_node_row(one, remarks.get(one.node, ())) for one in sorted(verdicts, key=_nearness)),
+        not_judged=pod.not_judged if verdicts else (),
     )
 
 

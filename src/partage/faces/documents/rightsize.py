@@ -143,12 +143,9 @@ def _fleet(found: Sequence[Recommendation], gpu: GpuSize) -> FleetTotal:
     containers = sum(one.evidence.at_once for one in found)
     if containers > _MOST_CONTAINERS:
         return FleetTotal(containers, None, None)
-    now = [one.evidence.share_bytes for one in found for _ in range(one.evidence.at_once)]
-    then = [
-        one.need_bytes if one.doubt is None else one.evidence.share_bytes
-        for one in found
-        for _ in range(one.evidence.at_once)
-    ]
+    each = [one for one in found for _ in range(one.evidence.at_once * one.evidence.devices)]
+    now = [one.evidence.share_bytes for one in each]
+    then = [one.need_bytes if one.doubt is None else one.evidence.share_bytes for one in each]
     return FleetTotal(containers, _gpus(now, gpu), _gpus(then, gpu))
 
 

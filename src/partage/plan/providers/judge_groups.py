@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from partage.errors import Severity
-from partage.model.layout import DoesNotFit
+from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.named_layouts import named_layouts, resolve_layout
 from partage.model.policy import Strategy
 from partage.model.profile import MigProfile
@@ -67,9 +67,7 @@ def _alone(  # noqa: C901, PLR0912 - one case for each kind of rule
         case kinds.Replicas() if group.sharing is rule.sharing:
             yield from _replicas(group, rule, provider)
         case kinds.EqualShares() if group.unequal:
-            yield _violation(
-                rule, group.at, f"{provider.title} makes equal shares only", "give replicas, without clients"
-            )
+            yield _violation(rule, group.at, f"{provider.title} makes equal shares only", "give replicas: N")
         case kinds.MigSharing() if group.mig in rule.mig and group.sharing in rule.sharing:
             yield _violation(
                 rule,
@@ -85,6 +83,8 @@ def _alone(  # noqa: C901, PLR0912 - one case for each kind of rule
                 )
         case kinds.LayoutOfGpu():
             yield from _layout_of_gpu(group, rule, tables)
+            if not one_node:
+                yield from _layout_fits(group, rule)
         case kinds.ListedLayouts():
             yield from _listed(group, rule, provider, tables)
         case kinds.UniformSingle():
@@ -114,14 +114,15 @@ def _replicas(group: Group, rule: kinds.Replicas, provider: Provider) -> Iterato
     word = _WORDS[rule.sharing]
     if count < rule.least or (rule.most is not None and count > rule.most):
         allowed = f"{rule.least} or more" if rule.most is None else f"{rule.least} to {rule.most}"
-        yield _violation(
-            rule, group.at, f"{provider.title} allows {allowed} shares under {word}, not {count}"
-        )
+        said = f"{provider.title} allows {allowed} shares under {word}, not {count}"
+        hint = "sharing: exclusive for GPUs that nobody shares" if count < 2 else f"replicas: {rule.most}"
+        yield _violation(rule, group.at, said, hint)
     elif rule.doubtful_over is not None and count > rule.doubtful_over:
         said = (
             f"{count} shares under {word} work on newer drivers only; up to {rule.doubtful_over} on every one"
         )
-        yield Violation("warning", group.at, said, rule.hint)
+        hint = rule.hint or f"replicas: {rule.doubtful_over}, or look at the drivers of these nodes"
+        yield Violation("warning", group.at, said, hint)
 
 
 def _tables(tables: Sequence[LayoutTable], model: str) -> list[LayoutTable]:
@@ -137,7 +138,7 @@ def _layout_of_gpu(
     if group.mig.mig and not model.mig:
         yield _violation(rule, (*group.at, "mig"), f"{model.id} has no MIG", "take mps or time-slicing")
         return
-    if group.layout is not None and not group.mig.mig:
+    if (group.layout is not None or group.profiles) and not group.mig.mig:
         said = f"{group.who} has a layout, but its MIG type is {group.mig}"
         yield _violation(rule, (*group.at, "layout"), said, "mig: single or mixed, or remove the layout")
     geometry = model.geometry
@@ -152,6 +153,19 @@ def _layout_of_gpu(
         if geometry.spec(MigProfile.parse(profile)) is None:
             has = ", ".join(str(spec.profile) for spec in geometry.profiles)
             yield _violation(rule, group.at, f"{model.id} has no MIG profile {profile}", f"it has: {has}")
+
+
+def _layout_fits(group: Group, rule: kinds.LayoutOfGpu) -> Iterator[Violation]:
+    """A list of profiles is one that a GPU has room for. Of policies ``check --machine`` says it."""
+    geometry = group.model.geometry if group.model else None
+    known = [MigProfile.parse(one) for one in group.profiles]
+    if geometry is None or any(geometry.spec(profile) is None for profile in known):
+        return
+    try:
+        place(geometry, [LayoutItem(profile) for profile in known])
+    except DoesNotFit as error:
+        hint = f"partage fits {geometry.model} shows what fits"
+        yield _violation(rule, (*group.at, "layout"), f"{geometry.model} has no room for it: {error}", hint)
 
 
 def _listed(
@@ -232,7 +246,7 @@ def judge_label(
             number = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else -1
             if not rule.least <= number <= rule.most:
                 said = f"{rule.key} has to be {rule.least} to {rule.most}, not {value}"
-                yield _violation(rule, at, said)
+                yield _violation(rule, at, said, "correct the label")
             elif group is not None and group.replicas not in (None, number):
                 said = f"{rule.key} says {number} shares, and {group.who} has {group.replicas}"
                 yield _violation(rule, at, said, "make them equal")

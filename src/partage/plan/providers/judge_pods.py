@@ -11,7 +11,7 @@ from partage.plan.providers import rules as kinds
 from partage.plan.providers.judge_groups import judge_label, profiles_of
 from partage.plan.providers.rules import AnyRule, MigType, Provider
 from partage.plan.providers.subjects import Group, Keys, ManifestContainer, ManifestPod, Violation
-from partage.units import GIB
+from partage.units import GIB, whole_quantity
 
 _WORDS = {Strategy.TIME_SLICING: "time-slicing", Strategy.MPS: "MPS"}
 _GPU, _MIG = f"{VENDOR}/gpu", f"{VENDOR}/mig-"
@@ -128,7 +128,7 @@ def _request(
     hit = [g for g in serving if g.sharing is rule.sharing and not (rule.alone_on_one_gpu and g.gpus == 1)]
     sure = len(hit) == len(serving) and not (rule.alone_on_one_gpu and any(g.gpus is None for g in hit))
     for name in _gpus(container):
-        amount = _whole(container.limits[name])
+        amount = whole_quantity(container.limits[name])
         if hit and amount is not None and amount > rule.most:
             said = (
                 f"asks for {amount} of {name}; under {_WORDS[rule.sharing]} ({_names(hit)}) a container of "
@@ -147,20 +147,22 @@ def _names_exist(
     for name in _gpus(container):
         if name not in there:
             said = f"no worker group that it can run on offers {name}"
-            yield _violation(rule, (*container.at, name), said, f"offered: {', '.join(sorted(there))}")
+            yield _violation(
+                rule, (*container.at, name), said, f"offered: {', '.join(sorted(there)) or 'nothing'}"
+            )
 
 
 def _amount(container: ManifestContainer, rule: kinds.Amount, places: Sequence[Group]) -> Iterator[Violation]:
     written = container.limits[rule.resource]
     at = (*container.at, rule.resource)
-    amount = _whole(written)
+    amount = whole_quantity(written)
     if amount is None:
         yield _violation(rule, at, f"{written!r} is no whole number of {rule.resource}", "a whole number")
         return
     if amount < rule.least or (rule.most is not None and amount > rule.most) or amount % rule.multiple_of:
         range_ = f"{rule.least} or more" if rule.most is None else f"{rule.least} to {rule.most}"
         steps = f", a multiple of {rule.multiple_of}" if rule.multiple_of > 1 else ""
-        yield _violation(rule, at, f"{rule.resource} has to be {range_}{steps}, not {amount}")
+        yield _violation(rule, at, f"{rule.resource} has to be {range_}{steps}, not {amount}", "correct it")
     sizes = [group.model.memory_bytes // GIB for group in places if group.model]
     if rule.gpu_memory and sizes and len(sizes) == len(places) and amount > max(sizes):
         said = f"asks for {amount} GiB of one GPU, and the largest has {max(sizes)} GiB"
@@ -187,11 +189,6 @@ def _needs(
 
 def _names(groups: Sequence[Group]) -> str:
     return ", ".join(group.who for group in groups)
-
-
-def _whole(value: object) -> int | None:
-    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
 
 
 def _violation(rule: AnyRule, at: Keys, message: str, hint: str = "", *, sure: bool = True) -> Violation:

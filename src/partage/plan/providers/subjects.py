@@ -42,7 +42,7 @@ class Group(Frozen):
 
     at: its place. who: its name in messages. model: None: any. gpus: of one node; None: not known. mig:
     None: not said. layout: its name; profiles: its MIG devices. replicas: 1 for exclusive, None: not said.
-    clients: it has unequal shares. part: it takes only some GPUs of a node.
+    unequal: its shares are not equal. part: it takes only some GPUs of a node.
     """
 
     at: Keys
