@@ -30,7 +30,6 @@ class _NodeFiles:
         self, name: str, line: NodeLine | None, conf: GresConf | None, version: SlurmVersion, notes: Notebook
     ) -> None:
         self._name, self._line, self._version, self._notes = name, line, version, notes
-        self._known = conf is not None
         self._all_written = conf is not None and not conf.detected(name)
         self._records = [] if conf is None else [one for one in conf.records if one.of(name)]
 
@@ -44,7 +43,7 @@ class _NodeFiles:
         ]
         gpus = self._merged(found)
         units = {kind: self._units(kind, gpus) for kind in SHARED}
-        return NodeView(self._name, gpus, {kind: one for kind, one in units.items() if one}, self._known)
+        return NodeView(self._name, gpus, {kind: one for kind, one in units.items() if one})
 
     def _check_duplicates(self) -> None:
         seen: dict[str, GresLine] = {}
