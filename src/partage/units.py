@@ -39,7 +39,9 @@ def parse_bytes(text: str) -> int:
     """
     match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None or match[2] not in _SUFFIXES:
-        raise ValueError(f"{text[:_LONGEST]!r} is not an amount of memory such as 8Gi or 512Mi")
+        meant = match and match[2].removesuffix("B")
+        hint = f": write {match[1]}{meant}" if match and meant in ("Ki", "Mi", "Gi", "Ti") else ""
+        raise ValueError(f"{text[:_LONGEST]!r} is not an amount of memory such as 8Gi or 512Mi{hint}")
     amount_bytes = ceil(Decimal(match[1]) * _SUFFIXES[match[2]])
     if amount_bytes == 0:
         raise ValueError(f"{text!r} is not a positive amount of memory")

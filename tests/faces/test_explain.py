@@ -166,6 +166,15 @@ def test_an_amount_that_no_single_gpu_has(capsys, tmp_path, reports):
     assert code == 0, document
 
 
+def test_an_init_container_that_binds_the_pod_to_a_gpu_without_room(capsys, tmp_path, reports):
+    """The kubelet gives its units again; less for the main container would be poor advice."""
+    init = {"name": "load", "image": "x", "resources": {"limits": {MEMORY: 3}}}
+    code, document = explained(capsys, manifest(tmp_path, {MEMORY: 38}, initContainers=[init]), *reports)
+    node = document["pods"][0]["nodes"][0]
+    assert (code, node["refusedAtNode"]) == (1, True)
+    assert f"ask for no {MEMORY} in init container load" in str(node["changes"] + node["others"])
+
+
 # --- shares -----------------------------------------------------------------------------------------
 
 

@@ -183,6 +183,7 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
     from partage.faces.dialects import dialect_findings
     from partage.faces.input_files import objects
     from partage.faces.manifest import findings
+    from partage.faces.manifest_amounts import amount_findings
     from partage.faces.provider_check import judge_manifest
 
     here = _models_of(context.inventory)
@@ -197,6 +198,7 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
             models_of=models_with,
             models_here=here,
         )
+        yield from amount_findings(document, paper.file, path, context.offered, line_of)
         if context.provider is None:
             yield from dialect_findings(document, paper.file, path, line_of)
         else:

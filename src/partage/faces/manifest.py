@@ -114,7 +114,7 @@ def _container(container: ManifestNode, asked: _Asked) -> Iterator[CheckedProble
     yield from _environment(container)
     if len(ours) > 1 and not asked.only_cdi:
         yield limits.warning(
-            f"asks for {' and '.join(ours)}: both set NVIDIA_VISIBLE_DEVICES, and only one wins",
+            f"asks for {' and '.join(ours)}: each sets NVIDIA_VISIBLE_DEVICES, and only one wins",
             "ask for one of them, or use two containers",
         )
     for key in ours:
@@ -176,7 +176,7 @@ def _equal(one: object, other: object) -> bool:
 def _amount(asked: ManifestNode, key: str, offered: Resources | None) -> Iterator[CheckedProblem]:
     amount = whole_quantity(asked.value)
     if amount is None:
-        what = "units of memory" if _is_by_memory(key, offered) else "GPUs or shares"
+        what = "units of memory" if is_by_memory(key, offered) else "GPUs or shares"
         yield asked.error(f"{asked.value!r} is not a number of {what}", "a whole number, 1 or more")
     elif offered is not None:
         yield from _against_offer(asked, amount, ResourceName(key), offered)
@@ -196,7 +196,7 @@ def _against_offer(
         names = ", ".join(offered) or "nothing"
         yield asked.error(f"nothing offers {name} here", f"offered: {names}", here=True)
         return
-    if _is_by_memory(name, offered):
+    if is_by_memory(name, offered):
         yield from _units_against_offer(asked, amount, resource)
         return
     if amount > 1 and all(offering.single for offering in resource.offerings):
@@ -215,7 +215,8 @@ def _against_offer(
         yield asked.warning(_no_more(name, amount, shared), _FEWER_REPLICAS, here=True)
 
 
-def _is_by_memory(key: str, offered: Resources | None) -> bool:
+def is_by_memory(key: str, offered: Resources | None) -> bool:
+    """Whether the resource counts units of memory. offered: None if not known."""
     resource = (offered or {}).get(ResourceName(key))
     if resource is None:
         return key == MEMORY_RESOURCE

@@ -1,4 +1,4 @@
-"""``partage check --provider``: files to what a provider's rules judge, and their findings to problems."""
+"""``partage check --provider``: files to what a provider's rules judge, and its violations to problems."""
 
 from __future__ import annotations
 
@@ -17,7 +17,14 @@ from partage.plan.providers.judge_groups import judge_groups
 from partage.plan.providers.judge_pods import judge_pod
 from partage.plan.providers.of_policy import groups_of
 from partage.plan.providers.rules import Provider
-from partage.plan.providers.subjects import Container, Finding, Group, LayoutTable, Model, Pod
+from partage.plan.providers.subjects import (
+    Group,
+    LayoutTable,
+    ManifestContainer,
+    ManifestPod,
+    Model,
+    Violation,
+)
 from partage.values import Frozen
 
 
@@ -72,16 +79,16 @@ def judge_manifest(
             yield _problem(one, top)
 
 
-def _pod(top: ManifestNode, keys: Keys) -> Pod:
+def _pod(top: ManifestNode, keys: Keys) -> ManifestPod:
     spec = top.at(*keys)
     selector = spec.at("nodeSelector").value
     containers = tuple(
-        Container((*keys, kind, n, "resources", "limits"), str(one.at("name").value), limits)
+        ManifestContainer((*keys, kind, n, "resources", "limits"), str(one.at("name").value), limits)
         for kind in ("initContainers", "containers")
         for n, one in enumerate(spec.at(kind).items)
         if isinstance(limits := one.at("resources", "limits").value, Mapping)
     )
-    return Pod(
+    return ManifestPod(
         at=keys,
         who=top.owner,
         host_ipc=spec.at("hostIPC").value is True,
@@ -90,7 +97,7 @@ def _pod(top: ManifestNode, keys: Keys) -> Pod:
     )
 
 
-def _problem(one: Finding, top: ManifestNode) -> CheckedProblem:
+def _problem(one: Violation, top: ManifestNode) -> CheckedProblem:
     place = top.at(*one.at)
     return (
         place.error(one.message, one.hint)

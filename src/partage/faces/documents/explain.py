@@ -12,7 +12,7 @@ from partage.model.slurm_job import JobId
 from partage.plan.explain.changes import AskFewer, AskOther, Change, RaiseReplicas
 from partage.plan.explain.explain import NodeVerdict
 from partage.plan.explain.gpus import GpuVerdict
-from partage.plan.explain.job import JobNode
+from partage.plan.explain.job import JobNodeVerdict
 from partage.plan.explain.pod import PodNeeds
 from partage.plan.explain.reasons import GpuReason, NodeReason
 from partage.plan.serve.ledger_entry import Certainty
@@ -174,7 +174,7 @@ class JobExplanationDocument(Document, kw_only=True):
     todo: str
     slurm_says: str
     since: str | None
-    nodes: tuple[JobNode, ...]
+    nodes: tuple[JobNodeVerdict, ...]
     holds: tuple[JobHoldingRow, ...]
 
 

@@ -59,7 +59,7 @@ class Group(Frozen):
     part: bool = False
 
 
-class Container(Frozen):
+class ManifestContainer(Frozen):
     """at: its ``resources.limits``. limits: resource to amount, as written."""
 
     at: Keys
@@ -67,17 +67,17 @@ class Container(Frozen):
     limits: Mapping[str, Any]
 
 
-class Pod(Frozen):
+class ManifestPod(Frozen):
     """at: its spec. selector: its ``nodeSelector``."""
 
     at: Keys
     who: str
     host_ipc: bool
     selector: Mapping[str, str]
-    containers: tuple[Container, ...]
+    containers: tuple[ManifestContainer, ...]
 
 
-class Finding(Frozen):
+class Violation(Frozen):
     """What breaks a rule, and where."""
 
     severity: Severity
