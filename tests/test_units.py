@@ -44,7 +44,7 @@ def test_amounts_that_are_compared_are_not_rounded() -> None:
 
 
 def test_gib_and_mib_say_how_they_are_written() -> None:
-    with pytest.raises(ValueError, match=r"such as 8Gi or 512Mi: write 1.5Gi"):
+    with pytest.raises(ValueError, match=r"such as 8Gi or 512Mi: write 1\.5Gi"):
         parse_bytes("1.5GiB")
     with pytest.raises(ValueError, match=r"such as 8Gi or 512Mi$"):
         parse_bytes("1GB")

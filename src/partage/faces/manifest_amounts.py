@@ -11,9 +11,10 @@ from typing import Any
 from msgspec.structs import replace
 
 from partage.errors import InputError
-from partage.faces.manifest import POD_SPEC_AT, Resources, is_by_memory, object_name
+from partage.faces.manifest import Resources, is_by_memory
 from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
-from partage.faces.pod_needs import pod_of
+from partage.faces.manifest_pods import object_name, pod_specs_at
+from partage.faces.pod_needs import pods_of
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import AllocationPolicy
 from partage.model.share import DeviceOffer, Resource
@@ -29,22 +30,24 @@ def amount_findings(
     offered: Resources | None = None,
     line_of: LineOf | None = None,
 ) -> Iterator[CheckedProblem]:
-    """What is wrong with the amounts of one object's pod together. An amount that cannot be read is left to
-    ``findings``. offered: None if not known.
+    """What is wrong with the amounts of each of one object's pods together. An amount that cannot be read is
+    left to ``findings``. offered: None if not known.
     """
     try:
-        pod = pod_of(document, file, path, line_of)
+        pods = pods_of(document, file, path, line_of)
     except InputError:
         return
-    if pod is None:
-        return
     top = ManifestNode(file, path, document, line_of, owner=object_name(document))
-    spec = top.at(*POD_SPEC_AT[str(document["kind"])])
+    for pod, keys in zip(pods, pod_specs_at(document), strict=True):
+        yield from _of_pod(pod, top.at(*keys), offered or {})
+
+
+def _of_pod(pod: PodNeeds, spec: ManifestNode, offered: Resources) -> Iterator[CheckedProblem]:
     asked = dict.fromkeys(name for one in pod.containers for name in one.requests)
     for name in asked:
         if is_by_memory(name, offered):
             yield from _bound(pod, spec, name)
-            if (resource := (offered or {}).get(ResourceName(name))) is not None:
+            if (resource := offered.get(ResourceName(name))) is not None:
                 yield from _together(pod, spec, resource)
 
 
