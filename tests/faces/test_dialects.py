@@ -48,6 +48,12 @@ def test_annotations_and_labels_of_pods_and_nodes():
         "spec": {"template": pod(annotations={"hami.io/gpu-scheduler-policy": "binpack"})},
     }
     assert said(job)[0][0] == "spec.template.metadata.annotations.hami.io/gpu-scheduler-policy"
+    several = pod({"aliyun.com/gpu-mem": 8})
+    several["metadata"]["labels"] = {"aliyun.com/gpu-count": "2", "app": "x"}
+    ((path, text),) = said(several)
+    assert path == "metadata.labels.aliyun.com/gpu-count"
+    assert "memory of several GPUs" in text
+    assert "of one GPU" in text.partition(" | ")[2]
     labels = {"nos.nebuly.com/gpu-partitioning": "mps", "ack.node.gpu.schedule": "share", "x": "y"}
     found = said({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n", "labels": labels}})
     assert [path for path, _ in found] == [f"metadata.labels.{key}" for key in list(labels)[:2]]

@@ -13,8 +13,8 @@ from typing import Any
 from msgspec.structs import replace
 
 from partage.edges.files.nvidia_flags import ENVIRONMENT, FLAGS, PLUGIN
-from partage.faces.manifest import POD_SPEC_AT
-from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
+from partage.faces.manifest_node import CheckedProblem, Keys, LineOf, ManifestNode
+from partage.faces.manifest_pods import pod_specs_at
 from partage.values import Frozen
 
 _AS_MANY_GIB = "as many GiB"
@@ -90,6 +90,14 @@ _MARKS: Mapping[str, _Word] = {
 }
 """Annotations of pods."""
 
+_POD_LABELS: Mapping[str, _Word] = {
+    "aliyun.com/gpu-count": _Word(
+        "ACK",
+        "memory of several GPUs, an equal part of each",
+        "all memory of a container is of one GPU: ask for each part in its own container, or for whole GPUs",
+    ),
+}
+
 _NODE_LABELS: Mapping[str, _Word] = {
     "nos.nebuly.com/gpu-partitioning": _Word(
         "nos",
@@ -129,8 +137,8 @@ def dialect_findings(
     """What an object says in the words of another system, each with its nearest equivalent."""
     kind = str(document.get("kind"))
     top = ManifestNode(file, path, document, line_of, owner=_owner(document))
-    if keys := POD_SPEC_AT.get(kind):
-        return [*_pod(top, keys)]
+    if pods := pod_specs_at(document):
+        return [found for keys in pods for found in _pod(top, keys)]
     if kind == "Node":
         return [*_marked(top.at("metadata", "labels"), _NODE_LABELS, "a label")]
     if kind == "ClusterPolicy" and str(document.get("apiVersion")).startswith("nvidia.com/"):
@@ -146,7 +154,7 @@ def _owner(document: Mapping[str, Any]) -> str:
     return f"{document.get('kind')}/{name}" if isinstance(name, str) else str(document.get("kind"))
 
 
-def _pod(top: ManifestNode, keys: tuple[str, ...]) -> Iterator[CheckedProblem]:
+def _pod(top: ManifestNode, keys: Keys) -> Iterator[CheckedProblem]:
     spec = top.at(*keys)
     for group in ("initContainers", "containers"):
         for container in spec.at(group).items:
@@ -155,8 +163,9 @@ def _pod(top: ManifestNode, keys: tuple[str, ...]) -> Iterator[CheckedProblem]:
                 if (word := _resource(key)) is not None:
                     yield _said(limits.at(key), f"{key} is a resource", word)
     above = keys[:-1]
-    annotations = (top.at(*above) if above else top).at("metadata", "annotations")
-    yield from _marked(annotations, _MARKS, "an annotation")
+    metadata = (top.at(*above) if above else top).at("metadata")
+    yield from _marked(metadata.at("annotations"), _MARKS, "an annotation")
+    yield from _marked(metadata.at("labels"), _POD_LABELS, "a label")
     yield from _marked(spec.at("nodeSelector"), _NODE_LABELS, "a label")
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig
-from partage.edges.kube.connection import Connection, Refused
+from partage.edges.kube.connection import Connection, ErrorResponse
 from partage.edges.kube.events import EventWriter
 from partage.edges.kube.objects import (
     Json,
@@ -163,7 +163,7 @@ class ApiCluster:
             await self._connection.call(type(None), "POST", path, body=body)
         except (Absent, Conflict):  # a conflict: that uid has gone
             return Eviction.GONE
-        except Refused:  # the only one that the connection lets through
+        except ErrorResponse:  # the only one that the connection lets through
             return Eviction.PROTECTED
         return Eviction.ACCEPTED
 

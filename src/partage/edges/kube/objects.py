@@ -256,7 +256,7 @@ class ConfigMapList(Frozen):
     items: tuple[ConfigMapJson, ...] | None = None
 
 
-class Cause(Frozen):
+class StatusCause(Frozen):
     """A row of details.causes."""
 
     reason: str = ""
@@ -266,7 +266,7 @@ class Cause(Frozen):
 class Details(Frozen):
     """details of a Status."""
 
-    causes: tuple[Cause, ...] | None = None
+    causes: tuple[StatusCause, ...] | None = None
     retry_after_seconds: int = 0
 
 

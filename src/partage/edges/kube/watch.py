@@ -13,7 +13,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.codec.values import CodecError, decode
-from partage.edges.kube.connection import Connection, Forbidden, Refused, as_ours, is_expired, refusal
+from partage.edges.kube.connection import Connection, ErrorResponse, Forbidden, as_ours, is_expired, refusal
 from partage.edges.kube.objects import Meta, NodeJson, NodeList, Status
 from partage.edges.kube.paging import Listing, read_list
 from partage.edges.kube.port import ClusterNode, WatchState
@@ -111,7 +111,7 @@ class CollectionWatch(Generic[T]):
                 if not self._version:
                     await self._list()
                 await self._watch()
-            except Refused as error:
+            except ErrorResponse as error:
                 if is_expired(error):
                     self._version = ""
                     pause_s = self._pause_s(began_s)
@@ -165,8 +165,8 @@ class CollectionWatch(Generic[T]):
         self._tell(replace(self._answered(), objects=objects))
 
     async def _watch(self) -> None:
-        """Until the server ends the watch. Raises Refused when the version is too old, and what ``lines``
-        raises.
+        """Until the server ends the watch. Raises ErrorResponse when the version is too old, and what
+        ``lines`` raises.
         """
         self._state = replace(self._state, restarts=self._state.restarts + 1)
         parameters = {
