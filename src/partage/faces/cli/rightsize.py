@@ -15,6 +15,7 @@ from partage.faces.cli import common_options, common_output
 if TYPE_CHECKING:
     from partage.faces.documents.rightsize import RightsizeDocument
     from partage.faces.rightsize_changes import Wanted
+    from partage.faces.rightsize_sources import ObservedUse, PrometheusPlace
     from partage.plan.rightsize.recommend import GpuSize, Recommendation
 
 _OWN = ""
@@ -118,27 +119,13 @@ def command(
     from partage.edges.files.usage_days import DIRECTORY
     from partage.faces.documents.rightsize import rightsize_document
     from partage.faces.rightsize_changes import Wanted, check_unit
-    from partage.faces.rightsize_sources import (
-        PrometheusPlace,
-        from_history,
-        from_prometheus,
-        from_trace,
-        gpu_size,
-    )
+    from partage.faces.rightsize_sources import PrometheusPlace
     from partage.plan.rightsize.recommend import recommend
 
     unit_bytes = None if unit is None else _unit_bytes(unit, strategy)
-    if histories:
-        paths = [state_dir / DIRECTORY if one == _OWN else Path(one) for one in histories]
-        seen = from_history(paths, gpu, namespace)
-    elif gpu is None:
-        raise click.UsageError("--gpu is needed: which GPU model to size for")
-    elif trace is not None:
-        seen = from_trace(trace, gpu_size(gpu), namespace)
-    else:
-        assert prometheus is not None, "one of them was given"
-        place = PrometheusPlace(prometheus, token_file, window)
-        seen = from_prometheus(place, gpu_size(gpu), namespace, _progress)
+    of_agents = [state_dir / DIRECTORY if one == _OWN else Path(one) for one in histories]
+    place = None if prometheus is None else PrometheusPlace(prometheus, token_file, window)
+    seen = _observed(of_agents, trace, place, gpu, namespace)
     check_unit(unit_bytes, seen.size)
     found = [recommend(one, seen.size, seen.unattributed) for one in seen.evidence]
     if not found:
@@ -154,6 +141,26 @@ def command(
         _print(seen.size, answer)
     else:
         common_output.print_document(answer, output)
+
+
+def _observed(
+    histories: Sequence[Path],
+    trace: Path | None,
+    prometheus: PrometheusPlace | None,
+    gpu: str | None,
+    namespace: str | None,
+) -> ObservedUse:
+    """What was observed, from the one source that was given."""
+    from partage.faces.rightsize_sources import from_history, from_prometheus, from_trace, gpu_size
+
+    if histories:
+        return from_history(histories, gpu, namespace)
+    if gpu is None:
+        raise click.UsageError("--gpu is needed: which GPU model to size for")
+    if trace is not None:
+        return from_trace(trace, gpu_size(gpu), namespace)
+    assert prometheus is not None, "one of them was given"
+    return from_prometheus(prometheus, gpu_size(gpu), namespace, _progress)
 
 
 def _draw(plot: str, answer: RightsizeDocument) -> None:
