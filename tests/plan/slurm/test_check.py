@@ -321,3 +321,16 @@ def test_a_node_that_is_there_twice():
     (problem,) = _check({"slurm.conf": lines, "gres.conf": gres}).problems
     assert (problem.severity, problem.path) == ("error", "line 3")
     assert "node g3 is in line 2 of slurm.conf already" in problem.message
+
+
+def test_nodes_that_are_alike_are_named_together():
+    files = {
+        "slurm.conf": "GresTypes=gpu\nNodeName=g[1-500] Gres=gpu:l4:2\nNodeName=h1 Gres=gpu:l4:2\n",
+        "gres.conf": "NodeName=g[1-500],h1 Name=gpu Type=l4 File=/dev/nvidia0\n",
+    }
+    checked = _check(files)
+    first, second = (one.message for one in checked.problems)
+    assert first.startswith("node g[1-500] has 2 x gpu:l4 here, and gres.conf has 1")
+    assert second.startswith("node h1 has 2 x gpu:l4 here")
+    assert [node.name for node in checked.nodes][:2] == ["g1", "g2"]
+    assert len(checked.nodes) == 501

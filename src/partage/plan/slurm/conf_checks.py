@@ -103,7 +103,9 @@ def _check_once(nodes: Sequence[NodeLine], notes: Notebook) -> None:
         twice = [name for name in node.names if name in seen]
         if twice:
             first = seen[twice[0]]
-            message = f"node {twice[0]} is in line {first.line} of {first.file} already: slurmd does not start"
+            message = (
+                f"node {twice[0]} is in line {first.line} of {first.file} already: slurmd does not start"
+            )
             hint = "one line for each node: what else it says goes into --node-settings"
             notes.error(node.file, node.line, message, hint)
         seen |= dict.fromkeys(node.names, node)

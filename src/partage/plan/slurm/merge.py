@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from partage.codec.hostlist import format_hostlist
 from partage.model.slurm import SlurmVersion
 from partage.plan.slurm import releases
@@ -19,17 +21,32 @@ _INVALID = "Slurm drains the node (INVAL)"
 
 
 def view_node(
-    name: str, line: NodeLine | None, conf: GresConf | None, version: SlurmVersion, notes: Notebook
+    name: str,
+    line: NodeLine | None,
+    conf: GresConf | None,
+    version: SlurmVersion,
+    notes: Notebook,
+    called: str = "",
 ) -> NodeView:
-    """What Slurm makes of one node. line: None without slurm.conf; conf: None without gres.conf."""
-    return _NodeFiles(name, line, conf, version, notes).view()
+    """What Slurm makes of one node. line: None without slurm.conf; conf: None without gres.conf. called: in
+    messages, where it stands for others that are alike.
+    """
+    return replace(_NodeFiles(name, called or name, line, conf, version, notes).view(), name=name)
 
 
 class _NodeFiles:
+    """name: of the node; called: in messages."""
+
     def __init__(
-        self, name: str, line: NodeLine | None, conf: GresConf | None, version: SlurmVersion, notes: Notebook
+        self,
+        name: str,
+        called: str,
+        line: NodeLine | None,
+        conf: GresConf | None,
+        version: SlurmVersion,
+        notes: Notebook,
     ) -> None:
-        self._name, self._line, self._version, self._notes = name, line, version, notes
+        self._name, self._line, self._version, self._notes = called, line, version, notes
         self._known = conf is not None
         self._all_written = conf is not None and not conf.detected(name)
         self._records = [] if conf is None else [one for one in conf.records if one.of(name)]
