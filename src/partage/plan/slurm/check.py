@@ -85,7 +85,7 @@ def _views(
         alike.setdefault(key, []).append(name)
     views: dict[str, NodeView] = {}
     for group in alike.values():
-        view = view_node(group[0], lines.get(group[0]), gres, version, notes, format_hostlist(group))
+        view = view_node(group[0], lines.get(group[0]), gres, version, notes, called=format_hostlist(group))
         views |= {name: replace(view, name=name) for name in group}
     return tuple(views[name] for name in names)
 

@@ -64,10 +64,7 @@ def check_slurm_conf(
     notes: Notebook,
 ) -> None:
     """All slurm.conf files together. gres: None without gres.conf."""
-    for file in files:
-        for line in (one for one in file.lines if one.rest):
-            message = f"{line.rest[:60]!r} is no key and value: slurmd does not start"
-            notes.error(file.name, line.number, message, "write Key=value; a value with spaces in quotes")
+    _check_lines(files, notes)
     _check_once(nodes, notes)
     settings = Settings(files)
     used = {one.name for node in nodes for one in node.gres} | {
@@ -94,6 +91,12 @@ def check_slurm_conf(
         )
     if shared and settings.whole:
         _check_sharing(settings, version, notes)
+
+
+def _check_lines(files: Sequence[ConfFile], notes: Notebook) -> None:
+    for name, line in ((file.name, one) for file in files for one in file.lines if one.rest):
+        message = f"{line.rest[:60]!r} is no key and value: slurmd does not start"
+        notes.error(name, line.number, message, "write Key=value; a value with spaces in quotes")
 
 
 def _check_once(nodes: Sequence[NodeLine], notes: Notebook) -> None:
