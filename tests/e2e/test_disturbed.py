@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, deployment, pod
+from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster
+from tests.e2e.tenants import deployment, pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 
