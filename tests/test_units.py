@@ -37,6 +37,13 @@ def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
         parse_bytes(text)
 
 
+def test_gib_and_mib_say_how_they_are_written() -> None:
+    with pytest.raises(ValueError, match=r"such as 8Gi or 512Mi: write 1\.5Gi"):
+        parse_bytes("1.5GiB")
+    with pytest.raises(ValueError, match=r"such as 8Gi or 512Mi$"):
+        parse_bytes("1GB")
+
+
 @pytest.mark.parametrize(
     ("text", "number"),
     [

@@ -88,7 +88,7 @@ async def beside_nvidia(
 
 async def test_20_pods_keep_their_ids_through_takeover_and_handback() -> None:
     async with beside_nvidia("ts10", 20) as node_, cluster_of(node_) as cluster:
-        options = [f"--cluster={cluster.kubeconfig}", "--node-name=n1", "--wait=30"]
+        options = ["--cluster", f"--kubeconfig={cluster.kubeconfig}", "--node-name=n1", "--wait=30"]
         await node_.reported(registered=False)
         assert (await asyncio.to_thread(node_.agent.health)) == (503, ["other-plugin"])
         before = node_.statuses()
@@ -169,7 +169,7 @@ async def test_nothing_comes_in_time_and_the_label_is_as_before() -> None:
     async with beside_nvidia("ts10", 1) as node_, cluster_of(node_) as cluster:
         cluster.obeys = False
         await node_.reported(registered=False)
-        options = [f"--cluster={cluster.kubeconfig}", "--node-name=n1", "--wait=1.5"]
+        options = ["--cluster", f"--kubeconfig={cluster.kubeconfig}", "--node-name=n1", "--wait=1.5"]
         code, _, err = await node_.verb("takeover", *options)
         assert code == 4
         assert "Partage has not registered nvidia.com/gpu" in err

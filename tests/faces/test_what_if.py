@@ -90,6 +90,31 @@ def test_the_plot_can_be_looked_at(folder: Path, capsys: pytest.CaptureFixture[s
     assert "<svg" in Path("plot.svg").read_text()
 
 
+def test_what_spreadsheets_and_windows_make_of_a_table(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A byte order mark, other ends of lines, spaces, an empty last column, any letters in a name."""
+    before = answer(capsys)
+    rows = [row.replace("serve-a", '"serve\u2028, a"') + "," for row in (PODS.replace(",", ", "), *LINES)]
+    Path("pods.csv").write_bytes("\r\n".join(["\ufeff" + rows[0], "", *rows[1:], ""]).encode())
+    assert answer(capsys) == before
+
+
+def test_gpu_memory_that_is_asked_for_is_not_all_of_the_share(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """6 GiB of a T4 with 15 GiB, and what else a manifest asks of a node does not matter."""
+    pods = [
+        {"name": "a", "gpus": 1, "gpuMemory": "6Gi", "lastsSeconds": 10},
+        {"name": "b", "requests": {"cpu": 1, "ephemeral-storage": "1Gi", "hugepages-2Mi": "4Mi"}},
+    ]
+    Path("pods.json").write_text(json.dumps({"pods": pods}))
+    assert run(["simulate", "--trace", "pods.json", "--machines", "1xt4", "-o", "json"]) == 0
+    (result,) = json.loads(capsys.readouterr().out)["policies"]
+    assert (result["atOnce"], result["gpus"]["peakHeld"]) == (2, 1.0)
+    assert result["gpus"]["peakAsked"] == pytest.approx(6 / 15, abs=0.01)
+
+
 def test_machines_by_name_and_requests_as_json(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     pods = [
         {"name": "a", "requests": {"nvidia.com/gpu": 8, "cpu": "500m", "memory": "2Gi"}},
@@ -118,13 +143,32 @@ def test_machines_by_name_and_requests_as_json(folder: Path, capsys: pytest.Capt
         ("1,480,", "1,0,", "pods.csv: line 5: num_gpu is 1 and gpu_milli is 0"),
         ("1,480,", "1.5,480,", "pods.csv: line 5: num_gpu is 1.5, a whole number is needed"),
         ("big,8000", "big,many", "pods.csv: line 6: cpu_milli is 'many', a number from 0 on is needed"),
+        ("big,8000", "big,8_000", "pods.csv: line 6: cpu_milli is '8_000', a number from 0 on is needed"),
+        (
+            "10,500,12",
+            "today,500,12",
+            "creation_time is 'today', a number from 0 on is needed (times are in sec",
+        ),
+        ("1,480,", "1,1480,", "pods.csv: line 5: gpu_milli is 1480, a number from 1 to 1000 is needed"),
+        ("0,0,,BE", "0,500,,BE", "pods.csv: line 7: num_gpu is 0, and gpu_milli is 500"),
+        ("big,", "a, big,", "pods.csv: line 6: has 11 columns, and the first line has 10"),
+        (",30,530,30", "", "pods.csv: line 5: has 7 columns, and the first line has 10"),
+        ("serve-c", '"serve-c', "pods.csv: line 8: has 1 columns, and the first line has 10"),
+        ("serve-c", "\x1b[31mserve", "pods.csv: line 5: has characters that cannot be printed"),
+        ("gpu_spec,", "gpu_milli,", "pods.csv: line 1: names the columns gpu_milli twice"),
+        (
+            "gpu_spec,",
+            "gpu_memory_mib,",
+            "line 3: gpu_memory_mib is 'T4|V100M16', a number from 0 on is needed",
+        ),
+        (",", ";", "lacks the columns name, cpu_milli, memory_mib, num_gpu, gpu_milli (commas are needed"),
     ],
 )
 def test_a_wrong_trace_is_refused_with_line_and_column(
     folder: Path, capsys: pytest.CaptureFixture[str], old: str, new: str, said: str
 ) -> None:
     path = folder / "pods.csv"
-    path.write_text(path.read_text().replace(old, new, 1))
+    path.write_text(path.read_text().replace(old, new, -1 if old == "," else 1))
     assert ask() == 2
     assert said in capsys.readouterr().err
 
@@ -149,6 +193,8 @@ def test_all_problems_of_a_trace_are_named_at_once(folder: Path, capsys: pytest.
             "requests of memory: '8Qi' is not an amount",
         ),
         ('{"pods": [{"name": "a", "gpus": 1, "gpuMemory": "much"}]}', "pods[0]: gpuMemory: 'much' is not"),
+        ('{"pods": [{"name": "a", "gpuMilli": 500}]}', "pods[0]: has gpuMilli without gpus"),
+        ('{"pods": [{"name": "a\\u001b[31m"}]}', "pods[0]: its name or a model has characters"),
         ('{"pods": []}', "names no pods"),
         ("[", "pods.json"),
     ],
@@ -168,6 +214,7 @@ def test_a_wrong_json_trace_is_refused(
         ("2,V100M16", "2,G2", "no GPU model is called 'G2' (--gpu-model G2=MODEL says which GPU it is"),
         ("2,V100M16", "0,V100M16", "nodes.csv: line 3: gpu is 0, a number from 1 to 64 is needed"),
         (",model", ",kind", "nodes.csv: line 1: lacks the columns model"),
+        ("b,32000", "a,32000", "nodes.csv: names a more than once"),
     ],
 )
 def test_a_wrong_fleet_is_refused(
@@ -202,6 +249,11 @@ def test_a_policy_that_does_not_hold_on_some_nodes_names_them(
         (["--policy", "a", "--policy", "b", "story.yaml"], "a story is played with one --policy"),
         ([], "a STORY is needed, or --trace FILE"),
         (["--trace", "none.csv", "--machines", "1xl4"], "none.csv: cannot be read: No such file"),
+        (["--trace", "pods.csv", "--machines", "0*1xl4"], "--machines names no node"),
+        (
+            ["--trace", "none.csv", "--machines", "1xl4", "--plot", "none/plot.png"],
+            "none/plot.png: cannot be written: there is no such folder",
+        ),
     ],
 )
 def test_options_that_do_not_go_together(

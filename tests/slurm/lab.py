@@ -220,7 +220,7 @@ class Lab:
         try:
             self._start()
         except BaseException:
-            self.__exit__()
+            self.__exit__(None, None, None)
             raise
         return self
 

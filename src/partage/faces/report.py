@@ -18,7 +18,6 @@ from partage.edges.procfs import pid_namespace
 from partage.faces.documents.document import row
 from partage.faces.documents.node import node_row
 from partage.faces.documents.report import (
-    AgentProcess,
     DaemonRow,
     EntryRow,
     HealthDocument,
@@ -29,6 +28,7 @@ from partage.faces.documents.report import (
     ReportDocument,
     ReportedGpuRow,
     ReportedResourceRow,
+    ReportingAgent,
 )
 from partage.faces.documents.resources import ResourceRow, Verify, resource_rows
 from partage.faces.documents.watch import TimeOf, watch_row
@@ -44,7 +44,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
     time_of, policy, observation = _time_of(report), report.policy, status.watch_observation()
     return ReportDocument(
         at=time_of(report.made.clock_s),
-        agent=AgentProcess(__version__, os.getpid(), pid_namespace(Path("/proc")), report.made.number),
+        agent=ReportingAgent(__version__, os.getpid(), pid_namespace(Path("/proc")), report.made.number),
         healthy=not readiness.not_well,
         reasons=readiness.not_well,
         degraded=readiness.degraded,

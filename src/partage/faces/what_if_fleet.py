@@ -62,6 +62,8 @@ def fleet_of_machines(machines: Sequence[str]) -> Fleet:
         names += [text] if count == 1 else [f"{text}#{number + 1}" for number in range(count)]
         kind_of += [len(kinds)] * count
         kinds.append(NodeKind(text, inventory, _names(inventory)))
+    if not names:
+        raise InputError("--machines names no node", "--machines 125*8xh100-sxm5-80gb is 125 nodes of 8 GPUs")
     return Fleet(tuple(kinds), tuple(names), tuple(kind_of))
 
 

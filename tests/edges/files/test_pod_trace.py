@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partage.edges.files import csv_table, pod_trace
 from partage.edges.files.fleet_table import read_fleet
 from partage.edges.files.pod_trace import NEEDED, read_pod_trace
 from partage.errors import InputError
@@ -46,7 +47,7 @@ def test_a_line_becomes_a_pod(tmp_path: Path) -> None:
     path = tmp_path / "pods.csv"
     path.write_text(
         "qos,gpu_spec,name,cpu_milli,memory_mib,num_gpu,gpu_milli,creation_time,deletion_time,scheduled_time\n"
-        "LS,V100M16|T4,a,500,64,2,1700,10,100,40\n"
+        "LS,V100M16|T4,a,500,64,2,1000,10,100,40\n"
         "LS,T4,b,500,64,0,0,10,,\n"
     )
     models = frozenset({"v100m16", "t4"})
@@ -61,4 +62,18 @@ def test_a_cell_that_is_too_long_is_refused(tmp_path: Path, name: str) -> None:
     path = tmp_path / name
     path.write_text("x" * 200_000)
     with pytest.raises(InputError):
+        read_pod_trace(path)
+
+
+@pytest.mark.parametrize(("most_pods", "most_bytes"), [(3, 10**6), (10**6, 100)])
+def test_a_trace_that_is_too_long_is_refused_and_not_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_pods: int, most_bytes: int
+) -> None:
+    """Before all of it has become pods: of a trace of 10 million pods that takes minutes."""
+    monkeypatch.setattr(pod_trace, "MOST_PODS", most_pods)
+    monkeypatch.setattr(csv_table, "LARGEST_BYTES", most_bytes)
+    path = tmp_path / "pods.csv"
+    line = "a,500,64,0,0\n"
+    path.write_text(",".join(NEEDED) + "\n" + 4 * line + "b,wrong\n")
+    with pytest.raises(InputError, match=r"has more than 3 lines|is larger than 100 B"):
         read_pod_trace(path)

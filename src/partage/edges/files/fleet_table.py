@@ -10,6 +10,7 @@ from pathlib import Path
 
 from partage.edges.files.csv_table import Row, WrongCell, read_table, whole_number
 from partage.errors import InputError, Problem
+from partage.text import listed
 from partage.units import MIB
 from partage.values import Frozen
 
@@ -34,6 +35,12 @@ def read_fleet(path: Path) -> tuple[FleetRow, ...]:
         raise InputError(
             [Problem(str(path), "", "error", "names no nodes", "one line for each node is needed")]
         )
+    names = [one.name for one in rows if one.name]
+    twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
+    if twice:
+        message = f"names {listed(twice, 4)} more than once"
+        hint = "each node is one line; without sn and name, nodes are numbered"
+        raise InputError([Problem(str(path), "", "error", message, hint)])
     return tuple(one if one.name else _named(one, place) for place, one in enumerate(rows))
 
 

@@ -34,12 +34,15 @@ from partage.values import Frozen
 NEEDED = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 MOST_PODS = 1_000_000
 _MOST_GPUS = 1024
+_SECONDS = "times are in seconds, from any moment on"
+_NATIVE = re.compile(r"cpu|memory|ephemeral-storage|hugepages-.*")
+"""What a node has beside devices; of these, ``cpu`` and ``memory`` are played."""
 _CPU = re.compile(r"(\d{1,9}(?:\.\d{1,9})?)(m?)", re.ASCII)
 
 
 def read_pod_trace(path: Path) -> tuple[TracePod, ...]:
     """The pods of a trace, in the order of the file. Raises InputError with all problems, up to ten."""
-    pods = _read_json(path) if path.suffix.lower() == ".json" else read_table(path, NEEDED, _csv_pod)
+    pods = _read_json(path) if path.suffix.lower() == ".json" else _read_csv(path)
     if not pods:
         raise InputError(
             [Problem(str(path), "", "error", "names no pods", "one line for each pod is needed")]
@@ -51,6 +54,10 @@ def read_pod_trace(path: Path) -> tuple[TracePod, ...]:
 
 
 # --- CSV ----------------------------------------------------------------------------------------
+
+
+def _read_csv(path: Path) -> list[TracePod]:
+    return read_table(path, NEEDED, _csv_pod, most=MOST_PODS)
 
 
 def _csv_pod(row: Row) -> TracePod:
@@ -74,15 +81,27 @@ def _gpus_of(row: Row) -> tuple[int, int, int]:
         raise WrongCell(f"num_gpu is {gpus}, a pod of at most {_MOST_GPUS} GPUs can be played")
     milli, memory_mib = whole_number(row, "gpu_milli", 0), whole_number(row, "gpu_memory_mib", 0)
     if not gpus:
+        if milli or memory_mib:
+            raise WrongCell(
+                f"num_gpu is 0, and {'gpu_milli' if milli else 'gpu_memory_mib'} is {milli or memory_mib}",
+                "num_gpu says of how many GPUs; leave both 0 for a pod without GPU",
+            )
         return 0, 0, 0
+    if milli and memory_mib:
+        raise WrongCell("both gpu_milli and gpu_memory_mib say how much of a GPU", "leave one of them empty")
     if memory_mib:
         return gpus, 0, memory_mib
+    if milli > WHOLE_MILLI:
+        raise WrongCell(
+            f"gpu_milli is {milli}, a number from 1 to {WHOLE_MILLI} is needed",
+            "it is of each GPU: num_gpu 2 and gpu_milli 1000 are two whole ones",
+        )
     if not milli:
         raise WrongCell(
             f"num_gpu is {gpus} and gpu_milli is 0",
             "gpu_milli says how much of each GPU is asked for: 1000 is a whole one",
         )
-    return gpus, min(milli, WHOLE_MILLI), 0
+    return gpus, milli, 0
 
 
 def _models(names: list[str] | tuple[str, ...]) -> frozenset[str]:
@@ -91,8 +110,9 @@ def _models(names: list[str] | tuple[str, ...]) -> frozenset[str]:
 
 def _times(row: Row) -> tuple[float, float | None]:
     """When it is created, and how long it runs: from when it was scheduled, where the trace says that."""
-    created_s = number(row, "creation_time") or 0.0
-    scheduled_s, deleted_s = number(row, "scheduled_time"), number(row, "deletion_time")
+    created_s = number(row, "creation_time", _SECONDS) or 0.0
+    scheduled_s = number(row, "scheduled_time", _SECONDS)
+    deleted_s = number(row, "deletion_time", _SECONDS)
     if scheduled_s is not None and scheduled_s < created_s:
         raise WrongCell(f"scheduled_time {scheduled_s:g} is before creation_time {created_s:g}")
     if deleted_s is None:
@@ -151,6 +171,8 @@ def _read_json(path: Path) -> list[TracePod]:
 
 
 def _json_pod(one: _JsonPod) -> TracePod:
+    if not (one.name.isprintable() and all(map(str.isprintable, one.models))):
+        raise WrongCell("its name or a model has characters that cannot be printed")
     if not 0 <= one.created_s < 1e18:
         raise WrongCell(f"createdSeconds is {one.created_s:g}, a number from 0 on is needed")
     if one.lasts_s is not None and not 0 <= one.lasts_s < 1e18:
@@ -160,7 +182,7 @@ def _json_pod(one: _JsonPod) -> TracePod:
         sorted(
             (parse_resource_name(name), _count(name, amount))
             for name, amount in one.requests.items()
-            if name not in {"cpu", "memory"} and amount != 0
+            if not _NATIVE.fullmatch(name) and amount != 0
         )
     )
     if requests and one.gpus:
@@ -169,6 +191,11 @@ def _json_pod(one: _JsonPod) -> TracePod:
         )
     if not 0 <= one.gpus <= _MOST_GPUS:
         raise WrongCell(f"gpus is {one.gpus}, a number from 0 to {_MOST_GPUS} is needed")
+    if not one.gpus and (one.gpu_milli or one.gpu_memory):
+        raise WrongCell(
+            f"has {'gpuMilli' if one.gpu_milli else 'gpuMemory'} without gpus",
+            "gpus says of how many GPUs it asks for so much",
+        )
     if one.gpus and bool(one.gpu_milli) == bool(one.gpu_memory):
         raise WrongCell(
             f"gpus is {one.gpus}, and how much of each is not clear",

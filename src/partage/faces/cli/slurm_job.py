@@ -111,7 +111,7 @@ def task_prolog_command(*, run_dir: str) -> int:
         return 0
     if record is None:
         return 0
-    answer = task_answer(record, os.environ, f"{run_dir.rstrip('/')}/mps")
+    answer = task_answer(record, os.environ, run_dir.rstrip("/"))
     sys.stdout.write(answer.text())
     return answer.code
 

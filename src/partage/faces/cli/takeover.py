@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -12,7 +11,7 @@ from msgspec.structs import replace
 
 from partage.agent.options import KUBELET_DIR, STATE_DIR
 from partage.errors import InputError, PartageError, Unsatisfiable
-from partage.faces.cli import common_node, common_options, common_output
+from partage.faces.cli import cluster_options, common_node, common_options, common_output
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -31,11 +30,10 @@ def exchange_options(command: Command) -> Command:
         (
             click.option(
                 "--cluster",
-                "where",
-                metavar="auto|KUBECONFIG",
-                help="Do the steps through this API server; auto: that of the pod. Without it they are only "
-                "printed.",
+                is_flag=True,
+                help="Do the steps through the API server. Without it they are only printed.",
             ),
+            cluster_options.kubeconfig_option("With --cluster: "),
             click.option("--node-name", metavar="NAME", envvar="NODE_NAME", default="", help="This node."),
             click.option(
                 "--wait",
@@ -139,15 +137,13 @@ def place_of(kubelet_dir: Path, run_dir: str | None, state_dir: Path) -> AgentPl
     return AgentPlace(kubelet_dir, Path(run_dir or common_options.DEFAULT_RUN_DIR), state_dir)
 
 
-def cluster_of(where: str | None, node: str) -> ClusterConfig | None:
+def cluster_asked(cluster: bool, kubeconfig: str | None, node: str) -> ClusterConfig | None:
     """The cluster of ``--cluster``. Raises InputError."""
-    if where is None:
+    if not cluster:
         return None
     if not node:
         raise InputError("--cluster needs the name of this node", "add --node-name NAME, or set NODE_NAME")
-    from partage.edges.kube.config import cluster_config
-
-    return cluster_config(where, os.environ)
+    return cluster_options.cluster_of(kubeconfig)
 
 
 async def change(
@@ -185,7 +181,8 @@ async def switch_back(config: ClusterConfig, node: str, before: str | None) -> N
 @exchange_options
 def command(
     *,
-    where: str | None,
+    cluster: bool,
+    kubeconfig: str | None,
     node_name: str,
     wait_s: float | None,
     kubelet_dir: Path,
@@ -205,14 +202,14 @@ def command(
     Exit code 3: pods would lose their GPUs; 4: it was not done in time, and the label is as before; 5: the
     kubelet or the API server does not answer.
     """
-    with lean_imports(tls=where is not None):
+    with lean_imports(tls=cluster):
         import asyncio
 
         from partage.faces.plugin_exchange import plugin_sets, registered, takeover_of, takeover_steps
 
     place = place_of(kubelet_dir, run_dir, state_dir)
     exchange = takeover_of(place)
-    config = cluster_of(where, node_name)
+    config = cluster_asked(cluster, kubeconfig, node_name)
     sets = asyncio.run(plugin_sets(config)) if config else None
     run = TakeoverRun(place, exchange, takeover_steps(node_name, sets), node_name, output)
     offered = {name for name, ids in exchange.offered.items() if ids}

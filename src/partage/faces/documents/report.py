@@ -32,7 +32,7 @@ from partage.values import Frozen
 _LARGEST_BYTES = 64 * 2**20
 
 
-class AgentProcess(Frozen):
+class ReportingAgent(Frozen):
     """The agent that reports. pid: in its pid namespace, ``pid:[4026531836]``. turns: of its loop, since its
     start.
     """
@@ -167,7 +167,7 @@ class ReportDocument(Document, kw_only=True):
 
     kind: Literal["Report"] = "Report"
     at: str
-    agent: AgentProcess
+    agent: ReportingAgent
     healthy: bool
     reasons: tuple[ReadinessReason, ...]
     degraded: tuple[ReadinessReason, ...]

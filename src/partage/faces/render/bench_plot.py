@@ -9,9 +9,10 @@ import importlib.util
 import io
 import math
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partage.errors import missing_library
+from partage.errors import InputError, Problem, missing_library
 from partage.faces.render.drawing import DIM, INK, LINE
 from partage.faces.render.picture_files import check_picture_name
 from partage.lab.bench.model import BenchCell, BenchReport, Experiment
@@ -63,8 +64,12 @@ class PlotPanel(Frozen):
 
 
 def check_plot(path: str) -> None:
-    """Raises InputError for a wrong file name, Unsatisfiable if matplotlib is not installed."""
+    """Before the work whose result is drawn. Raises InputError for a wrong file name and for a folder that
+    is not there, Unsatisfiable if matplotlib is not installed.
+    """
     check_picture_name(path)
+    if not Path(path).parent.is_dir():
+        raise InputError([Problem(path, "", "error", "cannot be written: there is no such folder")])
     if importlib.util.find_spec("matplotlib") is None:
         raise missing_library("a plot", "matplotlib", "matplotlib")
 

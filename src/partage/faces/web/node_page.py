@@ -10,7 +10,7 @@ from partage.faces.render.cards import GpuCard, HeldOnNode, cards_of
 from partage.faces.render.rows import pending_lines, waiting_lines, withdrawn_lines
 from partage.faces.web.card import drawing
 from partage.faces.web.holdings import HeldShares, Uses, holdings
-from partage.faces.web.markup import Child, element, foreign, html
+from partage.faces.web.markup import Child, element, foreign, foreign_path, html
 from partage.faces.web.moment import moment
 from partage.faces.web.parts import bullets, table
 from partage.faces.wording import GUARANTEES
@@ -43,20 +43,26 @@ def node_sections(
     return {name: html(made) for name, made in sections.items()}
 
 
+def standing_of(report: ReportDocument) -> tuple[str, str]:
+    """In a word how the node is, and the class of the style sheet for it."""
+    if not report.healthy:
+        return "not healthy", "bad"
+    return ("degraded", "warn") if report.degraded else ("healthy", "good")
+
+
 # --- the head ----------------------------------------------------------------------------------
 
 
 def _state(report: ReportDocument) -> Element:
     driver = report.node.driver
     about = f"Driver {driver.version}, CUDA {driver.cuda}" if driver.state == "ok" else (driver.reason or "")
-    well = report.healthy and not report.degraded
-    word = "healthy" if well else "degraded" if report.healthy else "not healthy"
+    word, kind = standing_of(report)
     return element(
         "section",
         element("h2", "State", class_="unseen"),
         element(
             "p",
-            element("strong", word, class_=f"chip {'good' if well else 'warn' if report.healthy else 'bad'}"),
+            element("strong", word, class_=f"chip {kind}"),
             f" {about}{', simulated' if report.node.simulated else ''}. As of ",
             moment(report.at),
             f". Agent {report.agent.version}.",
@@ -170,17 +176,24 @@ def _daemons(gpu: ReportedGpuRow) -> Element | None:
 def _holding(one: HeldShares) -> tuple[Child, ...]:
     who: list[Child] = []
     for number, name in enumerate(one.holders):
-        who += [" or " if number else None, foreign(name)]
+        who += [" or " if number else None, foreign_path(name)]
     what = count_of(len(one.shares), "unit" if one.by_memory else "share")
     more = [f"and {len(one.shares) - _IDS} more"] if len(one.shares) > _IDS else []
     shares = element("span", what, title="\n".join([*one.shares[:_IDS], *more]))
     return (
         element("span", *(who or ["not known yet"])),
         element(
-            "span", shares, " of ", foreign(one.resource), element("span", f", {one.certainty}", class_="dim")
+            "span",
+            shares,
+            " of ",
+            foreign_path(str(one.resource)),
+            " ",
+            element("span", one.certainty, class_="dim"),
         ),
         _memory(one),
-        element("span", str(one.guarantee), title=GUARANTEES[one.guarantee]) if one.guarantee else "",
+        element("span", str(one.guarantee), title=GUARANTEES[one.guarantee], class_="whole")
+        if one.guarantee
+        else "",
         moment(one.since),
     )
 
@@ -207,7 +220,7 @@ def _memory(one: HeldShares) -> Element:
         class_="over" if over else None,
         aria_label=said,
     )
-    return element("span", meter, f" {said}", class_="over" if over else None)
+    return element("span", meter, " ", element("span", said, class_="whole"), class_="over" if over else None)
 
 
 # --- the resources -----------------------------------------------------------------------------

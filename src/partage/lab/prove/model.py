@@ -25,7 +25,7 @@ class ProofVerdict(StrEnum):
     NOT_TRIED = "not-tried"
 
 
-class Evidence(StrEnum):
+class EvidenceKind(StrEnum):
     """How a row is known.
 
     hardware:   seen on a GPU. simulated: seen on the simulated control program, which refuses what NVIDIA's
@@ -89,7 +89,7 @@ class ProofRow(Frozen):
     verdict: ProofVerdict
     seen: str
     reason: str
-    evidence: Evidence
+    evidence: EvidenceKind
     share: AttackedShare | None
 
     @property

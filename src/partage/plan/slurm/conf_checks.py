@@ -64,6 +64,10 @@ def check_slurm_conf(
     notes: Notebook,
 ) -> None:
     """All slurm.conf files together. gres: None without gres.conf."""
+    for conf in files:
+        for row in (one for one in conf.lines if one.rest):
+            message = f"{row.rest[:60]!r} is no key and value: slurmd does not start"
+            notes.error(conf.name, row.number, message, "write Key=value; a value with spaces in quotes")
     settings = Settings(files)
     used = {one.name for node in nodes for one in node.gres} | {
         one.name for one in (gres.records if gres else ())
@@ -108,6 +112,9 @@ def _check_types(
             return
     else:
         file, line, known = found
+        if upper := [kind for kind in known if kind != kind.lower()]:
+            message = f"GresTypes has {upper[0]}: Slurm compares letter by letter"
+            notes.error(file.name, line.number, message, f"write {upper[0].lower()}")
         if all(kind in known for kind in SHARED):
             message = "mps and shard are both in GresTypes: jobs get a wrong percentage, or no GPU"
             notes.error(

@@ -176,8 +176,13 @@ class _NodeFiles:
             each, rest = divmod(total, len(gpus))
             return tuple(each + (at < rest) for at in range(len(gpus)))
         units = [0] * len(gpus)
+        seen: dict[str, int] = {}
         for record in by_file:
             for file in record.files:
+                if file in seen:
+                    message = f"{file} has {kind} in line {seen[file]} already: 24.11 discards these"
+                    self._notes.warn(record.file, record.line, message, "one line of each GPU, with the sum")
+                seen.setdefault(file, record.line)
                 at = self._place(kind, record, file, gpus)
                 if at is not None:
                     units[at] += (record.count or 0) // len(record.files)
@@ -201,7 +206,10 @@ class _NodeFiles:
 
 
 def _each(record: GresLine) -> Sequence[tuple[str, ...]]:
-    """The files of each GRES of a record; none for one that has no file, which Slurm does not count."""
+    """The files of each GRES of a record; none for one that has no file, which Slurm does not count, unless
+    a flag says that it is counted only."""
     if record.multiple:
         return [record.files]
+    if not record.files and "countonly" in record.flags:
+        return [()] * (record.count or 1)
     return [(file,) for file in record.files]

@@ -20,7 +20,7 @@ class OfferedResource:
     """One resource of a node, all its devices healthy.
 
     ids: of its shares, in the order of the list. rows: as the agent lists them. milli_of: how much of a GPU
-    each share is, in thousandths of its memory.
+    each share is, in thousandths of its memory. gpu_bytes_of: the memory of the GPU of each share.
     """
 
     def __init__(self, resource: Resource, desired: DesiredState) -> None:
@@ -32,10 +32,11 @@ class OfferedResource:
         self.allocator = allocator_of(resource, inventory.links, options.allocation)
         self.responder = AllocateResponder(resource, inventory, options, _RUN_DIR)
         memory = {gpu.uuid: gpu.memory_bytes for gpu in inventory}
+        self.gpu_bytes_of: Mapping[ShareId, int] = {
+            id_: memory[one.gpu] for one in resource.offerings for id_ in one.share_ids
+        }
         self.milli_of: Mapping[ShareId, float] = {
-            id_: share_milli(one, memory.get(one.gpu, 0))
-            for one in resource.offerings
-            for id_ in one.share_ids
+            id_: share_milli(one, memory[one.gpu]) for one in resource.offerings for id_ in one.share_ids
         }
 
 

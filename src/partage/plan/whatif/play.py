@@ -18,10 +18,10 @@ from partage.plan.serve.unit_allocation import NoRoom
 from partage.plan.whatif.demand import Demand, Unmet
 from partage.plan.whatif.needs import need_of, never_fits
 from partage.plan.whatif.node import Node, PodClass
-from partage.plan.whatif.node_devices import Holding, NodeDevices
+from partage.plan.whatif.node_devices import Holding, NodeAllocator
 from partage.plan.whatif.node_offer import NodeOffer
-from partage.plan.whatif.pods import Fleet, PodWants, TracePod
-from partage.plan.whatif.scheduler import Scheduler
+from partage.plan.whatif.pods import WHOLE_MILLI, Fleet, PodWants, TracePod
+from partage.plan.whatif.scheduler import KubeScheduler
 from partage.plan.whatif.usage import Usage
 from partage.values import Frozen, Tagged
 
@@ -98,10 +98,10 @@ class _Play:
         self._fleet = fleet
         self._offers = [NodeOffer(one) for one in desired]
         self._nodes = [
-            Node(name, kind, fleet.kinds[kind], NodeDevices(self._offers[kind]))
+            Node(name, kind, fleet.kinds[kind], NodeAllocator(self._offers[kind]))
             for name, kind in zip(fleet.names, fleet.kind_of, strict=True)
         ]
-        self._scheduler = Scheduler(self._nodes, seed)
+        self._scheduler = KubeScheduler(self._nodes, seed)
         self._classes: dict[PodWants, PodClass] = {}
         self._by_number: list[PodClass] = []
         self._events: list[Event] = []
@@ -258,8 +258,10 @@ class _Play:
 
     def _asked_milli(self, pod: PodClass, node: Node, holding: Holding) -> float:
         """How much of a GPU it asked for; what it holds, where the trace names shares and not amounts."""
-        wants = pod.wants
+        wants, resources = pod.wants, node.devices.offer.resources
         if wants.gpu_milli:
             return float(wants.gpus * wants.gpu_milli)
-        resources = node.devices.offer.resources
+        if wants.gpu_memory_bytes:
+            name, ids = holding[0]
+            return wants.gpus * WHOLE_MILLI * wants.gpu_memory_bytes / resources[name].gpu_bytes_of[ids[0]]
         return sum(resources[name].milli_of[id_] for name, ids in holding for id_ in ids)

@@ -15,7 +15,7 @@ _LEAST_FEASIBLE = 100
 _NO = -1
 
 
-class Scheduler:
+class KubeScheduler:
     """Chooses nodes. It remembers the score of every class on every node, and counts again what changed."""
 
     def __init__(self, nodes: Sequence[Node], seed: int) -> None:
