@@ -30,7 +30,7 @@ from partage.plan.advise.mig_profiles import equal_profiles, unequal_profiles
 from partage.plan.advise.situation import GpuFacts, Preference, Scheduler, Situation, Way
 from partage.plan.offer.desired import resolve
 from partage.plan.offer.guarantees import promised
-from partage.plan.offer.mps_shares import no_namespaces
+from partage.plan.offer.mps_shares import limits_clients, no_namespaces
 from partage.text import count_of
 from partage.units import GIB, MIB, format_bytes
 from partage.values import Frozen
@@ -184,7 +184,7 @@ def _resolved(
         memory_bytes=shares.memory_bytes,
         guarantee=shares.guarantee,
         resource=shares.rows[0].resource,
-        threads_percent=shares.rows[0].threads_percent,
+        threads_percent=shares.rows[0].threads_percent if limits_clients(facts.gpu) else None,
         profile=profiles[0] if len(set(profiles)) == 1 else None,
         asks=asks,
     )

@@ -17,6 +17,7 @@ from partage.plan.advise.situation import (
     Way,
     Workload,
 )
+from partage.plan.offer.mps_shares import limits_clients
 from partage.text import count_of
 from partage.units import format_bytes
 
@@ -46,7 +47,10 @@ def _for(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]
                 if one.asks
                 else f"{each} and {one.threads_percent} % of the threads"
             )
-            yield f"Kernels of all tenants run at the same time; each has {part}."
+            if limits_clients(facts.gpu):
+                yield f"Kernels of all tenants run at the same time; each has {part}."
+            else:
+                yield "Kernels of all tenants run at the same time."
             if situation.cooperating:
                 yield f"It is made for many small processes that work together, such as {situation.workload}."
             if situation.isolation is Isolation.MEMORY:
@@ -69,7 +73,10 @@ def _against(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[
             yield from _against_mig(one, situation, facts)
         case Way.MPS:
             yield "A fatal error of one tenant ends the work of all tenants of the GPU."
-            yield "The limits apply to each process: one process in each container is the safe use."
+            if limits_clients(facts.gpu):
+                yield "The limits apply to each process: one process in each container is the safe use."
+            else:
+                yield "A GPU older than Volta limits neither memory nor threads of a tenant."
             if one.asks:
                 yield "Only memory is shared out by amounts: compute is not."
             if not situation.cooperating:
