@@ -150,8 +150,9 @@ def test_what_was_measured_now_comes_before_what_the_watchdog_saw() -> None:
     document = a_document(report)
     sections = node_sections(document, report.node.inventory, geometry_of, uses)
     seen = Seen(sections["gpu-0"])
-    assert "3 GiB of 10 GiB, at most 13 GiB" in seen.text
-    assert 'class="over"' in sections["gpu-0"], "the peak was over its share"
+    assert "3 GiB of 10 GiB, peak 13 GiB" in seen.text
+    assert '<span class="whole over">peak 13 GiB' in sections["gpu-0"], "it was over its share"
+    assert '<span class="whole">3 GiB of 10 GiB' in sections["gpu-0"], "it is not any more"
     assert len(uses) == 1
 
 

@@ -159,7 +159,7 @@ def _gpu(gpu: ReportedGpuRow, card: GpuCard | None, held: Sequence[HeldShares], 
         _daemons(gpu),
         element("p", gpu.uuid, class_="dim small"),
         id=f"gpu-{gpu.index}",
-        class_="card",
+        class_="card trouble" if trouble else "card",
         aria_labelledby=heading,
     )
 
@@ -207,20 +207,34 @@ def _memory(one: HeldShares) -> Element:
     used = ("at least " if use.at_least else "") + format_bytes(use.used_bytes)
     if not one.promised_bytes:
         return element("span", used)
-    said = f"{used} of {promised}"
+    now, peak = f"{used} of {promised}", ""
     if use.peak_bytes is not None and use.peak_bytes > use.used_bytes:
-        said += f", at most {format_bytes(use.peak_bytes)}"
-    over = max(use.used_bytes, use.peak_bytes or 0) > one.promised_bytes
+        peak = f"peak {format_bytes(use.peak_bytes)}"
+    over = use.used_bytes > one.promised_bytes
     meter = element(
         "meter",
-        said,
+        now,
         min="0",
         max=str(one.promised_bytes),
         value=str(min(use.used_bytes, one.promised_bytes)),
-        class_="over" if over else None,
-        aria_label=said,
+        high=str(one.promised_bytes // 2) if over else None,  # with a low optimum: red
+        optimum="0" if over else None,
+        low="1" if over else None,
+        aria_label=f"{now}, {peak}" if peak else now,
     )
-    return element("span", meter, " ", element("span", said, class_="whole"), class_="over" if over else None)
+    return element(
+        "span",
+        meter,
+        " ",
+        _amount(now, over=over),
+        ", " if peak else None,
+        _amount(peak, over=(use.peak_bytes or 0) > one.promised_bytes) if peak else None,
+    )
+
+
+def _amount(text: str, *, over: bool) -> Element:
+    """In one line; over: in the colour of what is wrong."""
+    return element("span", text, class_="whole over" if over else "whole")
 
 
 # --- the resources -----------------------------------------------------------------------------
