@@ -81,6 +81,12 @@ def format_bytes(amount_bytes: int) -> str:
     return f"{amount_bytes} B"
 
 
+def format_exactly(amount_bytes: int) -> str:
+    """The same without rounding, for amounts that are compared: ``5.5 GiB``, ``5312 MiB``. Whole MiB."""
+    exact = amount_bytes * 10 % GIB == 0 or amount_bytes < GIB
+    return format_bytes(amount_bytes) if exact else f"{amount_bytes // MIB} MiB"
+
+
 def parse_duration(text: str) -> int:
     """Whole seconds from 1 s to 7 days: ``90s``, ``10m``, ``2h``. Raises ValueError for other text."""
     match = _DURATION.fullmatch(text.strip()) if len(text) <= _LONGEST else None

@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json, pod
+from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
+from tests.e2e.tenants import pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 

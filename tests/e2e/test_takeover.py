@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import Cluster, Json, pod
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.tenants import pod
 from tests.nvidia_plugin import NvidiaPlugin, recording
 
 pytestmark = pytest.mark.usefixtures("tenants")

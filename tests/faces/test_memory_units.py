@@ -1,6 +1,7 @@
 """GPU memory as an amount, as the command line says it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from partage.plan.cluster.gpu_memory import (
 from partage.plan.serve.ledger_entry import Holder
 from tests.plan.offers import NAME, unit_row
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 BY_MEMORY = "version: partage/v1\ngpus: [{select: all, mps: {unit: %s}}]\n"
 POD = """\
 apiVersion: v1
@@ -64,6 +66,29 @@ def test_the_plan_counts_units(capsys, write):
     assert "250 to 820 MiB" in said.out + said.err
     assert run(["show", "--machine", "2xa100-80gb", "--policy", policy]) == 0
     assert "79 units of 1 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("labels", "offered", "warns"),
+    [
+        ("mps", {MEMORY_RESOURCE: ("mps", 21 + 79)}, False),
+        ("share", {MEMORY_RESOURCE: ("time-slicing", 21 + 79)}, False),
+        ("cgpu", {MEMORY_RESOURCE: ("mps", 21 + 79)}, True),
+        ("core_mem", {MEMORY_RESOURCE: ("mps", 21 + 79)}, True),
+        ("default", {"nvidia.com/gpu": ("exclusive", 2)}, False),
+        ("", {"nvidia.com/gpu": ("exclusive", 2)}, False),
+    ],
+)
+def test_the_labels_of_acks_pools_choose(capsys, write, labels, offered, warns):
+    machine = write("m.yaml", "gpus: [{name: NVIDIA A10}, {name: NVIDIA A100-SXM4-80GB}]")
+    policy = str(EXAMPLES / "14-gpu-memory" / "policy.yaml")
+    chosen = f"ack.node.gpu.schedule={labels}" if labels else ""
+    words = ["plan", "--machine", machine, "--policy", policy, "--node-labels", chosen, "-o", "json"]
+    assert run(words) == 0
+    said = capsys.readouterr()
+    rows = json.loads(said.out)["resources"]
+    assert {row["name"]: (row["strategy"], row["count"]) for row in rows} == offered
+    assert (f"asks for {labels}, a kernel module of Alibaba's" in said.err) is warns
 
 
 def test_a_unit_of_one_mib_is_impossible_and_the_numbers_are_said(capsys, write):

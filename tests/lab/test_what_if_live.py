@@ -4,19 +4,21 @@ pods are refused with the same words, and those that wait find no room on the li
 
 from __future__ import annotations
 
+import asyncio
 import random
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.lab.stories.model import PolicyText, Story
 from partage.lab.stories.stage import StoryStage
 from partage.model.allocation import AllocationRefused
-from partage.model.ids import ShareId, device_of
+from partage.model.ids import ResourceName, ShareId, device_of
 from partage.plan.offer.desired import resolve
 from partage.plan.whatif.demand import demand_on
 from partage.plan.whatif.node_devices import Holding, NodeAllocator
@@ -25,6 +27,8 @@ from partage.plan.whatif.play import Ended, Event, Refused, Started, play
 from partage.plan.whatif.pods import Fleet, NodeKind, PodWants, TracePod
 from partage.sim.kubelet.pod import Container, Pod, PodPhase
 from partage.sim.node.machine_names import parse_machine
+from partage.units import GIB
+from partage.values import Frozen
 
 EXCLUSIVE = "gpus: [{select: all, exclusive: {}}]"
 SLICED = "gpus: [{select: {index: [0, 1]}, time-slicing: {replicas: 4}}, {select: rest, exclusive: {}}]"
@@ -51,6 +55,23 @@ CASES = {
 }
 
 
+SHARED = [
+    "time-slicing: {replicas: 2}", "time-slicing: {replicas: 3}, name: nvidia.com/gpu.slices",
+    "mps: {replicas: 4}", "mps: {replicas: 2}, name: nvidia.com/gpu.mps",
+]  # fmt: skip
+UNITS_OF_MEMORY = [
+    "time-slicing: {unit: 2Gi}",
+    "mps: {unit: 3Gi, placement: spread}, name: nvidia.com/gpu-units",
+]
+NAMES = [
+    ResourceName(f"{domain}/{name}")
+    for domain, name in (
+        ("nvidia.com", "gpu"), ("nvidia.com", "gpu.shared"), ("nvidia.com", "gpu.slices"),
+        ("nvidia.com", "gpu.mps"), ("nvidia.com", "gpu-units"), ("aliyun.com", "gpu-mem"),
+    )
+]  # fmt: skip
+
+
 def _trace(seed: int, gpus: tuple[int, ...], milli: tuple[int, ...]) -> list[TracePod]:
     draw = random.Random(seed)
     return [
@@ -64,43 +85,98 @@ def _trace(seed: int, gpus: tuple[int, ...], milli: tuple[int, ...]) -> list[Tra
     ]
 
 
-@pytest.fixture
-def short_folder() -> Iterator[Path]:
-    """Paths of sockets have 107 bytes at most."""
-    with tempfile.TemporaryDirectory(prefix="partage-", dir="/tmp") as folder:
-        yield Path(folder)
-
-
 @pytest.mark.parametrize("case", CASES, ids=str)
-async def test_a_live_agent_decides_the_same(case: str, short_folder: Path) -> None:
+async def test_a_live_agent_decides_the_same(case: str) -> None:
     name, text, gpus, milli, refuses = CASES[case]
+    followed = await _compare(name, text, _trace(1, gpus, milli))
+    assert followed.waits, "a trace in which nothing waits tests little"
+    assert followed.refused == refuses
+
+
+GIVEN = st.sampled_from(["exclusive: {}", *SHARED, *UNITS_OF_MEMORY])
+POLICIES = st.builds(
+    (
+        "gpus: [{{select: {{index: [0]}}, {}}}, {{select: rest, {}}}]\n"
+        "resources: {{allocation: {}, fail-requests-greater-than-one: {}}}"
+    ).format,
+    GIVEN,
+    GIVEN,
+    st.sampled_from(["packed", "distributed"]),
+    st.sampled_from(["true", "false"]),
+)
+WANTS = st.one_of(
+    st.builds(
+        PodWants,
+        gpus=st.sampled_from([1, 1, 1, 2]),
+        gpu_milli=st.sampled_from([120, 250, 330, 480, 700, 1000]),
+    ),
+    st.builds(
+        PodWants, gpus=st.just(1), gpu_memory_bytes=st.sampled_from([2, 5, 9, 17]).map(lambda gib: gib * GIB)
+    ),
+    st.sets(st.sampled_from(NAMES), min_size=1, max_size=2).flatmap(
+        lambda names: st.builds(
+            PodWants,
+            requests=st.tuples(*(st.tuples(st.just(name), st.integers(1, 3)) for name in sorted(names))),
+        )
+    ),
+)
+TRACES = st.lists(st.tuples(WANTS, st.integers(0, 3), st.integers(1, 20)), min_size=4, max_size=14)
+
+
+@settings(max_examples=12, deadline=None)
+@given(st.sampled_from(["2xl4", "3xa10", "4xv100-sxm2-32gb"]), POLICIES, TRACES, st.integers(0, 9))
+def test_on_any_node_a_live_agent_decides_the_same(
+    machine: str, policy: str, trace: list[tuple[PodWants, int, int]], seed: int
+) -> None:
+    """Any two strategies side by side, any mix of pods, and devices listed in any order."""
+    at_s, pods = 0.0, []
+    for number, (wants, gap, lasts) in enumerate(trace):
+        at_s += gap * 50.0
+        pods.append(TracePod(f"pod-{number}", wants, at_s, lasts * 50.0 + 7))
+    asyncio.run(_compare(machine, policy, pods, seed))
+
+
+class _Followed(Frozen):
+    """What happened on both: pods that had to wait, and whether any was refused."""
+
+    waits: int
+    refused: bool
+
+
+async def _compare(name: str, text: str, pods: list[TracePod], seed: int = 3) -> _Followed:
+    """Play the pods, and do what happened on a live node. seed: of the order in which its kubelet lists
+    devices.
+    """
     content = f"version: partage/v1\n{text}\n".encode()
     machine = parse_machine(name)
     desired = resolve(parse_policy(content, "policy.yaml").policy, machine.inventory, geometry_of)
     kind, offer = NodeKind(name, machine.inventory), NodeOffer(desired)
-    pods = _trace(1, gpus, milli)
     played = play(pods, Fleet((kind,), (name,), (0,)), [desired])
     at_once = {
         event.pod
         for event in played.events
         if isinstance(event, Started) and event.at_s == pods[event.pod].created_s
     }
-    waits = [_Waits(one.created_s, number) for number, one in enumerate(pods) if number not in at_once]
-    assert waits, "a trace in which nothing waits tests little"
-    assert any(isinstance(event, Refused) for event in played.events) == refuses
-
-    story = Story(short_folder, case, machine, PolicyText("policy.yaml", content), None, ())
-    stage = StoryStage(story, short_folder, 3, lambda _: None)
-    live = _Live(stage, pods, kind, offer)
-    try:
-        await stage.open()
-        await stage.rest()
-        assert stage.kubelet.allocatable() == {one.name: len(one.ids) for one in offer.resources.values()}
-        for event in sorted([*played.events, *waits], key=_order):
-            await live.follow(event)
-    finally:
-        await stage.close()
+    waits = [
+        _Waits(one.created_s, number)
+        for number, one in enumerate(pods)
+        if number not in at_once and number not in played.never
+    ]
+    # paths of sockets have 107 bytes at most
+    with tempfile.TemporaryDirectory(prefix="partage-", dir="/tmp") as folder:
+        story = Story(Path(folder), "trace", machine, PolicyText("policy.yaml", content), None, ())
+        stage = StoryStage(story, Path(folder), seed, lambda _: None)
+        live = _Live(stage, pods, kind, offer)
+        try:
+            await stage.open()
+            await stage.rest()
+            assert stage.kubelet.allocatable() == {one.name: len(one.ids) for one in offer.resources.values()}
+            for event in sorted([*played.events, *waits], key=_order):
+                await live.follow(event)
+        finally:
+            await stage.close()
     assert live.followed == len(played.events) + len(waits)
+    return _Followed(len(waits), any(isinstance(event, Refused) for event in played.events))
 
 
 class _Waits:

@@ -275,6 +275,10 @@ def test_job_submit_lua_tells_the_owner_why(build, policy):
             ("--gpus=1",): "name the type of the GPU",
         }.items():
             assert said in lab.run("sbatch", *words, "--wrap", "true").stderr
+        held = lab.run("sbatch", "--parsable", "-H", f"--gres={share}:2", "--wrap", "true").stdout.strip()
+        for request in (f"{share}:150", f"{share}:%s:150"):
+            assert lab.run("scontrol", "update", f"jobid={held}", f"Gres={request}").returncode == 1, request
+        lab.run("scancel", held)
         assert lab.job_states() == {}
         for request in (f"{share}:2", "gpu:h100:2"):
             done = lab.srun(f"--gres={request}", "true")

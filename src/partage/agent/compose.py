@@ -337,6 +337,10 @@ class _Agent:
             tasks["history"] = self._history.run()
         if self._labels is not None:
             tasks["labels"] = self._labels(self._know_labels)
+        if (file := self._options.features_file) is not None:
+            from partage.agent.node_labels import FeaturesFile
+
+            tasks["features"] = FeaturesFile(file, self._status, self._options.labels).run()
         if self._options.cluster is not None:
             tasks["cluster"] = self._cluster.run(self._options.cluster, FIRST_ANSWER_S)
         async with asyncio.TaskGroup() as group:

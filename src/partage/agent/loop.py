@@ -288,7 +288,7 @@ class Loop(Struct):
             other_labels=parts.other_labels(),
         )
         for one in diff_reports(parts.status.report, report):
-            log.log(logging.WARNING if one.grave else logging.INFO, one.event, extra=dict(one.facts))
+            log.log(logging.WARNING if one.warning else logging.INFO, one.event, extra=dict(one.facts))
         counts = parts.status.counts
         counts.turns = self._number
         counts.reloads_ok, counts.reloads_failed = parts.policies.reloads_ok, parts.policies.reloads_failed

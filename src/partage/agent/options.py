@@ -111,7 +111,8 @@ class AgentOptions(Frozen):
     driver_root:   host path of the driver, None: what the policy says.
     container_logs: where the kubelet names the containers of the node by their ids.
     cluster:       the API server; None: the agent does without one. node_name: of the own Node there.
-    labels:        which of them are written to the own Node.
+    labels:        which of them are written to the own Node, or to the file.
+    features_file: where they are written for node-feature-discovery, in place of the Node; None: nowhere.
     taints:        set on the own Node while they hold; all others of Partage are taken away.
     rollout:       the ConfigMap of the rollout over a fleet, ``name`` or ``namespace/name``; empty: the node
                    changes whenever its policy does.
@@ -140,6 +141,7 @@ class AgentOptions(Frozen):
     history_days: int = 0
     takeover: bool = False
     labels: WrittenLabels = WrittenLabels.ALL
+    features_file: Path | None = None
     taints: frozenset[NodeTaint] = frozenset()
     rollout: str = ""
     dcgm_names: DcgmNames = DcgmNames.OFF

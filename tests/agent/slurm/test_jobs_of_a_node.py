@@ -98,6 +98,18 @@ def test_a_job_whose_epilog_did_not_run_is_in_nobodys_way(node):
         assert begin_job(node, request(4, 1)).refused  # unknown: nothing is given to two
 
 
+def test_a_job_with_all_of_a_gpu_finds_no_daemon_there(node):
+    """Left by a job whose epilog was killed: it may hold the GPU, and the job's programs do not ask it."""
+    begin_job(node, request(1, 2, percent=25))
+    slurm_says(node, "squeue", "1\n2")
+    assert begin_job(node, request(2, 2)).refused
+    assert running(node) == [gpu(2)]
+    slurm_says(node, "squeue", "2")
+    assert begin_job(node, request(2, 2)).refused == ""
+    assert running(node) == []
+    begin_job(node, request(2, 2))  # there is none: nothing to do
+
+
 def test_shards_are_asked_of_slurm(node):
     slurm_says(node, "scontrol", "JobId=1 Nodes=g1 CPU_IDs=0 Mem=0 GRES=shard:2(IDX:3)")
     record = begin_job(node, request(1, 3))

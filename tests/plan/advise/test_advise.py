@@ -105,7 +105,7 @@ def test_the_decision(gpu: str, question: Asked, way: str) -> None:
         (A30, asked("hardware", 5), "at most 4 MIG devices"),
         (H100, asked("hardware", 7, memory=(20 * GIB,)), "a tenant needs 20 GiB"),
         (L4, asked("memory", 49), "at most 48 are possible"),
-        (P100, asked("memory", 4), "'advisory', and 'guarded' is needed"),
+        (P100, asked("memory", 4), "'none', and 'guarded' is needed"),
         (L4, asked("none", 4, memory=(8 * GIB,)), "a share has 5.6 GiB"),
         (L4, asked("none", 1, memory=(80 * GIB,)), "a tenant needs 80 GiB"),
         ("rtx-pro-5000-blackwell-48gb", asked("hardware", 2), "no placements are published"),

@@ -83,6 +83,13 @@ def test_a_refusal_says_what_is_free() -> None:
     assert (caught.value.units, caught.value.ignored) == (5, False)
 
 
+def test_a_refusal_does_not_round_what_it_compares() -> None:
+    """5.25 and 5.1875 GiB would both be 5.2."""
+    cards = [unit_row(0, 100, 64 * MIB), unit_row(1, 100, 64 * MIB)]
+    with pytest.raises(NoRoom, match=r"asks for 5376 MiB of .* \(GPU 0: 5312 MiB, GPU 1: 5 GiB\)"):
+        _prefer(cards, [83, 80], 84)
+
+
 def test_a_container_larger_than_any_card_is_told_so() -> None:
     with pytest.raises(
         NoRoom, match=r"asks for 80 GiB of GPU memory, and the largest GPU of this node has 79"

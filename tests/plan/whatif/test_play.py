@@ -15,6 +15,7 @@ from partage.plan.whatif.demand import Cause, demand_on
 from partage.plan.whatif.node_offer import NodeOffer
 from partage.plan.whatif.play import Ended, Played, Refused, Started, play
 from partage.plan.whatif.pods import Fleet, NodeKind, PodWants, TracePod
+from partage.plan.whatif.scheduler import drawn
 from partage.plan.whatif.summary import summarise
 from partage.units import GIB
 from tests.plan.whatif.fleets import POLICIES, desired, fleet, kind
@@ -51,6 +52,8 @@ class _Ledger:
     def __init__(self, pods: list[TracePod], nodes: Fleet, offers: list[NodeOffer]) -> None:
         self.pods, self.nodes, self.offers = pods, nodes, offers
         self.running: dict[int, Started] = {}
+        self.made_s = {number: pod.created_s for number, pod in enumerate(pods)}
+        self.refused: set[int] = set()
 
     def on(self, node: int) -> list[Started]:
         return [one for one in self.running.values() if one.node == node]
@@ -93,8 +96,12 @@ class _Ledger:
         self.running[event.pod] = event
 
     def older_could_have_had_it(self, waiting: set[int], event: Started) -> bool:
-        mine = self.pods[event.pod].created_s, event.pod
-        return any((self.pods[one].created_s, one) < mine and self.fits(one, event.node) for one in waiting)
+        return any(self._is_older(one, event.pod) and self.fits(one, event.node) for one in waiting)
+
+    def _is_older(self, one: int, other: int) -> bool:
+        """Made again after a refusal, a pod is new; of two of one moment the order is known without that."""
+        first, second = self.made_s[one], self.made_s[other]
+        return first < second or (first == second and one < other and not {one, other} & self.refused)
 
 
 def _check(pods: list[TracePod], nodes: Fleet, played: Played, offers: list[NodeOffer]) -> None:
@@ -123,6 +130,8 @@ def _check(pods: list[TracePod], nodes: Fleet, played: Played, offers: list[Node
                     started.add(event.pod)
                 case Refused():
                     assert "memory" in event.text
+                    ledger.made_s[event.pod] = now_s
+                    ledger.refused.add(event.pod)
         waiting = {one for one in at_all - started if pods[one].created_s <= now_s}
         assert not any(ledger.fits(one, node) for one in waiting for node in range(len(nodes.names)))
         due = [one for one in ledger.running.values() if pods[one.pod].lasts_s is not None]
@@ -165,7 +174,7 @@ def test_the_same_where_many_wait(policy: str, seed: int) -> None:
 
 def _play_and_check(policy: str, nodes: Fleet, pods: list[TracePod], seed: int) -> Played:
     states = desired(POLICIES[policy], nodes.kinds)
-    played = play(pods, nodes, states, seed=seed)
+    played = play(pods, nodes, states, draw=drawn(seed))
     _check(pods, nodes, played, [NodeOffer(one) for one in states])
     _check_usage(pods, played)
     return played
@@ -236,6 +245,17 @@ def test_equal_pods_are_refused_once_and_not_for_ever() -> None:
     assert played.waiting == (2, 3, 4, 5, 6)
 
 
+def test_a_refused_pod_is_the_youngest_when_it_is_made_again() -> None:
+    """The fourth is refused after the fifth was created, and starts behind it."""
+    nodes = fleet(kind("2xt4"))
+    sizes = ((430, 9.0), (570, 12.0), (720, 33.0), (720, 29.0), (430, 11.0), (720, 6.0))
+    pods = [_pod(milli, float(at), lasts_s) for at, (milli, lasts_s) in enumerate(sizes)]
+    played = play(pods, nodes, desired(POLICIES["units"], nodes.kinds))
+    assert [(one.at_s, one.pod) for one in played.events if isinstance(one, Refused)] == [(2.0, 2), (9.0, 4)]
+    started = [(one.at_s, one.pod) for one in played.events if isinstance(one, Started)]
+    assert started == [(0.0, 0), (1.0, 1), (9.0, 2), (13.0, 3), (42.0, 5), (42.0, 4)]
+
+
 @pytest.mark.parametrize(
     ("wants", "policy", "cause"),
     [
@@ -263,7 +283,7 @@ def test_the_same_seed_gives_the_same_and_progress_reaches_the_end() -> None:
     pods = [_pod(1000, float(at), 5.0) for at in range(30)]
     states = desired(POLICIES["exclusive"], nodes.kinds)
     told: list[tuple[int, int]] = []
-    first = play(pods, nodes, states, seed=4, on_progress=lambda *at: told.append(at))
-    assert first.events == play(pods, nodes, states, seed=4).events
-    assert first.events != play(pods, nodes, states, seed=5).events
+    first = play(pods, nodes, states, draw=drawn(4), on_progress=lambda *at: told.append(at))
+    assert first.events == play(pods, nodes, states, draw=drawn(4)).events
+    assert first.events != play(pods, nodes, states, draw=drawn(5)).events
     assert (told[0], told[-1]) == ((0, 30), (30, 30))

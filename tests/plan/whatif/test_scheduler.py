@@ -8,7 +8,7 @@ from partage.plan.whatif.node import MOST_PODS, Node, PodClass, balance, balance
 from partage.plan.whatif.node_devices import NodeAllocator
 from partage.plan.whatif.node_offer import NodeOffer
 from partage.plan.whatif.pods import PodWants
-from partage.plan.whatif.scheduler import KubeScheduler, feasible_wanted
+from partage.plan.whatif.scheduler import KubeScheduler, drawn, feasible_wanted
 from tests.plan.whatif.fleets import POLICIES, desired, kind
 
 
@@ -62,9 +62,10 @@ def _class(cpu_milli: int = 1000, gpus: int = 0) -> PodClass:
 
 def test_the_emptiest_node_is_taken_and_a_full_one_is_not() -> None:
     nodes = _nodes(3)
-    scheduler, pod = KubeScheduler(nodes, 0), _class(4000)
+    scheduler, pod, draw = KubeScheduler(nodes), _class(4000), drawn(0)
     taken = []
-    while (at := scheduler.choose(pod)) is not None:
+    while best := scheduler.best(pod):
+        at = draw(0, best)
         nodes[at].take(pod, 0.0)
         scheduler.changed(at)
         taken.append(at)
@@ -84,10 +85,7 @@ def test_a_node_has_so_many_pods_and_no_more() -> None:
 def test_of_many_nodes_each_has_its_turn() -> None:
     """It looks at 188 of 400 nodes, and goes on behind them for the next pod."""
     nodes = _nodes(400)
-    scheduler, pod = KubeScheduler(nodes, 0), _class(gpus=1)
-    first, second, third = (scheduler.choose(pod) for _ in range(3))
+    scheduler, pod = KubeScheduler(nodes), _class(gpus=1)
     assert feasible_wanted(400) == 188
-    assert first is not None
-    assert second is not None
-    assert third is not None
-    assert first < 188 <= second < 376 <= third + 400 * (third < 164)
+    looked_at = [scheduler.best(pod) for _ in range(3)]
+    assert looked_at == [[*range(188)], [*range(188, 376)], [*range(376, 400), *range(164)]]

@@ -16,6 +16,7 @@ from partage.plan.slurm.job_start import (
     daemons_of,
     has_to_be_asked,
     start_job,
+    unwanted_daemons,
     with_other_users,
 )
 
@@ -93,6 +94,11 @@ def _start(
 def _with_daemons(
     node: JobNode, record: JobRecord, devices: NodeDevices, others: list[JobRecord]
 ) -> JobRecord:
+    if unwanted := unwanted_daemons(record, devices):
+        from partage.agent.slurm.daemons import stop_daemons
+
+        if wrong := stop_daemons(node, unwanted):
+            raise NodeBroken(wrong[0])
     specs = daemons_of(record, devices)
     if not specs:
         return record

@@ -118,6 +118,13 @@ def _directory(
     "not write, where it runs, too; none.",
 )
 @click.option(
+    "--features-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the labels to a file that node-feature-discovery reads, and not to the Node, such as "
+    "/etc/kubernetes/node-feature-discovery/features.d/partage.",
+)
+@click.option(
     "--taint",
     "taints",
     multiple=True,
@@ -167,6 +174,7 @@ def command(
     where: str,
     node_name: str,
     labels: str,
+    features_file: Path | None,
     taints: tuple[str, ...],
     rollout: str,
     validations: str,
@@ -208,6 +216,7 @@ def command(
         node_name=node_name,
         takeover=takeover,
         labels=WrittenLabels(labels),
+        features_file=_features_file(features_file, labels),
         taints=frozenset(map(NodeTaint, taints)),
         rollout=rollout,
         dcgm_names=DcgmNames(dcgm_names),
@@ -246,6 +255,19 @@ def _run(
             serve(options, helper.hardware, address, log_level)
     finally:
         gc.enable()
+
+
+def _features_file(path: Path | None, labels: str) -> Path | None:
+    """The file of ``--features-file``. Raises InputError."""
+    if path is None:
+        return None
+    if labels == WrittenLabels.NONE:
+        raise InputError(
+            "--features-file takes labels, and --labels none writes none", "leave out one of both"
+        )
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"--features-file: there is no directory {path.absolute().parent}")
+    return path.absolute()
 
 
 def _check_rollout(config_map: str, cluster: ClusterConfig | None) -> None:

@@ -40,10 +40,10 @@ def command(
     """Give NVIDIA's device plugin its place again, while pods run.
 
     Checks that NVIDIA's plugin will offer every id that a pod holds, prints the steps, and with --cluster
-    does them: the node gets its label of before, NVIDIA's plugin starts and registers, and the agent gives
+    does them: the node gets its earlier label back, NVIDIA's plugin starts and registers, and the agent gives
     way by itself. Leave the agent running until then; afterwards it can be removed.
 
-    Exit code 3: pods would lose their GPUs; 4: it was not done in time, and Partage has its place again; 5:
+    Exit code 3: pods would lose their GPUs; 4: it was not done in time, and Partage serves as before; 5:
     the kubelet or the API server does not answer.
     """
     with lean_imports(tls=cluster):

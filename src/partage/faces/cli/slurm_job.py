@@ -77,8 +77,8 @@ def prolog_command(*, run_dir: str, driver_root: str, devices: str) -> int:
 def epilog_command(*, run_dir: str, driver_root: str) -> int:
     """After a job, as root: remove its record, stop an MPS daemon that no job needs any more.
 
-    For Slurm's Epilog: deploy/slurm/epilog calls it. It always ends with 0: what could not be cleaned up is
-    said, and no reason to take the node out of service.
+    For Slurm's Epilog: deploy/slurm/epilog calls it. It always ends with 0: it says what could not be
+    cleaned up, but that is no reason to take the node out of service.
     """
     from partage.agent.slurm.job_end import end_job
     from partage.plan.slurm.job_start import read_job_id

@@ -64,6 +64,7 @@ def _answer(options: WhatIfOptions) -> WhatIfDocument:
     from partage.edges.files.pod_trace import read_pod_trace
     from partage.faces.documents.what_if import what_if_document
     from partage.plan.whatif.play import play
+    from partage.plan.whatif.scheduler import drawn
     from partage.plan.whatif.summary import summarise
 
     pods = read_pod_trace(Path(options.trace))
@@ -72,7 +73,7 @@ def _answer(options: WhatIfOptions) -> WhatIfDocument:
     results = []
     for name, desired in policies:
         with _progress(name) as advance:
-            played = play(pods, fleet, desired, seed=options.seed, on_progress=advance)
+            played = play(pods, fleet, desired, draw=drawn(options.seed), on_progress=advance)
         results.append((name, summarise(pods, played), played))
     return what_if_document(options.trace, pods, fleet, options.seed, results)
 

@@ -161,8 +161,8 @@ class PlannedFrom(Frozen):
 class ReportDocument(Document, kw_only=True):
     """Everything that the agent knows.
 
-    reasons: why it is not well; degraded: what else is wrong. planned_from: a ``PlannedFrom`` or null, which
-    only the same version of Partage can read.
+    reasons: why it is not healthy; degraded: what else is wrong. planned_from: a ``PlannedFrom`` or null,
+    which only the same version of Partage can read.
     """
 
     kind: Literal["Report"] = "Report"

@@ -14,8 +14,8 @@ class ProofVerdict(StrEnum):
     """The outcome for a promise.
 
     kept:    what was seen is at least what was promised, also where nothing is promised.
-    weaker:  it holds against a tenant that merely works, and not against one that tries to avoid it.
-    broken:  it does not even hold against a tenant that merely works.
+    weaker:  it holds against a tenant that only works, and not against one that tries to avoid it.
+    broken:  it does not even hold against a tenant that only works.
     not-tried: not known.
     """
 

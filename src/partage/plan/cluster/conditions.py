@@ -52,17 +52,17 @@ def _ready(report: Report) -> WantedCondition:
 
 
 def _healthy(report: Report) -> WantedCondition:
-    ill: dict[str, list[int]] = {}
+    found: dict[str, list[int]] = {}
     for gpu in report.gpus:
-        for what in illnesses(gpu):
-            ill.setdefault(what, []).append(gpu.index)
-    if not ill:
+        for what in faults_of(gpu):
+            found.setdefault(what, []).append(gpu.index)
+    if not found:
         return _said(GPUS_HEALTHY, "AllHealthy", "no GPU has a fault", status=True)
-    faults = [f"{gpus(indexes)}: {what}" for what, indexes in ill.items()]
+    faults = [f"{gpus(indexes)}: {what}" for what, indexes in found.items()]
     return _said(GPUS_HEALTHY, "GpusUnhealthy", "; ".join(faults))
 
 
-def illnesses(gpu: GpuReport) -> tuple[str, ...]:
+def faults_of(gpu: GpuReport) -> tuple[str, ...]:
     """Why shares of it are not offered for its health, one sentence for the GPU or each GPU instance."""
     if not gpu.health.state.offered:
         return (gpu.health.reason or gpu.lost or str(gpu.health.state),)

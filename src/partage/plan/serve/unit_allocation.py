@@ -9,7 +9,7 @@ from partage.model.allocation import AllocationRefused
 from partage.model.ids import DeviceUuid, ShareId
 from partage.model.share import DeviceOffer, Resource
 from partage.text import listed
-from partage.units import format_bytes
+from partage.units import format_exactly
 
 _MOST_SHOWN = 8
 
@@ -135,4 +135,4 @@ def _amount(units: int, rows: Iterable[DeviceOffer]) -> str:
     if not units:
         return "nothing"
     sizes = {row.memory_bytes for row in rows if row.by_memory}
-    return format_bytes(units * sizes.pop()) if len(sizes) == 1 else f"{units} units"
+    return format_exactly(units * sizes.pop()) if len(sizes) == 1 else f"{units} units"

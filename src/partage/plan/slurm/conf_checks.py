@@ -64,10 +64,8 @@ def check_slurm_conf(
     notes: Notebook,
 ) -> None:
     """All slurm.conf files together. gres: None without gres.conf."""
-    for conf in files:
-        for row in (one for one in conf.lines if one.rest):
-            message = f"{row.rest[:60]!r} is no key and value: slurmd does not start"
-            notes.error(conf.name, row.number, message, "write Key=value; a value with spaces in quotes")
+    _check_lines(files, notes)
+    _check_once(nodes, notes)
     settings = Settings(files)
     used = {one.name for node in nodes for one in node.gres} | {
         one.name for one in (gres.records if gres else ())
@@ -93,6 +91,27 @@ def check_slurm_conf(
         )
     if shared and settings.whole:
         _check_sharing(settings, version, notes)
+
+
+def _check_lines(files: Sequence[ConfFile], notes: Notebook) -> None:
+    for name, line in ((file.name, one) for file in files for one in file.lines if one.rest):
+        message = f"{line.rest[:60]!r} is no key and value: slurmd does not start"
+        notes.error(name, line.number, message, "write Key=value; a value with spaces in quotes")
+
+
+def _check_once(nodes: Sequence[NodeLine], notes: Notebook) -> None:
+    """As where the lines of ``partage slurm config`` are included beside those that were there."""
+    seen: dict[str, NodeLine] = {}
+    for node in nodes:
+        twice = [name for name in node.names if name in seen]
+        if twice:
+            first = seen[twice[0]]
+            message = (
+                f"node {twice[0]} is in line {first.line} of {first.file} already: slurmd does not start"
+            )
+            hint = "one line for each node: what else it says goes into --node-settings"
+            notes.error(node.file, node.line, message, hint)
+        seen |= dict.fromkeys(node.names, node)
 
 
 def _check_types(

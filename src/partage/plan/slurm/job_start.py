@@ -243,6 +243,16 @@ def daemons_of(record: JobRecord, node: NodeDevices) -> tuple[DaemonSpec, ...]:
     )
 
 
+def unwanted_daemons(record: JobRecord, node: NodeDevices) -> tuple[DeviceUuid, ...]:
+    """The devices that a job has alone and on which an MPS daemon may run: one that no epilog has ended, or
+    one of ``partage apply``. The job's programs do not ask it, and it may hold the GPU.
+    """
+    if record.refused:
+        return ()
+    shared = {one.uuid for one in node.devices if one.shares is GresName.MPS}
+    return tuple(one.uuid for one in record.devices if not one.units and one.uuid in shared)
+
+
 def with_other_users(record: JobRecord, daemon: DaemonState, others: Sequence[JobRecord]) -> JobRecord:
     """The record, refused if jobs of another user hold a daemon that serves one user at a time.
 

@@ -35,15 +35,11 @@ class SeenGpu(Frozen):
 
 
 class NodeView(Frozen):
-    """One node. shares: ``mps`` or ``shard`` to the units of each GPU, in the order of ``gpus``.
-
-    sized: the units of each GPU are known, and not only their sum.
-    """
+    """One node. shares: ``mps`` or ``shard`` to the units of each GPU, in the order of ``gpus``."""
 
     name: str
     gpus: tuple[SeenGpu, ...] = ()
     shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    sized: bool = True
 
 
 class NodeLine(Frozen):

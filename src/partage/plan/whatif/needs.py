@@ -1,4 +1,4 @@
-"""What a pod asks for on each kind of node, and why it fits on none, be it empty. Pure."""
+"""What a pod asks for on each kind of node, and why it fits on none, which may be empty. Pure."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from partage.plan.whatif.pods import NodeKind, PodWants
 
 
 def need_of(wants: PodWants, kind: NodeKind, offer: NodeOffer) -> Demand | Unmet:
-    """What a pod asks for on a node of that kind, or why it fits on none, be it empty."""
+    """What a pod asks for on a node of that kind, or why it fits on none, which may be empty."""
     need = demand_on(wants, kind, offer)
     if isinstance(need, Unmet):
         return need

@@ -2,8 +2,8 @@
 
 Pods are scheduled in the order of their creation. One that fits nowhere waits; when something ends, those
 that fit now are scheduled, the oldest first. At one moment, ends come before creations. A pod that the
-agent refuses fails, as on a real node; its controller makes the next one at once, which is scheduled like any
-other.
+agent refuses fails, as on a real node; its controller makes the next one at once, which is then the youngest
+of all.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
+from enum import Enum, auto
 
 from partage.model.allocation import AllocationRefused
 from partage.plan.offer.desired import DesiredState
@@ -21,7 +22,7 @@ from partage.plan.whatif.node import Node, PodClass
 from partage.plan.whatif.node_devices import Holding, NodeAllocator
 from partage.plan.whatif.node_offer import NodeOffer
 from partage.plan.whatif.pods import WHOLE_MILLI, Fleet, PodWants, TracePod
-from partage.plan.whatif.scheduler import KubeScheduler
+from partage.plan.whatif.scheduler import Draw, KubeScheduler, drawn
 from partage.plan.whatif.usage import Usage
 from partage.values import Frozen, Tagged
 
@@ -58,6 +59,16 @@ class Ended(Tagged):
 
 Event = Started | Refused | Ended
 
+
+class _Outcome(Enum):
+    STARTED = auto()
+    REFUSED = auto()
+    NO_ROOM = auto()
+
+
+_Age = tuple[int, int]
+"""Place among the creations of the trace; and of those that were refused and made again after it."""
+
 Needs = tuple[Demand | Unmet, ...]
 """What a pod asks of the devices, by kind of node."""
 
@@ -81,18 +92,18 @@ def play(
     fleet: Fleet,
     desired: Sequence[DesiredState],
     *,
-    seed: int = 0,
+    draw: Draw | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Played:
-    """Play all pods. desired: what the policy offers on each kind of node. on_progress: pods that have been
-    scheduled for the first time, of how many.
+    """Play all pods. desired: what the policy offers on each kind of node. draw: among equally good nodes;
+    None: with seed 0. on_progress: pods that have been scheduled for the first time, of how many.
     """
-    return _Play(pods, fleet, desired, seed).run(on_progress)
+    return _Play(pods, fleet, desired, draw or drawn(0)).run(on_progress)
 
 
 class _Play:
     def __init__(
-        self, pods: Sequence[TracePod], fleet: Fleet, desired: Sequence[DesiredState], seed: int
+        self, pods: Sequence[TracePod], fleet: Fleet, desired: Sequence[DesiredState], draw: Draw
     ) -> None:
         self._pods = pods
         self._fleet = fleet
@@ -101,7 +112,8 @@ class _Play:
             Node(name, kind, fleet.kinds[kind], NodeAllocator(self._offers[kind]))
             for name, kind in zip(fleet.names, fleet.kind_of, strict=True)
         ]
-        self._scheduler = KubeScheduler(self._nodes, seed)
+        self._scheduler = KubeScheduler(self._nodes)
+        self._draw = draw
         self._classes: dict[PodWants, PodClass] = {}
         self._by_number: list[PodClass] = []
         self._events: list[Event] = []
@@ -116,7 +128,8 @@ class _Play:
         self._ending = 0  # pods that run and will end
         order = sorted(range(len(pods)), key=lambda number: pods[number].created_s)
         self._arrivals = deque(order)
-        self._age = {number: place for place, number in enumerate(order)}
+        self._age: dict[int, _Age] = {number: (place, 0) for place, number in enumerate(order)}
+        self._refusals = 0
         for pod in pods:
             self._class_of(pod.wants)
         self._usage = Usage.start(self._nodes, self._classes.values(), self._first_s)
@@ -158,10 +171,16 @@ class _Play:
         unmet = never_fits(pod.needs)
         if unmet is not None:
             self._never[number] = unmet
-        elif pod.number in self._waiting.get(pod.needs, ()) or not self._schedule(number, pod, now_s):
+        elif pod.number in self._waiting.get(pod.needs, ()) or not self._start(number, pod, now_s):
             # Where one of its class waits, it fits nowhere: nothing has become free since that was tried.
             self._waiting.setdefault(pod.needs, {}).setdefault(pod.number, deque()).append(number)
             self._waits += 1
+
+    def _start(self, number: int, pod: PodClass, now_s: float) -> bool:
+        """Schedule a new pod, again after a refusal. False: it fits nowhere now."""
+        while (outcome := self._schedule(number, pod, now_s)) is _Outcome.REFUSED:
+            pass
+        return outcome is _Outcome.STARTED
 
     def _ends(self, now_s: float) -> set[int]:
         """All that ends at this moment. Returns the nodes where something did."""
@@ -185,7 +204,7 @@ class _Play:
     def _retry(self, changed: set[int], now_s: float) -> None:
         """Schedule waiting pods, the oldest first. Only on changed nodes may one fit that did not before."""
         nodes = [self._nodes[at] for at in changed]
-        heads: list[tuple[int, PodClass]] = []
+        heads: list[tuple[_Age, PodClass]] = []
         for alike in self._waiting.values():
             first = self._by_number[next(iter(alike))]
             if any(node.has_devices(first) for node in nodes):
@@ -194,10 +213,16 @@ class _Play:
         while heads:
             _, pod = heapq.heappop(heads)
             queue = self._waiting[pod.needs][pod.number]
-            if not any(node.fits(pod) for node in nodes) or not self._schedule(queue[0], pod, now_s):
+            if not any(node.fits(pod) for node in nodes):
                 continue
-            queue.popleft()
-            self._waits -= 1
+            outcome = self._schedule(queue[0], pod, now_s)
+            if outcome is _Outcome.NO_ROOM:
+                continue
+            number = queue.popleft()
+            if outcome is _Outcome.REFUSED:
+                queue.append(number)
+            else:
+                self._waits -= 1
             if queue:
                 heapq.heappush(heads, (self._age[queue[0]], pod))
             else:
@@ -210,32 +235,36 @@ class _Play:
         if not alike:
             del self._waiting[pod.needs]
 
-    def _schedule(self, number: int, pod: PodClass, now_s: float) -> bool:
-        """Send a pod to the best node, again after a refusal. False: it fits nowhere now."""
-        while (at := self._scheduler.choose(pod)) is not None:
-            node = self._nodes[at]
-            try:
-                holding = node.take(pod, now_s)
-            except AllocationRefused as refusal:
-                self._refuse(number, pod, at, refusal, now_s)
-                continue
-            self._events.append(Started(now_s, number, at, holding))
-            self._running[number] = holding
-            self._asked[number] = self._asked_milli(pod, node, holding)
-            self._usage.asked(self._asked[number])
-            lasts_s = self._pods[number].lasts_s
-            if lasts_s is not None:
-                heapq.heappush(self._due, (now_s + lasts_s, number, at))
-                self._ending += 1
-            self._scheduler.changed(at)
-            self._usage.changed(at)
-            return True
-        return False
+    def _schedule(self, number: int, pod: PodClass, now_s: float) -> _Outcome:
+        """Send a pod to the best node."""
+        best = self._scheduler.best(pod)
+        if not best:
+            return _Outcome.NO_ROOM
+        at = self._draw(number, best)
+        node = self._nodes[at]
+        try:
+            holding = node.take(pod, now_s)
+        except AllocationRefused as refusal:
+            self._refuse(number, pod, at, refusal, now_s)
+            return _Outcome.REFUSED
+        self._events.append(Started(now_s, number, at, holding))
+        self._running[number] = holding
+        self._asked[number] = self._asked_milli(pod, node, holding)
+        self._usage.asked(self._asked[number])
+        lasts_s = self._pods[number].lasts_s
+        if lasts_s is not None:
+            heapq.heappush(self._due, (now_s + lasts_s, number, at))
+            self._ending += 1
+        self._scheduler.changed(at)
+        self._usage.changed(at)
+        return _Outcome.STARTED
 
     def _refuse(self, number: int, pod: PodClass, at: int, refusal: AllocationRefused, now_s: float) -> None:
         node = self._nodes[at]
         no_room = isinstance(refusal, NoRoom)
         self._events.append(Refused(now_s, number, at, str(refusal), no_room))
+        self._refusals += 1
+        self._age[number] = (len(self._pods) - len(self._arrivals) - 1, self._refusals)
         if no_room and (due_s := node.devices.due_s(now_s)) is not None:
             heapq.heappush(self._due, (due_s, -1, at))
         if node.fits(pod):  # it is not listed otherwise now: the same pod would be refused again

@@ -1,12 +1,12 @@
-"""Which node a pod goes to: the default rules of kube-scheduler, as far as a trace tells what they ask.
+"""Which nodes are best for a pod: the default rules of kube-scheduler, as far as a trace tells what they ask.
 
-Source: kubernetes 1.36, pkg/scheduler/schedule_one.go: how many nodes are looked at, and from which on. Among
-the best nodes one is drawn.
+Source: kubernetes 1.36, pkg/scheduler/schedule_one.go: how many nodes are looked at, and from which on. It
+draws one of the best.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from random import Random
 
 from partage.plan.whatif.node import Node, PodClass
@@ -14,13 +14,22 @@ from partage.plan.whatif.node import Node, PodClass
 _LEAST_FEASIBLE = 100
 _NO = -1
 
+Draw = Callable[[int, Sequence[int]], int]
+"""Which node is taken. Its arguments: number of the pod in the trace, and the equally good nodes, at least
+one."""
+
+
+def drawn(seed: int) -> Draw:
+    """Any of them is as likely; the same seed draws the same."""
+    random = Random(seed)  # noqa: S311 - a draw that can be repeated, no secret
+    return lambda _pod, nodes: nodes[0] if len(nodes) == 1 else random.choice(nodes)
+
 
 class KubeScheduler:
-    """Chooses nodes. It remembers the score of every class on every node, and counts again what changed."""
+    """Ranks nodes. It remembers the score of every class on every node, and counts again what changed."""
 
-    def __init__(self, nodes: Sequence[Node], seed: int) -> None:
+    def __init__(self, nodes: Sequence[Node]) -> None:
         self.nodes = nodes
-        self._random = Random(seed)  # noqa: S311 - a draw that can be repeated, no secret
         self._start = 0
         self._wanted = feasible_wanted(len(nodes))
         self._changes: list[int] = []
@@ -31,8 +40,8 @@ class KubeScheduler:
         """Something on this node is not as it was."""
         self._changes.append(node)
 
-    def choose(self, pod: PodClass) -> int | None:
-        """The node for a pod; None: it fits nowhere now."""
+    def best(self, pod: PodClass) -> list[int]:
+        """The best nodes for a pod among those that are looked at; none: it fits nowhere now."""
         scores = self._scores_of(pod)
         looked, count = len(scores), 0
         if len(scores) > self._wanted:
@@ -48,12 +57,9 @@ class KubeScheduler:
             order = scores[self._start :] + scores[: self._start]
         best = max(order, default=_NO)
         if best == _NO:
-            return None
-        ties = [place for place, score in enumerate(order) if score == best]
-        found = ties[0] if len(ties) == 1 else self._random.choice(ties)
-        chosen = (self._start + found) % len(scores)
-        self._start = (self._start + looked) % len(scores)
-        return chosen
+            return []
+        begun, self._start = self._start, (self._start + looked) % len(scores)
+        return [(begun + place) % len(scores) for place, score in enumerate(order) if score == best]
 
     def _scores_of(self, pod: PodClass) -> list[int]:
         """The score on every node, _NO where the pod does not fit."""
