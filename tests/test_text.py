@@ -27,3 +27,8 @@ def test_a_long_list_ends_in_how_many_more_there_are():
 def test_a_long_text_is_cut_and_says_so():
     assert shortened("abcdef", 6) == "abcdef"
     assert shortened("abcdefg", 6) == "abc..."
+
+
+def test_what_would_change_a_terminal_is_written_as_an_escape():
+    assert text.printable("größe/a b") == "größe/a b"
+    assert text.printable("a\u202eb\x1b[31m\n") == "a\\u202eb\\x1b[31m\\n"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
@@ -276,6 +276,7 @@ def test_a_curve_is_short_and_loses_no_end(samples: list[int]) -> None:
 names = st.one_of(st.text(max_size=330), st.integers(0, 2000).map(lambda n: "x" * 300 + str(n)))
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.tuples(st.integers(-100_000, 100_000), st.lists(names, max_size=30), st.integers(0, 2**50)),
