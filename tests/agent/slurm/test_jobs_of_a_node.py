@@ -38,7 +38,9 @@ def node(monkeypatch):
     (home / "bin").mkdir()
     install_programs(home / "driver/usr/bin", MpsNode({gpu(2): SIZE}))
     monkeypatch.setenv("PATH", f"{home}/bin:{os.environ['PATH']}")
-    made = JobNode(home / "run", home / "devices.json", SlurmPrograms("g1", 2.0), home / "driver")
+    made = JobNode(home / "run", home / "devices.json", SlurmPrograms("g1", 20.0), home / "driver")
+    for program in ("scontrol", "squeue"):
+        slurm_says(made, program, "", 1)  # not those of this machine
     yield made
     for job in read_jobs(made.run_dir):
         end_job(made, job.job)
