@@ -3,9 +3,9 @@ start, and the score of every node on which a pod fits.
 
 The trace is played on the running scheduler first, with the time of the trace. Nodes are objects that offer
 what the policy gives them. What a kubelet and an agent decide on a node (devices, refusals, what is listed
-afterwards) is done with ``NodeAllocator``, which ``tests/lab/test_what_if_live.py`` compares with a live
-agent. Then ``play`` plays the same trace; where several nodes are equally good it takes the one that the
-scheduler drew. Both have to come to the same events.
+afterwards) is done with ``NodeAllocator``, as ``tests/lab/test_what_if_live.py`` compares with a live agent.
+Then ``play`` plays the same trace; where several nodes are equally good it takes the one that the scheduler
+drew. Both have to come to the same events.
 
 ``PARTAGE_E2E_SEEDS=0,1,2`` plays several traces for each policy, ``PARTAGE_E2E_TIMES=4`` as many times the
 pods and nodes.
