@@ -35,7 +35,7 @@ def view_node(
     records = () if conf is None else tuple(one for one in conf.records if one.of(name))
     all_written = conf is not None and not conf.detected(name)
     files = _NodeFiles(called or name, line, records, version, notes, all_written=all_written)
-    return replace(files.view(), name=name, sized=conf is not None)
+    return replace(files.view(), name=name)
 
 
 class _NodeFiles:
