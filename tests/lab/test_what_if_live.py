@@ -123,7 +123,7 @@ WANTS = st.one_of(
 TRACES = st.lists(st.tuples(WANTS, st.integers(0, 3), st.integers(1, 20)), min_size=4, max_size=14)
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(st.sampled_from(["2xl4", "3xa10", "4xv100-sxm2-32gb"]), POLICIES, TRACES, st.integers(0, 9))
 def test_on_any_node_a_live_agent_decides_the_same(
     machine: str, policy: str, trace: list[tuple[PodWants, int, int]], seed: int
