@@ -113,6 +113,7 @@ $(CLUSTER)/helm $(CLUSTER)/kubeconform $(CLUSTER)/kubelet:
 chart: $(READY) $(CLUSTER)/helm  ## check the Helm chart, and write deploy/manifests from it (builds helm: Go)
 	$(CLUSTER)/helm lint --quiet deploy/helm/partage --namespace partage
 	PATH="$(abspath $(CLUSTER)):$$PATH" $(BIN)/python deploy/render_chart.py
+	$(BIN)/python -m pytest -q -n 0 tests/deploy
 	tests/cluster/schemas "$$(cd tests/cluster/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json" $(CLUSTER)/schemas
 	$(CLUSTER)/kubeconform -strict -summary -skip ServiceMonitor,PrometheusRule \
 	  -schema-location '$(abspath $(CLUSTER))/schemas/{{.ResourceKind}}{{.KindSuffix}}.json' deploy/manifests tests/deploy/rendered

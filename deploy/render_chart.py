@@ -3,6 +3,8 @@
 
 deploy/manifests/partage.yaml is for people without Helm. tests/deploy/rendered/ has the chart with other
 values, which `make check` tests without helm. Each file begins with a digest of what it was made from.
+deploy/helm/partage/files/ are copies of the alerts and dashboards: a chart can hold nothing from outside its
+folder, and not every way in which a repository is kept or packed preserves symbolic links.
 """
 
 import hashlib
@@ -14,6 +16,13 @@ ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "helm" / "partage"
 VALUES = ROOT / "tests" / "deploy" / "values"
 NAMESPACE = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: partage\n---\n"
+
+
+def copies() -> dict[Path, Path]:
+    """File of the chart, and the file that it is a copy of."""
+    dashboards = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
+    originals = (*dashboards, ROOT / "deploy" / "prometheus" / "partage.rules.yaml")
+    return {CHART / "files" / original.name: original for original in originals}
 
 
 def outputs() -> dict[Path, Path | None]:
@@ -40,6 +49,9 @@ def header(values: Path | None) -> str:
 
 def main() -> None:
     """Write all of them."""
+    for copy, original in copies().items():
+        copy.unlink(missing_ok=True)  # it may be a link
+        copy.write_bytes(original.read_bytes())
     for path, values in outputs().items():
         options = ["-f", str(values)] if values else []
         command = ["helm", "template", "partage", str(CHART), "--namespace", "partage", *options]

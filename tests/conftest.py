@@ -5,6 +5,11 @@ import threading
 from collections.abc import Iterator
 
 import pytest
+from hypothesis import HealthCheck, settings
+
+# How long an example takes says how busy the machine is. What is slow is seen by the benchmarks.
+settings.register_profile("partage", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("partage")
 
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and so all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:

@@ -9,6 +9,7 @@ from partage.units import (
     MIB,
     format_bytes,
     format_duration,
+    format_exactly,
     parse_bytes,
     parse_duration,
     parse_percent,
@@ -35,6 +36,18 @@ def test_quantities_are_read_as_kubernetes_reads_them(text: str, amount: int) ->
 def test_what_is_no_amount_of_memory_is_refused(text: str) -> None:
     with pytest.raises(ValueError, match="is not"):
         parse_bytes(text)
+
+
+def test_amounts_that_are_compared_are_not_rounded() -> None:
+    exact = {5 * GIB: "5 GiB", 11 * GIB // 2: "5.5 GiB", 21 * GIB // 4: "5376 MiB", 256 * MIB: "256 MiB"}
+    assert {amount: format_exactly(amount) for amount in exact} == exact
+
+
+def test_gib_and_mib_say_how_they_are_written() -> None:
+    with pytest.raises(ValueError, match=r"such as 8Gi or 512Mi: write 1\.5Gi"):
+        parse_bytes("1.5GiB")
+    with pytest.raises(ValueError, match=r"such as 8Gi or 512Mi$"):
+        parse_bytes("1GB")
 
 
 @pytest.mark.parametrize(

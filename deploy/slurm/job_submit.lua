@@ -75,7 +75,7 @@ end
 function slurm_job_submit(job, partitions, uid)
   local why = partage_refusal(job)
   if why ~= nil then
-    slurm.log_user("partage: " .. why)
+    slurm.log_user("%s", "partage: " .. why) -- a % in a type is no format
     return slurm.ERROR
   end
   return slurm.SUCCESS

@@ -33,6 +33,12 @@ def shortened(text: str, most: int) -> str:
     return text if len(text) <= most else f"{text[: most - 3]}..."
 
 
+def printable(text: str) -> str:
+    """The text with characters that would change its surroundings (control characters, the direction of
+    writing) written as escapes, for a terminal, a plot or a comment."""
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+
+
 def listed(items: Sequence[str], most: int) -> str:
     """``a, b, c and 4 more``."""
     shown = ", ".join(items[:most])

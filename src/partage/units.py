@@ -29,6 +29,9 @@ _SECONDS = {"s": 1, "m": 60, "h": 3600}
 _LONGEST = 32
 
 
+_MOST_COUNT = 10**9
+
+
 def parse_bytes(text: str) -> int:
     """Bytes in a Kubernetes quantity: ``8Gi``, ``512Mi``, ``8G``, ``1073741824``.
 
@@ -36,7 +39,9 @@ def parse_bytes(text: str) -> int:
     """
     match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None or match[2] not in _SUFFIXES:
-        raise ValueError(f"{text[:_LONGEST]!r} is not an amount of memory such as 8Gi or 512Mi")
+        meant = match and match[2].removesuffix("B")
+        hint = f": write {match[1]}{meant}" if match and meant in ("Ki", "Mi", "Gi", "Ti") else ""
+        raise ValueError(f"{text[:_LONGEST]!r} is not an amount of memory such as 8Gi or 512Mi{hint}")
     amount_bytes = ceil(Decimal(match[1]) * _SUFFIXES[match[2]])
     if amount_bytes == 0:
         raise ValueError(f"{text!r} is not a positive amount of memory")
@@ -55,12 +60,31 @@ def parse_quantity(text: str) -> Decimal:
     return number * _AMOUNT_SUFFIXES.get(match[3] or "", Decimal(1))
 
 
+def whole_quantity(value: object) -> int | None:
+    """The count that a quantity in a manifest stands for (``2``, ``1k``, ``1e0``), as text or number;
+    None for anything but a whole number from 0 to 10**9.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        amount = parse_quantity(str(value))
+    except ValueError:
+        return None
+    return int(amount) if amount <= _MOST_COUNT and amount == int(amount) else None
+
+
 def format_bytes(amount_bytes: int) -> str:
     """Short text: ``79.6 GiB``, ``512 MiB``; exact multiples without a fraction."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):
         if amount_bytes >= size:
             return f"{amount_bytes / size:.1f}".removesuffix(".0") + f" {unit}"
     return f"{amount_bytes} B"
+
+
+def format_exactly(amount_bytes: int) -> str:
+    """The same without rounding, for amounts that are compared: ``5.5 GiB``, ``5312 MiB``. Whole MiB."""
+    exact = amount_bytes * 10 % GIB == 0 or amount_bytes < GIB
+    return format_bytes(amount_bytes) if exact else f"{amount_bytes // MIB} MiB"
 
 
 def parse_duration(text: str) -> int:

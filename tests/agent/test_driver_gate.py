@@ -11,16 +11,23 @@ from typing import Any
 
 import pytest
 
+from partage.agent.driver_gate import DriverGate
+from partage.edges.hardware.driver_pause import read_pause
 from partage.edges.mps.keeper import MpsKeeper
+from partage.model.mps import DaemonSpec
+from partage.model.step import StartDaemon
 from partage.plan.driver_pause import not_validated, paused_by
 from partage.sim.mps.node import MpsNode, install_programs
+from partage.sim.node.faults import Occupy, Vacate
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.hardware import SimulatedHardware
 from partage.units import GIB
 from tests.agent.harness import REAL, AgentProcess, Place, healthy, native, place, running, spawn
 from tests.agent.test_cluster import NodeServer, _kubeconfig
 from tests.edges.hardware.conftest import stub_library as stub_library  # noqa: PLC0414 - a fixture
 from tests.edges.hardware.stub import StubNode
 from tests.edges.kube.scripted import api_server
-from tests.kubelet_script import ScriptedKubelet, scripted_kubelet
+from tests.kubelet_script import ScriptedKubelet, scripted_kubelet, until
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 DEPLOY = "nvidia.com/gpu.deploy.device-plugin"
@@ -90,6 +97,26 @@ def test_the_agent_waits_for_the_operators_validations_before_it_opens_the_drive
             )
             agent.stop()
         assert not (node.run_dir / "driver-paused").exists()
+
+
+async def test_a_daemon_whose_clients_leave_during_the_pause_is_stopped_then(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    hardware = SimulatedHardware(load_machine("1xh100-sxm5-80gb"))
+    (uuid,) = [gpu.uuid for gpu in await hardware.observe()]
+    await hardware.perform(StartDaemon(uuid, DaemonSpec(uuid, uuid)))
+    await hardware.inject(Occupy(0, pid=4711, mps=True))
+    gate = DriverGate(tmp_path, None, hardware, hardware.observe)
+    task = asyncio.create_task(gate.watch(0.01))
+    try:
+        gate.know_labels({DEPLOY: "paused-for-driver-upgrade"})
+        await until(lambda: read_pause(tmp_path) and "MPS daemon stays" in caplog.text)
+        assert len(await hardware.daemons()) == 1, "its client keeps it"
+        await hardware.inject(Vacate(0))
+        await until(lambda: not hardware.state.daemons)
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 @asynccontextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.metrics_core import CounterMetricFamily, GaugeMetricFamily, Metric
@@ -16,7 +16,14 @@ from prometheus_client.openmetrics.parser import (
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
-from partage.agent.status.exposition import Family, label_text, wants_openmetrics, write
+from partage.agent.status.exposition import (
+    Family,
+    filled,
+    label_template,
+    label_text,
+    wants_openmetrics,
+    write,
+)
 from partage.agent.status.metric_definitions import METRICS
 from partage.agent.status.process_metrics import process_families
 
@@ -48,6 +55,12 @@ def read(text: bytes, *, openmetrics: bool) -> list[tuple[object, ...]]:
 
 def _plain(value: float) -> float | str:
     return "NaN" if math.isnan(value) else value
+
+
+@given(st.tuples(TEXTS, TEXTS, TEXTS))
+@example(('"', "{0}", "\\\n"))
+def test_many_rows_of_one_metric_are_labelled_as_one_is(values: tuple[str, str, str]) -> None:
+    assert filled(label_template(NAMES), values) == label_text(zip(NAMES, values, strict=True))
 
 
 class Library(Collector):

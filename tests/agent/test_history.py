@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from partage.agent.observers.history import UsageHistory
+from partage.agent.observers.history import HistoryObserver
 from partage.agent.options import Intervals
 from partage.agent.status.status import UsageObservation
 from partage.edges.files.usage_days import UsageDays, date_of, read_usage_days
@@ -206,7 +206,7 @@ async def test_a_day_ends_at_midnight_and_a_clock_that_is_set_back_continues_the
             last.set()
         return UsageObservation(min(asked, 5.0), Samples(), NodeUse((used,)))
 
-    history = UsageHistory(
+    history = HistoryObserver(
         files=UsageDays(tmp_path, 14),
         node="node-a",
         look=look,

@@ -115,7 +115,7 @@ async def test_labels_choose_while_the_agent_runs(node: Place, kubelet: Scripted
         # Before labels are known nothing is guessed, and that is said.
         assert (reason(status), kubelet.last(GPU)) == (PolicyReason.LABELS_UNKNOWN, None)
         well = readiness_of(status, INTERVALS)
-        assert [one.code for one in well.not_well] == ["no-policy"]
+        assert [one.code for one in well.unhealthy] == ["no-policy"]
         assert "labels-unknown" in [one.code for one in well.degraded]
 
         here.label()
@@ -173,7 +173,7 @@ async def test_a_new_agent_serves_what_the_old_one_did_before_it_knows_labels(
         assert status.report is not None
         assert status.report.policy.state is PolicyState.LAST_GOOD
         assert not healthy(kubelet, GPU)
-        assert not [one for one in readiness_of(status, INTERVALS).not_well if one.code == "no-policy"]
+        assert not [one for one in readiness_of(status, INTERVALS).unhealthy if one.code == "no-policy"]
 
 
 @pytest.mark.parametrize("policy", [None, PLAIN])

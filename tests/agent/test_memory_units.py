@@ -56,6 +56,9 @@ def test_amounts_over_the_kubelets_sockets(node, kubelet, capsys):
         assert "train  a          40               0" in said
         assert "serve  a          0                50" in said
         assert "90/158 (56%)" in said
+        metrics = agent.get("/metrics")[1].decode()
+        assert "partage_share_holder{" not in metrics, "none for each unit: a node has thousands of them"
+        assert 'namespace="a",pod="serve"} 50.0' in metrics, "partage_container_shares"
 
         kubelet.pod_resources = held({"a/serve": pods["a/serve"]})
         wait_for(lambda: free_cards(kubelet, second) == [79, 29], what="60 would fit again")
@@ -75,6 +78,25 @@ def test_a_kubelet_that_chooses_of_several_gpus_is_refused_and_left_one(node, ku
         assert calls.allocate(healthy(kubelet, MEMORY)[:3]).envs["ALIYUN_COM_GPU_MEM_CONTAINER"] == "3"
 
 
+def test_an_init_container_that_asks_for_less_costs_one_pod(node, kubelet):
+    """It binds its pod to a GPU where the rest may not be free, as it would the next pod."""
+    with running(spawn(node, policy=BY_MEMORY, machine=MACHINE)):
+        calls = registered(kubelet, MEMORY).calls
+        assert calls is not None
+        wait_for(lambda: len(healthy(kubelet, MEMORY)) == 158, what="79 units of each")
+        every = ids(kubelet, MEMORY)
+        calls.allocate(every[:70])
+        kubelet.pod_resources = held({"a/train": {"main": {MEMORY: every[:70]}}})
+        init = calls.preferred(every[70:], [], 3)
+        assert {device_of(ShareId(one)) for one in init} == {device_of(ShareId(every[0]))}, "the best fit"
+        calls.allocate(init)
+        with pytest.raises(grpc.RpcError, match="an init container of its pod had 3 GiB of GPU 0"):
+            calls.preferred(every[70:], init, 15)
+        wait_for(
+            lambda: free_cards(kubelet, every[:70]) == [79], what="only GPU 1 is offered to the next one"
+        )
+
+
 async def test_the_node_says_how_much_is_held_and_of_how_many_gpus(capsys):
     async with _agent(policy=BY_MEMORY, kubelet=True) as (here, api, _, kubelet):
         calls = (await asyncio.to_thread(registered, kubelet, MEMORY)).calls
@@ -89,7 +111,7 @@ async def test_the_node_says_how_much_is_held_and_of_how_many_gpus(capsys):
         assert api.pods["train"] == {
             "ALIYUN_COM_GPU_MEM_IDX": "0",
             "ALIYUN_COM_GPU_MEM_POD": "3",
-            "ALIYUN_COM_GPU_MEM_DEV": "79",
+            "ALIYUN_COM_GPU_MEM_DEV": "80",
             "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
         }
         config = _kubeconfig(here.root, api.server.url)

@@ -3,6 +3,8 @@
 import asyncio
 from contextlib import asynccontextmanager
 
+import pytest
+
 from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.cluster.pod_drain import PodDrain
 from partage.agent.status.status import AgentStatus
@@ -28,12 +30,13 @@ class PodServer:
         self.evicted: list[tuple[str, str]] = []
         self.listed = 0
         self.eviction = Answer({}, 201)
+        self.refused: dict[str, Answer] = {}
 
     def answer(self, request) -> Answer:
         if request.path.endswith("/eviction"):
             body = request.json
             self.evicted.append((body["metadata"]["name"], body["deleteOptions"]["preconditions"]["uid"]))
-            return self.eviction
+            return self.refused.get(body["metadata"]["name"], self.eviction)
         self.listed += 1
         items = [
             {
@@ -87,6 +90,22 @@ async def test_a_budget_is_honoured_and_the_pod_is_asked_again():
         assert drain.trouble == ""
         api.eviction = Answer({}, 201)
         await _until(lambda: told[-1].reason == "DrainedForChange", "evicted")
+
+
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        status(500, "InternalError", "This pod has more than one PodDisruptionBudget"),
+        status(403, "Forbidden", "a webhook denied the request"),
+    ],
+)
+async def test_a_pod_that_cannot_be_asked_keeps_no_other_pod(refusal):
+    async with _drain(waiting(entry("a"), entry("b", share="GPU-a::1"))) as (api, _, drain, told):
+        api.refused["a"] = refusal
+        await _until(lambda: told, "the other one evicted")
+        assert {one.about.name for one in told} == {"b"}
+        await _until(lambda: drain.trouble, "told")
+        assert drain.trouble.startswith("pods are not evicted: default/a: ")
 
 
 async def test_a_pod_that_is_not_named_any_more_when_the_cluster_has_answered_is_left_alone():

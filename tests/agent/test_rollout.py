@@ -12,6 +12,11 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
+from partage.agent.cluster.rollout import RolloutMember
+from partage.agent.status.status import AgentStatus
+from partage.edges.kube.cluster import ApiCluster
+from partage.edges.kube.leases import Rollout, RolloutPlace
+from partage.plan.report import UNASKED
 from tests.agent.harness import AgentProcess, Place, native, place, running, spawn
 from tests.agent.test_cluster import _kubeconfig
 from tests.edges.kube.store import (
@@ -247,6 +252,28 @@ async def test_an_agent_that_is_killed_while_it_changes_goes_on_when_it_comes_ba
         await nodes.until(_all(nodes, "done"), "both are done")
         await nodes.until(lambda: nodes.free, "and have let go of their slots")
         assert nodes.holders == ["n1", "n2"]
+
+
+async def test_a_slot_that_is_found_after_a_reboot_does_not_count_before_it_is_renewed() -> None:
+    """The clock of a node that has just booted shows fewer seconds than a slot lasts."""
+    judged = asyncio.Event()
+    async with fleet() as nodes:
+        name = f"{NAME}-0"
+        lease = nodes.store.objects[LEASES][name]
+        meta = lease["metadata"] | {"annotations": {"partage.dev/revision": "r1"}}
+        nodes.store.put(LEASES, {"metadata": meta, "spec": {"holderIdentity": "n1"}})
+        rollout = Rollout(ApiCluster(nodes.store.server.config(), "n1"), RolloutPlace(NAMESPACE, NAME))
+        member = RolloutMember(
+            rollout, "n1", AgentStatus(lambda: 5.0), judge_again=judged.set, ask=lambda: None
+        )
+        member.node_seen({})
+        task = asyncio.create_task(member.run())
+        try:
+            await nodes.until(judged.is_set, "the slot is found")
+            assert member.may_change("r1") == UNASKED
+        finally:
+            task.cancel()
+            await asyncio.wait([task])
 
 
 async def test_what_disturbs_nobody_goes_at_once_and_a_settled_fleet_asks_nothing() -> None:

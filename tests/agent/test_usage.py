@@ -410,7 +410,9 @@ async def test_dashboards_of_dcgm_exporter_find_their_series(stage: Stage) -> No
     # Panels of the dashboard 12239 select by instance and gpu.
     for name in ("GPU_TEMP", "POWER_USAGE", "SM_CLOCK", "FB_USED", "MEM_CLOCK", "TOTAL_ENERGY_CONSUMPTION"):
         assert found.by(f"DCGM_FI_DEV_{name}", "UUID", gpu="1", modelName=gpu.product, Hostname="here")
-    assert found.by("DCGM_FI_DEV_XID_ERRORS", "gpu")[("1",)] == 43
+    xids = found.by("DCGM_FI_DEV_XID_ERRORS", "gpu", "err_code", "err_msg")
+    assert xids["1", "43", "XID 43"] == 43
+    assert xids["2", "0", "No Error"] == 0
     whole = found.by("partage_gpu_memory_used_bytes", "index")
     for index in ("2", "4"):
         old = found.by("DCGM_FI_DEV_FB_USED", "pod", gpu=index)

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.codec.hostlist import expand_hostlist, format_hostlist, split_list
+from partage.codec.hostlist import expand_hostlist, format_hostlist, in_hostlist, split_list
 
 _NAMES = st.lists(
     st.builds(
@@ -54,3 +54,19 @@ def test_several_ranges_in_one_name():
 
 def test_commas_in_brackets_separate_nothing():
     assert split_list("a[1,2],b") == ["a[1,2]", "b"]
+
+
+@given(_NAMES, st.text("gn01235-[],", max_size=12))
+def test_a_name_is_in_the_short_form_of_its_names(names, text):
+    assert all(in_hostlist(name, format_hostlist(names)) for name in names)
+    try:
+        meant = expand_hostlist(text)
+    except ValueError:
+        return
+    for name in ("g1", "g01", "g2", "n05", *meant):
+        assert in_hostlist(name, text) == (name in meant)
+
+
+def test_a_list_that_means_very_many_names_takes_no_time():
+    assert in_hostlist("g7", "n[0-99999]" * 40 + ",g[0-999999999]")
+    assert not in_hostlist("g7x", "g[0-999999999]")

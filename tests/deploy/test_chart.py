@@ -11,15 +11,19 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import click
+import jsonschema
 import pytest
 import yaml
 
 from partage.faces.cli.agent import command as agent_command
 from partage.faces.cli.hardware import parser as hardware_parser
+from partage.model.choice_rules import Fallback
 from partage.model.node_taints import NodeTaint
 from partage.plan.cluster.rollout import RolloutSettings, settings_of
 
 ROOT = Path(__file__).parents[2]
+CHART = ROOT / "deploy" / "helm" / "partage"
 DEFAULT = ROOT / "deploy" / "manifests" / "partage.yaml"
 ALL = Path(__file__).parent / "rendered" / "all.yaml"
 ALONE = Path(__file__).parent / "rendered" / "alone.yaml"
@@ -64,6 +68,14 @@ def test_what_was_rendered_is_current() -> None:
     assert not stale, "the chart has changed: run make chart"
 
 
+def test_alerts_and_dashboards_of_the_chart_are_files_and_copies_of_the_originals() -> None:
+    copies = _renderer().copies()
+    assert set((CHART / "files").iterdir()) == set(copies)
+    for copy, original in copies.items():
+        assert not copy.is_symlink()
+        assert copy.read_bytes() == original.read_bytes(), "run make chart"
+
+
 @pytest.mark.parametrize("path", RENDERED, ids=lambda path: path.stem)
 def test_the_agent_has_no_privilege(path: Path) -> None:
     pod, container = _pod(path, "agent"), _container(path, "agent")
@@ -82,6 +94,7 @@ def test_the_agent_has_no_privilege(path: Path) -> None:
         "/run/partage",
         "/var/lib/partage",
         "/var/run/cdi",
+        "/etc/kubernetes/node-feature-discovery/features.d",
     }
 
 
@@ -120,7 +133,7 @@ ROLLOUT = {
     ("", "configmaps", "watch"),
 }
 VIEWER = {("", kind, verb) for kind in ("nodes", "pods") for verb in ("list", "watch")}
-DRAIN = {("", "pods", "get"), ("", "pods", "list"), ("", "pods/eviction", "create")}
+DRAIN = {("", "pods", "list"), ("", "pods/eviction", "create")}
 
 
 @pytest.mark.parametrize(
@@ -186,8 +199,94 @@ def test_the_taints_of_the_agent_do_not_keep_its_pods_away() -> None:
         assert len(_pod(DEFAULT, part)["tolerations"]) == 2
 
 
+SCHEMA: Json = json.loads((CHART / "values.schema.json").read_text())
+
+
+def _problems(text: str) -> list[str]:
+    """What helm says of these values."""
+    jsonschema.Draft7Validator.check_schema(SCHEMA)
+    values = _without_nulls(yaml.safe_load(text))
+    return [
+        f"{one.json_path} {one.message}" for one in jsonschema.Draft7Validator(SCHEMA).iter_errors(values)
+    ]
+
+
+def _without_nulls(values: Any) -> Any:
+    """Helm takes a value away that is set to null."""
+    if not isinstance(values, dict):
+        return values
+    return {key: _without_nulls(one) for key, one in values.items() if one is not None}
+
+
+def _keys(part: Json, schema: Json, path: str = "") -> list[tuple[str, bool, bool]]:
+    """Keys of values and of their schema; whether the one has it, and the other."""
+    if "$ref" in schema:
+        schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
+    if schema.get("additionalProperties") is not False:
+        return []
+    found: list[tuple[str, bool, bool]] = []
+    for key in part.keys() | schema["properties"].keys():
+        found.append((f"{path}{key}", key in part, key in schema["properties"]))
+        if isinstance(part.get(key), dict):
+            found += _keys(part[key], schema["properties"].get(key, {}), f"{path}{key}.")
+    return found
+
+
+@pytest.mark.parametrize(
+    "path",
+    [CHART / "values.yaml", *CHART.glob("presets/*.yaml"), *Path(__file__).parent.glob("values/*.yaml")],
+    ids=lambda path: path.stem,
+)
+def test_values_of_the_chart_and_of_the_tests_are_those_of_the_schema(path: Path) -> None:
+    assert _problems(path.read_text()) == []
+
+
+def test_the_schema_has_the_values_of_the_chart_and_no_others() -> None:
+    compared = _keys(yaml.safe_load((CHART / "values.yaml").read_text()), SCHEMA)
+    assert len(compared) > 60
+    assert {key for key, in_values, in_schema in compared if in_values is not in_schema} == {"global"}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("cluster: {drian: true}", "$.cluster"),
+        ("gfd: {enabled: true}", "'gfd' was unexpected"),
+        ("cluster: {labels: some}", "$.cluster.labels"),
+        ("cluster: {taints: [unhealthy]}", "$.cluster.taints"),
+        ("hardware: {mpsDaemons: host}", "$.hardware.mpsDaemons"),
+        ("config: {map: {default: {version: partage/v1}}}", "$.config.map.default"),
+        ("config: {fallbackStrategies: [first]}", "$.config.fallbackStrategies"),
+        ("rollout: {maxChanging: 25%}", "$.rollout.maxChanging"),
+        ("rollout: {maxChanging: 101}", "$.rollout.maxChanging"),
+        ("metrics: {dcgmNames: off}", "$.metrics.dcgmNames"),
+        ("driverRoot: run/nvidia/driver", "$.driverRoot"),
+    ],
+)
+def test_values_that_would_have_no_effect_or_break_the_pods_are_refused(text: str, said: str) -> None:
+    (problem,) = _problems(text)
+    assert said in problem
+
+
+def _choices(command: click.Command, option: str) -> list[str]:
+    (found,) = (one for one in command.params if option in one.opts)
+    kind = found.type
+    assert isinstance(kind, click.Choice)
+    return list(kind.choices)
+
+
+def test_the_schema_has_the_words_that_the_agent_takes() -> None:
+    values = SCHEMA["properties"]
+    cluster = values["cluster"]["properties"]
+    assert cluster["labels"]["enum"] == _choices(agent_command, "--labels")
+    assert cluster["taints"]["items"]["enum"] == _choices(agent_command, "--taint")
+    assert values["metrics"]["properties"]["dcgmNames"]["enum"] == _choices(agent_command, "--dcgm-names")
+    assert values["agent"]["properties"]["logLevel"]["enum"] == _choices(agent_command, "--log-level")
+    assert values["config"]["properties"]["fallbackStrategies"]["items"]["enum"] == list(Fallback)
+
+
 def test_every_value_is_documented() -> None:
-    values = yaml.safe_load((ROOT / "deploy" / "helm" / "partage" / "values.yaml").read_text())
+    values = yaml.safe_load((CHART / "values.yaml").read_text())
     page = (ROOT / "docs" / "reference" / "chart.md").read_text()
     assert [key for key in values if f"`{key}" not in page] == []
 

@@ -9,7 +9,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, TypeVar
@@ -30,10 +30,12 @@ Json = dict[str, Any]
 
 
 class Cluster:
-    """kubectl, helm and the API server; ``own``: started by these tests on this machine, at ``folder``."""
+    """kubectl, helm and the API server, and one node; ``own``: both are started by these tests on this
+    machine, the node at ``folder``.
+    """
 
-    def __init__(self, kubeconfig: Path, image: str, folder: Path | None) -> None:
-        self.kubeconfig, self.image, self.folder = kubeconfig, image, folder
+    def __init__(self, kubeconfig: Path, image: str, folder: Path | None, node: str = "") -> None:
+        self.kubeconfig, self.image, self.folder, self._node = kubeconfig, image, folder, node
 
     @property
     def own(self) -> bool:
@@ -129,6 +131,10 @@ class Cluster:
             "ctr", "-a", f"{self.folder}/containerd.sock", "-n", "k8s.io", *arguments, check=check
         )
 
+    def load(self, archive: Path) -> None:
+        """Give the own cluster's node the images of an archive."""
+        self.ctr("images", "import", str(archive))
+
     def kill_container(self, pod: Json, container: str) -> None:
         """Kill -9 a container of an own cluster; the kubelet starts it again."""
         statuses = pod["status"]["containerStatuses"]
@@ -173,8 +179,8 @@ class Cluster:
 
     @cached_property
     def node(self) -> str:
-        """The name of the (first) node. Asked once: a test adds a Node that no machine stands for."""
-        name: str = self.get("nodes")["items"][0]["metadata"]["name"]
+        """The name of the node: the first one, if none was given. Asked once: others come and go."""
+        name: str = self._node or self.get("nodes")["items"][0]["metadata"]["name"]
         return name
 
     def allocatable(self) -> dict[str, int]:
@@ -367,43 +373,3 @@ class Cluster:
             return found
 
         return self.until(f"{pod} is {' or '.join(phases)}", reached, timeout_s) or {}
-
-
-def pod(name: str, *limits: Mapping[str, int], command: Sequence[str] = (), **spec: Any) -> Json:
-    """A pod of busybox whose containers (``main``, ``c1``, ...) ask for these resources."""
-    containers = [
-        {
-            "name": "main" if number == 0 else f"c{number}",
-            "image": "docker.io/library/busybox:local",
-            "imagePullPolicy": "IfNotPresent",
-            "command": list(command) or ["/pause"],
-            "resources": {"limits": {key: str(value) for key, value in asked.items()}},
-        }
-        for number, asked in enumerate(limits)
-    ]
-    return {
-        "apiVersion": "v1",
-        "kind": "Pod",
-        "metadata": {"name": name, "labels": {"partage-e2e": "tenant"}},
-        "spec": {"containers": containers, "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
-        | spec,
-    }
-
-
-def deployment(name: str, replicas: int, limits: Mapping[str, int]) -> Json:
-    """A Deployment of such pods with one container."""
-    template = pod("unused", limits)
-    labels = {"app": name, "partage-e2e": "tenant"}
-    return {
-        "apiVersion": "apps/v1",
-        "kind": "Deployment",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": {"app": name}},
-            "template": {
-                "metadata": {"labels": labels},
-                "spec": template["spec"] | {"restartPolicy": "Always"},
-            },
-        },
-    }

@@ -33,12 +33,34 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("cluster")
     try:
         subprocess.run([SCRIPTS / "up", programs, folder], check=True, timeout=300, stdout=subprocess.DEVNULL)
-        ctr = ["ctr", "-a", str(folder / "containerd.sock"), "-n", "k8s.io"]
-        archive = str(Path(programs) / "partage.tar")
-        subprocess.run([*ctr, "images", "import", archive], check=True, timeout=120, capture_output=True)
-        yield Cluster(folder / "admin.conf", IMAGE, folder)
+        own = Cluster(folder / "admin.conf", IMAGE, folder)
+        own.load(Path(programs) / "partage.tar")
+        yield own
     finally:
         subprocess.run([SCRIPTS / "down", folder], check=False, timeout=120)
+
+
+@pytest.fixture(scope="module")
+def second_node(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with a node that joins it for the tests of one module as its node."""
+    if cluster.folder is None:
+        pytest.skip("a second node joins only the cluster that make e2e starts")
+    if subprocess.run(["unshare", "--mount", "--net", "true"], check=False, capture_output=True).returncode:
+        pytest.skip("a second node needs a network namespace, which this machine does not permit")
+    programs, name = os.environ["PARTAGE_E2E_BIN"], "node2"
+    folder = cluster.folder / name
+    node = Cluster(cluster.kubeconfig, cluster.image, folder, name)
+    try:
+        subprocess.run(
+            [SCRIPTS / "join", programs, cluster.folder, name],
+            check=True,
+            timeout=120,
+            stdout=subprocess.DEVNULL,
+        )
+        node.load(Path(programs) / "partage.tar")
+        yield node
+    finally:
+        subprocess.run([SCRIPTS / "down", folder], check=False, timeout=60)
 
 
 @pytest.fixture

@@ -7,7 +7,8 @@ from pathlib import PurePosixPath
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, Cluster, pod
+from tests.e2e.cluster import MACHINE, Cluster
+from tests.e2e.tenants import pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 

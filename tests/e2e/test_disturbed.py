@@ -6,7 +6,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, deployment, pod
+from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster
+from tests.e2e.tenants import deployment, pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 
@@ -57,6 +58,7 @@ def test_the_agent_is_killed_between_allocate_and_the_containers_start(node: Clu
     node.apply(between)
     given = node.until("its shares are given", lambda: node.report()["held"]) or []
     assert {row["certainty"] for row in given} <= {"tentative", "observed"}
+    node.until("the gate runs", lambda: _gate_runs(node))  # shares are given before any container starts
     node.kill_container(agent, "agent")
     node.kubectl("exec", "between", "-c", "gate", "--", "touch", "/open")
     node.until_phase("between", "Running")
@@ -64,6 +66,11 @@ def test_the_agent_is_killed_between_allocate_and_the_containers_start(node: Clu
     shares = node.shares("between")
     assert shares["between"] == {row["id"] for row in given}
     node.until_ledger(shares)
+
+
+def _gate_runs(node: Cluster) -> bool:
+    (status,) = node.pod("between")["status"]["initContainerStatuses"]
+    return "running" in status["state"]
 
 
 def _restarts(node: Cluster, agent: str) -> int:

@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json, pod
+from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
+from tests.e2e.tenants import pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 

@@ -11,7 +11,8 @@ from random import Random
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json, pod
+from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
+from tests.e2e.tenants import pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 
@@ -61,7 +62,7 @@ def test_ten_pods_of_any_size_at_once_while_the_agent_is_killed(node: Cluster) -
     used: dict[str, int] = defaultdict(int)
     for name, env in environment.items():
         assert env["ALIYUN_COM_GPU_MEM_CONTAINER"] == str(asked[name])
-        assert env["ALIYUN_COM_GPU_MEM_DEV"] == str(UNITS)
+        assert env["ALIYUN_COM_GPU_MEM_DEV"] == "40", "all memory of the card"
         assert env["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={asked[name] * 1024}M"
         ids = env["PARTAGE_SHARES"].split(",")
         assert {one.partition("-_-")[0] for one in ids} == {env["NVIDIA_VISIBLE_DEVICES"]}

@@ -14,7 +14,8 @@ from partage.edges.procfs import runs
 from partage.model.mps import CONTROL_PROGRAM, SERVER_PROGRAM
 from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install_programs
 from partage.units import GIB
-from tests.e2e.cluster import NAMESPACE, ROOT, Cluster, Json, pod
+from tests.e2e.cluster import NAMESPACE, ROOT, Cluster, Json
+from tests.e2e.tenants import pod
 from tests.edges.hardware.stub import StubNode
 
 pytestmark = pytest.mark.usefixtures("tenants")

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import Cluster, deployment
+from tests.e2e.cluster import Cluster
+from tests.e2e.tenants import deployment
 
 pytestmark = pytest.mark.usefixtures("tenants")
 

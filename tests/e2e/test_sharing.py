@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, pod
+from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster
+from tests.e2e.tenants import pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 

@@ -12,7 +12,8 @@ from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import Cluster, Json, pod
+from tests.e2e.cluster import Cluster, Json
+from tests.e2e.tenants import pod
 from tests.nvidia_plugin import NvidiaPlugin, recording
 
 pytestmark = pytest.mark.usefixtures("tenants")
@@ -111,7 +112,7 @@ def _verb(node: Cluster, verb: str, state: Path) -> str:
         f"--run-dir={node.path_on_node('/run/partage')}",
         f"--state-dir={state}",
     ]
-    where = [f"--cluster={node.kubeconfig}", f"--node-name={node.node}", "--wait=60"]
+    where = ["--cluster", f"--kubeconfig={node.kubeconfig}", f"--node-name={node.node}", "--wait=60"]
     return node.run(sys.executable, "-m", "partage", verb, *places, *where)
 
 

@@ -3,7 +3,7 @@ start, and the score of every node on which a pod fits.
 
 The trace is played on the running scheduler first, with the time of the trace. Nodes are objects that offer
 what the policy gives them. What a kubelet and an agent decide on a node (devices, refusals, what is listed
-afterwards) is done with ``NodeDevices``, which ``tests/lab/test_what_if_live.py`` compares with a live agent.
+afterwards) is done with ``NodeAllocator``; ``tests/lab/test_what_if_live.py`` compares that with a live agent.
 Then ``play`` plays the same trace; where several nodes are equally good it takes the one that the scheduler
 drew. Both have to come to the same events.
 
@@ -30,7 +30,7 @@ from partage.plan.serve.unit_allocation import NoRoom
 from partage.plan.whatif.demand import Cause, Demand, Unmet, demand_on
 from partage.plan.whatif.needs import need_of, never_fits
 from partage.plan.whatif.node import MOST_PODS, Node, PodClass
-from partage.plan.whatif.node_devices import Holding, NodeDevices
+from partage.plan.whatif.node_devices import Holding, NodeAllocator
 from partage.plan.whatif.node_offer import NodeOffer
 from partage.plan.whatif.play import Ended, Event, Refused, Started, play
 from partage.plan.whatif.pods import Fleet, NodeKind, PodWants, TracePod
@@ -170,7 +170,7 @@ class _Live:
         self._plane, self._pods, self._fleet = plane, pods, nodes
         self._offers = [NodeOffer(one) for one in states]
         self._nodes = [
-            Node(name, at, nodes.kinds[at], NodeDevices(self._offers[at]))
+            Node(name, at, nodes.kinds[at], NodeAllocator(self._offers[at]))
             for name, at in zip(nodes.names, nodes.kind_of, strict=True)
         ]
         self._listed = [self._list_of(node) for node in self._nodes]

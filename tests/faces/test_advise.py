@@ -11,11 +11,16 @@ from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree as ET
 
+import click
 import pytest
+from click.testing import CliRunner
 
 from partage.codec.values import decode
+from partage.errors import InputError
+from partage.faces.advise_dialogue import ask_missing
 from partage.faces.cli.main import run
 from partage.faces.documents.advice import AdviceDocument
+from partage.plan.advise.situation import Asked, Workload, tenants_of
 
 H100 = ("--gpu", "h100-sxm5-80gb")
 
@@ -143,7 +148,7 @@ def test_the_table_says_what_each_tenant_gets(capsys: pytest.CaptureFixture[str]
 def test_a_terminal_asks_for_what_is_missing() -> None:
     ours, theirs = pty.openpty()
     command = [sys.executable, "-m", "partage", "advise", "--workload", "notebooks", "-o", "json"]
-    os.write(ours, b"h100\nl4\nmemory\n3\ny\n\nslurm\n")
+    os.write(ours, b"h100\nl4\nmemory\n3\nmuch\n4Gi\nn\ny\n\nslurm\n")
     try:
         done = subprocess.run(command, stdin=theirs, capture_output=True, timeout=60, check=True)
     finally:
@@ -156,3 +161,37 @@ def test_a_terminal_asks_for_what_is_missing() -> None:
     situation = model["situation"]
     assert (situation["tenants"], situation["isolation"], situation["scheduler"]) == (3, "memory", "slurm")
     assert (situation["virtualised"], situation["licensed"]) == (True, False)
+    assert (situation["memoryBytes"], situation["bursty"]) == (4 << 30, False)
+
+
+@pytest.mark.parametrize(
+    ("said", "typed", "tenants"),
+    [
+        (Asked(gpu=("a30-24gb",), memory=(4 << 30, 8 << 30)), "\n" * 6, 2),  # one tenant for each amount
+        (Asked(gpu=("l4", "a30-24gb"), workload=Workload.NOTEBOOKS), "hardware\n" + "\n" * 6, 4),
+    ],
+)
+def test_the_dialogue_offers_what_would_be_assumed(said: Asked, typed: str, tenants: int) -> None:
+    """Enter, Enter, Enter gives the same tenants as no dialogue, and not more than can be kept apart."""
+    answers: list[Asked] = []
+    command = click.Command("dialogue", callback=lambda: answers.append(ask_missing(said)))
+    done = CliRunner().invoke(command, input=typed, catch_exceptions=False)
+    assert done.exit_code == 0, done.output
+    assert tenants_of(answers[0]) == tenants
+
+
+def test_amounts_for_other_tenants_are_refused_before_the_first_question() -> None:
+    with pytest.raises(InputError, match="2 amounts of memory for 3 tenants"):
+        ask_missing(Asked(gpu=("l4",), memory=(1 << 30, 2 << 30), tenants=3))
+
+
+def test_the_policy_for_virtual_machines_holds_under_the_name_that_a_vgpu_has(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    """Inside of the machine an H100 is called after its vGPU type."""
+    virtual = ("--virtualised", "--licensed", "--tenants", "4", "-o", "policy")
+    assert run(["advise", *H100, "--gpu", "l4", *virtual]) == 0
+    policy, machine = tmp_path / "policy.yaml", tmp_path / "machine.yaml"
+    policy.write_text(capsys.readouterr().out)
+    machine.write_text("gpus: [{name: NVIDIA H100-20C, memory-bytes: 21474836480}]\nvirtual: true\n")
+    assert run(["check", "--strict", str(policy), "--machine", str(machine)]) == 0

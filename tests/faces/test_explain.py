@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from partage.codec.values import encode_replacing
 from partage.faces.cli.main import run
-from partage.faces.pod_needs import pod_of
+from partage.faces.pod_needs import pods_of
 from partage.model.ids import MEMORY_RESOURCE, ResourceName
 from tests.faces.reports import a_document, a_report
 
@@ -166,6 +166,15 @@ def test_an_amount_that_no_single_gpu_has(capsys, tmp_path, reports):
     assert code == 0, document
 
 
+def test_an_init_container_that_binds_the_pod_to_a_gpu_without_room(capsys, tmp_path, reports):
+    """The kubelet gives its units again; less for the main container would be poor advice."""
+    init = {"name": "load", "image": "x", "resources": {"limits": {MEMORY: 3}}}
+    code, document = explained(capsys, manifest(tmp_path, {MEMORY: 38}, initContainers=[init]), *reports)
+    node = document["pods"][0]["nodes"][0]
+    assert (code, node["refusedAtNode"]) == (1, True)
+    assert f"ask for no {MEMORY} in init container load" in str(node["changes"] + node["others"])
+
+
 # --- shares -----------------------------------------------------------------------------------------
 
 
@@ -287,7 +296,7 @@ def test_wrong_files(capsys, tmp_path, policy):
 
 
 def test_a_pod_as_kubernetes_counts_it():
-    pod = pod_of(
+    (pod,) = pods_of(
         {
             "kind": "Pod",
             "spec": {
@@ -305,5 +314,79 @@ def test_a_pod_as_kubernetes_counts_it():
             },
         }
     )
-    assert pod is not None
     assert pod.totals == {WHOLE: 3, "cpu": 1750, "memory": 2**30}
+
+
+def test_what_a_pod_asks_for_as_a_whole_counts_in_place_of_its_containers():
+    """Kubernetes 1.34: resources of a pod."""
+    containers = [{"name": name, "resources": {"requests": {"cpu": 1}}} for name in "ab"]
+    whole = {"requests": {"cpu": 3}, "limits": {"cpu": 9, "memory": "1Gi"}}
+    (pod,) = pods_of({"kind": "Pod", "spec": {"containers": containers, "resources": whole}})
+    assert pod.totals == {"cpu": 3000, "memory": 2**30}
+
+
+@pytest.mark.parametrize(
+    ("resources", "said"),
+    [
+        ({"requests": {SHARED: 1}}, "needs a limit"),
+        ({"requests": {SHARED: 1}, "limits": {SHARED: 2}}, "differ"),
+    ],
+)
+def test_a_pod_that_kubernetes_refuses_is_not_said_to_fit(capsys, tmp_path, policy, resources, said):
+    path = tmp_path / "refused.yaml"
+    pod = {"containers": [{"name": "c", "image": "x", "resources": resources}]}
+    path.write_text(json.dumps({"apiVersion": "v1", "kind": "Pod", "spec": pod}))
+    assert run(["explain", str(path), *policy]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_each_kind_of_pod_of_a_foreign_object_is_tried(capsys, tmp_path, policy):
+    def template(resource):
+        container = {"name": "c", "image": "x", "resources": {"limits": {resource: 1}}}
+        return {"template": {"spec": {"containers": [container]}}}
+
+    job = {"pytorchReplicaSpecs": {"Master": template(SHARED), "Worker": template("nvidia.com/gpu.other")}}
+    path = tmp_path / "job.yaml"
+    path.write_text(json.dumps({"apiVersion": "kubeflow.org/v1", "kind": "PyTorchJob", "spec": job}))
+    code, document = explained(capsys, str(path), *policy)
+    assert code == 1
+    assert [(pod["name"], pod["nodes"][0]["fits"]) for pod in document["pods"]] == [
+        ("PyTorchJob, spec.pytorchReplicaSpecs.Master.template.spec", True),
+        ("PyTorchJob, spec.pytorchReplicaSpecs.Worker.template.spec", False),
+    ]
+
+
+REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
+
+
+@pytest.mark.parametrize(
+    ("spec", "said"),
+    [
+        ({"affinity": {"podAntiAffinity": {REQUIRED: [{"topologyKey": "zone"}]}}}, "podAntiAffinity"),
+        ({"affinity": {"podAffinity": {REQUIRED: [{"topologyKey": "zone"}]}}}, "podAffinity"),
+        ({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}, "topologySpread"),
+        ({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "d"}}]}, "volumes"),
+        ({"resourceClaims": [{"name": "gpu"}]}, "DRA"),
+        ({"schedulingGates": [{"name": "quota"}]}, "scheduling gates (quota)"),
+        ({"schedulerName": "volcano"}, "the scheduler volcano"),
+        ({"runtimeClassName": "kata"}, "runtime class kata"),
+    ],
+)
+def test_what_is_not_looked_at_is_said(capsys, tmp_path, policy, spec, said):
+    file = manifest(tmp_path, {SHARED: 1}, **spec)
+    code, document = explained(capsys, file, *policy)
+    (line,) = document["pods"][0]["notJudged"]
+    assert (code, said in line) == (0, True)
+    assert run(["explain", file, *policy]) == 0
+    assert f"! not looked at: {line}" in capsys.readouterr().out
+
+
+def test_preferences_and_plain_volumes_are_no_reason_to_warn(capsys, tmp_path, policy):
+    spec = {
+        "affinity": {"podAntiAffinity": {"preferredDuringSchedulingIgnoredDuringExecution": [{"weight": 1}]}},
+        "topologySpreadConstraints": [{"whenUnsatisfiable": "ScheduleAnyway"}],
+        "volumes": [{"name": "tmp", "emptyDir": {}}],
+        "schedulerName": "default-scheduler",
+    }
+    _, document = explained(capsys, manifest(tmp_path, {SHARED: 1}, **spec), *policy)
+    assert document["pods"][0]["notJudged"] == []

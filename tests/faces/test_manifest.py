@@ -4,7 +4,8 @@ from typing import Any
 
 import pytest
 
-from partage.faces.manifest import findings, is_manifest
+from partage.faces.manifest import findings
+from partage.faces.manifest_pods import is_manifest, objects_of
 from partage.model.ids import ResourceName
 from partage.model.share import Resource
 from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MPS, NONE, SLICED, offering
@@ -158,3 +159,67 @@ def test_rubbish_in_a_manifest_is_the_api_servers_affair(rubbish):
 def test_our_own_documents_are_no_manifests():
     assert not is_manifest({"apiVersion": "partage/v1", "kind": "Plan"})
     assert is_manifest({"apiVersion": "v1", "kind": "Pod"})
+
+
+@pytest.mark.parametrize("amount", ["2", 2, "2000m", "2e0", 2.0, "0.002k"])
+def test_every_way_in_which_kubernetes_writes_a_count_is_read(amount):
+    pod = _pod({"nvidia.com/gpu.shared": amount})
+    pod["spec"]["containers"][0]["resources"]["requests"] = {"nvidia.com/gpu.shared": 2}
+    (found,) = findings(pod, "f", "", OFFERED)
+    assert "asks for 2 of nvidia.com/gpu.shared" in found.problem.message
+
+
+PYTORCH_JOB = {
+    "apiVersion": "kubeflow.org/v1",
+    "kind": "PyTorchJob",
+    "spec": {
+        "pytorchReplicaSpecs": {
+            "Master": {"template": _pod({"nvidia.com/gpu.shared": 2})},
+            "Worker": {"template": _pod({"nvidia.com/gpu": 1})},
+        }
+    },
+}
+
+
+def test_pods_are_found_in_objects_of_kinds_that_are_not_kubernetes_own():
+    assert _said(PYTORCH_JOB, OFFERED) == [
+        (
+            "error",
+            "spec.pytorchReplicaSpecs.Master.template.spec.containers[0].resources.limits"
+            ".nvidia.com/gpu.shared",
+            True,
+        )
+    ]
+
+
+def test_a_gpu_for_the_pod_as_a_whole_is_no_gpu():
+    pod = _pod({})
+    pod["spec"]["resources"] = {"limits": {"nvidia.com/gpu": 1, "cpu": 1}}
+    assert _said(pod) == [("error", "spec.resources.limits.nvidia.com/gpu", False)]
+
+
+def test_a_container_for_debugging_sees_no_gpus_of_others():
+    pod = _pod({})
+    everything = [{"name": "NVIDIA_VISIBLE_DEVICES", "value": "all"}]
+    pod["spec"]["ephemeralContainers"] = [{"name": "debug", "env": everything}]
+    assert _said(pod) == [("warning", "spec.ephemeralContainers[0].env[0]", False)]
+
+
+def test_a_forgotten_api_version_is_said():
+    pod = _pod({"nvidia.com/gpu": 1})
+    del pod["apiVersion"]
+    assert is_manifest(pod)
+    assert _said(pod) == [("error", "", False)]
+
+
+def test_the_items_of_a_list_need_not_say_their_kind():
+    listed = {"apiVersion": "v1", "kind": "PodList", "items": [{"spec": _pod({})["spec"]}]}
+    [(path, pod)] = objects_of(listed, "")
+    assert (path, pod["kind"], pod["apiVersion"]) == ("items[0]", "Pod", "v1")
+
+
+def test_a_profile_of_this_machine_is_not_called_one_of_other_models():
+    pod = _pod({"nvidia.com/mig-1g.5gb": 1})
+    models = {"1g.5gb": ("a100-40gb", "a800-40gb")}
+    found = findings(pod, "f", "", OFFERED, models_of=models.__getitem__, models_here={"a100-40gb"})
+    assert ["nothing offers" in one.problem.message for one in found] == [True]

@@ -44,7 +44,7 @@ WRONG = [
         "mem-fraction-static",
     ),
     (SHARED, {"args": ["--cuda-memory-fraction", "1.0"]}, "args[0]", "--cuda-memory-fraction 1 is"),
-    (SHARED, VLLM, "image", "vLLM without --gpu-memory-utilization takes 0.9"),
+    (SHARED, VLLM, "image", "what vLLM without --gpu-memory-utilization takes, 0.9, is a part"),
     (SHARED, {"command": ["vllm", "serve"]}, "image", "vLLM without"),
     (SHARED, _env("XLA_PYTHON_CLIENT_MEM_FRACTION", ".75"), "env[0].value", "MEM_FRACTION 0.75 is a part"),
     (SHARED, _env("XLA_CLIENT_MEM_FRACTION", "1.1"), "env[0].value", "MEM_FRACTION 1.1 is a part"),
@@ -60,7 +60,37 @@ WRONG = [
     (SLICES, {}, "resources.limits", "nothing limits the GPU memory"),
     (SLICES, {"args": ["--gpu-memory-utilization=0.9"]}, "args[0]", "the share is 0.5 of it"),
 ]
+SHELL = ["sh", "-c"]
+WRONG += [
+    # In quotes, over two lines, from a variable, in Python code, in a shell, as one text.
+    (
+        SHARED,
+        {"command": [*SHELL, "vllm serve m --gpu-memory-utilization '0.9'"]},
+        "command[2]",
+        "ion 0.9 is",
+    ),
+    (SHARED, {"args": ["vllm serve \\\n --gpu-memory-utilization \\\n  0.9"]}, "args[0]", "ion 0.9 is"),
+    (
+        SHARED,
+        {"args": ["--gpu-memory-utilization", "$(PART)"], **_env("PART", "0.9")},
+        "args[0]",
+        "--gpu-memory-utilization 0.9 is",
+    ),
+    (SHARED, {"command": ["python", "-c", "LLM('m', gpu_memory_utilization=0.9)"]}, "command[2]", "0.9 is"),
+    (SHARED, {"command": ["python", "-c", "set_per_process_memory_fraction(0.9)"]}, "command[2]", "0.9 is"),
+    (
+        SHARED,
+        {"args": ["export XLA_PYTHON_CLIENT_MEM_FRACTION=.9; python t.py"]},
+        "args[0]",
+        "FRACTION 0.9 is",
+    ),
+    (SHARED, {"args": "--gpu-memory-utilization=0.9"}, "args", "0.9 is"),
+]
 RIGHT = [
+    (SHARED, {**VLLM, "command": [*SHELL, 'vllm serve m --gpu-memory-utilization "0.2"']}),
+    (SHARED, {**VLLM, "args": ["--gpu-memory-utilization", "$PART"], **_env("PART", "0.2")}),
+    (SHARED, {**VLLM, "args": ["--gpu-memory-utilization", "$PART"]}),  # only the running shell knows
+    (SLICES, {"command": ["python", "-c", "torch.cuda.set_per_process_memory_fraction(0.5, 0)"]}),
     (SHARED, {"args": ["--gpu-memory-utilization", "0.25"]}),
     (SHARED, {**VLLM, "args": ["--gpu-memory-utilization=0.2"]}),
     (SHARED, {"image": "team/novllm-proxy"}),

@@ -1,6 +1,7 @@
 """GPU memory as an amount, as the command line says it."""
 
 import json
+from pathlib import Path
 
 import pytest
 
@@ -21,6 +22,7 @@ from partage.plan.cluster.gpu_memory import (
 from partage.plan.serve.ledger_entry import Holder
 from tests.plan.offers import NAME, unit_row
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 BY_MEMORY = "version: partage/v1\ngpus: [{select: all, mps: {unit: %s}}]\n"
 POD = """\
 apiVersion: v1
@@ -64,6 +66,29 @@ def test_the_plan_counts_units(capsys, write):
     assert "250 to 820 MiB" in said.out + said.err
     assert run(["show", "--machine", "2xa100-80gb", "--policy", policy]) == 0
     assert "79 units of 1 GiB" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("labels", "offered", "warns"),
+    [
+        ("mps", {MEMORY_RESOURCE: ("mps", 21 + 79)}, False),
+        ("share", {MEMORY_RESOURCE: ("time-slicing", 21 + 79)}, False),
+        ("cgpu", {MEMORY_RESOURCE: ("mps", 21 + 79)}, True),
+        ("core_mem", {MEMORY_RESOURCE: ("mps", 21 + 79)}, True),
+        ("default", {"nvidia.com/gpu": ("exclusive", 2)}, False),
+        ("", {"nvidia.com/gpu": ("exclusive", 2)}, False),
+    ],
+)
+def test_the_labels_of_acks_pools_choose(capsys, write, labels, offered, warns):
+    machine = write("m.yaml", "gpus: [{name: NVIDIA A10}, {name: NVIDIA A100-SXM4-80GB}]")
+    policy = str(EXAMPLES / "14-gpu-memory" / "policy.yaml")
+    chosen = f"ack.node.gpu.schedule={labels}" if labels else ""
+    words = ["plan", "--machine", machine, "--policy", policy, "--node-labels", chosen, "-o", "json"]
+    assert run(words) == 0
+    said = capsys.readouterr()
+    rows = json.loads(said.out)["resources"]
+    assert {row["name"]: (row["strategy"], row["count"]) for row in rows} == offered
+    assert (f"asks for {labels}, a kernel module of Alibaba's" in said.err) is warns
 
 
 def test_a_unit_of_one_mib_is_impossible_and_the_numbers_are_said(capsys, write):
@@ -130,6 +155,52 @@ def test_a_containers_amount_is_on_one_gpu(capsys, write, amount, unit, severity
         assert said in text
 
 
+def _pod_of(init, *mains, sidecar=0):
+    def container(name, amount, more=""):
+        return f"{{name: {name}, image: x, {more}resources: {{limits: {{aliyun.com/gpu-mem: {amount}}}}}}}"
+
+    inits = [container(f"init{n}", amount) for n, amount in enumerate(init)]
+    if sidecar:
+        inits.append(container("side", sidecar, "restartPolicy: Always, "))
+    said = [container(f"main{n}", amount) for n, amount in enumerate(mains)]
+    spec = f"{{initContainers: [{', '.join(inits)}], containers: [{', '.join(said)}]}}"
+    return f"apiVersion: v1\nkind: Pod\nmetadata: {{name: train}}\nspec: {spec}\n"
+
+
+@pytest.mark.parametrize(
+    ("init", "mains", "sidecar", "said"),
+    [
+        ((), (79, 79), 0, []),
+        ((5,), (5, 9), 0, []),
+        ((10, 4), (4, 6, 3), 0, []),
+        ((0,), (5,), 0, []),
+        ((3,), (5,), 0, ["warning: container main0 asks for 5, and gets 3 of them from an init"]),
+        ((3, 9), (9,), 0, ["warning: init container init1 asks for 9, and gets 3 of them"]),
+        ((3,), (1, 5), 0, ["warning: container main1 asks for 5, and gets 2 of them"]),
+        ((3,), (9,), 2, ["warning: container main0 asks for 9, and gets 1 of them"]),
+        ((), (79, 79), 1, ["error: asks for 159 x 1 GiB of GPU memory in all, and the node offers 158: the"]),
+        ((), (40, 79, 40), 0, ["error: asks for 159 x 1 GiB"]),
+        ((), (50, 50, 50), 0, ["error: container main2 asks for 50 x 1 GiB of GPU memory, and beside what"]),
+        (
+            (3,),
+            (80,),
+            0,
+            ["warning: container main0 asks for 80", "error: asks for 80 x 1 GiB of GPU"],
+        ),
+    ],
+)
+def test_the_containers_of_a_pod_have_their_amounts_together(capsys, write, init, mains, sidecar, said):
+    """The kubelet gives the units of ordinary init containers to the next containers, in their order."""
+    pod = write("pod.yaml", _pod_of(init, *mains, sidecar=sidecar))
+    policy = write("p.yaml", BY_MEMORY % "1Gi")
+    _, problems = checked(capsys, pod, "--policy", policy, "--machine", "2xa100-80gb")
+    told = sorted(f"{severity}: {text}" for severity, text, _ in problems)
+    assert len(told) == len(said), told
+    for one, start in zip(told, sorted(said), strict=True):
+        assert start.partition(": ")[2] in one, told
+        assert one.startswith(start.partition(": ")[0])
+
+
 def test_prove_tries_units_as_two_containers_have_them(capsys, write):
     from partage.edges.files.policy import parse_policy
     from partage.lab.prove.promised_offer import offer_of_policy
@@ -155,9 +226,10 @@ def nodes():
 
 def test_inspect_has_the_shape_of_gpushares():
     assert memory_tables.summary(nodes()) == (
-        "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)\n"
-        "n1    10.0.0.1   20/21                  40/79                  60/100\n"
-        "n2    -          0/14                   0/0                    0/14\n"
+        "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU2(Allocated/Total)"
+        "  GPU Memory(GiB)\n"
+        "n1    10.0.0.1   20/21                  0/0                    40/79                  60/100\n"
+        "n2    -          0/14                   0/0                    0/0                    0/14\n"
         "----------------------------------------------------------------\n"
         "Allocated/Total GPU Memory In Cluster:\n"
         "60/114 (52%)"
@@ -175,6 +247,21 @@ def test_inspect_has_the_shape_of_gpushares():
         "Allocated/Total GPU Memory In Cluster:\n"
         "60/100 (60%)"
     )
+
+
+def test_the_mig_devices_of_a_gpu_are_one_column():
+    cards = (CardMemory(0, 19, 3, 1 << 30), CardMemory(0, 9, 5, 1 << 30), CardMemory(1, 79, 7, 1 << 30))
+    pods = (PodMemory("x", "a", (3, 0, 0)), PodMemory("x", "b", (0, 5, 7)))
+    seen = [InspectedNode("n1", "", NodeMemory(cards, pods))]
+    assert memory_tables.summary(seen).splitlines()[:2] == [
+        "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)",
+        "n1    -          8/28                   7/79                   15/107",
+    ]
+    assert memory_tables.details(seen).splitlines()[3:6] == [
+        "NAME  NAMESPACE  GPU0(Allocated)  GPU1(Allocated)",
+        "a     x          3                0",
+        "b     x          5                7",
+    ]
 
 
 def test_a_card_of_141_gib_is_not_taken_for_mib():

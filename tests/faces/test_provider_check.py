@@ -14,7 +14,7 @@ from partage.edges.files.providers import provider_tables
 from partage.edges.files.worker_groups import read_worker_groups
 from partage.errors import InputError
 from partage.faces.cli.main import run
-from partage.faces.manifest import POD_SPEC_AT
+from partage.faces.manifest_pods import POD_SPEC_AT
 from partage.faces.provider_check import ProviderContext, judge_cluster, judge_manifest, judge_policy
 
 H100 = {"gpu": "h100-sxm5-80gb"}
@@ -54,6 +54,8 @@ MEM, CORE = "aliyun.com/gpu-mem", "aliyun.com/gpu-core.percentage"
 CAPABLE = {"nvidia.com/mps.capable": "true"}
 
 RIGHT = [
+    ("ack", [], [], _entry(mps={"unit": "1Gi"})),
+    ("fpt", [{"gpu": "A100", "mig": "single", "layout": "all-2g.20gb"}], [], None),  # the title of its table
     ("fpt", [{**SINGLE, **SLICED}], [_pod(ONE)], None),
     (
         "fpt",
@@ -107,7 +109,38 @@ RIGHT = [
     ("kubernetes", [], [_pod({"cpu": 2})], NATIVE_PART),
 ]
 
+UNITS = _entry(mps={"unit": "1Gi"})
 WRONG = [
+    ("fpt", [], [], UNITS, "error: gpus[0]: makes equal shares only"),
+    ("gke", [], [], UNITS, "error: gpus[0]: makes equal shares only"),
+    ("fpt", [], [], NATIVE_UNEQUAL, "error: gpus[0]: makes equal shares only"),
+    # The names of MIG devices are judged by the model that a policy selects.
+    (
+        "gke",
+        [],
+        [],
+        {"version": "partage/v1", "gpus": [{"select": {"model": "l4"}, "mig": {"layout": ["1g.10gb"]}}]},
+        "error: gpus[0]: l4 has no MIG",
+    ),
+    (
+        "kubernetes",
+        [],
+        [],
+        {
+            "version": "partage/v1",
+            "gpus": [{"select": {"model": "h200-141gb"}, "mig": {"layout": ["2g.25gb"]}}],
+        },
+        "error: gpus[0]: h200-141gb has no MIG profile 2g.25gb",
+    ),
+    # A list of profiles that each exist, and do not fit together; one without MIG.
+    (
+        "gke",
+        [{**SINGLE, "layout": ["3g.40gb", "3g.40gb", "3g.40gb"]}],
+        [],
+        None,
+        "error: groups[0].layout: h100-sxm5-80gb has no room for it",
+    ),
+    ("gke", [{**WHOLE, "layout": ["1g.10gb"]}], [], None, "error: groups[0].layout: has a layout, but"),
     (
         "fpt",
         [{**WHOLE, "sharing": "mps", "replicas": 49}],

@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from partage.edges.procfs import exists, runs
 from partage.faces.documents.node import node_row
-from partage.faces.documents.report import AgentProcess
+from partage.faces.documents.report import ReportingAgent
 from partage.faces.report_origin import ThisNode, why_not_ours
 from tests.faces.nodes import gpu, node
 
 HOST, POD = "pid:[4026531836]", "pid:[4026532000]"
-AGENT = AgentProcess("1.0", 7, HOST, 1)
+AGENT = ReportingAgent("1.0", 7, HOST, 1)
 NODE = replace(node_row(node(gpu(0), gpu(1))), boot_id="b1")
 HERE = ThisNode(False, HOST, "b1", frozenset(one.uuid for one in NODE.gpus))
 FIRST, OTHER = frozenset({NODE.gpus[0].uuid}), frozenset({gpu(9).uuid})

@@ -126,9 +126,28 @@ def test_a_cluster_of_several_kinds_of_nodes(tmp_path, policy, capsys):
     assert "NodeName=l1 Gres=gpu:l40s:4 Features=l40s\n" in out
 
 
+def test_nodes_of_one_policy_by_their_labels(tmp_path, capsys):
+    (tmp_path / "all.yaml").write_text(
+        "version: partage/v1\ngpus:\n"
+        "  - {select: {index: [0]}, when: {label: {pool: inference}}, mps: {replicas: 4}}\n"
+    )
+    file = tmp_path / "cluster.yaml"
+    file.write_text(
+        "version: partage/v1\nkind: SlurmCluster\nslurm: 24.11.5\nnodes:\n"
+        "  - {name: g1, machine: 2xl4, policy: all.yaml, labels: {pool: inference}}\n"
+        "  - {name: g2, machine: 2xl4, policy: all.yaml, labels: {}}\n"
+    )
+    assert run(["slurm", "config", "--cluster", str(file)]) == 0
+    out = capsys.readouterr().out
+    assert "NodeName=g1 Gres=gpu:l4:1,gpu:l4_shared:1,mps:100 " in out
+    assert "NodeName=g2 Gres=gpu:l4:2 " in out
+
+
 @pytest.mark.parametrize(
     ("nodes", "said"),
     [
+        ("- {name: a, machine: 4xl4, labels: {pool: 'a b'}}", "labels"),
+        ("- {name: a, machine: 4xl4, labels: pool}", "labels"),
         ('- {name: "g[1-2", machine: 4xl4}', "a bracket that is not closed"),
         ("- {name: a, machine: 4xl4}\n- {name: a, machine: 4xl4}", "node a occurs twice"),
         ("- {name: a}", "machine"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
@@ -38,9 +39,17 @@ class Node:
     def statuses(self) -> list[PodStatus]:
         return [one for one in self.kubelet.pods() if one.pod in self.pods]
 
-    async def verb(self, verb: str, *options: str) -> tuple[int, str, str]:
+    def command(self, verb: str, *options: str) -> list[str]:
         command = [sys.executable, "-m", "partage", verb, f"--kubelet-dir={self.place.kubelet_dir}"]
-        command += [f"--run-dir={self.place.run_dir}", f"--state-dir={self.place.root}/record", *options]
+        return [
+            *command,
+            f"--run-dir={self.place.run_dir}",
+            f"--state-dir={self.place.root}/record",
+            *options,
+        ]
+
+    async def verb(self, verb: str, *options: str) -> tuple[int, str, str]:
+        command = self.command(verb, *options)
         done = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, timeout=50)
         return done.returncode, done.stdout, done.stderr
 
@@ -88,7 +97,7 @@ async def beside_nvidia(
 
 async def test_20_pods_keep_their_ids_through_takeover_and_handback() -> None:
     async with beside_nvidia("ts10", 20) as node_, cluster_of(node_) as cluster:
-        options = [f"--cluster={cluster.kubeconfig}", "--node-name=n1", "--wait=30"]
+        options = ["--cluster", f"--kubeconfig={cluster.kubeconfig}", "--node-name=n1", "--wait=30"]
         await node_.reported(registered=False)
         assert (await asyncio.to_thread(node_.agent.health)) == (503, ["other-plugin"])
         before = node_.statuses()
@@ -169,12 +178,31 @@ async def test_nothing_comes_in_time_and_the_label_is_as_before() -> None:
     async with beside_nvidia("ts10", 1) as node_, cluster_of(node_) as cluster:
         cluster.obeys = False
         await node_.reported(registered=False)
-        options = [f"--cluster={cluster.kubeconfig}", "--node-name=n1", "--wait=1.5"]
+        options = ["--cluster", f"--kubeconfig={cluster.kubeconfig}", "--node-name=n1", "--wait=1.5"]
         code, _, err = await node_.verb("takeover", *options)
         assert code == 4
         assert "Partage has not registered nvidia.com/gpu" in err
         assert cluster.labels[LABEL] == "true"
         assert node_.nvidia.running
+
+        # Ctrl-C is a failure, too.
+        command = node_.command("takeover", *options[:-1], "--wait=50")
+        verb = await asyncio.create_subprocess_exec(*command, stderr=asyncio.subprocess.PIPE)
+        async with asyncio.timeout(30):
+            while cluster.labels[LABEL] != "false":
+                await asyncio.sleep(0.02)
+            verb.send_signal(signal.SIGINT)
+            _, said = await verb.communicate()
+        assert verb.returncode == 130
+        assert b"label of before again" in said
+        assert cluster.labels[LABEL] == "true"
+
+        # A verb that was killed has left its label; the next one still knows the one before.
+        cluster.labels[LABEL] = "false"
+        code, _, _ = await node_.verb("takeover", *options[:-1], "--wait=0.1")
+        assert code == 4
+        record = json.loads((node_.place.root / "record" / "nvidia-plugin.json").read_text())
+        assert record["label"] == "true"
 
 
 HALF = native("{select: {index: 0}, mig: {layout: [3g.40gb, 3g.40gb]}}")

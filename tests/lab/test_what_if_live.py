@@ -21,7 +21,7 @@ from partage.model.allocation import AllocationRefused
 from partage.model.ids import ResourceName, ShareId, device_of
 from partage.plan.offer.desired import resolve
 from partage.plan.whatif.demand import demand_on
-from partage.plan.whatif.node_devices import Holding, NodeDevices
+from partage.plan.whatif.node_devices import Holding, NodeAllocator
 from partage.plan.whatif.node_offer import NodeOffer
 from partage.plan.whatif.play import Ended, Event, Refused, Started, play
 from partage.plan.whatif.pods import Fleet, NodeKind, PodWants, TracePod
@@ -197,7 +197,7 @@ class _Live:
 
     def __init__(self, stage: StoryStage, pods: list[TracePod], kind: NodeKind, offer: NodeOffer) -> None:
         self.stage, self.pods, self.kind, self.offer = stage, pods, kind, offer
-        self.devices = NodeDevices(offer)
+        self.devices = NodeAllocator(offer)
         self.followed = 0
         self._now_s = 0.0
         self._holdings: dict[int, Holding] = {}

@@ -68,6 +68,11 @@ def test_limits_are_told_in_words():
         "else 1 GiB and 10 % of threads for each client"
     )
     assert str(ClientLimits(3 * GIB, 25)) == "3 GiB and 25 % of threads for each client"
+    amounts = tuple(MpsNamespace(f"units{n}", n * GIB) for n in range(1, 80))
+    assert str(ClientLimits(GIB, None, amounts)) == (
+        "1 GiB and 100 % of threads in units1, ... 79 GiB and 100 % of threads in units79 (79 namespaces), "
+        "else 1 GiB and 100 % of threads for each client"
+    )
     assert str(ClientLimits()) == "any memory and 100 % of threads for each client"
 
 

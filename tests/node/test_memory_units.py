@@ -95,7 +95,7 @@ class UnitsTruth(Truth):
                     assert theirs == {
                         "IDX": str(gpu.index),
                         "CONTAINER": str(len(ids)),
-                        "DEV": str((gpu.memory_bytes - KEPT) // (unit * GIB)),
+                        "DEV": str(-(-gpu.memory_bytes // (unit * GIB))),
                     }
                     assert one.env["NVIDIA_VISIBLE_DEVICES"] == uuid
                     assert one.env["PARTAGE_MEMORY_BYTES"] == str(len(ids) * unit * GIB)

@@ -143,8 +143,8 @@ def test_the_family_follows_from_the_capability(capability, family):
 
 @pytest.mark.parametrize(
     ("classes", "mode"),
-    [((0x030000, 0x030000), "graphics"), ((0x030200, 0x030200), "compute"), ((0x030000, 0x030200), "mixed"),
-     ((0x030000, None), "mixed"), ((0x040000, 0x040000), "unknown")],
+    [((0x030000, 0x030000), "graphics"), ((0x030200, 0x030200), "compute"), ((0x030000, 0x030200), "unknown"),
+     ((0x030000, None), "unknown"), ((0x040000, 0x040000), "unknown")],
 )  # fmt: skip
 def test_the_mode_is_the_class_of_the_pci_devices(classes, mode):
     inventory = _of("2xh100-sxm5-80gb")
@@ -152,13 +152,25 @@ def test_the_mode_is_the_class_of_the_pci_devices(classes, mode):
     assert _labels(replace(inventory, gpus=gpus))["nvidia.com/gpu.mode"] == mode
 
 
-def test_a_clique_needs_all_gpus_in_it():
+@pytest.mark.parametrize(
+    ("cliques", "label"),
+    [(("u.1", "u.1"), "u.1"), (("u.1", None), "u.1"), (("u.1", "u.2"), None), ((None, None), None)],
+)
+def test_the_clique_is_that_of_the_gpus_in_a_fabric(cliques, label):
     inventory = _of("2xh100-sxm5-80gb")
-    one, other = inventory.gpus
-    alike = replace(inventory, gpus=(replace(one, clique="u.1"), replace(other, clique="u.1")))
-    assert _labels(alike)["nvidia.com/gpu.clique"] == "u.1"
-    half = replace(inventory, gpus=(replace(one, clique="u.1"), other))
-    assert "nvidia.com/gpu.clique" not in _labels(half)
+    gpus = tuple(replace(gpu, clique=one) for gpu, one in zip(inventory.gpus, cliques, strict=True))
+    assert _labels(replace(inventory, gpus=gpus)).get("nvidia.com/gpu.clique") == label
+
+
+@pytest.mark.parametrize(("hard", "soft"), [("a.example", "b.example"), ("b.example", "a.example")])
+def test_resources_of_one_name_in_two_domains_say_the_weakest_guarantee(hard, soft):
+    policy = f"""\
+version: partage/v1
+gpus:
+  - {{select: {{index: [0]}}, name: {hard}/gpu, exclusive: {{}}}}
+  - {{select: {{index: [1]}}, name: {soft}/gpu, time-slicing: {{replicas: 2}}}}
+"""
+    assert _labels(_of("2xh100-sxm5-80gb"), policy)["partage.dev/gpu.guarantee"] == "none"
 
 
 def test_a_vgpu_names_its_host():

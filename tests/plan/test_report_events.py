@@ -48,7 +48,7 @@ FIRST = Report(
 
 
 def events(before: Report | None, now: Report) -> list[tuple[str, bool]]:
-    return [(one.event, one.grave) for one in diff_reports(before, now)]
+    return [(one.event, one.warning) for one in diff_reports(before, now)]
 
 
 def test_the_first_report_tells_what_is_offered() -> None:
@@ -87,14 +87,18 @@ def test_what_befalls_gpus_alike_is_one_event_that_names_them() -> None:
     *two, last = (replace(gpu, health=silent) for gpu in gpus)
     now = replace(FIRST, gpus=(*two, replace(last, health=HealthStatus(HealthState.UNHEALTHY, "XID 79"))))
     alike, other = diff_reports(replace(FIRST, gpus=gpus), now)
-    assert (alike.facts["gpus"], alike.facts["reason"], alike.grave) == ([0, 1], "the helper is away", False)
-    assert (other.facts["gpu"], other.facts["index"], other.grave) == ("GPU-2", 2, True)
+    assert (alike.facts["gpus"], alike.facts["reason"], alike.warning) == (
+        [0, 1],
+        "the helper is away",
+        False,
+    )
+    assert (other.facts["gpu"], other.facts["index"], other.warning) == ("GPU-2", 2, True)
 
 
 def test_a_fault_of_one_instance_names_it() -> None:
     ill = replace(FIRST, gpus=(replace(ONE, instances={3: HealthStatus(HealthState.UNHEALTHY, "XID 94")}),))
     [one] = diff_reports(FIRST, ill)
-    assert (one.event, one.facts["gi"], one.grave) == ("gpu instance health changed", 3, True)
+    assert (one.event, one.facts["gi"], one.warning) == ("gpu instance health changed", 3, True)
     assert events(ill, FIRST) == [("gpu instance health changed", False)]
 
 

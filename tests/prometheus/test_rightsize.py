@@ -28,7 +28,13 @@ from tests.prometheus.server import needs_prometheus, prometheus, promtool
 pytestmark = [needs_prometheus, pytest.mark.xdist_group("prometheus")]
 HOUR_S = 3600
 SPIKE = Load(LoadShape.SPIKES, to_bytes=9 * GIB, idle=0.2, busy=0.2, every_s=700.0, for_s=2.0)
-NEEDED = ("partage_container_", "partage_unattributed_memory_bytes", "partage_gpu_memory_used_bytes")
+NEEDED = (
+    "partage_container_",
+    "partage_unattributed_memory_bytes",
+    "partage_gpu_memory_used_bytes",
+    "partage_gpu_memory_total_bytes",
+    "partage_mig_memory_total_bytes",
+)
 
 
 def plant(stage: Stage, name: str, gpu: int, memory_bytes: int, load: Load) -> None:
@@ -72,7 +78,7 @@ async def test_the_right_size_of_loads_that_a_real_prometheus_has_seen(
     await asyncio.to_thread(stage.write, "")  # sampling begins with the first scrape
     for number, gpu in enumerate((4, 4, 5)):
         plant(stage, f"train-{number}", gpu, 4 * GIB, SPIKE)
-    plant(stage, "llm-x2x4k", 0, int(0.9 * 80 * GIB), Load(busy=0.5))
+    plant(stage, "llm-x2x4k", 2, int(0.9 * 80 * GIB), Load(busy=0.5))
     plant(
         stage, "batch-7", 1, 2 * GIB, Load(LoadShape.RAMP, to_bytes=30 * GIB, busy=0.9, every_s=HOUR_S - 60)
     )
@@ -83,9 +89,14 @@ async def test_the_right_size_of_loads_that_a_real_prometheus_has_seen(
         promtool, "tsdb", "create-blocks-from", "openmetrics", recorded, tmp_path / "data"
     )
     with prometheus(tmp_path) as server:
-        options = ["--prometheus", server.url, "--gpu", "h100-sxm5-80gb", "--window", "2h", "-o", "json"]
-        assert await asyncio.to_thread(run, ["rightsize", *options]) == 0
-    found = json.loads(capsys.readouterr().out)
+        options = ["--prometheus", server.url, "--window", "2h", "-o", "json"]
+        answers = []
+        for model in ("b200-180gb", "h100-sxm5-80gb"):
+            assert await asyncio.to_thread(run, ["rightsize", *options, "--gpu", model]) == 0
+            answers.append(json.loads(capsys.readouterr().out))
+    larger, found = answers
+    refused = {one["name"] for one in larger["workloads"] if one["doubt"]}
+    assert refused == {"team/llm/main"}, "it took a part of the GPU on which it ran, not of a larger one"
     by_name = {one["name"]: one for one in found["workloads"]}
     train, llm, batch = (by_name[f"team/{name}/main"] for name in ("train", "llm", "batch"))
     # The spikes last two seconds: most scrapes miss them, the exporter's own peak does not.

@@ -90,15 +90,16 @@ class JobLab(Lab):
                 shim.chmod(0o755)
 
     def environment(self, *request: str, user: int | None = None) -> dict[str, str]:
-        """What a job's task has in its environment; the request must be granted at once."""
+        """What a job's task has in its environment; there must be room for the request."""
         done = self.srun(*request, "sh", "-c", "env -0", user=user)
         assert done.returncode == 0, done.stdout + done.stderr + self.logs()
         return dict(line.split("=", 1) for line in done.stdout.split("\0") if "=" in line)
 
     def srun(self, *words: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
-        """Run a job that must start at once, also as another user."""
+        """Run a job for which there is room, also as another user: it starts once the job before it has given
+        back what it had, which takes long on a busy machine."""
         become = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
-        return self.run(*become, "srun", "--immediate=5", *words)
+        return self.run(*become, "srun", "--immediate=60", *words, timeout=90)
 
     def batch(self, *words: str, wrap: str = "sleep 60", out: str = "/dev/null") -> int:
         """Submit a job; its number."""

@@ -220,7 +220,7 @@ class Lab:
         try:
             self._start()
         except BaseException:
-            self.__exit__()
+            self.__exit__(None, None, None)
             raise
         return self
 
@@ -251,14 +251,14 @@ class Lab:
             return len(states) == len(self.nodes) and not any("unk" in one or "*" in one for one in states)
         return len(states) == len(self.nodes) and all(state == "idle" for state in states)
 
-    def _until(self, true, seconds: float = 15, every: float = 0.02) -> None:
+    def _until(self, true, seconds: float = 40, every: float = 0.02) -> None:
         end = time.monotonic() + seconds
         while not true():
             if time.monotonic() > end or any(proc.poll() is not None for proc in self._procs):
                 raise RuntimeError(self.logs())
             time.sleep(every)
 
-    def wait_for(self, true, seconds: float = 15) -> None:
+    def wait_for(self, true, seconds: float = 40) -> None:
         """Wait until ``true()``. Raises RuntimeError with the logs.
 
         Asking more often keeps the scheduler of 24.11 from its work, for 5 s.

@@ -36,6 +36,7 @@ RIGHT = [
     Hand("shard split", "gpu,shard", "gpu:a100:2,shard:8", f"Name=gpu Type=a100 File={D}[0-1]\nName=shard Count=8"),
     Hand("mig", "gpu", "gpu:1g.5gb:1,gpu:3g.20gb:1", f"Name=gpu Type=1g.5gb MultipleFiles={D}0,{CAP}66,{CAP}67\nName=gpu Type=3g.20gb MultipleFiles={D}0,{CAP}21,{CAP}22"),
     Hand("mig by gi capability", "gpu", "gpu:1g.10gb:2", f"Name=gpu Type=1g.10gb File={CAP}66\nName=gpu Type=1g.10gb File={CAP}75"),
+    Hand("count only", "gpu", "gpu:a100:2", "Name=gpu Type=a100 Count=2 Flags=CountOnly"),
     Hand("flags", "gpu", "gpu:a100:1", f"Name=gpu Type=a100 File={D}0 Flags=nvidia_gpu_env"),
 ]  # fmt: skip
 
@@ -70,6 +71,13 @@ WRONG = [
     Hand("gres type missing", "gpu", "gpu:a100:1,mps:100", f"Name=gpu Type=a100 File={D}0\nName=mps Count=100 File={D}0"),
     Hand("missing count suffix", "gpu", "gpu:a100", f"Name=gpu Type=a100 File={D}0"),
     Hand("accounting without slurmdbd", "gpu", "gpu:a100:1", f"Name=gpu Type=a100 File={D}0", slurm="AccountingStorageTRES=gres/gpu"),
+    Hand("key twice", "gpu", "gpu:a100:1", f"Name=gpu Type=h100 Type=a100 File={D}0"),
+    Hand("upper case in GresTypes", "GPU", "gpu:a100:1", f"Name=gpu Type=a100 File={D}0"),
+    Hand("space in GresTypes", "gpu, mps", "gpu:a100:1", f"Name=gpu Type=a100 File={D}0"),
+    Hand("autodetect in line without node", "gpu", "gpu:a100:1", f"AutoDetect=nvml Name=gpu Type=a100 File={D}0"),
+    Hand("as in a request", "gpu", "gres/gpu:a100:1", f"Name=gpu Type=a100 File={D}0"),
+    Hand("count with an equals sign", "gpu", "gpu:a100=1", f"Name=gpu Type=a100 File={D}0"),
+    Hand("mps of a file twice", "gpu,mps", "gpu:a100:1,mps:200", f"Name=gpu Type=a100 File={D}0\nName=mps Count=100 File={D}0\nName=mps Count=100 File={D}0"),
     Hand("other node", "gpu", "gpu:a100:1", f"NodeName=m Name=gpu Type=a100 File={D}0"),
     Hand("mps counts differ", "gpu,mps", "gpu:a100:1,mps:100", f"Name=gpu Type=a100 File={D}0\nName=mps Count=50 File={D}0"),
     *(

@@ -37,7 +37,7 @@ def test_scenario_19_a_layout_changes_under_a_running_job(build):
         lab.run("scancel", job)
         _until_resumed(lab)
         assert lab.types() == MIXED
-        done = lab.run("srun", "--immediate=5", "--gres=gpu:h100_1g.10gb:1", "true")
+        done = lab.run("srun", "--immediate=60", "--gres=gpu:h100_1g.10gb:1", "true", timeout=90)
         assert done.returncode == 0, done.stderr
 
 

@@ -98,6 +98,11 @@ MPS_REQUESTS = {
     "gpu:h100:x": Outcome.REFUSED,
     "gpu:1,mps:25": Outcome.REFUSED,
     "mps:h100_shared:25": Outcome.FAILS,
+    "mps:0": Outcome.ACCEPTED,
+    "none": Outcome.ACCEPTED,
+    "mps:25,gpu:0": Outcome.ACCEPTED,
+    "gpu:1,gpu:h100:1": Outcome.REFUSED,
+    "gpu:h100:9,gpu:h100:1": Outcome.ACCEPTED,
 }
 SHARD_REQUESTS = {
     "shard:4": Outcome.ACCEPTED,
@@ -130,16 +135,18 @@ def test_requests_are_judged_as_slurm_judges_them(build, policy, types, requests
         for request, outcome in requests.items():
             verdict = judge_request(request, checked.nodes, checked.types, SlurmVersion.parse(build.version))
             assert verdict.outcome is outcome, verdict
-            assert _judged_by_slurm(lab, request) is outcome, request
+            assert _judged_by_slurm(lab, request, waits=outcome is Outcome.WAITS) is outcome, request
             if verdict.slurm_says and outcome is Outcome.REFUSED:
                 assert (
                     verdict.slurm_says in lab.run("srun", "--immediate=1", f"--gres={request}", "true").stderr
                 )
 
 
-def _judged_by_slurm(lab, request):
+def _judged_by_slurm(lab, request, *, waits=False):
+    """waits: it is expected to wait for ever; a busy machine lets others wait, too, but not for so long."""
     lab.wait_for(lambda: not lab.run("squeue", "-h").stdout.strip())  # the job before it has given all back
-    done = lab.run("srun", "--immediate=3", f"--gres={request}", "true")
+    limit = 3 if waits else 60
+    done = lab.run("srun", f"--immediate={limit}", f"--gres={request}", "true", timeout=90)
     if done.returncode == 0:
         return Outcome.ACCEPTED
     if "Unable to create step" in done.stderr:
@@ -163,7 +170,9 @@ def test_the_flag_without_which_jobs_see_no_gpu(build):
     """24.11 and an unknown flag: nothing is said, and CUDA_VISIBLE_DEVICES is not set."""
     hand = Hand("unknown flag", "gpu", "gpu:a100:1", f"Name=gpu Type=a100 File={D}0 Flags=nvidia_env")
     with Lab(build, _files(hand), ["n"]) as lab:
-        done = lab.run("srun", "--immediate=10", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES")
+        done = lab.run(
+            "srun", "--immediate=60", "--gres=gpu:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES", timeout=90
+        )
         assert (done.returncode, done.stdout.strip()) == (0, "")
     assert any(
         "get no CUDA_VISIBLE_DEVICES" in one.message for one in _checked(_files(hand), build.version).problems

@@ -62,12 +62,39 @@ def test_mig_devices_by_uuid(build):
         assert env["PARTAGE_MEMORY_BYTES"] == str(2 * lab.devices[0].memory_bytes)
         none = lab.run("srun", "sh", "-c", "env | grep -E 'CUDA|PARTAGE_(GPUS|GUARANTEE)'; true")
         assert none.stdout == ""
+        two = lab.environment("--gres=gpu:h100_1g.10gb:1,gpu:h100_3g.40gb:1")
+        large = next(one.uuid for one in lab.devices if one.type == "h100_3g.40gb")
+        assert two["CUDA_VISIBLE_DEVICES"] == f"{small[0]},{large}"
+        assert two["PARTAGE_SHARES"] == "gpu:h100_1g.10gb:1,gpu:h100_3g.40gb:1"
+        lab.wait_for(lambda: lab.records() == {})
+        alone = lab.environment("--exclusive", "--gres=gpu:h100_1g.10gb:1")
+        assert alone["CUDA_VISIBLE_DEVICES"] == small[0]
         if build is OLD:  # it gives tasks with --gpus-per-task=TYPE:N no GPU at all, with or without Partage
             return
         tasks = lab.run(
             "srun", "-n2", "--gpus-per-task=h100_1g.10gb:1", "sh", "-c", "echo $CUDA_VISIBLE_DEVICES"
         )
         assert sorted(tasks.stdout.split()) == sorted(small), tasks.stderr
+
+
+@pytest.mark.parametrize("build", on(OLD))
+def test_a_job_that_is_submitted_in_a_job_has_nothing_of_it(build):
+    """Its environment is that of the step in which it was submitted, as far as Slurm does not set it anew."""
+    one = "version: partage/v1\ngpus: [{select: {index: [0]}, mps: {replicas: 4}}]\n"
+    with JobLab(build, one, "4xh100-sxm5-80gb") as lab:
+        out = {gres: lab.d / "log" / f"inner-{len(gres)}" for gres in ("", "--gres=gpu:h100:2")}
+        inner = "; ".join(f"sbatch -o {path} {gres} --wrap 'env; echo END'" for gres, path in out.items())
+        lab.srun("--gres=mps:25", "sh", "-c", inner)
+        lab.wait_for(lambda: all(path.exists() and "END" in path.read_text() for path in out.values()))
+        none, two = (
+            dict(line.split("=", 1) for line in path.read_text().splitlines() if "=" in line)
+            for path in out.values()
+        )
+        assert two["CUDA_VISIBLE_DEVICES"] == f"{lab.devices[0].uuid},{lab.devices[1].uuid}"
+        assert (two["PARTAGE_SHARES"], two["PARTAGE_GUARANTEE"]) == ("gpu:h100:2", "advisory")
+        ours = [name for name in none if name.startswith(("PARTAGE_", "CUDA"))]
+        assert set(ours) <= {name for name in os.environ if name.startswith("PARTAGE_")}
+        assert not [name for name in two if name.startswith("CUDA_MPS")]
 
 
 @pytest.mark.parametrize("build", on(NEW))
@@ -248,6 +275,10 @@ def test_job_submit_lua_tells_the_owner_why(build, policy):
             ("--gpus=1",): "name the type of the GPU",
         }.items():
             assert said in lab.run("sbatch", *words, "--wrap", "true").stderr
+        held = lab.run("sbatch", "--parsable", "-H", f"--gres={share}:2", "--wrap", "true").stdout.strip()
+        for request in (f"{share}:150", f"{share}:%s:150"):
+            assert lab.run("scontrol", "update", f"jobid={held}", f"Gres={request}").returncode == 1, request
+        lab.run("scancel", held)
         assert lab.job_states() == {}
         for request in (f"{share}:2", "gpu:h100:2"):
             done = lab.srun(f"--gres={request}", "true")

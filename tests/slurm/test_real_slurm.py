@@ -24,7 +24,7 @@ def _lab(build, policy, machine="4xh100-sxm5-80gb", types="short"):
 
 
 def _environment(lab, request):
-    done = lab.run("srun", "--immediate=10", f"--gres={request}", *ENV)
+    done = lab.run("srun", "--immediate=60", f"--gres={request}", *ENV, timeout=90)
     assert done.returncode == 0, done.stderr
     return dict(line.split("=", 1) for line in done.stdout.splitlines())
 
@@ -155,7 +155,7 @@ def test_mig_devices_by_their_type(build):
         assert _environment(lab, "gpu:h100_1g.10gb")["SLURM_STEP_GPUS"] == "0"
         assert _environment(lab, "gpu:h100_3g.40gb:1")["SLURM_STEP_GPUS"] == "2"
         assert _environment(lab, "gpu:h100:1")["SLURM_STEP_GPUS"] == "3"
-        too_many = lab.run("srun", "--immediate=2", "--gres=gpu:h100_1g.10gb:3", "true")
+        too_many = lab.run("srun", "--immediate=60", "--gres=gpu:h100_1g.10gb:3", "true")
         assert "Requested node configuration is not available" in too_many.stderr
 
 

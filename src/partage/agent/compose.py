@@ -5,12 +5,10 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import os
 import socket
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterator, Mapping
-from pathlib import Path
+from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
@@ -25,7 +23,7 @@ from partage.agent.endpoints.served import ServedResources
 from partage.agent.loop import Loop, LoopParts, TurnRequests
 from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.hardware import HardwareObserver, XidLog
-from partage.agent.observers.history import UsageHistory
+from partage.agent.observers.history import HistoryObserver
 from partage.agent.observers.other_plugins import OtherPluginObserver
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
@@ -41,16 +39,15 @@ from partage.agent.status.status import AgentStatus
 from partage.agent.watchdog import Watchdog
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
-from partage.edges.files.directory_lock import RUN_LOCK, take_lock
+from partage.edges.files.directory_lock import locked_run_directory
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import socket_identity
-from partage.model.gpu import Inventory, devices_of
+from partage.model.gpu import devices_of
 from partage.model.ids import DeviceUuid, ResourceName
-from partage.model.paths import check_socket_path
 from partage.model.share import resources_of
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan, Phase
@@ -101,41 +98,19 @@ async def run(
     state or the run directory, or if the helper refuses its options.
     """
     status = status or AgentStatus(time.monotonic)
-    _check_paths(options)
+    options.check_sockets()
     wait_s = options.intervals.other_ends_s
     # Two that are deleted by force one after the other wait for the same one: both saw that it was free.
     state_dir = await asyncio.to_thread(StateDir, options.state_dir, wait_s)
     state_writer = StateWriter(state_dir, status.clock)
     try:
-        with _locked(options.run_dir, wait_s):
+        with locked_run_directory(options.run_dir, wait_s=wait_s):
             in_cluster = labels is not None or options.cluster is not None
             options = replace(options, awaits_labels=in_cluster)
             agent = _Agent(options, hardware, status, state_writer, labels)
             await agent.run(stop, beside)
     finally:
         state_writer.directory.close()
-
-
-@contextlib.contextmanager
-def _locked(run_dir: Path, wait_s: float) -> Iterator[None]:
-    """Hold the run directory. Raises InputError where another agent has it; one that cannot be locked at all
-    is reported by what cannot be written there.
-    """
-    lock = None
-    with contextlib.suppress(OSError):
-        run_dir.mkdir(parents=True, exist_ok=True)
-        lock = take_lock(run_dir, RUN_LOCK, wait_s=wait_s)
-    try:
-        yield
-    finally:
-        if lock is not None:
-            os.close(lock)
-
-
-def _check_paths(options: AgentOptions) -> None:
-    sockets = {"--kubelet-dir": options.kubelet_socket, "--pod-resources": options.pod_resources}
-    for option, path in sockets.items():
-        check_socket_path(path, f"choose a shorter {option}")
 
 
 class _Agent:
@@ -168,11 +143,10 @@ class _Agent:
         kubelet = self._pod_resources
         hooks = PluginHooks(self._ledger, clock, kubelet.ask_holders, kubelet.soon, self._refused)
         self._plugins = PluginSet(hooks)
-        self._cluster = ClusterConnection(options, status, ask, self._know, self._judge_again)
-        may_change = self._cluster.may_change if options.rollout else None
-        self._policies = PolicyObserver(
-            options, geometry_of, ask, changes=self._changes, may_change=may_change
-        )
+        self._policies = PolicyObserver(options, geometry_of, ask, changes=self._changes)
+        self._cluster = ClusterConnection(options, status, ask, self._know, self._policies.judge_again)
+        if options.rollout:
+            self._policies.may_change = self._cluster.may_change
         self._cordon = CordonObserver(options.state_dir, intervals.policy_s, ask)
         self._other_plugins = OtherPluginObserver(
             directory=options.kubelet_dir,
@@ -183,7 +157,7 @@ class _Agent:
             ask=ask,
             takeover=options.takeover,
         )
-        self._cdi = CdiSpecs(self._cdi_dir, ask, clock)
+        self._cdi = CdiSpecs(options.cdi_dir_of, ask, clock)
         self._originals = Originals(state_writer.write_originals)
         self._unfinished = UnfinishedChange(options.state_dir)
         self._reconciler = self._reconciler_of()
@@ -191,7 +165,7 @@ class _Agent:
         self._usage = UsageObserver(
             hardware=hardware,
             ledger=self._ledger,
-            holders_known=self._holders_known,
+            holders_known=self._pod_resources.knows_holders,
             directory=options.container_logs,
             offer=lambda: self._loop.view.offer,
             clock=clock,
@@ -282,14 +256,11 @@ class _Agent:
         )
         return Reconciler(port, self._status.clock, self._requests.ask, self._options.intervals.retry_s)
 
-    def _holders_known(self) -> bool:
-        return bool(self._pod_resources.known) and not self._pod_resources.trouble
-
     def _watchdog_of(self, hardware: Hardware) -> Watchdog:
         return Watchdog(
             hardware=hardware,
             ledger=self._ledger,
-            holders_known=self._holders_known,
+            holders_known=self._pod_resources.knows_holders,
             directory=self._options.container_logs,
             clock=self._status.clock,
             ask=self._requests.ask,
@@ -297,11 +268,11 @@ class _Agent:
             counts=self._status.counts,
         )
 
-    def _history_of(self) -> UsageHistory:
+    def _history_of(self) -> HistoryObserver:
         options = self._options
         files = UsageDays(options.state_dir, options.history_days)
         self._status.history = files.texts
-        return UsageHistory(
+        return HistoryObserver(
             files=files,
             node=options.node_name or socket.gethostname(),
             look=self._usage.look,
@@ -312,8 +283,6 @@ class _Agent:
         )
 
     def _loop_of(self) -> Loop:
-        environ = self._options.environ
-        disabled, enabled = (environ.get(f"DP_{word}_HEALTHCHECKS", "") for word in ("DISABLE", "ENABLE"))
         parts = LoopParts(
             options=self._options,
             clock=self._status.clock,
@@ -335,7 +304,7 @@ class _Agent:
             watchdog=self._watchdog,
             serve=self._endpoints.serve,
             retire=self._endpoints.retire,
-            rules=XidRules.parse(disabled, enabled),
+            rules=XidRules.of_environment(self._options.environ),
             refusals=self._refusals,
             cluster_trouble=lambda: self._cluster.trouble,
             history_trouble=lambda: self._history.trouble if self._history else "",
@@ -368,6 +337,10 @@ class _Agent:
             tasks["history"] = self._history.run()
         if self._labels is not None:
             tasks["labels"] = self._labels(self._know_labels)
+        if (file := self._options.features_file) is not None:
+            from partage.agent.node_labels import FeaturesFile
+
+            tasks["features"] = FeaturesFile(file, self._status, self._options.labels).run()
         if self._options.cluster is not None:
             tasks["cluster"] = self._cluster.run(self._options.cluster, FIRST_ANSWER_S)
         async with asyncio.TaskGroup() as group:
@@ -387,9 +360,6 @@ class _Agent:
                 for task in self._tasks:
                     task.cancel()
                 self._endpoints.stop()
-
-    def _judge_again(self) -> None:
-        self._policies.judge_again()
 
     def _know_labels(self, labels: Mapping[str, str]) -> None:
         self._gate.know_labels(labels)
@@ -426,7 +396,3 @@ class _Agent:
         for resource in watched:
             self._plugins.by_name[resource].resend()
         return bool(watched)
-
-    def _cdi_dir(self, inventory: Inventory) -> Path:
-        """Specs of a simulated node must not reach a real container runtime."""
-        return self._options.run_dir / "cdi" if inventory.simulated else self._options.cdi_dir

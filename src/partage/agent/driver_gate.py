@@ -40,6 +40,7 @@ class DriverGate:
         self._labels: Mapping[str, str] = {}
         self._validated = validations is None
         self._written: str | None = None
+        self._staying: dict[str, str] = {}
 
     def know_labels(self, labels: Mapping[str, str]) -> None:
         """The labels of the own Node, whenever they change."""
@@ -59,14 +60,16 @@ class DriverGate:
     async def watch(self, period_s: float) -> None:
         """Check for ever."""
         was = self._written
+        daemons_run = False
         try:
             while True:
                 reason = self.check()
                 if reason != was:
                     was = reason
                     await self._observe()
-                    if paused_by(self._labels):
-                        await self._stop_daemons()
+                    daemons_run, self._staying = True, {}
+                if daemons_run and paused_by(self._labels):
+                    daemons_run = await self._stop_daemons()
                 await until_tick(period_s)
         finally:
             self._write("")  # nobody asks the helper now; the next agent looks before it does
@@ -92,13 +95,15 @@ class DriverGate:
         self._written = reason
         log.info("driver paused" if reason else "driver free", extra={"reason": reason or None})
 
-    async def _stop_daemons(self) -> None:
-        """MPS daemons have the driver open. Those with clients stay: their pods keep the driver anyway."""
+    async def _stop_daemons(self) -> bool:
+        """Whether some still run. MPS daemons have the driver open, also when their last client has gone.
+        Those with clients stay until then: their pods keep the driver anyway.
+        """
+        staying: dict[str, str] = {}
         try:
             daemons = await self._hardware.daemons()
         except HardwareError as error:
-            log.warning("MPS daemons are not known", extra={"reason": str(error)})
-            return
+            daemons, staying[""] = (), str(error)
         for one in daemons:
             if one.pid is None:
                 continue
@@ -107,4 +112,8 @@ class DriverGate:
                 await self._hardware.perform(StopDaemon(gpu, one.device))
                 log.info("MPS daemon stopped", extra={"device": one.device})
             except HardwareError as error:
-                log.warning("MPS daemon stays", extra={"device": one.device, "reason": str(error)})
+                staying[one.device] = str(error)
+        for device in staying.keys() - self._staying.keys():
+            log.warning("MPS daemon stays", extra={"device": device, "reason": staying[device]})
+        self._staying = staying
+        return bool(staying)

@@ -15,7 +15,7 @@ from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
 from partage.agent.endpoints.resource_plugin import ResourcePlugin
 from partage.agent.observers.cordon import CordonObserver
-from partage.agent.observers.hardware import HardwareObserver, Observation
+from partage.agent.observers.hardware import HardwareObservation, HardwareObserver
 from partage.agent.observers.pod_resources import PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
@@ -229,7 +229,7 @@ class Loop(Struct):
             refused=parts.refusals.in_force(snapshot.now_s),
         )
 
-    def _has_booted(self, news: Observation) -> bool:
+    def _has_booted(self, news: HardwareObservation) -> bool:
         """Whether the node has booted since the last turn. A simulated node may do so while the agent
         runs."""
         boot_id = news.node.inventory.boot_id if news.node else ""
@@ -288,7 +288,7 @@ class Loop(Struct):
             other_labels=parts.other_labels(),
         )
         for one in diff_reports(parts.status.report, report):
-            log.log(logging.WARNING if one.grave else logging.INFO, one.event, extra=dict(one.facts))
+            log.log(logging.WARNING if one.warning else logging.INFO, one.event, extra=dict(one.facts))
         counts = parts.status.counts
         counts.turns = self._number
         counts.reloads_ok, counts.reloads_failed = parts.policies.reloads_ok, parts.policies.reloads_failed

@@ -13,10 +13,12 @@ from partage.model.choice_rules import ChoiceRules, Fallback
 from partage.model.dcgm_names import DcgmNames
 from partage.model.node_labels import NodeLabels, WrittenLabels
 from partage.model.node_taints import NodeTaint
+from partage.model.paths import check_socket_path
 from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.edges.kube.config import ClusterConfig
+    from partage.model.gpu import Inventory
 
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 STATE_DIR = Path("/var/lib/partage")
@@ -109,7 +111,8 @@ class AgentOptions(Frozen):
     driver_root:   host path of the driver, None: what the policy says.
     container_logs: where the kubelet names the containers of the node by their ids.
     cluster:       the API server; None: the agent does without one. node_name: of the own Node there.
-    labels:        which of them are written to the own Node.
+    labels:        which of them are written to the own Node, or to the file.
+    features_file: where they are written for node-feature-discovery, in place of the Node; None: nowhere.
     taints:        set on the own Node while they hold; all others of Partage are taken away.
     rollout:       the ConfigMap of the rollout over a fleet, ``name`` or ``namespace/name``; empty: the node
                    changes whenever its policy does.
@@ -138,6 +141,7 @@ class AgentOptions(Frozen):
     history_days: int = 0
     takeover: bool = False
     labels: WrittenLabels = WrittenLabels.ALL
+    features_file: Path | None = None
     taints: frozenset[NodeTaint] = frozenset()
     rollout: str = ""
     dcgm_names: DcgmNames = DcgmNames.OFF
@@ -153,3 +157,14 @@ class AgentOptions(Frozen):
     def report_file(self) -> Path:
         """Where the last report is written for ``partage show``."""
         return self.run_dir / "report.json"
+
+    def check_sockets(self) -> None:
+        """Raises InputError for a path that is too long for a unix socket."""
+        check_socket_path(self.kubelet_socket, "choose a shorter --kubelet-dir")
+        check_socket_path(self.pod_resources, "choose a shorter --pod-resources")
+
+    def cdi_dir_of(self, inventory: Inventory) -> Path:
+        """Where the CDI specs of these GPUs go: those of a simulated node must not reach a real container
+        runtime.
+        """
+        return self.run_dir / "cdi" if inventory.simulated else self.cdi_dir

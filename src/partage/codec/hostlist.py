@@ -32,6 +32,34 @@ def expand_hostlist(text: str) -> list[str]:
     return names
 
 
+def in_hostlist(name: str, text: str) -> bool:
+    """Whether a name is one of ``text``, which is not expanded: it may be long. False for what is no list."""
+    return any(_is_one(name, part) for part in split_list(text))
+
+
+def _is_one(name: str, part: str) -> bool:
+    head, bracket, rest = part.partition("[")
+    if not bracket:
+        return name == part
+    inside, closed, tail = rest.partition("]")
+    if not closed or not name.startswith(head):
+        return False
+    rest = name[len(head) :]
+    ranges = [match for piece in inside.split(",") if (match := _RANGE.fullmatch(piece))]
+    return any(
+        _numbered(rest[:width], one[1], one[2] or one[1]) and _is_one(rest[width:], tail)
+        for one in ranges
+        for width in range(len(one[1]), len(one[2] or one[1]) + 1)
+    )
+
+
+def _numbered(text: str, low: str, high: str) -> bool:
+    """Whether it is a number of ``low-high``, as wide as ``low`` at least."""
+    if not (text.isascii() and text.isdecimal()):
+        return False
+    return int(low) <= int(text) <= int(high) and text == f"{int(text):0{len(low)}}"
+
+
 def _expanded(part: str) -> Iterator[str]:
     head, bracket, rest = part.partition("[")
     if not bracket:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from calendar import timegm
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from msgspec import DecodeError, json
@@ -16,7 +16,7 @@ from msgspec import DecodeError, json
 from partage.codec.hostlist import expand_hostlist
 from partage.codec.values import CodecError
 from partage.model.slurm import SlurmVersion
-from partage.model.slurm_job import JobId
+from partage.model.slurm_job import HeldDevices, JobId
 from partage.model.slurm_live import LiveJob, LiveNode, LiveSettings
 
 _WHOLE_LINES = ("Reason", "Comment", "Extra", "OS")
@@ -100,6 +100,12 @@ def parse_settings(text: str) -> LiveSettings:
 
 def parse_jobs(content: str, node: str) -> tuple[LiveJob, ...]:
     """The jobs on a node, by number, from ``squeue --json``. Raises CodecError."""
+    found = [job for row in rows_of(content) if (job := _job(row, node)) is not None]
+    return tuple(sorted(found, key=lambda one: one.job))
+
+
+def rows_of(content: str) -> list[Mapping[str, Any]]:
+    """The jobs of ``squeue --json``. Raises CodecError."""
     try:
         document = json.decode(content)
     except DecodeError as error:
@@ -107,8 +113,7 @@ def parse_jobs(content: str, node: str) -> tuple[LiveJob, ...]:
     rows = document.get("jobs") if isinstance(document, Mapping) else None
     if not isinstance(rows, list):
         raise CodecError("the answer of squeue has no jobs")
-    found = [job for row in rows if isinstance(row, Mapping) and (job := _job(row, node)) is not None]
-    return tuple(sorted(found, key=lambda one: one.job))
+    return [row for row in rows if isinstance(row, Mapping)]
 
 
 def _job(row: Mapping[str, Any], node: str) -> LiveJob | None:
@@ -150,7 +155,42 @@ def detail_of(value: object, nodes: list[str], node: str) -> list[re.Match[str]]
     texts = [str(one) for one in value]
     if len(texts) == len(nodes):
         texts = [texts[nodes.index(node)]]
-    return [match for text in texts for match in _HELD.finditer(text) if int(match[3])]
+    return [match for text in texts for match in find_held(text)]
+
+
+def find_held(gres: str) -> list[re.Match[str]]:
+    """The parts of ``gpu:h100:2(IDX:0-1),gpu:h100_shared:0(IDX:)`` of which there is something."""
+    return [match for match in _HELD.finditer(gres) if int(match[3])]
+
+
+def held_devices(found: Iterable[re.Match[str]]) -> HeldDevices | None:
+    """What a job has on one node; None: not said how many shards of which GPU.
+
+    22.05 has ``shard:2(IDX:2)``, 24.11 ``shard:2(0/0,0/0,2/4)``: what it holds of what there is, GPU by GPU.
+    """
+    indexes: set[int] = set()
+    shards: dict[int, int] = {}
+    for one in found:
+        own = list(indexes_of(one))
+        indexes |= set(own)
+        if one[1] == "shard":
+            parts = one[4].split(",")
+            if not one[4].startswith("IDX:"):
+                shards |= {at: int(parts[at].partition("/")[0]) for at in own}
+            elif len(own) == 1:
+                shards[own[0]] = int(one[3])
+            else:
+                return None
+    return HeldDevices(tuple(sorted(indexes)), shards)
+
+
+def held_in_json(content: str, job: JobId, node: str) -> HeldDevices | None:
+    """What a job holds on a node, from ``squeue --json``; None: that is not said. Raises CodecError."""
+    for row in rows_of(content):
+        if row.get("job_id") == job and node in (nodes := hosts_of(row.get("nodes"))):
+            detail = detail_of(row.get("gres_detail"), nodes, node)
+            return None if detail is None else held_devices(detail)
+    return None
 
 
 def held_gres(match: re.Match[str]) -> str:

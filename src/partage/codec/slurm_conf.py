@@ -33,8 +33,14 @@ class ConfLine(Frozen):
     rest: str = ""
 
     def get(self, key: str) -> str | None:
-        """The value of a key, in any case; None if the line does not have it."""
-        return next((value for name, value in self.pairs if name.lower() == key.lower()), None)
+        """The value of a key, in any case, the last one; None if the line does not have it."""
+        return next((value for name, value in reversed(self.pairs) if name.lower() == key.lower()), None)
+
+    @property
+    def twice(self) -> str:
+        """A key that the line has twice; empty: none."""
+        keys = [name.lower() for name, _ in self.pairs]
+        return next((name for at, (name, _) in enumerate(self.pairs) if name.lower() in keys[:at]), "")
 
 
 class ConfFile(Frozen):

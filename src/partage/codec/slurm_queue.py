@@ -10,10 +10,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import DecodeError, json
-
-from partage.codec.slurm_answers import detail_of, held_gres, hosts_of, indexes_of
-from partage.codec.values import CodecError
+from partage.codec.slurm_answers import detail_of, held_gres, hosts_of, indexes_of, rows_of
 from partage.model.slurm_job import JobId
 from partage.model.slurm_live import HeldGres, QueuedJob
 
@@ -24,14 +21,7 @@ _NOT_GRES = re.compile(r"(?:cpu|mem|node|billing|energy|license)[=:]")
 
 def parse_queue(content: str) -> tuple[QueuedJob, ...]:
     """The jobs, by number. Raises CodecError."""
-    try:
-        document = json.decode(content)
-    except DecodeError as error:
-        raise CodecError(f"squeue did not answer with JSON: {error}") from error
-    rows = document.get("jobs") if isinstance(document, Mapping) else None
-    if not isinstance(rows, list):
-        raise CodecError("the answer of squeue has no jobs")
-    found = [job for row in rows if isinstance(row, Mapping) and (job := _job(row)) is not None]
+    found = [job for row in rows_of(content) if (job := _job(row)) is not None]
     return tuple(sorted(found, key=lambda one: one.job))
 
 

@@ -7,15 +7,17 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def replace_file(path: Path, content: bytes) -> None:
+def replace_file(path: Path, content: bytes, *, mode: int = 0o600, hidden: bool = False) -> None:
     """Write beside, flush, rename, flush the directory. A left-over of a killed process is overwritten.
 
-    Only its owner can read the file. Raises OSError; then the old one is still there.
+    mode: by default only its owner can read the file. hidden: what is beside it begins with a dot, for
+    readers that take every other file of the directory. Raises OSError; then the old one is still there.
     """
-    beside = path.with_name(f"{path.name}.new")
+    beside = path.with_name(f"{'.' if hidden else ''}{path.name}.new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
     try:
         with open(descriptor, "wb") as stream:  # noqa: PTH123 - Path cannot open with O_NOFOLLOW
+            os.fchmod(descriptor, mode)
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())

@@ -8,13 +8,26 @@ from typing import Any
 import click
 from msgspec.structs import replace
 
-from partage.errors import InputError
+from partage.errors import PartageError
 from partage.faces.advised_gpu import gpu_facts
-from partage.plan.advise.situation import MOST_TENANTS, USUAL_TENANTS, Asked, Isolation, Scheduler, Workload
+from partage.plan.advise.situation import (
+    MOST_TENANTS,
+    Asked,
+    Isolation,
+    Scheduler,
+    Workload,
+    tenants_of,
+    usual_tenants,
+)
+from partage.units import parse_bytes
 
 
 def ask_missing(asked: Asked) -> Asked:
-    """``asked`` with an answer to each main question. Enter takes the value in brackets."""
+    """``asked`` with an answer to each main question. Enter takes the value in brackets.
+
+    Raises InputError where there are not as many tenants as amounts of memory.
+    """
+    tenants_of(asked)  # before the first question, not after the last one
     said: dict[str, Any] = {}
     if not asked.gpu:
         said["gpu"] = _models()
@@ -24,10 +37,18 @@ def ask_missing(asked: Asked) -> Asked:
     if asked.isolation is None:
         words = [one.value for one in reversed(Isolation)]
         said["isolation"] = Isolation(_choice("What isolation do they need from each other", words))
-    if asked.tenants is None:
+    if tenants_of(asked) is None:
         kind = click.IntRange(1, MOST_TENANTS)
         text = "How many tenants share one GPU"
-        said["tenants"] = click.prompt(text, USUAL_TENANTS[workload], type=kind, err=True)
+        isolation = asked.isolation or said["isolation"]
+        models = asked.gpu or said["gpu"]
+        usual = min(usual_tenants(workload, isolation, gpu_facts(name, None).geometry) for name in models)
+        said["tenants"] = click.prompt(text, usual, type=kind, err=True)
+    if not asked.memory:
+        said["memory"] = _memory()
+    if asked.bursty is None:
+        usually = workload is Workload.NOTEBOOKS
+        said["bursty"] = click.confirm("Are they idle most of the time", default=usually, err=True)
     if asked.virtualised is None:
         said["virtualised"] = click.confirm("Are they in virtual machines", default=False, err=True)
     if asked.licensed is None and (asked.virtualised or said.get("virtualised")):
@@ -42,6 +63,20 @@ def _choice(text: str, words: Sequence[str]) -> str:
     return answer
 
 
+def _memory() -> tuple[int, ...]:
+    """What each tenant needs; nothing: an equal part is enough."""
+
+    def read(text: str) -> tuple[int, ...]:
+        try:
+            return (parse_bytes(text),) if text.strip() else ()
+        except ValueError as error:
+            raise click.BadParameter(str(error)) from error
+
+    text = "How much GPU memory does each need, such as 8Gi (Enter: an equal part is enough)"
+    amounts: tuple[int, ...] = click.prompt(text, "", value_proc=read, show_default=False, err=True)
+    return amounts
+
+
 def _models() -> tuple[str, ...]:
     """The models, of which each name is known."""
 
@@ -50,7 +85,7 @@ def _models() -> tuple[str, ...]:
         for name in names:
             try:
                 gpu_facts(name, None)
-            except InputError as error:
+            except PartageError as error:
                 raise click.BadParameter(str(error.problems[0])) from error
         if not names:
             raise click.BadParameter("a name is needed")

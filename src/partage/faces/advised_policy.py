@@ -10,13 +10,13 @@ from partage.units import GIB
 
 
 def policy_of_advice(entries: Sequence[GpuEntry]) -> dict[str, Any]:
-    """The policy of these entries, each of which selects a model."""
-    return {"version": "partage/v1", "gpus": [_entry(entry) for entry in entries]}
+    """The policy of these entries, each of which selects a model, or the GPUs of a virtual machine."""
+    rows = [_entry(entry) for entry in entries]
+    return {"version": "partage/v1", "gpus": [row for n, row in enumerate(rows) if row not in rows[:n]]}
 
 
 def _entry(entry: GpuEntry) -> dict[str, Any]:
-    assert isinstance(entry.select, GpuCriteria), "advice is for models"
-    select = {"model": list(entry.select.model)}
+    select = {"model": list(entry.select.model)} if isinstance(entry.select, GpuCriteria) else "rest"
     if entry.mig is not None:
         return {"select": select, "mig": {"layout": [str(item) for item in entry.mig.items]}}
     return {"select": select, **_sharing(entry.sharing)}

@@ -50,12 +50,12 @@ def agent_pages(
 
     def health_page(_: PageRequest) -> Answer:
         readiness = readiness_of(status, intervals)
-        return json_answer(health_document(readiness), _status(well=not readiness.not_well))
+        return json_answer(health_document(readiness), _status(healthy=not readiness.unhealthy))
 
     def life_page(_: PageRequest) -> Answer:
         reason = stall_reason(status, intervals)
         readiness = Readiness((reason,) if reason else (), ())
-        return json_answer(health_document(readiness), _status(well=reason is None))
+        return json_answer(health_document(readiness), _status(healthy=reason is None))
 
     return {
         **browser_pages(lambda: status, intervals, node_name),
@@ -82,7 +82,7 @@ def slurm_pages(status: SlurmStatus, helper: Callable[[], HelperState]) -> dict[
     def health_page(_: PageRequest) -> Answer:
         trouble = status.trouble
         readiness = Readiness((ReadinessReason("helper-down", trouble),) if trouble else (), ())
-        return json_answer(health_document(readiness), _status(well=not trouble))
+        return json_answer(health_document(readiness), _status(healthy=not trouble))
 
     def life_page(_: PageRequest) -> Answer:
         return json_answer(health_document(Readiness((), ())))
@@ -118,5 +118,5 @@ def browser_pages(status: Callable[[], AgentStatus], intervals: Intervals, node_
     return dict.fromkeys(("/", "/events", *STATIC), page)
 
 
-def _status(*, well: bool) -> HTTPStatus:
-    return HTTPStatus.OK if well else HTTPStatus.SERVICE_UNAVAILABLE
+def _status(*, healthy: bool) -> HTTPStatus:
+    return HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE

@@ -183,8 +183,10 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
     from partage.faces.dialects import dialect_findings
     from partage.faces.input_files import objects
     from partage.faces.manifest import findings
+    from partage.faces.manifest_amounts import amount_findings
     from partage.faces.provider_check import judge_manifest
 
+    here = _models_of(context.inventory)
     for path, document, line_of in objects(paper):
         yield from findings(
             document,
@@ -194,13 +196,23 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
             line_of,
             only_cdi=context.only_cdi,
             models_of=models_with,
+            models_here=here,
         )
+        yield from amount_findings(document, paper.file, path, context.offered, line_of)
         if context.provider is None:
             yield from dialect_findings(document, paper.file, path, line_of)
         else:
             yield from judge_manifest(document, paper.file, path, line_of, context.provider)
     if configurations(paper.content, paper.file):
         yield from _policy(paper.content, paper.file, context)
+
+
+def _models_of(inventory: Inventory | None) -> frozenset[str]:
+    """Ids of the catalogue of the MIG models of a machine."""
+    from partage.edges.files.catalogue import geometry_of
+
+    found = map(geometry_of, () if inventory is None else inventory.gpus)
+    return frozenset(one.model for one in found if one is not None)
 
 
 def models_with(profile: str) -> tuple[str, ...]:

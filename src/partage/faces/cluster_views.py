@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from partage.errors import InputError
-from partage.faces.pod_needs import amount_of, pod_of
+from partage.faces.pod_needs import amount_of, pods_of
 from partage.faces.wording import GUARANTEES
 from partage.model.ids import MEMORY_RESOURCE, DeviceUuid, GpuUuid, device_of
 from partage.model.node_labels import DOMAIN
@@ -162,10 +162,10 @@ def _counted(node: Object, pods: Sequence[Object]) -> dict[str, Counted]:
 
 def _totals(pod: Object) -> Mapping[str, int]:
     try:
-        needs = pod_of({**pod, "kind": "Pod"})
+        (needs,) = pods_of({**pod, "kind": "Pod"})
     except InputError:  # the API server has taken it; what cannot be read here is not counted
         return {}
-    return {} if needs is None else needs.totals
+    return needs.totals
 
 
 def _amount(resource: str, value: str) -> int:

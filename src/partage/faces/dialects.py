@@ -10,20 +10,35 @@ import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from partage.faces.manifest import POD_SPEC_AT
-from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
+from msgspec.structs import replace
+
+from partage.edges.files.nvidia_flags import ENVIRONMENT, FLAGS, PLUGIN
+from partage.faces.manifest_node import CheckedProblem, Keys, LineOf, ManifestNode
+from partage.faces.manifest_pods import pod_specs_at
 from partage.values import Frozen
 
-_BY_MEMORY = (
-    "a policy with mps: {unit: 1Gi} shares GPUs by amounts of memory, and a container asks for "
-    "aliyun.com/gpu-mem: 3; or make shares of a fixed size with mps: {replicas: 4} or as MIG devices"
-)
+_AS_MANY_GIB = "as many GiB"
+
+
+def _by_memory(gib: str = _AS_MANY_GIB) -> str:
+    return (
+        "a policy with mps: {unit: 1Gi} shares GPUs by amounts of memory, and a container asks for "
+        f"aliyun.com/gpu-mem: {gib}; or make shares of a fixed size with mps: {{replicas: 4}} or as MIG "
+        "devices"
+    )
+
+
+_BY_MEMORY = _by_memory()
+_DEPLOY = "nvidia.com/gpu.deploy."
+_LONGEST_LABEL = 63
 _NONE = "no equivalent: remove it"
 _IF_NAMED = "which counts only where a policy names it"
 
 
 class _Word(Frozen):
-    """A name of another system. hint: the nearest equivalent. but: what it is to Partage."""
+    """A name of another system. hint: the nearest equivalent, in which VALUE stands for the value of a label.
+    but: what it is to Partage.
+    """
 
     system: str
     means: str
@@ -75,6 +90,14 @@ _MARKS: Mapping[str, _Word] = {
 }
 """Annotations of pods."""
 
+_POD_LABELS: Mapping[str, _Word] = {
+    "aliyun.com/gpu-count": _Word(
+        "ACK",
+        "memory of several GPUs, an equal part of each",
+        "all memory of a container is of one GPU: ask for each part in its own container, or for whole GPUs",
+    ),
+}
+
 _NODE_LABELS: Mapping[str, _Word] = {
     "nos.nebuly.com/gpu-partitioning": _Word(
         "nos",
@@ -84,13 +107,13 @@ _NODE_LABELS: Mapping[str, _Word] = {
     "ack.node.gpu.schedule": _Word(
         "ACK",
         "one way of sharing for the whole node",
-        "when: {label: {ack.node.gpu.schedule: mps}}",
+        "when: {label: {ack.node.gpu.schedule: VALUE}}",
         _IF_NAMED,
     ),
     "ack.node.gpu.placement": _Word(
         "ACK",
         "packed or spread GPUs",
-        "when: {label: {ack.node.gpu.placement: spread}}, with placement: spread beside the unit",
+        "when: {label: {ack.node.gpu.placement: VALUE}}, with placement: VALUE beside the unit",
         _IF_NAMED,
     ),
     "gpushare": _Word("Alibaba's gpushare", "this node shares its GPUs", "partage.dev/policy names a policy"),
@@ -114,10 +137,10 @@ def dialect_findings(
     """What an object says in the words of another system, each with its nearest equivalent."""
     kind = str(document.get("kind"))
     top = ManifestNode(file, path, document, line_of, owner=_owner(document))
-    if keys := POD_SPEC_AT.get(kind):
-        return [*_pod(top, keys)]
+    if pods := pod_specs_at(document):
+        return [found for keys in pods for found in _pod(top, keys)]
     if kind == "Node":
-        return [*_marked(top.at("metadata", "labels"), _NODE_LABELS, "label")]
+        return [*_marked(top.at("metadata", "labels"), _NODE_LABELS, "a label")]
     if kind == "ClusterPolicy" and str(document.get("apiVersion")).startswith("nvidia.com/"):
         return [*_cluster_policy(top.at("spec"))]
     if kind == "ConfigMap":
@@ -131,7 +154,7 @@ def _owner(document: Mapping[str, Any]) -> str:
     return f"{document.get('kind')}/{name}" if isinstance(name, str) else str(document.get("kind"))
 
 
-def _pod(top: ManifestNode, keys: tuple[str, ...]) -> Iterator[CheckedProblem]:
+def _pod(top: ManifestNode, keys: Keys) -> Iterator[CheckedProblem]:
     spec = top.at(*keys)
     for group in ("initContainers", "containers"):
         for container in spec.at(group).items:
@@ -140,14 +163,15 @@ def _pod(top: ManifestNode, keys: tuple[str, ...]) -> Iterator[CheckedProblem]:
                 if (word := _resource(key)) is not None:
                     yield _said(limits.at(key), f"{key} is a resource", word)
     above = keys[:-1]
-    annotations = (top.at(*above) if above else top).at("metadata", "annotations")
-    yield from _marked(annotations, _MARKS, "annotation")
-    yield from _marked(spec.at("nodeSelector"), _NODE_LABELS, "label")
+    metadata = (top.at(*above) if above else top).at("metadata")
+    yield from _marked(metadata.at("annotations"), _MARKS, "an annotation")
+    yield from _marked(metadata.at("labels"), _POD_LABELS, "a label")
+    yield from _marked(spec.at("nodeSelector"), _NODE_LABELS, "a label")
 
 
 def _resource(key: str) -> _Word | None:
     if (slice_ := _NOS_SLICE.fullmatch(key)) is not None:
-        return _Word("nos", f"an MPS share of {slice_[1]} GB", _BY_MEMORY)
+        return _Word("nos", f"an MPS share of {slice_[1]} GB", _by_memory(slice_[1]))
     return _RESOURCES.get(key)
 
 
@@ -155,7 +179,11 @@ def _marked(place: ManifestNode, words: Mapping[str, _Word], what: str) -> Itera
     for key in place.keys:
         word = words.get(key)
         if word is not None:
-            yield _said(place.at(key), f"{key} is a {what}", word)
+            value = place.at(key).value
+            said = value if isinstance(value, str) and len(value) <= _LONGEST_LABEL else "VALUE"
+            yield _said(
+                place.at(key), f"{key} is {what}", replace(word, hint=word.hint.replace("VALUE", said))
+            )
 
 
 def _said(place: ManifestNode, what: str, word: _Word) -> CheckedProblem:
@@ -164,21 +192,17 @@ def _said(place: ManifestNode, what: str, word: _Word) -> CheckedProblem:
 
 def _cluster_policy(spec: ManifestNode) -> Iterator[CheckedProblem]:
     """The GPU Operator: what Partage replaces has to be off, and what it brings can stay."""
-    for part, what in (
-        ("devicePlugin", "the device plugin"),
-        ("gfd", "GPU Feature Discovery"),
-        ("migManager", "the MIG manager"),
+    for part, what, one_node in (
+        ("devicePlugin", "the device plugin", "partage takeover changes one node at a time"),
+        ("gfd", "GPU Feature Discovery", f"on one node {_DEPLOY}gpu-feature-discovery=false"),
+        ("migManager", "the MIG manager", f"on one node {_DEPLOY}mig-manager=false"),
     ):
         if spec.at(part, "enabled").value is not False:
             yield spec.at(part).warning(
                 f"{what} of the GPU Operator is on: Partage takes its place",
-                f"{part}.enabled=false once Partage runs; partage takeover changes one node at a time",
+                f"{part}.enabled=false once Partage runs; {one_node}",
             )
-    if spec.at("devicePlugin", "config", "name").value:
-        yield spec.at("devicePlugin", "config").warning(
-            "names the ConfigMap of NVIDIA's plugin",
-            "give it to Partage's chart as config.name: it reads the files as they are",
-        )
+    yield from _operators_plugin(spec)
     if spec.at("migManager", "config", "name").value:
         yield spec.at("migManager", "config").warning(
             "names the ConfigMap of NVIDIA's MIG manager", "Partage reads mig-parted's file as a policy"
@@ -192,6 +216,34 @@ def _cluster_policy(spec: ManifestNode) -> Iterator[CheckedProblem]:
         yield spec.at("sandboxWorkloads").warning(
             "GPUs for virtual machines: no equivalent", "keep Partage off these nodes"
         )
+
+
+def _operators_plugin(spec: ManifestNode) -> Iterator[CheckedProblem]:
+    """The Operator's device plugin: its files, and what it is told beside them."""
+    config = spec.at("devicePlugin", "config")
+    if config.at("name").value:
+        default = config.at("default").value
+        more = f", with config.default={default} and config.fallbackStrategies=[empty]" if default else ""
+        yield config.warning(
+            "names the ConfigMap of NVIDIA's plugin",
+            f"give it to Partage's chart as config.name{more}: it reads the files as they are",
+        )
+    strategy = spec.at("mig", "strategy").value
+    if isinstance(strategy, str) and strategy != "none":
+        yield spec.at("mig", "strategy").warning(
+            f"NVIDIA's plugin is told the MIG strategy {strategy} by the Operator, not by its file",
+            f"flags: {{migStrategy: {strategy}}} in each file that Partage is given, else names of MIG "
+            "devices and labels differ",
+        )
+    for variable in spec.at("devicePlugin", "env").items:
+        name, value = variable.at("name").value, variable.at("value").value
+        flag = next((flag for flag, names in ENVIRONMENT.items() if name in names), None)
+        if flag in (*FLAGS, *PLUGIN):
+            inside = f"plugin: {{{flag}: {value}}}" if flag in PLUGIN else f"{flag}: {value}"
+            yield variable.warning(
+                f"NVIDIA's plugin is told {name} by the Operator, not by its file",
+                f"flags: {{{inside}}} in each file that Partage is given",
+            )
 
 
 def _hami(data: ManifestNode) -> Iterator[CheckedProblem]:

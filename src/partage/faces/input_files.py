@@ -10,8 +10,8 @@ from msgspec.structs import replace
 from partage.codec.yaml_document import YamlDocument, read_document, split_documents
 from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem
-from partage.faces.manifest import is_manifest, objects_of
 from partage.faces.manifest_node import LineOf
+from partage.faces.manifest_pods import is_manifest, objects_of
 from partage.values import Frozen
 
 WORKER_GROUPS = "WorkerGroups"

@@ -7,35 +7,25 @@ request depends on it.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
+from partage.faces.manifest_pods import object_name, pod_specs_at
 from partage.faces.manifest_settings import settings_findings
 from partage.faces.wording import sharing_text
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, ResourceName
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Resource
 from partage.plan.offer.memory_units import SMALLEST_USABLE_BYTES
-from partage.units import format_bytes
+from partage.units import format_bytes, whole_quantity
 from partage.values import Frozen
 
 Resources = Mapping[ResourceName, Resource]
 """What the policy offers on the machine, by name."""
 
-POD_SPEC_AT = {
-    "Pod": ("spec",),
-    "PodTemplate": ("template", "spec"),
-    "Deployment": ("spec", "template", "spec"),
-    "StatefulSet": ("spec", "template", "spec"),
-    "DaemonSet": ("spec", "template", "spec"),
-    "ReplicaSet": ("spec", "template", "spec"),
-    "ReplicationController": ("spec", "template", "spec"),
-    "Job": ("spec", "template", "spec"),
-    "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
-}
 _HARMLESS_DEVICES = ("", "void", "none")
 _SHARED_SUFFIX = ".shared"
 _MIG_NAME = re.compile(r"nvidia\.com/mig-(\d+g\.\d+gb)(?:\.(me(?:\.all)?))?(?:\.shared)?", re.ASCII)
@@ -52,26 +42,7 @@ class _Asked(Frozen):
     offered: Resources | None
     only_cdi: bool
     models_of: ModelsOf | None
-
-
-def is_manifest(document: object) -> bool:
-    """Whether this looks like a Kubernetes object (ours carry ``apiVersion: partage/v1``)."""
-    return (
-        isinstance(document, Mapping)
-        and isinstance(document.get("kind"), str)
-        and isinstance(document.get("apiVersion"), str)
-        and not str(document["apiVersion"]).startswith("partage/")
-    )
-
-
-def objects_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
-    """The objects of a document with their paths: itself, or the items of a List."""
-    if str(document.get("kind")).endswith("List") and isinstance(document.get("items"), list):
-        for number, item in enumerate(document["items"]):
-            if is_manifest(item):
-                yield f"{path}.items[{number}]".lstrip("."), item
-    else:
-        yield path, document
+    models_here: frozenset[str]
 
 
 def findings(
@@ -83,31 +54,51 @@ def findings(
     *,
     only_cdi: bool = False,
     models_of: ModelsOf | None = None,
+    models_here: Collection[str] = (),
 ) -> list[CheckedProblem]:
     """Everything that is wrong with the GPU requests of one object. offered: None if not known. only_cdi: no
     container learns its devices from NVIDIA_VISIBLE_DEVICES. models_of: None: profiles are not looked at.
+    models_here: those of the machine.
     """
-    keys = POD_SPEC_AT.get(str(document.get("kind")))
-    if keys is None:
-        return []
     top = ManifestNode(file, path, document, line_of, owner=object_name(document))
-    spec = top.at(*keys)
-    containers = [
-        replace(container, owner=f"{container.owner}, {_container_name(container, word)}")
-        for key, word in (("initContainers", "init container"), ("containers", "container"))
-        for container in spec.at(key).items
-    ]
-    asked = _Asked(offered, only_cdi, models_of)
-    return [found for container in containers for found in _container(container, asked)]
+    asked = _Asked(offered, only_cdi, models_of, frozenset(models_here))
+    found = [*_header(top)]
+    for keys in pod_specs_at(document):
+        found += _pod(top.at(*keys), asked)
+    return found
 
 
-def object_name(document: Mapping[str, Any]) -> str:
-    """``Deployment/train``, ``Deployment/train (namespace team-a)``."""
-    metadata = document.get("metadata")
-    about = metadata if isinstance(metadata, Mapping) else {}
-    name = next((text for key in ("name", "generateName") if isinstance(text := about.get(key), str)), "")
-    namespace = f" (namespace {about['namespace']})" if isinstance(about.get("namespace"), str) else ""
-    return "/".join(part for part in (str(document["kind"]), name) if part) + namespace
+def _header(top: ManifestNode) -> Iterator[CheckedProblem]:
+    if not isinstance(top.at("apiVersion").value, str):
+        yield top.error("the object has no apiVersion: Kubernetes refuses it", "apiVersion: v1 for a Pod")
+
+
+_CONTAINERS = (
+    ("initContainers", "init container"),
+    ("containers", "container"),
+    ("ephemeralContainers", "ephemeral container"),
+)
+
+
+def _pod(spec: ManifestNode, asked: _Asked) -> Iterator[CheckedProblem]:
+    yield from gpus_of_whole_pod(spec, asked.offered)
+    for where, word in _CONTAINERS:
+        for container in spec.at(where).items:
+            yield from _container(
+                replace(container, owner=f"{container.owner}, {_container_name(container, word)}"), asked
+            )
+
+
+def gpus_of_whole_pod(spec: ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
+    """GPUs that are asked for in the place where a pod as a whole asks for CPUs and memory."""
+    for part in ("limits", "requests"):
+        amounts = spec.at("resources", part)
+        for key in amounts.keys:
+            if _is_ours(key, offered):
+                yield amounts.at(key).error(
+                    f"asks for {key} for the pod as a whole: Kubernetes gives GPUs to containers only",
+                    "move it to resources.limits of a container",
+                )
 
 
 def _container_name(container: ManifestNode, word: str) -> str:
@@ -119,11 +110,11 @@ def _container(container: ManifestNode, asked: _Asked) -> Iterator[CheckedProble
     offered = asked.offered
     limits = container.at("resources", "limits")
     ours = [key for key in limits.keys if _is_ours(key, offered)]
-    yield from _requests_without_limits(container, offered)
+    yield from requests_without_limits(container, offered)
     yield from _environment(container)
     if len(ours) > 1 and not asked.only_cdi:
         yield limits.warning(
-            f"asks for {' and '.join(ours)}: both set NVIDIA_VISIBLE_DEVICES, and only one wins",
+            f"asks for {' and '.join(ours)}: each sets NVIDIA_VISIBLE_DEVICES, and only one wins",
             "ask for one of them, or use two containers",
         )
     for key in ours:
@@ -143,7 +134,11 @@ def _profile(limit: ManifestNode, key: str, asked: _Asked) -> Iterator[CheckedPr
     models = asked.models_of(profile)
     if not models:
         yield limit.warning(f"no known GPU model has a MIG profile {profile}", "look for a misprint")
-    elif asked.offered is not None and ResourceName(key) not in asked.offered:
+    elif (
+        asked.offered is not None
+        and ResourceName(key) not in asked.offered
+        and asked.models_here.isdisjoint(models)
+    ):
         yield limit.warning(
             f"{profile} is a MIG profile of {', '.join(models)}", "is this pod for other nodes?", here=True
         )
@@ -157,7 +152,8 @@ def _is_ours(key: str, offered: Resources | None) -> bool:
     )
 
 
-def _requests_without_limits(container: ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
+def requests_without_limits(container: ManifestNode, offered: Resources | None) -> Iterator[CheckedProblem]:
+    """Requests for GPUs that the API server refuses, because the limit is missing or another one."""
     requests, limits = container.at("resources", "requests"), container.at("resources", "limits")
     for key in requests.keys:
         if not _is_ours(key, offered):
@@ -165,16 +161,22 @@ def _requests_without_limits(container: ManifestNode, offered: Resources | None)
         asked, limit = requests.at(key), limits.at(key)
         if limit.value is None:
             yield asked.error("an extended resource needs a limit, not only a request", "move it to limits")
-        elif str(asked.value) != str(limit.value):
+        elif not _equal(asked.value, limit.value):
             yield asked.error(
                 f"request {asked.value} and limit {limit.value} differ", "they have to be equal"
             )
 
 
+def _equal(one: object, other: object) -> bool:
+    return str(one) == str(other) or (
+        whole_quantity(one) is not None and whole_quantity(one) == whole_quantity(other)
+    )
+
+
 def _amount(asked: ManifestNode, key: str, offered: Resources | None) -> Iterator[CheckedProblem]:
-    amount = _whole(asked.value)
+    amount = whole_quantity(asked.value)
     if amount is None:
-        what = "units of memory" if _is_by_memory(key, offered) else "GPUs or shares"
+        what = "units of memory" if is_by_memory(key, offered) else "GPUs or shares"
         yield asked.error(f"{asked.value!r} is not a number of {what}", "a whole number, 1 or more")
     elif offered is not None:
         yield from _against_offer(asked, amount, ResourceName(key), offered)
@@ -186,14 +188,6 @@ def _amount(asked: ManifestNode, key: str, offered: Resources | None) -> Iterato
         )
 
 
-def _whole(value: object) -> int | None:
-    """The count that a quantity stands for; None for anything but a whole number from 0 on."""
-    if isinstance(value, bool) or not isinstance(value, int | str):
-        return None
-    text = str(value)
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
-
-
 def _against_offer(
     asked: ManifestNode, amount: int, name: ResourceName, offered: Resources
 ) -> Iterator[CheckedProblem]:
@@ -202,7 +196,7 @@ def _against_offer(
         names = ", ".join(offered) or "nothing"
         yield asked.error(f"nothing offers {name} here", f"offered: {names}", here=True)
         return
-    if _is_by_memory(name, offered):
+    if is_by_memory(name, offered):
         yield from _units_against_offer(asked, amount, resource)
         return
     if amount > 1 and all(offering.single for offering in resource.offerings):
@@ -214,13 +208,15 @@ def _against_offer(
     elif amount > resource.count:
         yield asked.error(
             f"asks for {amount} of {name}, the node offers {resource.count}: the pod would stay pending",
+            f"ask for {resource.count} or less, or give the policy more of them",
             here=True,
         )
     elif amount > 1 and (shared := [one for one in resource.offerings if _adds_nothing(one)]):
         yield asked.warning(_no_more(name, amount, shared), _FEWER_REPLICAS, here=True)
 
 
-def _is_by_memory(key: str, offered: Resources | None) -> bool:
+def is_by_memory(key: str, offered: Resources | None) -> bool:
+    """Whether the resource counts units of memory. offered: None if not known."""
     resource = (offered or {}).get(ResourceName(key))
     if resource is None:
         return key == MEMORY_RESOURCE

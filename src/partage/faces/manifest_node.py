@@ -10,6 +10,9 @@ from msgspec.structs import replace
 from partage.errors import Problem, Severity
 from partage.values import Frozen
 
+Keys = tuple[str | int, ...]
+"""The way to a place in a document."""
+
 LineOf = Callable[[Any, str | int], int | None]
 """The line of a key of a mapping, or of an item of a list; None where that is not known."""
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from partage.errors import InputError, Problem
 from partage.faces.input_files import ManifestInput, read_input_file
-from partage.faces.manifest import POD_SPEC_AT, objects_of
+from partage.faces.manifest_pods import POD_SPEC_AT, objects_of
 from partage.plan.rightsize.evidence import workload_of
 from partage.values import Frozen
 

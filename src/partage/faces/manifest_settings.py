@@ -15,10 +15,17 @@ from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, Resource
 from partage.units import GIB, format_bytes
 
-_OPTION = re.compile(
-    r"--(gpu[-_]memory[-_]utilization|mem[-_]fraction[-_]static|cuda[-_]memory[-_]fraction)"
-    r"[=\s]\s*(\d*\.?\d+)"
+_NUMBER = r"(\d*\.?\d+)"
+_OPTION = re.compile(r"--(gpu[-_]memory[-_]utilization|mem[-_]fraction[-_]static|cuda[-_]memory[-_]fraction)")
+_OF_OPTION = re.compile(rf"[\s=\\\"']+{_NUMBER}")
+"""What follows an option: also in quotes, or after a line that is continued."""
+_ASSIGNED = re.compile(
+    r"(?<![-\w])(gpu_memory_utilization|mem_fraction_static"
+    rf"|XLA_(?:PYTHON_)?CLIENT_MEM_FRACTION|CUDA_MEMORY_FRACTION)\s*=\s*[\"']?{_NUMBER}"
 )
+"""In Python code, or in a line of a shell."""
+_TORCH_CALL = re.compile(rf"(set_per_process_memory_fraction)\(\s*(?:fraction\s*=\s*)?{_NUMBER}")
+_VARIABLE = re.compile(r"\$(?:\((\w+)\)|\{(\w+)\}|(\w+))", re.ASCII)
 _FRACTIONS = ("XLA_PYTHON_CLIENT_MEM_FRACTION", "XLA_CLIENT_MEM_FRACTION", "CUDA_MEMORY_FRACTION")
 _TORCH = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
 _TORCH_FRACTION = re.compile(r"per_process_memory_fraction:\s*(\d*\.?\d+)")
@@ -45,7 +52,7 @@ def settings_findings(
     for place, name, fraction in found:
         if fraction > part + 0.005:
             yield place.warning(
-                f"{name} {_text(fraction)} is a part of the whole GPU, and {share}",
+                f"{name} is a part of the whole GPU, and {share}",
                 f"{_text(part)} or less, so that all shares fit",
                 here=here,
             )
@@ -70,26 +77,52 @@ def _offerings(offered: Mapping[ResourceName, Resource], key: str) -> tuple[Devi
 
 
 def _fractions(container: ManifestNode) -> Iterator[tuple[ManifestNode, str, float]]:
-    """Where a fraction of the GPU's memory is set, its name, and how large it is."""
-    words = {key: container.at(key) for key in ("command", "args")}
+    """Where a fraction of the GPU's memory is set, its name with the number, and how large it is."""
     said = False
-    for place in words.values():
-        texts = [str(item.value) for item in place.items]
-        for option in _OPTION.finditer(" ".join(texts)):
-            said = True
-            index = next((n for n, text in enumerate(texts) if f"--{option[1]}" in text), 0)
-            yield place.at(index), f"--{option[1]}", float(option[2])
+    for place, name, number in _in_words(container):
+        said = True
+        if number:
+            yield place, f"{name} {_text(float(number))}", float(number)
     for place in _variables(container, _FRACTIONS):
         value = str(place.at("value").value)
         if re.fullmatch(r"\d*\.?\d+", value, re.ASCII):
-            yield place.at("value"), str(place.at("name").value), float(value)
+            yield place.at("value"), f"{place.at('name').value} {_text(float(value))}", float(value)
     for place in _variables(container, _TORCH):
         if (limit := _TORCH_FRACTION.search(str(place.at("value").value))) is not None:
-            yield place.at("value"), "per_process_memory_fraction", float(limit[1])
-    started = " ".join(str(item.value) for place in words.values() for item in place.items)
+            fraction = float(limit[1])
+            yield place.at("value"), f"per_process_memory_fraction {_text(fraction)}", fraction
+    started = " ".join(text for key in ("command", "args") for _, text in _words(container.at(key)))
     image = container.at("image")
     if not said and (_VLLM.search(started) or _VLLM.search(str(image.value))):
-        yield image, "vLLM without --gpu-memory-utilization takes", _VLLM_DEFAULT
+        yield image, f"what vLLM without --gpu-memory-utilization takes, {_VLLM_DEFAULT},", _VLLM_DEFAULT
+
+
+def _in_words(container: ManifestNode) -> Iterator[tuple[ManifestNode, str, str]]:
+    """Fractions in the container's command and arguments; an empty text where only a running shell knows."""
+    values = {
+        str(one.at("name").value): str(one.at("value").value)
+        for one in container.at("env").items
+        if one.at("value").value is not None
+    }
+    for key in ("command", "args"):
+        words = _words(container.at(key))
+        text = " ".join(word for _, word in words)
+        known = _VARIABLE.sub(lambda one: values.get(one[1] or one[2] or one[3], one[0]), text)
+        found = [*_OPTION.finditer(known), *_ASSIGNED.finditer(known), *_TORCH_CALL.finditer(known)]
+        for match in found:
+            place = next((node for node, word in words if match[1] in word), container.at(key))
+            if match.re is _OPTION:
+                follows = _OF_OPTION.match(known, match.end())
+                yield place, match[0], follows[1] if follows else ""
+            else:
+                yield place, match[1], match[2]
+
+
+def _words(place: ManifestNode) -> list[tuple[ManifestNode, str]]:
+    """The items of a command. A text in place of the list is one word."""
+    if isinstance(place.value, str):
+        return [(place, place.value)]
+    return [(item, str(item.value)) for item in place.items]
 
 
 def _mps(container: ManifestNode, shares: Sequence[DeviceOffer]) -> Iterator[CheckedProblem]:

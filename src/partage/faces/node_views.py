@@ -124,7 +124,7 @@ def _policy_trouble(report: ReportDocument) -> str:
 def _obstacles(
     report: ReportDocument, seen: PlannedFrom | None, desired: DesiredState | None
 ) -> dict[DeviceUuid, tuple[Obstacle, ...]]:
-    """Of each device, the gravest first."""
+    """Of each device, the worst first."""
     found: dict[DeviceUuid, dict[Obstacle, None]] = {}
     served = _away(report, seen, desired)
     instances = {

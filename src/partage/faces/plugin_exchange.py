@@ -25,7 +25,7 @@ from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.edges.kube.config import ClusterConfig
-    from partage.edges.kube.device_plugins import DevicePlugins, PluginDaemonSet
+    from partage.edges.kube.device_plugins import PluginDaemonSet
 
 RECORD = "nvidia-plugin.json"
 """In the state directory: what NVIDIA's plugin listed before the last takeover."""
@@ -226,17 +226,18 @@ async def label_of(config: ClusterConfig, node: str) -> str | None:
     return await DevicePlugins(config).label(node)
 
 
-async def switch(config: ClusterConfig, node: str, value: str | None) -> None:
-    """Set the label, and prepare DaemonSets that do not know it. Raises ClusterError, Unsatisfiable."""
+async def set_label(config: ClusterConfig, node: str, value: str | None) -> None:
+    """Set the node's label, or remove it. Raises ClusterError."""
+    from partage.edges.kube.device_plugins import DevicePlugins
+
+    await DevicePlugins(config).set_label(node, value)
+
+
+async def prepare(config: ClusterConfig) -> None:
+    """Prepare DaemonSets that do not know the label. Raises ClusterError, Unsatisfiable."""
     from partage.edges.kube.device_plugins import DevicePlugins
 
     plugins = DevicePlugins(config)
-    if value == "false":
-        await _prepare(plugins)
-    await plugins.set_label(node, value)
-
-
-async def _prepare(plugins: DevicePlugins) -> None:
     sets = await plugins.sets()
     if not sets:
         raise Unsatisfiable(

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from math import ceil
 from typing import Any
 
 from msgspec.structs import replace
 
 from partage.errors import InputError, Problem
-from partage.faces.manifest import POD_SPEC_AT, object_name
-from partage.faces.manifest_node import LineOf, ManifestNode
+from partage.faces.manifest import gpus_of_whole_pod, requests_without_limits
+from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
+from partage.faces.manifest_pods import object_name, pod_specs_at
+from partage.faces.pod_not_judged import not_judged, other_pods
 from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.plan.explain.amounts import CPU
 from partage.plan.explain.pod import ContainerNeeds, LabelRule, PodNeeds, Term, Toleration
@@ -24,18 +26,24 @@ _AFFINITY = (
 )
 
 
-def pod_of(
+def pods_of(
     document: Mapping[str, Any], file: str = "", path: str = "", line_of: LineOf | None = None
-) -> PodNeeds | None:
-    """The pod, or the pods that a Deployment, Job and the like make; None for any other object.
+) -> tuple[PodNeeds, ...]:
+    """The pod, or a pod of each kind that a Deployment, Job, PyTorchJob and the like make; () for any other
+    object.
 
-    Raises InputError with all amounts and names that cannot be read.
+    Raises InputError with all amounts and names that cannot be read, and what the API server would refuse.
     """
-    keys = POD_SPEC_AT.get(str(document.get("kind")))
-    if keys is None:
-        return None
     top = ManifestNode(file, path, document, line_of, owner=object_name(document))
-    return _Reader(top.at(*keys)).pod(top.owner)
+    found = []
+    places = pod_specs_at(document)
+    for keys in places:
+        spec = top.at(*keys)
+        name = top.owner if len(places) == 1 else f"{top.owner}, {spec.path.removeprefix(f'{path}.')}"
+        pod = _Reader(spec).pod(name)
+        others = other_pods(top)
+        found.append(replace(pod, not_judged=(*pod.not_judged, others)) if others else pod)
+    return tuple(found)
 
 
 def with_gpu_resources(pod: PodNeeds, offered: Collection[str]) -> PodNeeds:
@@ -68,6 +76,7 @@ class _Reader:
         mains = [self._container(place) for place in spec.at("containers").items]
         if not mains:
             self._wrong(spec.at("containers"), "the pod has no containers", "a Pod, Deployment, Job, ...")
+        self._refused(gpus_of_whole_pod(spec, None))
         found = PodNeeds(
             name=name,
             containers=(*inits, *mains),
@@ -76,6 +85,8 @@ class _Reader:
             affinity=self._affinity(),
             tolerations=tuple(map(self._toleration, spec.at("tolerations").items)),
             overhead=self._amounts(spec.at("overhead")),
+            whole=self._whole((*inits, *mains)),
+            not_judged=not_judged(spec),
         )
         if self._problems:
             raise InputError(self._problems)
@@ -87,9 +98,19 @@ class _Reader:
 
     def _container(self, place: ManifestNode) -> ContainerNeeds:
         limits, requests = place.at("resources", "limits"), place.at("resources", "requests")
+        self._refused(requests_without_limits(place, None))
         # A limit without a request is the request, too.
         amounts = {**self._amounts(limits), **self._amounts(requests)}
         return ContainerNeeds(self._text(place.at("name")) or "without a name", amounts)
+
+    def _whole(self, containers: Collection[ContainerNeeds]) -> dict[str, int]:
+        """What is asked for the pod as a whole. A limit is the request where no container asks for any."""
+        limits, requests = (self._amounts(self._spec.at("resources", key)) for key in ("limits", "requests"))
+        asked = {name for one in containers for name in one.requests}
+        return {**{name: amount for name, amount in limits.items() if name not in asked}, **requests}
+
+    def _refused(self, findings: Iterable[CheckedProblem]) -> None:
+        self._problems += [one.problem for one in findings]
 
     def _amounts(self, place: ManifestNode) -> dict[str, int]:
         found = {}
@@ -97,7 +118,7 @@ class _Reader:
             try:
                 found[key] = amount_of(key, place.at(key).value)
             except ValueError as error:
-                self._wrong(place.at(key), str(error), "such as 1, 500m or 16Gi")
+                self._wrong(place.at(key), str(error), "correct it")
         return {key: amount for key, amount in found.items() if amount}
 
     def _affinity(self) -> tuple[Term, ...] | None:

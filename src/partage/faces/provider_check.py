@@ -1,4 +1,4 @@
-"""``partage check --provider``: files to what a provider's rules judge, and their findings to problems."""
+"""``partage check --provider``: files to what a provider's rules judge, and its violations to problems."""
 
 from __future__ import annotations
 
@@ -6,17 +6,25 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from partage.codec.yaml_document import Value
+from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.provider_rules import find_provider, layout_tables
 from partage.errors import Problem
-from partage.faces.manifest import POD_SPEC_AT, object_name
-from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
+from partage.faces.manifest_node import CheckedProblem, Keys, LineOf, ManifestNode
+from partage.faces.manifest_pods import object_name, pod_specs_at
 from partage.model.policy import Policy
 from partage.plan.offer.conditions import variants
 from partage.plan.providers.judge_groups import judge_groups
 from partage.plan.providers.judge_pods import judge_pod
 from partage.plan.providers.of_policy import groups_of
 from partage.plan.providers.rules import Provider
-from partage.plan.providers.subjects import Container, Finding, Group, LayoutTable, Pod
+from partage.plan.providers.subjects import (
+    Group,
+    LayoutTable,
+    ManifestContainer,
+    ManifestPod,
+    Model,
+    Violation,
+)
 from partage.values import Frozen
 
 
@@ -37,8 +45,15 @@ def provider_context(name: str) -> ProviderContext:
 def judge_policy(policy: Policy, file: str, context: ProviderContext) -> Iterator[CheckedProblem]:
     """What the provider does not allow in a policy, in each of its variants by labels."""
     for _, there in variants(policy):
-        for one in judge_groups(groups_of(there), context.provider, context.tables, one_node=True):
+        for one in judge_groups(groups_of(there, _model_of), context.provider, context.tables, one_node=True):
             yield CheckedProblem(Problem(file, str(one.at[0]), one.severity, one.message, one.hint))
+
+
+def _model_of(name: str) -> Model | None:
+    """A model of the catalogue that the name of a policy means alone."""
+    catalogue = load_catalogue()
+    found = None if catalogue.variants(name) or "*" in name else catalogue.find(name)
+    return Model(found[0].id, found[0].memory_bytes, found[0].mig, found[0].geometry) if found else None
 
 
 def judge_cluster(
@@ -59,23 +74,21 @@ def judge_manifest(
 ) -> Iterator[CheckedProblem]:
     """What the provider does not allow in a pod, or in the pods of a Deployment, Job and the like."""
     top = ManifestNode(file, path, document, line_of, owner=object_name(document))
-    keys = POD_SPEC_AT.get(str(document.get("kind")))
-    if keys is None:
-        return
-    for one in judge_pod(_pod(top, keys), context.provider, context.groups):
-        yield _problem(one, top)
+    for keys in pod_specs_at(document):
+        for one in judge_pod(_pod(top, keys), context.provider, context.groups):
+            yield _problem(one, top)
 
 
-def _pod(top: ManifestNode, keys: tuple[str, ...]) -> Pod:
+def _pod(top: ManifestNode, keys: Keys) -> ManifestPod:
     spec = top.at(*keys)
     selector = spec.at("nodeSelector").value
     containers = tuple(
-        Container((*keys, kind, n, "resources", "limits"), str(one.at("name").value), limits)
+        ManifestContainer((*keys, kind, n, "resources", "limits"), str(one.at("name").value), limits)
         for kind in ("initContainers", "containers")
         for n, one in enumerate(spec.at(kind).items)
         if isinstance(limits := one.at("resources", "limits").value, Mapping)
     )
-    return Pod(
+    return ManifestPod(
         at=keys,
         who=top.owner,
         host_ipc=spec.at("hostIPC").value is True,
@@ -84,7 +97,7 @@ def _pod(top: ManifestNode, keys: tuple[str, ...]) -> Pod:
     )
 
 
-def _problem(one: Finding, top: ManifestNode) -> CheckedProblem:
+def _problem(one: Violation, top: ManifestNode) -> CheckedProblem:
     place = top.at(*one.at)
     return (
         place.error(one.message, one.hint)

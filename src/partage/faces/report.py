@@ -18,7 +18,6 @@ from partage.edges.procfs import pid_namespace
 from partage.faces.documents.document import row
 from partage.faces.documents.node import node_row
 from partage.faces.documents.report import (
-    AgentProcess,
     DaemonRow,
     EntryRow,
     HealthDocument,
@@ -29,6 +28,7 @@ from partage.faces.documents.report import (
     ReportDocument,
     ReportedGpuRow,
     ReportedResourceRow,
+    ReportingAgent,
 )
 from partage.faces.documents.resources import ResourceRow, Verify, resource_rows
 from partage.faces.documents.watch import TimeOf, watch_row
@@ -44,9 +44,9 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
     time_of, policy, observation = _time_of(report), report.policy, status.watch_observation()
     return ReportDocument(
         at=time_of(report.made.clock_s),
-        agent=AgentProcess(__version__, os.getpid(), pid_namespace(Path("/proc")), report.made.number),
-        healthy=not readiness.not_well,
-        reasons=readiness.not_well,
+        agent=ReportingAgent(__version__, os.getpid(), pid_namespace(Path("/proc")), report.made.number),
+        healthy=not readiness.unhealthy,
+        reasons=readiness.unhealthy,
         degraded=readiness.degraded,
         policy=row(PolicyRow, policy, problems=(*policy.problems, *policy.warnings)),
         mig_config=None if report.mig_config is None else row(MigConfigRow, report.mig_config),
@@ -62,8 +62,8 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
 
 def health_document(readiness: Readiness) -> HealthDocument:
     """What a probe is told."""
-    well = not readiness.not_well
-    return HealthDocument(healthy=well, reasons=readiness.not_well, degraded=readiness.degraded)
+    healthy = not readiness.unhealthy
+    return HealthDocument(healthy=healthy, reasons=readiness.unhealthy, degraded=readiness.degraded)
 
 
 def verify_of(report: Report) -> Verify | None:
@@ -189,7 +189,7 @@ class ReportFile:
         """Everything in it that makes it new if it changes."""
         return (
             report.without_moment(),
-            [reason.code for reason in (*readiness.not_well, *readiness.degraded)],
+            [reason.code for reason in (*readiness.unhealthy, *readiness.degraded)],
             [(state.resource, state.registered, state.registrations) for state in self._status.endpoints()],
             _watched(self._status.watch_observation()),
         )

@@ -15,7 +15,7 @@ from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.faces.documents.node import NodeRow
-    from partage.faces.documents.report import AgentProcess
+    from partage.faces.documents.report import ReportingAgent
 
 
 class ThisNode(Frozen):
@@ -31,7 +31,7 @@ class ThisNode(Frozen):
     gpus: frozenset[GpuUuid]
 
 
-def why_not_ours(agent: AgentProcess, node: NodeRow, here: ThisNode, *, agent_runs: bool) -> str:
+def why_not_ours(agent: ReportingAgent, node: NodeRow, here: ThisNode, *, agent_runs: bool) -> str:
     """Why a report says nothing about this node now; empty if it does.
 
     agent, node: of the report. agent_runs: a process here has the agent's pid.

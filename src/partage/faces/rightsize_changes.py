@@ -12,6 +12,7 @@ from partage.model.policy import MemoryUnits
 from partage.plan.offer.memory_units import MOST_UNITS, count_units
 from partage.plan.rightsize.evidence import JOB
 from partage.plan.rightsize.recommend import GpuSize, Recommendation, units_needed, whole_gib
+from partage.text import printable
 from partage.units import format_bytes
 from partage.values import Frozen
 
@@ -70,9 +71,39 @@ def policy(found: Sequence[Recommendation], wanted: Wanted) -> dict[str, Any]:
             )
         entry = {wanted.strategy: {"unit": whole_gib(wanted.unit_bytes)}}
     else:
-        replicas = min(one.mps if wanted.strategy == "mps" else one.time_slicing for one in sure)
+        replicas = min(_number(one, wanted.strategy) for one in sure)
         entry = {"exclusive": {}} if replicas < 2 else {wanted.strategy: {"replicas": replicas}}
     return {"version": "partage/v1", "gpus": [{"select": "all", **entry}]}
+
+
+def policy_remarks(found: Sequence[Recommendation], wanted: Wanted) -> Iterator[str]:
+    """What whoever takes the policy has to know: which workload decided, and which ones are not in it."""
+    sure = _sure(found)
+    largest = max(sure, key=lambda one: one.need_bytes)
+    yield f"For {wanted.gpu.product}. The largest workload: {_needs(largest)}"
+    alone = [one for one in sure if _number(one, wanted.strategy) < 2]
+    if alone and wanted.strategy != "mig" and wanted.unit_bytes is None:
+        for one in alone:
+            yield f"needs a GPU of its own, so that none is shared: {_needs(one)}"
+        others = [_number(one, wanted.strategy) for one in sure if one not in alone]
+        if others:
+            yield f"the others together: {wanted.strategy}: {{replicas: {min(others)}}}"
+    for one in found:
+        if one.doubt is not None:
+            yield f"not counted, since its need is not known ({one.doubt}): {one.evidence.workload}"
+
+
+def commented(text: str) -> str:
+    """Lines of a comment in YAML."""
+    return "".join(f"# {printable(line)}\n" for line in text.splitlines())
+
+
+def _needs(one: Recommendation) -> str:
+    return f"{one.evidence.workload}: needs {whole_gib(one.need_bytes)}"
+
+
+def _number(one: Recommendation, strategy: str) -> int:
+    return one.mps if strategy == "mps" else one.time_slicing
 
 
 def patches(
@@ -107,7 +138,7 @@ def _asked(one: Recommendation, wanted: Wanted, entry: dict[str, Any]) -> dict[s
 
 def _patch(one: Recommendation, asked: dict[str, int], owners: Sequence[PodOwner]) -> Patch:
     workload = one.evidence.workload
-    needs = f"{workload}: needs {whole_gib(one.need_bytes)}"
+    needs = _needs(one)
     if workload.startswith(JOB):
         return Patch(f"{needs}\nits job asks for it itself: sbatch --gres, docs/how-to/slurm.md")
     namespace, name, container = (*workload.split("/", 2), "", "")[:3]

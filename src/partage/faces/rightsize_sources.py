@@ -14,7 +14,7 @@ from partage.text import count_of, listed
 from partage.values import Frozen
 
 
-class Seen(Frozen):
+class ObservedUse(Frozen):
     """What was observed, and for which GPU it is to be sized. source: a sentence."""
 
     evidence: tuple[Evidence, ...]
@@ -23,14 +23,14 @@ class Seen(Frozen):
     unattributed: float = 0.0
 
 
-def from_trace(trace: Path, size: GpuSize, namespace: str | None) -> Seen:
+def from_trace(trace: Path, size: GpuSize, namespace: str | None) -> ObservedUse:
     """From a recorded trace. Raises InputError."""
     from partage.edges.files.usage_trace import read_usage_trace
 
     runs = read_usage_trace(trace, size.memory_bytes)
     if namespace is not None:
         runs = tuple(run for run in runs if run.workload.startswith(f"{namespace}/"))
-    return Seen(gather(runs), size, f"The trace {trace}.")
+    return ObservedUse(gather(runs), size, f"The trace {trace}.")
 
 
 class PrometheusPlace(Frozen):
@@ -43,7 +43,7 @@ class PrometheusPlace(Frozen):
 
 def from_prometheus(
     place: PrometheusPlace, size: GpuSize, namespace: str | None, on_query: Callable[[str], None]
-) -> Seen:
+) -> ObservedUse:
     """From a Prometheus. on_query: called before each query. Raises InputError, Unreachable, Rejected."""
     from partage.edges.prometheus import Prometheus
     from partage.faces.token_file import read_token
@@ -54,10 +54,10 @@ def from_prometheus(
     server = Prometheus(place.url, "" if place.token_file is None else read_token(place.token_file))
     history = read_history(server, looked, size.memory_bytes, on_query)
     source = f"Prometheus {place.url}, the last {place.window}."
-    return Seen(gather(history.runs, history.step_s), size, source, history.unattributed)
+    return ObservedUse(gather(history.runs, history.step_s), size, source, history.unattributed)
 
 
-def from_history(paths: Sequence[Path], gpu: str | None, namespace: str | None) -> Seen:
+def from_history(paths: Sequence[Path], gpu: str | None, namespace: str | None) -> ObservedUse:
     """From the files of agents. gpu: None: the model that all their nodes have. Raises InputError."""
     from partage.edges.files.usage_days import read_usage_days
     from partage.plan.rightsize.from_history import gather_days, unattributed_part
@@ -76,7 +76,7 @@ def from_history(paths: Sequence[Path], gpu: str | None, namespace: str | None) 
     if gpu is None and len(products) != 1:
         which = f"of several GPU models: {listed(products, 5)}" if products else "of no GPU model"
         raise InputError(f"the history is {which}", "--gpu says for which one to size")
-    return Seen(evidence, gpu_size(gpu or products[0]), source, unattributed_part(days))
+    return ObservedUse(evidence, gpu_size(gpu or products[0]), source, unattributed_part(days))
 
 
 def gpu_size(name: str) -> GpuSize:

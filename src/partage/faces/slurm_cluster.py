@@ -25,6 +25,7 @@ from partage.errors import InputError, Problem, Unsatisfiable
 from partage.faces.cli.common_node import read_policy
 from partage.faces.input_files import named
 from partage.model.gpu import Inventory
+from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.policy import Policy
 from partage.model.slurm import SlurmConfig, SlurmNode, SlurmVersion
 from partage.model.slurm_devices import NodeDevices
@@ -39,7 +40,7 @@ from partage.sim.node.planned_layouts import with_planned_layouts
 from partage.values import Frozen
 
 _TOP = ("version", "kind", "slurm", "nodes")
-_NODE = ("name", "machine", "policy", "config", "settings")
+_NODE = ("name", "machine", "policy", "config", "labels", "settings")
 _SETTINGS = re.compile(r"[^\n#]{0,1000}")
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,\[\]-]{0,200}", re.ASCII)
 SIMULATED_FILES = (
@@ -141,7 +142,7 @@ class _Reader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._machines: dict[str, Inventory] = {}
-        self._policies: dict[tuple[str | None, str | None], Policy] = {}
+        self._policies: dict[tuple[object, ...], Policy] = {}
         self._seen: set[str] = set()
 
     def sources(self, rows: list[Field]) -> Iterator[NodeSource]:
@@ -194,16 +195,29 @@ class _Reader:
 
     def _policy(self, row: Table) -> Policy | None:
         file, config = row.value("policy", Field.some_text, None), row.value("config", Field.some_text, None)
-        key = (file, config)
+        labels = row.value("labels", _labels, None)
+        key = (file, config, None if labels is None else tuple(sorted(labels.items())))
         if key not in self._policies:
             place = row.here("policy")
             try:
                 named_file = None if file is None else str(self._folder / file)
-                self._policies[key] = read_policy(named_file, config).policy
+                self._policies[key] = read_policy(named_file, config, labels=labels).policy
             except InputError as error:
                 place.error("; ".join(str(named(problem, file or "")) for problem in error.problems))
                 return None
         return self._policies[key]
+
+
+def _labels(place: Field) -> dict[str, str] | None:
+    """The labels of a node, for policies with ``when``."""
+    found = {}
+    for key, member in (place.mapping() or {}).items():
+        value = member.parsed(parse_label_value, "inference")
+        try:
+            found[parse_label_key(key)] = value or ""
+        except ValueError as error:
+            member.error(str(error))
+    return found
 
 
 def node_settings(place: Field) -> str | None:

@@ -15,6 +15,7 @@ from partage.faces.http import Answer, HttpFace, Page, PageRequest, Stream
 from partage.faces.http_access import HttpAccess, HttpOptions
 from partage.lab.stories.play import Beside
 from partage.lab.stories.stage import StoryStage
+from partage.model.dcgm_names import DcgmNames
 
 
 def story_page(address: str, protection: HttpOptions, *, stay: bool) -> Beside:
@@ -48,11 +49,13 @@ async def interrupted() -> None:
 
 
 def _pages(stage: StoryStage) -> dict[str, Page]:
-    """Of the agent that runs now: a story may start another one."""
+    """Of the agent that runs now: a story may start another one. No dcgm-exporter stands beside it, so that
+    its names are served, too."""
     intervals = stage.settings.intervals
 
     def of_agent(request: PageRequest) -> Answer | Stream:
-        return agent_pages(stage.agent_status, intervals, None)[request.path](request)
+        pages = agent_pages(stage.agent_status, intervals, None, dcgm=DcgmNames.BOTH)
+        return pages[request.path](request)
 
     paths = agent_pages(stage.agent_status, intervals, None)
     title = "Simulated node"

@@ -5,11 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 
 from partage.edges.prometheus import Prometheus, Series
-from partage.plan.rightsize.evidence import Run, workload_of
+from partage.plan.rightsize.evidence import TAKEN_FOR_ALL, Run, workload_of
 from partage.values import Frozen
 
 _FEWEST_STEP_S, _MOST_STEPS = 15.0, 2000
 _KEY = ("namespace", "pod", "container", "device", "gpu", "node")
+_DEVICES = (
+    "max by (device) (partage_mig_memory_total_bytes or "
+    'label_replace(partage_gpu_memory_total_bytes, "device", "$1", "gpu", "(.*)"))'
+)
+"""The memory of GPUs and MIG devices, by UUID. A program that takes a part of its GPU's memory takes it of
+the GPU on which it ran, not of the one for which it is sized."""
 
 
 class UsageHistory(Frozen):
@@ -34,7 +40,9 @@ def read_history(
     device_bytes: int,
     on_query: Callable[[str], None] = lambda _: None,
 ) -> UsageHistory:
-    """Ask for the window. device_bytes: memory of a GPU. on_query: called before each query, for progress."""
+    """Ask for the window. device_bytes: memory of a GPU that no series tells. on_query: called before each
+    query, for progress.
+    """
     step_s = max(_FEWEST_STEP_S, float(round(window.length_s / _MOST_STEPS)))
 
     def ask(name: str, query: str) -> dict[tuple[str, ...], Series]:
@@ -42,8 +50,8 @@ def read_history(
         found = server.query_range(query, window.end_s - window.length_s, window.end_s, step_s)
         return {_key(one.labels): one for one in found if one.points}
 
-    def container(name: str) -> str:
-        return f"partage_container_{name}{{{window.selector}}}"
+    def container(name: str, *more: str) -> str:
+        return f"partage_container_{name}{{{','.join((*filter(None, (window.selector,)), *more))}}}"
 
     def highest(name: str) -> str:
         # Where scrapes are further apart than steps, the last value holds until the next one. The product
@@ -54,25 +62,28 @@ def read_history(
     peaks = ask("peaks", highest("memory_peak_bytes"))
     busy = ask("activity", highest("sm_utilization_ratio"))
     shares = ask("shares", container("memory_share_bytes"))
-    limits = ask("limits", container("memory_limit_bytes"))
+    limits = ask("guarantees", container("guarantee", f'guarantee=~"{"|".join(TAKEN_FOR_ALL)}"'))
+    devices = ask("devices", _DEVICES)
     processes = ask("processes", highest("processes"))
     rest = ask("unattributed", "sum(partage_unattributed_memory_bytes)")
     total = ask("used by GPUs", "sum(partage_gpu_memory_used_bytes)")
+    sizes = {key[3]: int(_highest(one)) for key, one in devices.items()}
     runs = []
     for key, one in used.items():
-        namespace, pod, name, *_ = key
+        namespace, pod, name, device, _, node = key
         share, activity = shares.get(key), busy.get(key)
         runs.append(
             Run(
                 workload=f"{namespace}/{workload_of(pod)}/{name}",
                 at_s=tuple(at for at, _ in one.points),
                 used_bytes=tuple(int(value) for _, value in one.points),
-                device_bytes=device_bytes,
+                device_bytes=sizes.get(device, device_bytes),
                 peak_bytes=int(_highest(peaks[key])) if key in peaks else None,
                 sm=tuple(value for _, value in activity.points) if activity else (),
                 share_bytes=int(share.points[-1][1]) if share else None,
                 limited=key in limits,
                 processes=max(1, int(_highest(processes[key]))) if key in processes else 1,
+                container="/".join((node, namespace, pod, name)),
             )
         )
     return UsageHistory(tuple(runs), _part(rest, total), step_s)

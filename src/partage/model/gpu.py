@@ -297,3 +297,10 @@ class Inventory(Frozen):
     def gpu(self, uuid: GpuUuid) -> Gpu | None:
         """The GPU with this UUID if it answers, else None."""
         return next((gpu for gpu in self.gpus if gpu.uuid == uuid), None)
+
+    @property
+    def memory_of_devices(self) -> dict[DeviceUuid, int]:
+        """Bytes of each GPU and MIG device, as NVML counts them."""
+        return {gpu.uuid: gpu.memory_bytes for gpu in self.gpus} | {
+            mig.uuid: mig.memory_bytes for gpu in self.gpus for mig in gpu.mig_devices
+        }

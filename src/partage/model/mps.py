@@ -50,6 +50,9 @@ class MpsNamespace(Frozen):
         return f"{_amounts(self.memory_bytes, self.threads_percent)} in {self.name}"
 
 
+_MOST_NAMESPACES_SHOWN = 8
+
+
 class ClientLimits(Frozen):
     """What a daemon allows each of its clients. None: no limit is requested or set.
 
@@ -63,7 +66,12 @@ class ClientLimits(Frozen):
 
     def __str__(self) -> str:
         each = f"{_amounts(self.memory_bytes, self.threads_percent)} for each client"
-        return f"{', '.join(map(str, self.namespaces))}, else {each}" if self.namespaces else each
+        if not self.namespaces:
+            return each
+        named = [str(one) for one in self.namespaces]
+        if len(named) > _MOST_NAMESPACES_SHOWN:  # one for each amount of memory
+            named = [named[0], f"... {named[-1]} ({len(named)} namespaces)"]
+        return f"{', '.join(named)}, else {each}"
 
 
 def _amounts(memory_bytes: int | None, threads_percent: int | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
@@ -29,12 +29,15 @@ class Guarantee(StrEnum):
     @property
     def strength(self) -> int:
         """3 for hard down to 0 for none."""
-        return {"hard": 3, "guarded": 2, "advisory": 1, "none": 0}[self.value]
+        return _STRENGTHS[self]
 
 
-def weakest(guarantees: Iterator[Guarantee]) -> Guarantee:
+_STRENGTHS = {one: len(Guarantee) - 1 - place for place, one in enumerate(Guarantee)}
+
+
+def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
     """The weakest one. Raises ValueError if there is none."""
-    return min(guarantees, key=lambda guarantee: guarantee.strength)
+    return min(guarantees, key=_STRENGTHS.__getitem__)
 
 
 class DeviceOffer(Frozen):

@@ -5,8 +5,10 @@ The prolog writes one record for each job with GPUs, ``<run-dir>/jobs/<job id>.j
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import NewType
+
+from msgspec import field
 
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.policy import Strategy
@@ -18,6 +20,15 @@ JobId = NewType("JobId", int)
 """Slurm's number of a job, SLURM_JOB_ID. Each task of a job array has one of its own."""
 
 RECORD_VERSION = 1
+
+
+class HeldDevices(Frozen):
+    """What slurmctld says that a job has on a node. indexes: Slurm's, of its GPUs, those too of which it has
+    a share. shards: how many, by index.
+    """
+
+    indexes: tuple[int, ...] = ()
+    shards: Mapping[int, int] = field(default_factory=dict)
 
 
 class JobDevice(Frozen):

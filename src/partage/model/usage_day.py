@@ -34,11 +34,13 @@ class WorkloadDay(Frozen, array_like=True):
     samples: of all of them. runs: containers that ran on that day; started: those of them that had not been
     seen before; at_once: the most in one sample.
     peak_bytes: the highest since the container began, of samples one second apart; peak_at_s: when that was
-    first seen. spread: relative distance of highest and lowest use in that container's run. longest_s: of the
-    longest run so far; growing: whether it still grows. full: the highest part of the visible memory.
+    first seen. spread: relative distance of the highest use and the one that three quarters of that
+    container's run reach. longest_s: of the longest run so far; growing: whether it still grows. full: the
+    highest part of the visible memory.
     exact: every peak is of samples one second apart, and every process has a figure. processes: the most at a
     time. share_bytes: of its shares; None: not known. busy: samples in each class of activity (up to 0, 1, 2
-    to 10, 12, 14 to 20, 25, 30 to 100 % of the GPU's time), without the zeros at the end.
+    to 10, 12, 14 to 20, 25, 30 to 100 % of the GPU's time), without the zeros at the end. devices: the most
+    that one container used at the same time; runs, started and at_once count it on each of them.
     """
 
     workload: str
@@ -60,6 +62,7 @@ class WorkloadDay(Frozen, array_like=True):
     processes: Number
     share_bytes: Number | None
     busy: tuple[Number, ...]
+    devices: Number = 1
 
 
 class RunNow(Frozen, array_like=True):

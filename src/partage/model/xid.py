@@ -7,6 +7,7 @@ docs/adr/0021.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from enum import StrEnum
 
 from partage.values import Frozen
@@ -89,6 +90,13 @@ class XidRules(Frozen):
     disabled: frozenset[int] = frozenset()
     enabled: frozenset[int] = frozenset()
     all_enabled: bool = False
+
+    @classmethod
+    def of_environment(cls, environ: Mapping[str, str]) -> XidRules:
+        """From the two variables."""
+        return cls.parse(
+            environ.get("DP_DISABLE_HEALTHCHECKS", ""), environ.get("DP_ENABLE_HEALTHCHECKS", "")
+        )
 
     @classmethod
     def parse(cls, disable: str, enable: str) -> XidRules:

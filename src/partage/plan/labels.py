@@ -16,7 +16,7 @@ from partage.model.ids import VENDOR
 from partage.model.node_labels import DOMAIN
 from partage.model.policy import MigStrategy, Options, Strategy
 from partage.model.profile import MigProfile
-from partage.model.share import DeviceOffer, NodeOffer, resources_of, weakest
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer, resources_of, weakest
 from partage.plan.offer.resource_names import default_name, mig_resource
 from partage.plan.offer.select import GeometryOf
 from partage.units import MIB
@@ -142,8 +142,8 @@ def _gpus(node: _Node) -> Iterator[tuple[str, str]]:
     no_mig = not any(gpu.mig_enabled for gpu in gpus)
     mps = bool(whole) and all(one.shared is Strategy.MPS for one in whole)
     yield "mps.capable", _truth(mps and no_mig)
-    if cliques := _common(gpu.clique or "" for gpu in gpus):
-        yield "gpu.clique", cliques
+    if clique := _common(gpu.clique for gpu in gpus if gpu.clique):
+        yield "gpu.clique", clique
     yield from _architecture(gpus)
     if options.mig_strategy is MigStrategy.SINGLE and any(gpu.mig_enabled for gpu in gpus):
         yield from _single(node)
@@ -178,8 +178,7 @@ def _architecture(gpus: Sequence[Gpu]) -> Iterator[tuple[str, str]]:
         yield "gpu.compute.minor", str(minor)
         if family := _common(map(_family, gpus)):
             yield "gpu.family", family
-    modes = {_PCI_MODES.get(gpu.pci_class or 0, "unknown") for gpu in gpus}
-    yield "gpu.mode", modes.pop() if len(modes) == 1 else "mixed"
+    yield "gpu.mode", _common(_PCI_MODES.get(gpu.pci_class or 0, "unknown") for gpu in gpus) or "unknown"
 
 
 def _sharing(offers: Sequence[DeviceOffer], gpus: Sequence[Gpu], options: Options) -> _Sharing:
@@ -262,10 +261,15 @@ def _details(gpu: Gpu, device: MigDevice, geometry_of: GeometryOf) -> dict[str, 
 
 
 def _own(inventory: Inventory, offer: NodeOffer) -> Iterator[tuple[str, str]]:
-    """How many GPUs of each model there are, and what the shares of each resource guarantee at least."""
+    """How many GPUs of each model there are, and what the shares of each resource guarantee at least: of all
+    resources that differ in their domain only.
+    """
     for product, count in Counter(sanitised(gpu.product) for gpu in inventory).items():
         yield _with_suffix(f"gpu.{product}", ""), str(count)
+    guarantees: dict[str, list[Guarantee]] = {}
     for name, resource in resources_of(offer).items():
-        key = f"{name.partition('/')[2]}.guarantee"
+        of_name = guarantees.setdefault(f"{name.partition('/')[2]}.guarantee", [])
+        of_name += (one.guarantee for one in resource.offerings)
+    for key, found in guarantees.items():
         if len(key) <= LONGEST_VALUE:
-            yield key, weakest(one.guarantee for one in resource.offerings).value
+            yield key, weakest(iter(found)).value

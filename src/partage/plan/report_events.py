@@ -12,11 +12,11 @@ from partage.values import Frozen
 
 
 class ReportEvent(Frozen):
-    """One event: what happened, and the facts. grave: logged as a warning."""
+    """One event: what happened, and the facts. warning: logged as one."""
 
     event: str
     facts: Mapping[str, object] = field(default_factory=dict)
-    grave: bool = False
+    warning: bool = False
 
 
 def diff_reports(before: Report | None, now: Report) -> Iterator[ReportEvent]:
@@ -37,7 +37,7 @@ def diff_reports(before: Report | None, now: Report) -> Iterator[ReportEvent]:
 def _mig_config(before: MigConfigReport | None, now: MigConfigReport) -> Iterator[ReportEvent]:
     if before is None or (before.name, before.state) != (now.name, now.state):
         facts = {"config": now.name, "state": now.state, "reason": now.reason or None}
-        yield ReportEvent("mig layout of the label", facts, grave=now.state is MigConfigState.FAILED)
+        yield ReportEvent("mig layout of the label", facts, warning=now.state is MigConfigState.FAILED)
 
 
 def _gathered(events: Iterable[tuple[GpuReport, ReportEvent]]) -> Iterator[ReportEvent]:
@@ -50,7 +50,7 @@ def _gathered(events: Iterable[tuple[GpuReport, ReportEvent]]) -> Iterator[Repor
         else:
             gpus.append(gpu)
     for event, gpus in alike:
-        yield ReportEvent(event.event, {**_who(gpus), **event.facts}, event.grave)
+        yield ReportEvent(event.event, {**_who(gpus), **event.facts}, event.warning)
 
 
 def _who(gpus: list[GpuReport]) -> dict[str, object]:
@@ -69,7 +69,7 @@ def _gpu(before: GpuReport, now: GpuReport) -> Iterator[ReportEvent]:
         yield ReportEvent("gpu waits", {"for": sorted(holders) or None, "held": len(waiting_for)})
     conflict = now.plan.conflict if now.plan else ""
     if conflict and (before.plan is None or before.plan.conflict != conflict):
-        yield ReportEvent("shares in conflict", {"reason": conflict}, grave=True)
+        yield ReportEvent("shares in conflict", {"reason": conflict}, warning=True)
     yield from _health("gpu health changed", {}, before.health, now.health)
     for gi in sorted({*before.instances, *now.instances}):
         phases = before.instances.get(gi, HealthStatus()), now.instances.get(gi, HealthStatus())
@@ -81,7 +81,7 @@ def _health(
 ) -> Iterator[ReportEvent]:
     if before.state is not now.state:
         facts = {**which, "from": before.state, "to": now.state, "reason": now.reason or None}
-        yield ReportEvent(event, facts, grave=not now.state.offered)
+        yield ReportEvent(event, facts, warning=not now.state.offered)
 
 
 def _resource(before: ResourceReport | None, now: ResourceReport) -> Iterator[ReportEvent]:

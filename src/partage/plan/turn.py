@@ -117,7 +117,7 @@ def turn(
 
 def _unusable(seen: TurnInput, plan: NodePlan) -> Mapping[DeviceUuid, str]:
     """Devices whose shares cannot be used: all of them while the driver is paused, because it is known to
-    go. A driver that merely does not answer may be back in a moment.
+    go. A driver that only does not answer may be back in a moment.
     """
     driver = seen.node.inventory.driver
     if not (isinstance(driver, NoDriver) and driver.kind == PAUSED):

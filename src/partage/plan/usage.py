@@ -16,7 +16,7 @@ from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.samples import DeviceMemory, OwnerPeak, ProcessActivity, Samples
-from partage.model.share import DeviceOffer, Guarantee
+from partage.model.share import DeviceOffer, Guarantee, weakest
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind, ShareGrants, check_usage
 from partage.values import Frozen
@@ -168,8 +168,8 @@ def _with_shares(use: ContainerUse, offers: tuple[DeviceOffer, ...]) -> Containe
     return replace(
         use,
         shares=len(offers),
-        share_bytes=sum(offer.memory_bytes for offer in offers),
-        guarantee=min((offer.guarantee for offer in offers), key=lambda one: one.strength),
+        share_bytes=sum([offer.memory_bytes for offer in offers]),
+        guarantee=weakest([offer.guarantee for offer in offers]),
         resource=offers[0].resource,
     )
 
@@ -189,13 +189,14 @@ def _amount(
     rows = tuple(rows)
     known = [row.used_bytes for row in rows if row.used_bytes is not None]
     acts = [done[row.gpu, row.pid] for row in rows if (row.gpu, row.pid) in done]
-    measured = any(row.gpu in samples.active and row.device is None for row in rows)
+    measured = any(row.device is None and row.gpu in samples.active for row in rows)
+    used = sum(known) if known else None
     return Amount(
-        used_bytes=sum(known) if known else None,
-        peak_bytes=sum(known) if known else None,
+        used_bytes=used,
+        peak_bytes=used,
         partly=len(known) < len(rows),
-        sm=min(1.0, sum(one.sm for one in acts)) if measured else None,
-        memory_activity=min(1.0, sum(one.memory for one in acts)) if measured else None,
+        sm=min(1.0, sum([one.sm for one in acts])) if measured else None,
+        memory_activity=min(1.0, sum([one.memory for one in acts])) if measured else None,
         processes=len({row.pid for row in rows}),
     )
 

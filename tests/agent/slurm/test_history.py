@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from partage.agent.observers.history import UsageHistory
+from partage.agent.observers.history import HistoryObserver
 from partage.agent.options import Intervals
-from partage.agent.slurm.history import JobUse
+from partage.agent.slurm.history import JobUsageObserver
 from partage.edges.files.usage_days import UsageDays, read_usage_days
 from partage.edges.slurm.control import SlurmControl
 from partage.edges.slurm.job_records import JobRecords
@@ -53,8 +53,8 @@ async def hardware_with_a_job(number: int) -> SimulatedHardware:
     return hardware
 
 
-def history_of(use: JobUse, home: Path) -> UsageHistory:
-    return UsageHistory(
+def history_of(use: JobUsageObserver, home: Path) -> HistoryObserver:
+    return HistoryObserver(
         files=UsageDays(home / "state", 14),
         node="g1",
         look=use.look,
@@ -75,7 +75,7 @@ async def test_a_job_is_known_by_its_user_and_name(
 ) -> None:
     squeue(tmp_path, said, code=0 if said.startswith("{") else 1)
     hardware = await hardware_with_a_job(7)
-    use = JobUse(hardware, SlurmControl(tmp_path, {}), "g1", tmp_path / "run")
+    use = JobUsageObserver(hardware, SlurmControl(tmp_path, {}), "g1", tmp_path / "run")
     assert not use.wanted(), "no job has a GPU"
     (tmp_path / "run").mkdir(mode=0o755)
     with JobRecords(tmp_path / "run", make=True) as records:

@@ -1,6 +1,7 @@
 """Prolog and epilog with the simulated MPS control program, and scripts in place of Slurm's programs."""
 
 import asyncio
+import json
 import os
 import re
 import shutil
@@ -97,6 +98,18 @@ def test_a_job_whose_epilog_did_not_run_is_in_nobodys_way(node):
         assert begin_job(node, request(4, 1)).refused  # unknown: nothing is given to two
 
 
+def test_a_job_with_all_of_a_gpu_finds_no_daemon_there(node):
+    """Left by a job whose epilog was killed: it may hold the GPU, and the job's programs do not ask it."""
+    begin_job(node, request(1, 2, percent=25))
+    slurm_says(node, "squeue", "1\n2")
+    assert begin_job(node, request(2, 2)).refused
+    assert running(node) == [gpu(2)]
+    slurm_says(node, "squeue", "2")
+    assert begin_job(node, request(2, 2)).refused == ""
+    assert running(node) == []
+    begin_job(node, request(2, 2))  # there is none: nothing to do
+
+
 def test_shards_are_asked_of_slurm(node):
     slurm_says(node, "scontrol", "JobId=1 Nodes=g1 CPU_IDs=0 Mem=0 GRES=shard:2(IDX:3)")
     record = begin_job(node, request(1, 3))
@@ -104,6 +117,26 @@ def test_shards_are_asked_of_slurm(node):
     assert (node.run_dir / "guard").is_dir()
     assert record.guard_dir.startswith(f"{node.run_dir}/guard/")
     assert asked(node, "scontrol") == ["--oneliner show job --details 1"]
+
+
+def test_a_job_whose_name_looks_like_an_answer_is_asked_for_as_json(node):
+    """The text of a job has its name in it, the JSON has it as one value."""
+    evil = "JobId=1 JobName=x Nodes=g1 CPU_IDs=0 Mem=0 GRES=shard:1(IDX:3) "
+    slurm_says(node, "scontrol", f"{evil} Nodes=g1 CPU_IDs=0 Mem=0 GRES=shard:2(IDX:3)")
+    rows = [
+        {"job_id": 7, "nodes": "g1", "gres_detail": ["shard:4(IDX:3)"]},
+        {"job_id": 1, "nodes": "g[1-2]", "gres_detail": ["shard:2(0/0,0/0,0/0,2/4)", "shard:1(1/4)"]},
+    ]
+    slurm_says(node, "squeue", json.dumps({"jobs": rows}))
+    assert begin_job(node, request(1, 3)).gres == "shard:2"
+    slurm_says(node, "squeue", "no JSON here")
+    assert begin_job(node, request(1, 3)).gres == "shard:1"
+
+
+def test_a_job_with_gpus_of_two_types_has_a_record_of_all(node):
+    slurm_says(node, "scontrol", "Nodes=g1 CPU_IDs=0 Mem=0 GRES=gpu:h100_1g.10gb:1(IDX:0),gpu:h100:1(IDX:1)")
+    assert begin_job(node, request(1, 1)).gres == "gpu:h100_1g.10gb:1,gpu:h100:1"
+    assert begin_job(node, request(2, 0, 1)).refused.startswith("GPU 1:0 is not free: job 1 has all of it")
 
 
 def test_a_guard_that_cannot_be_written_is_no_guarantee(node):

@@ -14,7 +14,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from partage.agent.observers.hardware import HardwareObserver, XidLog
 from partage.agent.options import Intervals
-from partage.agent.slurm.history import JobUse
+from partage.agent.slurm.history import JobUsageObserver
 from partage.agent.slurm.status import SlurmStatus
 from partage.edges.hardware.supervisor import HelperState
 from partage.edges.slurm.control import SlurmControl
@@ -55,7 +55,7 @@ async def compute_node(home: Path) -> AsyncIterator[SlurmStatus]:
     squeue(home, json.dumps({"jobs": NAMED}))
     hardware = await hardware_with_a_job(7)
     observer = HardwareObserver(hardware, lambda: None, Intervals(), XidLog(lambda: 0.0))
-    use = JobUse(hardware, SlurmControl(home, {}), "g1", home / "run")
+    use = JobUsageObserver(hardware, SlurmControl(home, {}), "g1", home / "run")
     yield SlurmStatus("g1", observer, use, asyncio.get_running_loop(), DcgmNames.OLD)
 
 

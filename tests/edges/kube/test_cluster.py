@@ -99,6 +99,29 @@ async def test_pods_come_page_by_page():
         assert server.requests[1].query["continue"] == "next"
 
 
+async def test_a_list_that_is_forgotten_between_two_pages_is_read_anew_in_one():
+    def pods(name, **meta):
+        return Answer({"metadata": meta, "items": [{"metadata": {"name": name}}]})
+
+    answers = [
+        pods("p1", **{"continue": "next"}),
+        status(410, "Expired", "the continue token is too old"),
+        pods("p2", resourceVersion="9"),
+    ]
+    async with cluster(*answers) as (server, found):
+        assert [one.name for one in await found.pods("n1")] == ["p2"]
+        assert [one.query.get("limit") for one in server.requests] == ["500", "500", None]
+
+
+async def test_a_condition_of_others_with_any_status_does_not_hide_the_node():
+    said = node(8)
+    statuses = ("True", "false", "", "Degraded")
+    said["status"] = {"conditions": [{"type": f"C{one}", "status": one} for one in statuses]}
+    async with cluster(Answer(said)) as (_, found):
+        conditions = (await found.node("n1")).conditions
+        assert [one.status for one in conditions] == ["True", "False", "Unknown", "Unknown"]
+
+
 _BUDGET = {
     "details": {"causes": [{"reason": "DisruptionBudget", "message": "needs 2"}], "retryAfterSeconds": 10}
 }

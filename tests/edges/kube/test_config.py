@@ -95,6 +95,14 @@ def test_a_kubeconfig_that_is_not_there(tmp_path: Path):
         from_kubeconfig(tmp_path / "none")
 
 
+def test_an_empty_kubeconfig_is_not_taken_for_a_policy(tmp_path: Path):
+    (tmp_path / "config").write_text("\n")
+    with pytest.raises(InputError) as error:
+        from_kubeconfig(tmp_path / "config")
+    (problem,) = error.value.problems
+    assert (problem.message, problem.hint) == ("is an empty file", "")
+
+
 def test_the_version_of_a_file_changes_with_it(tmp_path: Path):
     file = tmp_path / "ca.crt"
     file.write_text("one")

@@ -174,6 +174,8 @@ async def test_a_server_that_is_busy_is_asked_again_when_it_says():
         b"[]",
         b'{"type": "MODIFIED"}',
         b'{"type": "ERROR", "object": []}',
+        b'{"type": "ERROR", "object": {"code": "many"}}',
+        b'{"type": "ERROR", "object": {"code": null}}',
         b'{"type": "ADDED", "object": {"metadata": 1}}',
     ],
 )

@@ -198,7 +198,9 @@ FAULTS: dict[str, Callable[[Node], object]] = {
     "gpu-needs-reset": lambda node: node.gpu(0, recovery=1),
     "persistence-off": lambda node: node.gpu(0, persistence=False),
     "mig-mode-pending": lambda node: node.gpu(0, mig_mode=[0, 1]),
+    "mig-without-devices": lambda node: node.gpu(0, mig_mode=[1, 1]),
     "compute-mode-left": _mode,
+    "compute-mode-left: nobody": lambda node: node.gpu(0, compute_mode=2),
     "disk-full": _disk,
     "clock-unsynchronised": lambda node: setattr(node, "clock", type(node.clock)(False, 16.0)),
     "clock-set-back": _clock_back,
@@ -242,6 +244,8 @@ _EXCLUDE = (
     {"policy-refused", "socket-path-long", "gpus-differ", "sockets-left"},  # one policy
     {"kubelet-elsewhere", "kubelet-silent", "socket-path-long", "cgroup-drivers-differ"},  # one kubelet
     {"runtime-unreadable", "runtime-without-nvidia"},  # one file
+    {"mig-mode-pending", "mig-without-devices"},  # one mode
+    {"compute-mode-left", "compute-mode-left: nobody"},
     *({one, other} for one in ("two-agents", "state-unusable")  # an agent that runs looks after the rest
       for other in ("agent-not-running", "mps-left", "sockets-left")),
 )  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,43 @@ def test_a_healthy_node_has_no_finding_and_everything_was_looked_at(node: Node) 
     assert found.findings == ()
     assert found.not_looked == ()
     assert found.looked > 40
+
+
+def _mig(node: Node) -> None:
+    node.policy = "version: partage/v1\ngpus:\n  - {select: all, mig: {layout: [3g.40gb, 3g.40gb]}}\n"
+    devices = [{"gi": n, "ci": 0, "profile": "3g.40gb", "start": 4 * n} for n in (0, 1)]
+    for index in (0, 1):
+        node.gpu(index, mig_mode=[1, 1], mig_devices=devices)
+
+
+def _crio(node: Node) -> None:
+    node.remove("etc/containerd/config.toml")
+    text = '[crio.runtime]\ndefault_runtime = "nvidia"\n[crio.runtime.runtimes.nvidia]\n'
+    node.file("etc/crio/crio.conf.d/99.conf", text + 'runtime_path = "/usr/bin/nvidia-container-runtime"\n')
+
+
+def _k3s(node: Node) -> None:
+    at = "var/lib/rancher/k3s/agent/etc/containerd/config.toml"
+    node.file(at, node.at("etc/containerd/config.toml").read_text())
+    node.remove("etc/containerd/config.toml")
+    node.process(100, "k3s-server", "/usr/local/bin/k3s", "server")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [
+        _mig,
+        _crio,
+        _k3s,
+        lambda node: node.card(2, "vfio-pci"),
+        lambda node: node.card(2, "nvgrace-gpu-vfio-pci"),
+        lambda node: node.card(2, "nvidia-vgpu-vfio"),
+        lambda node: node.remove("etc/containerd/config.toml"),  # a runtime that is not known
+    ],
+)
+def test_other_kinds_of_healthy_nodes_have_no_finding(node: Node, other: Callable[[Node], object]) -> None:
+    other(node)
+    assert codes(node.diagnose()) == []
 
 
 @pytest.mark.parametrize("name", FAULTS)

@@ -252,6 +252,17 @@ def test_a_node_of_slurm(capsys: pytest.CaptureFixture[str], node: Node) -> None
     assert _codes(_json(capsys, *arguments)[1]) == ["slurm-devices-stale"]
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="devices.json counts only if root has written it")
+def test_on_a_node_of_slurm_jobs_start_the_mps_daemons(
+    capsys: pytest.CaptureFixture[str], node: Node
+) -> None:
+    """Without a job there is none, and that is no difference from the policy."""
+    node.policy = "version: partage/v1\ngpus:\n  - {select: all, mps: {replicas: 4}}\n"
+    arguments = _slurm(node)
+    capsys.readouterr()
+    assert _codes(_json(capsys, *arguments)[1]) == []
+
+
 AS_NOBODY = """
 import os, sys
 from partage.faces.cli.main import run

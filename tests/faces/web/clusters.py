@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from partage.agent.cluster.node_writer import labels_of
+from partage.agent.node_labels import labels_of
 from partage.plan.cluster.conditions import node_conditions
 from partage.plan.cluster.gpu_memory import GPU_MEMORY, memory_annotation, node_memory
 from partage.plan.cluster.pending import PLAN, pending_gpus, plan_annotation

@@ -22,7 +22,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from partage.agent.status.status import AgentStatus
+from partage.agent.status.status import AgentStatus, UsageObservation
 from partage.codec.values import encode_replacing, from_plain
 from partage.edges.kube.objects import NodeJson, PodJson
 from partage.edges.kubelet.port import EndpointState
@@ -36,6 +36,10 @@ from partage.faces.web.published_views import PublishedViews
 from partage.faces.web.report_views import ReportViews
 from partage.faces.web.sources import FleetReports, ReportFolder
 from partage.model.ids import ResourceName
+from partage.model.samples import Samples
+from partage.plan.serve.ledger_entry import Holder
+from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.units import GIB
 from tests.faces.reports import INTERVALS, a_document, a_report
 from tests.faces.web.clusters import SINCE, node_object, pod_object
 from tests.faces.web.test_pages import HOSTILE
@@ -174,6 +178,10 @@ def test_hostile_names_are_text_in_the_browser(chrome: webdriver.Chrome, node: N
 
 def test_a_phone_in_the_dark_and_a_keyboard(node: Node) -> None:
     node.show(held={NOTEBOOKS: (0,)}, pods=[("default", "notebook", "main")])
+    assert node.status.report is not None
+    gpu = node.status.report.gpus[2].uuid
+    use = ContainerUse(gpu, gpu, Holder("default", "notebook", "main"), Amount(70 * GIB, 79 * GIB))
+    node.status.usage = lambda: UsageObservation(node.now_s, Samples(), NodeUse((use,)))
     chrome = browser("--window-size=500,900")
     try:
         chrome.execute_cdp_cmd(
@@ -185,6 +193,7 @@ def test_a_phone_in_the_dark_and_a_keyboard(node: Node) -> None:
         )
         chrome.get(node.url)
         until(chrome, live)
+        assert "70 GiB of 10 GiB, peak 79 GiB" in chrome.find_element(By.ID, "gpu-2").text
         assert chrome.execute_script("return document.documentElement.scrollWidth") <= 390
         assert serious(chrome) == [], "colours of the dark have contrast too"
         keep(chrome, "phone-dark.png")
@@ -288,11 +297,19 @@ def test_a_hundred_nodes_are_usable(chrome: webdriver.Chrome, reports: Path) -> 
         keep(chrome, "nodes.png")
         chrome.get(f"{url}?q=node-01")
         until(chrome, live)
-        assert len(chrome.find_elements(By.CSS_SELECTOR, "article.node")) == 10, "the server searches too"
+        shown = chrome.find_elements(By.CSS_SELECTOR, "article.node:not([hidden])")
+        assert len(shown) == 10, "the server searches too"
         assert serious(chrome) == [], "the checker takes seconds for all hundred"
-        chrome.get(url)
-        until(chrome, live)
-        chrome.find_element(By.ID, "q").send_keys("node-042-pod-7")
+        chrome.execute_script("window.loadedOnce = true")
+        hidden = reports / "node-099.json"
+        hidden.write_bytes(hidden.read_bytes().replace(b"node-099-pod-7", b"another"))
+        words = "return document.querySelector('[data-words*=another]') !== null"
+        until(chrome, lambda c: c.execute_script(words))
+        assert chrome.execute_script("return window.loadedOnce"), "a node that is not shown may change"
+        assert "100 healthy" in chrome.find_element(By.ID, "summary").text
+        box = chrome.find_element(By.ID, "q")
+        box.clear()
+        box.send_keys("node-042-pod-7")
         until(chrome, lambda c: c.find_element(By.ID, "count").text == "1 shown")
         report = json.loads((reports / "node-042.json").read_bytes())
         report["healthy"] = False

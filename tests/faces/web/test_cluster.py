@@ -120,8 +120,9 @@ async def test_all_nodes_of_the_cluster_are_at_a_glance_and_say_where_they_come_
         assert f"2 of 8 {SHARED}" in seen.text
         assert "GPU 0: 31 GiB of 39 GiB held" in seen.text
         assert seen.ids == list(dict.fromkeys(seen.ids)), "ids are unique"
-        assert "node-b" not in made.get(q="train").text
-        assert "node-a" in made.get(q="TRAIN").text
+        assert "2 nodes 2 ready" in seen.text
+        for asked in ("train", "TRAIN"):
+            assert list(made.get(q=asked).articles.values()) == [True, False], "node-b is not shown"
 
 
 async def test_a_node_shows_what_is_published_and_calls_the_rest_not_published() -> None:

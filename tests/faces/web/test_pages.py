@@ -45,7 +45,9 @@ HOSTILE = (
 
 
 class Seen(HTMLParser):
-    """Which elements and which text a browser would see. rows: the text of each row of a table."""
+    """Which elements and which text a browser would see. rows: the text of each row of a table. articles: id
+    to whether it is shown.
+    """
 
     def __init__(self, text: str) -> None:
         super().__init__(convert_charrefs=True)
@@ -53,6 +55,7 @@ class Seen(HTMLParser):
         self.attributes: set[str] = set()
         self.ids: list[str] = []
         self.rows: list[str] = []
+        self.articles: dict[str, bool] = {}
         self.text = ""
         self.feed(text)
         self.close()
@@ -61,6 +64,8 @@ class Seen(HTMLParser):
         self.tags.append(tag)
         self.attributes |= {name for name, _ in attrs}
         self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag == "article":
+            self.articles[dict(attrs)["id"] or ""] = "hidden" not in dict(attrs)
 
         if tag == "tr":
             self.rows.append("")
@@ -145,8 +150,9 @@ def test_what_was_measured_now_comes_before_what_the_watchdog_saw() -> None:
     document = a_document(report)
     sections = node_sections(document, report.node.inventory, geometry_of, uses)
     seen = Seen(sections["gpu-0"])
-    assert "3 GiB of 10 GiB, at most 13 GiB" in seen.text
-    assert 'class="over"' in sections["gpu-0"], "the peak was over its share"
+    assert "3 GiB of 10 GiB, peak 13 GiB" in seen.text
+    assert '<span class="whole over">peak 13 GiB' in sections["gpu-0"], "it was over its share"
+    assert '<span class="whole">3 GiB of 10 GiB' in sections["gpu-0"], "it is not any more"
     assert len(uses) == 1
 
 
@@ -237,9 +243,13 @@ def test_all_nodes_are_at_a_glance_and_found_by_what_runs_on_them(fleet: FleetRe
     assert "node-a" in seen.text
     assert "1 of 10 shares held" in seen.text
     assert str(next(iter(fleet.nodes))) == "node-a"
+    assert "2 nodes 2 healthy" in seen.text
+    assert list(seen.articles.values()) == [True, True]
     _, found = get(pages, "/", q="TRAIN")
-    assert "node-a" in found.text
-    assert "node-b" not in found.text
+    assert found.articles == dict(zip(seen.articles, (True, False), strict=True)), "the second is not shown"
+    assert "1 shown" in found.text
+    _, all_of_them = get(pages, "/", q="healthy")
+    assert all(all_of_them.articles.values()), "a node is found by how it is"
     _, bold = get(pages, "/", q="<b>bold")
     assert "node-b" in bold.text
     assert "b" not in bold.tags

@@ -5,7 +5,7 @@ from __future__ import annotations
 from partage.lab.prove.model import (
     AttackedShare,
     DriverVersions,
-    Evidence,
+    EvidenceKind,
     ProofReport,
     ProofRow,
     ProofVerdict,
@@ -35,14 +35,14 @@ def full():
             _row("over", kept("it got 20 GiB | and <no> more"), MPS, Guarantee.GUARDED),
             _row("unseen", weaker("it got 25G"), MPS, Guarantee.GUARDED),
             _row("memory", broken("it got 60 GiB"), MIG, Guarantee.HARD),
-            _row("off", not_tried("it takes a GPU"), None, Guarantee.ADVISORY, Evidence.DOCUMENTED),
-            _row("users", kept("both worked"), MPS, Guarantee.GUARDED, Evidence.SIMULATED),
+            _row("off", not_tried("it takes a GPU"), None, Guarantee.ADVISORY, EvidenceKind.DOCUMENTED),
+            _row("users", kept("both worked"), MPS, Guarantee.GUARDED, EvidenceKind.SIMULATED),
         ),
         remarks=("Held to the policy *policy.yaml*.",),
     )
 
 
-def _row(name, outcome, share, guarantee, evidence=Evidence.HARDWARE):
+def _row(name, outcome, share, guarantee, evidence=EvidenceKind.HARDWARE):
     tried = outcome.verdict is not ProofVerdict.NOT_TRIED
     seen, reason = (outcome.seen, "") if tried else ("", outcome.seen)
     return ProofRow(

@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from partage.edges.files.policy import load_policy
 from partage.errors import InputError
 from partage.faces.cli import common_node
-from partage.lab.prove.model import Evidence, ProofVerdict
+from partage.lab.prove.model import EvidenceKind, ProofVerdict
 from partage.lab.prove.promised_offer import IN_FOUR, offer_of_policy
 from partage.lab.prove.runner import CATALOGUE, attacks_named, run_attacks
 from partage.lab.prove.share import shares_of
@@ -64,7 +64,7 @@ async def test_every_attack_has_a_row_and_those_on_mps_are_tried():
     assert on_shares == IN_MPS
     for row in rows:
         tried = row.verdict is not NOT_TRIED
-        assert row.evidence is (Evidence.SIMULATED if tried else Evidence.DOCUMENTED)
+        assert row.evidence is (EvidenceKind.SIMULATED if tried else EvidenceKind.DOCUMENTED)
         assert row.found
     fault = next(row.found for row in rows if row.attack == "mps-neighbours-fault")
     assert "the neighbour failed, too (CUDA_ERROR_LAUNCH_FAILED)" in fault

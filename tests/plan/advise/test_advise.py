@@ -41,7 +41,7 @@ H100, A30, A100, L4, L40S, RTX, P100 = (
     "rtx-4090",
     "p100-pcie-16gb",
 )
-MODELS = tuple(model.id for model in load_catalogue().models)
+MODELS = tuple(model.id for model in load_catalogue().simulated_models())
 
 
 def asked(isolation: str = "none", tenants: int = 4, workload: str = "inference", **more: Any) -> Asked:
@@ -105,7 +105,7 @@ def test_the_decision(gpu: str, question: Asked, way: str) -> None:
         (A30, asked("hardware", 5), "at most 4 MIG devices"),
         (H100, asked("hardware", 7, memory=(20 * GIB,)), "a tenant needs 20 GiB"),
         (L4, asked("memory", 49), "at most 48 are possible"),
-        (P100, asked("memory", 4), "'advisory', and 'guarded' is needed"),
+        (P100, asked("memory", 4), "'none', and 'guarded' is needed"),
         (L4, asked("none", 4, memory=(8 * GIB,)), "a share has 5.6 GiB"),
         (L4, asked("none", 1, memory=(80 * GIB,)), "a tenant needs 80 GiB"),
         ("rtx-pro-5000-blackwell-48gb", asked("hardware", 2), "no placements are published"),
@@ -223,6 +223,33 @@ def test_why_tenants_of_different_sizes_do_not_fit(question: Asked, reason: str)
 def test_there_is_one_amount_for_all_or_one_for_each() -> None:
     with pytest.raises(InputError, match="2 amounts of memory for 3 tenants"):
         advise(asked("none", 3, memory=sizes(4, 8)), gpu_facts(L4, None))
+
+
+def test_of_a_model_without_published_facts_nothing_is_said() -> None:
+    """Its shares would have no memory, and its age would be wrong."""
+    with pytest.raises(Unsatisfiable, match="thor-igpu"):
+        gpu_facts("thor-igpu", None)
+
+
+@pytest.mark.parametrize("gpu", MODELS)
+def test_where_no_driver_is_said_mig_is_not_refused_for_an_old_one(gpu: str) -> None:
+    facts = gpu_facts(gpu, None)
+    if facts.geometry is not None:
+        assert advise(asked("hardware", 2), facts).best.candidate.way is Way.MIG
+
+
+def test_a_gpu_whose_placements_are_not_known_can_do_mig_all_the_same() -> None:
+    found = advise(asked("hardware", 2, **VIRTUAL), gpu_facts("rtx-pro-5000-blackwell-48gb", None))
+    (question,) = [one for one in found.path if one.leads_to is Way.MIG]
+    assert question.answer
+    assert "no placements are published" in question.but
+
+
+def test_every_refusal_that_can_be_helped_says_how() -> None:
+    found = advise(asked("none", 60, virtualised=True), gpu_facts(A100, None))
+    hints = {one.way: one.hint for one in found.refused}
+    assert "newer driver" in hints[Way.MPS]
+    assert hints[Way.VGPU] == "--licensed", "only what is missing"
 
 
 @pytest.mark.parametrize("gpu", MODELS)

@@ -155,7 +155,7 @@ def test_the_history_says_what_all_samples_say(name: str, restarted: bool) -> No
     restarts = range(7, last, 31 if last < 1000 else 997) if restarted else ()
     full, (history,) = sampled(traces, start_s), gather_days(kept(traces, start_s, restarts))
     assert history.coarse
-    assert full.steady - 0.25 < history.steady < full.steady + 0.01, "up to a sixth of a run is left out"
+    assert full.steady - 0.25 < history.steady < full.steady + 0.05, "parts are left out, not samples"
     assert history.sm_p95 == full.sm_p95, "these are ends of classes"
     assert history.full == pytest.approx(full.full, abs=1e-4)
     assert history.coverage == pytest.approx(full.coverage, abs=0.01)
@@ -195,6 +195,28 @@ def test_the_traces_have_the_answers_that_they_are_named_for() -> None:
     assert found["still grows"].evidence.growing
     assert found["two at a time"].evidence.at_once == 2
     assert found["spike between samples"].evidence.peak_bytes == 12 * GIB
+
+
+def test_a_container_on_two_gpus_is_one_run_of_several_devices() -> None:
+    keeper = HistoryKeeper("node-a", STEP_S)
+    keeper.begin(day_of(START_S))
+    for step in range(20):
+        points = [
+            UsePoint(
+                f"GPU-{gpu} team/ddp/main",
+                "team/ddp/main",
+                "team/ddp/main",
+                4 * GIB,
+                4 * GIB,
+                visible_bytes=H100_BYTES,
+            )
+            for gpu in (1, 2)
+        ]
+        idle = UsePoint("GPU-3 team/ddp/main", "team/ddp/main", "team/ddp/main", 0, 0)
+        keeper.add(START_S + step * STEP_S, [*points, idle], NodeUse(), Samples())
+    (found,) = gather_days([keeper.day()])
+    assert found.devices == 2, "a share that it holds and does not use is none of them"
+    assert recommend(found, H100).doubt is Doubt.SEVERAL_DEVICES
 
 
 def test_nodes_and_days_are_added_up() -> None:

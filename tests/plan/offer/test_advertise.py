@@ -14,7 +14,7 @@ from partage.model.gpu import Inventory
 from partage.model.ids import share_id
 from partage.model.layout import LayoutItem
 from partage.model.placement import Placement
-from partage.model.policy import Interval, Mps, MpsClient, Policy, Sharing, Strategy, TimeSlicing
+from partage.model.policy import Interval, MemoryUnits, Mps, MpsClient, Policy, Sharing, Strategy, TimeSlicing
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, Guarantee, resources_of
 from partage.plan.offer.advertise import advertise
@@ -91,12 +91,16 @@ def test_even_mps_shares_have_the_figures_of_nvidias_daemon(
     assert (one.guarantee, one.limits_in_env) == (Guarantee.GUARDED, False)
 
 
-@pytest.mark.parametrize(("capability", "exclusive_process"), [((6, 1), True), ((9, 0), False)])
-def test_mps_guards_nothing_before_volta_or_outside_exclusive_process_mode(
-    capability: tuple[int, int], exclusive_process: bool
-) -> None:
-    (one,) = _offer(target(gpu(0, capability=capability), Mps(2, exclusive_process=exclusive_process)))
+def test_a_tenant_goes_round_the_daemon_outside_exclusive_process_mode() -> None:
+    (one,) = _offer(target(gpu(0), Mps(2, exclusive_process=False)))
     assert one.guarantee is Guarantee.ADVISORY
+
+
+@pytest.mark.parametrize("sharing", [Mps(2), Mps(0, units=MemoryUnits(GIB))])
+def test_mps_guarantees_nothing_before_volta(sharing: Mps) -> None:
+    """Its daemon has no limits there, so none is set."""
+    (one,) = _offer(target(gpu(0, capability=(6, 1)), sharing))
+    assert one.guarantee is Guarantee.NONE
 
 
 def test_a_mig_device_brings_its_capability_files() -> None:

@@ -119,7 +119,7 @@ def test_a_gpu_that_cannot_limit_its_clients_has_units_and_a_daemon_without_limi
     pascal = replace(gpu(0), compute_capability=(6, 0))
     state = resolved(mps(), pascal)
     (row,) = state.offer[pascal.uuid]
-    assert row.guarantee is Guarantee.ADVISORY
+    assert row.guarantee is Guarantee.NONE
     (spec,) = state.settings[pascal.uuid].daemons
     assert (spec.memory_bytes, spec.namespaces) == (None, ())
 
@@ -149,6 +149,20 @@ def test_the_unit_that_is_advised_fits() -> None:
     assert "128Mi or more" in problems(Unsatisfiable, mps(MIB), *cards)
     assert resolved(mps(128 * MIB), *cards).offer
     assert "at most" in problems(Unsatisfiable, mps(64 * MIB), *cards)
+
+
+def test_of_two_units_the_smaller_one_is_to_be_larger() -> None:
+    fine = ResourceName("example.com/fine")
+    entries = (
+        GpuEntry("gpus[0]", GpuCriteria(index=(0,)), mps()),
+        GpuEntry("gpus[1]", GpuCriteria(index=(1,)), mps(8 * MIB), name=fine),
+    )
+    with pytest.raises(Unsatisfiable) as caught:
+        resolve(Policy(entries, source="p.yaml"), node(gpu(0), gpu(1)), lambda _: None)
+    (problem,) = caught.value.problems
+    assert problem.path == "gpus[1].mps.unit"
+    assert "example.com/fine: 10,255 units of 8 MiB and more on 2 devices" in problem.message
+    assert "16Mi or more" in problem.hint
 
 
 def test_a_unit_larger_than_a_card_is_impossible() -> None:

@@ -117,6 +117,37 @@ def test_memory_that_is_taken_in_advance_tells_nothing(part: float, more: dict[s
     assert found.need_bytes == 0
 
 
+@pytest.mark.parametrize(
+    ("gib", "more"),
+    [
+        ([*(72 * n / 10 for n in range(10)), *[72.0] * 30], {}),  # loads for a quarter of what was seen
+        ([0.0, 5.0, *[36.0] * 12] * 3, {"share_bytes": 40 * GIB, "limited": True}),  # was restarted twice
+        ([40.0] * 40, {"device_bytes": 80 * GIB}),  # a pool of RAPIDS
+    ],
+    ids=["loads long", "restarts", "half"],
+)
+def test_loading_and_restarts_do_not_hide_that_memory_is_taken_in_advance(
+    gib: list[float], more: dict[str, Any]
+) -> None:
+    assert recommend(evidence(run(*gib, **more)), H100).doubt is Doubt.PREALLOCATES
+
+
+def test_a_container_on_several_gpus_is_one_run_and_gets_no_share() -> None:
+    sides = [run(*wave(4, 8), container="node/team/ddp-0/main") for _ in range(2)]
+    found = evidence(*sides)
+    assert (found.runs, found.devices, found.at_once) == (1, 2, 1)
+    refused = recommend(found, H100)
+    assert refused.doubt is Doubt.SEVERAL_DEVICES
+    assert "8 GiB" in refused.advice
+    idle = run(*[0.0] * 40, container="node/team/ddp-0/main")
+    assert recommend(evidence(sides[0], idle), H100).doubt is None, (
+        "it holds a second share and does not use it"
+    )
+    later = replace(sides[1], at_s=tuple(at + 1e6 for at in sides[1].at_s))
+    moved = evidence(sides[0], later)
+    assert (moved.runs, moved.devices) == (2, 1), "the pod came back on another GPU"
+
+
 def test_a_steady_service_far_below_what_it_sees_is_sized() -> None:
     found = recommend(evidence(run(*[10.0] * 40)), H100)
     assert found.doubt is None

@@ -13,6 +13,7 @@ from partage.plan.serve.fragmentation import (
     FIRST_S,
     LONGEST_S,
     MOST_AMOUNTS,
+    SETTLED_S,
     Refusals,
     RefusedAmounts,
     one_device_where_needed,
@@ -77,6 +78,31 @@ def test_what_is_listed_after_a_refusal_fits(cards: list[tuple[int, int]], units
     assert max(listed.values(), default=0) == max(free, default=0), (
         "the largest amount that fits stays possible"
     )
+
+
+def test_an_amount_that_is_refused_again_although_it_fitted_leaves_no_choice() -> None:
+    """Three containers of a pod want 10, 12 and 10 of cards with 20 and 12: the first takes the 12, the last
+    is refused, and then the pod has gone and both cards are free. Without an end the next one does the same.
+    """
+    rows, held = _node([20, 12], [0, 0])
+    refusals = Refusals()
+    for now_s in (0.0, 1.0, 10.0):  # the API server does not know the list yet
+        refusals.noted(MEMORY_RESOURCE, 10, now_s)
+        refused = refusals.in_force(now_s)[MEMORY_RESOURCE]
+        assert one_device_where_needed(rows, held, refused) == tuple(rows)
+    refusals.noted(MEMORY_RESOURCE, 10, 10.0 + SETTLED_S + 1.0)
+    refusals.noted(MEMORY_RESOURCE, 10, 10.0 + SETTLED_S + 2.0)
+    refused = refusals.in_force(40.0)[MEMORY_RESOURCE]
+    assert _free(one_device_where_needed(rows, held, refused), held) == {device_of(rows[0].id): 20}
+
+
+def test_what_was_refused_for_the_kubelets_choice_is_not_forgotten_by_the_next_refusal() -> None:
+    refusals = Refusals()
+    refusals.noted(MEMORY_RESOURCE, 5, 0.0, ignored=True)
+    refusals.noted(MEMORY_RESOURCE, 5, 1.0)
+    assert refusals.in_force(2.0)[MEMORY_RESOURCE].ignored
+    refusals.noted(MEMORY_RESOURCE, 5, FIRST_S + 10.0)
+    assert refusals.in_force(FIRST_S + 11.0)[MEMORY_RESOURCE].ignored
 
 
 OTHER = ResourceName("example.com/pairs")

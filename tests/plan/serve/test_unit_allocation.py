@@ -65,8 +65,11 @@ def test_what_an_init_container_had_is_used_again_on_its_card() -> None:
     assert chosen[:3] == had
     assert _card(chosen, CARDS) == 1
     assert _prefer(CARDS, [23, 0, 0, 14], 3, had) == had
-    with pytest.raises(NoRoom, match=r"an init container of its pod has 3 GiB of GPU 1, which Kubernetes"):
+    with pytest.raises(
+        NoRoom, match=r"an init container of its pod had 3 GiB of GPU 1, which Kubernetes"
+    ) as caught:
         _prefer(CARDS, [23, 1, 79, 14], 5, had)
+    assert caught.value.ignored, "other cards have 5 free: the next such pod would fail on this one again"
 
 
 def test_a_refusal_says_what_is_free() -> None:
@@ -78,6 +81,13 @@ def test_a_refusal_says_what_is_free() -> None:
         "memory is free"
     )
     assert (caught.value.units, caught.value.ignored) == (5, False)
+
+
+def test_a_refusal_does_not_round_what_it_compares() -> None:
+    """5.25 and 5.1875 GiB would both be 5.2."""
+    cards = [unit_row(0, 100, 64 * MIB), unit_row(1, 100, 64 * MIB)]
+    with pytest.raises(NoRoom, match=r"asks for 5376 MiB of .* \(GPU 0: 5312 MiB, GPU 1: 5 GiB\)"):
+        _prefer(cards, [83, 80], 84)
 
 
 def test_a_container_larger_than_any_card_is_told_so() -> None:
@@ -119,13 +129,28 @@ def test_a_container_learns_its_card_and_its_amount_as_gpusharess_do() -> None:
         "ALIYUN_COM_GPU_MEM_IDX": "1",
         "ALIYUN_COM_GPU_MEM_POD": "3",
         "ALIYUN_COM_GPU_MEM_CONTAINER": "3",
-        "ALIYUN_COM_GPU_MEM_DEV": "79",
+        "ALIYUN_COM_GPU_MEM_DEV": "80",
     }
     assert envs["NVIDIA_VISIBLE_DEVICES"] == gpu(1).uuid
     assert envs["PARTAGE_MEMORY_BYTES"] == str(3 * GIB)
     assert envs["PARTAGE_GUARANTEE"] == "advisory"
     assert envs["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == "0=3072M"
     assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in envs
+
+
+@pytest.mark.parametrize("memory_mib", [3_900, 15_360, 23_028, 24_564, 81_559, 143_771])
+@pytest.mark.parametrize("unit_mib", [256, 1024, 3072])
+def test_a_program_that_takes_its_part_of_the_gpu_takes_no_more_than_its_amount(
+    memory_mib: int, unit_mib: int
+) -> None:
+    """CONTAINER / DEV is the part of all memory that programs for gpushare give to TensorFlow or PyTorch."""
+    card = gpu(0, memory_bytes=memory_mib * MIB)
+    row = unit_row(0, (memory_mib - 512) // unit_mib, unit_mib * MIB)
+    responder = AllocateResponder(Resource(MEMORY_RESOURCE, (row,)), node(card), Options(), "/run/partage")
+    for amount in {1, row.count}:
+        envs = responder.answer(list(row.share_ids[:amount])).envs
+        part = int(envs["ALIYUN_COM_GPU_MEM_CONTAINER"]) / int(envs["ALIYUN_COM_GPU_MEM_DEV"])
+        assert part * card.memory_bytes <= amount * row.memory_bytes
 
 
 def test_a_unit_of_half_a_gib_is_counted_in_units_and_limited_in_mib() -> None:

@@ -258,6 +258,11 @@ def test_what_differs_from_the_node(gres, severity, said):
         ("mps:a100:25", Outcome.FAILS, "no type of its own"),
         ("gres/mps:20", Outcome.ACCEPTED, "mps"),
         ("", Outcome.REFUSED, "asks for nothing"),
+        ("mps:0", Outcome.ACCEPTED, "asks for no GRES"),
+        ("none", Outcome.ACCEPTED, "asks for no GRES"),
+        ("mps:60,gpu:0", Outcome.ACCEPTED, "mps,mps2"),
+        ("gpu:1,gpu:a100:1", Outcome.REFUSED, "some of its GPUs have a type"),
+        ("gpu:a100:9,gpu:a100:2", Outcome.ACCEPTED, "mps2"),
         ("gpu:a100:x", Outcome.REFUSED, "is not a number"),
     ],
 )
@@ -307,3 +312,25 @@ def test_hands_are_all_different():
     names = [one.name for one in (*RIGHT, *WRONG)]
     assert len(set(names)) == len(names)
     assert all(isinstance(one, Hand) for one in (*RIGHT, *WRONG))
+
+
+def test_a_node_that_is_there_twice():
+    """Slurm: fatal: Duplicated NodeName g1 in the config file (or NodeHostName)."""
+    lines = "GresTypes=gpu\nNodeName=g[1-3] CPUs=4\nNodeName=g[3-4] Gres=gpu:l4:2\n"
+    gres = "Name=gpu Type=l4 File=/dev/nvidia[0-1]\n"
+    (problem,) = _check({"slurm.conf": lines, "gres.conf": gres}).problems
+    assert (problem.severity, problem.path) == ("error", "line 3")
+    assert "node g3 is in line 2 of slurm.conf already" in problem.message
+
+
+def test_nodes_that_are_alike_are_named_together():
+    files = {
+        "slurm.conf": "GresTypes=gpu\nNodeName=g[1-500] Gres=gpu:l4:2\nNodeName=h1 Gres=gpu:l4:2\n",
+        "gres.conf": "NodeName=g[1-500],h1 Name=gpu Type=l4 File=/dev/nvidia0\n",
+    }
+    checked = _check(files)
+    first, second = (one.message for one in checked.problems)
+    assert first.startswith("node g[1-500] has 2 x gpu:l4 here, and gres.conf has 1")
+    assert second.startswith("node h1 has 2 x gpu:l4 here")
+    assert [node.name for node in checked.nodes][:2] == ["g1", "g2"]
+    assert len(checked.nodes) == 501

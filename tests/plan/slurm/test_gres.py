@@ -211,3 +211,16 @@ def test_units_of_memory_are_shards_and_not_mps():
     assert "a job asks for --gres=shard:N, units of 1 GiB" in said
     with pytest.raises(Unsatisfiable, match="each unit is a shard"):
         configs.config(f"version: partage/v1\n{by_memory % 'mps'}\n", "24.11")
+
+
+def test_a_name_never_makes_a_shared_gpu_look_like_one_that_is_not():
+    policy = """\
+version: partage/v1
+gpus:
+  - {select: {index: [0]}, name: nvidia.com/gpu.h100, mps: {replicas: 4}}
+  - {select: {index: [1]}, name: nvidia.com/gpu.notebooks, mps: {replicas: 2}}
+"""
+    (node,) = configs.config(policy, "24.11.5").nodes
+    assert {(one.name, one.type) for one in node.gres.devices} == {
+        ("0", "h100_shared"), ("1", "notebooks"), ("2", "h100"), ("3", "h100"),
+    }  # fmt: skip

@@ -5,17 +5,18 @@ import string
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
-from partage.codec.slurm_job_text import held_shards
+from partage.codec.slurm_job_text import held_on
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.share import Guarantee
-from partage.model.slurm_job import JobId, JobRecord
+from partage.model.slurm_job import HeldDevices, JobId, JobRecord
 from partage.plan.slurm.job_start import (
     JobRequest,
     NodeFacts,
     daemons_of,
+    has_to_be_asked,
     idle_daemons,
-    needs_shards,
     parse_indexes,
     read_request,
     start_job,
@@ -36,7 +37,7 @@ def started(number, *indexes, percent=None, uid=1000, facts=CGROUPS, others=()):
 
 
 def shards(count):
-    return NodeFacts(constrained=True, shards={3: count} if count else {})
+    return NodeFacts(constrained=True, held=HeldDevices((), {3: count} if count else {}))
 
 
 # --- the variables of slurmd -----------------------------------------------------------------
@@ -115,7 +116,7 @@ def test_a_share_of_mps():
     ("facts", "units", "guarantee"),
     [
         (shards(2), 2, Guarantee.NONE),
-        (NodeFacts(True, "/run/guard", {3: 2}), 2, Guarantee.ADVISORY),
+        (NodeFacts(True, "/run/guard", HeldDevices((3,), {3: 2})), 2, Guarantee.ADVISORY),
         (NodeFacts(True, "", None), 1, Guarantee.NONE),  # Slurm did not answer: as little as can be
         (shards(0), 0, Guarantee.HARD),  # the whole of a GPU that is meant for shares
         (shards(9), 4, Guarantee.NONE),
@@ -126,8 +127,21 @@ def test_shards(facts, units, guarantee):
     assert (device.units, device.guarantee) == (units, guarantee)
     assert device.memory_bytes == (SIZE * units // 4 if units else SIZE)
     assert device.guard == bool(facts.guard_dir)
-    assert needs_shards(job(1, 3), NODE)
-    assert not needs_shards(job(1, 0, 1, 2, 9), NODE)
+    assert has_to_be_asked(job(1, 3), NODE)
+
+
+def test_a_job_with_devices_of_two_types_has_all_of_them():
+    """slurmd names those of the last type to the prolog; slurmctld knows them all."""
+    record = started(1, 1, facts=NodeFacts(True, held=HeldDevices((0, 1)))).record
+    assert record.gres == "gpu:h100_1g.10gb:1,gpu:h100:1"
+    assert started(1, 1, 0, facts=NodeFacts(True, held=HeldDevices())).record.devices == record.devices
+
+
+def test_slurm_is_asked_only_where_its_answer_can_matter():
+    assert has_to_be_asked(job(1, 1), NODE)
+    assert not has_to_be_asked(job(1, 2, percent=25), NODE)
+    assert not has_to_be_asked(job(1, 0, 1, 2), replace(NODE, devices=NODE.devices[:3]))
+    assert not has_to_be_asked(job(1, 0), replace(NODE, devices=(NODE.devices[1], NODE.devices[1])))
 
 
 @pytest.mark.parametrize("request_", [job(1, 4), job(1, 1, percent=25), job(1, 3, percent=25)])
@@ -228,6 +242,9 @@ NEW = "JobId=7 JOB_GRES=shard:2 Nodes=g1 CPU_IDs=0 Mem=0 GRES=shard:2(0/0,0/0,2/
     ("text", "node", "held"),
     [
         (OLD, "g1", {2: 2}), (NEW, "g1", {2: 2}), (NEW, "g2", None), ("", "g1", None),
+        (f"JobName=Nodes=g1 CPU_IDs=0 Mem=0 GRES=shard:1(IDX:2) {OLD}", "g1", None),
+        (f"JobName=Nodes=g[1-2] CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0) {OLD}", "g1", None),
+        (f"JobName=Nodes=g[2-99] CPU_IDs=0 Mem=0 GRES=gpu:1(IDX:0) {OLD}", "g1", {2: 2}),
         (NEW.replace("shard:2(", "shard:h100_shared:2("), "g1", {2: 2}),
         (NEW.replace("Nodes=g1", "Nodes=g[1-3]"), "g2", {2: 2}),
         ("Nodes=g1 CPU_IDs=1 Mem=0 GRES=gpu:h100:1(IDX:0),gpu:h100_shared:0(IDX:) X", "g1", {}),
@@ -237,9 +254,16 @@ NEW = "JobId=7 JOB_GRES=shard:2 Nodes=g1 CPU_IDs=0 Mem=0 GRES=shard:2(0/0,0/0,2/
     ],
 )  # fmt: skip
 def test_shards_as_scontrol_prints_them(text, node, held):
-    assert held_shards(text, node) == held
+    """Nothing where a name of a job has made the text unclear."""
+    found = held_on(text, node)
+    assert (None if found is None else found.shards) == held
+
+
+def test_gpus_as_scontrol_prints_them():
+    text = "Nodes=g1 CPU_IDs=0 Mem=0 GRES=gpu:h100:3(IDX:0-1,4),gpu:h100_shared:1(IDX:3),mps:0(IDX:N/A) X"
+    assert held_on(text, "g1") == HeldDevices((0, 1, 3, 4))
 
 
 @given(st.text(max_size=80))
 def test_any_text_of_scontrol(text):
-    held_shards(f"Nodes=g1 CPU_IDs=0 Mem=0 GRES={text}", "g1")
+    held_on(f"Nodes=g1 CPU_IDs=0 Mem=0 GRES={text}", "g1")

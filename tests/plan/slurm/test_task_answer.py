@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.model.slurm_job import JobId
+from partage.model.slurm_job import HeldDevices, JobId
 from partage.plan.slurm.job_start import JobRequest, NodeFacts, start_job
-from partage.plan.slurm.task_answer import FACTS, TaskAnswer, task_answer
+from partage.plan.slurm.task_answer import FACTS, UNTOLD, TaskAnswer, task_answer
 from partage.units import MIB
 from tests.plan.slurm.jobs import MIG, NODE, SIZE, gpu
 
@@ -18,13 +18,15 @@ GUARD = "/run/partage/guard/abc"
 
 
 def record(*indexes, percent=None, shards=None):
-    facts = NodeFacts(True, GUARD, {3: shards} if shards else {})
+    facts = NodeFacts(True, GUARD, HeldDevices((), {3: shards} if shards else {}))
     return start_job(JobRequest(JobId(1), 1000, indexes, "", percent), NODE, facts, ()).record
 
 
 def answer(found, **variables):
-    given_ = {"CUDA_VISIBLE_DEVICES": "0", **variables}
-    return task_answer(found, given_, "/run/partage/mps")
+    """As slurmstepd asks: as many CUDA_VISIBLE_DEVICES as it has given."""
+    said = variables.get("SLURM_STEP_GPUS") or variables.get("SLURM_JOB_GPUS") or "0"
+    given_ = {"CUDA_VISIBLE_DEVICES": said, **variables}
+    return task_answer(found, given_, "/run/partage")
 
 
 def test_uuids_in_the_order_of_slurm():
@@ -34,11 +36,7 @@ def test_uuids_in_the_order_of_slurm():
     assert found.exports["PARTAGE_STRATEGY"] == "mixed"
     assert found.exports["PARTAGE_MEMORY_BYTES"] == f"{SIZE},{SIZE // 8}"
     assert found.exports["PARTAGE_GUARANTEE"] == "hard"
-    assert set(found.unset) == {
-        "PARTAGE_TOTAL_BYTES",
-        "CUDA_MPS_PIPE_DIRECTORY",
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
-    }
+    assert found.unset == ("PARTAGE_TOTAL_BYTES",)
 
 
 def test_a_batch_script_has_all_a_task_its_own():
@@ -47,20 +45,45 @@ def test_a_batch_script_has_all_a_task_its_own():
         == "gpu:h100_1g.10gb:1,gpu:h100:1"
     )
     assert (
-        answer(record(0, 1), SLURM_JOB_GPUS="0,1", SLURM_STEP_GPUS="1").exports["PARTAGE_SHARES"]
+        answer(record(0, 1), SLURM_JOB_GPUS="0,1", SLURM_STEP_GPUS="1", CUDA_VISIBLE_DEVICES="1").exports[
+            "PARTAGE_SHARES"
+        ]
         == "gpu:h100:1"
     )
 
 
 @pytest.mark.parametrize("indexes", ["2", "7", "2,3"])
 def test_what_is_not_the_jobs_is_not_given(indexes):
-    assert "CUDA_VISIBLE_DEVICES" not in answer(record(0, 1), SLURM_STEP_GPUS=indexes).exports
+    """A task that Slurm gives other GPUs than its prolog was told of ends: it would run on wrong ones."""
+    found = answer(record(0, 1), SLURM_STEP_GPUS=indexes)
+    assert (found.exports, found.code) == ({}, 1)
+    assert "prolog was not told of" in found.text()
+
+
+@pytest.mark.parametrize("constrained", [False, True])
+@pytest.mark.parametrize("outer", ["0", "1", "2", "0,1,2", "7"])
+def test_a_job_that_was_submitted_in_a_step_of_another(outer, constrained):
+    """Its batch script has the SLURM_STEP_GPUS of that step; with cgroups Slurm counts its GPUs from 0."""
+    visible = "0,1" if constrained else "0,2"
+    variables = {"SLURM_STEP_GPUS": outer, "SLURM_JOB_GPUS": "0,2", "CUDA_VISIBLE_DEVICES": visible}
+    assert answer(record(0, 2), **variables).exports["CUDA_VISIBLE_DEVICES"] == f"{MIG},{gpu(2)}"
+    variables = {"SLURM_STEP_GPUS": "2", "SLURM_JOB_GPUS": outer, "CUDA_VISIBLE_DEVICES": "0"}
+    assert answer(record(0, 2), **variables).exports["CUDA_VISIBLE_DEVICES"] == gpu(2)
+
+
+def test_a_daemon_of_another_job_is_forgotten_and_one_of_its_own_stays():
+    """A job with a whole GPU may run an MPS daemon of its own on it."""
+    mps = {"CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"}
+    other = f"/run/partage/mps/{gpu(2)}/pipe"
+    assert mps < set(answer(record(1), SLURM_STEP_GPUS="1", CUDA_MPS_PIPE_DIRECTORY=other).unset)
+    own = answer(record(1), SLURM_STEP_GPUS="1", CUDA_MPS_PIPE_DIRECTORY="/tmp/mine")
+    assert not mps & {*own.unset, *own.exports}
 
 
 def test_a_step_without_gpus_is_told_nothing():
-    found = task_answer(record(0), {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0"}, "/m")
+    found = task_answer(record(0), {"CUDA_VISIBLE_DEVICES": "", "SLURM_JOB_GPUS": "0"}, "/run/partage")
     assert found.exports == {}
-    assert set(FACTS) < set(found.unset)
+    assert set(FACTS) == set(found.unset)
 
 
 def test_mps():
@@ -119,12 +142,11 @@ def test_every_line_is_ours(exports, prints):
 def test_no_variable_of_a_job_adds_a_line(variables):
     """Whatever its owner puts into the environment, as far as slurmstepd lets them."""
     found = answer(record(0, 3, shards=2), **variables)
-    names = [line.split(" ", 1)[1].partition("=")[0] for line in found.text().splitlines()]
+    lines = found.text().removeprefix(f"print {UNTOLD}\n").splitlines()
+    names = [line.split(" ", 1)[1].partition("=")[0] for line in lines]
     known = {
         "CUDA_VISIBLE_DEVICES",
         "PYTHONPATH",
-        "CUDA_MPS_PIPE_DIRECTORY",
-        "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT",
         *FACTS,
     }
     assert set(names) <= known

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 
 from partage.plan.whatif.node import MOST_PODS, Node, PodClass, balance, balanced_allocation, least_allocated
-from partage.plan.whatif.node_devices import NodeDevices
+from partage.plan.whatif.node_devices import NodeAllocator
 from partage.plan.whatif.node_offer import NodeOffer
 from partage.plan.whatif.pods import PodWants
-from partage.plan.whatif.scheduler import Scheduler, drawn, feasible_wanted
+from partage.plan.whatif.scheduler import KubeScheduler, drawn, feasible_wanted
 from tests.plan.whatif.fleets import POLICIES, desired, kind
 
 
@@ -52,7 +52,7 @@ def test_after_how_many_nodes_it_looks_no_further(nodes: int, wanted: int) -> No
 def _nodes(count: int) -> list[Node]:
     what = kind("1xt4", 8, 32)
     offer = NodeOffer(desired(POLICIES["exclusive"], [what])[0])
-    return [Node(f"node-{number}", 0, what, NodeDevices(offer)) for number in range(count)]
+    return [Node(f"node-{number}", 0, what, NodeAllocator(offer)) for number in range(count)]
 
 
 def _class(cpu_milli: int = 1000, gpus: int = 0) -> PodClass:
@@ -62,7 +62,7 @@ def _class(cpu_milli: int = 1000, gpus: int = 0) -> PodClass:
 
 def test_the_emptiest_node_is_taken_and_a_full_one_is_not() -> None:
     nodes = _nodes(3)
-    scheduler, pod, draw = Scheduler(nodes), _class(4000), drawn(0)
+    scheduler, pod, draw = KubeScheduler(nodes), _class(4000), drawn(0)
     taken = []
     while best := scheduler.best(pod):
         at = draw(0, best)
@@ -85,7 +85,7 @@ def test_a_node_has_so_many_pods_and_no_more() -> None:
 def test_of_many_nodes_each_has_its_turn() -> None:
     """It looks at 188 of 400 nodes, and goes on behind them for the next pod."""
     nodes = _nodes(400)
-    scheduler, pod = Scheduler(nodes), _class(gpus=1)
+    scheduler, pod = KubeScheduler(nodes), _class(gpus=1)
     assert feasible_wanted(400) == 188
     looked_at = [scheduler.best(pod) for _ in range(3)]
     assert looked_at == [[*range(188)], [*range(188, 376)], [*range(376, 400), *range(164)]]

@@ -12,6 +12,7 @@ from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.model.ids import GpuUuid
+from partage.model.node_labels import WrittenLabels
 from partage.plan.report import UNASKED, HeldBack
 
 if TYPE_CHECKING:
@@ -78,7 +79,7 @@ class ClusterConnection(Struct):
             self.ask,
             know=self.know,
             taints=self.options.taints,
-            writes=self.options.labels,
+            writes=WrittenLabels.NONE if self.options.features_file else self.options.labels,
             holds=CheckpointFile(self.options.kubelet_dir).held,
             rollout=rollout,
         )

@@ -21,7 +21,7 @@ from partage.edges.kube.port import (
 )
 from partage.errors import Conflict, PartageError, Rejected, Unreachable
 from partage.model.allocation import CheckpointHolds
-from partage.plan.cluster.conditions import Condition, node_conditions
+from partage.plan.cluster.conditions import WantedCondition, node_conditions
 from partage.plan.cluster.event_budget import EventBudget
 from partage.plan.cluster.events import NodeEvent, node_events
 from partage.plan.cluster.pod_uids import with_uids
@@ -59,7 +59,7 @@ class NodeNews:
         self._queue: deque[NodeEvent] = deque(maxlen=MOST_WAITING)
         self._queued, self._look = asyncio.Event(), asyncio.Event()
         self._budget = EventBudget()
-        self._wanted: tuple[Condition, ...] = ()
+        self._wanted: tuple[WantedCondition, ...] = ()
         self._written: dict[str, NodeCondition] = {}
         self._written_at = "", ""
         self._troubles: dict[str, str] = {}
@@ -190,16 +190,16 @@ class NodeNews:
             self._ask()
 
 
-def _is_there(wanted: Condition, found: NodeCondition | None) -> bool:
+def _is_there(wanted: WantedCondition, found: NodeCondition | None) -> bool:
     said = (_truth(wanted), wanted.reason, wanted.message)
     return found is not None and (found.status, found.reason, found.message) == said
 
 
-def _truth(condition: Condition) -> Truth:
+def _truth(condition: WantedCondition) -> Truth:
     return "True" if condition.status else "False"
 
 
-def _node_condition(wanted: Condition, before: NodeCondition | None) -> NodeCondition:
+def _node_condition(wanted: WantedCondition, before: NodeCondition | None) -> NodeCondition:
     """With the time of its last change, if its status has not changed now."""
     status = _truth(wanted)
     changed_at = before.changed_at if before is not None and before.status == status else ""

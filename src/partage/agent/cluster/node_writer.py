@@ -12,17 +12,16 @@ from datetime import UTC, datetime
 
 from msgspec.structs import replace
 
+from partage.agent.node_labels import labels_of
 from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
-from partage.edges.files.catalogue import geometry_of
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, WatchState
 from partage.errors import PartageError
-from partage.model.gpu import NoDriver
-from partage.model.node_labels import FEATURE_DISCOVERY, MIG_CONFIG_STATE, WrittenLabels
+from partage.model.node_labels import FEATURE_DISCOVERY, WrittenLabels
 from partage.plan.cluster.gpu_memory import GPU_MEMORY, count_cards, memory_annotation, node_memory
 from partage.plan.cluster.pending import PLAN, PendingGpu, pending_gpus, plan_annotation
-from partage.plan.labels import Labels, node_labels
+from partage.plan.labels import Labels
 from partage.plan.report import Report
 from partage.values import Frozen
 
@@ -221,15 +220,3 @@ class NodeWriter:
         else:
             log.info("the cluster can be kept up to date again")
         self._ask()
-
-
-def labels_of(report: Report) -> Labels | None:
-    """The labels of what is offered now; None if that is not known: then labels stay as they are."""
-    inventory, policy = report.node.inventory, report.policy_in_force
-    if policy is None or isinstance(inventory.driver, NoDriver):
-        return None
-    labels = node_labels(inventory, report.offer, policy.options, geometry_of)
-    layout = report.mig_config
-    if layout is None:
-        return labels
-    return None if layout.state is None else {**labels, MIG_CONFIG_STATE: layout.state.value}

@@ -89,32 +89,37 @@ class PodDrain:
                 seen = frozenset()
                 await self._draining.wait()
             try:
-                asked = await self._evict()
+                asked, refused = await self._evict()
             except PartageError as error:
                 self._say(f"pods are not evicted: {error.problems[0].message}")
             else:
-                self._say("")
+                self._say(f"pods are not evicted: {refused[0]}" if refused else "")
                 if not asked <= seen:
                     pause.reset()
                 seen = asked
             await asyncio.sleep(pause.pause_s())
 
-    async def _evict(self) -> frozenset[PodName]:
-        """Ask the pods to leave that are named before and after the cluster was asked for them.
+    async def _evict(self) -> tuple[frozenset[PodName], list[str]]:
+        """Ask the pods to leave that are named before and after the cluster was asked for them. Which, and
+        why some could not be asked: the others are asked all the same.
 
         So a pod that has just taken the name of another one is not mistaken for it: the kubelet does not name
         the old one any more, and an eviction is for the UID that the cluster has told.
         """
+        refused: list[str] = []
         first = self._named()
         if not first:
-            return first
+            return first, refused
         pods = {PodName(one.namespace, one.name): one for one in await self._cluster.pods(self._name)}
         await asyncio.sleep(self._intervals.drain_confirm_s)
         both = first & self._named()
         for pod in sorted(both & pods.keys()):
             if _can_leave(pods[pod]):
-                await self._ask_to_leave(replace(pod, uid=pods[pod].uid))
-        return both
+                try:
+                    await self._ask_to_leave(replace(pod, uid=pods[pod].uid))
+                except PartageError as error:
+                    refused.append(f"{pod.namespace}/{pod.name}: {error.problems[0].message}")
+        return both, refused
 
     def _named(self) -> frozenset[PodName]:
         report = self._status.report

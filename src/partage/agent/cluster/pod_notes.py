@@ -35,7 +35,7 @@ class PodNotes:
         last: Report | None = None
         while True:
             last = await self._status.until(lambda report: report is not last)  # noqa: B023 - asked at once
-            wanted = pod_annotations(last.offer, last.entries)
+            wanted = pod_annotations(last.offer, last.entries, last.node.inventory.memory_of_devices)
             self._written = {pod: said for pod, said in self._written.items() if pod in wanted}
             try:
                 await self._write(wanted)

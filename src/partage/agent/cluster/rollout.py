@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable, Mapping
 
@@ -70,7 +71,7 @@ class RolloutMember:
         self._retry = Backoff(intervals.retry_s, intervals.retry_longest_s)
         self._news = asyncio.Event()
         self._lease: Lease | None = None
-        self._renewed_s = 0.0
+        self._renewed_s = -math.inf  # the clock may begin with the node
         self._let_go = ""
         self._node_known = asyncio.Event()
         self._held_back = UNASKED

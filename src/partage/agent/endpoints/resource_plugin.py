@@ -115,11 +115,16 @@ class ResourcePlugin:
     def preferred(
         self, available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
     ) -> list[ShareId]:
-        """Which ids to take. Ids that the kubelet calls available are not held."""
-        self._hooks.ledger.offered_as_free(self.resource, available, self._hooks.clock(), must_include)
+        """Which ids to take. Ids that the kubelet calls available are not held.
+
+        A refusal fails the pod: it gives back what its init containers had.
+        """
+        ledger, now_s = self._hooks.ledger, self._hooks.clock()
+        ledger.offered_as_free(self.resource, available, now_s, must_include)
         try:
             return self._served.allocator.prefer(available, must_include, size)
         except NoRoom as refusal:
+            ledger.offered_as_free(self.resource, must_include, now_s)
             self._note_refusal(refusal)
             raise
 

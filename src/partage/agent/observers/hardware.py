@@ -22,7 +22,7 @@ from partage.values import Frozen
 log = logging.getLogger(__name__)
 
 
-class Observation(Frozen):
+class HardwareObservation(Frozen):
     """What was observed since the last call. silent: why the GPUs cannot be observed; empty if they can."""
 
     node: KnownNode | None
@@ -93,10 +93,10 @@ class HardwareObserver(Struct):
         gpus = self.node.known.values() if self.node else ()
         return (GpuSeen(gpu.product, gpu.memory_bytes) for gpu in gpus)
 
-    def take(self) -> Observation:
+    def take(self) -> HardwareObservation:
         """What was observed since the last call."""
         silent = self._unobserved or self._no_conditions or (self.no_driver.reason if self.no_driver else "")
-        observation = Observation(self.node, self._fresh, tuple(self._xids), self._conditions, silent)
+        observation = HardwareObservation(self.node, self._fresh, tuple(self._xids), self._conditions, silent)
         self._fresh, self._xids, self._conditions = False, [], None
         return observation
 

@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 _NO_JOBS: Mapping[str, JobName] = MappingProxyType({})
 
 
-class UsageHistory(Struct):
+class HistoryObserver(Struct):
     """The day that runs, and the task that adds to it.
 
     look: asks what is used now. wanted: whether anybody holds a GPU. gpus: the models of the node. ask: for a

@@ -74,6 +74,10 @@ class PodResourcesPoller(Struct):
     asked_once: asyncio.Event = field(default_factory=asyncio.Event)
     _soon: asyncio.Event = field(default_factory=asyncio.Event)
 
+    def knows_holders(self) -> bool:
+        """Whether it is known now who holds what."""
+        return bool(self.known) and not self.trouble
+
     def soon(self) -> None:
         """Ask soon: an Allocate was answered, and PodResources will list its pod shortly."""
         if not self.trouble:

@@ -1,34 +1,20 @@
-"""The policy in force: the one that is chosen for the node, the last good one, or every GPU exclusive.
-
-Chosen again when the files change, or the labels of the node.
-"""
+"""The policy in force: the one that is chosen for the node, the last good one, or every GPU exclusive."""
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections.abc import Callable, Iterator
 
 from msgspec import Struct, field
 
-from partage.agent.node_policy import (
-    ChosenLayouts,
-    NodeChoice,
-    NodePolicy,
-    PolicyRefusal,
-    labels_choose,
-    node_policy,
-    restored,
-)
+from partage.agent.node_policy import ChosenLayouts, NodePolicy, PolicyRefusal, restored
+from partage.agent.observers.chosen_policy import ChosenPolicy
 from partage.agent.options import AgentOptions
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.policy import built_in
-from partage.edges.files.policy_directory import PolicyFiles, PolicyTexts
 from partage.edges.files.state import SavedPolicy
 from partage.edges.kubelet.sockets import check_plugin_sockets
-from partage.edges.ticks import until_tick
 from partage.errors import InputError, Problem, Unsatisfiable
-from partage.model.choice_rules import ChoiceRules
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.node_labels import MIG_CONFIG, NodeLabels
 from partage.model.policy import Policy
@@ -47,7 +33,7 @@ MayChange = Callable[[str], HeldBack | None]
 class PolicyObserver(Struct):
     """The policy in force, and the problems of a newer one.
 
-    fallback: the last good policy of an earlier agent. labels: of the node, None: not known.
+    fallback: the last good policy of an earlier agent. changes: tells when a directory of policies changes.
     good: the policy in force, with ``layouts`` by label; desired: what it asks of the node. uses_last_good:
     it is not the one that was asked for. problems: why that one is refused; misfit: why the policy in force
     no longer fits the node. layouts_problems: why the label that asks for a layout is refused. ask: asks for
@@ -60,7 +46,6 @@ class PolicyObserver(Struct):
     ask: Callable[[], None]
     fallback: SavedPolicy | None = None
     changes: DirectoryChanges | None = None
-    labels: NodeLabels | None = None
     good: NodePolicy | None = None
     layouts: ChosenLayouts | None = None
     desired: DesiredState | None = None
@@ -75,90 +60,55 @@ class PolicyObserver(Struct):
     _held: HeldBack | None = None
     _wanted: str = ""
     _reason: PolicyReason = PolicyReason.IN_FORCE
-    _files: PolicyFiles | None = None
-    _texts: PolicyTexts | None = None
-    _unread: tuple[Problem, ...] = ()
-    _chosen: NodePolicy | PolicyRefusal | None = None
     _newest: NodePolicy | None = None
     _judged_on: Inventory | None = None
     _error: InputError | Unsatisfiable | None = None
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    _chosen: ChosenPolicy = field(default_factory=lambda: ChosenPolicy(AgentOptions()))
 
-    # --- reading and choosing ---
+    def __post_init__(self) -> None:
+        self._chosen = ChosenPolicy(self.options, self.changes)
+
+    # --- choosing ---
 
     def start(self) -> None:
         """Read and choose. Raises InputError if the policy is wrong and there is no last good one, except
         where a label can put it right.
         """
-        options = self.options
-        if options.policy is None and options.config is not None:
-            raise InputError(
-                "--config names a configuration of a policy file", "say which with --policy FILE"
-            )
-        if options.node_labels is not None:
-            self.labels = options.node_labels
-        if options.policy is not None:
-            self._files = PolicyFiles(options.policy)
-            self._files.changed()
-            self._take_texts(*_read(self._files))
-        self._choose()
-        if isinstance(self._chosen, PolicyRefusal) and self._last_good() is None and not self._may_change():
-            raise InputError(self._chosen.problems)
+        self._chosen.start()
+        self._take_choice()
+        choice, final = self._chosen.choice, not self._chosen.may_become_another()
+        if isinstance(choice, PolicyRefusal) and self._last_good() is None and final:
+            raise InputError(choice.problems)
 
     async def watch(self) -> None:
         """Check the files every policy_s, and a directory at once when it changes. Wrong ones change
         nothing.
         """
         while True:
-            if self.changes is not None and self._files is not None and self._texts and self._texts.directory:
-                self.changes.watch(self._files.path, self._changed, contents=True)
-            await until_tick(self.options.intervals.policy_s, self._changed)
-            self._changed.clear()
-            if self._files is not None and self._files.changed():
-                self._take_texts(*await asyncio.to_thread(_read, self._files))
-                if self._choose():
-                    self.ask()
+            if await self._chosen.look():
+                self._take_choice()
+                self.ask()
 
     def know_labels(self, labels: NodeLabels) -> None:
         """The labels of the node are these now."""
-        known, self.labels = self.labels, labels
-        if labels != known and self._choose():
+        if self._chosen.know_labels(labels):
+            self._take_choice()
             self.ask()
 
-    def _take_texts(self, texts: PolicyTexts | None, unread: tuple[Problem, ...]) -> None:
-        self._texts, self._unread = texts, unread
-
-    def _choose(self) -> bool:
-        """Choose among what was read. False: the answer is the one from before."""
-        options = self.options
-        rules = ChoiceRules(options.config, options.fallback)
-        choice = NodeChoice(self.labels, self._awaited, rules, options.environ)
-        if self._unread:
-            chosen: NodePolicy | PolicyRefusal = PolicyRefusal(PolicyReason.WRONG, self._unread)
-        else:
-            chosen = node_policy(self._texts, choice)
-        if chosen == self._chosen:
-            return False
-        self._chosen, self._held, self._wanted = chosen, None, ""
-        if isinstance(chosen, PolicyRefusal):
-            self._newest = None
-            self._refuse(chosen.reason, chosen.problems)
-            self._refuse_layouts(chosen.layouts_problems)
-        else:
-            self._newest, self._judged_on = chosen, None
-        return True
-
     @property
-    def _awaited(self) -> bool:
-        """The labels come from a cluster."""
-        return self.options.awaits_labels and self.options.node_labels is None
+    def labels(self) -> NodeLabels | None:
+        """Of the node; None: not known."""
+        return self._chosen.labels
 
-    def _may_change(self) -> bool:
-        """Another label may choose another policy, or another ConfigMap be mounted, without a restart."""
-        chosen = self._chosen
-        among_several = self._texts is not None and labels_choose(self._texts)
-        waits = isinstance(chosen, PolicyRefusal) and chosen.reason is PolicyReason.LABELS_UNKNOWN
-        return self._awaited and (among_several or waits)
+    def _take_choice(self) -> None:
+        """What is chosen has changed."""
+        choice, self._held, self._wanted = self._chosen.choice, None, ""
+        if isinstance(choice, PolicyRefusal):
+            self._newest = None
+            self._refuse(choice.reason, choice.problems)
+            self._refuse_layouts(choice.layouts_problems)
+        else:
+            self._newest, self._judged_on = choice, None
 
     def _refuse(self, reason: PolicyReason, problems: tuple[Problem, ...]) -> None:
         if (reason, problems) == (self._reason, self.problems):
@@ -197,7 +147,7 @@ class PolicyObserver(Struct):
         """Raises InputError or Unsatisfiable if the policy was refused, there is no last good one, and no
         label can put it right.
         """
-        if self.good is None and self._error is not None and not self._may_change():
+        if self.good is None and self._error is not None and not self._chosen.may_become_another():
             raise self._error
 
     def _take(self, chosen: NodePolicy, node: KnownNode) -> bool:
@@ -406,11 +356,3 @@ class PolicyObserver(Struct):
         if self.uses_last_good or self.problems:
             return PolicyState.LAST_GOOD
         return PolicyState.FILE if self.good.saved is not None else PolicyState.BUILT_IN
-
-
-def _read(files: PolicyFiles) -> tuple[PolicyTexts | None, tuple[Problem, ...]]:
-    """What is there, or why it cannot be read."""
-    try:
-        return files.read(), ()
-    except InputError as error:
-        return None, error.problems

@@ -27,7 +27,7 @@ _ASKED_AGAIN_S = 600.0
 _NO_SHARES = ShareGrants({}, frozenset(), frozenset())
 
 
-class JobUse(Struct):
+class JobUsageObserver(Struct):
     """What the jobs use now, and the names of those that do. run_dir: where the prolog's records are.
 
     observation: the last answer.

@@ -14,8 +14,9 @@ from partage.plan.slurm.job_start import (
     JobStart,
     NodeFacts,
     daemons_of,
-    needs_shards,
+    has_to_be_asked,
     start_job,
+    unwanted_daemons,
     with_other_users,
 )
 
@@ -57,7 +58,7 @@ def _facts(node: JobNode, request: JobRequest, devices: NodeDevices) -> NodeFact
     return NodeFacts(
         constrained=node.slurm_conf is not None and constrains_devices(node.slurm_conf),
         guard_dir=_guard_dir(node) if any(devices.devices[at].guard for at in indexes) else "",
-        shards=node.slurm.shards(request.job) if needs_shards(request, devices) else None,
+        held=node.slurm.held(request.job) if has_to_be_asked(request, devices) else None,
     )
 
 
@@ -93,6 +94,11 @@ def _start(
 def _with_daemons(
     node: JobNode, record: JobRecord, devices: NodeDevices, others: list[JobRecord]
 ) -> JobRecord:
+    if unwanted := unwanted_daemons(record, devices):
+        from partage.agent.slurm.daemons import stop_daemons
+
+        if wrong := stop_daemons(node, unwanted):
+            raise NodeBroken(wrong[0])
     specs = daemons_of(record, devices)
     if not specs:
         return record

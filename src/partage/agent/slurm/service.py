@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import logging
-import os
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Mapping
@@ -13,7 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from msgspec.structs import replace
 
 from partage.agent.observers.hardware import HardwareObserver, XidLog
-from partage.agent.observers.history import UsageHistory
+from partage.agent.observers.history import HistoryObserver
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
 from partage.agent.options import AgentOptions
@@ -21,14 +19,14 @@ from partage.agent.originals import Originals
 from partage.agent.reconciler.node_port import NodePort
 from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.reconciler.unfinished import UnfinishedChange
-from partage.agent.slurm.history import JobUse
+from partage.agent.slurm.history import JobUsageObserver
 from partage.agent.slurm.node_files import NodeFiles
 from partage.agent.slurm.options import SlurmOptions
 from partage.agent.slurm.status import SlurmStatus
 from partage.agent.slurm.upkeep import SlurmUpkeep
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
-from partage.edges.files.directory_lock import RUN_LOCK, take_lock
+from partage.edges.files.directory_lock import locked_run_directory
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
@@ -63,16 +61,11 @@ async def run(
     """
     wait_s = options.intervals.other_ends_s
     directory = await asyncio.to_thread(StateDir, options.state_dir, wait_s)
-    lock = None
     try:
-        with contextlib.suppress(OSError):
-            options.run_dir.mkdir(parents=True, exist_ok=True)
-            lock = take_lock(options.run_dir, RUN_LOCK, wait_s=wait_s)
-        await _Service(options, slurm, hardware, directory).run(stop, beside)
+        with locked_run_directory(options.run_dir, wait_s=wait_s):
+            await _Service(options, slurm, hardware, directory).run(stop, beside)
     finally:
         directory.close()
-        if lock is not None:
-            os.close(lock)
 
 
 class _Service:
@@ -114,12 +107,12 @@ class _Service:
         )
         self._upkeep.reconciler = Reconciler(port, clock, asked.set, intervals.retry_s)
         self._upkeep.reconciler.in_hand = dict.fromkeys(unfinished.read(), Phase.VERIFYING)
-        self._use = JobUse(hardware, self._upkeep.control, slurm.node, options.run_dir)
+        self._use = JobUsageObserver(hardware, self._upkeep.control, slurm.node, options.run_dir)
         self._history = self._history_of(slurm, self._use) if options.history_days else None
 
-    def _history_of(self, slurm: SlurmOptions, use: JobUse) -> UsageHistory:
+    def _history_of(self, slurm: SlurmOptions, use: JobUsageObserver) -> HistoryObserver:
         options = self._options
-        return UsageHistory(
+        return HistoryObserver(
             files=UsageDays(options.state_dir, options.history_days),
             node=slurm.node,
             look=use.look,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from msgspec import Raw, Struct
 
 from partage.agent.observers.hardware import HardwareObserver
-from partage.agent.slurm.history import JobUse
+from partage.agent.slurm.history import JobUsageObserver
 from partage.model.dcgm_names import DcgmNames
 
 
@@ -20,7 +20,7 @@ class SlurmStatus(Struct):
 
     node: str
     hardware: HardwareObserver
-    use: JobUse
+    use: JobUsageObserver
     loop: asyncio.AbstractEventLoop
     dcgm: DcgmNames = DcgmNames.OFF
     history: Callable[[], Iterable[Raw]] | None = None

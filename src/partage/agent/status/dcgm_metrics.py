@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Set
 
-from partage.agent.status.exposition import Family, label_text
+from partage.agent.status.exposition import Family, filled, label_template, label_text
 from partage.agent.status.status import UsageObservation
 from partage.model.dcgm_names import DcgmNames
 from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.ids import DeviceUuid
 from partage.model.samples import Activity, GpuSample, MigSample, ThrottleTime
+from partage.model.xid import RESET_XIDS
 from partage.plan.usage import ContainerUse
 from partage.units import MIB
 from partage.values import Frozen
@@ -213,7 +214,9 @@ class DcgmFamilies:
         active += [(labels, one.activity) for labels, one in migs if one.activity is not None]
         for field, of_activity in _OF_ACTIVITY:
             yield from self._both("PROF", field, [(labels, of_activity(one)) for labels, one in active])
-        yield from self._both("DEV", _LAST_XID, [(labels, xids.get(one.gpu, 0)) for labels, one in gpus])
+        yield from self._both(
+            "DEV", _LAST_XID, [self._last_xid(one, xids.get(one.gpu, 0)) for _, one in gpus]
+        )
 
     def _both(self, kind: str, field: _Field, rows: Iterable[_Row]) -> Iterator[Family]:
         known = [(labels, number) for labels, number in rows if number is not None]
@@ -245,6 +248,12 @@ class DcgmFamilies:
     def _device(self, one: GpuSample) -> str:
         return _text(self._labels(self._gpus[one.gpu]) | self._alone(one.gpu))
 
+    def _last_xid(self, one: GpuSample, code: int) -> _Row:
+        """The XID is the figure, and with its meaning in labels, which messages of alerts name."""
+        meaning = RESET_XIDS.get(code, f"XID {code}") if code else "No Error"
+        labels = self._labels(self._gpus[one.gpu]) | self._alone(one.gpu)
+        return _text({**labels, "err_code": str(code), "err_msg": meaning}), code
+
     def _mig(self, one: MigSample) -> str:
         return _text(self._labels(self._gpus[one.gpu]) | self._instance(one) | self._alone(one.device))
 
@@ -265,7 +274,9 @@ class DcgmFamilies:
             labels = self._labels(self._gpus[users[0].gpu])
             if (mig := migs.get(device)) is not None:
                 labels |= self._instance(mig)
-            yield from ((_text(labels | _names(use)), use) for use in users)
+            template = label_template((*labels, *_names(users[0])))
+            same = tuple(labels.values())
+            yield from ((filled(template, (*same, *_names(use).values())), use) for use in users)
 
 
 def _text(labels: Mapping[str, str]) -> str:

@@ -48,6 +48,19 @@ def wants_openmetrics(accept: str) -> bool:
     return False
 
 
+def label_template(names: Sequence[str]) -> str:
+    """As ``label_text`` writes them, with a place for each value, by its number: for ``str.format``."""
+    return ",".join([f'{name}="{{{at}}}"' for at, name in sorted(enumerate(names), key=lambda one: one[1])])
+
+
+def filled(template: str, values: Sequence[str]) -> str:
+    """The labels of a row. Most values need no escapes, so that all of them are looked at together."""
+    together = "".join(values)
+    if "\\" in together or '"' in together or "\n" in together:
+        values = [escaped(value) for value in values]
+    return template.format(*values)
+
+
 def write(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     """The whole text. Families without samples are left out."""
     lines: list[str] = []
@@ -60,21 +73,23 @@ def write(families: Iterable[Family], *, openmetrics: bool) -> bytes:
         kind = "untyped" if one.kind == "unknown" and not openmetrics else one.kind
         text = one.text.translate(_VALUE_ESCAPES if openmetrics else _HELP_ESCAPES)
         lines.append(f"# HELP {declared} {text}\n# TYPE {declared} {kind}\n")
-        lines += [
-            f"{sample}{{{labels}}} {_number(value)}\n" if labels else f"{sample} {_number(value)}\n"
-            for labels, value in one.rows
-        ]
+        lines += _samples(sample, one.rows)
     if openmetrics:
         lines.append("# EOF\n")
     return "".join(lines).encode("utf-8", errors="replace")
+
+
+def _samples(name: str, rows: Sequence[tuple[str, float]]) -> list[str]:
+    """The lines of a family. There are thousands, and nearly all are numbers with labels."""
+    if rows[0][0] and math.isfinite(sum([value for _, value in rows])):
+        return [f"{name}{{{labels}}} {float(value)!r}\n" for labels, value in rows]
+    return [
+        f"{name}{{{labels}}} {_number(value)}\n" if labels else f"{name} {_number(value)}\n"
+        for labels, value in rows
+    ]
 
 
 def _number(value: float) -> str:
     if math.isfinite(value):
         return repr(float(value))
     return "NaN" if math.isnan(value) else "+Inf" if value > 0 else "-Inf"
-
-
-def sorted_names(names: Sequence[str]) -> tuple[tuple[int, str], ...]:
-    """The names in the order of ``label_text``, each with its place before: to order many rows of values."""
-    return tuple(sorted(enumerate(names), key=lambda one: one[1]))

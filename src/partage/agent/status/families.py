@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from partage.agent.status.exposition import Family, escaped, sorted_names
+from partage.agent.status.exposition import Family, filled, label_template
 from partage.agent.status.metric_definitions import METRICS
 
 Labels = tuple[str, ...] | str
@@ -12,21 +12,22 @@ Labels = tuple[str, ...] | str
 Row = tuple[Labels, float]
 """The labels, and the number."""
 
-_ORDERS = {name: sorted_names(defined.labels) for name, defined in METRICS.items()}
+_TEMPLATES = {name: label_template(defined.labels) for name, defined in METRICS.items()}
 
 
 def metric(name: str, rows: Iterable[Row]) -> Family:
     """A defined metric."""
     defined = METRICS[name]
+    template = _TEMPLATES[name]
     texts = [
-        (labels if isinstance(labels, str) else text_of(name, labels), number) for labels, number in rows
+        (labels if isinstance(labels, str) else filled(template, labels), number) for labels, number in rows
     ]
     return Family(f"partage_{name}", defined.text, defined.kind.value, texts)
 
 
 def text_of(name: str, values: tuple[str, ...]) -> str:
     """The labels of one row as they stand in the text. It is the same for metrics with the same labels."""
-    return ",".join([f'{label}="{escaped(values[at])}"' for at, label in _ORDERS[name]])
+    return filled(_TEMPLATES[name], values)
 
 
 def figure(name: str, value: float) -> Family:

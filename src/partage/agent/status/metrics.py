@@ -103,8 +103,8 @@ class ReportCollector:
         status = self._status
         info = ((__version__, platform.python_version()), 1.0)
         yield metric("build_info", [info])
-        well = not readiness_of(status, self._intervals).not_well
-        yield figure("healthy", well)
+        healthy = not readiness_of(status, self._intervals).unhealthy
+        yield figure("healthy", healthy)
         alive = stall_reason(status, self._intervals) is None
         yield figure("loop_alive", alive)
         states = status.endpoints()
@@ -153,11 +153,11 @@ def _watch(found: WatchObservation | None) -> Iterator[Family]:
 
 
 def xid_rows(gpus: Iterable[GpuUuid], counted: Mapping[tuple[str, int], int]) -> list[Row]:
-    """A counter that is born with its first event would hide it from increase(): those that matter begin at
-    0.
+    """A counter whose first value is that of its first event hides the event from increase(): those that
+    matter begin at 0.
     """
-    born: dict[tuple[str, int], int] = {(gpu, code): 0 for gpu in gpus for code in COUNTED_XIDS}
-    return [((gpu, str(code)), number) for (gpu, code), number in {**born, **dict(counted)}.items()]
+    first: dict[tuple[str, int], int] = {(gpu, code): 0 for gpu in gpus for code in COUNTED_XIDS}
+    return [((gpu, str(code)), number) for (gpu, code), number in {**first, **dict(counted)}.items()]
 
 
 def _node(report: Report) -> Iterator[Family]:

@@ -1,6 +1,6 @@
 """The answer to a readiness probe, with reasons. Computed at each request, so it works while the loop hangs.
 
-``not_well``: the node's GPUs are not offered now, or a fault would not be noticed: 503. ``degraded``: for
+``unhealthy``: the node's GPUs are not offered now, or a fault would not be noticed: 503. ``degraded``: for
 people; the node works, and a restart would not help: 200.
 """
 
@@ -39,9 +39,9 @@ class ReadinessReason(Frozen):
 
 
 class Readiness(Frozen):
-    """All reasons. not_well, degraded: see the module."""
+    """All reasons. unhealthy, degraded: see the module."""
 
-    not_well: tuple[ReadinessReason, ...]
+    unhealthy: tuple[ReadinessReason, ...]
     degraded: tuple[ReadinessReason, ...]
 
 
@@ -56,18 +56,18 @@ def stall_reason(status: AgentStatus, intervals: Intervals) -> ReadinessReason |
 def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
     """Everything that is wrong now."""
     report = status.report
-    not_well = [] if (reason := stall_reason(status, intervals)) is None else [reason]
+    unhealthy = [] if (reason := stall_reason(status, intervals)) is None else [reason]
     if report is None:
-        not_well.append(ReadinessReason("starting", "the agent has not looked at the node yet"))
-        return Readiness(tuple(not_well), ())
+        unhealthy.append(ReadinessReason("starting", "the agent has not looked at the node yet"))
+        return Readiness(tuple(unhealthy), ())
     hardware = list(_hardware(status, report))
-    not_well += [*hardware, *_kubelet(status, report, intervals)]
+    unhealthy += [*hardware, *_kubelet(status, report, intervals)]
     if report.policy.state is PolicyState.NONE and report.policy.problems and not hardware:
-        not_well.append(ReadinessReason("no-policy", report.policy.message))
+        unhealthy.append(ReadinessReason("no-policy", report.policy.message))
     degraded = [*_degraded(report), *_unwatched(status), *_without_stream(status, report, intervals)]
-    if not any(one.code == _OTHER_PLUGIN for one in not_well):
+    if not any(one.code == _OTHER_PLUGIN for one in unhealthy):
         degraded += _held_back(report)
-    return Readiness(tuple(not_well), tuple(degraded))
+    return Readiness(tuple(unhealthy), tuple(degraded))
 
 
 def _hardware(status: AgentStatus, report: Report) -> Iterator[ReadinessReason]:

@@ -82,7 +82,8 @@ USAGE_METRICS = (
     ),
     MetricDefinition(
         "share_holder",
-        "1 for the container that holds the share.",
+        "1 for the container that holds the share. "
+        "Units of memory have none: partage_container_shares counts them.",
         ("resource", "share", "namespace", "pod", "container", "certainty"),
     ),
     # Containers and jobs.

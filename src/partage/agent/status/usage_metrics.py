@@ -38,16 +38,22 @@ def usage_families(found: UsageObservation, inventory: Inventory, age_s: float) 
 
 
 def share_families(report: Report) -> Iterator[Family]:
-    """The shares that are offered, and who holds them."""
+    """The shares that are offered, and who holds them.
+
+    Units of memory are counted, not listed: a node has thousands, and others with each pod.
+    """
     shares: Counter[tuple[str, ...]] = Counter()
     sizes: dict[tuple[str, ...], float] = {}
     place: dict[tuple[str, str], tuple[str, ...]] = {}
+    units: set[tuple[str, str]] = set()
     for gpu in report.gpus:
         for offer in gpu.offer:
             where = (gpu.uuid, str(gpu.index), offer.device, offer.resource)
             shares[where] += offer.count
             sizes.setdefault((*where, str(offer.guarantee)), offer.memory_bytes)
             place |= {(offer.resource, share): where for share in offer.share_ids}
+            if offer.by_memory:
+                units.update((offer.resource, share) for share in offer.share_ids)
     held = Counter(place[one.hold] for one in report.entries if one.hold in place)
     yield metric("device_shares", list(shares.items()))
     yield metric("device_shares_held", [(where, held[where]) for where in shares])
@@ -55,7 +61,7 @@ def share_families(report: Report) -> Iterator[Family]:
     holders = [
         ((one.resource, one.id, who.namespace, who.pod, who.container, str(one.certainty)), 1.0)
         for one in report.entries
-        for who in one.holders
+        for who in (one.holders if one.hold not in units else ())
     ]
     yield metric("share_holder", holders)
 

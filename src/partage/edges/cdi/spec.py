@@ -19,8 +19,6 @@ from partage.plan.serve.allocate_response import CDI_VENDOR
 Spec = dict[str, Any]
 """One CDI spec, as JSON values."""
 
-GPU_KIND = f"{CDI_VENDOR}/gpu"
-
 _VERSION = "0.3.0"
 """The lowest CDI version that runtimes still read."""
 

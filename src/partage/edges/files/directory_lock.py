@@ -10,7 +10,8 @@ import fcntl
 import os
 import socket
 import time
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from partage.edges.read_file import read_regular
@@ -20,8 +21,6 @@ STATE_LOCK, RUN_LOCK = "lock", "agent.lock"
 """The files that are locked."""
 
 _NAMES = {STATE_LOCK: ("state directory", "--state-dir"), RUN_LOCK: ("run directory", "--run-dir")}
-
-
 _LOOK_EVERY_S = 0.05
 
 
@@ -45,6 +44,24 @@ def take_lock(directory: Path, file: str = STATE_LOCK, *, wait_s: float = 0) -> 
         os.ftruncate(lock, 0)
         os.pwrite(lock, f"{os.getpid()} on {socket.gethostname()}\n".encode(), 0)
     return lock
+
+
+@contextmanager
+def locked_run_directory(run_dir: Path, *, wait_s: float) -> Iterator[None]:
+    """Hold the run directory, which is made where it is missing. Blocking.
+
+    Raises InputError where another agent has it. One that cannot be locked at all is reported by what cannot
+    be written there.
+    """
+    lock = None
+    with suppress(OSError):
+        run_dir.mkdir(parents=True, exist_ok=True)
+        lock = take_lock(run_dir, RUN_LOCK, wait_s=wait_s)
+    try:
+        yield
+    finally:
+        if lock is not None:
+            os.close(lock)
 
 
 def _locked(lock: int) -> bool:

@@ -81,9 +81,10 @@ def _layout(table: Table) -> tuple[str | None, tuple[str, ...]]:
 
 def _model(table: Table, name: str) -> Model | None:
     catalogue = load_catalogue()
-    variants = catalogue.variants(name)
-    titled = next((t.models[0] for t in provider_tables() if t.title.casefold() == name.casefold()), name)
-    found = None if variants else catalogue.find(titled) or catalogue.find(name.replace(" ", "-"))
+    # The title of a provider's table is that of its model, though other models begin with the same words.
+    titled = next((t.models[0] for t in provider_tables() if t.title.casefold() == name.casefold()), "")
+    variants = () if titled else catalogue.variants(name)
+    found = None if variants else catalogue.find(titled or name) or catalogue.find(name.replace(" ", "-"))
     if found is None:
         hint = choose_one(variants) if variants else catalogue.advice(name)
         table.here("gpu").error(f"{'several models' if variants else 'no model'} named {name[:60]!r}", hint)

@@ -13,7 +13,7 @@ from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
 from partage.edges.hardware.mig_devices import read_mig_devices
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.edges.hardware.session_memory import GpuFacts
+from partage.edges.hardware.session_memory import StaticGpuFacts
 from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
@@ -160,7 +160,7 @@ class Discovery:
         )
         return gpu, handle
 
-    def _facts(self, index: int, handle: Handle, uuid: GpuUuid) -> GpuFacts:
+    def _facts(self, index: int, handle: Handle, uuid: GpuUuid) -> StaticGpuFacts:
         """What does not change on a GPU. After a change of its MIG mode it may be another device file."""
         nvml, memory = self._nvml, self._nvml.memory
         mig_mode = nvml.mig_mode(handle)
@@ -171,7 +171,7 @@ class Discovery:
         memory.forget_gpu(uuid, nvml.address(handle))
         pci = nvml.pci(handle)
         self._seen[index] = GpuIdentity(uuid, pci.bus_id)
-        facts = memory.facts[uuid] = GpuFacts(
+        facts = memory.facts[uuid] = StaticGpuFacts(
             mig_mode=mig_mode,
             pci_bus_id=pci.bus_id,
             pci_device_id=pci.device_id,

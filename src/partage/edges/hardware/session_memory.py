@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from partage.edges.hardware.nvml_queries import GiProfile, MigAttributes
 
 
-class GpuFacts(Frozen):
+class StaticGpuFacts(Frozen):
     """What stays as it is on one GPU as long as its MIG mode does. minor: None under WSL. The others as in
     ``Gpu``.
     """
@@ -68,7 +68,7 @@ class SessionMemory:
     def __init__(self) -> None:
         self.names_instances = False
         self.is_stale = False
-        self.facts: dict[GpuUuid, GpuFacts] = {}
+        self.facts: dict[GpuUuid, StaticGpuFacts] = {}
         self.migs: dict[int, Mapping[MigUuid, KnownMig]] = {}
         self.profiles: dict[int, Mapping[int, GiProfile]] = {}
         self.places: dict[int, tuple[Placement, ...] | None] = {}

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig
-from partage.edges.kube.connection import Connection, Refused
+from partage.edges.kube.connection import Connection, ErrorResponse
 from partage.edges.kube.events import EventWriter
 from partage.edges.kube.objects import (
     Json,
@@ -19,6 +19,7 @@ from partage.edges.kube.objects import (
     lease_json,
     second,
 )
+from partage.edges.kube.paging import all_rows
 from partage.edges.kube.port import (
     GPU_COUNT,
     ClusterEvent,
@@ -40,7 +41,6 @@ _BY_HAND = "partage-cli"
 _APPLY = "application/apply-patch+yaml"
 _MERGE = "application/merge-patch+json"
 _STRATEGIC = "application/strategic-merge-patch+json"
-_PAGE = "500"
 
 
 class ApiCluster:
@@ -71,14 +71,8 @@ class ApiCluster:
         return (await self._connection.call(NodeJson, "GET", _node(name))).value()
 
     async def nodes(self) -> tuple[ClusterNode, ...]:
-        found: list[ClusterNode] = []
-        parameters = {"limit": _PAGE}
-        while True:
-            page = await self._connection.call(NodeList, "GET", "/api/v1/nodes", parameters=parameters)
-            found += [one.value() for one in page.items or ()]
-            if not page.metadata.continue_:
-                return tuple(found)
-            parameters = {**parameters, "continue": page.metadata.continue_}
+        found = await all_rows(self._connection, NodeList, "/api/v1/nodes", {})
+        return tuple(one.value() for one in found)
 
     async def set_gpu_count(self, name: str, count: int | None) -> None:
         amount = {GPU_COUNT: None if count is None else str(count)}
@@ -136,14 +130,9 @@ class ApiCluster:
         return found.value()
 
     async def pods(self, node: str) -> tuple[ClusterPod, ...]:
-        found: list[ClusterPod] = []
-        parameters = {"fieldSelector": f"spec.nodeName={node}", "limit": _PAGE}
-        while True:
-            page = await self._connection.call(PodList, "GET", "/api/v1/pods", parameters=parameters)
-            found += [one.value() for one in page.items or ()]
-            if not page.metadata.continue_:
-                return tuple(found)
-            parameters = {**parameters, "continue": page.metadata.continue_}
+        selection = {"fieldSelector": f"spec.nodeName={node}"}
+        found = await all_rows(self._connection, PodList, "/api/v1/pods", selection)
+        return tuple(one.value() for one in found)
 
     async def annotate_pod(self, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"
@@ -174,7 +163,7 @@ class ApiCluster:
             await self._connection.call(type(None), "POST", path, body=body)
         except (Absent, Conflict):  # a conflict: that uid has gone
             return Eviction.GONE
-        except Refused:  # the only one that the connection lets through
+        except ErrorResponse:  # the only one that the connection lets through
             return Eviction.PROTECTED
         return Eviction.ACCEPTED
 

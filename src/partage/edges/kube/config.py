@@ -184,8 +184,11 @@ class _Kubeconfig(Frozen):
 def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
     """The API server of a kubeconfig. context: its current one by default. Raises InputError."""
     name = str(path)
+    content = Material(path).read()
+    if not content.strip():
+        raise _wrong(name, "", "is an empty file")
     try:
-        plain = read_document(Material(path).read(), name).value
+        plain = read_document(content, name).value
         file = from_plain(_Kubeconfig, plain, strict=False)
     except CodecError as error:
         raise _wrong(name, "", f"is not a kubeconfig: {error}") from error

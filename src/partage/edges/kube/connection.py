@@ -31,7 +31,7 @@ LONGEST_RETRY_AFTER_S = 30.0
 _BUSY, _GONE = 429, 410
 
 
-class Refused(ClusterError):
+class ErrorResponse(ClusterError):
     """An answer that is not 2xx. Never leaves this package."""
 
     def __init__(self, code: int, said: Status, retry_after_s: float) -> None:
@@ -41,6 +41,10 @@ class Refused(ClusterError):
 
 class Forbidden(Rejected):
     """The account has not the right to ask this."""
+
+
+class Expired(Rejected):
+    """The API server has forgotten the version that was asked for."""
 
 
 class Connection:
@@ -64,7 +68,7 @@ class Connection:
     ) -> T:
         """Send a request, again where that can help, and decode its answer.
 
-        Raises Unreachable, Conflict, Absent or Rejected; Refused for a 429 that is the answer to this very
+        Raises Unreachable, Conflict, Absent or Rejected; ErrorResponse for a 429 that answers this very
         request (a PodDisruptionBudget). InputError if the credentials cannot be read.
         """
         content = None if body is None else encode(body)
@@ -73,7 +77,7 @@ class Connection:
         for left in reversed(range(TRIES)):
             try:
                 return _decoded(kind, await self._once(asked), self.config)
-            except Refused as error:
+            except ErrorResponse as error:
                 if is_protected(error):
                     raise
                 if not left or not _may_help(error):
@@ -96,14 +100,14 @@ class Connection:
     ) -> AsyncIterator[AsyncIterator[bytes]]:
         """The lines of an answer that goes on. idle_s: how long nothing may come.
 
-        Raises Unreachable (also in the block, when the connection ends), Refused, InputError.
+        Raises Unreachable (also in the block, when the connection ends), ErrorResponse, InputError.
         """
         async with self._sent(HttpRequest("GET", path, parameters), idle_s) as exchange:
             yield exchange.lines()
 
     @asynccontextmanager
     async def _sent(self, asked: HttpRequest, idle_s: float) -> AsyncIterator[HttpExchange]:
-        """A request, and the beginning of its answer. Raises Refused for one that is not 2xx."""
+        """A request, and the beginning of its answer. Raises ErrorResponse for one that is not 2xx."""
         config, token, tls = self.config, self._token(), self._context()
         try:
             async with asyncio.timeout(CONNECT_S):
@@ -139,35 +143,37 @@ class Connection:
         return self._tls
 
 
-def refusal(code: int, content: bytes, retry_after: str = "") -> Refused:
+def refusal(code: int, content: bytes, retry_after: str = "") -> ErrorResponse:
     """The error of an answer that is not 2xx."""
     try:
         said = decode(Status, content, strict=False)
     except CodecError:
         said = Status(content[:200].decode("utf-8", "replace").strip())
     seconds = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
-    return Refused(code, said, seconds or float((said.details or Details()).retry_after_seconds))
+    return ErrorResponse(code, said, seconds or float((said.details or Details()).retry_after_seconds))
 
 
-def is_protected(error: Refused) -> bool:
+def is_protected(error: ErrorResponse) -> bool:
     """Whether a PodDisruptionBudget is the reason."""
     causes = (error.said.details or Details()).causes or ()
     return error.code == _BUSY and any(one.reason == "DisruptionBudget" for one in causes)
 
 
-def is_expired(error: Refused) -> bool:
+def is_expired(error: ErrorResponse) -> bool:
     """Whether the version of a watch is too old."""
     return error.code == _GONE or error.said.reason in ("Expired", "Gone")
 
 
-def _may_help(error: Refused) -> bool:
+def _may_help(error: ErrorResponse) -> bool:
     """Whether the same request may succeed a moment later."""
     return error.code == _BUSY or error.code >= 500
 
 
-def as_ours(error: Refused, config: ClusterConfig, asked: str) -> ClusterError:
+def as_ours(error: ErrorResponse, config: ClusterConfig, asked: str) -> ClusterError:
     """The error for others than this package. asked: method and path."""
     said = error.said.message or f"HTTP {error.code}"
+    if is_expired(error):
+        return Expired(f"{asked} was refused: {said}")
     match error.code:
         case 404:
             return Absent(said)

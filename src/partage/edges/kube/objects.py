@@ -29,6 +29,7 @@ class OwnerReference(Frozen):
 
 
 _INTERNAL = "InternalIP"
+_TRUTHS: Mapping[str, Truth] = {"true": "True", "false": "False"}
 
 
 class Meta(Frozen):
@@ -57,10 +58,15 @@ class ConditionJson(Frozen):
     """A row of status.conditions."""
 
     type: str
-    status: Truth
+    status: str = ""
     reason: str = ""
     message: str = ""
     last_transition_time: str | None = None
+
+    def value(self) -> NodeCondition:
+        """The API server takes any text as status: one by others that is no truth value says nothing."""
+        truth = _TRUTHS.get(self.status.lower(), "Unknown")
+        return NodeCondition(self.type, truth, self.reason, self.message, self.last_transition_time or "")
 
 
 class NodeSpec(Frozen):
@@ -104,10 +110,7 @@ class NodeJson(Frozen):
             taints=tuple(
                 Taint(one.key, one.effect, one.value, one.time_added or "") for one in spec.taints or ()
             ),
-            conditions=tuple(
-                NodeCondition(one.type, one.status, one.reason, one.message, one.last_transition_time or "")
-                for one in status.conditions or ()
-            ),
+            conditions=tuple(one.value() for one in status.conditions or ()),
             unschedulable=spec.unschedulable,
             address=next((one.address for one in status.addresses or () if one.type == _INTERNAL), ""),
             gpu_count=str((status.capacity or {}).get(GPU_COUNT, "")),
@@ -253,7 +256,7 @@ class ConfigMapList(Frozen):
     items: tuple[ConfigMapJson, ...] | None = None
 
 
-class Cause(Frozen):
+class StatusCause(Frozen):
     """A row of details.causes."""
 
     reason: str = ""
@@ -263,7 +266,7 @@ class Cause(Frozen):
 class Details(Frozen):
     """details of a Status."""
 
-    causes: tuple[Cause, ...] | None = None
+    causes: tuple[StatusCause, ...] | None = None
     retry_after_seconds: int = 0
 
 

@@ -7,13 +7,11 @@ from collections.abc import Callable
 
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.objects import NodeJson, NodeList, PodJson, PodList
+from partage.edges.kube.paging import PAGE
 from partage.edges.kube.port import ClusterNode, ClusterPod
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
 
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
-
-_PAGE = 500
-"""Objects in one answer: all pods of a large cluster in one would be too long."""
 
 _ON_NODES = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
 """Pods that have a node and have not ended. The API server has no selector for what pods ask for."""
@@ -26,7 +24,7 @@ async def watch_nodes(
     clock: Callable[[], float] = time.monotonic,
 ) -> None:
     """Follow all Nodes for ever. seen: told at every change, of a Node or of the trouble."""
-    nodes = Collection[ClusterNode](NODES, NodeList, NodeJson, page=_PAGE)
+    nodes = Collection[ClusterNode](NODES, NodeList, NodeJson, page=PAGE)
     await CollectionWatch(connection, nodes, seen, clock=clock).run()
 
 
@@ -41,6 +39,6 @@ async def watch_pods(
     the others are forgotten at once. seen: told at every change of those, by ``namespace/name``.
     """
     pods = Collection[ClusterPod](
-        PODS, PodList, PodJson, {"fieldSelector": _ON_NODES}, page=_PAGE, in_namespaces=True, keeps=keeps
+        PODS, PodList, PodJson, {"fieldSelector": _ON_NODES}, page=PAGE, in_namespaces=True, keeps=keeps
     )
     await CollectionWatch(connection, pods, seen, clock=clock).run()

@@ -9,11 +9,20 @@ from collections.abc import Mapping
 from typing import Any
 
 from partage.edges.kube.connection import Connection
+from partage.edges.kube.objects import Page
+from partage.edges.kube.paging import all_rows
+from partage.values import Frozen
 
 Object = Mapping[str, Any]
 
-_PAGE = "500"
 _ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+
+
+class _Objects(Frozen):
+    """A list of objects of any kind."""
+
+    metadata: Page = Page()
+    items: tuple[dict[str, Any], ...] | None = None
 
 
 class ClusterReader:
@@ -47,13 +56,4 @@ class ClusterReader:
         return await self._list(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": about})
 
     async def _list(self, path: str, parameters: Mapping[str, str]) -> tuple[Object, ...]:
-        found: list[Object] = []
-        asked = {**parameters, "limit": _PAGE}
-        while True:
-            page = await self._connection.call(dict[str, Any], "GET", path, parameters=asked)
-            items, meta = page.get("items"), page.get("metadata")
-            found += [one for one in items or () if isinstance(one, dict)]
-            goes_on = meta.get("continue") if isinstance(meta, dict) else None
-            if not isinstance(goes_on, str) or not goes_on:
-                return tuple(found)
-            asked = {**asked, "continue": goes_on}
+        return await all_rows(self._connection, _Objects, path, parameters)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Generic, Protocol, TypeVar
 
 import msgspec
@@ -13,8 +13,9 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.codec.values import CodecError, decode
-from partage.edges.kube.connection import Connection, Forbidden, Refused, as_ours, is_expired, refusal
-from partage.edges.kube.objects import Meta, NodeJson, NodeList, Page
+from partage.edges.kube.connection import Connection, ErrorResponse, Forbidden, as_ours, is_expired, refusal
+from partage.edges.kube.objects import Meta, NodeJson, NodeList, Status
+from partage.edges.kube.paging import Listing, read_list
 from partage.edges.kube.port import ClusterNode, WatchState
 from partage.errors import ClusterError, InputError, PartageError
 from partage.values import Frozen
@@ -53,15 +54,6 @@ class Row(Protocol[T_co]):
         ...
 
 
-class Listing(Protocol[T_co]):
-    """A list of them."""
-
-    @property
-    def metadata(self) -> Page: ...
-    @property
-    def items(self) -> tuple[Row[T_co], ...] | None: ...
-
-
 class CollectionState(Frozen, Generic[T]):
     """What a watch of several objects knows. objects: by name. forbidden: the account has no right to ask.
     Else as ``WatchState``.
@@ -82,7 +74,7 @@ class Collection(Frozen, Generic[T]):
     """
 
     path: str
-    listing: type[Listing[T]]
+    listing: type[Listing[Row[T]]]
     row: type[Row[T]]
     selection: Mapping[str, str] = field(default_factory=dict)
     page: int = 0
@@ -119,7 +111,7 @@ class CollectionWatch(Generic[T]):
                 if not self._version:
                     await self._list()
                 await self._watch()
-            except Refused as error:
+            except ErrorResponse as error:
                 if is_expired(error):
                     self._version = ""
                     pause_s = self._pause_s(began_s)
@@ -156,22 +148,25 @@ class CollectionWatch(Generic[T]):
 
     async def _list(self) -> None:
         asked = self._collection
-        parameters = {**asked.selection, **({"limit": str(asked.page)} if asked.page else {})}
         objects: dict[str, T] = {}
-        while True:
-            found = await self._connection.call(asked.listing, "GET", asked.path, parameters=parameters)
-            rows = ((asked.name(one.metadata), one.value()) for one in found.items or ())
-            objects |= {name: one for name, one in rows if asked.keeps(one)}
-            if not found.metadata.continue_:
-                break
-            parameters["continue"] = found.metadata.continue_
-        self._version = found.metadata.resource_version
+
+        def take(found: Iterable[Row[T]]) -> None:
+            rows = ((asked.name(one.metadata), one.value()) for one in found)
+            objects.update((name, one) for name, one in rows if asked.keeps(one))
+
+        def begin() -> Callable[[Iterable[Row[T]]], None]:
+            objects.clear()
+            return take
+
+        self._version = await read_list(
+            self._connection, asked.listing, asked.path, asked.selection, begin, page=asked.page
+        )
         self._state = replace(self._state, lists=self._state.lists + 1)
         self._tell(replace(self._answered(), objects=objects))
 
     async def _watch(self) -> None:
-        """Until the server ends the watch. Raises Refused when the version is too old, and what ``lines``
-        raises.
+        """Until the server ends the watch. Raises ErrorResponse when the version is too old, and what
+        ``lines`` raises.
         """
         self._state = replace(self._state, restarts=self._state.restarts + 1)
         parameters = {
@@ -192,10 +187,9 @@ class CollectionWatch(Generic[T]):
             event = decode(_Event, line, strict=False)
             if event.type == "ERROR":
                 said = bytes(event.object)
-                code = msgspec.json.decode(said).get("code", 500)
-                raise refusal(int(code), said)
+                raise refusal(decode(Status, said, strict=False).code or 500, said)
             row = decode(self._collection.row, bytes(event.object), strict=False)
-        except (CodecError, msgspec.MsgspecError, AttributeError) as error:
+        except CodecError as error:
             raise ClusterError(f"the watch said something that no API server says: {error}") from error
         self._version = row.metadata.resource_version or self._version
         self._backoff.reset()

@@ -50,9 +50,9 @@ def command(workload_file: str | None, path: str | None, output: str, **options:
 
     The answer: a strategy, a policy that partage apply takes, what each tenant is guaranteed, reasons for
     and against, the other strategies in their order, what was assumed, and by which questions it was
-    decided. The policy is resolved on a simulated GPU of the model first: it holds there.
+    decided. The policy has been tried on a simulated GPU of the model.
 
-    In a terminal, what is not given is asked. Elsewhere it is assumed, and the answer says so; --gpu is
+    In a terminal it asks for what is not given. Elsewhere that is assumed, and the answer says so; --gpu is
     needed. With several models, the tenants share one GPU of each.
 
     Exit code 2: an option or the file is wrong; 3: no strategy gives the tenants what they need.

@@ -37,6 +37,7 @@ from partage.model.node_taints import NodeTaint
 from partage.model.paths import check_socket_path
 
 if TYPE_CHECKING:
+    from partage.agent.slurm.options import SlurmOptions
     from partage.edges.hardware.helper_client import RemoteHardware
     from partage.edges.kube.config import ClusterConfig
 
@@ -117,6 +118,13 @@ def _directory(
     "not write, where it runs, too; none.",
 )
 @click.option(
+    "--features-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the labels to a file that node-feature-discovery reads, and not to the Node, such as "
+    "/etc/kubernetes/node-feature-discovery/features.d/partage.",
+)
+@click.option(
     "--taint",
     "taints",
     multiple=True,
@@ -166,6 +174,7 @@ def command(
     where: str,
     node_name: str,
     labels: str,
+    features_file: Path | None,
     taints: tuple[str, ...],
     rollout: str,
     validations: str,
@@ -189,11 +198,7 @@ def command(
     if machine is not None and hardware_socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
     config_of_cluster = _cluster(where, node_name)
-    if rollout and (config_of_cluster is None or not _CONFIG_MAP.fullmatch(rollout)):
-        message = f"--rollout {rollout[:80]!r} is no name of a ConfigMap"
-        if config_of_cluster is None:
-            message = "--rollout needs a cluster, and this agent has none"
-        raise InputError(message, "--cluster and --node-name say which; NAME or NAMESPACE/NAME")
+    _check_rollout(rollout, config_of_cluster)
     options = AgentOptions(
         kubelet_dir=kubelet_dir.absolute(),
         pod_resources=(pod_resources or pod_resources_of(kubelet_dir)).absolute(),
@@ -211,6 +216,7 @@ def command(
         node_name=node_name,
         takeover=takeover,
         labels=WrittenLabels(labels),
+        features_file=_features_file(features_file, labels),
         taints=frozenset(map(NodeTaint, taints)),
         rollout=rollout,
         dcgm_names=DcgmNames(dcgm_names),
@@ -218,6 +224,19 @@ def command(
         validations=None if machine is not None else _validations(validations),
     )
     chosen = slurm_options(of_slurm, slurm=slurm)
+    _run(options, chosen, machine=machine, hardware_socket=hardware_socket, http=http, log_level=log_level)
+
+
+def _run(
+    options: AgentOptions,
+    slurm: SlurmOptions | None,
+    *,
+    machine: str | None,
+    hardware_socket: Path | None,
+    http: str | None,
+    log_level: str,
+) -> None:
+    """Start the helper, or find it, and run the agent until it is stopped."""
     # Before our helper takes the socket of another agent's.
     check_unlocked(options.state_dir, wait_s=options.intervals.other_ends_s)
     check_unlocked(options.run_dir, RUN_LOCK, wait_s=options.intervals.other_ends_s)
@@ -230,12 +249,35 @@ def command(
             from partage.faces.agent import HttpAddress, serve, serve_slurm
 
         address = None if http is None else HttpAddress(http, protection)
-        if chosen is not None:
-            serve_slurm(options, chosen, helper.hardware, address, log_level)
+        if slurm is not None:
+            serve_slurm(options, slurm, helper.hardware, address, log_level)
         else:
             serve(options, helper.hardware, address, log_level)
     finally:
         gc.enable()
+
+
+def _features_file(path: Path | None, labels: str) -> Path | None:
+    """The file of ``--features-file``. Raises InputError."""
+    if path is None:
+        return None
+    if labels == WrittenLabels.NONE:
+        raise InputError(
+            "--features-file takes labels, and --labels none writes none", "leave out one of both"
+        )
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"--features-file: there is no directory {path.absolute().parent}")
+    return path.absolute()
+
+
+def _check_rollout(config_map: str, cluster: ClusterConfig | None) -> None:
+    """Raises InputError where ``--rollout`` names no ConfigMap, or there is no cluster."""
+    if not config_map or (cluster is not None and _CONFIG_MAP.fullmatch(config_map)):
+        return
+    message = f"--rollout {config_map[:80]!r} is no name of a ConfigMap"
+    if cluster is None:
+        message = "--rollout needs a cluster, and this agent has none"
+    raise InputError(message, "--cluster and --node-name say which; NAME or NAMESPACE/NAME")
 
 
 def _validations(where: str) -> Path | None:

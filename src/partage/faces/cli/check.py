@@ -68,11 +68,11 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes
     manifest, a ConfigMap with such policies, a machine, a story or a cluster's worker groups; - is standard
-    input. With --machine or
-    --this-node the policies are also checked against that machine, and it is said what weakens their
-    guarantees there; of a file with several configurations at least one must
-    fit it, or the one named by --config. So must one of the variants that 'when' makes of a policy, or the
-    one that --node-labels chooses.
+    input.
+
+    With --machine or --this-node the policies are also checked against that machine, and warnings say what
+    weakens their guarantees there. Of a file with several configurations one has to fit, or the one that
+    --config names; of the variants that 'when' makes of a policy one, or the one that --node-labels chooses.
 
     Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
     """

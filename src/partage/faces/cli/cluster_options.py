@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from partage.errors import InputError
 from partage.faces.cli.common_options import Command
 
 if TYPE_CHECKING:
@@ -15,6 +16,7 @@ if TYPE_CHECKING:
 
     from partage.edges.kube.config import ClusterConfig
 
+_DEFAULT = "~/.kube/config"
 _HOW = "in a pod the pod's account, else ~/.kube/config"
 
 
@@ -34,4 +36,11 @@ def cluster_of(kubeconfig: str | None) -> ClusterConfig:
     named = kubeconfig or os.environ.get("KUBECONFIG")
     if not named and os.environ.get("KUBERNETES_SERVICE_HOST"):
         return in_cluster(os.environ)
-    return from_kubeconfig(Path(named or "~/.kube/config").expanduser())
+    path = Path(named or _DEFAULT).expanduser()
+    if not path.exists():
+        if named and os.pathsep in named:
+            raise InputError(f"KUBECONFIG names several files: {named}", "name one with --kubeconfig FILE")
+        raise InputError(
+            f"there is no kubeconfig {path}", "name one with --kubeconfig FILE, or set KUBECONFIG"
+        )
+    return from_kubeconfig(path)

@@ -5,7 +5,7 @@ No slow imports at the top.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -35,10 +35,17 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 
-def read_policy(policy: str | None, config: str | None, report: ReportDocument | None = None) -> LoadedPolicy:
+def read_policy(
+    policy: str | None,
+    config: str | None,
+    report: ReportDocument | None = None,
+    *,
+    labels: Mapping[str, str] | None = None,
+) -> LoadedPolicy:
     """The policy of ``--policy`` on a node with the labels of ``--node-labels``, or every GPU exclusive.
 
-    report: of the agent that runs there; where labels are not given, they are those that it knows.
+    report: of the agent that runs there; where labels are not given, they are those that it knows. labels:
+    of this node, in place of those of ``--node-labels``.
     Raises InputError with all problems.
     """
     from msgspec.structs import replace
@@ -52,6 +59,8 @@ def read_policy(policy: str | None, config: str | None, report: ReportDocument |
             "--config names a configuration of a policy file", "name the file with --policy FILE"
         )
     choice = choice_options(config)
+    if labels is not None:
+        choice = replace(choice, labels=labels)
     if choice.labels is None and report is not None and (seen := report.planner_input) is not None:
         choice = replace(choice, labels=seen.labels)
     chosen = node_policy(None if policy is None else read_policies(policy), choice)

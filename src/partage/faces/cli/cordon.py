@@ -115,7 +115,10 @@ def _uuid(name: str, inventory: Inventory) -> str:
         return next((str(gpu.uuid) for gpu in inventory if gpu.uuid.lower() == name.lower()), name)
     found = [str(gpu.uuid) for gpu in inventory if str(gpu.index) == name]
     if not found:
-        raise InputError(f"this node has no GPU {name}", f"it has {len(inventory.gpus)}, counted from 0")
+        raise InputError(
+            f"this node has no GPU {name}",
+            f"it has {len(inventory.gpus)}, counted from 0" if inventory.gpus else "it has none",
+        )
     return found[0]
 
 

@@ -18,8 +18,10 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from partage.edges.kube.port import ClusterNode
+    from partage.faces.doctor.bundle_entries import BundleInput
     from partage.faces.doctor.place import DoctorPlace
     from partage.faces.doctor.repair import Repaired
+    from partage.faces.documents.doctor import DoctorDocument
     from partage.plan.doctor.diagnose import Diagnosis
 
 FOUND = 1
@@ -110,14 +112,7 @@ def command(
     Exit code 0: nothing found; 1: something is wrong; 2: an option or a file is wrong; 5: --cluster, and the
     API server does not answer.
     """
-    if dry_run and not fix:
-        raise click.UsageError("--dry-run goes with --fix")
-    if logs and bundle is None:
-        raise click.UsageError("--log goes with --bundle")
-    if bundle == "-":
-        raise click.UsageError("--bundle writes a file that only you can read: name it, node.tar.gz")
-    if root is not None and not root.is_dir():
-        raise InputError(f"--root {root} is no directory", "it is where the node's root is mounted here")
+    _check_options(fix=fix, dry_run=dry_run, bundle=bundle, logs=logs, root=root)
     node = _node(kubeconfig, node_name) if cluster else None
     labels = common_options.node_labels() if node is None else node.labels
     with lean_imports():
@@ -143,32 +138,52 @@ def command(
     given = GivenPolicy(policy, config)
     seen = see(place, given, labels)
     found = diagnose(seen)
-    repaired: Sequence[Repaired] = ()
-    if fix:
-        repaired = _repair(place, found, dry_run=dry_run)
-        if repaired and not dry_run:
-            seen = see(place, given, labels)
-            found = diagnose(seen)
+    repaired = _repair(place, found, dry_run=dry_run) if fix else ()
+    if repaired and not dry_run:
+        seen = see(place, given, labels)
+        found = diagnose(seen)
     document = doctor_document(found, repaired, done=not dry_run)
     if bundle is not None:
-        from partage.faces.doctor.bundle import write_bundle
         from partage.faces.doctor.bundle_entries import BundleInput
-        from partage.faces.documents.doctor import BundleFileRow, BundleRow
 
-        wanted = BundleInput(document, seen, policy, node, logs)
-        entries = write_bundle(bundle, place, wanted)
-        files = tuple(BundleFileRow(one.name, one.what, len(one.content)) for one in entries)
-        document = replace(document, bundle=BundleRow(bundle, files))
-    if output == "table":
-        from partage.faces.render.doctor_text import print_bundle, print_diagnosis
-
-        console = common_output.console()
-        print_diagnosis(console, document, fixes=fix, dry_run=dry_run)
-        if document.bundle is not None:
-            print_bundle(console, document.bundle)
-    else:
-        common_output.print_document(document, output)
+        document = _with_bundle(bundle, place, BundleInput(document, seen, policy, node, logs))
+    _print(document, output, fixes=fix, dry_run=dry_run)
     return FOUND if found.findings else 0
+
+
+def _check_options(
+    *, fix: bool, dry_run: bool, bundle: str | None, logs: tuple[str, ...], root: Path | None
+) -> None:
+    if dry_run and not fix:
+        raise click.UsageError("--dry-run goes with --fix")
+    if logs and bundle is None:
+        raise click.UsageError("--log goes with --bundle")
+    if bundle == "-":
+        raise click.UsageError("--bundle writes a file that only you can read: name it, node.tar.gz")
+    if root is not None and not root.is_dir():
+        raise InputError(f"--root {root} is no directory", "it is where the node's root is mounted here")
+
+
+def _with_bundle(path: str, place: DoctorPlace, wanted: BundleInput) -> DoctorDocument:
+    """Write the bundle. The document says what is in it."""
+    from partage.faces.doctor.bundle import write_bundle
+    from partage.faces.documents.doctor import BundleFileRow, BundleRow
+
+    entries = write_bundle(path, place, wanted)
+    files = tuple(BundleFileRow(one.name, one.what, len(one.content)) for one in entries)
+    return replace(wanted.document, bundle=BundleRow(path, files))
+
+
+def _print(document: DoctorDocument, output: str, *, fixes: bool, dry_run: bool) -> None:
+    if output != "table":
+        common_output.print_document(document, output)
+        return
+    from partage.faces.render.doctor_text import print_bundle, print_diagnosis
+
+    console = common_output.console()
+    print_diagnosis(console, document, fixes=fixes, dry_run=dry_run)
+    if document.bundle is not None:
+        print_bundle(console, document.bundle)
 
 
 def _repair(place: DoctorPlace, found: Diagnosis, *, dry_run: bool) -> Sequence[Repaired]:

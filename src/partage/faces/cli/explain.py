@@ -64,9 +64,9 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     """Explain why a pod or job waits, and who holds a share; each answer with the next step.
 
     FILE: a manifest (- is standard input) of a Pod, Deployment, Job and the like. For each node and GPU the
-    one reason why the pod does not fit, and the smallest change that would let it. It is tried on this node
-    as its agent reports it, on simulated nodes (--machine, --policy), on the nodes of --reports, or on those
-    of a cluster.
+    one reason why the pod does not fit, and the smallest change that would let it. The pod is tried on
+    this node as its agent reports it, on simulated nodes (--machine, --policy), on the nodes of --reports, or
+    on those of a cluster.
 
     pod NAMESPACE/NAME: the same for a pod of the cluster; for one that runs, what it holds.
 

@@ -42,7 +42,7 @@ class Where(Frozen):
     in_cluster: bool
 
 
-class Seen(Frozen):
+class SeenNodes(Frozen):
     """Nodes, what to know about each, and the reports that they are from, as far as there are any."""
 
     nodes: tuple[NodeView, ...]
@@ -50,7 +50,7 @@ class Seen(Frozen):
     reports: Mapping[str, ReportDocument] = field(default_factory=dict)
 
 
-def see_nodes(where: Where) -> Seen:
+def see_nodes(where: Where) -> SeenNodes:
     """The nodes without a cluster. Raises PartageError."""
     _check(where)
     if where.reports is not None:
@@ -59,7 +59,7 @@ def see_nodes(where: Where) -> Seen:
     found = [_one_node(where, machine, loaded) for machine in where.machines or (None,)]
     names = _distinct([node.name for node, _, _ in found])
     rows = [(name, node, remarks, report) for name, (node, remarks, report) in zip(names, found, strict=True)]
-    return Seen(
+    return SeenNodes(
         tuple(replace(node, name=name) for name, node, _, _ in rows),
         {name: remarks for name, _, remarks, _ in rows},
         {name: report for name, _, _, report in rows if report is not None},
@@ -107,7 +107,7 @@ def _one_node(
     return view_of_plan(name, planned, labels), () if machine else (_NO_AGENT,), None
 
 
-def _of_folder(folder: Path) -> Seen:
+def _of_folder(folder: Path) -> SeenNodes:
     from partage.faces.node_views import view_of_report
 
     nodes, remarks, reports = [], {}, {}
@@ -118,7 +118,7 @@ def _of_folder(folder: Path) -> Seen:
             *report.messages,
         )
         reports[name] = report
-    return Seen(tuple(nodes), remarks, reports)
+    return SeenNodes(tuple(nodes), remarks, reports)
 
 
 def read_folder(folder: Path) -> list[tuple[str, ReportDocument, str]]:
@@ -154,19 +154,19 @@ def ask_cluster(where: Where, question: Callable[[ClusterReader], Coroutine[Any,
     return asyncio.run(question(ClusterReader(Connection(config))))
 
 
-def see_cluster(where: Where, nodes: Sequence[Object], pods: Sequence[Object]) -> Seen:
+def see_cluster(where: Where, nodes: Sequence[Object], pods: Sequence[Object]) -> SeenNodes:
     """The nodes of a cluster, with what the agents of some report of their GPUs (``--reports``)."""
     from partage.faces.cluster_views import NO_REPORT, views_of_cluster
 
     if where.machines or where.policy is not None or where.run_dir is not None:
         raise click.UsageError("with a cluster, nodes are not named with --machine, --policy or --run-dir")
-    reported = Seen(()) if where.reports is None else _of_folder(where.reports)
+    reported = SeenNodes(()) if where.reports is None else _of_folder(where.reports)
     views = views_of_cluster(nodes, pods, {node.name: node for node in reported.nodes})
     blind = {view.name: (NO_REPORT,) for view in views if view.names and not view.gpus}
-    return Seen(views, {**blind, **reported.remarks}, reported.reports)
+    return SeenNodes(views, {**blind, **reported.remarks}, reported.reports)
 
 
-def need_reports(seen: Seen) -> Mapping[str, ReportDocument]:
+def need_reports(seen: SeenNodes) -> Mapping[str, ReportDocument]:
     """The reports. Raises DaemonError where there is none."""
     if not seen.reports:
         raise DaemonError(

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from partage.errors import Absent, InputError, Unsatisfiable
 from partage.faces.cli import common_output
-from partage.faces.cli.explain_nodes import Seen, Where, ask_cluster, see_cluster, see_nodes
+from partage.faces.cli.explain_nodes import SeenNodes, Where, ask_cluster, see_cluster, see_nodes
 
 if TYPE_CHECKING:
     from partage.edges.kube.reading import ClusterReader, Object
@@ -37,18 +37,19 @@ def explain_file(file: str, where: Where, output: str) -> int:
 
 def _read(file: str) -> list[PodNeeds]:
     from partage.faces.input_files import ManifestInput, objects, read_input_file
-    from partage.faces.pod_needs import pod_of
+    from partage.faces.pod_needs import pods_of
 
     paper = read_input_file(file)
     if not isinstance(paper, ManifestInput):
         raise InputError(
             f"{file} is no Kubernetes manifest", "a Pod, Deployment, Job, ... with apiVersion and kind"
         )
-    found = (pod_of(document, file, path, line_of) for path, document, line_of in objects(paper))
-    return [pod for pod in found if pod is not None]
+    return [
+        pod for path, document, line_of in objects(paper) for pod in pods_of(document, file, path, line_of)
+    ]
 
 
-def _with_resources(seen: Seen) -> _Completed:
+def _with_resources(seen: SeenNodes) -> _Completed:
     from partage.faces.pod_needs import with_gpu_resources
 
     offered = {name for node in seen.nodes for name in node.names}
@@ -59,7 +60,7 @@ async def _nodes_and_pods(reader: ClusterReader) -> tuple[Sequence[Object], Sequ
     return await reader.nodes(), await reader.pods()
 
 
-def _explained(pod: PodNeeds, seen: Seen, standing: str = "") -> ExplainedPodRow:
+def _explained(pod: PodNeeds, seen: SeenNodes, standing: str = "") -> ExplainedPodRow:
     from partage.edges.files.catalogue import geometry_of
     from partage.faces.documents.explain import explained_pod
     from partage.plan.explain.admission import Trials
@@ -139,10 +140,9 @@ async def _live(
 
 
 def _needs(pod: Object) -> PodNeeds:
-    from partage.faces.pod_needs import pod_of
+    from partage.faces.pod_needs import pods_of
 
-    needs = pod_of({**pod, "kind": "Pod"})
-    assert needs is not None, "it is a Pod"
+    (needs,) = pods_of({**pod, "kind": "Pod"})
     return needs
 
 
@@ -153,7 +153,7 @@ def _ended(needs: PodNeeds, name: str) -> ExplainedPodRow:
     return replace(row, runs=True)
 
 
-def _running(needs: PodNeeds, pod: Object, seen: Seen) -> ExplainedPodRow:
+def _running(needs: PodNeeds, pod: Object, seen: SeenNodes) -> ExplainedPodRow:
     """A pod on a node: what it holds there, as the report or else the Node says."""
     from partage.faces.cluster_views import holdings_on_node, pod_name_of, running_since, text_at
     from partage.faces.documents.explain import explained_pod

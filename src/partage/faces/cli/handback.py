@@ -10,7 +10,7 @@ from partage.faces.cli import common_options
 from partage.faces.cli.takeover import (
     TakeoverRun,
     change,
-    cluster_of,
+    cluster_asked,
     exchange_options,
     offered_by_nvidia,
     place_of,
@@ -28,7 +28,8 @@ def command(
     *,
     policy: str | None,
     config: str | None,
-    where: str | None,
+    cluster: bool,
+    kubeconfig: str | None,
     node_name: str,
     wait_s: float | None,
     kubelet_dir: Path,
@@ -39,13 +40,13 @@ def command(
     """Give NVIDIA's device plugin its place again, while pods run.
 
     Checks that NVIDIA's plugin will offer every id that a pod holds, prints the steps, and with --cluster
-    does them: the node gets its label of before, NVIDIA's plugin starts and registers, and the agent gives
+    does them: the node gets its earlier label back, NVIDIA's plugin starts and registers, and the agent gives
     way by itself. Leave the agent running until then; afterwards it can be removed.
 
-    Exit code 3: pods would lose their GPUs; 4: it was not done in time, and Partage has its place again; 5:
+    Exit code 3: pods would lose their GPUs; 4: it was not done in time, and Partage serves as before; 5:
     the kubelet or the API server does not answer.
     """
-    with lean_imports(tls=where is not None):
+    with lean_imports(tls=cluster):
         import asyncio
 
         from partage.faces.plugin_exchange import handback_of, handback_steps
@@ -55,9 +56,9 @@ def command(
     record = place.record()
     label = record.label if record else None
     run = TakeoverRun(place, exchange, handback_steps(node_name, label), node_name, output)
-    cluster = cluster_of(where, node_name)
+    api_server = cluster_asked(cluster, kubeconfig, node_name)
     run.announce()
-    if not run.possible or (cluster is None and wait_s is None):
+    if not run.possible or (api_server is None and wait_s is None):
         return run.finish(done=False)
-    asyncio.run(change(run, cluster, label, wait_s))
+    asyncio.run(change(run, api_server, label, wait_s))
     return run.finish(done=True)

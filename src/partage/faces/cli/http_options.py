@@ -1,4 +1,4 @@
-"""``--http-token-file`` and its neighbours: who may read what a verb serves over HTTP."""
+"""``--http-token-file`` and the options beside it: who may read what a verb serves over HTTP."""
 
 from __future__ import annotations
 

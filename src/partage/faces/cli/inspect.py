@@ -41,7 +41,7 @@ def command(
     This node, as its agent reports it. With NODE or --cluster: nodes of the cluster, as their agents wrote it
     on the Node (partage.dev/gpu-memory).
 
-    Exit code 3: nothing is shared so. 5: the cluster cannot be asked.
+    Exit code 3: no GPU is shared by amounts; 5: the cluster cannot be asked.
     """
     if node is not None or cluster:
         with lean_imports(tls=True):

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from partage.errors import InputError, Problem
 from partage.faces.cli import common_node, common_options, common_output
 
 if TYPE_CHECKING:
@@ -46,6 +47,8 @@ def command(
     if to is not None:
         _write(Path(to), labels)
     if output == "nfd":
+        from partage.edges.files.features_file import features
+
         sys.stdout.write(features(labels))
     elif output == "table":
         for key, value in labels.items():
@@ -56,20 +59,14 @@ def command(
         common_output.print_document(LabelsDocument(labels=labels), output)
 
 
-def features(labels: Labels) -> str:
-    """The labels as a features file: ``key=value``, one a line."""
-    return "".join(f"{key}={value}\n" for key, value in labels.items())
-
-
 def _write(path: Path, labels: Labels) -> None:
-    """Replace the file in one step: node-feature-discovery may read it at any time.
+    """Raises InputError."""
+    from partage.edges.files.features_file import write_features
 
-    It ignores files whose names begin with a dot.
-    """
-    beside = path.parent / f".{path.name}.new"
-    common_output.write_file(str(beside), features(labels))
-    beside.chmod(0o644)
-    beside.replace(path)
+    try:
+        write_features(path, labels)
+    except OSError as error:
+        raise InputError([Problem(str(path), "", "error", f"cannot be written: {error.strerror}")]) from error
 
 
 def _labels(

@@ -13,7 +13,7 @@ from partage.model.ids import DeviceUuid, device_of
 
 if TYPE_CHECKING:
     from partage.model.gpu import Inventory
-    from partage.plan.packing.candidates import Candidate, UnavailableGpu
+    from partage.plan.packing.candidates import CandidateGpu, UnavailableGpu
     from partage.plan.packing.demand import Demand
     from partage.plan.packing.pack import Packing
 
@@ -59,7 +59,7 @@ def _print_policy(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> No
     click.echo(yaml.safe_dump(policy, sort_keys=False, default_flow_style=None, width=110), nl=False)
 
 
-def _check_names(demand: Demand, candidates: Sequence[Candidate]) -> None:
+def _check_names(demand: Demand, candidates: Sequence[CandidateGpu]) -> None:
     """Raise InputError for profiles that neither the catalogue nor one of these GPUs has."""
     from partage.edges.files.catalogue import load_catalogue
     from partage.plan.packing.demand import check_names
@@ -71,11 +71,11 @@ def _check_names(demand: Demand, candidates: Sequence[Candidate]) -> None:
     check_names(demand, {spec.profile for geometry in geometries for spec in geometry.profiles})
 
 
-def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidate], list[UnavailableGpu]]:
+def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[CandidateGpu], list[UnavailableGpu]]:
     from partage.edges.files.catalogue import geometry_of, why_no_geometry
     from partage.plan.packing.candidates import survey
 
-    candidates: list[Candidate] = []
+    candidates: list[CandidateGpu] = []
     unavailable: list[UnavailableGpu] = []
     reported = _reported_held(machines, run_dir)
     for name, inventory, used in _nodes(machines):

@@ -15,6 +15,7 @@ from partage.faces.cli import common_options, common_output
 if TYPE_CHECKING:
     from partage.faces.documents.rightsize import RightsizeDocument
     from partage.faces.rightsize_changes import Wanted
+    from partage.faces.rightsize_sources import ObservedUse, PrometheusPlace
     from partage.plan.rightsize.recommend import GpuSize, Recommendation
 
 _OWN = ""
@@ -118,27 +119,13 @@ def command(
     from partage.edges.files.usage_days import DIRECTORY
     from partage.faces.documents.rightsize import rightsize_document
     from partage.faces.rightsize_changes import Wanted, check_unit
-    from partage.faces.rightsize_sources import (
-        PrometheusPlace,
-        from_history,
-        from_prometheus,
-        from_trace,
-        gpu_size,
-    )
+    from partage.faces.rightsize_sources import PrometheusPlace
     from partage.plan.rightsize.recommend import recommend
 
     unit_bytes = None if unit is None else _unit_bytes(unit, strategy)
-    if histories:
-        paths = [state_dir / DIRECTORY if one == _OWN else Path(one) for one in histories]
-        seen = from_history(paths, gpu, namespace)
-    elif gpu is None:
-        raise click.UsageError("--gpu is needed: which GPU model to size for")
-    elif trace is not None:
-        seen = from_trace(trace, gpu_size(gpu), namespace)
-    else:
-        assert prometheus is not None, "one of them was given"
-        place = PrometheusPlace(prometheus, token_file, window)
-        seen = from_prometheus(place, gpu_size(gpu), namespace, _progress)
+    of_agents = [state_dir / DIRECTORY if one == _OWN else Path(one) for one in histories]
+    place = None if prometheus is None else PrometheusPlace(prometheus, token_file, window)
+    seen = _observed(of_agents, trace, place, gpu, namespace)
     check_unit(unit_bytes, seen.size)
     found = [recommend(one, seen.size, seen.unattributed) for one in seen.evidence]
     if not found:
@@ -154,6 +141,26 @@ def command(
         _print(seen.size, answer)
     else:
         common_output.print_document(answer, output)
+
+
+def _observed(
+    histories: Sequence[Path],
+    trace: Path | None,
+    prometheus: PrometheusPlace | None,
+    gpu: str | None,
+    namespace: str | None,
+) -> ObservedUse:
+    """What was observed, from the one source that was given."""
+    from partage.faces.rightsize_sources import from_history, from_prometheus, from_trace, gpu_size
+
+    if histories:
+        return from_history(histories, gpu, namespace)
+    if gpu is None:
+        raise click.UsageError("--gpu is needed: which GPU model to size for")
+    if trace is not None:
+        return from_trace(trace, gpu_size(gpu), namespace)
+    assert prometheus is not None, "one of them was given"
+    return from_prometheus(prometheus, gpu_size(gpu), namespace, _progress)
 
 
 def _draw(plot: str, answer: RightsizeDocument) -> None:
@@ -199,13 +206,15 @@ def _print_yaml(
     import yaml
 
     from partage.faces.manifest_owners import read_owners
-    from partage.faces.rightsize_changes import patches, policy
+    from partage.faces.rightsize_changes import commented, patches, policy, policy_remarks
 
     if output == "policy":
-        click.echo(yaml.safe_dump(policy(found, wanted), sort_keys=False), nl=False)
+        made = policy(found, wanted)
+        click.echo("".join(map(commented, policy_remarks(found, wanted))), nl=False)
+        click.echo(yaml.safe_dump(made, sort_keys=False), nl=False)
         return
     for patch in list(patches(found, wanted, read_owners(manifests))):
-        click.echo("---\n" + "".join(f"# {line}\n" for line in patch.comment.splitlines()), nl=False)
+        click.echo("---\n" + commented(patch.comment), nl=False)
         if patch.body is not None:
             click.echo(yaml.safe_dump(patch.body, sort_keys=False), nl=False)
 

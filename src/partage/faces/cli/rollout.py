@@ -38,7 +38,7 @@ def command(
 
     status: each node with the revision of the policy in force, and of the one that it wants. pause: no
     further node begins; those that change go on. resume: end the pause; nodes that have failed, or whose
-    agent has gone while they changed, hold up the others no longer.
+    agent has gone while they changed, no longer hold up the others.
 
     Exit code of status: 0: every node has what it wants; 1: not yet. 3: the chart has no rollout, or pauses
     it; 5: the API server does not answer, or does not permit it.

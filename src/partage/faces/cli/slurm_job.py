@@ -77,8 +77,8 @@ def prolog_command(*, run_dir: str, driver_root: str, devices: str) -> int:
 def epilog_command(*, run_dir: str, driver_root: str) -> int:
     """After a job, as root: remove its record, stop an MPS daemon that no job needs any more.
 
-    For Slurm's Epilog: deploy/slurm/epilog calls it. It always ends with 0: what could not be cleaned up is
-    said, and no reason to take the node out of service.
+    For Slurm's Epilog: deploy/slurm/epilog calls it. It always ends with 0: it says what could not be
+    cleaned up, but that is no reason to take the node out of service.
     """
     from partage.agent.slurm.job_end import end_job
     from partage.plan.slurm.job_start import read_job_id
@@ -111,7 +111,7 @@ def task_prolog_command(*, run_dir: str) -> int:
         return 0
     if record is None:
         return 0
-    answer = task_answer(record, os.environ, f"{run_dir.rstrip('/')}/mps")
+    answer = task_answer(record, os.environ, run_dir.rstrip("/"))
     sys.stdout.write(answer.text())
     return answer.code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
@@ -11,8 +10,8 @@ import click
 from msgspec.structs import replace
 
 from partage.agent.options import KUBELET_DIR, STATE_DIR
-from partage.errors import InputError, PartageError, Unsatisfiable
-from partage.faces.cli import common_node, common_options, common_output
+from partage.errors import ClusterError, InputError, PartageError, Unsatisfiable
+from partage.faces.cli import cluster_options, common_node, common_options, common_output
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -23,6 +22,7 @@ if TYPE_CHECKING:
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 _LIMIT_S = 120.0
+_OFF = "false"
 
 
 def exchange_options(command: Command) -> Command:
@@ -31,11 +31,10 @@ def exchange_options(command: Command) -> Command:
         (
             click.option(
                 "--cluster",
-                "where",
-                metavar="auto|KUBECONFIG",
-                help="Do the steps through this API server; auto: that of the pod. Without it they are only "
-                "printed.",
+                is_flag=True,
+                help="Do the steps through the API server. Without it they are only printed.",
             ),
+            cluster_options.kubeconfig_option("With --cluster: "),
             click.option("--node-name", metavar="NAME", envvar="NODE_NAME", default="", help="This node."),
             click.option(
                 "--wait",
@@ -139,53 +138,77 @@ def place_of(kubelet_dir: Path, run_dir: str | None, state_dir: Path) -> AgentPl
     return AgentPlace(kubelet_dir, Path(run_dir or common_options.DEFAULT_RUN_DIR), state_dir)
 
 
-def cluster_of(where: str | None, node: str) -> ClusterConfig | None:
+def cluster_asked(cluster: bool, kubeconfig: str | None, node: str) -> ClusterConfig | None:
     """The cluster of ``--cluster``. Raises InputError."""
-    if where is None:
+    if not cluster:
         return None
     if not node:
         raise InputError("--cluster needs the name of this node", "add --node-name NAME, or set NODE_NAME")
-    from partage.edges.kube.config import cluster_config
-
-    return cluster_config(where, os.environ)
+    return cluster_options.cluster_of(kubeconfig)
 
 
 async def change(
     run: TakeoverRun, config: ClusterConfig | None, value: str | None, wait_s: float | None
 ) -> None:
-    """Do the steps and wait. After a failure the node gets its label back. Raises PartageError."""
-    from partage.faces.plugin_exchange import Record, label_of, switch, until_exchanged
+    """Do the steps and wait. After a failure or Ctrl-C, the node gets its label back. Raises PartageError."""
+    import asyncio
+
+    from partage.faces.plugin_exchange import label_of, prepare, set_label, until_exchanged
 
     before = None if config is None else await label_of(config, run.node)
     if run.exchange.to == "Partage":
-        listed = {
-            name: run.exchange.listed.get(name, frozenset()) | frozenset(run.exchange.held.get(name, {}))
-            for name in run.exchange.resources
-        }
-        run.place.write_record(Record(listed, before))
-    if config is not None:
-        await switch(config, run.node, value)
+        write_record(run, before)
+    if config is not None and value == _OFF:
+        await prepare(config)
     try:
+        if config is not None:
+            await set_label(config, run.node, value)
         await until_exchanged(run.place, run.exchange, _LIMIT_S if wait_s is None else wait_s)
-    except PartageError:
+    except (PartageError, asyncio.CancelledError):
         if config is not None:
             await switch_back(config, run.node, before)
         raise
 
 
-async def switch_back(config: ClusterConfig, node: str, before: str | None) -> None:
-    """Give the node its label of before. Raises ClusterError."""
-    from partage.edges.kube.device_plugins import DevicePlugins
+def write_record(run: TakeoverRun, label: str | None) -> None:
+    """What NVIDIA's plugin lists, for the way back. label: of the node; ``false`` is left from a takeover
+    that was cut off, and the one before counts. Raises InputError.
+    """
+    from partage.faces.plugin_exchange import Record
 
-    await DevicePlugins(config).set_label(node, before)
-    click.echo("warning: the node has its label of before again", err=True)
+    if label == _OFF:
+        earlier = run.place.record()
+        label = earlier.label if earlier is not None and earlier.label != _OFF else None
+    listed = {
+        name: run.exchange.listed.get(name, frozenset()) | frozenset(run.exchange.held.get(name, {}))
+        for name in run.exchange.resources
+    }
+    run.place.write_record(Record(listed, label))
+
+
+async def switch_back(config: ClusterConfig, node: str, before: str | None) -> None:
+    """Give the node its label of before, or say how to."""
+    from partage.faces.plugin_exchange import LABEL, set_label
+
+    try:
+        await set_label(config, node, before)
+    except ClusterError as error:
+        value = f"--overwrite {LABEL}={before}" if before is not None else f"{LABEL}-"
+        click.echo(
+            f"warning: the label of the node is not as before: {error.problems[0].message}\n"
+            f"  kubectl label node {node} {value}",
+            err=True,
+        )
+    else:
+        click.echo("warning: the node has its label of before again", err=True)
 
 
 @click.command(name="takeover")
 @exchange_options
 def command(
     *,
-    where: str | None,
+    cluster: bool,
+    kubeconfig: str | None,
     node_name: str,
     wait_s: float | None,
     kubelet_dir: Path,
@@ -205,14 +228,14 @@ def command(
     Exit code 3: pods would lose their GPUs; 4: it was not done in time, and the label is as before; 5: the
     kubelet or the API server does not answer.
     """
-    with lean_imports(tls=where is not None):
+    with lean_imports(tls=cluster):
         import asyncio
 
         from partage.faces.plugin_exchange import plugin_sets, registered, takeover_of, takeover_steps
 
     place = place_of(kubelet_dir, run_dir, state_dir)
     exchange = takeover_of(place)
-    config = cluster_of(where, node_name)
+    config = cluster_asked(cluster, kubeconfig, node_name)
     sets = asyncio.run(plugin_sets(config)) if config else None
     run = TakeoverRun(place, exchange, takeover_steps(node_name, sets), node_name, output)
     offered = {name for name, ids in exchange.offered.items() if ids}
@@ -222,7 +245,7 @@ def command(
     run.announce()
     if not run.possible or (config is None and wait_s is None):
         return run.finish(done=False)
-    asyncio.run(change(run, config, "false", wait_s))
+    asyncio.run(change(run, config, _OFF, wait_s))
     return run.finish(done=True)
 
 

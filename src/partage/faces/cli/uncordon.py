@@ -19,9 +19,9 @@ def command(
     machine: str | None,
     state_dir: Path | None,
 ) -> None:
-    """Let new containers on GPUs again that partage cordon has cordoned, named by NVML index or UUID.
+    """Let new containers use cordoned GPUs again, named by NVML index or UUID.
 
-    What was cordoned with --node is uncordoned with --node, and what was cordoned on the node there.
+    GPUs that were cordoned with --node need --node here, too; the others are uncordoned on their node.
     """
     names = change_names(
         lambda there, given: there - given,

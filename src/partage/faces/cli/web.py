@@ -84,7 +84,7 @@ def command(
     Reports come from a folder (NAME.json, or NAME/report.json, copied there by any means), or from the agents
     themselves (--agent, --agents-file). Or the nodes are those of a cluster (--cluster, --kubeconfig), with
     what their agents publish there: that is less, and needs no way to the agents. The page says which.
-    Nothing on it can change anything. Runs until Ctrl-C.
+    The page changes nothing. Runs until Ctrl-C.
     """
     addresses = (*agents, *_lines(agents_file))
     if cluster or kubeconfig is not None:

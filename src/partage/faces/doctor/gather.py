@@ -118,7 +118,7 @@ def _look(place: DoctorPlace, given: GivenPolicy, report: ReportDocument | None)
     from partage.faces.lean_imports import lean_imports
 
     if place.machine is None and place.elsewhere and find_library(driver_root(place)) is None:
-        # Not the library of this container: it would speak of other files.
+        # Not the library of this container: it belongs to no driver of the node.
         missing = NoDriver("library-missing", f"libnvidia-ml.so.1 is not there, below {driver_root(place)}")
         return look(None, Inventory(missing), place, given, report)
     with lean_imports():

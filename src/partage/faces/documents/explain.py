@@ -12,7 +12,7 @@ from partage.model.slurm_job import JobId
 from partage.plan.explain.changes import AskFewer, AskOther, Change, RaiseReplicas
 from partage.plan.explain.explain import NodeVerdict
 from partage.plan.explain.gpus import GpuVerdict
-from partage.plan.explain.job import JobNode
+from partage.plan.explain.job import JobNodeVerdict
 from partage.plan.explain.pod import PodNeeds
 from partage.plan.explain.reasons import GpuReason, NodeReason
 from partage.plan.serve.ledger_entry import Certainty
@@ -79,7 +79,8 @@ class AskedRow(Frozen):
 class ExplainedPodRow(Frozen):
     """One pod. standing: how it stands in the cluster, a sentence; empty: it was not asked. nodes: those that
     it fits first, then those where least has to be done; none for a pod that runs. holds: what it holds, as
-    far as that is known. runs: it is bound to a node that has not refused it.
+    far as that is known. runs: it is bound to a node that has not refused it. not_judged: what the pod asks
+    for that was not looked at: the scheduler may refuse it for that.
     """
 
     name: str
@@ -88,6 +89,7 @@ class ExplainedPodRow(Frozen):
     nodes: tuple[ExplainedNodeRow, ...]
     holds: tuple[ExplainedShareRow, ...] = ()
     runs: bool = False
+    not_judged: tuple[str, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -172,7 +174,7 @@ class JobExplanationDocument(Document, kw_only=True):
     todo: str
     slurm_says: str
     since: str | None
-    nodes: tuple[JobNode, ...]
+    nodes: tuple[JobNodeVerdict, ...]
     holds: tuple[JobHoldingRow, ...]
 
 
@@ -188,6 +190,7 @@ def explained_pod(
         asks=tuple(AskedRow(one.words, name, amount) for one, name, amount in pod.asks),
         standing=standing,
         nodes=tuple(_node_row(one, remarks.get(one.node, ())) for one in sorted(verdicts, key=_nearness)),
+        not_judged=pod.not_judged if verdicts else (),
     )
 
 

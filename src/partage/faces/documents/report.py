@@ -32,7 +32,7 @@ from partage.values import Frozen
 _LARGEST_BYTES = 64 * 2**20
 
 
-class AgentProcess(Frozen):
+class ReportingAgent(Frozen):
     """The agent that reports. pid: in its pid namespace, ``pid:[4026531836]``. turns: of its loop, since its
     start.
     """
@@ -161,13 +161,13 @@ class PlannedFrom(Frozen):
 class ReportDocument(Document, kw_only=True):
     """Everything that the agent knows.
 
-    reasons: why it is not well; degraded: what else is wrong. planned_from: a ``PlannedFrom`` or null, which
-    only the same version of Partage can read.
+    reasons: why it is not healthy; degraded: what else is wrong. planned_from: a ``PlannedFrom`` or null,
+    which only the same version of Partage can read.
     """
 
     kind: Literal["Report"] = "Report"
     at: str
-    agent: AgentProcess
+    agent: ReportingAgent
     healthy: bool
     reasons: tuple[ReadinessReason, ...]
     degraded: tuple[ReadinessReason, ...]

@@ -49,7 +49,7 @@ class WorkloadRow(Frozen):
     units: int | None
 
 
-class FleetRow(Frozen):
+class FleetTotal(Frozen):
     """What the workloads take together, one share for each container of the most that ran at the same time.
     gpus_now: by their present
     shares; gpus_then: by the recommended ones, first fit, largest first; null: not known.
@@ -71,7 +71,7 @@ class RightsizeDocument(Document, kw_only=True):
     source: str
     unattributed: float
     workloads: tuple[WorkloadRow, ...]
-    fleet: FleetRow
+    fleet: FleetTotal
     unit_bytes: int | None
 
 
@@ -138,18 +138,15 @@ def _moment(at_s: float) -> str | None:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at_s >= _EARLIEST_S else None
 
 
-def _fleet(found: Sequence[Recommendation], gpu: GpuSize) -> FleetRow:
+def _fleet(found: Sequence[Recommendation], gpu: GpuSize) -> FleetTotal:
     """Workloads in doubt keep what they have."""
     containers = sum(one.evidence.at_once for one in found)
     if containers > _MOST_CONTAINERS:
-        return FleetRow(containers, None, None)
-    now = [one.evidence.share_bytes for one in found for _ in range(one.evidence.at_once)]
-    then = [
-        one.need_bytes if one.doubt is None else one.evidence.share_bytes
-        for one in found
-        for _ in range(one.evidence.at_once)
-    ]
-    return FleetRow(containers, _gpus(now, gpu), _gpus(then, gpu))
+        return FleetTotal(containers, None, None)
+    each = [one for one in found for _ in range(one.evidence.at_once * one.evidence.devices)]
+    now = [one.evidence.share_bytes for one in each]
+    then = [one.need_bytes if one.doubt is None else one.evidence.share_bytes for one in each]
+    return FleetTotal(containers, _gpus(now, gpu), _gpus(then, gpu))
 
 
 def _gpus(sizes: Sequence[int | None], gpu: GpuSize) -> int | None:

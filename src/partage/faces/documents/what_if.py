@@ -9,7 +9,7 @@ from partage.faces.documents.document import Document, row
 from partage.faces.what_if_texts import never_hint, never_sentence, refused_hint, refused_sentence
 from partage.plan.whatif.play import Played
 from partage.plan.whatif.pods import Fleet, TracePod
-from partage.plan.whatif.summary import GpuUse, Summary, Waits
+from partage.plan.whatif.summary import FleetUse, Summary, Waits
 from partage.plan.whatif.usage import Moment, Usage
 from partage.values import Frozen
 
@@ -155,7 +155,7 @@ def _result(name: str, summary: Summary, played: Played, pods: Sequence[TracePod
     )
 
 
-def _use(use: GpuUse) -> GpuUseRow:
+def _use(use: FleetUse) -> GpuUseRow:
     return row(GpuUseRow, use, fragmentation=round(use.fragmentation, 6))
 
 

@@ -46,6 +46,9 @@ def pod_lines(pod: ExplainedPodRow) -> Iterator[RenderableType]:
             yield Text(f"and {count_of(left, 'node')} more, which are further away; -o json has all")
     yield from _next_steps(pod)
     yield from (Text(f"! {line}", style="yellow") for line in _remarks(pod.nodes))
+    yield from (Text(f"! not looked at: {line}", style="yellow") for line in pod.not_judged)
+    if pod.not_judged:
+        yield Text("  What the scheduler says of it: kubectl describe pod", style="yellow")
 
 
 def share_lines(rows: Sequence[ExplainedShareRow]) -> Iterator[RenderableType]:

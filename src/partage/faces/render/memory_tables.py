@@ -20,15 +20,18 @@ class InspectedNode(Frozen):
 
 
 def summary(nodes: Sequence[InspectedNode]) -> str:
-    """One line for each node, and the sum."""
+    """One line for each node, and the sum. A column for each index up to the highest, as gpushare has it: 0/0
+    where a node has no such GPU, or does not share it so.
+    """
     unit_bytes = _unit(nodes)
-    most = max((len(node.memory.cards) for node in nodes), default=0)
-    head = ["NAME", "IPADDRESS", *_card_heads(nodes, most), f"GPU Memory({_word(unit_bytes)})"]
+    columns = range(1 + max((card.index for node in nodes for card in node.memory.cards), default=-1))
+    heads = (f"GPU{index}(Allocated/Total)" for index in columns)
+    head = ["NAME", "IPADDRESS", *heads, f"GPU Memory({_word(unit_bytes)})"]
     rows = [
         [
             node.name,
             node.address or "-",
-            *(_share(node.memory.cards[at : at + 1], unit_bytes) for at in range(most)),
+            *(_share(_of_gpu(node.memory.cards, index), unit_bytes) for index in columns),
             _share(node.memory.cards, unit_bytes),
         ]
         for node in nodes
@@ -41,6 +44,11 @@ def summary(nodes: Sequence[InspectedNode]) -> str:
             *_total("Allocated/Total GPU Memory In Cluster:", every, unit_bytes),
         ]
     )
+
+
+def _of_gpu(cards: Sequence[CardMemory], index: int) -> list[CardMemory]:
+    """The GPU, or its MIG devices."""
+    return [card for card in cards if card.index == index]
 
 
 def details(nodes: Sequence[InspectedNode]) -> str:
@@ -58,11 +66,13 @@ def _of_node(node: InspectedNode, unit_bytes: int) -> Iterator[str]:
     yield f"NAME:       {node.name}"
     yield f"IPADDRESS:  {node.address or '-'}"
     yield ""
-    rows = [["NAME", "NAMESPACE", *(f"GPU{card.index}(Allocated)" for card in cards)]]
+    gpus = sorted({card.index for card in cards})
+    rows = [["NAME", "NAMESPACE", *(f"GPU{index}(Allocated)" for index in gpus)]]
     for pod in node.memory.pods:
-        amounts = (
-            _amount(units * card.unit_bytes, unit_bytes) for units, card in zip(pod.units, cards, strict=True)
-        )
+        held = dict.fromkeys(gpus, 0)
+        for units, card in zip(pod.units, cards, strict=True):
+            held[card.index] += units * card.unit_bytes
+        amounts = (_amount(held_bytes, unit_bytes) for held_bytes in held.values())
         rows.append([pod.name or _UNNAMED, pod.namespace or "-", *amounts])
     yield from _columns(rows)
     if node.memory.more:
@@ -71,13 +81,6 @@ def _of_node(node: InspectedNode, unit_bytes: int) -> Iterator[str]:
     yield f"Allocated :  {_amount(used, unit_bytes)} ({_percent(used, total)})"
     yield f"Total :      {_amount(total, unit_bytes)}"
     yield "-" * 64
-
-
-def _card_heads(nodes: Sequence[InspectedNode], most: int) -> list[str]:
-    """By the indexes of the GPUs, if they are the same on all nodes; else by their place."""
-    indexes = {tuple(card.index for card in node.memory.cards) for node in nodes}
-    known = next(iter(indexes)) if len(indexes) == 1 else tuple(range(most))
-    return [f"GPU{index}(Allocated/Total)" for index in known]
 
 
 def _unit(nodes: Sequence[InspectedNode]) -> int:

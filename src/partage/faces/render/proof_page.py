@@ -9,9 +9,9 @@ from partage.lab.prove.model import ProofReport, ProofRow, ProofVerdict
 
 _READING = (
     "**kept**: what was seen is at least what was promised, also where nothing is promised. "
-    "**weaker-than-promised**: it holds against a tenant that merely works, and not against one that tries "
+    "**weaker-than-promised**: it holds against a tenant that only works, and not against one that tries "
     "to avoid it. "
-    "**broken**: it does not even hold against a tenant that merely works. "
+    "**broken**: it does not even hold against a tenant that only works. "
     "Evidence: **hardware** was seen on this node's GPU, **simulated** on a simulated MPS control daemon, "
     "**documented** was not tried here and rests on documents."
 )

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
-from partage.faces.documents.rightsize import RightsizeDocument
+from partage.faces.documents.rightsize import RightsizeDocument, WorkloadRow
 from partage.faces.render.tables import plain_table
-from partage.text import count_of
+from partage.text import count_of, listed, printable
 from partage.units import format_bytes
 
 
@@ -22,7 +22,7 @@ def workloads_table(answer: RightsizeDocument) -> Table:
         seen = f"{count_of(one.runs, 'run')}, {one.hours:g} h"
         busy = "?" if one.sm_p95 is None else f"{one.sm_p95:.0%}"
         now = "?" if one.now_bytes is None else format_bytes(one.now_bytes)
-        start = (Text(one.name), seen, format_bytes(one.peak_bytes), busy, now)
+        start = (Text(printable(one.name)), seen, format_bytes(one.peak_bytes), busy, now)
         if one.doubt is not None:
             table.add_row(*start, "?", *("" for _ in ways), "")
             continue
@@ -38,18 +38,34 @@ def _split(number: int | None) -> str:
 
 
 def remarks(answer: RightsizeDocument) -> Iterator[str]:
-    """Why nothing is recommended, what to do then, and what is risky."""
+    """Why nothing is recommended, what to do then, and what is risky. What is so for several workloads is
+    said once."""
+    refused: dict[tuple[str, str], list[WorkloadRow]] = {}
+    risky: dict[str, list[WorkloadRow]] = {}
     for one in answer.workloads:
         if one.doubt is not None:
-            yield f"{one.name}: cannot tell: {one.reason}. What to do: {one.advice}"
+            refused.setdefault((one.reason, one.advice), []).append(one)
         for risk in one.risks:
-            yield f"{one.name}: {risk}"
+            risky.setdefault(risk, []).append(one)
+    for (reason, advice), workloads in refused.items():
+        yield f"{_names(workloads)}: cannot tell: {reason}. What to do: {advice}"
+    for risk, workloads in risky.items():
+        yield f"{_names(workloads)}: {risk}"
+
+
+def _names(workloads: Sequence[WorkloadRow]) -> str:
+    return listed([printable(one.name) for one in workloads], 3)
 
 
 def fleet_sentence(answer: RightsizeDocument) -> str:
     """What the workloads take together."""
     fleet = answer.fleet
-    now = "not known" if fleet.gpus_now is None else count_of(fleet.gpus_now, "GPU")
-    then = "not known" if fleet.gpus_then is None else count_of(fleet.gpus_then, "GPU")
-    ran = count_of(fleet.containers, "container")
-    return f"{ran} at the same time: {now} by their shares now, {then} by these needs."
+    ran = f"At most {count_of(fleet.containers, 'container')} ran at the same time."
+    if fleet.gpus_then is None:
+        return f"{ran} How many GPUs they need is not known: some workloads have neither a size nor a share."
+    then = count_of(fleet.gpus_then, "GPU")
+    if fleet.gpus_now is None:
+        return f"{ran} With these sizes they fit on {then}."
+    return (
+        f"{ran} Their shares now take {count_of(fleet.gpus_now, 'GPU')}; with these sizes they fit on {then}."
+    )

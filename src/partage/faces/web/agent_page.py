@@ -58,7 +58,7 @@ class AgentPage:
         status = self._status()
         report, watched = status.report, status.watch_observation()
         readiness = readiness_of(status, self._intervals)
-        codes = tuple(reason.code for reason in (*readiness.not_well, *readiness.degraded))
+        codes = tuple(reason.code for reason in (*readiness.unhealthy, *readiness.degraded))
         figures = int(status.clock() // _FIGURES_EVERY_S)
         return report and report.made.number, watched and watched.at_s, codes, figures
 

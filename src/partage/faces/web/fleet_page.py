@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2s
 from http import HTTPStatus
@@ -16,6 +17,7 @@ from partage.faces.web.agent_page import static_page
 from partage.faces.web.live import changes
 from partage.faces.web.markup import Child, element, foreign, html
 from partage.faces.web.node_page import Sections
+from partage.text import count_of
 
 _HTML = "text/html; charset=utf-8"
 N = TypeVar("N")
@@ -49,6 +51,9 @@ class NodeViews(Protocol[N_contra]):
     def row(self, node: N_contra) -> Sequence[Child]:
         """What stands below its name among all nodes."""
 
+    def standing(self, node: N_contra) -> tuple[str, str]:
+        """In a word how it is, and the class of the style sheet for it: good, warn or bad."""
+
     def words(self, node: N_contra) -> Sequence[str]:
         """What a search finds it by."""
 
@@ -81,13 +86,19 @@ class FleetPages(Generic[N]):
     def _all(self, request: PageRequest) -> Answer:
         asked = request.query.get("q", "")
         nodes = self._fleet.nodes
-        rows = [text for name, text in self._row_texts(nodes).items() if self._matches(name, nodes, asked)]
-        count = element("span", f"{len(rows)} shown", id="count", role="status")
+        found = {name for name in nodes if self._matches(name, nodes, asked)}
+        # The others are there, too: the script finds them when the search changes, and where they change.
+        rows = [
+            text if name in found else text.replace("<article ", "<article hidden ", 1)
+            for name, text in self._row_texts(nodes).items()
+        ]
+        count = element("span", f"{len(found)} shown", id="count", role="status")
         box = element("input", type="search", name="q", id="q", value=asked, autocomplete="off")
         label = element("label", "Search for a node, a GPU, a pod or a problem ", for_="q")
         form = element("form", label, box, " ", count, role="search", method="get", action="/")
         news = self._fleet.news.values()
-        body = "".join((*news, '<section aria-label="Nodes" class="nodes">', *rows, "</section>"))
+        summary = self._summary(nodes)
+        body = "".join((*news, summary, '<section aria-label="Nodes" class="nodes">', *rows, "</section>"))
         document = page.document("Nodes", body, events="/events", top=form, source=self._fleet.words)
         return HTTPStatus.OK, _HTML, document
 
@@ -118,7 +129,8 @@ class FleetPages(Generic[N]):
         def sections() -> Mapping[str, str]:
             news, nodes = self._fleet.news, self._fleet.nodes
             if name is None:
-                return {**news, **{_row_id(one): text for one, text in self._row_texts(nodes).items()}}
+                rows = {_row_id(one): text for one, text in self._row_texts(nodes).items()}
+                return {**news, "summary": self._summary(nodes), **rows}
             node = nodes.get(name)
             return news if node is None else {**news, **self._sections(name, node)}
 
@@ -133,6 +145,15 @@ class FleetPages(Generic[N]):
             known = node, self._views.sections(node)
             self._nodes[name] = known
         return known[1]
+
+    def _summary(self, nodes: Mapping[str, N]) -> str:
+        """How many nodes are how, the worst first."""
+        counts = Counter(self._views.standing(node) for node in nodes.values())
+        order = ("bad", "warn", "good")
+        ranked = sorted(counts.items(), key=lambda one: (order.index(one[0][1]), one[0][0]))
+        parts = [element("span", f"{count} {word}", class_=f"chip {kind}") for (word, kind), count in ranked]
+        said = count_of(len(nodes), "node")
+        return html(element("section", element("p", f"{said} ", *parts), id="summary", class_="summary"))
 
     def _row_texts(self, nodes: Mapping[str, N]) -> dict[str, str]:
         """Name to the row of each node; a row is written again when the node has changed."""
@@ -157,7 +178,8 @@ class FleetPages(Generic[N]):
         )
 
     def _matches(self, name: str, nodes: Mapping[str, N], asked: str) -> bool:
-        return asked.strip().lower() in self._words(name, nodes[name])
+        asked = asked.strip().lower()
+        return not asked or asked in self._words(name, nodes[name])
 
     def _words(self, name: str, node: N) -> str:
         """In lower case, each once."""

@@ -41,6 +41,15 @@ def foreign(text: str, **attributes: str | None) -> Element:
     return element("bdi", text, **attributes)
 
 
+def foreign_path(text: str) -> Element:
+    """As ``foreign``, for ``namespace/pod/container``: a line may end after each of the first two parts."""
+    first, *rest = text.split("/", 2)
+    children: list[Child] = [first]
+    for part in rest:
+        children += ["/", element("wbr"), part]
+    return element("bdi", *children)
+
+
 def html(root: Element) -> str:
     """The element as HTML."""
     return tostring(root, encoding="unicode", method="html")

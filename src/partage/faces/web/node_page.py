@@ -10,7 +10,7 @@ from partage.faces.render.cards import GpuCard, HeldOnNode, cards_of
 from partage.faces.render.rows import pending_lines, waiting_lines, withdrawn_lines
 from partage.faces.web.card import drawing
 from partage.faces.web.holdings import HeldShares, Uses, holdings
-from partage.faces.web.markup import Child, element, foreign, html
+from partage.faces.web.markup import Child, element, foreign, foreign_path, html
 from partage.faces.web.moment import moment
 from partage.faces.web.parts import bullets, table
 from partage.faces.wording import GUARANTEES
@@ -43,20 +43,26 @@ def node_sections(
     return {name: html(made) for name, made in sections.items()}
 
 
+def standing_of(report: ReportDocument) -> tuple[str, str]:
+    """In a word how the node is, and the class of the style sheet for it."""
+    if not report.healthy:
+        return "not healthy", "bad"
+    return ("degraded", "warn") if report.degraded else ("healthy", "good")
+
+
 # --- the head ----------------------------------------------------------------------------------
 
 
 def _state(report: ReportDocument) -> Element:
     driver = report.node.driver
     about = f"Driver {driver.version}, CUDA {driver.cuda}" if driver.state == "ok" else (driver.reason or "")
-    well = report.healthy and not report.degraded
-    word = "healthy" if well else "degraded" if report.healthy else "not healthy"
+    word, kind = standing_of(report)
     return element(
         "section",
         element("h2", "State", class_="unseen"),
         element(
             "p",
-            element("strong", word, class_=f"chip {'good' if well else 'warn' if report.healthy else 'bad'}"),
+            element("strong", word, class_=f"chip {kind}"),
             f" {about}{', simulated' if report.node.simulated else ''}. As of ",
             moment(report.at),
             f". Agent {report.agent.version}.",
@@ -153,7 +159,7 @@ def _gpu(gpu: ReportedGpuRow, card: GpuCard | None, held: Sequence[HeldShares], 
         _daemons(gpu),
         element("p", gpu.uuid, class_="dim small"),
         id=f"gpu-{gpu.index}",
-        class_="card",
+        class_="card trouble" if trouble else "card",
         aria_labelledby=heading,
     )
 
@@ -170,17 +176,24 @@ def _daemons(gpu: ReportedGpuRow) -> Element | None:
 def _holding(one: HeldShares) -> tuple[Child, ...]:
     who: list[Child] = []
     for number, name in enumerate(one.holders):
-        who += [" or " if number else None, foreign(name)]
+        who += [" or " if number else None, foreign_path(name)]
     what = count_of(len(one.shares), "unit" if one.by_memory else "share")
     more = [f"and {len(one.shares) - _IDS} more"] if len(one.shares) > _IDS else []
     shares = element("span", what, title="\n".join([*one.shares[:_IDS], *more]))
     return (
         element("span", *(who or ["not known yet"])),
         element(
-            "span", shares, " of ", foreign(one.resource), element("span", f", {one.certainty}", class_="dim")
+            "span",
+            shares,
+            " of ",
+            foreign_path(str(one.resource)),
+            " ",
+            element("span", one.certainty, class_="dim"),
         ),
         _memory(one),
-        element("span", str(one.guarantee), title=GUARANTEES[one.guarantee]) if one.guarantee else "",
+        element("span", str(one.guarantee), title=GUARANTEES[one.guarantee], class_="whole")
+        if one.guarantee
+        else "",
         moment(one.since),
     )
 
@@ -194,20 +207,34 @@ def _memory(one: HeldShares) -> Element:
     used = ("at least " if use.at_least else "") + format_bytes(use.used_bytes)
     if not one.promised_bytes:
         return element("span", used)
-    said = f"{used} of {promised}"
+    now, peak = f"{used} of {promised}", ""
     if use.peak_bytes is not None and use.peak_bytes > use.used_bytes:
-        said += f", at most {format_bytes(use.peak_bytes)}"
-    over = max(use.used_bytes, use.peak_bytes or 0) > one.promised_bytes
+        peak = f"peak {format_bytes(use.peak_bytes)}"
+    over = use.used_bytes > one.promised_bytes
     meter = element(
         "meter",
-        said,
+        now,
         min="0",
         max=str(one.promised_bytes),
         value=str(min(use.used_bytes, one.promised_bytes)),
-        class_="over" if over else None,
-        aria_label=said,
+        high=str(one.promised_bytes // 2) if over else None,  # with a low optimum: red
+        optimum="0" if over else None,
+        low="1" if over else None,
+        aria_label=f"{now}, {peak}" if peak else now,
     )
-    return element("span", meter, f" {said}", class_="over" if over else None)
+    return element(
+        "span",
+        meter,
+        " ",
+        _amount(now, over=over),
+        ", " if peak else None,
+        _amount(peak, over=(use.peak_bytes or 0) > one.promised_bytes) if peak else None,
+    )
+
+
+def _amount(text: str, *, over: bool) -> Element:
+    """In one line; over: in the colour of what is wrong."""
+    return element("span", text, class_="whole over" if over else "whole")
 
 
 # --- the resources -----------------------------------------------------------------------------

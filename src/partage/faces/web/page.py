@@ -87,4 +87,5 @@ def legend() -> Element:
         )
         for mark, word in zip(marks, words, strict=True)
     ]
-    return element("ul", *items, class_="legend mps")
+    bars = element("li", "upper bar: memory; lower bar, of MIG: compute slices")
+    return element("ul", *items, bars, class_="legend mps")

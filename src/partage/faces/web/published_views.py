@@ -32,9 +32,14 @@ class PublishedViews:
             element("p", waiting, class_="unsettled small") if node.pending else None,
         ]
 
+    def standing(self, node: PublishedNode) -> tuple[str, str]:
+        """In a word how it is."""
+        return state_of(node)
+
     def words(self, node: PublishedNode) -> Sequence[str]:
         """Problems, models, resources and pods."""
         return [
+            state_of(node)[0],
             *problems_of(node),
             *(model for model, _ in node.models),
             *(one.name for one in node.resources),

@@ -10,7 +10,7 @@ from partage.faces.web import page
 from partage.faces.web.fleet_page import mini
 from partage.faces.web.markup import Child, element, html
 from partage.faces.web.moment import moment
-from partage.faces.web.node_page import Sections, node_sections
+from partage.faces.web.node_page import Sections, node_sections, standing_of
 from partage.faces.web.sources import NodeReport
 from partage.text import count_of
 
@@ -41,12 +41,17 @@ class ReportViews:
         """As on the agent's own page."""
         return page.grouped(sections)
 
+    def standing(self, node: NodeReport) -> tuple[str, str]:
+        """In a word how it is."""
+        return ("no report", "bad") if node.report is None else standing_of(node.report)
+
     def words(self, node: NodeReport) -> Sequence[str]:
         """Problems, products, strategies, UUIDs, resources and pods."""
         report = node.report
         if report is None:
             return (node.trouble,)
         return [
+            standing_of(report)[0],
             node.trouble,
             *report.messages,
             *report.troubles.values(),
@@ -59,9 +64,7 @@ class ReportViews:
 
 
 def _about(report: ReportDocument, trouble: str) -> list[Child]:
-    well = report.healthy and not report.degraded
-    word = "healthy" if well else "degraded" if report.healthy else "not healthy"
-    kind = "good" if well else "warn" if report.healthy else "bad"
+    word, kind = standing_of(report)
     offered: dict[int, int] = {}
     for one in report.resources:
         for gpu in one.gpus:
@@ -76,7 +79,7 @@ def _about(report: ReportDocument, trouble: str) -> list[Child]:
         element(
             "p",
             element("strong", word, class_=f"chip {kind}"),
-            f" {count_of(len(report.gpus), 'GPU')}, {_held(report)} held, ",
+            f" {count_of(len(report.gpus), 'GPU')}, {_held(report)} held; as of ",
             moment(report.at),
         ),
         element("p", *(_mini(gpu, offered.get(gpu.index, 0)) for gpu in report.gpus)),

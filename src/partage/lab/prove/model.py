@@ -14,8 +14,8 @@ class ProofVerdict(StrEnum):
     """The outcome for a promise.
 
     kept:    what was seen is at least what was promised, also where nothing is promised.
-    weaker:  it holds against a tenant that merely works, and not against one that tries to avoid it.
-    broken:  it does not even hold against a tenant that merely works.
+    weaker:  it holds against a tenant that only works, and not against one that tries to avoid it.
+    broken:  it does not even hold against a tenant that only works.
     not-tried: not known.
     """
 
@@ -25,7 +25,7 @@ class ProofVerdict(StrEnum):
     NOT_TRIED = "not-tried"
 
 
-class Evidence(StrEnum):
+class EvidenceKind(StrEnum):
     """How a row is known.
 
     hardware:   seen on a GPU. simulated: seen on the simulated control program, which refuses what NVIDIA's
@@ -89,7 +89,7 @@ class ProofRow(Frozen):
     verdict: ProofVerdict
     seen: str
     reason: str
-    evidence: Evidence
+    evidence: EvidenceKind
     share: AttackedShare | None
 
     @property

@@ -18,7 +18,7 @@ from partage.edges.mps import launch
 from partage.errors import DriverUnavailable
 from partage.lab.daemon import MpsDaemon, find_pipe
 from partage.lab.gpus import guard_directory, is_workload
-from partage.lab.prove.model import Evidence
+from partage.lab.prove.model import EvidenceKind
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
 from partage.lab.tenant import TenantLaunch
@@ -35,7 +35,7 @@ _VERSION_S = 20
 class RealEngine(ProofEngine):
     """observe: the node and who uses it. run_dir: the agent's. pipe: of a named daemon, for every share."""
 
-    evidence = Evidence.HARDWARE
+    evidence = EvidenceKind.HARDWARE
     launch: TenantLaunch
     observe: Callable[[], Awaitable[tuple[Inventory, Sequence[GpuUse]]]]
     run_dir: Path

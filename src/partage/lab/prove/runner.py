@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack
 from partage.errors import InputError, PartageError
 from partage.lab.prove import exclusive, mig, mps_bypass, mps_faults, mps_memory, mps_tenants, slicing
 from partage.lab.prove.attack import Attack
-from partage.lab.prove.model import AttackOutcome, Evidence, ProofRow, ProofVerdict, not_tried
+from partage.lab.prove.model import AttackOutcome, EvidenceKind, ProofRow, ProofVerdict, not_tried
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, CannotTry, ExperimentStage, ProofEngine, ShareSetup
 from partage.lab.tenant import NotConnected, TenantFailed
@@ -47,7 +47,7 @@ async def run_attacks(
             yield row
     for attack in attacks:
         if not any(attack.on(share) for share in shares):
-            yield _row(attack, NOT_OFFERED, Evidence.DOCUMENTED)
+            yield _row(attack, NOT_OFFERED, EvidenceKind.DOCUMENTED)
 
 
 async def _on(
@@ -64,7 +64,7 @@ async def _on(
                     setup = await _setup(engine, share, around)
                 lack = setup if isinstance(setup, str) else ""
             if lack or not isinstance(setup, ShareSetup):
-                yield _row(attack, not_tried(lack), Evidence.DOCUMENTED, share)
+                yield _row(attack, not_tried(lack), EvidenceKind.DOCUMENTED, share)
                 continue
             outcome = await attempt(attack, ExperimentStage(engine, share, setup))
             yield _row(attack, outcome, engine.evidence, share)
@@ -115,7 +115,7 @@ async def attempt(attack: Attack, stage: ExperimentStage) -> AttackOutcome:
 
 
 def _row(
-    attack: Attack, outcome: AttackOutcome, evidence: Evidence, share: PromisedShare | None = None
+    attack: Attack, outcome: AttackOutcome, evidence: EvidenceKind, share: PromisedShare | None = None
 ) -> ProofRow:
     """What was not tried is known from documents alone."""
     tried = outcome.verdict is not ProofVerdict.NOT_TRIED
@@ -128,6 +128,6 @@ def _row(
         verdict=outcome.verdict,
         seen=outcome.seen if tried else "",
         reason="" if tried else outcome.seen,
-        evidence=evidence if tried else Evidence.DOCUMENTED,
+        evidence=evidence if tried else EvidenceKind.DOCUMENTED,
         share=None if share is None else share.attacked,
     )

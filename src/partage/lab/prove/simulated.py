@@ -10,7 +10,7 @@ from pathlib import Path
 
 from partage.errors import DaemonError
 from partage.lab.daemon import PROGRAMS, MpsDaemon, passable_directory, simulated_daemon
-from partage.lab.prove.model import Evidence
+from partage.lab.prove.model import EvidenceKind
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
 from partage.model.policy import Strategy
@@ -23,7 +23,7 @@ _POSSIBLE = (AttackNeed.FAULTS, AttackNeed.ROOT, AttackNeed.NEIGHBOUR)
 class SimulatedEngine(ProofEngine):
     """root: directory of the programs. ignores_limits: daemons ignore the limits that they are given."""
 
-    evidence = Evidence.SIMULATED
+    evidence = EvidenceKind.SIMULATED
     root: Path
     ignores_limits: bool = False
 

@@ -14,7 +14,7 @@ from typing import ClassVar
 from partage.edges.mps.stopping import wait_until
 from partage.lab.daemon import MpsDaemon
 from partage.lab.place import MEMORY_VARIABLE, THREADS_VARIABLE, TenantMode, TenantPlace
-from partage.lab.prove.model import Evidence
+from partage.lab.prove.model import EvidenceKind
 from partage.lab.prove.share import PromisedShare
 from partage.lab.sizes import piece_bytes
 from partage.lab.tenant import OK, TenantProcess, start_tenant
@@ -70,7 +70,7 @@ class ProofEngine(ABC):
 
     faults: bool
     deadline_s: float = field(default=60.0, kw_only=True)
-    evidence: ClassVar[Evidence]
+    evidence: ClassVar[EvidenceKind]
     """How a row that was tried is known."""
 
     @abstractmethod

@@ -130,7 +130,7 @@ def _questions(situation: Situation, facts: GpuFacts) -> Iterator[tuple[str, boo
         yield "Does one tenant have the GPU alone?", False, Way.EXCLUSIVE
         yield (
             "Do the tenants need hardware isolation, and can the GPU do MIG?",
-            hardware and facts.geometry is not None,
+            hardware and facts.mig,
             Way.MIG,
         )
     yield "Are the tenants in virtual machines, with a licence for vGPUs?", virtual, Way.VGPU

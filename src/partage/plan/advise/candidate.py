@@ -11,6 +11,7 @@ from partage.plan.advise.situation import Way
 from partage.values import Frozen
 
 FEWER_OR_LARGER = "fewer tenants on each GPU, or a GPU with more memory"
+FEWER_OR_NEWER = "fewer tenants on each GPU, or a newer driver or GPU"
 
 
 class Ask(Frozen):

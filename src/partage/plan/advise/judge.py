@@ -19,12 +19,13 @@ from partage.model.policy import (
     MemoryUnits,
     Mps,
     Policy,
+    RemainingGpus,
     Sharing,
     Strategy,
     TimeSlicing,
 )
 from partage.model.share import DeviceOffer, Guarantee, weakest
-from partage.plan.advise.candidate import FEWER_OR_LARGER, Ask, Candidate, Refusal
+from partage.plan.advise.candidate import FEWER_OR_LARGER, FEWER_OR_NEWER, Ask, Candidate, Refusal
 from partage.plan.advise.mig_profiles import equal_profiles, unequal_profiles
 from partage.plan.advise.situation import GpuFacts, Preference, Scheduler, Situation, Way
 from partage.plan.offer.desired import resolve
@@ -137,7 +138,9 @@ def _refused(way: Way, situation: Situation, facts: GpuFacts) -> Refusal | None:
         case Way.MPS | Way.TIME_SLICING if tenants == 1:
             return Refusal(way, "one tenant shares the GPU with nobody")
         case Way.VGPU if not situation.virtualised or not situation.licensed:
-            return Refusal(way, "vGPUs need virtual machines and a licence", "--virtualised --licensed")
+            missing = ("--virtualised", situation.virtualised), ("--licensed", situation.licensed)
+            hint = " ".join(option for option, said in missing if not said)
+            return Refusal(way, "vGPUs need virtual machines and a licence", hint)
         case Way.VGPU if situation.sizes:
             return Refusal(
                 way, "the vGPUs of one GPU have one size, except in a mode of the hypervisor's own"
@@ -148,7 +151,7 @@ def _refused(way: Way, situation: Situation, facts: GpuFacts) -> Refusal | None:
             return Refusal(way, facts.no_geometry, "a GPU with MIG, such as an A30, A100, H100 or H200")
         case Way.MIG if _branch(facts.inventory) < facts.mig_branch:
             needed = f"MIG on {facts.model} takes a driver of branch {facts.mig_branch} or newer"
-            return Refusal(way, needed, "a newer driver")
+            return Refusal(way, needed, f"such a driver, with --driver {facts.mig_branch}")
     return None
 
 
@@ -168,7 +171,7 @@ def _resolved(
         state = resolve(Policy(entries=(entry,)), inventory, lambda _: geometry)
     except (InputError, Unsatisfiable) as error:
         problem = error.problems[0]
-        return Refusal(way, problem.message.removeprefix("GPU 0: "), problem.hint)
+        return Refusal(way, problem.message.removeprefix("GPU 0: "), problem.hint or FEWER_OR_NEWER)
     shares = ResolvedShares(promised(state.offer, state.watch_of, inventory)[inventory.gpus[0].uuid])
     count = situation.tenants if way is Way.VGPU else shares.count
     asks = _asks(situation.sizes, shares)
@@ -227,7 +230,8 @@ def _entry(way: Way, situation: Situation, facts: GpuFacts, profiles: tuple[Prof
     items = tuple(LayoutItem(one.profile) for one in profiles)
     return GpuEntry(
         origin="gpus[0]",
-        select=GpuCriteria(model=facts.names),
+        # A GPU inside of a virtual machine has the name of its vGPU type, which only the hypervisor knows.
+        select=RemainingGpus() if way is Way.VGPU else GpuCriteria(model=facts.names),
         sharing=_sharing(way, situation, facts),
         mig=DesiredMig(items=items) if items else None,
     )

@@ -90,14 +90,15 @@ class GpuFacts(Frozen):
     """A model on a node with one such GPU.
 
     model: id in the catalogue. names: with which a policy selects it. inventory: has this one GPU, and the
-    driver. geometry: None without MIG, and where its placements are not known: no_geometry says which.
-    mig_branch: first driver branch with MIG on it; 0: not known. mig_needs_reset: turning MIG on needs a
-    reset.
+    driver. mig: it has MIG. geometry: None without MIG, and where its placements are not known: no_geometry
+    says which. mig_branch: first driver branch with MIG on it; 0: not known. mig_needs_reset: turning MIG on
+    needs a reset.
     """
 
     model: str
     names: tuple[str, ...]
     inventory: Inventory
+    mig: bool = False
     geometry: Geometry | None = None
     no_geometry: str = ""
     mig_branch: int = 0
@@ -149,12 +150,12 @@ def settle(asked: Asked, facts: GpuFacts) -> tuple[Situation, tuple[str, ...]]:
 
     Raises InputError where there are not as many tenants as amounts of memory.
     """
-    tenants = _tenants_of(asked)
+    tenants = tenants_of(asked)
     workload = asked.workload or Workload.INFERENCE
     isolation = asked.isolation or Isolation.NONE
     situation = Situation(
         isolation=isolation,
-        tenants=tenants or _usual_tenants(workload, isolation, facts.geometry),
+        tenants=tenants or usual_tenants(workload, isolation, facts.geometry),
         workload=workload,
         virtualised=bool(asked.virtualised),
         licensed=bool(asked.licensed),
@@ -167,8 +168,10 @@ def settle(asked: Asked, facts: GpuFacts) -> tuple[Situation, tuple[str, ...]]:
     return situation, tuple(_assumed(asked, situation, facts))
 
 
-def _tenants_of(asked: Asked) -> int | None:
-    """How many were said, also by an amount of memory for each."""
+def tenants_of(asked: Asked) -> int | None:
+    """How many were said, also by an amount of memory for each; None: it was not said. Raises InputError
+    where there are not as many as amounts of memory.
+    """
     if len(asked.memory) < 2:
         return asked.tenants
     if asked.tenants not in (None, len(asked.memory)):
@@ -179,7 +182,8 @@ def _tenants_of(asked: Asked) -> int | None:
     return len(asked.memory)
 
 
-def _usual_tenants(workload: Workload, isolation: Isolation, geometry: Geometry | None) -> int:
+def usual_tenants(workload: Workload, isolation: Isolation, geometry: Geometry | None) -> int:
+    """How many are assumed: no more than the GPU can keep apart in its hardware, where they need that."""
     usual = USUAL_TENANTS[workload]
     if isolation is Isolation.HARDWARE and geometry is not None:
         return min(usual, geometry.max_instances)
@@ -191,7 +195,7 @@ def _assumed(asked: Asked, situation: Situation, facts: GpuFacts) -> Iterator[st
         yield f"The tenants run {situation.workload}."
     if asked.isolation is None:
         yield "The tenants trust each other: no isolation is needed."
-    if _tenants_of(asked) is None:
+    if tenants_of(asked) is None:
         yield f"The number of tenants that share one GPU is {situation.tenants}."
     if asked.virtualised is None:
         yield "The node is not a virtual machine."

@@ -17,7 +17,7 @@ LONGEST_MESSAGE = 1024
 SHOWN = 8
 
 
-class Condition(Frozen):
+class WantedCondition(Frozen):
     """One condition. status: whether it holds. reason: one word in CamelCase, for programs."""
 
     type: str
@@ -26,7 +26,7 @@ class Condition(Frozen):
     message: str
 
 
-def node_conditions(report: Report) -> tuple[Condition, ...]:
+def node_conditions(report: Report) -> tuple[WantedCondition, ...]:
     """What is true of the node now. What is not known yet is left out, and stays as it was."""
     if report.dependencies.hardware:
         return (_said(READY, "HardwareNotAnswering", report.dependencies.hardware),)
@@ -39,11 +39,11 @@ def node_conditions(report: Report) -> tuple[Condition, ...]:
     return (_ready(report), _healthy(report), _in_force(report))
 
 
-def _said(kind: str, reason: str, message: str, *, status: bool = False) -> Condition:
-    return Condition(kind, status, reason, shortened(message, LONGEST_MESSAGE))
+def _said(kind: str, reason: str, message: str, *, status: bool = False) -> WantedCondition:
+    return WantedCondition(kind, status, reason, shortened(message, LONGEST_MESSAGE))
 
 
-def _ready(report: Report) -> Condition:
+def _ready(report: Report) -> WantedCondition:
     names = [str(resource.name) for resource in report.resources if resource.listed]
     offered = f" as {listed(names, SHOWN)}" if names else ""
     cordon = cordon_sentence(gpu.index for gpu in report.gpus if gpu.cordoned)
@@ -51,18 +51,18 @@ def _ready(report: Report) -> Condition:
     return _said(READY, "Ready", f"{count_of(len(report.gpus), 'GPU')}{offered}{more}", status=True)
 
 
-def _healthy(report: Report) -> Condition:
-    ill: dict[str, list[int]] = {}
+def _healthy(report: Report) -> WantedCondition:
+    found: dict[str, list[int]] = {}
     for gpu in report.gpus:
-        for what in illnesses(gpu):
-            ill.setdefault(what, []).append(gpu.index)
-    if not ill:
+        for what in faults_of(gpu):
+            found.setdefault(what, []).append(gpu.index)
+    if not found:
         return _said(GPUS_HEALTHY, "AllHealthy", "no GPU has a fault", status=True)
-    faults = [f"{gpus(indexes)}: {what}" for what, indexes in ill.items()]
+    faults = [f"{gpus(indexes)}: {what}" for what, indexes in found.items()]
     return _said(GPUS_HEALTHY, "GpusUnhealthy", "; ".join(faults))
 
 
-def illnesses(gpu: GpuReport) -> tuple[str, ...]:
+def faults_of(gpu: GpuReport) -> tuple[str, ...]:
     """Why shares of it are not offered for its health, one sentence for the GPU or each GPU instance."""
     if not gpu.health.state.offered:
         return (gpu.health.reason or gpu.lost or str(gpu.health.state),)
@@ -73,7 +73,7 @@ def illnesses(gpu: GpuReport) -> tuple[str, ...]:
     )
 
 
-def _in_force(report: Report) -> Condition:
+def _in_force(report: Report) -> WantedCondition:
     policy = report.policy
     if policy.reason is not PolicyReason.IN_FORCE:
         return _said(POLICY_IN_FORCE, policy.reason.camel, policy.message)

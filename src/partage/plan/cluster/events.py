@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partage.model.node_labels import MIG_CONFIG
-from partage.plan.cluster.conditions import illnesses, standing
+from partage.plan.cluster.conditions import faults_of, standing
 from partage.plan.cluster.pending import certain_holder, pods_of
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import UNASKED, GpuReport, MigConfigState, PolicyReason, PolicyState, Report
@@ -88,11 +88,11 @@ def _gpu(before: GpuReport | None, now: GpuReport) -> Iterator[NodeEvent]:
 
 
 def _health(before: GpuReport | None, now: GpuReport) -> Iterator[NodeEvent]:
-    ill, was_ill = illnesses(now), illnesses(before) if before else ()
-    for what in ill:
-        if what not in was_ill:
+    faults, earlier = faults_of(now), faults_of(before) if before else ()
+    for what in faults:
+        if what not in earlier:
             yield NodeEvent("GpuUnhealthy", f": {what}; no container gets it", "WithdrawGpu", warning=True)
-    if was_ill and not ill:
+    if earlier and not faults:
         yield NodeEvent("GpuHealthy", ": healthy again", "OfferGpu")
 
 

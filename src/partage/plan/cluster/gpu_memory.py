@@ -12,6 +12,7 @@ from partage.codec.values import CodecError, decode, encode_replacing
 from partage.model.ids import MEMORY_RESOURCE, DeviceUuid, ResourceName, ShareId, device_of
 from partage.model.share import DeviceOffer, NodeOffer
 from partage.plan.serve.ledger_entry import Holder, LedgerEntry
+from partage.plan.serve.unit_allocation import memory_in_units
 from partage.values import Frozen
 
 GPU_MEMORY = "partage.dev/gpu-memory"
@@ -103,10 +104,11 @@ def count_cards(offer: NodeOffer) -> int:
 
 
 def pod_annotations(
-    offer: NodeOffer, entries: Iterable[LedgerEntry]
+    offer: NodeOffer, entries: Iterable[LedgerEntry], memory_of: Mapping[DeviceUuid, int]
 ) -> dict[tuple[str, str], Mapping[str, str]]:
     """Gpushare's annotations of the pods that hold memory of one GPU, by namespace and name. Only of certain
     holders, in units; a pod that holds memory of two GPUs has none: gpushare knows no such pod.
+    memory_of: bytes of each device.
 
     Source of the names: AliyunContainerService/gpushare-scheduler-extender, pkg/utils/pod.go.
     """
@@ -120,7 +122,7 @@ def pod_annotations(
         pod: {
             "ALIYUN_COM_GPU_MEM_IDX": str(some[0].gpu_index),
             "ALIYUN_COM_GPU_MEM_POD": str(len(some)),
-            "ALIYUN_COM_GPU_MEM_DEV": str(some[0].replicas),
+            "ALIYUN_COM_GPU_MEM_DEV": str(memory_in_units(some[0], memory_of.get(some[0].device))),
             "ALIYUN_COM_GPU_MEM_ASSIGNED": "true",
         }
         for pod, some in sorted(held.items(), key=lambda pair: pair[0])

@@ -14,6 +14,7 @@ _PREFIX = "agent:"
 _OF_GPU = re.compile(r"GPU (\d+) \(", re.ASCII)
 _STOPPED = frozenset({
     "gpus-differ", "sockets-left", "labels-stale", "compute-mode-left", "mig-mode-pending",
+    "mig-without-devices",
 })  # fmt: skip
 """What an agent that runs would put right, or would not leave."""
 

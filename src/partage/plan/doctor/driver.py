@@ -9,13 +9,16 @@ from partage.text import count_of, listed
 
 _SHOWN = 6
 _NOUVEAU = "nouveau"
-_PASSED_THROUGH = "vfio-pci"
-"""The kernel driver of cards that a virtual machine has; they are no fault of this node."""
+_PASSED_THROUGH = frozenset({
+    "vfio-pci", "nvidia-vgpu-vfio", "nvgrace-gpu-vfio-pci", "pci-stub", "xen-pciback",
+})  # fmt: skip
+"""The kernel drivers of cards that virtual machines have; they are no fault of this node."""
 
 OF_GPUS = frozenset({
     "gpu-lost", "gpu-without-driver", "gpu-needs-reset", "memory-rows-failed", "fabric-not-ready",
     "mig-file-missing", "persistence-off", "compute-mode-left", "device-file-missing", "cdi-broken",
     "cdi-conflict", "policy-refused", "gpus-differ", "mig-mode-pending", "labels-stale",
+    "mig-without-devices",
     "slurm-gpus-differ", "slurm-devices-stale", "toolkit-refuses", "toolkit-open",
     "agent:library-missing", "agent:driver-missing", "agent:version-mismatch", "agent:no-permission",
     "agent:resetting", "agent:paused", "agent:failed", "agent:helper-down", "agent:not-registered",
@@ -192,7 +195,7 @@ def _without_driver(now: Observation) -> Finding | None:
     assert isinstance(now.cards, tuple)
     if not isinstance(now.inventory.driver, Driver):
         return None
-    bare = [card for card in now.cards if card.driver not in ("nvidia", _PASSED_THROUGH)]
+    bare = [card for card in now.cards if card.driver not in {"nvidia", *_PASSED_THROUGH}]
     if not bare:
         return None
     return error(

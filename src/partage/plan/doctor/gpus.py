@@ -123,6 +123,24 @@ def _mig_files(now: Observation) -> Finding | None:
     )
 
 
+def _mig_empty(now: Observation) -> Finding | None:
+    """MIG mode without a MIG device: CUDA finds nothing to run on."""
+    empty = [
+        gpu.index
+        for gpu in now.inventory
+        if gpu.mig_mode is not None and gpu.mig_mode.current and not gpu.mig_devices and not gpu.mig_hidden
+    ]
+    if not empty:
+        return None
+    return warning(
+        "mig-without-devices",
+        f"{gpus(empty)}: MIG mode is on, and there is no MIG device: no program can use the GPU",
+        (f"GPU {index}: MIG mode is on, MIG devices: none" for index in empty[:_SHOWN]),
+        "Give it MIG devices in the policy, mig: {layout: all-balanced}, or switch the mode off there, mig: "
+        "{layout: all-disabled}. By hand, while nothing uses it: nvidia-smi -i N -mig 0",
+    )
+
+
 def _mig_pending(now: Observation) -> Finding | None:
     waiting = {
         gpu.index: gpu.mig_mode
@@ -176,10 +194,15 @@ def _compute_mode(now: Observation) -> Finding | None:
     if not left:
         return None
     indexes = [gpu.index for gpu in left]
+    nobody = all(gpu.compute_mode is ComputeMode.PROHIBITED for gpu in left)
+    may = (
+        "no program may use the GPU"
+        if nobody
+        else "only one program at a time may use the GPU, as MPS leaves it, and no MPS daemon runs there"
+    )
     return error(
         "compute-mode-left",
-        f"{gpus(indexes)}: only one program at a time may use the GPU, as MPS leaves it, and no MPS daemon "
-        "runs there",
+        f"{gpus(indexes)}: {may}",
         (f"GPU {gpu.index}: compute mode {gpu.compute_mode.word}" for gpu in left[:_SHOWN]),
         "If nobody wants that, set it back while the GPU is idle: "
         + listed([f"nvidia-smi -i {index} -c DEFAULT" for index in indexes], 3)
@@ -205,6 +228,7 @@ CHECKS = (
     Check("mig-file-missing", "MIG devices", (), _mig_files, frozenset({"agent:device-file-missing"})),
     Check("compute-mode-left", "compute modes and MPS daemons", ("mps",), _compute_mode,
           frozenset({"gpus-differ"})),
-    Check("mig-mode-pending", "MIG modes", (), _mig_pending),
+    Check("mig-mode-pending", "MIG modes", (), _mig_pending, frozenset({"mig-without-devices"})),
+    Check("mig-without-devices", "MIG devices", (), _mig_empty),
     Check("persistence-off", "persistence mode", (), _persistence, frozenset({"agent:persistence-off"})),
 )  # fmt: skip

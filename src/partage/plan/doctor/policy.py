@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from partage.errors import Problem
 from partage.plan.doctor.finding import Check, Finding, RemoveMpsDirectory, error, warning
-from partage.plan.doctor.observation import Agent, MpsState, NodePolicy, Observation, Unseen
+from partage.plan.doctor.observation import Agent, MpsState, NodePolicy, Observation, SlurmState, Unseen
 from partage.text import gpus
 
 _SHOWN = 6
@@ -39,6 +39,8 @@ def _differ(now: Observation) -> Finding | Unseen | None:
     differs = _policy(now).differs
     if isinstance(differs, Unseen):
         return differs
+    begun_by_jobs = _begun_by_jobs(now)
+    differs = tuple(one for one in differs if one.index not in begun_by_jobs)
     if not differs:
         return None
     indexes = [one.index for one in differs]
@@ -57,6 +59,13 @@ def _differ(now: Observation) -> Finding | Unseen | None:
         (f"GPU {one.index}: {one.detail}" for one in differs[:_SHOWN]),
         fix,
     )
+
+
+def _begun_by_jobs(now: Observation) -> frozenset[int]:
+    """GPUs whose MPS daemons the prolog of a job of Slurm starts: without a job there is none."""
+    if now.kubelet is not None or not isinstance(now.slurm, SlurmState):
+        return frozenset()
+    return frozenset(gpu.index for gpu in now.inventory if gpu.uuid in _policy(now).mps)
 
 
 def _mps_left(now: Observation) -> Finding | None:
@@ -120,7 +129,8 @@ CHECKS = (
     Check("policy-refused", _POLICY, ("policy",), _refused,
           frozenset({"gpus-differ", "labels-stale", "sockets-left", "socket-path-long"})),
     Check("socket-path-long", "paths of sockets", ("policy",), _sockets),
-    Check("gpus-differ", "GPUs against the policy", ("policy",), _differ, frozenset({"mig-mode-pending"})),
+    Check("gpus-differ", "GPUs against the policy", ("policy",), _differ,
+          frozenset({"mig-mode-pending", "mig-without-devices"})),
     Check("mps-left", "MPS daemons", ("mps",), _mps_left),
     Check("mps-of-others", "MPS daemons", ("mps",), _mps_strange, frozenset({"compute-mode-left"})),
 )  # fmt: skip

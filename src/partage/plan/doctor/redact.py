@@ -14,7 +14,9 @@ REMOVED = "[removed]"
 
 _NAMES = (
     r"[\w.\-]*(?:token|passw(?:or)?d|passphrase|secret|api[_\-]?key|access[_\-]?key|private[_\-]?key"
-    r"|jwt[_\-]?key|credential|authorization|cookie)[\w.\-]*|[\w.\-]*(?:pass|-data)(?![\w.\-])"
+    r"|jwt[_\-]?key|credential|authorization|cookie"
+    r"|(?:encryption|licen[cs]e|signing|ssh|master|account|shared)[_\-]?key|session[_\-]?id)[\w.\-]*"
+    r"|[\w.\-]*(?:pass|pwd|bindpw|-data)(?![\w.\-])"
 )
 _EXACT = r"(?:auth|user|username|user_name|account|accounts|owner|email|certificate|cert|key-data|serial)"
 _KEY = rf"(?:{_NAMES}|{_EXACT})"
@@ -32,11 +34,40 @@ _BLOCK = re.compile(
 )
 """A block of YAML below such a key."""
 
+_LIST = re.compile(
+    rf"(?im)^(?P<head>(?P<indent>[ \t]*)(?:-[ \t]+)?[\"']?{_KEY}[\"']?[ \t]*:)[ \t]*\n"
+    r"(?:(?P=indent)[ \t]*-[ \t]+[^\n]*(?:\n|\Z))+"
+)
+"""A list of YAML below such a key."""
+
+_INNER_JSON = re.compile(
+    rf"(?i)(?P<quote>\\+[\"'])(?P<key>{_KEY})(?P=quote)(?P<between>\s*:\s*)(?P=quote)"
+    r"(?:\\\\(?P=quote)|(?!(?P=quote)).)*(?P=quote)"
+)
+"""``\\"token\\": \\"x\\"``: JSON in a text of JSON, as container runtimes write logs."""
+
+_KEPT_VARIABLES = ("PARTAGE_", "NVIDIA_", "CUDA_")
+_VARIABLE_NAME = rf"(?!{'|'.join(_KEPT_VARIABLES)})[A-Z][A-Z0-9_]+"
+_POD_VARIABLE = re.compile(
+    rf"(?P<head>name:\s*[\"']?{_VARIABLE_NAME}[\"']?(?:\s*,\s*|[ \t]*\n\s*)value:[ \t]*)"
+    r"(?:\"[^\"\n]*\"|'[^'\n]*'|[^\n,}]+)"
+)
+"""``{name: X, value: y}``, ``- name: X`` above ``value: y``."""
+
+_SAID = re.compile(
+    r"(?i)\b(password|passphrase|passwd|bindpw)[ \t]+(?!(?:is|was|for|of|and|or|file)\b)[^\s:=]+"
+)
+_CURL_USER = re.compile(r"(?<!\S)(-u)[ \t]+\S+:\S+")
+_QUERY = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]*://[^\s\"'?]+\?)[^\s\"'<>\\]+")
+"""Tokens and signatures of links are in what follows the question mark."""
+
 _OPTION = re.compile(rf"(?i)(?<!\S)(--{_KEY})[ \t]+(?!-)\S+")
 _PEM = re.compile(r"-----BEGIN [^-\n]+-----.*?(?:-----END [^-\n]+-----|\Z)", re.DOTALL)
 _BEARER = re.compile(r"(?i)\b(bearer|basic|negotiate)\s+[A-Za-z0-9._~+/=\-]{6,}")
 _JWT = re.compile(r"\beyJ[A-Za-z0-9_\-]{6,}\.[A-Za-z0-9_\-]{6,}(?:\.[A-Za-z0-9_\-]*)?")
-_USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]*://)[^/\s@\"']+@")
+_USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]*://)(?:[^/\s@\"']+|[^/\s@:\"']*:[^\s\"']*)@")
+"""A password may have ``/`` and ``@`` in it."""
+
 _KNOWN = re.compile(
     r"\b(?:AKIA[0-9A-Z]{12,}|ASIA[0-9A-Z]{12,}|gh[pousr]_[A-Za-z0-9]{20,}|github_pat_\w{20,}"
     r"|glpat-[\w\-]{16,}|hf_[A-Za-z0-9]{20,}|nvapi-[\w\-]{20,}|sk-[\w\-]{20,}|xox[abprs]-[\w\-]{10,})"
@@ -52,17 +83,23 @@ _BASE64 = re.compile(
 )
 """Long and not hexadecimal: a key, or a certificate without its lines of text."""
 
-_KEPT_VARIABLES = ("PARTAGE_", "NVIDIA_", "CUDA_")
+_ENVIRONMENTS = frozenset({"env", "environ", "environment"})
 
 
 def redact_text(text: str) -> str:
     """The text without what looks like a secret."""
     text = _PEM.sub(REMOVED, text)
     text = _BLOCK.sub(lambda found: f"{found['head']}{REMOVED}\n", text)
+    text = _LIST.sub(lambda found: f"{found['head']} {REMOVED}\n", text)
+    text = _INNER_JSON.sub(rf"\g<quote>\g<key>\g<quote>\g<between>\g<quote>{REMOVED}\g<quote>", text)
+    text = _POD_VARIABLE.sub(rf"\g<head>{REMOVED}", text)
     text = _PAIR.sub(lambda found: f"{found['key']}{_in_place_of(found)}", text)
     text = _OPTION.sub(rf"\1 {REMOVED}", text)
+    text = _SAID.sub(rf"\1 {REMOVED}", text)
     text = _BEARER.sub(rf"\1 {REMOVED}", text)
+    text = _CURL_USER.sub(rf"\1 {REMOVED}", text)
     text = _USERINFO.sub(rf"\1{REMOVED}@", text)
+    text = _QUERY.sub(rf"\1{REMOVED}", text)
     text = _ENVIRONMENT.sub(rf"\1={REMOVED}", text)
     text = _HOME.sub(rf"\1{REMOVED}", text)
     for pattern in (_JWT, _KNOWN, _BASE64):
@@ -82,16 +119,29 @@ def redact_value(value: Any) -> Any:  # noqa: ANN401 - values of JSON
     if isinstance(value, Mapping):
         if _is_variable(value):
             return {**value, "value": REMOVED}
-        return {
-            redact_text(str(key)): REMOVED if _hides(str(key), inner) else redact_value(inner)
-            for key, inner in value.items()
-        }
+        return {redact_text(str(key)): _inner(str(key), inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
         return [
             REMOVED if _follows_secret_option(value, place) else redact_value(inner)
             for place, inner in enumerate(value)
         ]
     return value
+
+
+def _inner(key: str, value: Any) -> Any:  # noqa: ANN401 - values of JSON
+    if _hides(key, value):
+        return REMOVED
+    if key.lower() in _ENVIRONMENTS and isinstance(value, Mapping):
+        return {name: one if name.startswith(_KEPT_VARIABLES) else REMOVED for name, one in value.items()}
+    if key.lower() in _ENVIRONMENTS and isinstance(value, list | tuple):
+        return [_assignment(one) if isinstance(one, str) else redact_value(one) for one in value]
+    return redact_value(value)
+
+
+def _assignment(text: str) -> str:
+    """``NAME=value`` without the value."""
+    name, equals, _ = text.partition("=")
+    return text if name.startswith(_KEPT_VARIABLES) or not equals else f"{name}={REMOVED}"
 
 
 def _hides(key: str, value: object) -> bool:

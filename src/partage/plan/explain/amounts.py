@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partage.text import count_of
-from partage.units import format_bytes
+from partage.units import format_bytes, format_exactly
 
 CPU, MEMORY, STORAGE, PODS = "cpu", "memory", "ephemeral-storage", "pods"
 
@@ -13,14 +13,14 @@ def amount_text(resource: str, amount: int, unit_bytes: int = 0) -> str:
     counts memory.
     """
     if unit_bytes:
-        return f"{format_bytes(amount * unit_bytes)} of {resource}"
+        return f"{format_exactly(amount * unit_bytes)} of {resource}"
     return _plain(resource, amount) or f"{amount} x {resource}"
 
 
 def bare(resource: str, amount: int, unit_bytes: int = 0) -> str:
     """The same without the resource's name, where that has been said."""
     if unit_bytes:
-        return format_bytes(amount * unit_bytes)
+        return format_exactly(amount * unit_bytes)
     return _plain(resource, amount) or str(amount)
 
 

@@ -15,7 +15,7 @@ _NAMELESS = "?"
 
 
 class AskFewer(Tagged):
-    """A container asks for less."""
+    """A container asks for less. then: 0: for nothing."""
 
     container: str
     resource: str
@@ -24,6 +24,8 @@ class AskFewer(Tagged):
     unit_bytes: int = 0
 
     def __str__(self) -> str:
+        if not self.then:
+            return f"ask for no {self.resource} in {self.container}"
         amount = f" ({bare(self.resource, self.then, self.unit_bytes)})" if self.unit_bytes else ""
         return (
             f"ask for {request_text(self.resource, self.then)}{amount} in place of "

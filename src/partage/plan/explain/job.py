@@ -30,7 +30,7 @@ class JobGpu(Frozen):
     todo: str = ""
 
 
-class JobNode(Frozen):
+class JobNodeVerdict(Frozen):
     """One node. why: why the job does not start there; empty: its GPUs would do. jobs: those that have to
     end."""
 
@@ -49,7 +49,7 @@ class JobVerdict(Frozen):
     why: str
     todo: str
     slurm_says: str = ""
-    nodes: tuple[JobNode, ...] = ()
+    nodes: tuple[JobNodeVerdict, ...] = ()
 
 
 class SlurmNow(Frozen):
@@ -101,7 +101,7 @@ def _by_word(job: QueuedJob, word: SlurmWord) -> JobVerdict:
     return JobVerdict("waits", why, word.todo.format(job=job.job), job.reason)
 
 
-def _behind(job: QueuedJob, now: SlurmNow, nodes: tuple[JobNode, ...]) -> JobVerdict:
+def _behind(job: QueuedJob, now: SlurmNow, nodes: tuple[JobNodeVerdict, ...]) -> JobVerdict:
     """Jobs before it in the queue, above all one that can never start."""
     ahead = [
         one
@@ -135,7 +135,7 @@ def _holds_others_up(job: QueuedJob) -> bool:
     return job.reason.startswith("Resources")
 
 
-def _by_nodes(job: QueuedJob, nodes: tuple[JobNode, ...]) -> JobVerdict:
+def _by_nodes(job: QueuedJob, nodes: tuple[JobNodeVerdict, ...]) -> JobVerdict:
     nearest = nodes[0] if nodes else None
     if nearest is None:
         why = "it asks for no GPUs of a node, so CPUs, memory or nodes are missing"
@@ -156,7 +156,7 @@ def _by_nodes(job: QueuedJob, nodes: tuple[JobNode, ...]) -> JobVerdict:
 # --- nodes and GPUs -----------------------------------------------------------------------------------
 
 
-def _nodes(job: QueuedJob, now: SlurmNow) -> Iterator[JobNode]:
+def _nodes(job: QueuedJob, now: SlurmNow) -> Iterator[JobNodeVerdict]:
     asked = _asked(job)
     if asked is None:
         return
@@ -183,24 +183,26 @@ def _could_run(job: QueuedJob, view: NodeView, now: SlurmNow) -> bool:
     return verdict.outcome is Outcome.ACCEPTED
 
 
-def _node(node: LiveNode, view: NodeView, asked: GresCount, now: SlurmNow) -> JobNode:
+def _node(node: LiveNode, view: NodeView, asked: GresCount, now: SlurmNow) -> JobNodeVerdict:
     gpus, free, holders = _gpus(view, asked, now)
     if (why := _closed(node)) is not None:
-        return JobNode(node.name, *why, gpus=gpus)
+        return JobNodeVerdict(node.name, *why, gpus=gpus)
     need = 1 if asked.count is None else asked.count
     if asked.name in SHARED:
         if any(not gpu.why for gpu in gpus):
-            return JobNode(node.name, "", gpus=gpus)
+            return JobNodeVerdict(node.name, "", gpus=gpus)
         jobs = _fewest_on_one(view, asked, need, now)
         largest = max(free.values(), default=0)
         why_ = f"{need} of {asked.name} of one GPU are asked for, and at most {largest} are free on one"
-        return JobNode(node.name, why_, _end(jobs), jobs, gpus)
+        return JobNodeVerdict(node.name, why_, _end(jobs), jobs, gpus)
     count = sum(free.values())
     if count >= need:
-        return JobNode(node.name, "", gpus=gpus)
+        return JobNodeVerdict(node.name, "", gpus=gpus)
     jobs = fewest(holders, need - count) or ()
     what = f"gpu:{asked.type}" if asked.type else "gpu"
-    return JobNode(node.name, f"{need} x {what} is asked for, and {count} is free", _end(jobs), jobs, gpus)
+    return JobNodeVerdict(
+        node.name, f"{need} x {what} is asked for, and {count} is free", _end(jobs), jobs, gpus
+    )
 
 
 def _closed(node: LiveNode) -> tuple[str, str] | None:

@@ -131,11 +131,18 @@ def _candidates(
 def ask_fewer(
     pod: PodNeeds, node: NodeView, refusal: Refusal, trials: Trials, apply: Applied
 ) -> AskFewer | None:
-    """The most that the container could have on this node; None where even the least is too much."""
+    """The most that the container could have on this node; None where even the least is too much. Of amounts
+    of memory, first an init container that binds it to a GPU.
+    """
     container, resource = refusal.container, trials.admission(node).resources.get(refusal.resource)
     if container is None or resource is None or refusal.amount < 2:
         return None
     unit = unit_bytes(resource)
+    for one in pod.containers if unit else ():
+        now = one.requests.get(refusal.resource, 0) if one.init and not one.sidecar else 0
+        without = AskFewer(one.words, refusal.resource, now, 0, unit)
+        if now and one != container and trials.fits(*apply(without, pod, node)):
+            return without
 
     def asking(amount: int) -> AskFewer:
         return AskFewer(container.words, refusal.resource, refusal.amount, amount, unit)

@@ -77,7 +77,7 @@ class NodeView(Frozen):
     """A node.
 
     offer: everything that can be held now; wanted: once each GPU is as the policy wants it. held: who holds a
-    share; empty: its holder is not known. obstacles: of devices, the gravest first. narrowed: resources of
+    share; empty: its holder is not known. obstacles: of devices, the worst first. narrowed: resources of
     units of which only one device's free units are listed, after a refusal. trouble: why it can give no GPU
     at all, a sentence, and hint: what to do about it. policy, inventory: to try another policy; None: not
     known. policy_trouble: why the policy that was asked for is not in force.

@@ -100,10 +100,12 @@ Term = tuple[LabelRule, ...]
 class PodNeeds(Frozen):
     """A pod that is to run somewhere.
 
-    name: ``Pod team/train``, for people. containers: init containers first, in their order. node: the only
-    node where it may run; empty: any. selector: nodeSelector. affinity: required node affinity, terms of
-    which one has to hold; None: there is none. overhead: of its runtime class. gpu_resources: the resources
-    among its requests that GPUs are behind.
+    name: ``Pod/train (namespace team)``, for people. containers: init containers first, in their order.
+    node: the only node where it may run; empty: any. selector: nodeSelector. affinity: required node
+    affinity, terms of which one has to hold; None: there is none. overhead: of its runtime class.
+    gpu_resources: the resources among its requests that GPUs are behind. whole: what the pod asks for as a
+    whole, in place of the sum of its containers (CPUs, memory). not_judged: what is not looked at here, and
+    may keep the pod waiting.
     """
 
     name: str
@@ -114,6 +116,8 @@ class PodNeeds(Frozen):
     tolerations: tuple[Toleration, ...] = ()
     overhead: Mapping[str, int] = field(default_factory=dict)
     gpu_resources: frozenset[str] = frozenset()
+    whole: Mapping[str, int] = field(default_factory=dict)
+    not_judged: tuple[str, ...] = ()
 
     @property
     def totals(self) -> dict[str, int]:
@@ -122,7 +126,7 @@ class PodNeeds(Frozen):
             ((one.requests, one.sidecar) for one in self.containers if one.init),
             (one.requests for one in self.containers if not one.init),
         )
-        total = Counter(counted) + Counter(dict(self.overhead))
+        total = Counter({**counted, **self.whole}) + Counter(dict(self.overhead))
         return {name: amount for name, amount in total.items() if amount > 0}
 
     @property

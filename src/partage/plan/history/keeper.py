@@ -92,10 +92,13 @@ class HistoryKeeper:
     def add(self, now_s: float, points: Iterable[UsePoint], use: NodeUse, samples: Samples) -> None:
         """One sample of the node."""
         seen: dict[str, str] = {}
+        devices: Counter[tuple[str, str]] = Counter()
         for point in points:
             if self._add_point(int(now_s), point):
                 seen[point.run] = point.workload
-        self._count(Counter(seen.values()))
+                if point.used_bytes or point.peak_bytes:
+                    devices[point.workload, point.container or point.run] += 1
+        self._count(Counter(seen.values()), devices)
         since_s = 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
         self._forget(seen, min(since_s, _LOOSE * self._step_s))
         self._last_s = now_s
@@ -209,11 +212,15 @@ class HistoryKeeper:
         self._head = replace(self._head, left_out=self._head.left_out + 1)
         return True
 
-    def _count(self, at_once: Mapping[str, int]) -> None:
+    def _count(self, at_once: Mapping[str, int], devices: Mapping[tuple[str, str], int]) -> None:
         for workload, count in at_once.items():
             row = self._rows.get(workload)
             if row is not None and count > row.summary.at_once:
                 row.summary = replace(row.summary, at_once=count)
+        for (workload, _), count in devices.items():
+            row = self._rows.get(workload)
+            if row is not None and count > row.summary.devices:
+                row.summary = replace(row.summary, devices=count)
 
     def _forget(self, seen: Mapping[str, str], looked_s: float) -> None:
         """Runs that have ended."""

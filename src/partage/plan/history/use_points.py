@@ -6,24 +6,23 @@ from collections.abc import Iterator, Mapping
 
 from partage.model.ids import DeviceUuid
 from partage.model.samples import Samples
-from partage.model.share import Guarantee
-from partage.plan.rightsize.evidence import workload_of, workload_of_job
+from partage.plan.rightsize.evidence import TAKEN_FOR_ALL, workload_of, workload_of_job
 from partage.plan.usage import Amount, ContainerUse, NodeUse
 from partage.values import Frozen
-
-_LIMITS = (Guarantee.HARD, Guarantee.GUARDED)
 
 
 class UsePoint(Frozen):
     """What one container or job uses of one device now.
 
-    run: the same for all samples of one container on one device. used_bytes: None: not known, or it has
-    ended. peak_bytes: as in ``plan.usage.Amount``. visible_bytes: what a program in it takes for the whole
-    memory; 0: not known. partly: the figures are a minimum.
+    run: the same for all samples of one container on one device. container: the same on all its devices;
+    empty: it has one. used_bytes: None: not known, or it has ended. peak_bytes: as in ``plan.usage.Amount``.
+    visible_bytes: what a program in it takes for the whole memory; 0: not known. partly: the figures are a
+    minimum.
     """
 
     run: str
     workload: str
+    container: str = ""
     used_bytes: int | None = None
     peak_bytes: int | None = None
     sm: float | None = None
@@ -47,7 +46,8 @@ def use_points(use: NodeUse, samples: Samples, jobs: Mapping[str, JobName]) -> I
         size, who = sizes.get(one.device, 0), one.holder
         yield _point(
             one.amount,
-            run=f"{one.device} {who.namespace}/{who.pod}/{who.container}",
+            device=one.device,
+            container=f"{who.namespace}/{who.pod}/{who.container}",
             workload=f"{who.namespace}/{workload_of(who.pod)}/{who.container}",
             share_bytes=one.share_bytes,
             visible_bytes=_visible(one, size),
@@ -56,7 +56,8 @@ def use_points(use: NodeUse, samples: Samples, jobs: Mapping[str, JobName]) -> I
         if (named := jobs.get(job.job)) is not None:
             yield _point(
                 job.amount,
-                run=f"{job.device} job {job.job}",
+                device=job.device,
+                container=f"job {job.job}",
                 workload=workload_of_job(named.user, named.name),
                 visible_bytes=sizes.get(job.device, 0),
             )
@@ -74,15 +75,22 @@ def device_sizes(samples: Samples) -> dict[DeviceUuid, int]:
 
 
 def _visible(use: ContainerUse, size: int) -> int:
-    return use.share_bytes if use.guarantee in _LIMITS and use.share_bytes else size
+    return use.share_bytes if use.guarantee in TAKEN_FOR_ALL and use.share_bytes else size
 
 
 def _point(
-    amount: Amount, *, run: str, workload: str, share_bytes: int | None = None, visible_bytes: int = 0
+    amount: Amount,
+    *,
+    device: str,
+    container: str,
+    workload: str,
+    share_bytes: int | None = None,
+    visible_bytes: int = 0,
 ) -> UsePoint:
     return UsePoint(
-        run=run,
+        run=f"{device} {container}",
         workload=workload,
+        container=container,
         used_bytes=amount.used_bytes,
         peak_bytes=amount.peak_bytes,
         sm=amount.sm,

@@ -100,6 +100,8 @@ def _offerings(
             offerings = _time_sliced(target, whole, sharing, findings)
         case Mps():
             offerings = _mps(target, whole, sharing, inventory, findings)
+            if not limits_clients(target.gpu):  # before Volta the daemon has no limits: nothing is set
+                offerings = [replace(one, guarantee=Guarantee.NONE) for one in offerings]
         case _:
             assert_never(sharing)
     return offerings

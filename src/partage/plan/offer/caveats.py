@@ -117,8 +117,8 @@ def _of_units(units: Sequence[DeviceOffer], inventory: Inventory) -> Iterator[Ca
     if not units:
         return
     yield Caveat(
-        f"An amount of {units[0].resource} is a limit: the context of each process takes 250 to 820 MiB of "
-        "it, the rest is for data. A container that asks for less than 1 GiB may not be able to use any."
+        f"The context of each process counts in a container's amount of {units[0].resource}: it takes 250 to "
+        "820 MiB, the rest is for data. A container that asks for less than 1 GiB may not be able to use any."
     )
     capability = {gpu.uuid: gpu.compute_capability for gpu in inventory}
     caps = {one.gpu: client_cap(capability[one.gpu], inventory.driver) for one in units}

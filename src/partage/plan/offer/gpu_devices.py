@@ -52,28 +52,28 @@ class GpuDevices(Frozen):
     existing: tuple[MigDevice, ...] = ()
 
 
-class DeviceMemory(Frozen):
+class ShareableMemory(Frozen):
     """Memory of one device. alone: no other device lives in the same GPU instance."""
 
     memory_bytes: int
     alone: bool
 
 
-def device_memory(gpu: Gpu, mig: MigDevice | PlannedDevice | None) -> DeviceMemory:
+def device_memory(gpu: Gpu, mig: MigDevice | PlannedDevice | None) -> ShareableMemory:
     """What a whole GPU or a MIG device has. mig: None for the whole GPU.
 
     Compute instances of one GPU instance have multiprocessors of their own and the memory in common: each is
     given an even part of it, in whole MiB, and the hardware does not hold it to that.
     """
     if mig is None:
-        return DeviceMemory(gpu.memory_bytes, alone=True)
+        return ShareableMemory(gpu.memory_bytes, alone=True)
     if isinstance(mig, PlannedDevice):
         devices = mig.siblings
     else:
         devices = sum(one.gi_id == mig.gi_id for one in gpu.mig_devices)
     if devices <= 1:
-        return DeviceMemory(mig.memory_bytes, alone=True)
-    return DeviceMemory(mig.memory_bytes // devices // MIB * MIB, alone=False)
+        return ShareableMemory(mig.memory_bytes, alone=True)
+    return ShareableMemory(mig.memory_bytes // devices // MIB * MIB, alone=False)
 
 
 _WHOLE = GpuDevices((None,), mig=False)

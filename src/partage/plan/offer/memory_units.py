@@ -124,11 +124,13 @@ def check_unit_count(offer: NodeOffer, origins: Mapping[ResourceName, str], find
     count = sum(row.count for row in rows)
     if count <= MOST_UNITS:
         return
-    name = rows[0].resource
+    smallest = min(rows, key=lambda row: row.memory_bytes)
+    name, size = smallest.resource, format_bytes(smallest.memory_bytes)
+    sizes = {row.memory_bytes for row in rows}
     devices = f"{len(rows)} device{'' if len(rows) == 1 else 's'}"
     message = (
-        f"{name}: {count:,} units of {format_bytes(rows[0].memory_bytes)} on {devices}, and a node has at "
-        f"most {MOST_UNITS:,}, each an id of the kubelet's"
+        f"{name}: {count:,} units of {size if len(sizes) == 1 else f'{size} and more'} on {devices}, and a "
+        f"node has at most {MOST_UNITS:,}, each an id of the kubelet's"
     )
     findings.add(
         "impossible", origins.get(name, ""), message, f"take a larger unit: {_fitting(rows)} or more"
@@ -136,9 +138,11 @@ def check_unit_count(offer: NodeOffer, origins: Mapping[ResourceName, str], find
 
 
 def _fitting(rows: list[DeviceOffer]) -> str:
-    """The smallest unit with which these devices have few enough, as a policy writes it."""
-    memory = [row.count * row.memory_bytes for row in rows]
+    """The smallest unit with which these devices have few enough, as policies write it. Larger ones stay."""
+
+    def count(size_mib: int) -> int:
+        return sum(row.count * row.memory_bytes // max(size_mib * MIB, row.memory_bytes) for row in rows)
+
     sizes = [1 << power for power in range(17)]  # in MiB
-    fits = (size for size in sizes if sum(one // (size * MIB) for one in memory) <= MOST_UNITS)
-    size = next(fits, sizes[-1])
+    size = next((size for size in sizes if count(size) <= MOST_UNITS), sizes[-1])
     return f"{size // 1024}Gi" if size >= 1024 else f"{size}Mi"

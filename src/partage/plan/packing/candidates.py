@@ -42,7 +42,7 @@ class CandidateInstance(Frozen):
         return Placement(self.start, self.spec.size)
 
 
-class Candidate(Frozen):
+class CandidateGpu(Frozen):
     """A GPU whose layout can be changed. machine: name of its node; None: this node."""
 
     machine: str | None
@@ -90,12 +90,12 @@ def survey(
     geometry_of: Callable[[Gpu], Geometry | None],
     why_no_geometry: Callable[[Gpu], str],
     held: frozenset[DeviceUuid] = frozenset(),
-) -> tuple[tuple[Candidate, ...], tuple[UnavailableGpu, ...]]:
+) -> tuple[tuple[CandidateGpu, ...], tuple[UnavailableGpu, ...]]:
     """The GPUs of one node, each as candidate or as unavailable.
 
     held: UUIDs of the GPUs and MIG devices that are held.
     """
-    candidates: list[Candidate] = []
+    candidates: list[CandidateGpu] = []
     others = [
         UnavailableGpu(machine, lost.index, lost.uuid, f"is lost: {lost.reason}") for lost in inventory.lost
     ]
@@ -106,7 +106,7 @@ def survey(
         elif found is None:
             others.append(UnavailableGpu(machine, gpu.index, gpu.uuid, why_no_geometry(gpu)))
         else:
-            candidates.append(Candidate(machine, gpu, *found))
+            candidates.append(CandidateGpu(machine, gpu, *found))
     return tuple(candidates), tuple(sorted(others, key=lambda other: other.index))
 
 

@@ -13,7 +13,7 @@ from operator import add, le
 from partage.model.geometry import Geometry, ProfileSpec
 from partage.model.layout import compute_choices
 from partage.model.profile import MigProfile
-from partage.plan.packing.candidates import Candidate, CandidateDevice, CandidateInstance
+from partage.plan.packing.candidates import CandidateDevice, CandidateGpu, CandidateInstance
 from partage.plan.packing.demand import Demand
 from partage.plan.packing.openings import NewInstances, Quota, openings
 from partage.values import Frozen
@@ -72,7 +72,7 @@ class ChoiceFinder:
         self._live: dict[object, Choices] = {}
         self._fillings: dict[tuple[MigProfile, int], tuple[Served, ...]] = {}
 
-    def choices(self, candidate: Candidate) -> Choices:
+    def choices(self, candidate: CandidateGpu) -> Choices:
         """The cheapest way to serve each combination that the GPU can serve, without the empty one.
 
         Combinations that leave slices free are included: the number served is exact.

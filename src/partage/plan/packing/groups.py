@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
-from partage.plan.packing.candidates import Candidate, State
+from partage.plan.packing.candidates import CandidateGpu, State
 from partage.plan.packing.choices import ChoiceFinder, Choices, Served
 from partage.plan.packing.demand import Demand
 from partage.plan.packing.integer_program import Column, IntegerProgram, Prices
@@ -14,7 +14,7 @@ from partage.values import Frozen
 class CapableGpu(Frozen):
     """A candidate, and everything that it can do for the demand."""
 
-    candidate: Candidate
+    candidate: CandidateGpu
     choices: Choices
 
     @property
@@ -42,7 +42,7 @@ Group = tuple[CapableGpu, ...]
 """Members in the order of the candidates."""
 
 
-def capable_gpus(demand: Demand, candidates: Iterable[Candidate]) -> tuple[CapableGpu, ...]:
+def capable_gpus(demand: Demand, candidates: Iterable[CandidateGpu]) -> tuple[CapableGpu, ...]:
     """All candidates, in their order; each state is computed once."""
     allocator = ChoiceFinder(demand)
     known: dict[State, Choices] = {}

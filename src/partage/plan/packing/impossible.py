@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partage.errors import Problem, Unsatisfiable
-from partage.plan.packing.candidates import Candidate
+from partage.plan.packing.candidates import CandidateGpu
 from partage.plan.packing.demand import Demand, nearest_hint
 from partage.plan.packing.integer_program import Deadline, Infeasible, IntegerProgram, Undecided, most_served
 
 
-def check_profiles_exist(demand: Demand, candidates: Sequence[Candidate]) -> None:
+def check_profiles_exist(demand: Demand, candidates: Sequence[CandidateGpu]) -> None:
     """Raise Unsatisfiable for every profile that no GPU here has."""
     if not candidates:
         raise Unsatisfiable("no GPU of these machines can be used now")

@@ -16,7 +16,7 @@ from fractions import Fraction
 from partage.model.ids import MigUuid
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
-from partage.plan.packing.candidates import Candidate, CandidateDevice
+from partage.plan.packing.candidates import CandidateDevice, CandidateGpu
 from partage.plan.packing.choices import Choice, Served
 from partage.plan.packing.demand import Demand
 from partage.plan.packing.groups import (
@@ -67,7 +67,7 @@ class PackedGpu(Frozen):
     serves: those of ``layout`` that serve the demand. reused: those of them that exist already.
     """
 
-    candidate: Candidate
+    candidate: CandidateGpu
     serves: tuple[LayoutItem, ...]
     layout: tuple[LayoutItem, ...]
     reused: tuple[CandidateDevice, ...]
@@ -114,7 +114,7 @@ class Packing(Frozen):
 
 
 def pack(
-    demand: Demand, candidates: Sequence[Candidate], clock: Callable[[], float], time_limit_s: float
+    demand: Demand, candidates: Sequence[CandidateGpu], clock: Callable[[], float], time_limit_s: float
 ) -> Packing:
     """The best packing, or the best one found in time. clock: returns seconds.
 
@@ -180,7 +180,7 @@ def _fewest_new(demand: Demand, members: Sequence[CapableGpu]) -> int:
 
 
 def _packing(
-    demand: Demand, candidates: Sequence[Candidate], packed: Packed, assignments: tuple[PackedGpu, ...]
+    demand: Demand, candidates: Sequence[CandidateGpu], packed: Packed, assignments: tuple[PackedGpu, ...]
 ) -> Packing:
     as_solved = len(assignments) == cost_of(packed.taken, _GPUS)
     return Packing(
@@ -205,7 +205,7 @@ def _proof(demand: Demand, packed: Packed) -> PriceProof | None:
 # --- the assignments ---------------------------------------------------------------------------
 
 
-def _assignment(candidate: Candidate, choice: Choice) -> PackedGpu:
+def _assignment(candidate: CandidateGpu, choice: Choice) -> PackedGpu:
     uses = {use.instance: use for use in choice.uses if use.instance is not None}
     serves: list[LayoutItem] = []
     layout: list[LayoutItem] = []

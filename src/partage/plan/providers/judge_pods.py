@@ -10,19 +10,19 @@ from partage.model.policy import Strategy
 from partage.plan.providers import rules as kinds
 from partage.plan.providers.judge_groups import judge_label, profiles_of
 from partage.plan.providers.rules import AnyRule, MigType, Provider
-from partage.plan.providers.subjects import Container, Finding, Group, Keys, Pod
-from partage.units import GIB
+from partage.plan.providers.subjects import Group, Keys, ManifestContainer, ManifestPod, Violation
+from partage.units import GIB, whole_quantity
 
 _WORDS = {Strategy.TIME_SLICING: "time-slicing", Strategy.MPS: "MPS"}
 _GPU, _MIG = f"{VENDOR}/gpu", f"{VENDOR}/mig-"
 
 
-def judge_pod(pod: Pod, provider: Provider, groups: Sequence[Group]) -> list[Finding]:
+def judge_pod(pod: ManifestPod, provider: Provider, groups: Sequence[Group]) -> list[Violation]:
     """Everything that breaks a rule. groups: those of the cluster; () where they are not known: then only
     the node selector says how the GPUs are shared."""
     selected = _selected(pod, groups)
     places = selected if groups else _from_selector(pod, provider)
-    found: list[Finding] = []
+    found: list[Violation] = []
     for rule in provider.rules:
         if isinstance(rule, kinds.LabelValues | kinds.CountLabel | kinds.ProfileLabel):
             if rule.key in pod.selector:
@@ -31,7 +31,7 @@ def judge_pod(pod: Pod, provider: Provider, groups: Sequence[Group]) -> list[Fin
         elif isinstance(rule, kinds.ModeLabel) and pod.selector.get(rule.key, "") not in ("", *rule.modes):
             said = f"{pod.selector[rule.key]!r} is no value of {rule.key} at {provider.title}"
             found.append(
-                _finding(rule, (*pod.at, "nodeSelector", rule.key), said, f"one of {', '.join(rule.modes)}")
+                _violation(rule, (*pod.at, "nodeSelector", rule.key), said, f"one of {', '.join(rule.modes)}")
             )
         elif isinstance(rule, kinds.HostIpc):
             found += _host_ipc(pod, rule, provider, places)
@@ -39,27 +39,27 @@ def judge_pod(pod: Pod, provider: Provider, groups: Sequence[Group]) -> list[Fin
             asked = [n for n in rule.resources if any(n in one.limits for one in pod.containers)]
             if len(asked) > 1:
                 said = f"asks for {' and '.join(asked)}, which no node of {provider.title} offers together"
-                found.append(_finding(rule, pod.at, said, "ask for one of them"))
+                found.append(_violation(rule, pod.at, said, "ask for one of them"))
         for container in pod.containers:
             found += _container(container, pod, rule, provider, places, known=bool(groups))
     if groups and not selected and any(_gpus(one) for one in pod.containers):
         said = "no worker group has the labels of its node selector: the pod would stay pending"
-        found.append(Finding("error", (*pod.at, "nodeSelector"), said, "use the labels of a worker group"))
+        found.append(Violation("error", (*pod.at, "nodeSelector"), said, "use the labels of a worker group"))
     return list(dict.fromkeys(found))
 
 
-def _gpus(container: Container) -> list[str]:
+def _gpus(container: ManifestContainer) -> list[str]:
     return [name for name in container.limits if name.startswith(f"{VENDOR}/")]
 
 
-def _selected(pod: Pod, groups: Sequence[Group]) -> list[Group]:
+def _selected(pod: ManifestPod, groups: Sequence[Group]) -> list[Group]:
     """The groups with the labels that the pod selects; labels that no group says are passed over."""
     known = {key for group in groups for key in group.labels}
     wanted = {key: value for key, value in pod.selector.items() if key in known}
     return [g for g in groups if all(g.labels.get(key) == value for key, value in wanted.items())]
 
 
-def _from_selector(pod: Pod, provider: Provider) -> list[Group]:
+def _from_selector(pod: ManifestPod, provider: Provider) -> list[Group]:
     for rule in provider.rules:
         if isinstance(rule, kinds.ModeLabel) and (mode := rule.modes.get(pod.selector.get(rule.key, ""))):
             return [Group((), "the selected nodes", mode, labels=pod.selector)]
@@ -80,7 +80,7 @@ def offered_names(group: Group, rule: kinds.OfferedNames) -> set[str] | None:
     return {f"{_MIG}{profile}{suffix}" for profile in plain for suffix in suffixes}
 
 
-def _may_serve(container: Container, group: Group, provider: Provider) -> bool:
+def _may_serve(container: ManifestContainer, group: Group, provider: Provider) -> bool:
     """Whether the group offers something that the container asks for."""
     rule = next((one for one in provider.rules if isinstance(one, kinds.OfferedNames)), None)
     names = offered_names(group, rule) if rule else None
@@ -88,26 +88,26 @@ def _may_serve(container: Container, group: Group, provider: Provider) -> bool:
 
 
 def _host_ipc(
-    pod: Pod, rule: kinds.HostIpc, provider: Provider, places: Sequence[Group]
-) -> Iterator[Finding]:
+    pod: ManifestPod, rule: kinds.HostIpc, provider: Provider, places: Sequence[Group]
+) -> Iterator[Violation]:
     if pod.host_ipc:
         return
     serving = [g for g in places if any(_may_serve(one, g, provider) for one in pod.containers)]
     hit = [g for g in serving if g.sharing is rule.sharing]
     if hit:
         said = f"has no hostIPC: true, without which it does not reach the MPS daemon of {_names(hit)}"
-        yield _finding(rule, pod.at, said, "hostIPC: true in the pod's spec", sure=len(hit) == len(serving))
+        yield _violation(rule, pod.at, said, "hostIPC: true in the pod's spec", sure=len(hit) == len(serving))
 
 
 def _container(
-    container: Container,
-    pod: Pod,
+    container: ManifestContainer,
+    pod: ManifestPod,
     rule: AnyRule,
     provider: Provider,
     places: Sequence[Group],
     *,
     known: bool,
-) -> Iterator[Finding]:
+) -> Iterator[Violation]:
     match rule:
         case kinds.Request():
             yield from _request(container, rule, provider, places)
@@ -122,24 +122,24 @@ def _container(
 
 
 def _request(
-    container: Container, rule: kinds.Request, provider: Provider, places: Sequence[Group]
-) -> Iterator[Finding]:
+    container: ManifestContainer, rule: kinds.Request, provider: Provider, places: Sequence[Group]
+) -> Iterator[Violation]:
     serving = [g for g in places if _may_serve(container, g, provider)]
     hit = [g for g in serving if g.sharing is rule.sharing and not (rule.alone_on_one_gpu and g.gpus == 1)]
     sure = len(hit) == len(serving) and not (rule.alone_on_one_gpu and any(g.gpus is None for g in hit))
     for name in _gpus(container):
-        amount = _whole(container.limits[name])
+        amount = whole_quantity(container.limits[name])
         if hit and amount is not None and amount > rule.most:
             said = (
                 f"asks for {amount} of {name}; under {_WORDS[rule.sharing]} ({_names(hit)}) a container of "
                 f"{provider.title} asks for exactly {rule.most}"
             )
-            yield _finding(rule, (*container.at, name), said, f"ask for {rule.most}", sure=sure)
+            yield _violation(rule, (*container.at, name), said, f"ask for {rule.most}", sure=sure)
 
 
 def _names_exist(
-    container: Container, rule: kinds.OfferedNames, places: Sequence[Group]
-) -> Iterator[Finding]:
+    container: ManifestContainer, rule: kinds.OfferedNames, places: Sequence[Group]
+) -> Iterator[Violation]:
     offers = [offered_names(group, rule) for group in places]
     if any(names is None for names in offers):
         return
@@ -147,29 +147,36 @@ def _names_exist(
     for name in _gpus(container):
         if name not in there:
             said = f"no worker group that it can run on offers {name}"
-            yield _finding(rule, (*container.at, name), said, f"offered: {', '.join(sorted(there))}")
+            yield _violation(
+                rule, (*container.at, name), said, f"offered: {', '.join(sorted(there)) or 'nothing'}"
+            )
 
 
-def _amount(container: Container, rule: kinds.Amount, places: Sequence[Group]) -> Iterator[Finding]:
+def _amount(container: ManifestContainer, rule: kinds.Amount, places: Sequence[Group]) -> Iterator[Violation]:
     written = container.limits[rule.resource]
     at = (*container.at, rule.resource)
-    amount = _whole(written)
+    amount = whole_quantity(written)
     if amount is None:
-        yield _finding(rule, at, f"{written!r} is no whole number of {rule.resource}", "a whole number")
+        yield _violation(rule, at, f"{written!r} is no whole number of {rule.resource}", "a whole number")
         return
     if amount < rule.least or (rule.most is not None and amount > rule.most) or amount % rule.multiple_of:
         range_ = f"{rule.least} or more" if rule.most is None else f"{rule.least} to {rule.most}"
         steps = f", a multiple of {rule.multiple_of}" if rule.multiple_of > 1 else ""
-        yield _finding(rule, at, f"{rule.resource} has to be {range_}{steps}, not {amount}")
+        yield _violation(rule, at, f"{rule.resource} has to be {range_}{steps}, not {amount}", "correct it")
     sizes = [group.model.memory_bytes // GIB for group in places if group.model]
     if rule.gpu_memory and sizes and len(sizes) == len(places) and amount > max(sizes):
         said = f"asks for {amount} GiB of one GPU, and the largest has {max(sizes)} GiB"
-        yield _finding(rule, at, said, "ask for less")
+        yield _violation(rule, at, said, "ask for less")
 
 
 def _needs(
-    container: Container, pod: Pod, rule: kinds.ResourceNeeds, places: Sequence[Group], *, known: bool
-) -> Iterator[Finding]:
+    container: ManifestContainer,
+    pod: ManifestPod,
+    rule: kinds.ResourceNeeds,
+    places: Sequence[Group],
+    *,
+    known: bool,
+) -> Iterator[Violation]:
     labels = [group.labels for group in places] if known else [pod.selector]
     values = [one.get(rule.key) for one in labels]
     if not known and values == [None]:
@@ -177,18 +184,13 @@ def _needs(
     if places and not any(v in rule.values or (v is None and rule.absent) for v in values):
         have = ", ".join(sorted({f"{rule.key}={v}" if v else f"no {rule.key}" for v in values}))
         said = f"{rule.resource} is offered by nodes with {rule.key}={' or '.join(rule.values)}; here: {have}"
-        yield _finding(rule, (*container.at, rule.resource), said, "ask for what these nodes offer")
+        yield _violation(rule, (*container.at, rule.resource), said, "ask for what these nodes offer")
 
 
 def _names(groups: Sequence[Group]) -> str:
     return ", ".join(group.who for group in groups)
 
 
-def _whole(value: object) -> int | None:
-    text = str(value) if isinstance(value, int | str) and not isinstance(value, bool) else ""
-    return int(text) if text.isascii() and text.isdigit() and len(text) < 10 else None
-
-
-def _finding(rule: AnyRule, at: Keys, message: str, hint: str = "", *, sure: bool = True) -> Finding:
+def _violation(rule: AnyRule, at: Keys, message: str, hint: str = "", *, sure: bool = True) -> Violation:
     severity: Severity = rule.severity if sure else "warning"
-    return Finding(severity, at, message, rule.hint or hint)
+    return Violation(severity, at, message, rule.hint or hint)

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from msgspec.structs import replace
+
 from partage.model.policy import (
     AllDevices,
     Exclusive,
@@ -16,14 +20,23 @@ from partage.model.policy import (
     TimeSlicing,
 )
 from partage.plan.providers.rules import MigType
-from partage.plan.providers.subjects import Group
+from partage.plan.providers.subjects import Group, Model
 
 _TYPES = {"none": MigType.NONE_WITH_OPERATOR, "single": MigType.SINGLE, "mixed": MigType.MIXED}
 
 
-def groups_of(policy: Policy) -> list[Group]:
-    """The entries of a policy, as groups. What they select is not looked at beyond whether it is all GPUs."""
-    return [_group(entry, policy) for entry in policy.entries]
+def groups_of(policy: Policy, model_of: Callable[[str], Model | None]) -> list[Group]:
+    """The entries of a policy, as groups: one for each model that an entry names. What they select is not
+    looked at beyond that, and whether it is all GPUs. model_of: a model by its name; None: not known.
+    """
+    found: list[Group] = []
+    for entry in policy.entries:
+        group = _group(entry, policy)
+        select = entry.select if isinstance(entry, GpuEntry) else None
+        names = select.model if isinstance(select, GpuCriteria) else ()
+        models = [model for name in names if (model := model_of(name)) is not None]
+        found += [replace(group, model=model) for model in models] or [group]
+    return found
 
 
 def _group(entry: GpuEntry | ResourceEntry, policy: Policy) -> Group:
@@ -32,11 +45,11 @@ def _group(entry: GpuEntry | ResourceEntry, policy: Policy) -> Group:
         at=(entry.origin,),
         who=entry.origin,
         sharing=_strategy(entry.sharing),
-        replicas=1 if isinstance(entry.sharing, Exclusive) else entry.sharing.replicas,
+        replicas=_replicas(entry.sharing),
         mig=mig,
         layout=layout,
         profiles=profiles,
-        unequal=isinstance(entry.sharing, Mps) and bool(entry.sharing.clients),
+        unequal=_unequal(entry.sharing),
         part=_part(entry),
     )
 
@@ -48,6 +61,19 @@ def _mig(entry: GpuEntry | ResourceEntry, policy: Policy) -> tuple[MigType, str 
     if entry.mig is None or not entry.mig.enabled:
         return (MigType.NONE_WITH_OPERATOR, None, ())
     return (kind, entry.mig.named, tuple(str(item.profile) for item in entry.mig.items))
+
+
+def _replicas(sharing: Sharing) -> int | None:
+    """None for amounts of memory: each tenant asks for as much as it needs."""
+    if isinstance(sharing, Exclusive):
+        return 1
+    return None if sharing.units is not None else sharing.replicas
+
+
+def _unequal(sharing: Sharing) -> bool:
+    if isinstance(sharing, Exclusive):
+        return False
+    return sharing.units is not None or (isinstance(sharing, Mps) and bool(sharing.clients))
 
 
 def _strategy(sharing: Sharing) -> Strategy:

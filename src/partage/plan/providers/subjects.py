@@ -42,7 +42,7 @@ class Group(Frozen):
 
     at: its place. who: its name in messages. model: None: any. gpus: of one node; None: not known. mig:
     None: not said. layout: its name; profiles: its MIG devices. replicas: 1 for exclusive, None: not said.
-    clients: it has unequal shares. part: it takes only some GPUs of a node.
+    unequal: its shares are not equal. part: it takes only some GPUs of a node.
     """
 
     at: Keys
@@ -59,7 +59,7 @@ class Group(Frozen):
     part: bool = False
 
 
-class Container(Frozen):
+class ManifestContainer(Frozen):
     """at: its ``resources.limits``. limits: resource to amount, as written."""
 
     at: Keys
@@ -67,17 +67,17 @@ class Container(Frozen):
     limits: Mapping[str, Any]
 
 
-class Pod(Frozen):
+class ManifestPod(Frozen):
     """at: its spec. selector: its ``nodeSelector``."""
 
     at: Keys
     who: str
     host_ipc: bool
     selector: Mapping[str, str]
-    containers: tuple[Container, ...]
+    containers: tuple[ManifestContainer, ...]
 
 
-class Finding(Frozen):
+class Violation(Frozen):
     """What breaks a rule, and where."""
 
     severity: Severity

@@ -7,10 +7,14 @@ from bisect import bisect_left
 from collections.abc import Iterable, Sequence
 from math import ceil
 
+from partage.model.share import Guarantee
 from partage.values import Frozen
 
-WARM_UP = 0.1
-"""The first part of a run does not count for steadiness: programs load first."""
+UNSETTLED = 0.25
+"""The lowest part of a run does not count for steadiness: programs load first, some for long, and a container
+that was restarted loads again."""
+TAKEN_FOR_ALL = (Guarantee.HARD, Guarantee.GUARDED, Guarantee.ADVISORY)
+"""Guarantees under which a program takes its share for the whole memory: a limit, or a framework's cap."""
 BUSY_PART = 0.95
 """The part of the samples that is not above the activity by which a share is sized."""
 _LETTERS = "[bcdfghjklmnpqrstvwxz2456789]"
@@ -27,8 +31,9 @@ class Run(Frozen):
 
     at_s, used_bytes: the samples, by time; equally many. peak_bytes: the highest since the container began,
     as the exporter saw it every second; None: only the samples are known. sm: part of the GPU's time, where
-    it is known. device_bytes: memory that the container can see. share_bytes: of its shares; None: not known.
-    limited: the share is a limit (guarantee hard or guarded). processes: the most at a time.
+    it is known. device_bytes: memory of the device. share_bytes: of its shares; None: not known. limited: a
+    program takes the share for the whole memory (``TAKEN_FOR_ALL``). processes: the most at a time.
+    container: the same for what one container used of several devices; empty: nothing else is of it.
     """
 
     workload: str
@@ -40,6 +45,7 @@ class Run(Frozen):
     share_bytes: int | None = None
     limited: bool = False
     processes: int = 1
+    container: str = ""
 
     @property
     def visible_bytes(self) -> int:
@@ -52,11 +58,12 @@ class Evidence(Frozen):
 
     runs: containers. samples: of all of them. span_s: from the first to the last sample. coverage: part of
     the time between them that has samples. peak_bytes: the highest that a container used; peak_at_s: when;
-    steady: relative distance of highest and lowest use after the warm-up, in the run with the peak.
-    exact: the peaks are those of the exporter; else a spike between two samples may be missing. growing: the
-    last quarter of the longest run is its highest, and rises. sm_p95: None: not known. full: highest part of
-    the visible memory that was used. coarse: the samples were not kept, only what they came to. at_once: the
-    most runs at the same time.
+    steady: relative distance of the highest use and the one that three quarters of the samples reach, in the
+    run with the peak. exact: the peaks are those of the exporter; else a spike between two samples may be
+    missing. growing: the last quarter of the longest run is its highest, and rises. sm_p95: None: not known.
+    full: highest part of the visible memory that was used. coarse: the samples were not kept, only what they
+    came to. at_once: the most containers at the same time. devices: the most that one of them used at the
+    same time.
     """
 
     workload: str
@@ -75,6 +82,7 @@ class Evidence(Frozen):
     processes: int = 1
     coarse: bool = False
     at_once: int = 1
+    devices: int = 1
 
 
 def workload_of(pod: str) -> str:
@@ -104,9 +112,10 @@ def _evidence(name: str, runs: Sequence[Run], step_s: float | None) -> Evidence:
     activity = sorted(value for run in runs for value in run.sm)
     shares = [run.share_bytes for run in runs if run.share_bytes is not None]
     top = max(range(len(highest.used_bytes)), key=highest.used_bytes.__getitem__)
+    devices = max(_at_once(one) for one in _containers(runs))
     return Evidence(
         workload=name,
-        runs=len(runs),
+        runs=sum(-(-len(one) // _at_once(one)) for one in _containers(runs)),
         samples=sum(len(run.at_s) for run in runs),
         span_s=last - first,
         coverage=_coverage(runs, step_s),
@@ -119,8 +128,17 @@ def _evidence(name: str, runs: Sequence[Run], step_s: float | None) -> Evidence:
         sm_p95=quantile(activity, BUSY_PART),
         share_bytes=max(shares, default=None),
         processes=max(run.processes for run in runs),
-        at_once=_at_once(runs),
+        at_once=-(-_at_once(runs) // devices),
+        devices=devices,
     )
+
+
+def _containers(runs: Iterable[Run]) -> list[list[Run]]:
+    """The runs of each container; those that used nothing only where there are no others."""
+    found: dict[str, list[Run]] = {}
+    for number, run in enumerate(runs):
+        found.setdefault(run.container or str(number), []).append(run)
+    return [[run for run in some if _peak(run)] or some[:1] for some in found.values()]
 
 
 def _at_once(runs: Sequence[Run]) -> int:
@@ -133,15 +151,12 @@ def _peak(run: Run) -> int:
 
 
 def spread(lows: Sequence[int], highs: Sequence[int], peak_bytes: int) -> float:
-    """Relative distance of highest and lowest use of a run, without its first part. lows, highs: of parts of
-    equal length, or twice the samples. peak_bytes: of the whole run; 0: not known.
+    """Relative distance of highest and lowest use of a run, without its lowest part (``UNSETTLED``). lows,
+    highs: of parts of equal length, or twice the samples. peak_bytes: of the whole run; 0: not known.
     """
-    first = ceil(len(lows) * WARM_UP)
-    if len(lows) - first > 1:
-        lows, highest = lows[first:], max(*highs[first:], peak_bytes)
-    else:
-        lows, highest = lows[first:] or lows, max(*highs, peak_bytes)
-    return (highest - min(lows)) / highest if highest else 0.0
+    highest = max(peak_bytes, 0, *highs)
+    lowest = sorted(lows)[int(len(lows) * UNSETTLED)] if lows else highest
+    return (highest - lowest) / highest if highest else 0.0
 
 
 def grows(highs: Sequence[int]) -> bool:

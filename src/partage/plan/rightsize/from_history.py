@@ -38,10 +38,12 @@ def _evidence(name: str, nodes: Sequence[Sequence[WorkloadDay]]) -> Evidence:
     first, last = min(row.first_s for row in rows), max(row.last_s for row in rows)
     run_s = sum(row.run_s for row in rows)
     shares = [row.share_bytes for row in rows if row.share_bytes is not None]
+    devices = max(1, *(row.devices for row in rows))
+    # A run that goes on over midnight is on both days.
+    runs = sum(days[0].runs + sum(row.started for row in days[1:]) for days in nodes)
     return Evidence(
         workload=name,
-        # A run that goes on over midnight is on both days.
-        runs=sum(days[0].runs + sum(row.started for row in days[1:]) for days in nodes),
+        runs=-(-runs // devices),
         samples=sum(row.samples for row in rows),
         span_s=float(last - first),
         coverage=min(1.0, sum(row.seen_s for row in rows) / run_s) if run_s else 1.0,
@@ -55,7 +57,8 @@ def _evidence(name: str, nodes: Sequence[Sequence[WorkloadDay]]) -> Evidence:
         share_bytes=max(shares, default=None),
         processes=max(row.processes for row in rows) or 1,
         coarse=True,
-        at_once=sum(max(row.at_once for row in days) for days in nodes),
+        at_once=-(-sum(max(row.at_once for row in days) for days in nodes) // devices),
+        devices=devices,
     )
 
 

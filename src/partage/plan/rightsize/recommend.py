@@ -23,8 +23,8 @@ _STEP = 256 * MIB
 """Needs are rounded up to this."""
 _FLAT, _FULL = 0.02, 0.7
 """Use that moves by less than _FLAT, above _FULL of what is visible, looks like memory taken in advance."""
-_GRABS = (0.75, 0.9, 0.92)
-"""What JAX and TensorFlow, and vLLM before and from 0.33, take at their start."""
+_GRABS = (0.5, 0.75, 0.9, 0.92)
+"""What a pool of RAPIDS (RMM), JAX and TensorFlow, and vLLM before and from 0.33, take at their start."""
 _NEAR = 0.015
 _MOST_UNATTRIBUTED = 0.2
 _USABLE = 0.97
@@ -46,7 +46,8 @@ class Doubt(StrEnum):
 
     preallocates: it seems to take memory in advance, so that its use says nothing of its need.
     too-few-samples. unattributed: too much memory of the GPUs belongs to no container that is known.
-    too-big: it needs more than the GPU has. unused: it had no GPU memory at all.
+    too-big: it needs more than the GPU has. unused: it had no GPU memory at all. several-devices: one
+    container uses several GPUs or MIG devices at a time.
     """
 
     PREALLOCATES = "preallocates"
@@ -54,6 +55,7 @@ class Doubt(StrEnum):
     TOO_FEW_SAMPLES = "too-few-samples"
     UNATTRIBUTED = "unattributed"
     TOO_BIG = "too-big"
+    SEVERAL_DEVICES = "several-devices"
 
 
 class GpuSize(Frozen):
@@ -105,7 +107,7 @@ def recommend(evidence: Evidence, gpu: GpuSize, unattributed: float = 0.0) -> Re
     mps = min(found["mps"], at_most, MOST_MPS)
     if max(found.values()) < 1 and spec is None:
         has = format_bytes(gpu.memory_bytes)
-        reason = f"it needs {format_bytes(need)} with headroom, a {gpu.product} has {has}"
+        reason = f"it needs {format_bytes(need)} with headroom, and the GPU ({gpu.product}) has {has}"
         return Recommendation(
             evidence, Confidence.LOW, headroom, need, doubt=Doubt.TOO_BIG, reason=reason,
             advice="size it for a larger GPU (--gpu), or let it use several",
@@ -128,14 +130,21 @@ def _refusal(one: Evidence, unattributed: float) -> tuple[Doubt, str, str] | Non
     if one.samples < FEWEST_SAMPLES:
         return (
             Doubt.TOO_FEW_SAMPLES,
-            f"there are only {count_of(one.samples, 'sample')}",
-            f"observe it longer: {FEWEST_SAMPLES} samples at least, better a day or three runs",
+            f"it has only {count_of(one.samples, 'sample')}",
+            f"observe it longer: {FEWEST_SAMPLES} samples at least, better a day or three runs; or ask "
+            "Prometheus for a shorter --window, in which it has more of them",
         )
     if one.peak_bytes == 0:
         return (
             Doubt.UNUSED,
             "it held a share and used no GPU memory",
             "ask whether it needs a GPU; or observe it while it works",
+        )
+    if one.devices > 1:
+        return (
+            Doubt.SEVERAL_DEVICES,
+            f"one container uses {one.devices} GPUs or MIG devices at a time, and a share is a part of one",
+            f"leave it whole GPUs; on each it used {format_bytes(one.peak_bytes)} at most",
         )
     if unattributed > _MOST_UNATTRIBUTED:
         return (
@@ -148,8 +157,8 @@ def _refusal(one: Evidence, unattributed: float) -> tuple[Doubt, str, str] | Non
             Doubt.PREALLOCATES,
             f"its memory stays at {one.full:.0%} of what it sees, as programs do that take it in advance",
             "read its own figure (vLLM: vllm:kv_cache_usage_perc; JAX: device.memory_stats()), or "
-            "run it once without: XLA_PYTHON_CLIENT_PREALLOCATE=false, TF_FORCE_GPU_ALLOW_GROWTH=true, or a "
-            "lower --gpu-memory-utilization",
+            "run it once without: XLA_PYTHON_CLIENT_PREALLOCATE=false, TF_FORCE_GPU_ALLOW_GROWTH=true, a "
+            "lower --gpu-memory-utilization, no pool of RMM",
         )
     return None
 

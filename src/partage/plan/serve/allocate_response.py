@@ -17,7 +17,7 @@ from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.paths import CONTROL_NODES
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
 from partage.model.share import DeviceOffer, Guarantee, Resource, weakest
-from partage.plan.serve.unit_allocation import scattered
+from partage.plan.serve.unit_allocation import memory_in_units, scattered
 from partage.text import one_or_each
 from partage.units import MIB
 from partage.values import Frozen
@@ -71,9 +71,7 @@ class AllocateResponder:
             for piece in (_piece(_as_guarded(offering, guard_dir), options),)
             for id_ in offering.share_ids
         }
-        self._memory_of = {gpu.uuid: gpu.memory_bytes for gpu in inventory} | {
-            mig.uuid: mig.memory_bytes for gpu in inventory for mig in gpu.mig_devices
-        }
+        self._memory_of = inventory.memory_of_devices
         existing = (node for node in CONTROL_NODES if node in inventory.control_nodes)
         self._control_nodes = tuple(_node(node, options) for node in existing)
         self._imex_nodes = tuple(_node(f"{_IMEX_CHANNELS}{n}", options) for n in options.imex_channels)
@@ -101,7 +99,7 @@ class AllocateResponder:
         if len(ids) > _MOST_NAMED:
             del envs["PARTAGE_SHARES"]
         if held[0].by_memory:
-            envs.update(_gpushare_facts(held))
+            envs.update(_gpushare_facts(held, self._memory_of.get(held[0].device)))
         if any(offering.guard for offering in held):
             self._add_guard(held, envs, mounts)
         cdi = self._cdi_names(names)
@@ -288,8 +286,9 @@ def _share_facts(
     }
 
 
-def _gpushare_facts(units: Sequence[DeviceOffer]) -> dict[str, str]:
-    """What programs for Alibaba's gpushare read: the GPU that is given, and amounts in units.
+def _gpushare_facts(units: Sequence[DeviceOffer], memory_bytes: int | None) -> dict[str, str]:
+    """What programs for Alibaba's gpushare read: the GPU that is given, and amounts in units. memory_bytes:
+    of the device.
 
     IDX is NVML's index, which is what ``partage inspect`` and nvidia-smi show (there: the minor number).
     POD: the kubelet allocates container by container, so it is the container's amount.
@@ -298,5 +297,5 @@ def _gpushare_facts(units: Sequence[DeviceOffer]) -> dict[str, str]:
         "ALIYUN_COM_GPU_MEM_IDX": str(units[0].gpu_index),
         "ALIYUN_COM_GPU_MEM_POD": str(len(units)),
         "ALIYUN_COM_GPU_MEM_CONTAINER": str(len(units)),
-        "ALIYUN_COM_GPU_MEM_DEV": str(units[0].replicas),
+        "ALIYUN_COM_GPU_MEM_DEV": str(memory_in_units(units[0], memory_bytes)),
     }

@@ -20,6 +20,12 @@ FIRST_S, LONGEST_S = 600.0, 4 * 3600.0
 """How long a refusal counts, in seconds: at first, and at most. It doubles when the next one comes soon
 after, so that a pod that can never fit costs few."""
 
+SETTLED_S = 15.0
+"""After so long the API server knows the list, which the kubelet tells it every 10 s. An amount that is
+refused again later fails for another reason than a sum over devices: containers of a pod take each
+other's room.
+"""
+
 MOST_AMOUNTS = 64
 """Different amounts that are remembered for each resource; the oldest one goes."""
 
@@ -27,7 +33,9 @@ MOST_AMOUNTS = 64
 class RefusedAmounts(Frozen):
     """Numbers of units that containers asked for and no device had free.
 
-    ignored: a device had them free, and the kubelet chose of several: then one device is listed in any case.
+    ignored: a device had them free, and they were refused all the same: the kubelet chose of several, or
+    other containers of the pod were in the way. Then one device is listed in any case: the next pod is on it
+    whole, or the scheduler keeps it.
     """
 
     units: frozenset[int]
@@ -35,9 +43,12 @@ class RefusedAmounts(Frozen):
 
 
 class _Refusal(Frozen):
-    """until_s: how long it counts, on the caller's clock; lasts_s: how long that was from the start."""
+    """noted_s, until_s: since when and how long it counts, on the caller's clock; lasts_s: how long that was
+    from the start.
+    """
 
     ignored: bool
+    noted_s: float
     until_s: float
     lasts_s: float
 
@@ -49,15 +60,17 @@ class Refusals:
         self._last: dict[ResourceName, dict[int, _Refusal]] = {}
 
     def noted(self, resource: ResourceName, units: int, now_s: float, *, ignored: bool = False) -> None:
-        """A container was refused so many units."""
+        """A container was refused so many units. ignored: as in ``RefusedAmounts``."""
         amounts = self._last.setdefault(resource, {})
         last = amounts.pop(units, None)
         lasts_s = FIRST_S
         if last is not None and now_s < last.until_s:
             lasts_s = last.lasts_s
+            ignored = ignored or last.ignored or now_s - last.noted_s > SETTLED_S
         elif last is not None and now_s < last.until_s + last.lasts_s:
             lasts_s = min(LONGEST_S, 2 * last.lasts_s)
-        amounts[units] = _Refusal(ignored, now_s + lasts_s, lasts_s)
+            ignored = ignored or last.ignored
+        amounts[units] = _Refusal(ignored, now_s, now_s + lasts_s, lasts_s)
         if len(amounts) > MOST_AMOUNTS:
             del amounts[next(iter(amounts))]
 

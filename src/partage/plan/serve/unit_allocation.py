@@ -9,7 +9,7 @@ from partage.model.allocation import AllocationRefused
 from partage.model.ids import DeviceUuid, ShareId
 from partage.model.share import DeviceOffer, Resource
 from partage.text import listed
-from partage.units import format_bytes
+from partage.units import format_exactly
 
 _MOST_SHOWN = 8
 
@@ -17,7 +17,8 @@ _MOST_SHOWN = 8
 class NoRoom(AllocationRefused):
     """A container cannot have so many units: no device has them free, or the kubelet chose of several.
 
-    units: what the container asked for. ignored: one device has them free, and the kubelet chose otherwise.
+    units: what the container asked for. ignored: the kubelet chose the device, or had bound the container to
+    one before: another device may have so many free.
     """
 
     def __init__(self, reason: str, units: int, *, ignored: bool = False) -> None:
@@ -64,7 +65,7 @@ class UnitAllocator:
         missing = size - len(must_include)
         fitting = [device for device, ids in free.items() if len(ids) >= missing and fixed <= {device}]
         if not fitting and missing:
-            raise NoRoom(self._no_room(free, fixed, must_include, size), size)
+            raise NoRoom(self._no_room(free, fixed, must_include, size), size, ignored=bool(fixed))
         if not missing:
             return list(must_include)
         sign = -1 if self._spread else 1
@@ -90,8 +91,9 @@ class UnitAllocator:
             where = ", ".join(sorted(name_of(self._rows[device]) for device in fixed))
             held = _amount(len(must_include), self._rows.values())
             return (
-                f"{asked}; an init container of its pod has {held} of {where}, which Kubernetes gives it "
-                "again, and the rest is not free there. Let the init container ask for as much"
+                f"{asked}; an init container of its pod had {held} of {where}, which Kubernetes gives it "
+                "again, and the rest is not free there. Let the init container ask for nothing, or for as "
+                "much as the pod's first container"
             )
         largest = max((row.count for row in self._rows.values()), default=0)
         if size > largest:
@@ -113,6 +115,16 @@ def scattered(offerings: Sequence[DeviceOffer]) -> NoRoom:
     return NoRoom(reason, len(offerings), ignored=True)
 
 
+def memory_in_units(row: DeviceOffer, memory_bytes: int | None) -> int:
+    """All memory of the device, that which is promised to nobody too, in its units and rounded up.
+
+    Programs for gpushare take the part CONTAINER / DEV of the device's memory: rounded up, that is never more
+    than their amount. (gpushare rounds down: 12/22 of 22.5 GiB are 12.3 GiB.) memory_bytes: None while the
+    device does not answer; then its units are all that is known.
+    """
+    return row.replicas if memory_bytes is None else -(-memory_bytes // row.memory_bytes)
+
+
 def name_of(row: DeviceOffer) -> str:
     """``GPU 0``, ``GPU 0 3g.40gb``."""
     return f"GPU {row.gpu_index}" + (f" {row.profile}" if row.profile else "")
@@ -123,4 +135,4 @@ def _amount(units: int, rows: Iterable[DeviceOffer]) -> str:
     if not units:
         return "nothing"
     sizes = {row.memory_bytes for row in rows if row.by_memory}
-    return format_bytes(units * sizes.pop()) if len(sizes) == 1 else f"{units} units"
+    return format_exactly(units * sizes.pop()) if len(sizes) == 1 else f"{units} units"

@@ -11,16 +11,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from operator import attrgetter
 
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, PodUid, device_of
 from partage.model.policy import WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
-from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
 from partage.model.step import EndProcess
 from partage.plan.serve.ledger_entry import Holder, LedgerEntry
 from partage.units import format_bytes
 from partage.values import Frozen
+
+_PID = attrgetter("pid")
 
 
 class GrantKind(StrEnum):
@@ -195,18 +198,16 @@ def _usage(
         pod=owner.pod,
         holder=holder,
         grant=grant,
-        granted_bytes=sum(offering.memory_bytes for offering in shares),
-        guarantee=min(
-            (offering.guarantee for offering in shares), key=lambda one: one.strength, default=None
-        ),
-        used_bytes=sum(row.used_bytes or 0 for row in rows),
+        granted_bytes=sum([offering.memory_bytes for offering in shares]),
+        guarantee=weakest([offering.guarantee for offering in shares]) if shares else None,
+        used_bytes=sum([row.used_bytes or 0 for row in rows]),
         partly=any(row.used_bytes is None for row in rows),
-        processes=tuple(sorted(rows, key=lambda row: row.pid)),
+        processes=tuple(sorted(rows, key=_PID)),
     )
 
 
 def _violation(usage: ContainerUsage, wanted: WatchAction) -> Violation | None:
-    if wanted is WatchAction.OFF:
+    if wanted is WatchAction.OFF or not (usage.grant is GrantKind.NONE or usage.over):
         return None
     who = _named(usage)
     if usage.grant is GrantKind.NONE:
@@ -214,8 +215,6 @@ def _violation(usage: ContainerUsage, wanted: WatchAction) -> Violation | None:
         return Violation(
             ViolationKind.UNGRANTED, usage, f"{who} uses {usage.device} and holds no share of it"
         )
-    if not usage.over:
-        return None
     used, granted = format_bytes(usage.used_bytes), format_bytes(usage.granted_bytes)
     reason = f"{who} uses {used} of {usage.device}; its shares are {granted}"
     if wanted is not WatchAction.KILL:

@@ -39,10 +39,10 @@ def check_live(
     for line in (line for file in slurm_files for line in node_lines(file, ignored)):
         for name in line.names:
             if line.gres and only in (None, name):
-                for grave, message, hint in _of_node(name, line, live):
-                    found.setdefault((grave, line.file, line.line, message, hint), []).append(name)
-    for (grave, file, number, message, hint), names in found.items():
-        note = notes.error if grave else notes.warn
+                for wrong, message, hint in _of_node(name, line, live):
+                    found.setdefault((wrong, line.file, line.line, message, hint), []).append(name)
+    for (wrong, file, number, message, hint), names in found.items():
+        note = notes.error if wrong else notes.warn
         which = f"node{'s' if len(names) > 1 else ''} {format_hostlist(names)}"
         note(file, number, message.format(which=which), hint.format(names=format_hostlist(names)))
     return notes.problems

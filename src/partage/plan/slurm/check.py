@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
+from partage.codec.hostlist import format_hostlist
 from partage.codec.slurm_conf import ConfFile, ConfKind
 from partage.errors import Problem
 from partage.model.gpu import Inventory
@@ -50,7 +53,7 @@ def check_files(
     check_cgroup_conf(kinds(files, ConfKind.CGROUP), settings, version, notes)
     names = _names(lines, gres, node, whole=bool(slurm_files))
     by_name = {name: line for line in lines for name in line.names}
-    views = tuple(view_node(name, by_name.get(name), gres, version, notes) for name in names)
+    views = _views(names, by_name, gres, version, notes)
     differences = Notebook()
     if inventory is not None and gres is not None:
         gres_file = kinds(files, ConfKind.GRES)[0].name
@@ -61,6 +64,30 @@ def check_files(
     types = found[2] if found else tuple(dict.fromkeys(_used(views)))
     spread = "multiple_sharing_gres_pj" in (settings.get("SelectTypeParameters") or "").lower()
     return Checked(notes.problems, differences.problems, views, types, spread)
+
+
+def _views(
+    names: Sequence[str],
+    lines: Mapping[str, NodeLine],
+    gres: GresConf | None,
+    version: SlurmVersion,
+    notes: Notebook,
+) -> tuple[NodeView, ...]:
+    """In the order of ``names``. Nodes that have the same lines are looked at once, under a short name."""
+    of_node: dict[str, list[int]] = {}
+    for at, record in enumerate(gres.records if gres else ()):
+        for name in record.nodes or ():
+            of_node.setdefault(name, []).append(at)
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for name in names:
+        detected = "" if gres is None else gres.detected(name)
+        key = (id(lines.get(name)), tuple(of_node.get(name, ())), detected)
+        alike.setdefault(key, []).append(name)
+    views: dict[str, NodeView] = {}
+    for group in alike.values():
+        view = view_node(group[0], lines.get(group[0]), gres, version, notes, called=format_hostlist(group))
+        views |= {name: replace(view, name=name) for name in group}
+    return tuple(views[name] for name in names)
 
 
 def _gres(files: Sequence[ConfFile], version: SlurmVersion, notes: Notebook) -> GresConf | None:

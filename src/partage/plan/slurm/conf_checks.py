@@ -64,6 +64,8 @@ def check_slurm_conf(
     notes: Notebook,
 ) -> None:
     """All slurm.conf files together. gres: None without gres.conf."""
+    _check_lines(files, notes)
+    _check_once(nodes, notes)
     settings = Settings(files)
     used = {one.name for node in nodes for one in node.gres} | {
         one.name for one in (gres.records if gres else ())
@@ -91,6 +93,27 @@ def check_slurm_conf(
         _check_sharing(settings, version, notes)
 
 
+def _check_lines(files: Sequence[ConfFile], notes: Notebook) -> None:
+    for name, line in ((file.name, one) for file in files for one in file.lines if one.rest):
+        message = f"{line.rest[:60]!r} is no key and value: slurmd does not start"
+        notes.error(name, line.number, message, "write Key=value; a value with spaces in quotes")
+
+
+def _check_once(nodes: Sequence[NodeLine], notes: Notebook) -> None:
+    """As where the lines of ``partage slurm config`` are included beside those that were there."""
+    seen: dict[str, NodeLine] = {}
+    for node in nodes:
+        twice = [name for name in node.names if name in seen]
+        if twice:
+            first = seen[twice[0]]
+            message = (
+                f"node {twice[0]} is in line {first.line} of {first.file} already: slurmd does not start"
+            )
+            hint = "one line for each node: what else it says goes into --node-settings"
+            notes.error(node.file, node.line, message, hint)
+        seen |= dict.fromkeys(node.names, node)
+
+
 def _check_types(
     files: Sequence[ConfFile],
     nodes: Sequence[NodeLine],
@@ -108,6 +131,9 @@ def _check_types(
             return
     else:
         file, line, known = found
+        if upper := [kind for kind in known if kind != kind.lower()]:
+            message = f"GresTypes has {upper[0]}: Slurm compares letter by letter"
+            notes.error(file.name, line.number, message, f"write {upper[0].lower()}")
         if all(kind in known for kind in SHARED):
             message = "mps and shard are both in GresTypes: jobs get a wrong percentage, or no GPU"
             notes.error(

@@ -28,7 +28,7 @@ from partage.model.slurm import (
 )
 from partage.plan.offer.findings import Findings
 from partage.plan.slurm import releases
-from partage.plan.slurm.type_names import TypeNames, device_type, gpu_type
+from partage.plan.slurm.type_names import SHARED_SUFFIX, TypeNames, device_type, gpu_type
 from partage.units import format_bytes
 from partage.values import Frozen
 
@@ -69,7 +69,7 @@ def node_gres(
         for rows in _by_device(offered)
         if _can_be_written(rows[0], gpus[uuid], version, node.name, findings)
     ]
-    ordered = _in_order(devices, _profiles(node.offer))
+    ordered = _in_order(_kept_apart(devices), _profiles(node.offer))
     if ordered:
         _check_mig_shares(ordered, node.name, findings)
         _check_mig_beside_mps(ordered, version, node.name, findings)
@@ -132,6 +132,22 @@ def _device(
         replicas=first.replicas,
         ask="N, units of " + format_bytes(first.memory_bytes) if first.by_memory else "1",
     )
+
+
+def _kept_apart(
+    devices: Sequence[tuple[DeviceOffer, SlurmDevice]],
+) -> list[tuple[DeviceOffer, SlurmDevice]]:
+    """A name in the policy may be that of GPUs that are not shared, too; their types differ all the same."""
+    whole = {device.type for _, device in devices if device.shares is None}
+    return [
+        (
+            row,
+            replace(device, type=device.type + SHARED_SUFFIX)
+            if device.shares and device.type in whole
+            else device,
+        )
+        for row, device in devices
+    ]
 
 
 def _can_be_written(row: DeviceOffer, gpu: Gpu, version: SlurmVersion, node: str, findings: Findings) -> bool:

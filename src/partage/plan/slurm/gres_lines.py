@@ -96,6 +96,8 @@ def read_gres_conf(file: ConfFile, version: SlurmVersion, notes: Notebook) -> Gr
         if not _well_formed(file.name, line, notes):
             continue
         nodes = _nodes(file.name, line, notes)
+        if line.twice:
+            notes.warn(file.name, line.number, f"{line.twice} stands twice in this line: the last one counts")
         if (how := line.get("AutoDetect")) is not None:
             detections.append(Detection(file.name, line.number, how.lower(), nodes))
             _check_detection(file.name, line, how, version, notes)
@@ -142,6 +144,9 @@ def _expanded(file: str, line: ConfLine, text: str, notes: Notebook) -> tuple[st
 
 def _check_detection(file: str, line: ConfLine, how: str, version: SlurmVersion, notes: Notebook) -> None:
     since = _DETECTORS.get(how.lower())
+    if line.get("Name") is not None and line.get("NodeName") is None:
+        message = "AutoDetect and Name in one line need NodeName: slurmd does not start"
+        notes.error(file, line.number, message, "write AutoDetect in a line of its own")
     if since is None:
         notes.error(
             file, line.number, f"there is no AutoDetect={how}", f"it is one of {', '.join(_DETECTORS)}"

@@ -17,7 +17,7 @@ from partage.model.policy import Strategy
 from partage.model.share import Guarantee
 from partage.model.slurm import GresName
 from partage.model.slurm_devices import NodeDevice, NodeDevices
-from partage.model.slurm_job import JobDevice, JobId, JobRecord
+from partage.model.slurm_job import HeldDevices, JobDevice, JobId, JobRecord
 from partage.units import MIB
 from partage.values import Frozen
 
@@ -41,13 +41,13 @@ class JobRequest(Frozen):
 class NodeFacts(Frozen):
     """What decides besides the job. constrained: Slurm keeps jobs from GPUs that are not theirs, by cgroups.
 
-    guard_dir: where the guard's files are; empty: they
-    could not be written. shards: how many the job has, by index; None: Slurm does not say.
+    guard_dir: where the guard's files are; empty: they could not be written. held: what slurmctld says that
+    the job has; None: it was not asked, or does not say.
     """
 
     constrained: bool = False
     guard_dir: str = ""
-    shards: Mapping[int, int] | None = None
+    held: HeldDevices | None = None
 
 
 class JobStart(Frozen):
@@ -102,9 +102,17 @@ def _percent(text: str) -> int:
     return int(text)
 
 
-def needs_shards(request: JobRequest, node: NodeDevices) -> bool:
-    """Whether Slurm has to be asked how many shards the job has: the prolog's variables do not say it."""
-    return any(node.devices[at].shares is GresName.SHARD for at in request.indexes if at < len(node.devices))
+def has_to_be_asked(request: JobRequest, node: NodeDevices) -> bool:
+    """Whether slurmctld has to be asked what the job has: the prolog's variables do not say how many shards,
+    and of a job with GPUs of two types only those of the last one (seen on 22.05.8 and 24.11.5). Nobody has
+    ``mps`` and other GPUs.
+    """
+    if request.percent is not None:
+        return False
+    rest = [one for one in node.devices if one.index not in request.indexes]
+    own = [one for one in node.devices if one.index in request.indexes]
+    several = len({one.type for one in node.devices}) > 1
+    return any(one.shares is GresName.SHARD for one in own) or (several and bool(rest))
 
 
 def start_job(
@@ -114,7 +122,8 @@ def start_job(
 
     Raises ValueError if the node's devices are not those that slurmd knows.
     """
-    devices = tuple(_job_device(request, node, at, facts) for at in request.indexes)
+    indexes = dict.fromkeys((*request.indexes, *(facts.held.indexes if facts.held else ())))
+    devices = tuple(_job_device(request, node, at, facts) for at in sorted(indexes))
     guard_dir = facts.guard_dir if any(one.guard for one in devices) else ""
     record = JobRecord(request.job, request.uid, devices, request.user, guard_dir=guard_dir)
     conflicts = [
@@ -172,7 +181,7 @@ def _units(request: JobRequest, device: NodeDevice, facts: NodeFacts) -> int:
     if device.shares is GresName.MPS:
         return request.percent or 0
     if device.shares is GresName.SHARD:
-        held = 1 if facts.shards is None else facts.shards.get(device.index, 0)
+        held = 1 if facts.held is None else facts.held.shards.get(device.index, 0)
         return min(held, device.units)
     return 0
 
@@ -232,6 +241,16 @@ def daemons_of(record: JobRecord, node: NodeDevices) -> tuple[DaemonSpec, ...]:
         for one in record.devices
         if one.gres is GresName.MPS
     )
+
+
+def unwanted_daemons(record: JobRecord, node: NodeDevices) -> tuple[DeviceUuid, ...]:
+    """The devices that a job has alone and on which an MPS daemon may run: one that no epilog has ended, or
+    one of ``partage apply``. The job's programs do not ask it, and it may hold the GPU.
+    """
+    if record.refused:
+        return ()
+    shared = {one.uuid for one in node.devices if one.shares is GresName.MPS}
+    return tuple(one.uuid for one in record.devices if not one.units and one.uuid in shared)
 
 
 def with_other_users(record: JobRecord, daemon: DaemonState, others: Sequence[JobRecord]) -> JobRecord:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from msgspec.structs import replace
+
 from partage.codec.hostlist import format_hostlist
 from partage.model.slurm import SlurmVersion
 from partage.plan.slurm import releases
@@ -19,20 +21,38 @@ _INVALID = "Slurm drains the node (INVAL)"
 
 
 def view_node(
-    name: str, line: NodeLine | None, conf: GresConf | None, version: SlurmVersion, notes: Notebook
+    name: str,
+    line: NodeLine | None,
+    conf: GresConf | None,
+    version: SlurmVersion,
+    notes: Notebook,
+    *,
+    called: str = "",
 ) -> NodeView:
-    """What Slurm makes of one node. line: None without slurm.conf; conf: None without gres.conf."""
-    return _NodeFiles(name, line, conf, version, notes).view()
+    """What Slurm makes of one node. line: None without slurm.conf; conf: None without gres.conf. called: in
+    messages, where it stands for others that are alike.
+    """
+    records = () if conf is None else tuple(one for one in conf.records if one.of(name))
+    all_written = conf is not None and not conf.detected(name)
+    files = _NodeFiles(called or name, line, records, version, notes, all_written=all_written)
+    return replace(files.view(), name=name, sized=conf is not None)
 
 
 class _NodeFiles:
+    """name: in messages. records: of the node; all_written: it detects no more."""
+
     def __init__(
-        self, name: str, line: NodeLine | None, conf: GresConf | None, version: SlurmVersion, notes: Notebook
+        self,
+        name: str,
+        line: NodeLine | None,
+        records: Sequence[GresLine],
+        version: SlurmVersion,
+        notes: Notebook,
+        *,
+        all_written: bool,
     ) -> None:
         self._name, self._line, self._version, self._notes = name, line, version, notes
-        self._known = conf is not None
-        self._all_written = conf is not None and not conf.detected(name)
-        self._records = [] if conf is None else [one for one in conf.records if one.of(name)]
+        self._records, self._all_written = records, all_written
 
     def view(self) -> NodeView:
         self._check_duplicates()
@@ -44,7 +64,7 @@ class _NodeFiles:
         ]
         gpus = self._merged(found)
         units = {kind: self._units(kind, gpus) for kind in SHARED}
-        return NodeView(self._name, gpus, {kind: one for kind, one in units.items() if one}, self._known)
+        return NodeView(self._name, gpus, {kind: one for kind, one in units.items() if one})
 
     def _check_duplicates(self) -> None:
         seen: dict[str, GresLine] = {}
@@ -176,8 +196,13 @@ class _NodeFiles:
             each, rest = divmod(total, len(gpus))
             return tuple(each + (at < rest) for at in range(len(gpus)))
         units = [0] * len(gpus)
+        seen: dict[str, int] = {}
         for record in by_file:
             for file in record.files:
+                if file in seen:
+                    message = f"{file} has {kind} in line {seen[file]} already: 24.11 discards these"
+                    self._notes.warn(record.file, record.line, message, "one line of each GPU, with the sum")
+                seen.setdefault(file, record.line)
                 at = self._place(kind, record, file, gpus)
                 if at is not None:
                     units[at] += (record.count or 0) // len(record.files)
@@ -201,7 +226,10 @@ class _NodeFiles:
 
 
 def _each(record: GresLine) -> Sequence[tuple[str, ...]]:
-    """The files of each GRES of a record; none for one that has no file, which Slurm does not count."""
+    """The files of each GRES of a record; none for one that has no file, which Slurm does not count, unless
+    a flag says that it is counted only."""
     if record.multiple:
         return [record.files]
+    if not record.files and "countonly" in record.flags:
+        return [()] * (record.count or 1)
     return [(file,) for file in record.files]

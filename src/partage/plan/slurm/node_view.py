@@ -35,15 +35,11 @@ class SeenGpu(Frozen):
 
 
 class NodeView(Frozen):
-    """One node. shares: ``mps`` or ``shard`` to the units of each GPU, in the order of ``gpus``.
-
-    sized: the units of each GPU are known, and not only their sum.
-    """
+    """One node. shares: ``mps`` or ``shard`` to the units of each GPU, in the order of ``gpus``."""
 
     name: str
     gpus: tuple[SeenGpu, ...] = ()
     shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    sized: bool = True
 
 
 class NodeLine(Frozen):
@@ -83,6 +79,9 @@ def node_lines(file: ConfFile, notes: Notebook) -> Iterator[NodeLine]:
         names, text = line.get("NodeName"), line.get("Gres")
         if names is None or names.upper() == "DEFAULT":
             continue
+        if text and re.search(r"gres[/:]|=", text):
+            message = f"Gres={text[:60]} is written as in a job's request: Slurm does not read it so"
+            notes.error(file.name, line.number, message, "write Gres=gpu:h200:8,mps:200")
         try:
             yield NodeLine(file.name, line.number, tuple(expand_hostlist(names)), parse_gres(text or ""))
         except ValueError as error:
@@ -94,5 +93,5 @@ def gres_types(files: Sequence[ConfFile]) -> tuple[ConfFile, ConfLine, tuple[str
     for file in files:
         for line in file.lines:
             if (text := line.get("GresTypes")) is not None:
-                return file, line, tuple(text.lower().split(","))
+                return file, line, tuple(text.split(","))
     return None

@@ -19,6 +19,7 @@ from partage.values import Frozen
 _DIGIT_TYPE_READ = SlurmVersion(23, 11)
 _MULTIPLE_SHARING = SlurmVersion(23, 11)
 _INVALID = "Invalid generic resource (gres) specification"
+_MIXED_TYPES = "Invalid GRES specification (with and without type identification)"
 _NOT_AVAILABLE = "Requested node configuration is not available"
 _PROFILE = re.compile(r"\d+g\.\d+gb", re.ASCII)
 
@@ -63,6 +64,15 @@ def judge_request(
         return Verdict(request, Outcome.REFUSED, str(error), "write it as gpu:h200:1")
     if not asked:
         return Verdict(request, Outcome.REFUSED, "it asks for nothing", "write it as gpu:h200:1", _INVALID)
+    asked = tuple(
+        {(one.name, one.type): one for one in asked}.values()
+    )  # of one that is said twice, the last
+    if [one.name.lower() for one in asked] == ["none"]:
+        asked = ()
+    asked = tuple(one for one in asked if one.count != 0)
+    if not asked:
+        names = tuple(node.name for node in nodes)
+        return Verdict(request, Outcome.ACCEPTED, "it asks for no GRES, and gets none", nodes=names)
     return (
         _misformed(request, asked, types, version)
         or _impossible(request, asked, nodes)
@@ -85,6 +95,10 @@ def _misformed(
             return Verdict(
                 request, Outcome.REFUSED, why, hint, "Invalid Trackable RESource (TRES) specification"
             )
+    if len({bool(one.type) for one in asked if one.name == "gpu"}) > 1:
+        why = "some of its GPUs have a type and some have none"
+        hint = "name the type of each, or of none"
+        return Verdict(request, Outcome.REFUSED, why, hint, _MIXED_TYPES)
     shared = [name for name in SHARED if name in names]
     if len(shared) > 1:
         why = "with mps and shard in one job it gets its GPU from the one, its percentage from the other"

@@ -34,7 +34,12 @@ FACTS = (
 
 _MPS_PIPE, _MPS_LOG = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY"
 _MPS_THREADS, _MPS_MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"
+_MPS = (_MPS_PIPE, _MPS_LOG, _MPS_MEMORY)
+_INDEXES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 _PYTHONPATH = "PYTHONPATH"
+UNTOLD = (
+    "partage: this job has GPUs that its prolog was not told of, so it does not run here; submit it again"
+)
 _LONGEST = 32 * 2**10
 
 
@@ -59,38 +64,54 @@ def _is_plain(text: str) -> bool:
     return text.isprintable() and len(text) <= _LONGEST
 
 
-def task_answer(record: JobRecord, variables: Mapping[str, str], mps_dir: str) -> TaskAnswer:
+def task_answer(record: JobRecord, variables: Mapping[str, str], run_dir: str) -> TaskAnswer:
     """What a task of the job is told. variables: its own. They choose among what the record has, no more.
 
-    mps_dir: where the MPS daemons are.
+    Variables of another job are removed: of that in which this one was submitted. run_dir: where the MPS
+    daemons and the guard are.
     """
+    stale = _stale(variables, run_dir)
     if record.refused:
-        return TaskAnswer({}, FACTS, (f"partage: this job does not run here: {record.refused}",), 1)
-    devices = _of_task(record, variables)
-    if not devices:
-        return TaskAnswer({}, (*FACTS, _MPS_PIPE, _MPS_MEMORY))
-    held = [_of_step(one, variables) for one in devices]
-    exports = {"CUDA_VISIBLE_DEVICES": ",".join(one.uuid for one in held)}
-    exports |= _mps(held, mps_dir)
-    guarded = any(one.guard for one in held) and _guard(exports, variables, record.guard_dir)
-    exports |= _facts(held, guarded=guarded)
-    missing = (_MPS_PIPE, _MPS_MEMORY) if _MPS_PIPE not in exports else ()
-    return TaskAnswer(exports, (*(name for name in FACTS if name not in exports), *missing))
+        return TaskAnswer({}, stale, (f"partage: this job does not run here: {record.refused}",), 1)
+    exports: dict[str, str] = {}
+    if variables.get("CUDA_VISIBLE_DEVICES"):
+        devices = _of_task(record, variables)
+        if not devices:
+            return TaskAnswer({}, stale, (UNTOLD,), 1)
+        held = [_of_step(one, variables) for one in devices]
+        exports["CUDA_VISIBLE_DEVICES"] = ",".join(one.uuid for one in held)
+        exports |= _mps_of(held, f"{run_dir}/mps")
+        guarded = any(one.guard for one in held) and _guard(exports, variables, record.guard_dir)
+        exports |= _facts(held, guarded=guarded)
+    return TaskAnswer(exports, tuple(name for name in stale if name not in exports))
+
+
+def _stale(variables: Mapping[str, str], run_dir: str) -> tuple[str, ...]:
+    """What another job may have left. A pipe of the job's own, for a daemon of its own, stays."""
+    ours = variables.get(_MPS_PIPE, "").startswith(f"{run_dir}/mps/")
+    return (*FACTS, *_MPS) if ours else FACTS
 
 
 def _of_task(record: JobRecord, variables: Mapping[str, str]) -> list[JobDevice]:
-    """SLURM_STEP_GPUS is the task's own, where tasks are bound to GPUs. A batch script has only that of the
-    job.
+    """Slurm always sets as many CUDA_VISIBLE_DEVICES as the task has. Of which GPUs says SLURM_STEP_GPUS in a
+    step, SLURM_JOB_GPUS in a batch script; the other one may be there, too, left from the job in which this
+    one was submitted. Empty: they are not all in the record.
     """
-    if not variables.get("CUDA_VISIBLE_DEVICES"):
-        return []
-    text = variables.get("SLURM_STEP_GPUS") or variables.get("SLURM_JOB_GPUS", "")
-    try:
-        indexes = parse_indexes("SLURM_STEP_GPUS", text)
-    except ValueError:
-        return list(record.devices)
+    count = variables["CUDA_VISIBLE_DEVICES"].count(",") + 1
     own = {one.index: one for one in record.devices}
-    return [own[index] for index in indexes if index in own]
+    said = [indexes for name in _INDEXES if (indexes := _listed(variables.get(name, "")))]
+    for indexes in said:
+        if len(indexes) == count and own.keys() >= set(indexes):
+            return [own[index] for index in indexes]
+    return list(record.devices) if not said and count == len(record.devices) else []
+
+
+def _listed(text: str) -> tuple[int, ...]:
+    """The indexes; none where it is no list of them."""
+    try:
+        return parse_indexes("", text)
+    except ValueError:
+        return ()
 
 
 def _of_step(device: JobDevice, variables: Mapping[str, str]) -> JobDevice:
@@ -106,7 +127,7 @@ def _of_step(device: JobDevice, variables: Mapping[str, str]) -> JobDevice:
     return replace(device, units=units, memory_bytes=memory)
 
 
-def _mps(held: Sequence[JobDevice], mps_dir: str) -> dict[str, str]:
+def _mps_of(held: Sequence[JobDevice], mps_dir: str) -> dict[str, str]:
     """The daemon of the first share: a process has one daemon. By ordinal: it sees no other device."""
     share = next((one for one in held if one.gres is GresName.MPS), None)
     if share is None:

@@ -191,7 +191,7 @@ def _nothing_due(now: UpkeepInput, node: LiveNode) -> Move:
 
 
 def _told(now: UpkeepInput, node: LiveNode, due: str) -> Move:
-    """The reason that everybody sees is the one that counts now."""
+    """The reason that Slurm shows is the one that counts now."""
     if drained_by_partage(now) and node.reason != _reason(due):
         return DrainNode(_reason(due))
     return Rest(due)

@@ -1,4 +1,4 @@
-"""What a pod asks for on each kind of node, and why it fits on none, be it empty. Pure."""
+"""What a pod asks for on each kind of node, and why it fits on none, which may be empty. Pure."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from collections.abc import Sequence
 
 from partage.model.allocation import AllocationRefused
 from partage.plan.whatif.demand import Cause, Demand, Unmet, demand_on, nearness
-from partage.plan.whatif.node_devices import NodeDevices
+from partage.plan.whatif.node_devices import NodeAllocator
 from partage.plan.whatif.node_offer import NodeOffer
 from partage.plan.whatif.pods import NodeKind, PodWants
 
 
 def need_of(wants: PodWants, kind: NodeKind, offer: NodeOffer) -> Demand | Unmet:
-    """What a pod asks for on a node of that kind, or why it fits on none, be it empty."""
+    """What a pod asks for on a node of that kind, or why it fits on none, which may be empty."""
     need = demand_on(wants, kind, offer)
     if isinstance(need, Unmet):
         return need
@@ -25,7 +25,7 @@ def need_of(wants: PodWants, kind: NodeKind, offer: NodeOffer) -> Demand | Unmet
         if count > offered:
             return Unmet(Cause.GPUS, offered)
     try:
-        NodeDevices(offer).allocate(need, 0.0)
+        NodeAllocator(offer).allocate(need, 0.0)
     except AllocationRefused as refusal:
         return Unmet(Cause.REFUSED, text=str(refusal))
     return need

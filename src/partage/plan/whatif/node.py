@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partage.plan.whatif.demand import Demand, Unmet
-from partage.plan.whatif.node_devices import Holding, NodeDevices
+from partage.plan.whatif.node_devices import Holding, NodeAllocator
 from partage.plan.whatif.pods import NodeKind, PodWants
 
 MOST_PODS = 110
@@ -44,7 +44,7 @@ class Node:
     agent has refused since something ended here; it would again.
     """
 
-    def __init__(self, name: str, kind: int, what: NodeKind, devices: NodeDevices) -> None:
+    def __init__(self, name: str, kind: int, what: NodeKind, devices: NodeAllocator) -> None:
         self.name = name
         self.kind = kind
         self.devices = devices

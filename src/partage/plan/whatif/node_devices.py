@@ -20,7 +20,7 @@ Holding = tuple[tuple[ResourceName, tuple[ShareId, ...]], ...]
 """What one pod holds: resource names and ids."""
 
 
-class NodeDevices:
+class NodeAllocator:
     """free: of each resource, how many the scheduler takes to be free: listed as healthy, and not held.
 
     held_milli, free_milli: in thousandths of a GPU; ``free_milli`` by resource, listed as healthy or not.

@@ -19,10 +19,10 @@ from partage.plan.serve.unit_allocation import NoRoom
 from partage.plan.whatif.demand import Demand, Unmet
 from partage.plan.whatif.needs import need_of, never_fits
 from partage.plan.whatif.node import Node, PodClass
-from partage.plan.whatif.node_devices import Holding, NodeDevices
+from partage.plan.whatif.node_devices import Holding, NodeAllocator
 from partage.plan.whatif.node_offer import NodeOffer
 from partage.plan.whatif.pods import WHOLE_MILLI, Fleet, PodWants, TracePod
-from partage.plan.whatif.scheduler import Draw, Scheduler, drawn
+from partage.plan.whatif.scheduler import Draw, KubeScheduler, drawn
 from partage.plan.whatif.usage import Usage
 from partage.values import Frozen, Tagged
 
@@ -109,10 +109,10 @@ class _Play:
         self._fleet = fleet
         self._offers = [NodeOffer(one) for one in desired]
         self._nodes = [
-            Node(name, kind, fleet.kinds[kind], NodeDevices(self._offers[kind]))
+            Node(name, kind, fleet.kinds[kind], NodeAllocator(self._offers[kind]))
             for name, kind in zip(fleet.names, fleet.kind_of, strict=True)
         ]
-        self._scheduler = Scheduler(self._nodes)
+        self._scheduler = KubeScheduler(self._nodes)
         self._draw = draw
         self._classes: dict[PodWants, PodClass] = {}
         self._by_number: list[PodClass] = []

@@ -25,7 +25,7 @@ def drawn(seed: int) -> Draw:
     return lambda _pod, nodes: nodes[0] if len(nodes) == 1 else random.choice(nodes)
 
 
-class Scheduler:
+class KubeScheduler:
     """Ranks nodes. It remembers the score of every class on every node, and counts again what changed."""
 
     def __init__(self, nodes: Sequence[Node]) -> None:

@@ -42,7 +42,7 @@ class RefusedPods(Frozen):
     no_room: bool
 
 
-class GpuUse(Frozen):
+class FleetUse(Frozen):
     """GPUs, on the average over time, or at the end where no time passes (``over_time``).
 
     all: of the fleet. offered: of these, what the policy offers. asked: by running pods; held: by them. free:
@@ -78,7 +78,7 @@ class Summary(Frozen):
     still_waiting: int
     never: tuple[NeverFitting, ...]
     refused: RefusedPods | None
-    gpus: GpuUse
+    gpus: FleetUse
     span_s: float
 
     @property
@@ -132,7 +132,7 @@ def _refused(played: Played) -> RefusedPods | None:
     )
 
 
-def _gpu_use(usage: Usage) -> GpuUse:
+def _gpu_use(usage: Usage) -> FleetUse:
     last = usage.moments[-1]
     span_s = usage.span_s
     free = usage.offered - last.held
@@ -144,7 +144,7 @@ def _gpu_use(usage: Usage) -> GpuUse:
         asked, held, stranded = last.asked, last.held, last.stranded
         blocked = free if last.waiting else 0.0
     figures = (usage.capacity, usage.offered, asked, held, free, blocked, stranded)
-    return GpuUse(span_s > 0, *(_gpus(one) for one in (*figures, usage.peak_asked, usage.peak_held)))
+    return FleetUse(span_s > 0, *(_gpus(one) for one in (*figures, usage.peak_asked, usage.peak_held)))
 
 
 def _gpus(milli: float) -> float:

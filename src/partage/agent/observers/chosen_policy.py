@@ -1,0 +1,101 @@
+"""The policy that is chosen for the node: among what its files say, by the labels that are known.
+
+Chosen again when the files change, or the labels of the node.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+from msgspec import Struct, field
+
+from partage.agent.node_policy import NodeChoice, NodePolicy, PolicyRefusal, labels_choose, node_policy
+from partage.agent.options import AgentOptions
+from partage.edges.directory_changes import DirectoryChanges
+from partage.edges.files.policy_directory import PolicyFiles, PolicyTexts
+from partage.edges.ticks import until_tick
+from partage.errors import InputError, Problem
+from partage.model.choice_rules import ChoiceRules
+from partage.model.node_labels import NodeLabels
+from partage.plan.report import PolicyReason
+
+
+class ChosenPolicy(Struct):
+    """What is chosen, whether it fits the node or not.
+
+    labels: of the node, None: not known. choice: the policy, or why there is none; None: before ``start``.
+    """
+
+    options: AgentOptions
+    changes: DirectoryChanges | None = None
+    labels: NodeLabels | None = None
+    choice: NodePolicy | PolicyRefusal | None = None
+    _files: PolicyFiles | None = None
+    _texts: PolicyTexts | None = None
+    _unread: tuple[Problem, ...] = ()
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def start(self) -> None:
+        """Read and choose. Raises InputError for --config without a file."""
+        options = self.options
+        if options.policy is None and options.config is not None:
+            raise InputError(
+                "--config names a configuration of a policy file", "say which with --policy FILE"
+            )
+        if options.node_labels is not None:
+            self.labels = options.node_labels
+        if options.policy is not None:
+            self._files = PolicyFiles(options.policy)
+            self._files.changed()
+            self._texts, self._unread = _read(self._files)
+        self._choose()
+
+    async def look(self) -> bool:
+        """Look at the files after policy_s, at a directory at once when it changes. True: another choice."""
+        files = self._files
+        if self.changes is not None and files is not None and self._texts and self._texts.directory:
+            self.changes.watch(files.path, self._changed, contents=True)
+        await until_tick(self.options.intervals.policy_s, self._changed)
+        self._changed.clear()
+        if files is None or not files.changed():
+            return False
+        self._texts, self._unread = await asyncio.to_thread(_read, files)
+        return self._choose()
+
+    def know_labels(self, labels: NodeLabels) -> bool:
+        """The labels of the node are these now. True: another choice."""
+        known, self.labels = self.labels, labels
+        return labels != known and self._choose()
+
+    def may_become_another(self) -> bool:
+        """Another label may choose another policy, or another ConfigMap be mounted, without a restart."""
+        choice = self.choice
+        among_several = self._texts is not None and labels_choose(self._texts)
+        waits = isinstance(choice, PolicyRefusal) and choice.reason is PolicyReason.LABELS_UNKNOWN
+        return self._awaited and (among_several or waits)
+
+    def _choose(self) -> bool:
+        """Choose among what was read. False: the answer is the one from before."""
+        options = self.options
+        if self._unread:
+            choice: NodePolicy | PolicyRefusal = PolicyRefusal(PolicyReason.WRONG, self._unread)
+        else:
+            rules = ChoiceRules(options.config, options.fallback)
+            choice = node_policy(self._texts, NodeChoice(self.labels, self._awaited, rules, options.environ))
+        if choice == self.choice:
+            return False
+        self.choice = choice
+        return True
+
+    @property
+    def _awaited(self) -> bool:
+        """The labels come from a cluster."""
+        return self.options.awaits_labels and self.options.node_labels is None
+
+
+def _read(files: PolicyFiles) -> tuple[PolicyTexts | None, tuple[Problem, ...]]:
+    """What is there, or why it cannot be read."""
+    try:
+        return files.read(), ()
+    except InputError as error:
+        return None, error.problems
