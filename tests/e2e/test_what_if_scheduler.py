@@ -3,7 +3,7 @@ start, and the score of every node on which a pod fits.
 
 The trace is played on the running scheduler first, with the time of the trace. Nodes are objects that offer
 what the policy gives them. What a kubelet and an agent decide on a node (devices, refusals, what is listed
-afterwards) is done with ``NodeAllocator``; ``tests/lab/test_what_if_live.py`` compares that with a live agent.
+afterwards) is done with ``NodeAllocator``, as ``tests/lab/test_what_if_live.py`` compares with a live agent.
 Then ``play`` plays the same trace; where several nodes are equally good it takes the one that the scheduler
 drew. Both have to come to the same events.
 
