@@ -51,10 +51,3 @@ def test_only_metrics_that_exist_are_asked_for(path: Path) -> None:
     asked = set(re.findall(r"\bpartage_\w+", path.read_text()))
     assert asked
     assert asked <= known
-
-
-def test_the_chart_has_the_same_files() -> None:
-    files = ROOT / "deploy" / "helm" / "partage" / "files"
-    assert {one.name: one.resolve() for one in files.iterdir()} == {
-        one.name: one for one in (RULES, *DASHBOARDS)
-    }

@@ -127,6 +127,7 @@ class ScriptedServer:
         except (BlockingIOError, ConnectionError):  # it has gone already
             return
         peer.setblocking(False)
+        peer.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)  # as asyncio's servers do
         task = asyncio.create_task(self._serve(peer, context))
         self.connections.add(task)
         task.add_done_callback(self.connections.discard)
