@@ -104,8 +104,10 @@ class Lab:
         self.helper.inject(*self._waiting)
 
     def _held(self) -> int:
+        """Shares, units of memory too."""
         samples = self.agent.get("/metrics")[1].decode().splitlines()
-        return sum(line.startswith("partage_share_holder{") for line in samples)
+        counts = (line for line in samples if line.startswith("partage_container_shares{"))
+        return round(sum(float(line.rpartition(" ")[2]) for line in counts))
 
     def run_job(self, job: str, gpu: int, memory_gib: int, load: Load) -> None:
         """A Slurm job on that GPU."""
