@@ -77,7 +77,7 @@ def policy(found: Sequence[Recommendation], wanted: Wanted) -> dict[str, Any]:
 
 
 def policy_remarks(found: Sequence[Recommendation], wanted: Wanted) -> Iterator[str]:
-    """What whoever takes the policy has to know: which workload decided, and which ones are not in it."""
+    """What is to be known of the policy: which workload decided, and which ones are not in it."""
     sure = _sure(found)
     largest = max(sure, key=lambda one: one.need_bytes)
     yield f"For {wanted.gpu.product}. The largest workload: {_needs(largest)}"

@@ -58,14 +58,14 @@ _SAID = re.compile(
     r"(?i)\b(password|passphrase|passwd|bindpw)[ \t]+(?!(?:is|was|for|of|and|or|file)\b)[^\s:=]+"
 )
 _CURL_USER = re.compile(r"(?<!\S)(-u)[ \t]+\S+:\S+")
-_QUERY = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]*://[^\s\"'?]+\?)[^\s\"'<>\\]+")
+_QUERY = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]{0,30}://[^\s\"'?]+\?)[^\s\"'<>\\]+")
 """Tokens and signatures of links are in what follows the question mark."""
 
 _OPTION = re.compile(rf"(?i)(?<!\S)(--{_KEY})[ \t]+(?!-)\S+")
 _PEM = re.compile(r"-----BEGIN [^-\n]+-----.*?(?:-----END [^-\n]+-----|\Z)", re.DOTALL)
 _BEARER = re.compile(r"(?i)\b(bearer|basic|negotiate)\s+[A-Za-z0-9._~+/=\-]{6,}")
 _JWT = re.compile(r"\beyJ[A-Za-z0-9_\-]{6,}\.[A-Za-z0-9_\-]{6,}(?:\.[A-Za-z0-9_\-]*)?")
-_USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]*://)(?:[^/\s@\"']+|[^/\s@:\"']*:[^\s\"']*)@")
+_USERINFO = re.compile(r"(?i)\b([a-z][a-z0-9+.\-]{0,30}://)(?:[^/\s@\"']+|[^/\s@:\"']*:[^\s\"']*)@")
 """A password may have ``/`` and ``@`` in it."""
 
 _KNOWN = re.compile(
@@ -79,7 +79,8 @@ _ENVIRONMENT = re.compile(
 
 _HOME = re.compile(r"(/home/|/Users/)[^/\s\"':]+")
 _BASE64 = re.compile(
-    r"(?<![\w+/=\-])(?=[^\s]*[A-Z])(?=[^\s]*[a-z])(?=[^\s]*[0-9])[A-Za-z0-9+/]{64,}={0,2}(?![\w])"
+    r"(?<![\w+/=\-])(?=[A-Za-z0-9+/]{64})(?=[^\s]*[A-Z])(?=[^\s]*[a-z])(?=[^\s]*[0-9])"
+    r"[A-Za-z0-9+/]{64,}={0,2}(?![\w])"
 )
 """Long and not hexadecimal: a key, or a certificate without its lines of text."""
 
