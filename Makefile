@@ -12,6 +12,8 @@ DEBIAN ?= /usr/bin/python3
 SLURM_ROOT ?= build/slurm-24.11
 # Programs of a real Kubernetes, and the image, for `make chart` and `make e2e`.
 CLUSTER ?= build/cluster
+# The Kubernetes of `make chart` and `make e2e`: a folder of tests/cluster/kubernetes.
+KUBERNETES ?= 1.37.2
 STORY  ?= examples/07-mixed-node/story.yaml
 # Two workers: the tests mostly wait for sockets and processes, not for a core.
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -107,21 +109,21 @@ guard-torch: $(READY)  ## the guard with a real PyTorch, Debian's (installs it: 
 bench: $(READY)  ## latencies, memory, start-up, next to the figures of NVIDIA's plugin
 	$(BIN)/python -m bench
 
-$(CLUSTER)/helm $(CLUSTER)/kubeconform $(CLUSTER)/kubelet:
-	tests/cluster/build $(CLUSTER)
+$(CLUSTER)/helm $(CLUSTER)/kubeconform $(CLUSTER)/$(KUBERNETES)/kubelet:
+	tests/cluster/build $(CLUSTER) $(KUBERNETES)
 
 chart: $(READY) $(CLUSTER)/helm  ## check the Helm chart, and write deploy/manifests from it (builds helm: Go)
 	$(CLUSTER)/helm lint --quiet deploy/helm/partage --namespace partage
 	PATH="$(abspath $(CLUSTER)):$$PATH" $(BIN)/python deploy/render_chart.py
 	$(BIN)/python -m pytest -q -n 0 tests/deploy
-	tests/cluster/schemas "$$(cd tests/cluster/kubernetes && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json" $(CLUSTER)/schemas
+	tests/cluster/schemas "$$(cd tests/cluster/kubernetes/$(KUBERNETES) && go list -m -f '{{.Dir}}' k8s.io/kubernetes)/api/openapi-spec/swagger.json" $(CLUSTER)/schemas
 	$(CLUSTER)/kubeconform -strict -summary -skip ServiceMonitor,PrometheusRule \
 	  -schema-location '$(abspath $(CLUSTER))/schemas/{{.ResourceKind}}{{.KindSuffix}}.json' deploy/manifests tests/deploy/rendered
 
-e2e: $(READY) chart $(CLUSTER)/kubelet  ## the chart on a real Kubernetes that is started here (root; builds it: Go, 15 min once)
+e2e: $(READY) chart $(CLUSTER)/$(KUBERNETES)/kubelet  ## the chart on a real Kubernetes that is started here (root; builds it: Go, 15 min once)
 	@tests/cluster/packages
 	tests/cluster/partage-image $(CLUSTER)
-	PARTAGE_E2E_BIN="$(abspath $(CLUSTER))" $(BIN)/python -m pytest tests/e2e -v
+	PARTAGE_E2E_BIN="$(abspath $(CLUSTER))/$(KUBERNETES)" $(BIN)/python -m pytest tests/e2e -v
 
 proto: $(READY)  ## generate the kubelet's messages anew from proto/
 	$(BIN)/python proto/generate.py
