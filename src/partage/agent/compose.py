@@ -309,6 +309,7 @@ class _Agent:
             cluster_trouble=lambda: self._cluster.trouble,
             history_trouble=lambda: self._history.trouble if self._history else "",
             gave_up=lambda: self._cluster.gave_up,
+            spared=lambda: self._cluster.spared,
             other_plugin=lambda: self._other_plugins.sentence,
             other_labels=lambda: self._cluster.other_writer,
         )

@@ -98,6 +98,7 @@ class LoopParts(Struct):
     cluster_trouble: Callable[[], str] = str
     history_trouble: Callable[[], str] = str
     gave_up: Callable[[], Mapping[GpuUuid, str]] = dict
+    spared: Callable[[], Mapping[GpuUuid, str]] = dict
     other_plugin: Callable[[], str] = str
     other_labels: Callable[[], str] = str
 
@@ -180,6 +181,7 @@ class Loop(Struct):
             attempts=parts.reconciler.attempts,
             in_hand=parts.reconciler.in_hand,
             gave_up=parts.gave_up(),
+            spared=parts.spared(),
             cordoned=parts.cordon.gpus(observed.node.known),
             other_plugin=parts.other_plugin(),
             checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),

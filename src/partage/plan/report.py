@@ -13,7 +13,7 @@ from partage.model.health import Health, HealthStatus
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, device_of
 from partage.model.mps import DaemonState
 from partage.model.node_labels import NodeLabels
-from partage.model.policy import Policy, Strategy
+from partage.model.policy import Drain, Policy, Strategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
@@ -121,7 +121,7 @@ class GpuReport(Frozen):
 
     lost: why it does not answer, empty if it does. strategy: of its offer now, wanted: of the desired offer;
     None for no offer. plan: phase, reason, remaining steps, what it waits for; None: there is no plan.
-    drain_s: how long pods are asked to leave before it changes; None: it waits until they end.
+    drain: how pods are asked to leave before it changes; None: it waits until they end.
     cordoned: nobody gets another share of it.
     held: number of shares that are held. daemons: its MPS daemons, those of its MIG devices too.
     """
@@ -138,7 +138,7 @@ class GpuReport(Frozen):
     offer: GpuOffer
     held: int
     daemons: tuple[DaemonState, ...] = ()
-    drain_s: int | None = None
+    drain: Drain | None = None
     cordoned: bool = False
 
     @property
@@ -269,7 +269,7 @@ def gpu_reports(
                 offer=offer,
                 held=held[uuid],
                 daemons=observed.daemons_of(uuid),
-                drain_s=desired.drain_of.get(uuid) if desired else None,
+                drain=desired.drain_of.get(uuid) if desired else None,
                 cordoned=uuid in seen.cordoned,
             )
         )

@@ -82,6 +82,7 @@ class Snapshot(Frozen):
     answered since. attempts: what failed. in_hand: GPUs whose steps are being carried out (``changing``) or
     read back (``verifying``). checkpoint: whether held ids can be compared with the kubelet's checkpoint.
     gave_up: GPUs whose pods were asked to leave and did not, and a sentence: they stay as they were.
+    spared: GPUs that wait for pods which are not asked to leave under ``change: drain``, and which these are.
     cordoned: GPUs of which nobody gets another share; they change as all others do.
     other_plugin: which other device plugin offers GPUs of this node, a sentence; empty for none. Pods that it
     admits may begin to use any GPU at any moment, so no GPU is changed meanwhile.
@@ -99,6 +100,7 @@ class Snapshot(Frozen):
     in_hand: Mapping[GpuUuid, Phase] = field(default_factory=dict)
     checkpoint: bool = True
     gave_up: Mapping[GpuUuid, str] = field(default_factory=dict)
+    spared: Mapping[GpuUuid, str] = field(default_factory=dict)
     cordoned: frozenset[GpuUuid] = frozenset()
     other_plugin: str = ""
 

@@ -187,6 +187,8 @@ def _gpu_plan(
         phase, reason = Phase.WAITING, conflict
     elif phase is Phase.WAITING and _unconfirmed(waiting_gpus.get(uuid, ())):
         reason += "; the kubelet's checkpoint has holds that PodResources does not name now"
+    if uuid in now.spared and phase is Phase.WAITING and not conflict:
+        reason += f"; {now.spared[uuid]}"
     if now.other_plugin and phase in _NOT_BEGUN:
         return _held_back(uuid, draft, steps, now.other_plugin, conflict)
     attempt = now.attempts.get(uuid)
