@@ -6,14 +6,20 @@ An API server and etcd are enough: it runs beside any cluster.
 
 from __future__ import annotations
 
+import asyncio
+import base64
+import contextlib
 import json
 import os
+import ssl
 import subprocess
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
 from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import pytest
 import yaml
@@ -24,6 +30,7 @@ from partage.edges.kube.port import GPU_COUNT, Eviction, NodeCondition, Taint
 from partage.errors import Rejected
 from tests.e2e.cluster import ROOT
 from tests.e2e.control_plane import PROGRAMS, ControlPlane, control_plane, kubeconfig_of
+from tests.edges.kube.scripted import PKI
 
 Json = dict[str, Any]
 NODES, OWN, OTHER = "/api/v1/nodes", "n1", "n2"
@@ -304,3 +311,96 @@ def test_an_installation_into_a_namespace_that_refuses_the_pods_says_so(plane: C
         labels = {"pod-security.kubernetes.io/enforce": level}
         plane.ask("PATCH", "/api/v1/namespaces/gpus", {"metadata": {"labels": labels}})
         assert (f"Pod Security Standard {level}" in _notes(plane)) is said
+
+
+# --- an eviction that is given up ----------------------------------------------------------------
+
+
+class _SlowWebhook:
+    """Allows every eviction, when it is let go. asked: a question has come."""
+
+    def __init__(self) -> None:
+        self.asked, self.go = threading.Event(), threading.Event()
+        hook = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                review = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+                hook.asked.set()
+                hook.go.wait(20)
+                answer = {"uid": review["request"]["uid"], "allowed": True}
+                content = json.dumps({**review, "request": None, "response": answer}).encode()
+                self.send_response(200)
+                self.send_header("Content-Length", str(len(content)))
+                self.end_headers()
+                with contextlib.suppress(OSError):
+                    self.wfile.write(content)
+
+            def log_message(self, *_: object) -> None:
+                pass
+
+        self._server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(PKI / "server.crt", PKI / "server.key")
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        self._thread = threading.Thread(target=self._server.serve_forever)
+
+    @property
+    def port(self) -> int:
+        return int(self._server.server_address[1])
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.go.set()
+        self._server.shutdown()
+        self._thread.join()
+        self._server.server_close()
+
+
+@pytest.mark.parametrize("on_failure", ["Fail", "Ignore"])
+async def test_an_eviction_that_is_given_up_behind_a_slow_webhook_evicts_nobody(
+    agent: ApiCluster, plane: ControlPlane, on_failure: str
+) -> None:
+    name = f"slow-{on_failure.lower()}"
+    uid = _created(plane, name, OWN)
+    hooks = f"{ADMISSION}/validatingwebhookconfigurations"
+    with _SlowWebhook() as slow:
+        rule = {
+            "apiGroups": [""],
+            "apiVersions": ["v1"],
+            "operations": ["CREATE"],
+            "resources": ["pods/eviction"],
+        }
+        authority = base64.b64encode((PKI / "ca.crt").read_bytes()).decode()
+        webhook = {
+            "name": "slow.example.com",
+            "clientConfig": {"url": f"https://127.0.0.1:{slow.port}/", "caBundle": authority},
+            "rules": [rule],
+            "sideEffects": "None",
+            "admissionReviewVersions": ["v1"],
+            "failurePolicy": on_failure,
+            "timeoutSeconds": 10,
+        }
+        plane.ask("POST", hooks, {"metadata": {"name": "slow"}, "webhooks": [webhook]})
+        try:
+            slow.go.set()
+            while not slow.asked.is_set():  # until the API server has it: evictions of nobody
+                assert await agent.evict("default", name, uid="another") is Eviction.GONE
+            slow.go.clear()
+            slow.asked.clear()
+            asking = asyncio.create_task(agent.evict("default", name, uid=uid))
+            assert await asyncio.to_thread(slow.asked.wait, 30)
+            asking.cancel()
+            await asyncio.wait([asking])
+            slow.go.set()
+            await asyncio.sleep(2)  # that nothing happens has no event to wait for
+            found = plane.ask("GET", f"/api/v1/namespaces/default/pods/{name}")
+            assert "deletionTimestamp" not in found["metadata"]
+            assert await agent.evict("default", name, uid=uid) is Eviction.ACCEPTED
+            found = plane.ask("GET", f"/api/v1/namespaces/default/pods/{name}")
+            assert "deletionTimestamp" in found["metadata"]
+        finally:
+            plane.ask("DELETE", f"{hooks}/slow")
