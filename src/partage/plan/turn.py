@@ -6,6 +6,7 @@ First the plan, then health, then the rows for the kubelet.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 
 from msgspec import field
 from msgspec.structs import replace
@@ -40,7 +41,8 @@ class TurnInput(Frozen):
     snapshot: of the node. desired: None while no policy could be resolved. fresh: the node was observed since
     the last turn. conditions: since the last turn; None: not asked. silent: why the hardware does not
     answer, else empty. booted: the node has booted since the last turn. held_version: of the ledger.
-    refused: amounts of memory that no device had free.
+    refused: amounts of memory that no device had free. answered_s: when the kubelet was asked the last
+    question that it has answered.
     """
 
     snapshot: Snapshot
@@ -51,6 +53,7 @@ class TurnInput(Frozen):
     silent: str = ""
     booted: bool = False
     held_version: int = 0
+    answered_s: float = -inf
     refused: Mapping[ResourceName, RefusedAmounts] = field(default_factory=dict)
 
     @property
@@ -108,7 +111,7 @@ def turn(
         seen.held_version,
         view,
         now_s=now.now_s,
-        withdraw_s=planner.withdraw_s,
+        applied_s=seen.answered_s - planner.withdraw_s,
         refused=seen.refused,
     )
     state = NodeState(plan.serving, health, before.restored & now.unknown, now.absent)
