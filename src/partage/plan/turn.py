@@ -32,6 +32,7 @@ from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import GpuServing, answerable_offer
 from partage.plan.serve.fragmentation import RefusedAmounts
 from partage.plan.serve.kubelet_view import KubeletView, ShareHealth, kubelet_view
+from partage.text import count_of
 from partage.values import Frozen
 
 
@@ -115,7 +116,22 @@ def turn(
         refused=seen.refused,
     )
     state = NodeState(plan.serving, health, before.restored & now.unknown, now.absent)
-    return TurnResult(state, new_view, plan)
+    return TurnResult(state, new_view, _with_blocked(plan, new_view))
+
+
+def _with_blocked(plan: NodePlan, view: KubeletView) -> NodePlan:
+    """GPUs that wait say so if free shares of other GPUs cannot be given meanwhile."""
+    if not view.blocked:
+        return plan
+    gpus = dict(plan.gpus)
+    for gpu, entries in plan.waiting.items():
+        names = {entry.resource for entry in entries} & view.blocked.keys()
+        if gpu in gpus and names:
+            shares = " and ".join(
+                f"{count_of(view.blocked[name], 'free share')} of {name}" for name in sorted(names)
+            )
+            gpus[gpu] = replace(gpus[gpu], reason=f"{gpus[gpu].reason}; until then {shares} cannot be given")
+    return replace(plan, gpus=gpus)
 
 
 def _unusable(seen: TurnInput, plan: NodePlan) -> Mapping[DeviceUuid, str]:
