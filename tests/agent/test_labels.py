@@ -22,7 +22,7 @@ from partage.plan.report import MigConfigState, PolicyReason, PolicyState, Repor
 from partage.sim.node.faults import FailCall
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from tests.agent.harness import Place, healthy, offered, registered, running, spawn
+from tests.agent.harness import Place, healthy, ids, offered, registered, running, spawn
 from tests.kubelet_script import ScriptedKubelet, held, until, wait_for
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
