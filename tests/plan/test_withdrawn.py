@@ -87,7 +87,7 @@ def test_while_another_gpu_is_free_held_ones_take_no_share_away(full: Turning):
     hold(full, {share: [share] for share in (*waits, others[0])})
     full.turn()
     assert all(listed(full).values())
-    assert full.view.ending == {GPU: frozenset(waits)}
+    assert full.view.awaited == {GPU: frozenset(waits)}
     full.ledger.allocated(GPU, [others[1]], full.now_s)
     full.turn()
     assert listed(full) == {**dict.fromkeys(waits, False), **dict.fromkeys(others, True)}

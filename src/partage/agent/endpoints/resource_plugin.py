@@ -31,13 +31,13 @@ PRE_START_S = 5.0
 class ServedResource(Frozen):
     """What one resource serves between two turns.
 
-    rows: for ListAndWatch. ending: held ids that nobody else may get when their holders end.
+    rows: for ListAndWatch. awaited: held ids that nobody else may get when their holders end.
     """
 
     rows: tuple[DeviceRow, ...]
     allocator: PreferredAllocator | UnitAllocator
     responder: AllocateResponder
-    ending: frozenset[ShareId] = frozenset()
+    awaited: frozenset[ShareId] = frozenset()
     pre_start: bool = False
 
 
@@ -121,7 +121,7 @@ class ResourcePlugin:
         """
         ledger, now_s = self._hooks.ledger, self._hooks.clock()
         ledger.offered_as_free(self.resource, available, now_s, must_include)
-        prefer, kept = self._served.allocator.prefer, self._served.ending.difference(must_include)
+        prefer, kept = self._served.allocator.prefer, self._served.awaited.difference(must_include)
         if not kept.isdisjoint(available):
             with contextlib.suppress(AllocationRefused):
                 return prefer([share for share in available if share not in kept], must_include, size)
@@ -145,20 +145,20 @@ class ResourcePlugin:
         log.debug("allocated", extra={"resource": self.resource, "ids": list(ids)})
         self._hooks.ledger.allocated(self.resource, ids, now_s)
         self._hooks.allocated()
-        self._keep_ending()
+        self._keep_awaited()
         return answer
 
-    def _keep_ending(self) -> None:
+    def _keep_awaited(self) -> None:
         """What nobody else may get is listed as unhealthy before the kubelet admits the next pod, where it
         could not avoid it any more. The next turn is later.
         """
-        if not self._served.ending:
+        if not self._served.awaited:
             return
         held = self._hooks.ledger.held()
         ids = held.ids.get(self.resource, frozenset[ShareId]())
         waiting = ids - held.admitted.get(self.resource, frozenset[ShareId]())
-        ending, largest = self._served.ending - waiting, held.largest.get(self.resource, 1)
-        rows = given_to_nobody_else(self._list.rows, ending, ids, largest)
+        awaited, largest = self._served.awaited - waiting, held.largest.get(self.resource, 1)
+        rows = given_to_nobody_else(self._list.rows, awaited, ids, largest)
         if rows != self._list.rows:
             self._send(rows)
 
@@ -169,7 +169,7 @@ class ResourcePlugin:
         """
         self._hooks.ledger.registering(self.resource, self._hooks.clock())
         rows = tuple(
-            replace(row, healthy=True) if row.id in self._served.ending else row for row in self._list.rows
+            replace(row, healthy=True) if row.id in self._served.awaited else row for row in self._list.rows
         )
         if rows != self._list.rows:
             self._send(rows)

@@ -36,7 +36,7 @@ class KubeletView(Frozen):
 
     by_resource: the rows of ListAndWatch. gpu_of: MIG device UUID to GPU UUID. offer: all that can be held.
     withdrawn: free ids that are still listed, unhealthy, and since when.
-    ending: held ids that nobody else may get when their holders end, healthy or not, of devices that work.
+    awaited: held ids that nobody else may get when their holders end, healthy or not, of devices that work.
     blocked: how many free shares of a resource the scheduler cannot give, because held ones are unhealthy.
     """
 
@@ -45,7 +45,7 @@ class KubeletView(Frozen):
     gpu_of: Mapping[DeviceUuid, GpuUuid]
     offer: NodeOffer
     withdrawn: Mapping[ResourceName, Mapping[ShareId, float]] = field(default_factory=dict)
-    ending: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
+    awaited: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
     blocked: Mapping[ResourceName, int] = field(default_factory=dict)
 
 
@@ -90,15 +90,15 @@ def kubelet_view(
     if key == before.key and gpu_of == before.gpu_of and not _can_be_left_out(before, applied_s):
         return before
     rows: dict[ResourceName, tuple[DeviceRow, ...]] = {}
-    ending, blocked = {}, {}
+    awaited, blocked = {}, {}
     for name, shares in listed_shares(serving, held, gpu_of).items():
         if not _is_ours(shares):
             continue
         ids = held.ids.get(name, frozenset())
         listed = tuple(_device_rows(shares, healthy, condition.cordoned, ids))
         listed = one_device_where_needed(listed, ids, refused.get(name))
-        ending[name] = _ending(shares, listed, condition.cordoned, ids)
-        admitted = ending[name] & held.admitted.get(name, frozenset())
+        awaited[name] = _awaited(shares, listed, condition.cordoned, ids)
+        admitted = awaited[name] & held.admitted.get(name, frozenset())
         rows[name] = given_to_nobody_else(listed, admitted, ids, held.largest.get(name, 1))
         blocked[name] = _blocked(rows[name], admitted, ids)
     withdrawn = _withdrawn(rows, _listed_before(before, serving), before, now_s, applied_s)
@@ -112,23 +112,23 @@ def kubelet_view(
         withdrawn={
             name: {row.id: since_s for row, since_s in since.items()} for name, since in withdrawn.items()
         },
-        ending={name: ids for name, ids in ending.items() if ids},
+        awaited={name: ids for name, ids in awaited.items() if ids},
         blocked={name: count for name, count in blocked.items() if count},
     )
 
 
 def given_to_nobody_else(
-    rows: tuple[DeviceRow, ...], ending: Collection[ShareId], held: Collection[ShareId], largest: int
+    rows: tuple[DeviceRow, ...], awaited: Collection[ShareId], held: Collection[ShareId], largest: int
 ) -> tuple[DeviceRow, ...]:
-    """The rows, in which the ids of ``ending`` are unhealthy as soon as the kubelet could not avoid them.
+    """The rows, in which the ids of ``awaited`` are unhealthy as soon as the kubelet could not avoid them.
 
     The scheduler counts their holders against the healthy ids, so each of them takes a free share of the same
     name away. So they stay healthy while others are free for the largest pod: GetPreferredAllocation
     chooses those. held: all held ids.
     """
-    if not ending or _free(rows, ending, held) >= largest:
+    if not awaited or _free(rows, awaited, held) >= largest:
         return rows
-    return tuple(replace(row, healthy=False) if row.id in ending else row for row in rows)
+    return tuple(replace(row, healthy=False) if row.id in awaited else row for row in rows)
 
 
 def _is_ours(rows: Sequence[ListedShare]) -> bool:
@@ -136,7 +136,7 @@ def _is_ours(rows: Sequence[ListedShare]) -> bool:
     return not rows or any(row.gpu for row in rows)
 
 
-def _ending(
+def _awaited(
     shares: Sequence[ListedShare],
     rows: Sequence[DeviceRow],
     cordoned: Collection[GpuUuid],
@@ -146,17 +146,17 @@ def _ending(
     return frozenset(
         row.id
         for share, row in zip(shares, rows, strict=True)
-        if row.healthy and (share.ends or (share.gpu in cordoned and share.id in held))
+        if row.healthy and (share.awaited or (share.gpu in cordoned and share.id in held))
     )
 
 
-def _blocked(rows: Sequence[DeviceRow], ending: Collection[ShareId], held: Collection[ShareId]) -> int:
-    unhealthy = sum(row.id in ending and not row.healthy for row in rows)
-    return min(unhealthy, _free(rows, ending, held))
+def _blocked(rows: Sequence[DeviceRow], awaited: Collection[ShareId], held: Collection[ShareId]) -> int:
+    unhealthy = sum(row.id in awaited and not row.healthy for row in rows)
+    return min(unhealthy, _free(rows, awaited, held))
 
 
-def _free(rows: Iterable[DeviceRow], ending: Collection[ShareId], held: Collection[ShareId]) -> int:
-    return sum(row.healthy and row.id not in held and row.id not in ending for row in rows)
+def _free(rows: Iterable[DeviceRow], awaited: Collection[ShareId], held: Collection[ShareId]) -> int:
+    return sum(row.healthy and row.id not in held and row.id not in awaited for row in rows)
 
 
 def _listed_before(
