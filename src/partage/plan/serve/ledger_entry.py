@@ -8,6 +8,7 @@ from enum import StrEnum
 from msgspec import field
 
 from partage.model.ids import ResourceName, ShareId
+from partage.model.process import LeftProcess
 from partage.values import Frozen
 
 
@@ -19,12 +20,15 @@ class Certainty(StrEnum):
     proven:    PodResources named it before the container started (PreStartContainer).
     unconfirmed: held according to an earlier answer or to the checkpoint, but PodResources does not name it
         now. Its end is not proven.
+    ending: the kubelet names nobody any more. Whether a process of the former holder is left is not known
+        yet, or one is: ``LedgerEntry.left``.
     """
 
     TENTATIVE = "tentative"
     OBSERVED = "observed"
     PROVEN = "proven"
     UNCONFIRMED = "unconfirmed"
+    ENDING = "ending"
 
 
 class Holder(Frozen, order=True):
@@ -47,6 +51,7 @@ class LedgerEntry(Frozen):
     of date.
     since_s: when it was allocated, or first observed as held.
     checkpoint_pods: how many pods hold it by the kubelet's checkpoint; 0: not compared.
+    ended_s: since when it is ending, left: what still runs of its former holders; None and empty otherwise.
     """
 
     resource: ResourceName
@@ -55,6 +60,8 @@ class LedgerEntry(Frozen):
     holders: tuple[Holder, ...]
     since_s: float
     checkpoint_pods: int = 0
+    ended_s: float | None = None
+    left: tuple[LeftProcess, ...] = ()
 
     @property
     def hold(self) -> Hold:
@@ -75,6 +82,8 @@ class LedgerEntry(Frozen):
 
 
 class HeldIds(Frozen):
-    """Ids held now, by resource, for all GPUs."""
+    """Ids held now, by resource, for all GPUs. left: those that no container holds, only processes that are
+    left of their former holders."""
 
     ids: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
+    left: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
