@@ -35,7 +35,7 @@ threading.Thread(target=time.sleep, args=(1000,)).start()
 print("ready", flush=True)
 ctypes.CDLL(None).pthread_exit(None)
 """
-"""Its leader ends and a thread of it lives, as when a killed process has a thread that waits in the driver."""
+"""Its leader ends and a thread lives, as when a killed process has a thread that waits in the driver."""
 
 
 class Node:
@@ -53,8 +53,8 @@ class Node:
                 self._stack.callback(_remove, made)
         return made
 
-    def start(self, cgroup: Path, *command: str, **how: str) -> subprocess.Popen[str]:
-        process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, **how)  # type: ignore[call-overload]
+    def start(self, cgroup: Path, *command: str, executable: str | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(command, executable=executable, stdout=subprocess.PIPE, text=True)
         self._stack.callback(_end, process)
         self.move(cgroup, process.pid)
         return process
@@ -139,7 +139,9 @@ def test_the_sandbox_does_not_count_and_nobody_else_can_look_like_it(node: Node)
     def shim(*words: str) -> int:
         """The child of a runtime's process with these words."""
         script = ["-c", "sleep 1000 & echo $!; wait", *words]
-        process = node.start(node.cgroup("runtime-t"), "containerd-shim-runc-v2", *script, executable="/bin/sh")
+        process = node.start(
+            node.cgroup("runtime-t"), "containerd-shim-runc-v2", *script, executable="/bin/sh"
+        )
         assert process.stdout is not None
         return int(process.stdout.readline())
 

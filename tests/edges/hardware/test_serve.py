@@ -362,7 +362,7 @@ class Broken:
     async def processes(self) -> Processes:
         return Processes()
 
-    async def left(self, pods: Collection[PodUid]) -> Left:
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
         return Left()
 
     async def samples(self) -> Samples:

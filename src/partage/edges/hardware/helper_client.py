@@ -88,7 +88,7 @@ class RemoteHardware:
     async def processes(self) -> Processes:
         return await self._ask("processes", Processes)
 
-    async def left(self, pods: Collection[PodUid]) -> Left:
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
         try:
             return await self._ask("left", Left, sorted(pods))
         except Unsupported:  # it stays when the agent is upgraded, where it is not replaced by hand

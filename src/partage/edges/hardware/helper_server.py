@@ -69,7 +69,7 @@ async def _perform(hardware: Hardware, arguments: bytes) -> object:
 
 
 async def _left(hardware: Hardware, arguments: bytes) -> object:
-    return await hardware.left(_argument(tuple[PodUid, ...], arguments, "UIDs of pods"))
+    return await hardware.left_of(_argument(tuple[PodUid, ...], arguments, "UIDs of pods"))
 
 
 def _step(arguments: bytes) -> Step:

@@ -1,8 +1,8 @@
 """Which processes are left of pods that the kubelet has forgotten.
 
 The kernel says it: a thread that lives is in the cgroup of its container, whatever the leader of its process
-does. A killed process whose thread is stuck in the driver has a zombie as leader; a zombie that nobody reaps is
-in no cgroup. The owner of a container can neither leave its cgroup nor make one outside of its pod's.
+does. A killed process whose thread is stuck in the driver has a zombie as leader; a zombie that nobody reaps
+is in no cgroup. The owner of a container can neither leave its cgroup nor make one outside of its pod's.
 
 The pause container (sandbox) does not count. It is known by what a container cannot change: the process that
 the runtime has for the pod is its parent, and carries its id.
@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Collection, Iterator, Sequence
+from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
 from partage.edges import procfs
@@ -52,9 +53,10 @@ def left_of(proc: Path, pods: Collection[PodUid]) -> Left:
     for hierarchy, root in roots.items():
         if not missing:
             break
-        here = [one for one in _containers(root, hierarchy, missing) for one in _processes(proc, one)]
+        containers = _containers(root, hierarchy, missing)
+        here = [process for container in containers for process in _processes(proc, container)]
         found += here
-        missing -= {one.pod for one in here}
+        missing -= {process.pod for process in here}
     return Left(tuple(found))
 
 
@@ -155,8 +157,9 @@ def _threads(container: _Container) -> Iterator[int]:
 def _is_sandbox(proc: Path, parent: int, container: ContainerId) -> bool:
     """Whether a container whose process has this parent is the sandbox of its pod.
 
-    containerd has one shim for each pod, with the id of the sandbox; CRI-O one monitor for each container, with
-    its name, which is no possible name of a container of the pod. A parent in a container of a pod is no runtime's.
+    containerd has one shim for each pod, with the id of the sandbox; CRI-O one monitor for each container,
+    with its name, and that of a sandbox is no possible name of a container. A parent in a container of a pod
+    is no runtime's.
     """
     owner = parse_cgroup(procfs.cgroups_of(proc, parent))
     if parent <= 1 or (owner.pod and owner.container):
@@ -170,4 +173,4 @@ def _is_sandbox(proc: Path, parent: int, container: ContainerId) -> bool:
 
 def _option(words: Sequence[str], name: str) -> str:
     """The word after an option; empty without it."""
-    return next((value for option, value in zip(words, words[1:], strict=False) if option == name), "")
+    return next((value for option, value in pairwise(words) if option == name), "")

@@ -192,7 +192,7 @@ class NvmlHardware:
     async def processes(self) -> Processes:
         return await self._query(lambda: processes(self._nvml, self._host))
 
-    async def left(self, pods: Collection[PodUid]) -> Left:
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
         return await self._looker.call(lambda: left_of(self._host.proc, pods), self._deadline_s)
 
     async def samples(self) -> Samples:

@@ -118,7 +118,7 @@ class Hardware(Protocol):
         """
         ...
 
-    async def left(self, pods: Collection[PodUid]) -> Left:
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
         """Which processes of these pods still run, whether or not they have GPUs open. Needs no driver.
 
         Answers within milliseconds, also while other calls wait for the driver: an Allocate waits for it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import field
 
@@ -79,7 +79,9 @@ def kubelet_view(
         return before
     rows = {
         name: one_device_where_needed(
-            tuple(_device_rows(resource_rows, healthy, condition.cordoned, ids)), ids, refused.get(name)
+            tuple(_device_rows(resource_rows, healthy, condition.cordoned, ids, held.left.get(name, ()))),
+            ids,
+            refused.get(name),
         )
         for name, resource_rows in listed_shares(serving, held, gpu_of).items()
         for ids in [held.ids.get(name, frozenset())]
@@ -129,11 +131,14 @@ def _device_rows(
     healthy: Mapping[DeviceUuid, bool],
     cordoned: frozenset[GpuUuid],
     held: frozenset[ShareId],
+    left: Collection[ShareId],
 ) -> Iterator[DeviceRow]:
-    """Of a cordoned GPU, what is held stays healthy: a container that starts again needs it."""
+    """Of a cordoned GPU, what is held stays healthy: a container that starts again needs it. left: ids of
+    which only processes of a former holder are left; nobody gets them."""
     for row in rows:
-        if row.offering is None:
-            yield DeviceRow(row.id, healthy=False)
+        if row.offering is None or row.id in left:
+            numa_node = row.offering.numa_node if row.offering else None
+            yield DeviceRow(row.id, healthy=False, numa_node=numa_node)
         else:
             kept = row.gpu not in cordoned or row.id in held
             yield DeviceRow(row.id, kept and healthy[row.offering.device], row.offering.numa_node)

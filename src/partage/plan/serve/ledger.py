@@ -249,12 +249,6 @@ class Ledger:
                 found = tuple(process for pod in sorted(seen) for process in by_pod[pod])
                 self._await(hold, _Ending(replace(ending.entry, left=found), ending.pods - gone))
 
-    def free_by_hand(self, ids: Collection[ShareId]) -> None:
-        """A person says that nothing of the former holders of these ids has to be waited for."""
-        for hold in [hold for hold in self._ending if hold[1] in ids]:
-            del self._ending[hold]
-            self._version += 1
-
     def _gone(self, hold: Hold, pods: frozenset[PodUid]) -> None:
         """Nothing of these pods has to be gone before this hold has ended."""
         ending = self._ending.get(hold)
@@ -400,7 +394,7 @@ class Ledger:
             self._version += 1
 
     def _drop(self, resource: ResourceName, share: ShareId, now_s: float) -> None:
-        """The kubelet has ended this hold: it is ending, if it can be said whose processes have to be gone."""
+        """The kubelet has ended this hold. It is ending, where it is known whose processes have to go."""
         rows, hold = self._rows[resource], (resource, share)
         entry = rows.pop(share)
         if pods := self._pods.pop(hold, None):

@@ -135,7 +135,7 @@ class SimulatedHardware:
         self._require_driver()
         return processes_of(self._state_now())
 
-    async def left(self, pods: Collection[PodUid]) -> Left:
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
         """Who of these pods was put on GPUs and has not left."""
         await self._begin_call("left")
         return left_of(self._state, pods)
