@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import grpc
 import pytest
 
 from partage.edges.kubelet.checkpoint import CHECKPOINT
 from partage.faces.cli.main import run
-from partage.model.ids import PodUid
+from partage.model.ids import ContainerId, PodUid
 from partage.sim.node.faults import HangCall, HealCall, HideProcesses, Occupy, Vacate
 from tests.agent.harness import MACHINE, AgentProcess, healthy, ids, native, registered, running, spawn
 from tests.kubelet_script import PluginCalls, held, wait_for
@@ -20,7 +21,7 @@ GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 WHOLE = native("{select: all, exclusive: {}}")
 HALF = native("{select: all, time-slicing: {replicas: 2}}")
 FORMER, NEXT = PodUid("0aa9e3a1-0000-4000-8000-000000000001"), PodUid("0aa9e3a1-0000-4000-8000-000000000002")
-LEFT = Occupy(0, "train", pid=4711, pod=FORMER, container="c" * 64)
+LEFT = Occupy(0, "train", pid=4711, pod=FORMER, container=ContainerId("c" * 64))
 
 
 def books(directory: Path, **pods: Iterable[str]) -> None:
@@ -59,7 +60,7 @@ def first(kubelet) -> str:
     return ids(kubelet, GPU)[0]
 
 
-def entry(agent: AgentProcess) -> dict:
+def entry(agent: AgentProcess) -> dict[str, Any]:
     return next(iter(agent.report()["held"]), {})
 
 
@@ -74,8 +75,8 @@ def test_the_next_pod_is_refused_at_once_and_no_other_is_tried(node, kubelet, he
     forget(node, kubelet)
     with pytest.raises(grpc.RpcError) as refused:
         calls(kubelet).allocate([share])
-    assert "process 4711 (train)" in refused.value.details()
-    assert f"partage free {share}" in refused.value.details()
+    assert "process 4711 (train)" in str(refused.value)
+    assert f"partage free {share}" in str(refused.value)
     wait_for(lambda: share not in healthy(kubelet, GPU), what="unhealthy with the refusal", limit_s=1)
     assert len(healthy(kubelet, GPU)) == 7
     agent.wait(lambda: entry(agent).get("left"), "reported")

@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.options import Intervals
+from partage.edges.files.left_holds import LeftHolds
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
@@ -39,7 +41,7 @@ class Kubelet:
         self.watches = self.writes = True
         self.asked = self.written = self.lists = self.looks = 0
         self.left = Left()
-        self.freed: frozenset[PodUid] = frozenset()
+        self.run_dir = Path("/no/such/directory")
 
     async def held(self) -> tuple[ContainerHold, ...]:
         self.asked += 1
@@ -94,7 +96,7 @@ def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GP
         kubelet=lambda: kubelet.life,
         resend=kubelet.resend,
         left=kubelet.left_of,
-        freed=lambda: kubelet.freed,
+        left_holds=LeftHolds(kubelet.run_dir),
     )
 
 
@@ -319,16 +321,36 @@ async def test_a_share_is_free_when_nothing_of_its_former_pod_runs() -> None:
         assert kubelet.looks == looks, "nothing is asked at rest"
 
 
-async def test_a_person_may_free_a_share_that_a_process_keeps() -> None:
+async def test_a_person_may_free_a_share_that_a_process_keeps(tmp_path: Path) -> None:
     kubelet = Kubelet(a="u1")
+    kubelet.run_dir = tmp_path
     kubelet.says, kubelet.left = (hold("pod", "GPU-a"),), left("u1")
     one = questions(kubelet)
     async with asking(one):
         await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
         kubelet.says = ()
         await until(lambda: bool(one.ledger.held().left))
-        kubelet.freed = frozenset({PodUid("u1")})
+        LeftHolds(tmp_path).free([PodUid("u1")])
         await until(lambda: not one.ledger.entries())
+
+
+async def test_the_next_agent_waits_for_what_the_one_before_waited_for(tmp_path: Path) -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.run_dir = tmp_path
+    kubelet.says, kubelet.left = (hold("pod", "GPU-a"),), left("u1")
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        kubelet.says = ()
+        await until(lambda: bool(one.ledger.held().left))
+    kubelet.has = holds()
+    two = questions(kubelet)
+    async with asking(two):
+        await until(lambda: two.ledger.held().left == {GPU: {"GPU-a"}})
+        assert two.ledger.entries() == one.ledger.entries()
+        kubelet.left = Left()
+        await until(lambda: not two.ledger.entries())
+    assert not list(tmp_path.iterdir())
 
 
 async def test_where_nobody_can_look_the_kubelets_word_decides_and_it_is_said() -> None:

@@ -40,7 +40,7 @@ from partage.agent.watchdog import Watchdog
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.directory_lock import locked_run_directory
-from partage.edges.files.freed_pods import freed_pods
+from partage.edges.files.left_holds import LeftHolds
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
@@ -247,7 +247,7 @@ class _Agent:
             kubelet=lambda: (socket_identity(options.pod_resources), socket_identity(options.kubelet_socket)),
             resend=self._resend,
             left=hardware.left_of,
-            freed=lambda: freed_pods(options.run_dir),
+            left_holds=LeftHolds(options.run_dir),
         )
 
     def _reconciler_of(self) -> Reconciler:

@@ -14,6 +14,7 @@ from msgspec import Struct, field
 
 from partage.agent.options import Intervals
 from partage.agent.waiting import wait_at_most
+from partage.edges.files.left_holds import LeftHolds
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.port import Checkpoint, PodResources
 from partage.errors import HardwareError, Unreachable
@@ -21,7 +22,7 @@ from partage.model.allocation import ContainerHold
 from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId, device_of
 from partage.model.process import Left
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.ledger_entry import Certainty
+from partage.plan.serve.ledger_entry import Certainty, EndingHold
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
@@ -55,8 +56,8 @@ class PodResourcesPoller(Struct):
     """Asks PodResources soon after an Allocate, else regularly; pauses longer after a refusal.
 
     names: the current names. kubelet: the identity of the running kubelet. resend: sends the kubelet every
-    list once more; False: it watches none now. left: asks which processes of pods still run. freed: pods that
-    a person does not wait for. known: UUIDs of the GPUs whose holders are known. trouble: why the last
+    list once more; False: it watches none now. left: asks which processes of pods still run. left_holds: what
+    the run directory says of them. known: UUIDs of the GPUs whose holders are known. trouble: why the last
     request failed; unreadable: why the checkpoint could not be read; unproven: why the ends of holds cannot
     be proven; unseen: why nobody can look for processes that are left; empty if they could. asked_once: set
     after the first request, also if it failed.
@@ -72,13 +73,14 @@ class PodResourcesPoller(Struct):
     kubelet: Callable[[], object]
     resend: Callable[[], bool]
     left: Callable[[Collection[PodUid]], Awaitable[Left]]
-    freed: Callable[[], frozenset[PodUid]]
+    left_holds: LeftHolds
     known: frozenset[GpuUuid] = frozenset()
     trouble: str = ""
     unreadable: str = ""
     unproven: str = ""
     unseen: str = ""
     _read: object = None
+    _written: tuple[EndingHold, ...] | None = None
     _looked: bool = False
     _kubelet: object = None
     _pause_s: float = 0.0
@@ -113,6 +115,9 @@ class PodResourcesPoller(Struct):
     async def ask_holders(self) -> tuple[ContainerHold, ...]:
         """Ask once. Raises Unreachable."""
         names, before = self.names(), self.ledger.version
+        if self._written is None:
+            self._written = self.left_holds.read()
+            self.ledger.restore_ending(self._written)
         self._restore(names)
         asked_s = self.clock()
         try:
@@ -188,6 +193,7 @@ class PodResourcesPoller(Struct):
         for resource, ids in held.items():
             if names.has(resource, ids):
                 self.ledger.restored(resource, ids, now_s)
+        self.ledger.know_pods(held)
 
     async def _check(self, asked_s: float) -> None:
         """Compare with a checkpoint that was written after the question of asked_s; less often each time.
@@ -251,7 +257,7 @@ class PodResourcesPoller(Struct):
         and once at first: it is known then whether somebody can look here."""
         pods, before = self.ledger.ending_pods, self.ledger.version
         if pods:
-            self.ledger.looked(self.freed(), ())
+            self.ledger.looked(self.left_holds.freed(), ())
         elif self._looked:
             return
         asked = frozenset(sorted(self.ledger.ending_pods)[:MOST_PODS])
@@ -260,6 +266,7 @@ class PodResourcesPoller(Struct):
                 self._note_left(asked, await self.left(asked))
         except (HardwareError, TimeoutError) as error:  # they are waited for until somebody has looked
             log.debug("not looked for processes", extra={"reason": str(error)})
+        self._write_ending()
         if self.ledger.version != before:
             self.ask()
 
@@ -267,14 +274,26 @@ class PodResourcesPoller(Struct):
         """What still runs of these pods; None if that is not known in ALLOCATE_LOOK_S."""
         try:
             async with asyncio.timeout(ALLOCATE_LOOK_S):
-                left = await self.left(pods - self.freed())
+                left = await self.left(pods - self.left_holds.freed())
         except (HardwareError, TimeoutError) as error:
             log.warning("former holders are not looked for", extra={"reason": str(error) or "no answer"})
             return None
         if left.processes:  # it is said what is waited for, and soon asked again
             self.soon()
             self.ask()
+            asyncio.get_running_loop().call_soon(self._write_ending)
         return left
+
+    def _write_ending(self) -> None:
+        """For the next agent: nobody else knows which shares these pods had."""
+        ending = self.ledger.ending
+        if ending == self._written:
+            return
+        try:
+            self.left_holds.write(ending)
+            self._written = ending
+        except OSError as error:
+            log.warning("ending holds are not remembered", extra={"reason": str(error)})
 
     def _note_left(self, asked: frozenset[PodUid], left: Left) -> None:
         """Where nobody can look, the kubelet's word decides."""

@@ -25,7 +25,7 @@ def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None
     report = common_node.agent_report(machine, run_dir)
     if report is None:
         raise InputError("no agent runs here", "name its run directory: --run-dir")
-    from partage.edges.files.freed_pods import free_pods
+    from partage.edges.files.left_holds import LeftHolds
 
     left = {str(entry.id): entry for entry in report.held if entry.left}
     if unknown := [share for share in shares if share not in left]:
@@ -39,5 +39,5 @@ def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None
         names = ", ".join(map(str, left[share].left))
         click.echo(f"warning: {names} goes on beside the next container that gets {share}", err=True)
     pods = {process.pod for share in shares for process in left[share].left}
-    free_pods(Path(run_dir or common_options.DEFAULT_RUN_DIR), pods)
+    LeftHolds(Path(run_dir or common_options.DEFAULT_RUN_DIR)).free(pods)
     click.echo(f"freed: {', '.join(sorted(set(shares)))}")

@@ -26,7 +26,7 @@ from msgspec.structs import replace
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
-from partage.plan.serve.ledger_entry import Certainty, HeldIds, Hold, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, EndingHold, HeldIds, Hold, Holder, LedgerEntry
 from partage.values import Frozen
 
 
@@ -39,13 +39,6 @@ class _Past(Frozen):
     holders: frozenset[Holder]
     since_s: float
     free: bool = False
-
-
-class _Ending(Frozen):
-    """A hold that the kubelet has ended. pods: those whose processes have not been seen to be gone."""
-
-    entry: LedgerEntry
-    pods: frozenset[PodUid]
 
 
 _NAMED = (Certainty.OBSERVED, Certainty.PROVEN)
@@ -68,7 +61,7 @@ class Ledger:
         self._rows: dict[ResourceName, dict[ShareId, LedgerEntry]] = {}
         self._past: dict[ResourceName, dict[ShareId, _Past]] = {}
         self._pods: dict[Hold, frozenset[PodUid]] = {}
-        self._ending: dict[Hold, _Ending] = {}
+        self._ending: dict[Hold, EndingHold] = {}
         self._suspected: frozenset[Hold] = frozenset()
         self._observed_s = -inf
         self._version = 0
@@ -223,6 +216,16 @@ class Ledger:
                     self._gone(entry.hold, pods)
 
     @property
+    def ending(self) -> tuple[EndingHold, ...]:
+        """The holds that are ending."""
+        return tuple(self._ending.values())
+
+    def restore_ending(self, holds: Iterable[EndingHold]) -> None:
+        """Holds that were ending for the agent before. What is held again since is another holder's."""
+        for hold in holds:
+            self._await(hold.entry.hold, hold)
+
+    @property
     def ending_pods(self) -> frozenset[PodUid]:
         """The pods of holds that are ending: it has to be looked whether anything of them is left."""
         return frozenset().union(*(one.pods for one in self._ending.values()))
@@ -247,7 +250,7 @@ class Ledger:
             self._gone(hold, gone)
             if hold in self._ending and (seen := ending.pods & pods - gone):
                 found = tuple(process for pod in sorted(seen) for process in by_pod[pod])
-                self._await(hold, _Ending(replace(ending.entry, left=found), ending.pods - gone))
+                self._await(hold, EndingHold(replace(ending.entry, left=found), ending.pods - gone))
 
     def _gone(self, hold: Hold, pods: frozenset[PodUid]) -> None:
         """Nothing of these pods has to be gone before this hold has ended."""
@@ -258,9 +261,9 @@ class Ledger:
             del self._ending[hold]
             self._version += 1
         else:
-            self._await(hold, _Ending(ending.entry, ending.pods - pods))
+            self._await(hold, EndingHold(ending.entry, ending.pods - pods))
 
-    def _await(self, hold: Hold, ending: _Ending) -> None:
+    def _await(self, hold: Hold, ending: EndingHold) -> None:
         if self._ending.get(hold) != ending:
             self._ending[hold] = ending
             self._version += 1
@@ -401,7 +404,7 @@ class Ledger:
             before = self._ending[hold].pods if hold in self._ending else frozenset()
             names = () if entry.certainty is Certainty.TENTATIVE else entry.holders
             entry = LedgerEntry(resource, share, Certainty.ENDING, names, entry.since_s, ended_s=now_s)
-            self._ending[hold] = _Ending(entry, before | pods)
+            self._ending[hold] = EndingHold(entry, before | pods)
         if not rows:
             del self._rows[resource]
         self._version += 1

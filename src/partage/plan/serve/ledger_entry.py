@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from msgspec import field
 
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
 from partage.values import Frozen
 
@@ -79,6 +79,13 @@ class LedgerEntry(Frozen):
         return (
             self.holders[0] if len(self.holders) == 1 and self.certainty is not Certainty.TENTATIVE else None
         )
+
+
+class EndingHold(Frozen):
+    """A hold that the kubelet has ended. pods: those whose processes have not been seen to be gone."""
+
+    entry: LedgerEntry
+    pods: frozenset[PodUid]
 
 
 class HeldIds(Frozen):
