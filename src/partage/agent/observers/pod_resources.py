@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from math import inf
 
 from msgspec import Struct, field
 
@@ -59,8 +60,8 @@ class PodResourcesPoller(Struct):
     list once more; False: it watches none now. left: asks which processes of pods still run. left_holds: what
     the run directory says of them. known: UUIDs of the GPUs whose holders are known. trouble: why the last
     request failed; unreadable: why the checkpoint could not be read; unproven: why the ends of holds cannot
-    be proven; unseen: why nobody can look for processes that are left; empty if they could. asked_once: set
-    after the first request, also if it failed.
+    be proven; unseen: why nobody can look for processes that are left; empty if they could. answered_s: when
+    the last question was asked that was answered. asked_once: set after the first request, also if it failed.
     """
 
     pod_resources: PodResources
@@ -79,12 +80,14 @@ class PodResourcesPoller(Struct):
     unreadable: str = ""
     unproven: str = ""
     unseen: str = ""
+    answered_s: float = -inf
     _read: object = None
     _written: tuple[EndingHold, ...] | None = None
     _looked: bool = False
     _kubelet: object = None
     _pause_s: float = 0.0
     _waited: bool = False
+    _answer: bool = False
     _checked: frozenset[tuple[ResourceName, ShareId]] = frozenset()
     _check_pause_s: float = 0.0
     _check_s: float = 0.0
@@ -106,11 +109,13 @@ class PodResourcesPoller(Struct):
             self._pause_s = self.intervals.holders_first_s
             self._soon.set()
 
-    def waited_for(self, *, waited: bool) -> None:
-        """Note whether a GPU waits for a share to be released: then ask more often."""
-        if waited and not self._waited and not self.trouble:
+    def waited_for(self, *, waited: bool, answer: bool = False) -> None:
+        """Note whether a GPU waits for a share to be released, or something waits for an answer, whatever it
+        is: then ask more often.
+        """
+        if (waited or answer) and not (self._waited or self._answer) and not self.trouble:
             self._soon.set()
-        self._waited = waited
+        self._waited, self._answer = waited, answer
 
     async def ask_holders(self) -> tuple[ContainerHold, ...]:
         """Ask once. Raises Unreachable."""
@@ -134,9 +139,12 @@ class PodResourcesPoller(Struct):
         now = self.names()
         holders = tuple(row for row in said if now.has(row.resource, row.ids))
         self.ledger.observed(holders, asked_s)
+        self.answered_s = max(self.answered_s, asked_s)
         self._know_pods()
         if self.ledger.ending_pods:
             await self._look()
+        if self._answer:
+            self.ask()
         self._know(names, before)
         return holders
 
@@ -167,7 +175,7 @@ class PodResourcesPoller(Struct):
     def _next_pause_s(self) -> float:
         """The pause after an answer: short while a pod is expected to be named soon, or a process to end."""
         ending = bool(self.ledger.ending_pods)
-        often = self._waited or ending
+        often = self._waited or self._answer or ending
         longest_s = self.intervals.holders_waited_s if often else self.intervals.holders_s
         unnamed = any(entry.certainty is Certainty.TENTATIVE for entry in self.ledger.entries())
         soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2

@@ -18,6 +18,7 @@ known by its UID is *ending* first, until somebody has looked and has found no p
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
@@ -26,7 +27,7 @@ from msgspec.structs import replace
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
-from partage.plan.serve.ledger_entry import Certainty, EndingHold, HeldIds, Hold, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import NAMED, Certainty, EndingHold, HeldIds, Hold, Holder, LedgerEntry
 from partage.values import Frozen
 
 
@@ -41,8 +42,9 @@ class _Past(Frozen):
     free: bool = False
 
 
-_NAMED = (Certainty.OBSERVED, Certainty.PROVEN)
-"""PodResources named a holder, and the same kubelet still runs."""
+ADMISSION_S = 5.0
+"""An id that Allocate returned so long ago belongs to an admitted pod, also if PodResources never lists it
+(an ordinary init container): the kubelet asks for all containers of a pod within milliseconds."""
 _Names = dict[ShareId, set[Holder]]
 _NOBODY: frozenset[Holder] = frozenset()
 
@@ -87,9 +89,20 @@ class Ledger:
 
     def kubelet_started(self) -> None:
         """The kubelet is another one than before: what it does not name has not ended for that."""
-        for entry in self.entries():
-            if entry.certainty in _NAMED:
-                self._put(replace(entry, certainty=Certainty.UNCONFIRMED))
+        for resource in [*self._rows]:
+            self._confirm_again(resource)
+
+    def registering(self, resource: ResourceName, now_s: float) -> None:
+        """The resource is about to be registered, perhaps with another kubelet than before: answers to
+        questions that were asked earlier do not count any more.
+        """
+        self._observed_s = max(self._observed_s, now_s)
+        self._confirm_again(resource)
+
+    def _confirm_again(self, resource: ResourceName) -> None:
+        for entry in [*self._rows.get(resource, {}).values()]:
+            certainty = Certainty.UNCONFIRMED if entry.certainty in NAMED else entry.certainty
+            self._put(replace(entry, certainty=certainty, unlisted=False))
 
     def suspect(self, holds: frozenset[Hold]) -> bool:
         """These holds contradict others: perhaps PodResources names a pod that ended. Returns whether there
@@ -279,13 +292,7 @@ class Ledger:
     def held(self) -> HeldIds:
         """All held ids, by resource."""
         if self._held[0] != self._version:
-            ids: dict[ResourceName, set[ShareId]] = {}
-            left: dict[ResourceName, set[ShareId]] = {}
-            for entry in self.entries():
-                ids.setdefault(entry.resource, set()).add(entry.id)
-                if entry.left:
-                    left.setdefault(entry.resource, set()).add(entry.id)
-            self._held = (self._version, HeldIds(_frozen(ids), _frozen(left)))
+            self._held = (self._version, _held_ids(self.entries()))
         return self._held[1]
 
     # --- one resource, one id ------------------------------------------------------------------
@@ -307,12 +314,13 @@ class Ledger:
 
     def _not_named(self, entry: LedgerEntry, asked_s: float) -> None:
         """An answer does not list this id."""
-        if entry.certainty in _NAMED:  # by this kubelet: it has ended
+        if entry.certainty in NAMED:  # by this kubelet: it has ended
             self._drop(entry.resource, entry.id, asked_s)
         elif entry.certainty is Certainty.TENTATIVE:
             late = asked_s - entry.since_s >= self._grace_s
             certainty = Certainty.UNCONFIRMED if late else Certainty.TENTATIVE
-            self._put(replace(entry, certainty=certainty, holders=()))
+            unlisted = entry.unlisted or asked_s - entry.since_s >= ADMISSION_S
+            self._put(replace(entry, certainty=certainty, holders=(), unlisted=unlisted))
 
     def _name(self, resource: ResourceName, share: ShareId, named: set[Holder], asked_s: float) -> None:
         """An answer lists these containers with the id."""
@@ -327,7 +335,7 @@ class Ledger:
         current = named - former
         if current:
             self._see(entry, resource, share, tuple(sorted(current)), asked_s)
-        elif entry and entry.certainty in _NAMED:
+        elif entry and entry.certainty in NAMED:
             self._drop(resource, share, asked_s)
         elif entry and entry.certainty is Certainty.TENTATIVE:
             self._put(replace(entry, holders=tuple(sorted(former))))
@@ -340,7 +348,7 @@ class Ledger:
         holders: tuple[Holder, ...],
         asked_s: float,
     ) -> None:
-        if entry and entry.certainty in _NAMED and entry.holders == holders:
+        if entry and entry.certainty in NAMED and entry.holders == holders:
             return
         same = entry is not None and (not entry.holders or not set(entry.holders).isdisjoint(holders))
         tentative = entry is not None and entry.certainty is Certainty.TENTATIVE
@@ -410,9 +418,27 @@ class Ledger:
         self._version += 1
 
 
+def _held_ids(entries: Iterable[LedgerEntry]) -> HeldIds:
+    ids: dict[ResourceName, set[ShareId]] = {}
+    admitted: dict[ResourceName, set[ShareId]] = {}
+    left: dict[ResourceName, set[ShareId]] = {}
+    pods: dict[ResourceName, Counter[tuple[str, str]]] = {}
+    for entry in entries:
+        resource = entry.resource
+        ids.setdefault(resource, set()).add(entry.id)
+        if entry.admitted:
+            admitted.setdefault(resource, set()).add(entry.id)
+        if entry.left:
+            left.setdefault(resource, set()).add(entry.id)
+        if entry.certainty is not Certainty.ENDING:
+            pods.setdefault(resource, Counter()).update(entry.pods)
+    largest = {resource: max(counts.values(), default=1) for resource, counts in pods.items()}
+    return HeldIds(_frozen(ids), _frozen(admitted), largest, _frozen(left))
+
+
 def _is_known(entry: LedgerEntry, named: set[Holder]) -> bool:
     """Whether an answer with these names changes nothing. Almost always so, hence this fast path."""
-    known = entry.certainty in _NAMED and len(entry.holders) == len(named)
+    known = entry.certainty in NAMED and len(entry.holders) == len(named)
     return known and named.issuperset(entry.holders)
 
 

@@ -31,6 +31,10 @@ class Certainty(StrEnum):
     ENDING = "ending"
 
 
+NAMED = (Certainty.OBSERVED, Certainty.PROVEN)
+"""PodResources named a holder, and the same kubelet still runs."""
+
+
 class Holder(Frozen, order=True):
     """A container. If an id has several, it is ambiguous."""
 
@@ -51,6 +55,7 @@ class LedgerEntry(Frozen):
     of date.
     since_s: when it was allocated, or first observed as held.
     checkpoint_pods: how many pods hold it by the kubelet's checkpoint; 0: not compared.
+    unlisted: the running kubelet allocated it some time ago, and PodResources does not list it.
     ended_s: since when it is ending, left: what still runs of its former holders; None and empty otherwise.
     """
 
@@ -60,6 +65,7 @@ class LedgerEntry(Frozen):
     holders: tuple[Holder, ...]
     since_s: float
     checkpoint_pods: int = 0
+    unlisted: bool = False
     ended_s: float | None = None
     left: tuple[LeftProcess, ...] = ()
 
@@ -67,6 +73,11 @@ class LedgerEntry(Frozen):
     def hold(self) -> Hold:
         """Resource and id."""
         return self.resource, self.id
+
+    @property
+    def admitted(self) -> bool:
+        """The running kubelet has admitted its pod, or forgotten it: it asks for the health of the id no more."""
+        return self.certainty in (*NAMED, Certainty.ENDING) or self.unlisted
 
     @property
     def pods(self) -> frozenset[tuple[str, str]]:
@@ -89,8 +100,13 @@ class EndingHold(Frozen):
 
 
 class HeldIds(Frozen):
-    """Ids held now, by resource, for all GPUs. left: those that no container holds, only processes that are
-    left of their former holders."""
+    """Ids held now, by resource, for all GPUs.
+
+    admitted: those whose pod the running kubelet has admitted. largest: how many ids of a resource one pod
+    holds at most. left: those that no container holds, only processes that are left of former holders.
+    """
 
     ids: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
+    admitted: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
+    largest: Mapping[ResourceName, int] = field(default_factory=dict)
     left: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
