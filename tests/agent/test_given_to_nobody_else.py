@@ -8,10 +8,10 @@ import pytest
 
 from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
-from partage.model.allocation import ContainerHold
-from partage.model.ids import PodUid, ShareId, share_id
+from partage.model.allocation import AllocationRefused, ContainerHold
+from partage.model.ids import ContainerId, PodUid, ShareId, share_id
 from partage.model.policy import Options
-from partage.model.process import Left
+from partage.model.process import Left, LeftProcess
 from tests.plan.test_turn import GPU, SHARED_ONES, Turning, desired
 
 
@@ -20,8 +20,9 @@ class ChangingNode(Turning):
 
     def __init__(self) -> None:
         super().__init__()
+        self.left = Left()
         hooks = PluginHooks(
-            self.ledger, lambda: self.now_s, _nobody, _nothing_left, lambda: None, lambda *_: None
+            self.ledger, lambda: self.now_s, _nobody, self.left_of, lambda: None, lambda *_: None
         )
         self.plugins = PluginSet(hooks)
         self.first, self.second, self.third, self.fourth = (share_id(gpu.uuid) for gpu in self.inventory)
@@ -44,16 +45,16 @@ class ChangingNode(Turning):
         holds = [ContainerHold("default", share, "main", GPU, (share,)) for share in shares]
         self.ledger.observed(holds, self.now_s)
 
+    async def left_of(self, pods: frozenset[PodUid]) -> Left:
+        self.asked = pods
+        return self.left
+
     def unhealthy(self) -> set[ShareId]:
         return {row.id for row in self.plugin.devices().rows if not row.healthy}
 
 
 async def _nobody() -> Sequence[ContainerHold]:
     return ()
-
-
-async def _nothing_left(pods: frozenset[PodUid]) -> Left:
-    return Left()
 
 
 @pytest.fixture
@@ -107,3 +108,18 @@ async def test_a_withdrawn_id_is_answered_as_long_as_it_is_listed(node: Changing
     assert node.first in node.unhealthy()
     await node.plugin.allocate([node.first])
     assert (GPU, node.first) in {entry.hold for entry in node.ledger.entries()}
+
+
+async def test_a_share_with_a_process_left_is_refused_and_listed_as_unhealthy_before(node: ChangingNode):
+    former, ended = PodUid("u1"), PodUid("u2")
+    node.ledger.know_pods({GPU: {node.first: frozenset({former}), node.second: frozenset({ended})}})
+    node.left = Left((LeftProcess(former, ContainerId("c"), 7, "train", "D"),))
+    with pytest.raises(AllocationRefused, match=r"process 7 \(train\) of its former pod u1 still runs"):
+        await node.plugin.allocate([node.first, node.second])
+    assert node.asked == {former, ended}
+    assert node.unhealthy() == {node.first}
+    node.publish()
+    assert node.unhealthy() == {node.first}, "the next turn says the same"
+    assert node.plugin.asked.refusals == 1
+    await node.plugin.allocate([node.third])
+    assert node.asked == {former, ended}, "for a share whose holders have all ended nobody is asked"

@@ -76,7 +76,7 @@ class LedgerEntry(Frozen):
 
     @property
     def admitted(self) -> bool:
-        """The running kubelet has admitted its pod, or forgotten it: it asks for the health of the id no more."""
+        """The running kubelet has admitted its pod, or forgotten it: the health of the id fails no pod."""
         return self.certainty in (*NAMED, Certainty.ENDING) or self.unlisted
 
     @property
