@@ -386,6 +386,18 @@ async def test_a_helper_that_does_not_answer_is_asked_again_and_allocate_does_no
         await until(lambda: not one.ledger.entries())
 
 
+async def test_the_pods_of_shares_are_known_also_where_pod_resources_does_not_answer() -> None:
+    kubelet = Kubelet()
+    kubelet.says, kubelet.left = Unreachable("no socket"), left("u1")
+    one = questions(kubelet)
+    async with asking(one):
+        one.ledger.allocated(GPU, [GPU_A], one.clock())
+        kubelet.has, kubelet.written = holds(a="u1"), 1
+        await until(lambda: one.ledger.former_pods(GPU, [GPU_A]) == {"u1"})
+        one.ledger.offered_as_free(GPU, [GPU_A], one.clock())
+        await until(lambda: one.ledger.held().left == {GPU: {"GPU-a"}})
+
+
 async def test_the_checkpoint_is_read_for_pods_only_when_something_is_new() -> None:
     kubelet = Kubelet(a="u1")
     kubelet.says = (hold("pod", "GPU-a"),)

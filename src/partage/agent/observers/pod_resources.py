@@ -129,6 +129,7 @@ class PodResourcesPoller(Struct):
             said, kubelet = await self._held()
         except Unreachable as error:
             self._note(str(error))
+            self._know_pods()
             if not self.unreadable:  # the checkpoint has all holds, though without names
                 self._know(names, before)
             raise
