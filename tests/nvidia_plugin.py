@@ -49,7 +49,7 @@ class _Resource:
     ) -> list[ShareId]:
         return [*must_include, *sorted(set(available) - set(must_include))][:size]
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         return ContainerAllocation(envs={"NVIDIA_VISIBLE_DEVICES": ",".join(map(device_of, ids))})
 
     async def pre_start(self, ids: Sequence[ShareId]) -> None:

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.options import Intervals
+from partage.edges.files.left_holds import LeftHolds
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
-from partage.model.ids import GpuUuid, PodUid, ResourceName, ShareId
+from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, ShareId
+from partage.model.process import Left, LeftProcess
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty
 from tests.kubelet_script import until
@@ -36,7 +39,9 @@ class Kubelet:
         self.has: CheckpointHolds | Unreachable = holds(**checkpoint)
         self.life = 0
         self.watches = self.writes = True
-        self.asked = self.written = self.lists = 0
+        self.asked = self.written = self.lists = self.looks = 0
+        self.left = Left()
+        self.run_dir = Path("/no/such/directory")
 
     async def held(self) -> tuple[ContainerHold, ...]:
         self.asked += 1
@@ -45,6 +50,11 @@ class Kubelet:
         if isinstance(said, Unreachable):
             raise said
         return said
+
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
+        """The helper's answer."""
+        self.looks += 1
+        return Left(tuple(one for one in self.left.processes if one.pod in pods), self.left.unseen)
 
     def resend(self) -> bool:
         self.lists += 1
@@ -85,6 +95,8 @@ def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GP
         names=lambda: NodeNames({GPU}, frozenset(map(GpuUuid, gpus())), frozenset(map(GpuUuid, gpus()))),
         kubelet=lambda: kubelet.life,
         resend=kubelet.resend,
+        left=kubelet.left_of,
+        left_holds=LeftHolds(kubelet.run_dir),
     )
 
 
@@ -281,3 +293,118 @@ async def test_a_gpu_that_waits_has_the_question_asked_at_once() -> None:
         before = kubelet.asked
         one.waited_for(waited=True)
         await until(lambda: kubelet.asked > before, 0.15)
+
+
+# --- what is left of former holders ---------------------------------------------------------------
+
+
+def left(*pods: str) -> Left:
+    return Left(tuple(LeftProcess(PodUid(pod), ContainerId("c"), 7, "python", "D") for pod in pods))
+
+
+async def test_a_share_is_free_when_nothing_of_its_former_pod_runs() -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.says, kubelet.left = (hold("pod", "GPU-a"),), left("u1")
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        looks = kubelet.looks
+        assert looks == 1, "at first, to know whether somebody can look"
+        kubelet.says = ()
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.ENDING})
+        await until(lambda: kubelet.looks > looks + 2)
+        assert one.ledger.held().left == {GPU: {"GPU-a"}}
+        kubelet.left = Left()
+        await until(lambda: not one.ledger.entries())
+        looks, asked = kubelet.looks, kubelet.asked
+        await until(lambda: kubelet.asked > asked + 1)
+        assert kubelet.looks == looks, "nothing is asked at rest"
+
+
+async def test_a_person_may_free_a_share_that_a_process_keeps(tmp_path: Path) -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.run_dir = tmp_path
+    kubelet.says, kubelet.left = (hold("pod", "GPU-a"),), left("u1")
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        kubelet.says = ()
+        await until(lambda: bool(one.ledger.held().left))
+        LeftHolds(tmp_path).free([PodUid("u1")])
+        await until(lambda: not one.ledger.entries())
+
+
+async def test_the_next_agent_waits_for_what_the_one_before_waited_for(tmp_path: Path) -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.run_dir = tmp_path
+    kubelet.says, kubelet.left = (hold("pod", "GPU-a"),), left("u1")
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        kubelet.says = ()
+        await until(lambda: bool(one.ledger.held().left))
+    kubelet.has = holds()
+    two = questions(kubelet)
+    async with asking(two):
+        await until(lambda: two.ledger.held().left == {GPU: {"GPU-a"}})
+        assert two.ledger.entries() == one.ledger.entries()
+        kubelet.left = Left()
+        await until(lambda: not two.ledger.entries())
+    assert not list(tmp_path.iterdir())
+
+
+async def test_where_nobody_can_look_the_kubelets_word_decides_and_it_is_said() -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.says, kubelet.left = (hold("pod", "GPU-a"),), Left(unseen="no hostPID")
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        await until(lambda: one.unseen == "no hostPID")
+        kubelet.says = ()
+        await until(lambda: not one.ledger.entries())
+
+
+async def test_a_helper_that_does_not_answer_is_asked_again_and_allocate_does_not_wait_for_it() -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.says = (hold("pod", "GPU-a"),)
+    one = questions(kubelet)
+    answers = asyncio.Event()
+    look = kubelet.left_of
+
+    async def slow(pods: Collection[PodUid]) -> Left:
+        await answers.wait()
+        return await look(pods)
+
+    one.left = slow
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        assert await one.left_at_once(frozenset({PodUid("u1")})) is None
+        kubelet.says = ()
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.ENDING})
+        assert not one.ledger.held().left, "nothing is known of it"
+        answers.set()
+        await until(lambda: not one.ledger.entries())
+
+
+async def test_the_pods_of_shares_are_known_also_where_pod_resources_does_not_answer() -> None:
+    kubelet = Kubelet()
+    kubelet.says, kubelet.left = Unreachable("no socket"), left("u1")
+    one = questions(kubelet)
+    async with asking(one):
+        one.ledger.allocated(GPU, [GPU_A], one.clock())
+        kubelet.has, kubelet.written = holds(a="u1"), 1
+        await until(lambda: one.ledger.former_pods(GPU, [GPU_A]) == {"u1"})
+        one.ledger.offered_as_free(GPU, [GPU_A], one.clock())
+        await until(lambda: one.ledger.held().left == {GPU: {"GPU-a"}})
+
+
+async def test_the_checkpoint_is_read_for_pods_only_when_something_is_new() -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.says = (hold("pod", "GPU-a"),)
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: one.ledger.former_pods(GPU, [GPU_A]) == {"u1"})
+        kubelet.has = Unreachable("must not be read")
+        asked = kubelet.asked
+        await until(lambda: kubelet.asked > asked + 2)
+        assert not one.unreadable

@@ -284,6 +284,8 @@ def test_the_report_says_everything_in_camel_case(agent: Agent) -> None:
         "certainty": "observed",
         "holders": [{"namespace": "default", "pod": "pod", "container": "main"}],
         "since": "2023-11-14T22:13:10.000Z",
+        "endedAt": None,
+        "left": [],
     }
     assert not [key for key in _keys(document) if "_" in key]
 

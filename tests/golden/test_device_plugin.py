@@ -218,7 +218,7 @@ class _Plugin:
     ) -> list[ShareId]:
         raise NotImplementedError
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         raise NotImplementedError
 
     async def pre_start(self, ids: Sequence[ShareId]) -> None:

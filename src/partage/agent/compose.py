@@ -40,6 +40,7 @@ from partage.agent.watchdog import Watchdog
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.directory_lock import locked_run_directory
+from partage.edges.files.left_holds import LeftHolds
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
@@ -139,9 +140,16 @@ class _Agent:
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._gate = DriverGate(options.run_dir, options.validations, hardware, self._hardware.observe)
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
-        self._pod_resources, self._refusals = self._poller_of(), Refusals()
+        self._pod_resources, self._refusals = self._poller_of(hardware), Refusals()
         kubelet = self._pod_resources
-        hooks = PluginHooks(self._ledger, clock, kubelet.ask_holders, kubelet.soon, self._refused)
+        hooks = PluginHooks(
+            ledger=self._ledger,
+            clock=clock,
+            holders=kubelet.ask_holders,
+            left=kubelet.left_at_once,
+            allocated=kubelet.soon,
+            refused=self._refused,
+        )
         self._plugins = PluginSet(hooks)
         self._policies = PolicyObserver(options, geometry_of, ask, changes=self._changes)
         self._cluster = ClusterConnection(options, status, ask, self._know, self._policies.judge_again)
@@ -226,7 +234,7 @@ class _Agent:
         self._reconciler.in_hand = dict.fromkeys(self._unfinished.read(), Phase.VERIFYING)
         return saved
 
-    def _poller_of(self) -> PodResourcesPoller:
+    def _poller_of(self, hardware: Hardware) -> PodResourcesPoller:
         options = self._options
         return PodResourcesPoller(
             pod_resources=self._kubelet,
@@ -238,6 +246,8 @@ class _Agent:
             names=self._names,
             kubelet=lambda: (socket_identity(options.pod_resources), socket_identity(options.kubelet_socket)),
             resend=self._resend,
+            left=hardware.left_of,
+            left_holds=LeftHolds(options.run_dir),
         )
 
     def _reconciler_of(self) -> Reconciler:

@@ -316,6 +316,7 @@ class Loop(Struct):
             hardware=parts.hardware.trouble,
             pod_resources=parts.pod_resources.trouble,
             checkpoint=parts.pod_resources.unreadable or parts.pod_resources.unproven,
+            processes=parts.pod_resources.unseen,
             state_dir=parts.state_writer.trouble,
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,

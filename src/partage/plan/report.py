@@ -177,7 +177,8 @@ class DependencyProblems(Frozen):
     """Why something that the agent depends on does not work; empty if it works.
 
     hardware: the helper process. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
-    checkpoint of held ids. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
+    checkpoint of held ids. processes: nobody can look for processes that are left of pods, so the kubelet's
+    word alone ends a hold. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
     api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
     history of use.
     """
@@ -185,6 +186,7 @@ class DependencyProblems(Frozen):
     hardware: str = ""
     pod_resources: str = ""
     checkpoint: str = ""
+    processes: str = ""
     state_dir: str = ""
     cdi: str = ""
     guard: str = ""

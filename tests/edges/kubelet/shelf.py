@@ -50,7 +50,7 @@ class Shelf:
         rest = sorted(set(available) - set(must_include))
         return [*must_include, *rest][:size]
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         self.allocated.append(tuple(ids))
         if unknown := [device for device in ids if device not in {row.id for row in self._list.rows}]:
             raise AllocationRefused(

@@ -405,7 +405,7 @@ class Liar(Shelf):
     ) -> list[ShareId]:
         return [ShareId("x"), ShareId("x")]
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         return ContainerAllocation(
             envs={"NOT A NAME": ""},
             mounts=(Mount("in", "/out"),),

@@ -6,6 +6,7 @@ people; the node works, and a restart would not help: 200.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 
 from partage.agent.options import Intervals
@@ -16,7 +17,7 @@ from partage.model.mps import DaemonPhase
 from partage.plan.reconcile.draft import without_files
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.report import DependencyProblems, MigConfigState, PolicyReason, PolicyState, Report
-from partage.text import gpus
+from partage.text import gpus, listed
 from partage.values import Frozen
 
 _OTHER_PLUGIN = "other-plugin"
@@ -130,6 +131,7 @@ def _degraded(report: Report) -> Iterator[ReadinessReason]:
     if layout is not None and layout.state is MigConfigState.FAILED:
         yield ReadinessReason("mig-config-failed", f"{layout.name}: {layout.reason}")
     yield from _degraded_gpus(report)
+    yield from _left(report)
     if report.other_labels:
         yield ReadinessReason("labels-written-twice", report.other_labels)
     yield from _dependencies(report.dependencies)
@@ -161,10 +163,26 @@ def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
         yield ReadinessReason("device-file-missing", f"MIG devices cannot be used: {reason}")
 
 
+def _left(report: Report) -> Iterator[ReadinessReason]:
+    for entry in report.entries:
+        if entry.left:
+            names = " or ".join(f"{holder.namespace}/{holder.pod}" for holder in entry.holders)
+            ended_s = report.made.at_s - report.made.clock_s + (entry.ended_s or 0.0)
+            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(round(ended_s)))
+            message = (
+                f"{entry.id} is given to nobody: the kubelet has forgotten pod {names or entry.left[0].pod} "
+                f"since {since}, and {listed([str(process) for process in entry.left], 4)} of it still runs; "
+                f"if it cannot end: partage free {entry.id}"
+            )
+            yield ReadinessReason("process-left", message)
+
+
 def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
     problems = {
         "holders-unknown": needed.pod_resources,
         "holds-unproven": needed.checkpoint and f"GPUs that have to change wait: {needed.checkpoint}",
+        "processes-unseen": needed.processes
+        and f"the kubelet's word alone says when a share is free: {needed.processes}",
         "state-not-saved": needed.state_dir,
         "cdi-incomplete": needed.cdi,
         "guard-not-written": needed.guard,

@@ -46,8 +46,8 @@ class EndpointState(Frozen):
 
 
 class PluginHandler(Protocol):
-    """Answers for one resource. All methods except ``changed`` and ``pre_start`` are pure look-ups that never
-    wait, because they run during the admission of a pod.
+    """Answers for one resource. All methods except ``changed`` and ``pre_start`` are look-ups that do not
+    wait, because they run during the admission of a pod; ``allocate`` does for a moment in one rare case.
     """
 
     @property
@@ -74,7 +74,7 @@ class PluginHandler(Protocol):
         """The preferred ids. Raises partage.model.allocation.AllocationRefused."""
         ...
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         """The answer for a container that gets these ids. Raises AllocationRefused with NVIDIA's texts."""
         ...
 

@@ -136,7 +136,7 @@ class _DevicePlugin(DevicePluginBase):
         request = await _request(stream)
         with self._answering("Allocate"):
             asked = [share_ids(container.devices_ids) for container in request.container_requests]
-            answers = [self._handler.allocate(ids) for ids in asked]
+            answers = [await self._handler.allocate(ids) for ids in asked]
             response = pb.AllocateResponse(container_responses=map(answer_message, answers))
         await stream.send_message(response)
 

@@ -28,6 +28,7 @@ from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.recognised import recognised
 from partage.plan.reconcile.transition import GpuServing, awaited_entries, next_due_s, transition
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
+from partage.text import listed
 
 WITHDRAW_S = 1.0
 """How long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at once; an
@@ -185,8 +186,8 @@ def _gpu_plan(
     phase, reason = _phase(uuid, draft, now, waiting_gpus)
     if conflict and uuid not in now.in_hand:
         phase, reason = Phase.WAITING, conflict
-    elif phase is Phase.WAITING and _unconfirmed(waiting_gpus.get(uuid, ())):
-        reason += "; the kubelet's checkpoint has holds that PodResources does not name now"
+    elif phase is Phase.WAITING:
+        reason += _why_held(waiting_gpus.get(uuid, ()))
     if uuid in now.spared and phase is Phase.WAITING and not conflict:
         reason += f"; {now.spared[uuid]}"
     if now.other_plugin and phase in _NOT_BEGUN:
@@ -260,8 +261,14 @@ def _would_wait(uuid: GpuUuid, draft: GpuDraft, now: Snapshot) -> bool:
     return draft.stuck is Phase.WAITING or (draft.stuck is None and differs)
 
 
-def _unconfirmed(entries: Iterable[LedgerEntry]) -> bool:
-    return any(entry.certainty is Certainty.UNCONFIRMED for entry in entries)
+def _why_held(entries: Iterable[LedgerEntry]) -> str:
+    """What else is to be said of shares that no container seems to hold; empty for others."""
+    if left := [str(process) for entry in entries for process in entry.left]:
+        runs = "runs" if len(set(left)) == 1 else "run"
+        return f"; {listed(sorted(set(left)), 4)} of pods that the kubelet has forgotten still {runs}"
+    if any(entry.certainty is Certainty.UNCONFIRMED for entry in entries):
+        return "; the kubelet's checkpoint has holds that PodResources does not name now"
+    return ""
 
 
 def _is_ready(
