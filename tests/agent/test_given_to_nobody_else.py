@@ -114,7 +114,7 @@ async def test_a_share_with_a_process_left_is_refused_and_listed_as_unhealthy_be
     former, ended = PodUid("u1"), PodUid("u2")
     node.ledger.know_pods({GPU: {node.first: frozenset({former}), node.second: frozenset({ended})}})
     node.left = Left((LeftProcess(former, ContainerId("c"), 7, "train", "D"),))
-    with pytest.raises(AllocationRefused, match=r"process 7 \(train\) of its former pod u1 still runs"):
+    with pytest.raises(AllocationRefused, match=r"process train \(pid 7\) of its former pod u1 still runs"):
         await node.plugin.allocate([node.first, node.second])
     assert node.asked == {former, ended}
     assert node.unhealthy() == {node.first}

@@ -75,7 +75,7 @@ def test_the_next_pod_is_refused_at_once_and_no_other_is_tried(node, kubelet, he
     forget(node, kubelet)
     with pytest.raises(grpc.RpcError) as refused:
         calls(kubelet).allocate([share])
-    assert "process 4711 (train)" in str(refused.value)
+    assert "process train (pid 4711)" in str(refused.value)
     assert f"partage free {share}" in str(refused.value)
     wait_for(lambda: share not in healthy(kubelet, GPU), what="unhealthy with the refusal", limit_s=1)
     assert len(healthy(kubelet, GPU)) == 7
@@ -98,8 +98,11 @@ def test_a_gpu_does_not_change_while_a_process_of_a_forgotten_pod_runs(node, kub
     node.write_policy(HALF)
     wait_for(lambda: len(healthy(kubelet, SHARED)) == 14, what="the other GPUs changed")
     assert agent.gpu(0)["phase"] == "waiting"
-    assert "process 4711 (train) of pods that the kubelet has forgotten still runs" in agent.gpu(0)["reason"]
+    assert (
+        "process train (pid 4711) of pods that the kubelet has forgotten still runs" in agent.gpu(0)["reason"]
+    )
     assert agent.gpu(0)["waitingFor"][0]["id"] == share
+    assert agent.gpu(0)["processes"] == ["process train (pid 4711)"]
     helper.inject(Vacate(0))
     wait_for(lambda: len(healthy(kubelet, SHARED)) == 16, what="it changes, too")
 
@@ -115,11 +118,11 @@ def test_a_person_frees_the_share_and_is_warned(node, kubelet, helper, agent, ca
     node.in_report_file('"certainty":"ending"')
     assert run(["show", *where]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "process 4711 (train) of it still runs; if it cannot end: partage free" in shown
+    assert "process train (pid 4711) of it still runs; if it cannot end: partage free" in shown
     assert run(["free", share, *where]) == 0
     said = capsys.readouterr()
     assert said.out == f"freed: {share}\n"
-    assert "warning: process 4711 (train) goes on beside the next container" in said.err
+    assert "warning: process train (pid 4711) goes on beside the next container" in said.err
     wait_for(lambda: len(healthy(kubelet, GPU)) == 8, what="freed")
     assert calls(kubelet).allocate([share]).envs
 

@@ -362,6 +362,8 @@ async def test_where_nobody_can_look_the_kubelets_word_decides_and_it_is_said() 
         await until(lambda: one.unseen == "no hostPID")
         kubelet.says = ()
         await until(lambda: not one.ledger.entries())
+        kubelet.left = Left()
+        await until(lambda: not one.unseen)
 
 
 async def test_a_helper_that_does_not_answer_is_asked_again_and_allocate_does_not_wait_for_it() -> None:

@@ -94,7 +94,7 @@ class LeftProcess(Frozen, omit_defaults=True):
     state: str = ""
 
     def __str__(self) -> str:
-        return f"process {self.pid} ({self.name or '?'})"
+        return f"process {self.name or '?'} (pid {self.pid})"
 
 
 class Left(Frozen, omit_defaults=True):

@@ -169,7 +169,7 @@ class PodResourcesPoller(Struct):
             else:
                 self._pause_s = self._next_pause_s()
             self.asked_once.set()
-            if self.trouble or not self._looked:
+            if self.trouble or self.unseen or not self._looked:
                 await self._look()
             await self._check(asked_s)
 
@@ -262,12 +262,12 @@ class PodResourcesPoller(Struct):
             log.debug("pods of holders are not known", extra={"reason": str(error)})
 
     async def _look(self) -> None:
-        """Whether anything is left of the holders that the kubelet has forgotten; asked while there are any,
-        and once at first: it is known then whether somebody can look here."""
+        """Whether anything is left of the holders that the kubelet has forgotten; asked while there are any.
+        Also at first, and while nobody can look: it is said then, as long as it is so."""
         pods, before = self.ledger.ending_pods, self.ledger.version
         if pods:
             self.ledger.looked(self.left_holds.freed(), ())
-        elif self._looked:
+        elif self._looked and not self.unseen:
             return
         asked = frozenset(sorted(self.ledger.ending_pods)[:MOST_PODS])
         try:

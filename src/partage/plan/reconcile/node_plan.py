@@ -137,10 +137,12 @@ class GpuPlan(Frozen):
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """What is in the way and holds no share, without repeats: ``process python3 (pid 4711)``."""
+        """What is in the way and holds no share, or is left of a former holder, without repeats:
+        ``process python3 (pid 4711)``."""
         blockers = self.blocked.blockers if self.blocked else ()
-        users = (use for one in blockers for use in one.users if use.kind is not UseKind.POD)
-        return tuple(dict.fromkeys(map(str, users)))
+        users = [str(use) for one in blockers for use in one.users if use.kind is not UseKind.POD]
+        left = [str(process) for entry in self.waiting_for for process in entry.left]
+        return tuple(dict.fromkeys([*users, *left]))
 
 
 class NodePlan(Frozen):
