@@ -206,6 +206,13 @@ def test_only_a_loop_that_hangs_is_worth_a_restart(agent: Agent) -> None:
     assert agent.get("/livez")[0] == 503
 
 
+def test_a_task_that_cannot_be_kept_running_is_worth_a_restart(agent: Agent) -> None:
+    agent.status.ended_tasks = lambda: "the task serve nvidia.com/gpu ended 8 times in a row: it returned"
+    for page in ("/livez", "/healthz"):
+        status, document = agent.get(page)
+        assert (status, document["reasons"][0]["code"]) == (503, "task-ended")
+
+
 def test_a_refused_policy_is_for_people_not_for_probes(agent: Agent) -> None:
     problem = Problem("policy.yaml", "gpus[0]", "error", "is wrong", "mend it")
     agent.say(policy=PolicyReport(PolicyState.LAST_GOOD, "policy.yaml", problems=(problem,)))

@@ -46,7 +46,10 @@ class Readiness(Frozen):
 
 
 def stall_reason(status: AgentStatus, intervals: Intervals) -> ReadinessReason | None:
-    """The reason if the loop's pulse is too old, the only case in which a restart of the agent helps."""
+    """The reason where a restart of the agent helps: the loop's pulse is too old, or a task cannot be kept
+    running."""
+    if ended := status.ended_tasks():
+        return ReadinessReason("task-ended", ended)
     age_s = status.clock() - status.pulse_s
     if age_s <= intervals.stalled_s:
         return None

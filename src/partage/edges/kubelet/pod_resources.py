@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerStub
-from partage.edges.kubelet.calls import translate_errors
+from partage.edges.kubelet.calls import bounded, translate_errors
 from partage.edges.kubelet.messages import LimitedCodec, held_by
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerHold
@@ -57,7 +57,7 @@ class PodResourcesClient:
         try:
             with translate_errors(f"the kubelet's PodResources at {self._socket_path}"):
                 stub = PodResourcesListerStub(self._connection())
-                response = await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
+                response = await bounded(stub.List(pb.ListPodResourcesRequest()), self._timeout_s)
                 answer = held_by(response)
             done = True
         except Unreachable as error:

@@ -9,7 +9,7 @@ from grpclib.client import Channel
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import RegistrationStub
-from partage.edges.kubelet.calls import translate_errors
+from partage.edges.kubelet.calls import bounded, translate_errors
 from partage.edges.kubelet.messages import API_VERSION
 from partage.edges.kubelet.sockets import SocketIdentity, socket_identity
 from partage.model.ids import ResourceName
@@ -35,8 +35,12 @@ async def register(
         version=API_VERSION, endpoint=endpoint, resource_name=resource, options=options
     )
     with translate_errors(f"the kubelet at {kubelet_socket}"):
-        async with Channel(path=str(kubelet_socket)) as channel:
-            await RegistrationStub(channel).Register(request, timeout=timeout_s)
+        await bounded(_register(kubelet_socket, request), timeout_s)
+
+
+async def _register(kubelet_socket: Path, request: pb.RegisterRequest) -> None:
+    async with Channel(path=str(kubelet_socket)) as channel:
+        await RegistrationStub(channel).Register(request)
 
 
 class ObservedSockets(Frozen):

@@ -96,6 +96,8 @@ REASONS: dict[str, _Row] = {
     "starting": _Row("warning", "The agent has just started", "Wait some seconds, then ask again"),
     "loop-stalled": _Row("error", "The agent hangs",
                          "Restart it, and report it with the file of partage doctor --bundle"),
+    "task-ended": _Row("error", "A part of the agent ends again and again",
+                       "Restart it, and report it with the file of partage doctor --bundle"),
     "helper-down": _Row("error", "The agent's helper, which talks to the driver, does not answer", _READ_LOG),
     "no-policy": _Row("error", "The agent has no policy that it can serve",
                       "Correct the policy, or the label of the Node that names it: partage check FILE"),
