@@ -176,13 +176,15 @@ class MigConfigReport(Frozen):
 class DependencyProblems(Frozen):
     """Why something that the agent depends on does not work; empty if it works.
 
-    hardware: the helper process. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
+    hardware: the helper process. kubelet: which resources it has not accepted, or reads no lists of, for
+    longer than a restart of it takes. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
     checkpoint of held ids. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
     api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
     history of use.
     """
 
     hardware: str = ""
+    kubelet: str = ""
     pod_resources: str = ""
     checkpoint: str = ""
     state_dir: str = ""

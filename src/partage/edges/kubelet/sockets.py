@@ -116,10 +116,12 @@ def kept_sockets(directory: Path) -> list[Path]:
 
 
 def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -> None:
-    """Raise InputError with a problem for each resource whose socket path is too long."""
+    """Raise InputError with a problem for each resource whose socket path is too long, also as that of NVIDIA's
+    plugin in our place would be."""
     problems: list[Problem] = []
     for name in resources:
         try:
+            check_socket_path(kubelet_dir / plugin_socket_name(name), SHORTEN)
             fresh_socket(kubelet_dir, name)
         except InputError as error:
             problems += error.problems

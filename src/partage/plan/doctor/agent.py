@@ -125,6 +125,8 @@ REASONS: dict[str, _Row] = {
                            "Let the agent read the kubelet's checkpoint in --kubelet-dir"),
     "shares-conflict": _Row("error", "Containers hold shares of a GPU that exclude each other",
                             "End one of the pods that are named, and look for a second device plugin"),
+    "kubelet-keeps-socket": _Row("warning", "The kubelet keeps a socket of the agent that has ended",
+                                 "Restart the kubelet: systemctl restart kubelet. Running pods stay"),
     "not-watched": _Row("error", "The kubelet reads no list of devices from the agent",
                         "Look at the kubelet's log. The resource is registered again by itself"),
     "state-not-saved": _Row("error", "The agent cannot write its state",
