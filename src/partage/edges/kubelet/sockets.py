@@ -116,8 +116,9 @@ def kept_sockets(directory: Path) -> list[Path]:
 
 
 def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -> None:
-    """Raise InputError with a problem for each resource whose socket path is too long, ours or that of NVIDIA's
-    plugin in our place."""
+    """Raise InputError with a problem for each resource whose socket path is too long: ours, or that of
+    NVIDIA's plugin in our place.
+    """
     problems: list[Problem] = []
     for name in resources:
         try:
