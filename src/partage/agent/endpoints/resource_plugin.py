@@ -103,9 +103,6 @@ class ResourcePlugin:
         of this resource starts while the agent is away."""
         return self._served.pre_start
 
-    def registering(self) -> None:
-        """A kubelet that may be a new one is about to ask for the list."""
-
     def devices(self) -> DeviceList:
         """The current list."""
         return self._list
