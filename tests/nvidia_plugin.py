@@ -37,6 +37,9 @@ class _Resource:
         random.Random(name).shuffle(rows)
         self._list = DeviceList(1, tuple(rows))
 
+    def registering(self) -> None:
+        pass
+
     def devices(self) -> DeviceList:
         return self._list
 

@@ -189,14 +189,23 @@ def without_driver(agent: Agent) -> Any:
 
 def test_a_resource_that_the_kubelet_does_not_watch_is_told(agent: Agent) -> None:
     agent.states[0] = replace(agent.states[0], unwatched_since=999.0)
-    assert "not-watched" not in [reason["code"] for reason in agent.get("/healthz")[1]["degraded"]]
+    assert agent.get("/healthz")[0] == 200
     agent.clock.now_s += 2
     status, document = agent.get("/healthz")
-    (reason,) = [one for one in document["degraded"] if one["code"] == "not-watched"]
-    assert (status, reason["message"]) == (
-        200,
+    (reason,) = document["reasons"]
+    assert (status, reason["code"], reason["message"]) == (
+        503,
+        "not-watched",
         f"the kubelet accepted {SHARED} and has read no device list for 3 s",
     )
+
+
+def test_a_socket_that_the_kubelet_keeps_is_told(agent: Agent) -> None:
+    agent.states[0] = replace(agent.states[0], kept=("nvidia-gpu_partage-0a1b2c.sock",))
+    status, document = agent.get("/healthz")
+    (reason,) = [one for one in document["degraded"] if one["code"] == "kubelet-keeps-socket"]
+    assert status == 200
+    assert "keeps nvidia-gpu_partage-0a1b2c.sock" in reason["message"]
 
 
 def test_only_a_loop_that_hangs_is_worth_a_restart(agent: Agent) -> None:
@@ -204,6 +213,13 @@ def test_only_a_loop_that_hangs_is_worth_a_restart(agent: Agent) -> None:
     assert agent.get("/livez")[0] == 200
     agent.clock.now_s += INTERVALS.stalled_s + 1
     assert agent.get("/livez")[0] == 503
+
+
+def test_a_task_that_cannot_be_kept_running_is_worth_a_restart(agent: Agent) -> None:
+    agent.status.ended_tasks = lambda: "the task serve nvidia.com/gpu ended 8 times in a row: it returned"
+    for page in ("/livez", "/healthz"):
+        status, document = agent.get(page)
+        assert (status, document["reasons"][0]["code"]) == (503, "task-ended")
 
 
 def test_a_refused_policy_is_for_people_not_for_probes(agent: Agent) -> None:

@@ -204,6 +204,9 @@ class _Plugin:
 
     pre_start_required = False
 
+    def registering(self) -> None:
+        pass
+
     def __init__(self, resource: ResourceName) -> None:
         self.resource = resource
 

@@ -36,6 +36,7 @@ from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.reconciler.unfinished import UnfinishedChange
 from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus
+from partage.agent.supervision import Supervisor, unending
 from partage.agent.watchdog import Watchdog
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
@@ -132,7 +133,8 @@ class _Agent:
         self._ledger = Ledger()
         self._kubelet = PodResourcesClient(options.pod_resources)
         self._changes = DirectoryChanges()
-        self._endpoints = ServedResources(options, self._changes, status.clock)
+        self._supervisor = Supervisor(status.clock)
+        self._endpoints = ServedResources(options, self._changes, status.clock, self._supervisor)
         self._tasks: list[asyncio.Task[None]] = []
         self._labels = labels
         self._served_before: set[DeviceUuid] = set()
@@ -183,6 +185,7 @@ class _Agent:
         self._loop = self._loop_of()
         status.watch_observation = lambda: self._watchdog.observation
         status.endpoints = self._endpoints.states
+        status.ended_tasks = lambda: self._supervisor.trouble
         status.counts.asked = self._plugins.asked
         status.counts.xids = self._hardware.xid_counts
         status.counts.last_xids = self._hardware.last_xids
@@ -327,44 +330,45 @@ class _Agent:
 
     @contextlib.asynccontextmanager
     async def _running(self, beside: Beside | None) -> AsyncIterator[None]:
-        """Run all tasks during the block. A task that fails has a bug, and ends the agent."""
-        tasks: dict[str, Coroutine[Any, Any, None]] = {
-            "pod resources": self._pod_resources.run(),
-            "pulse": self._loop.pulse(),
-            "observe": self._hardware.observe_regularly(),
-            "conditions": self._hardware.conditions_forever(),
-            "events": self._hardware.watch_events(),
-            "policy": self._policies.watch(),
-            "cordon": self._cordon.watch(),
-            "other plugins": self._other_plugins.watch(),
-            "reconciler": self._reconciler.run(),
-            "driver": self._gate.watch(self._options.intervals.policy_s),
-            "state": self._state_writer.run(),
-            "cdi": self._cdi.run(),
-            "watchdog": self._watchdog.run(),
-            "usage": self._usage.run(),
+        """Run all tasks during the block."""
+        tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "pod resources": self._pod_resources.run,
+            "pulse": self._loop.pulse,
+            "observe": self._hardware.observe_regularly,
+            "conditions": self._hardware.conditions_forever,
+            "events": self._hardware.watch_events,
+            "policy": self._policies.watch,
+            "cordon": self._cordon.watch,
+            "other plugins": self._other_plugins.watch,
+            "reconciler": self._reconciler.run,
+            "driver": lambda: self._gate.watch(self._options.intervals.policy_s),
+            "state": self._state_writer.run,
+            "cdi": self._cdi.run,
+            "watchdog": self._watchdog.run,
+            "usage": self._usage.run,
         }
         if self._history is not None:
-            tasks["history"] = self._history.run()
-        if self._labels is not None:
-            tasks["labels"] = self._labels(self._know_labels)
+            tasks["history"] = self._history.run
+        if (labels := self._labels) is not None:
+            tasks["labels"] = lambda: labels(self._know_labels)
         if (file := self._options.features_file) is not None:
             from partage.agent.node_labels import FeaturesFile
 
-            tasks["features"] = FeaturesFile(file, self._status, self._options.labels).run()
-        if self._options.cluster is not None:
-            tasks["cluster"] = self._cluster.run(self._options.cluster, FIRST_ANSWER_S)
+            tasks["features"] = FeaturesFile(file, self._status, self._options.labels).run
+        if (cluster := self._options.cluster) is not None:
+            tasks["cluster"] = lambda: self._cluster.run(cluster, FIRST_ANSWER_S)
         async with asyncio.TaskGroup() as group:
             self._endpoints.group = group
-            self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
+            keep = self._supervisor.keep
+            self._tasks += [group.create_task(keep(name, work)) for name, work in tasks.items()]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_ANSWER_S):
                     await self._pod_resources.asked_once.wait()
                     await self._watchdog.first_check_done.wait()
             await self._loop.turn()
-            self._tasks.append(group.create_task(self._loop.run(), name="turns"))
+            self._tasks.append(group.create_task(keep("turns", self._loop.run)))
             if beside is not None:
-                self._tasks.append(group.create_task(beside(self._status), name="beside"))
+                self._tasks.append(group.create_task(unending("beside", beside(self._status))))
             try:
                 yield
             finally:

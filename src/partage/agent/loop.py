@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -23,6 +23,7 @@ from partage.agent.options import AgentOptions
 from partage.agent.originals import Originals
 from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.state_writer import StateWriter
+from partage.agent.status.readiness import kubelet_trouble
 from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
 from partage.agent.watchdog import Watchdog
@@ -42,6 +43,7 @@ from partage.plan.report import (
     MigConfigReport,
     Report,
     ReportTime,
+    ResourceReport,
     gpu_reports,
     resource_reports,
 )
@@ -128,9 +130,13 @@ class Loop(Struct):
             await asyncio.sleep(intervals.turn_gap_s)
 
     async def pulse(self) -> None:
-        """Note regularly that the event loop is alive; the HTTP thread checks how old the note is."""
+        """Note regularly that the event loop is alive; the HTTP thread checks how old the note is. And make a
+        turn when the kubelet has not accepted a resource for long, or has at last."""
         while True:
             self.parts.status.pulse_s = self.parts.clock()
+            report = self.parts.status.report
+            if report and self._kubelet_trouble(report.resources) != report.dependencies.kubelet:
+                self.parts.requests.ask()
             await until_tick(self.parts.options.intervals.policy_s)
 
     async def turn(self) -> None:
@@ -273,7 +279,7 @@ class Loop(Struct):
         self._number += 1
         entries = parts.ledger.entries()
         listed = {name: plugin.devices().rows for name, plugin in parts.plugins.by_name.items()}
-        now_s = parts.clock()
+        now_s, resources = parts.clock(), resource_reports(listed, entries)
         report = Report(
             made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
@@ -281,10 +287,10 @@ class Loop(Struct):
                 done.view.offer, seen.desired.watch_of if seen.desired else {}, seen.node.inventory
             ),
             gpus=gpu_reports(seen.snapshot, done, seen.desired, entries),
-            resources=resource_reports(listed, entries),
+            resources=resources,
             entries=entries,
             policy=parts.policies.report,
-            dependencies=self._dependencies(),
+            dependencies=self._dependencies(resources),
             policy_in_force=seen.desired.policy if seen.desired else None,
             snapshot=replace(seen.snapshot, served=done.plan.serving),
             watched=parts.watchdog.watched,
@@ -310,10 +316,14 @@ class Loop(Struct):
             held_back=policies.held_back,
         )
 
-    def _dependencies(self) -> DependencyProblems:
+    def _kubelet_trouble(self, resources: Iterable[ResourceReport]) -> str:
+        return kubelet_trouble(self.parts.status, resources, self.parts.options.intervals)
+
+    def _dependencies(self, resources: Iterable[ResourceReport]) -> DependencyProblems:
         parts = self.parts
         return DependencyProblems(
             hardware=parts.hardware.trouble,
+            kubelet=self._kubelet_trouble(resources),
             pod_resources=parts.pod_resources.trouble,
             checkpoint=parts.pod_resources.unreadable or parts.pod_resources.unproven,
             processes=parts.pod_resources.unseen,

@@ -176,7 +176,8 @@ class MigConfigReport(Frozen):
 class DependencyProblems(Frozen):
     """Why something that the agent depends on does not work; empty if it works.
 
-    hardware: the helper process. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
+    hardware: the helper process. kubelet: which resources it has not accepted, or reads no lists of, for
+    longer than a restart of it takes. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
     checkpoint of held ids. processes: nobody can look for processes that are left of pods, so the kubelet's
     word alone ends a hold. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
     api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
@@ -184,6 +185,7 @@ class DependencyProblems(Frozen):
     """
 
     hardware: str = ""
+    kubelet: str = ""
     pod_resources: str = ""
     checkpoint: str = ""
     processes: str = ""

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.status.status import AgentStatus
+from partage.agent.supervision import unending
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterPod, Eviction
 from partage.errors import PartageError, Rejected
@@ -76,8 +77,8 @@ class PodDrain:
     async def run(self) -> None:
         """Until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow(), name="what is drained")
-            group.create_task(self._evict_forever(), name="evict pods")
+            group.create_task(unending("what is drained", self._follow()))
+            group.create_task(unending("evict pods", self._evict_forever()))
 
     async def _follow(self) -> None:
         report = await self._status.until(lambda _: True)

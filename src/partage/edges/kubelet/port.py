@@ -25,12 +25,13 @@ class EndpointState(Frozen):
 
     serving:       the plugin's socket exists and answers.
     registered:    the current kubelet has accepted the resource.
-    watching:      number of open ListAndWatch streams.
+    watching:      number of ListAndWatch streams that the kubelet has open.
     unwatched_since: since when it is registered and no stream is open; None: one is open, or not registered.
     since:         when serving or registered last changed.
     attempts:      registrations tried; registrations: those accepted, since the start.
     last_error:    why serving or registering failed last; empty after a success.
     other:         another process that offers the same, for which this one keeps back.
+    kept:          names of earlier sockets that the kubelet keeps until it starts again.
     """
 
     resource: ResourceName
@@ -43,6 +44,7 @@ class EndpointState(Frozen):
     registrations: int = 0
     last_error: str = ""
     other: OtherPlugin | None = None
+    kept: tuple[str, ...] = ()
 
 
 class PluginHandler(Protocol):
@@ -58,6 +60,10 @@ class PluginHandler(Protocol):
     @property
     def pre_start_required(self) -> bool:
         """Whether the kubelet should call PreStartContainer before each start."""
+        ...
+
+    def registering(self) -> None:
+        """A kubelet that may be a new one is about to be told of the resource, and will ask for the list."""
         ...
 
     def devices(self) -> DeviceList:
