@@ -51,9 +51,14 @@ class AgentPlace(Frozen):
     state_dir: Path
 
     def kubelet(self) -> tuple[Ids, CheckpointHolds]:
-        """Listed and held ids, as the kubelet's checkpoint has them. Raises Unreachable."""
+        """Listed and held ids, as the kubelet's checkpoint has them. Raises Unreachable, also without a file:
+        a kubelet that has a plugin writes one.
+        """
         file = CheckpointFile(self.kubelet_dir)
-        return file.listed(), file.held()
+        listed, held = file.listed(), file.held()
+        if listed is None or held is None:
+            raise Unreachable(f"the kubelet has no checkpoint in {self.kubelet_dir}", "see --kubelet-dir")
+        return listed, held
 
     def report(self) -> ReportDocument:
         """The last report of the agent. Raises Unsatisfiable without one."""

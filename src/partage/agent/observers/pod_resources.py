@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 
 from msgspec import Struct, field
 
@@ -17,7 +17,7 @@ from partage.agent.waiting import wait_at_most
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.port import Checkpoint, PodResources
 from partage.errors import Unreachable
-from partage.model.allocation import ContainerHold
+from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty
@@ -47,9 +47,12 @@ class PodResourcesPoller(Struct):
     """Asks PodResources soon after an Allocate, else regularly; pauses longer after a refusal.
 
     names: the current names. kubelet: the identity of the running kubelet. resend: sends the kubelet every
-    list once more; False: it watches none now. known: UUIDs of the GPUs whose holders are known. trouble: why
-    the last request failed; unreadable: why the checkpoint could not be read; unproven: why the ends of holds
-    cannot be proven; empty if they could. asked_once: set after the first request, also if it failed.
+    list once more; False: it watches none now. accepted: whether the kubelet has accepted a registration.
+    may_know: whether there may be a kubelet that knows of holds and has no checkpoint.
+    known: UUIDs of the GPUs whose holders are known. listed: ids in the last lists of the plugins before, as
+    the first checkpoint that was read has them. trouble: why the last request failed; unreadable: why the
+    checkpoint could not be read; unproven: why the ends of holds cannot be proven; empty if they could.
+    asked_once: set after the first request, also if it failed.
     """
 
     pod_resources: PodResources
@@ -61,10 +64,15 @@ class PodResourcesPoller(Struct):
     names: Callable[[], NodeNames]
     kubelet: Callable[[], object]
     resend: Callable[[], bool]
+    accepted: Callable[[], bool]
+    may_know: Callable[[], bool]
     known: frozenset[GpuUuid] = frozenset()
+    listed: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
     trouble: str = ""
     unreadable: str = ""
     unproven: str = ""
+    _is_complete: bool = False
+    _was_read: bool = False
     _kubelet: object = None
     _pause_s: float = 0.0
     _waited: bool = False
@@ -104,7 +112,7 @@ class PodResourcesPoller(Struct):
             said, kubelet = await self._held()
         except Unreachable as error:
             self._note(str(error))
-            if not self.unreadable:  # the checkpoint has all holds, though without names
+            if self._is_complete:  # the checkpoint has all holds, though without names
                 self._know(names, before)
             raise
         self._note("")
@@ -152,20 +160,31 @@ class PodResourcesPoller(Struct):
         """All ids in the checkpoint that are of GPUs not known yet are held.
 
         PodResources never lists an ordinary init container, and lists a pod only shortly after its
-        admission. An agent that starts then would take their shares for free.
+        admission. An agent that starts then would take their shares for free. Without a file nothing was
+        ever given if there is no kubelet yet; one that is there has to say it itself (PodResources).
         """
         if names.gpus <= self.known and not self.unreadable:
             return
         now_s = self.clock()
         try:
-            held = self.checkpoint.held()
+            held = self._written() if self.accepted() else self.checkpoint.held()
+            listed = self.checkpoint.listed()
         except Unreachable as error:
-            self.unreadable = self._warned(str(error), self.unreadable)
+            self._is_complete, self.unreadable = False, self._warned(str(error), self.unreadable)
             return
-        self.unreadable = ""
-        for resource, ids in held.items():
+        self._is_complete, self.unreadable = held is not None or not self.may_know(), ""
+        if listed is not None and not self._was_read:
+            self._was_read, self.listed = True, listed
+        for resource, ids in (held or {}).items():
             if names.has(resource, ids):
                 self.ledger.restored(resource, ids, now_s)
+
+    def _written(self) -> CheckpointHolds:
+        """Held ids, of a kubelet that has accepted a registration: it has a checkpoint. Raises Unreachable."""
+        held = self.checkpoint.held()
+        if held is None:
+            raise Unreachable("the kubelet has accepted a registration, and has no checkpoint")
+        return held
 
     async def _check(self, asked_s: float) -> None:
         """Compare with a checkpoint that was written after the question of asked_s; less often each time.
@@ -194,7 +213,7 @@ class PodResourcesPoller(Struct):
             self.unproven = self._warned(trouble, self.unproven)
             return
         try:
-            self.ledger.checked(self.checkpoint.held(), asked_s)
+            self.ledger.checked(self._written(), asked_s)
             self.unproven = ""
         except Unreachable as error:
             self.unproven = self._warned(str(error), self.unproven)

@@ -78,7 +78,7 @@ def in_directory(
     devices: of the list that is about to be offered.
     """
     try:
-        listed = CheckpointFile(directory).listed()
+        listed = CheckpointFile(directory).listed() or {}
     except Unreachable:
         return None
     foreign = tuple(sorted(one for one in listed.get(resource, ()) if not is_share_id(one)))
@@ -115,7 +115,7 @@ def serving_gpus(
             name = named.get(path.name) or ResourceName(f"{VENDOR}/{path.stem.removeprefix(_OF_NVIDIA)}")
             return OtherPlugin(name, path, _process(pid))
     try:
-        listed = CheckpointFile(directory).listed()
+        listed = CheckpointFile(directory).listed() or {}
     except Unreachable:
         return None
     for name, ids in listed.items():

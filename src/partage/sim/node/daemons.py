@@ -75,7 +75,9 @@ def daemons_of(state: SimulatedNode) -> tuple[DaemonState, ...]:
 def _found(state: SimulatedNode, one: SimulatedDaemon) -> DaemonState:
     spec = one.spec
     if one.phase is DaemonPhase.DEAD:
-        return DaemonState(spec.gpu, spec.device, DaemonPhase.DEAD, reason="its MPS daemon has ended")
+        return DaemonState(
+            spec.gpu, spec.device, DaemonPhase.DEAD, limits=spec.limits, reason="its MPS daemon has ended"
+        )
     faulty = one.phase is DaemonPhase.FAULT
     status = ServerStatus.FAULT if faulty else ServerStatus.ACTIVE
     name = SERVER if spec.namespaces else ""
