@@ -180,7 +180,7 @@ class PodResourcesPoller(Struct):
                 self.ledger.restored(resource, ids, now_s)
 
     def _written(self) -> CheckpointHolds:
-        """Held ids, of a kubelet that has accepted a registration: it has a checkpoint. Raises Unreachable."""
+        """Held ids, of a kubelet that has accepted a registration: it has a file. Raises Unreachable."""
         held = self.checkpoint.held()
         if held is None:
             raise Unreachable("the kubelet has accepted a registration, and has no checkpoint")

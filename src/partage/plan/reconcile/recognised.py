@@ -1,8 +1,8 @@
 """GPUs under MPS that serve nothing yet, and whose held shares are known all the same. Pure.
 
 The agent's state was lost, and then a daemon or the driver under the pods. The ids alone do not say what they
-were given as (ADR 20): under time-slicing, or with another number of shares, they may be the same. A daemon of
-Partage on their device says so by its limits, also one that has ended: it is removed when a device is no
+were given as (ADR 20): under time-slicing, or with another number of shares, they may be the same. A daemon
+of Partage on their device says so by its limits, also one that has ended: it is removed when a device is no
 longer shared by MPS.
 """
 
