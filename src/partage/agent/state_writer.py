@@ -79,8 +79,7 @@ class StateWriter(Struct):
         original: Mapping[GpuUuid, OriginalSettings] = _NOTHING,
     ) -> None:
         """Have this written if it changed. Timers of health alone do not count."""
-        phases = {gpu: (health.gpu, health.instances) for gpu, health in state.health.items()}
-        key = (self._boot_id, policy, state.serving, phases, original)
+        key = (self._boot_id, policy, state.serving, dict(state.health), original)
         self._latest = SavedState(self._boot_id, policy, state.serving, state.health, original)
         if key != self._key:
             self._key = key
