@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from math import inf
 
 from msgspec import Struct, field
 
@@ -52,6 +53,7 @@ class PodResourcesPoller(Struct):
     known: UUIDs of the GPUs whose holders are known. listed: ids in the last lists of the plugins before, as
     the first checkpoint that was read has them. trouble: why the last request failed; unreadable: why the
     checkpoint could not be read; unproven: why the ends of holds cannot be proven; empty if they could.
+    answered_s: when the last question was asked that was answered.
     asked_once: set after the first request, also if it failed.
     """
 
@@ -71,11 +73,13 @@ class PodResourcesPoller(Struct):
     trouble: str = ""
     unreadable: str = ""
     unproven: str = ""
+    answered_s: float = -inf
     _is_complete: bool = False
     _was_read: bool = False
     _kubelet: object = None
     _pause_s: float = 0.0
     _waited: bool = False
+    _answer: bool = False
     _checked: frozenset[tuple[ResourceName, ShareId]] = frozenset()
     _check_pause_s: float = 0.0
     _check_s: float = 0.0
@@ -97,11 +101,13 @@ class PodResourcesPoller(Struct):
             self._pause_s = self.intervals.holders_first_s
             self._soon.set()
 
-    def waited_for(self, *, waited: bool) -> None:
-        """Note whether a GPU waits for a share to be released: then ask more often."""
-        if waited and not self._waited and not self.trouble:
+    def waited_for(self, *, waited: bool, answer: bool = False) -> None:
+        """Note whether a GPU waits for a share to be released, or something waits for an answer, whatever it
+        is: then ask more often.
+        """
+        if (waited or answer) and not (self._waited or self._answer) and not self.trouble:
             self._soon.set()
-        self._waited = waited
+        self._waited, self._answer = waited, answer
 
     async def ask_holders(self) -> tuple[ContainerHold, ...]:
         """Ask once. Raises Unreachable."""
@@ -122,6 +128,9 @@ class PodResourcesPoller(Struct):
         now = self.names()
         holders = tuple(row for row in said if now.has(row.resource, row.ids))
         self.ledger.observed(holders, asked_s)
+        self.answered_s = max(self.answered_s, asked_s)
+        if self._answer:
+            self.ask()
         self._know(names, before)
         return holders
 
@@ -149,7 +158,8 @@ class PodResourcesPoller(Struct):
 
     def _next_pause_s(self) -> float:
         """The pause after an answer: short while a pod is expected to be named soon."""
-        longest_s = self.intervals.holders_waited_s if self._waited else self.intervals.holders_s
+        often = self._waited or self._answer
+        longest_s = self.intervals.holders_waited_s if often else self.intervals.holders_s
         unnamed = any(entry.certainty is Certainty.TENTATIVE for entry in self.ledger.entries())
         soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2
         return min(soon_s, longest_s) if unnamed else longest_s
