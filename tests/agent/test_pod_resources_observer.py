@@ -30,13 +30,15 @@ QUICK = Intervals(holders_first_s=0.01, holders_s=0.2, holders_longest_s=3.0, ch
 class Kubelet:
     """PodResources and a checkpoint that say what they are told; a list makes it write the checkpoint.
 
-    watches: whether it watches any list. writes: whether it writes the checkpoint.
+    watches: whether it watches any list. writes: whether it writes the checkpoint. has: None: no file.
     """
 
     def __init__(self, **checkpoint: str) -> None:
         """checkpoint: ids, and the pods that hold them."""
         self.says: tuple[ContainerHold, ...] | Unreachable = ()
-        self.has: CheckpointHolds | Unreachable = holds(**checkpoint)
+        self.has: CheckpointHolds | Unreachable | None = holds(**checkpoint)
+        self.accepted = False
+        self.may_know = True
         self.life = 0
         self.watches = self.writes = True
         self.asked = self.written = self.lists = self.looks = 0
@@ -61,7 +63,7 @@ class Kubelet:
         self.written += self.writes
         return self.watches
 
-    def checkpoint(self) -> CheckpointHolds:
+    def checkpoint(self) -> CheckpointHolds | None:
         if isinstance(self.has, Unreachable):
             raise self.has
         return self.has
@@ -73,6 +75,7 @@ class File:
     def __init__(self, kubelet: Kubelet) -> None:
         self.identity = lambda: CheckpointIdentity(1, kubelet.written)
         self.held = kubelet.checkpoint
+        self.listed = dict
 
 
 def holds(**pods: str) -> CheckpointHolds:
@@ -97,6 +100,8 @@ def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GP
         resend=kubelet.resend,
         left=kubelet.left_of,
         left_holds=LeftHolds(kubelet.run_dir),
+        accepted=lambda: kubelet.accepted,
+        may_know=lambda: kubelet.may_know,
     )
 
 
@@ -191,6 +196,37 @@ async def test_without_checkpoint_and_answer_nothing_is_known() -> None:
         kubelet.has = holds(a="uid")
         await until(lambda: one.known == {"GPU-a"})
         assert not one.unreadable
+
+
+async def test_a_checkpoint_that_is_not_there_is_no_empty_one() -> None:
+    kubelet = Kubelet()
+    kubelet.says, kubelet.has = Unreachable("no answer"), None
+    one = questions(kubelet)
+    async with asking(one):
+        assert not one.known
+        kubelet.says = (hold("pod", "GPU-a"),)
+        await until(lambda: one.known == {"GPU-a"})
+        assert certainties(one) == {"GPU-a": Certainty.OBSERVED}
+        assert not one.unreadable
+
+
+async def test_where_no_kubelet_is_nothing_was_given() -> None:
+    kubelet = Kubelet()
+    kubelet.says, kubelet.has, kubelet.may_know = Unreachable("not there"), None, False
+    one = questions(kubelet)
+    async with asking(one):
+        assert one.known == {"GPU-a"}
+
+
+async def test_a_kubelet_that_has_accepted_a_registration_has_a_checkpoint() -> None:
+    kubelet = Kubelet()
+    kubelet.has, kubelet.accepted = None, True
+    one = questions(kubelet)
+    async with asking(one):
+        assert "has no checkpoint" in one.unreadable
+        kubelet.has = holds(a="uid")
+        await until(lambda: not one.unreadable)
+        assert certainties(one) == {"GPU-a": Certainty.UNCONFIRMED}
 
 
 async def test_an_unreadable_checkpoint_is_said() -> None:

@@ -47,7 +47,7 @@ from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.pod_resources import PodResourcesClient
-from partage.edges.kubelet.sockets import socket_identity
+from partage.edges.kubelet.sockets import may_exist, socket_identity
 from partage.model.gpu import devices_of
 from partage.model.ids import DeviceUuid, ResourceName
 from partage.model.share import resources_of
@@ -104,7 +104,7 @@ async def run(
     wait_s = options.intervals.other_ends_s
     # Two that are deleted by force one after the other wait for the same one: both saw that it was free.
     state_dir = await asyncio.to_thread(StateDir, options.state_dir, wait_s)
-    state_writer = StateWriter(state_dir, status.clock)
+    state_writer = StateWriter(state_dir, options.report_file, status.clock)
     try:
         with locked_run_directory(options.run_dir, wait_s=wait_s):
             in_cluster = labels is not None or options.cluster is not None
@@ -251,6 +251,8 @@ class _Agent:
             resend=self._resend,
             left=hardware.left_of,
             left_holds=LeftHolds(options.run_dir),
+            accepted=lambda: any(state.registered for state in self._endpoints.states()),
+            may_know=lambda: bool(self._served_before) or may_exist(options.pod_resources),
         )
 
     def _reconciler_of(self) -> Reconciler:

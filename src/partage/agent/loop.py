@@ -29,7 +29,7 @@ from partage.agent.waiting import wait_at_most
 from partage.agent.watchdog import Watchdog
 from partage.edges.ticks import until_tick
 from partage.model.gpu import NoDriver
-from partage.model.ids import GpuUuid, ResourceName
+from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer, resources_of
 from partage.model.xid import DEFAULT_RULES, XidRules
@@ -193,6 +193,7 @@ class Loop(Struct):
             cordoned=parts.cordon.gpus(observed.node.known),
             other_plugin=parts.other_plugin(),
             checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),
+            listed_before=self._listed_before(observed.node),
         )
 
     def _unknown(self, node: KnownNode) -> frozenset[GpuUuid]:
@@ -203,6 +204,10 @@ class Loop(Struct):
         kubelet = self.parts.pod_resources
         unknown = frozenset((*node.known, *self.state.serving)) - kubelet.known
         return unknown | (self.state.restored if kubelet.unreadable else frozenset())
+
+    def _listed_before(self, node: KnownNode) -> Mapping[ResourceName, frozenset[ShareId]]:
+        """While it can matter: reports would carry it along for ever."""
+        return self.parts.pod_resources.listed if node.known.keys() - self.state.serving.keys() else {}
 
     def plan(self) -> NodePlan:
         """A plan of this moment."""

@@ -56,16 +56,21 @@ class AgentPlace(Frozen):
     state_dir: Path
 
     def kubelet(self) -> tuple[Ids, CheckpointHolds]:
-        """Listed and held ids, as the kubelet's checkpoint has them. Raises Unreachable."""
+        """Listed and held ids, as the kubelet's checkpoint has them. Raises Unreachable, also without a file:
+        a kubelet that has a plugin writes one.
+        """
         file = CheckpointFile(self.kubelet_dir)
-        return file.listed(), file.held()
+        listed, held = file.listed(), file.held()
+        if listed is None or held is None:
+            raise Unreachable(f"the kubelet has no checkpoint in {self.kubelet_dir}", "see --kubelet-dir")
+        return listed, held
 
     async def healthy(self) -> Ids:
         """The ids that the kubelet gives to pods now. By its checkpoint, which is as old as the last list or
         pod, where it has no PodResources socket. Raises Unreachable."""
         path = pod_resources_of(self.kubelet_dir)
         if not may_exist(path):
-            return CheckpointFile(self.kubelet_dir).listed()
+            return self.kubelet()[0]
         client = PodResourcesClient(path)
         try:
             return await client.allocatable()

@@ -31,6 +31,7 @@ from partage.sim.node.faults import HangCall, Occupy, RaiseXid
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.machine_writer import machine_text
 from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import Machine
 from partage.sim.node.machine_names import parse_machine
 from tests.edges.hardware.conftest import serving
 from tests.edges.hardware.stub import StubNode
@@ -310,7 +311,7 @@ async def test_options_that_were_right_once_do_not_end_the_agent(short_dir: Path
     """A machine file or a run directory that is gone when the helper has to be replaced may come back."""
     path, machine = short_dir / "h.sock", short_dir / "machine.yaml"
     simulated = SimulatedHardware(load_machine("2xa100-40gb"))
-    machine.write_text(machine_text(await simulated.observe(), as_yaml=False))
+    machine.write_text(machine_text(Machine("", await simulated.observe()), as_yaml=False))
     hardware = RemoteHardware(path, helper_argv(path, machine=str(machine)))
     before = await hardware.observe()
     machine.rename(short_dir / "elsewhere.yaml")

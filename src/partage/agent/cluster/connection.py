@@ -85,7 +85,7 @@ class ClusterConnection(Struct):
             know=self.know,
             taints=self.options.taints,
             writes=WrittenLabels.NONE if self.options.features_file else self.options.labels,
-            holds=CheckpointFile(self.options.kubelet_dir).held,
+            holds=lambda: CheckpointFile(self.options.kubelet_dir).held() or {},
             rollout=rollout,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct, field
@@ -19,7 +19,7 @@ from partage.edges.files.left_holds import LeftHolds
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.port import Checkpoint, PodResources
 from partage.errors import HardwareError, Unreachable
-from partage.model.allocation import ContainerHold
+from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId, device_of
 from partage.model.process import Left
 from partage.plan.serve.ledger import Ledger
@@ -58,10 +58,13 @@ class PodResourcesPoller(Struct):
 
     names: the current names. kubelet: the identity of the running kubelet. resend: sends the kubelet every
     list once more; False: it watches none now. left: asks which processes of pods still run. left_holds: what
-    the run directory says of them. known: UUIDs of the GPUs whose holders are known. trouble: why the last
-    request failed; unreadable: why the checkpoint could not be read; unproven: why the ends of holds cannot
-    be proven; unseen: why nobody can look for processes that are left; empty if they could. answered_s: when
-    the last question was asked that was answered. asked_once: set after the first request, also if it failed.
+    the run directory says of them. accepted: whether the kubelet has accepted a registration. may_know:
+    whether there may be a kubelet that knows of holds and has no checkpoint. known: UUIDs of the GPUs whose
+    holders are known. listed: ids in the last lists of the plugins before, as the first checkpoint that was
+    read has them. trouble: why the last request failed; unreadable: why the checkpoint could not be read;
+    unproven: why the ends of holds cannot be proven; unseen: why nobody can look for processes that are left;
+    empty if they could. answered_s: when the last question was asked that was answered. asked_once: set after
+    the first request, also if it failed.
     """
 
     pod_resources: PodResources
@@ -75,7 +78,10 @@ class PodResourcesPoller(Struct):
     resend: Callable[[], bool]
     left: Callable[[Collection[PodUid]], Awaitable[Left]]
     left_holds: LeftHolds
+    accepted: Callable[[], bool]
+    may_know: Callable[[], bool]
     known: frozenset[GpuUuid] = frozenset()
+    listed: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
     trouble: str = ""
     unreadable: str = ""
     unproven: str = ""
@@ -84,6 +90,8 @@ class PodResourcesPoller(Struct):
     _read: object = None
     _written: tuple[EndingHold, ...] | None = None
     _looked: bool = False
+    _is_complete: bool = False
+    _was_read: bool = False
     _kubelet: object = None
     _pause_s: float = 0.0
     _waited: bool = False
@@ -130,7 +138,7 @@ class PodResourcesPoller(Struct):
         except Unreachable as error:
             self._note(str(error))
             self._know_pods()
-            if not self.unreadable:  # the checkpoint has all holds, though without names
+            if self._is_complete:  # the checkpoint has all holds, though without names
                 self._know(names, before)
             raise
         self._note("")
@@ -188,21 +196,32 @@ class PodResourcesPoller(Struct):
         """All ids in the checkpoint that are of GPUs not known yet are held.
 
         PodResources never lists an ordinary init container, and lists a pod only shortly after its
-        admission. An agent that starts then would take their shares for free.
+        admission. An agent that starts then would take their shares for free. Without a file nothing was
+        ever given if there is no kubelet yet; one that is there has to say it itself (PodResources).
         """
         if names.gpus <= self.known and not self.unreadable:
             return
         now_s = self.clock()
         try:
-            held = self.checkpoint.held()
+            held = self._must_have() if self.accepted() else self.checkpoint.held()
+            listed = self.checkpoint.listed()
         except Unreachable as error:
-            self.unreadable = self._warned(str(error), self.unreadable)
+            self._is_complete, self.unreadable = False, self._warned(str(error), self.unreadable)
             return
-        self.unreadable = ""
-        for resource, ids in held.items():
+        self._is_complete, self.unreadable = held is not None or not self.may_know(), ""
+        if listed is not None and not self._was_read:
+            self._was_read, self.listed = True, listed
+        for resource, ids in (held or {}).items():
             if names.has(resource, ids):
                 self.ledger.restored(resource, ids, now_s)
-        self.ledger.know_pods(held)
+        self.ledger.know_pods(held or {})
+
+    def _must_have(self) -> CheckpointHolds:
+        """Held ids, of a kubelet that has accepted a registration: it has a file. Raises Unreachable."""
+        held = self.checkpoint.held()
+        if held is None:
+            raise Unreachable("the kubelet has accepted a registration, and has no checkpoint")
+        return held
 
     async def _check(self, asked_s: float) -> None:
         """Compare with a checkpoint that was written after the question of asked_s; less often each time.
@@ -231,7 +250,7 @@ class PodResourcesPoller(Struct):
             self.unproven = self._warned(trouble, self.unproven)
             return
         try:
-            self.ledger.checked(self.checkpoint.held(), asked_s)
+            self.ledger.checked(self._must_have(), asked_s)
             self.unproven = ""
         except Unreachable as error:
             self.unproven = self._warned(str(error), self.unproven)
@@ -257,7 +276,7 @@ class PodResourcesPoller(Struct):
             return
         self._read = now
         try:
-            self.ledger.know_pods(self.checkpoint.held())
+            self.ledger.know_pods(self.checkpoint.held() or {})
         except Unreachable as error:  # ids of unknown pods end by the kubelet's word
             log.debug("pods of holders are not known", extra={"reason": str(error)})
 

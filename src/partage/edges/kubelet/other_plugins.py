@@ -97,7 +97,7 @@ def in_directory(
     devices: of the list that is about to be offered.
     """
     try:
-        listed = CheckpointFile(directory).listed()
+        listed = CheckpointFile(directory).listed() or {}
     except Unreachable:
         return None
     foreign = tuple(sorted(one for one in listed.get(resource, ()) if not is_share_id(one)))
@@ -136,7 +136,7 @@ def serving_gpus(
             name = named.get(plain) or ResourceName(f"{VENDOR}/{of_nvidia}")
             return OtherPlugin(name, path, _process(pid))
     try:
-        listed = CheckpointFile(directory).listed()
+        listed = CheckpointFile(directory).listed() or {}
     except Unreachable:
         return None
     for name, ids in listed.items():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
@@ -104,6 +104,12 @@ class Checkpoint(Protocol):
         """Of the file as it is now; None if there is none."""
         ...
 
-    def held(self) -> CheckpointHolds:
-        """Held ids. Raises Unreachable if it cannot be read or is in an unknown format."""
+    def held(self) -> CheckpointHolds | None:
+        """Held ids; None: there is no file. Raises Unreachable if it cannot be read or is in an unknown
+        format.
+        """
+        ...
+
+    def listed(self) -> Mapping[ResourceName, frozenset[ShareId]] | None:
+        """The healthy ids of the last lists; None: there is no file. Raises Unreachable as ``held``."""
         ...

@@ -13,7 +13,7 @@ from msgspec import field
 
 from partage.model.gpu import gpu_of_mig_devices
 from partage.model.gpu_use import GpuUse, UseKind
-from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
@@ -86,6 +86,7 @@ class Snapshot(Frozen):
     cordoned: GPUs of which nobody gets another share; they change as all others do.
     other_plugin: which other device plugin offers GPUs of this node, a sentence; empty for none. Pods that it
     admits may begin to use any GPU at any moment, so no GPU is changed meanwhile.
+    listed_before: ids that plugins listed before this agent, while there are GPUs that serve nothing yet.
     """
 
     now_s: float
@@ -103,6 +104,7 @@ class Snapshot(Frozen):
     spared: Mapping[GpuUuid, str] = field(default_factory=dict)
     cordoned: frozenset[GpuUuid] = frozenset()
     other_plugin: str = ""
+    listed_before: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
 
     @property
     def cordoned_indexes(self) -> tuple[int, ...]:

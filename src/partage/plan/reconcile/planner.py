@@ -27,6 +27,7 @@ from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.recognised import recognised
 from partage.plan.reconcile.transition import GpuServing, awaited_entries, next_due_s, transition
+from partage.plan.reconcile.unknown_terms import unknown_terms
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.text import listed
 
@@ -148,7 +149,8 @@ def _next_serving(
     A GPU that is not observed, whose holders are not known yet, or that is being changed keeps what it
     serves; that is nothing for a GPU that was never served. One that has left the node is withdrawn, and
     dropped once no share of it is held. One that is recognised (seen) starts with its offer, unless something
-    has to end first.
+    has to end first. One that serves nothing yet, and of which shares are held that may have been given as
+    something else, waits for their end.
     """
     unseen = {gpu for gpu in now.served if gpu not in draft.gpus}
     still = (unseen - now.departed) | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
@@ -158,7 +160,9 @@ def _next_serving(
         gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still and gpu not in now.unknown
     }
     wanted |= _as_before(now, moving, [gpu for gpu in wanted if gpu not in in_conflict])
-    drained = [gpu for gpu in in_conflict if gpu in moving or gpu in wanted]
+    new = {gpu: offer for gpu, offer in wanted.items() if gpu not in now.served and gpu not in starts}
+    doubtful = unknown_terms(new, now.held, now.listed_before, gpu_of)
+    drained = [*(gpu for gpu in in_conflict if gpu in moving or gpu in wanted), *doubtful]
     moved = transition(moving, wanted, now.held, now.now_s, withdraw_s, gpu_of=gpu_of, in_conflict=drained)
     both = {**moved, **{gpu: now.served[gpu] for gpu in still}}
     return {gpu: both[gpu] for gpu in (*draft.gpus, *sorted(unseen)) if gpu in both}
@@ -246,7 +250,9 @@ def _phase(
     if uuid in now.unknown and (waits is not None or uuid not in now.served):
         return Phase.UNKNOWN, "it is not known yet who holds its shares"
     if waits:
-        return Phase.WAITING, draft.reason or "shares of it are held"
+        unknown = uuid in now.served and not (now.served[uuid].offer or now.served[uuid].leaving)
+        known_as = ", and it is not known as what they were given" if unknown else ""
+        return Phase.WAITING, draft.reason or f"shares of it are held{known_as}"
     if waits is not None:
         return Phase.WITHDRAWING, draft.reason or "its shares are withdrawn"
     if draft.transaction is not None:

@@ -256,7 +256,8 @@ class SimulatedHardware:
                 self._call_faults = [one for one in self._call_faults if one.fault.call != call]
             case RaiseXid(gpu, code, gi, ci):
                 uuid = None if gpu is None else gpu_at(self._state, gpu).uuid
-                self._xids.append(Xid(uuid, code, gi, ci))
+                resets = None if gpu is None else self._state.conditions[gpu].resets
+                self._xids.append(Xid(uuid, code, gi, ci, resets))
             case Reboot():
                 self._call_faults.clear()
                 self._xids.clear()
