@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from partage.agent.options import Intervals
+from partage.agent.status.readiness import kubelet_trouble
 from partage.agent.status.status import AgentStatus, RequestCounts
 from partage.codec.values import decode, encode
 from partage.edges.hardware.supervisor import HelperState
@@ -198,6 +199,19 @@ def test_a_resource_that_the_kubelet_does_not_watch_is_told(agent: Agent) -> Non
         "not-watched",
         f"the kubelet accepted {SHARED} and has read no device list for 3 s",
     )
+
+
+def test_what_a_restart_of_the_kubelet_settles_is_no_trouble_of_the_node(agent: Agent) -> None:
+    resources = agent.report.resources
+    said = []
+    _unregister(agent, attempts=3, since=agent.clock.now_s)
+    for _ in range(3):
+        said.append(kubelet_trouble(agent.status, resources, INTERVALS))
+        agent.clock.now_s += INTERVALS.silent_s / 2 + 1
+    assert said[0] == said[1] == ""
+    assert f"{SHARED} is not registered" in said[2]
+    agent.clock.now_s += 100
+    assert kubelet_trouble(agent.status, resources, INTERVALS) == said[2], "the same sentence: no new report"
 
 
 def test_a_socket_that_the_kubelet_keeps_is_told(agent: Agent) -> None:

@@ -136,12 +136,12 @@ async def test_handback_is_not_done_before_the_kubelet_asks_the_other_plugin() -
         await node_.reported(registered=False)
         await node_.nvidia.stop()
         await node_.reported(registered=True)
-        record = json.dumps({"listed": {GPU: sorted(node_.nvidia.ids[GPU])}})
+        record = json.dumps({"listed": {GPU: sorted(node_.nvidia.ids[GPU])}, "label": None})
         (node_.place.root / "record").mkdir()
         (node_.place.root / "record" / "nvidia-plugin.json").write_text(record)
         with listening_child(node_.place.kubelet_dir / "nvidia-gpu.sock"):
             code, out, err = await node_.verb("handback", "--wait=4")
-        assert (code, "done" in out) == (4, False)
+        assert (code, "done" in out) == (4, False), err
         assert "NVIDIA's plugin has not registered nvidia.com/gpu" in err
         await node_.reported(registered=True)
         healthy = node_.kubelet.allocatable()

@@ -209,10 +209,10 @@ class ResourceEndpoint:
             changed_ns = 0
         if changed_ns != self._looked_ns or time.time_ns() - changed_ns < _SETTLED_NS:
             self._looked_ns = changed_ns
-            found = sockets_of(self._directory, self._resource)
-            if (asking := socket_identity(self._directory / HANDBACK)) is not None:
-                found[self._directory / HANDBACK] = asking
-            self._others = found
+            asking = self._directory / HANDBACK  # the first: then the stream ends also where another is there
+            found = socket_identity(asking)
+            self._others = {} if found is None else {asking: found}
+            self._others |= sockets_of(self._directory, self._resource)
         ours = {server.socket_path for server in (self._server, *self._kept)}
         self._others = {path: one for path, one in self._others.items() if path not in ours}
         others = frozenset(self._others.values())
