@@ -284,7 +284,7 @@ class Loop(Struct):
         self._number += 1
         entries = parts.ledger.entries()
         listed = {name: plugin.devices().rows for name, plugin in parts.plugins.by_name.items()}
-        now_s, resources = parts.clock(), resource_reports(listed, entries)
+        now_s, resources = parts.clock(), resource_reports(listed, entries, done.view.withdrawn)
         report = Report(
             made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,

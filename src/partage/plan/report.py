@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec.structs import replace
 
 from partage.errors import Problem
 from partage.model.health import Health, HealthStatus
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, device_of
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.model.mps import DaemonState
 from partage.model.node_labels import NodeLabels
 from partage.model.policy import Drain, Policy, Strategy
@@ -148,12 +148,16 @@ class GpuReport(Frozen):
 
 
 class ResourceReport(Frozen):
-    """One resource: shares listed to the kubelet, healthy ones among them, held ones."""
+    """One resource: shares listed to the kubelet, healthy ones among them, held ones.
+
+    withdrawn: free ones among the listed that will be left out when the kubelet has seen that.
+    """
 
     name: ResourceName
     listed: int
     healthy: int
     held: int
+    withdrawn: int = 0
 
 
 class MigConfigState(StrEnum):
@@ -292,11 +296,19 @@ def _held_by_gpu(node: KnownNode, entries: Sequence[LedgerEntry], done: TurnResu
 
 
 def resource_reports(
-    rows: Mapping[ResourceName, Sequence[DeviceRow]], entries: Sequence[LedgerEntry]
+    rows: Mapping[ResourceName, Sequence[DeviceRow]],
+    entries: Sequence[LedgerEntry],
+    withdrawn: Mapping[ResourceName, Collection[ShareId]],
 ) -> tuple[ResourceReport, ...]:
     """One per resource that is or was offered."""
     held = Counter(entry.resource for entry in entries)
     return tuple(
-        ResourceReport(name, len(listed), sum(row.healthy for row in listed), held[name])
+        ResourceReport(
+            name,
+            len(listed),
+            sum(row.healthy for row in listed),
+            held[name],
+            withdrawn=len(withdrawn.get(name, ())),
+        )
         for name, listed in rows.items()
     )
