@@ -78,9 +78,9 @@ def test_no_checkpoint_means_that_no_kubelet_has_given_anything(tmp_path: Path) 
 
 
 def test_each_writing_has_an_identity_of_its_own(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, {})
+    write_checkpoint(tmp_path, {}, {})
     file = CheckpointFile(tmp_path)
     before = file.identity()
     assert file.identity() == before is not None
-    write_checkpoint(tmp_path, {})
+    write_checkpoint(tmp_path, {}, {})
     assert file.identity() != before
