@@ -343,14 +343,18 @@ class EmbeddedKubelet:
 
     async def restart_container(self, pod: Pod, name: str) -> PodStatus:
         """A container has crashed and starts again, with its devices and the answers of its admission."""
+        self.crash(pod, name)
+        await self._start(pod, name)
+        return self._pods[pod.key]
+
+    def crash(self, pod: Pod, name: str) -> None:
+        """A container has crashed and waits for its next start. Raises ValueError where its pod has ended."""
         status = self._pods[pod.key]
         if not status.holds:
             raise ValueError(f"pod {pod.key} has ended")
         crashed = status.container(name)
         again = replace(crashed, state=ContainerState.WAITING, restarts=crashed.restarts + 1)
         self._put(status.with_container(again))
-        await self._start(pod, name)
-        return self._pods[pod.key]
 
     async def end(self, pod: Pod, *, failed: bool = False) -> PodStatus:
         """All containers have ended: the devices are free as soon as the kubelet looks, the pod is still
