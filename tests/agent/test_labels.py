@@ -22,7 +22,7 @@ from partage.plan.report import MigConfigState, PolicyReason, PolicyState, Repor
 from partage.sim.node.faults import FailCall
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from tests.agent.harness import Place, healthy, offered, registered, running, spawn
+from tests.agent.harness import Place, healthy, ids, offered, registered, running, spawn
 from tests.kubelet_script import ScriptedKubelet, held, until, wait_for
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -152,7 +152,8 @@ async def test_scenario_12_a_label_that_is_removed_and_set_again_takes_no_pod_it
         await status.until(lambda report: bool(report.entries))
         here.label()
         await until(lambda: len(healthy(kubelet, GPU)) == 1, 20)
-        await until(lambda: healthy(kubelet, SHARED) == [share])
+        await until(lambda: ids(kubelet, SHARED) == [share], 20)
+        assert not healthy(kubelet, SHARED), "it was to be given to somebody else"
         here.label(policy="fours")
         await until(lambda: len(healthy(kubelet, SHARED)) == 8 and not healthy(kubelet, GPU), 20)
         assert reason(status) is PolicyReason.IN_FORCE

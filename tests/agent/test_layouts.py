@@ -113,7 +113,7 @@ def test_devices_that_fit_the_new_layout_stay_offered_throughout(
         offered(kubelet, MIDDLE, 1)
         agent.wait(lambda: made(agent) == 2, "two layouts made")
         assert all(list(message) == large for message in lists(kubelet, LARGE))
-        (kept,) = ids(kubelet, SMALL)
+        (kept,) = healthy(kubelet, SMALL)
         assert kept in small
         assert all(kept in message for message in lists(kubelet, SMALL))
 

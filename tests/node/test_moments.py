@@ -56,7 +56,8 @@ def test_an_agent_that_is_killed_before_its_state_is_on_disk_mixes_no_strategies
         truth.check()
         world.write_policy([HALVES])
         world.start_agent()
-        await until(lambda: bool(world.kubelet.allocatable()[SHARED]))
+        await asyncio.sleep(10.0)
+        assert world.kubelet.allocatable() == {SHARED: 0}, "what is held is given to nobody else"
         for name in ("second", "third"):
             await world.admit(share(name), bound=False, patience_s=1.0)
             truth.check()

@@ -16,6 +16,7 @@ from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.placement import Placement
 from partage.model.policy import Policy
+from partage.model.share import DeviceRow
 from partage.model.step import StartDaemon
 from partage.plan.offer.desired import DesiredState, existing_offer, resolve, with_driver_root
 from partage.plan.reconcile.known_node import GONE, KnownNode, with_observed
@@ -114,14 +115,16 @@ def test_a_gpu_changes_when_its_last_share_is_given_back_and_settled() -> None:
     assert len(node.view.by_resource[SHARED]) == 4
 
 
-def test_an_id_that_was_just_withdrawn_is_still_answered_for_a_moment() -> None:
+def test_an_id_that_was_just_withdrawn_stays_listed_as_unhealthy_for_a_moment() -> None:
     node = Turning()
     node.turn()
     node.desired = desired(SHARED_ONES, node.inventory)
     node.turn()
     share = share_id(node.inventory.gpus[1].uuid)
+    assert DeviceRow(share, healthy=False, numa_node=0) in node.view.by_resource[GPU]
+    node.now_s += WITHDRAW_S
+    node.turn(answered_s=node.now_s)
     assert share not in {row.id for row in node.view.by_resource[GPU]}
-    assert node.view.late[share] == node.now_s + WITHDRAW_S
 
 
 def test_restored_gpus_do_not_move_before_it_is_known_who_holds_them() -> None:
@@ -298,13 +301,13 @@ def test_gpus_that_left_the_node_are_dropped_once_nobody_holds_them(
     for _ in range(2):
         node.turn()
         node.now_s += WITHDRAW_S
-    done = node.turn()
+    done = node.turn(answered_s=node.now_s)
     assert len(node.view.by_resource[GPU]) == while_held
     assert share in {row.id for row in node.view.by_resource[GPU]}
     node.ledger.offered_as_free(GPU, [share], node.now_s)
     node.turn()
     node.now_s += WITHDRAW_S
-    done = node.turn()
+    done = node.turn(answered_s=node.now_s)
     assert len(node.view.by_resource[GPU]) == listed
     reports = gpu_reports(Snapshot(0.0, Observed(node.node)), done, node.desired, ())
     assert len(reports) == len(node.state.health) == listed

@@ -149,7 +149,9 @@ class Loop(Struct):
         self.state, self.view, self._due_s = done.state, done.view, done.plan.due_s
         if parts.ledger.suspect(done.plan.suspected):
             parts.pod_resources.soon()
-        parts.pod_resources.waited_for(waited=any(done.plan.waiting.values()))
+        parts.pod_resources.waited_for(
+            waited=any(done.plan.waiting.values()), answer=bool(done.view.withdrawn)
+        )
         parts.watchdog.update(parts.policies.desired, self.view.offer)
         self._publish(seen.node)
         parts.reconciler.published(done.plan)
@@ -226,6 +228,7 @@ class Loop(Struct):
             silent=news.silent,
             booted=booted,
             held_version=parts.ledger.version,
+            answered_s=parts.pod_resources.answered_s,
             refused=parts.refusals.in_force(snapshot.now_s),
         )
 

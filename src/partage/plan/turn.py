@@ -6,6 +6,7 @@ First the plan, then health, then the rows for the kubelet.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from math import inf
 
 from msgspec import field
 from msgspec.structs import replace
@@ -31,6 +32,7 @@ from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import GpuServing, answerable_offer
 from partage.plan.serve.fragmentation import RefusedAmounts
 from partage.plan.serve.kubelet_view import KubeletView, ShareHealth, kubelet_view
+from partage.text import count_of
 from partage.values import Frozen
 
 
@@ -40,7 +42,8 @@ class TurnInput(Frozen):
     snapshot: of the node. desired: None while no policy could be resolved. fresh: the node was observed since
     the last turn. conditions: since the last turn; None: not asked. silent: why the hardware does not
     answer, else empty. booted: the node has booted since the last turn. held_version: of the ledger.
-    refused: amounts of memory that no device had free.
+    refused: amounts of memory that no device had free. answered_s: when the kubelet was asked the last
+    question that it has answered.
     """
 
     snapshot: Snapshot
@@ -51,6 +54,7 @@ class TurnInput(Frozen):
     silent: str = ""
     booted: bool = False
     held_version: int = 0
+    answered_s: float = -inf
     refused: Mapping[ResourceName, RefusedAmounts] = field(default_factory=dict)
 
     @property
@@ -108,11 +112,26 @@ def turn(
         seen.held_version,
         view,
         now_s=now.now_s,
-        withdraw_s=planner.withdraw_s,
+        applied_s=seen.answered_s - planner.withdraw_s,
         refused=seen.refused,
     )
     state = NodeState(plan.serving, health, before.restored & now.unknown, now.absent)
-    return TurnResult(state, new_view, plan)
+    return TurnResult(state, new_view, _with_blocked(plan, new_view))
+
+
+def _with_blocked(plan: NodePlan, view: KubeletView) -> NodePlan:
+    """GPUs that wait say so if free shares of other GPUs cannot be given meanwhile."""
+    if not view.blocked:
+        return plan
+    gpus = dict(plan.gpus)
+    for gpu, entries in plan.waiting.items():
+        names = {entry.resource for entry in entries} & view.blocked.keys()
+        if gpu in gpus and names:
+            shares = " and ".join(
+                f"{count_of(view.blocked[name], 'free share')} of {name}" for name in sorted(names)
+            )
+            gpus[gpu] = replace(gpus[gpu], reason=f"{gpus[gpu].reason}; until then {shares} cannot be given")
+    return replace(plan, gpus=gpus)
 
 
 def _unusable(seen: TurnInput, plan: NodePlan) -> Mapping[DeviceUuid, str]:

@@ -74,7 +74,7 @@ class PluginSet:
             listed = rows.by_resource.get(name, ())
             resource = resources.get(name, Resource(name, ()))
             plugin = self._plugins.get(name)
-            served = self._served(plugin, resource, listed, rows.late, terms)
+            served = self._served(plugin, resource, listed, rows.awaited.get(name, frozenset()), terms)
             if plugin is not None:
                 plugin.publish(served)
             elif listed:
@@ -97,7 +97,7 @@ class PluginSet:
         plugin: ResourcePlugin | None,
         resource: Resource,
         listed: Sequence[DeviceRow],
-        late: Mapping[ShareId, float],
+        awaited: frozenset[ShareId],
         terms: AllocateContext,
     ) -> ServedResource:
         made = self._made.get(resource.name)
@@ -113,4 +113,4 @@ class PluginSet:
                 cdi_classes=terms.cdi_classes,
                 guard_dir=terms.guard_dir,
             )
-        return ServedResource(tuple(listed), allocator, responder, late)
+        return ServedResource(tuple(listed), allocator, responder, awaited)

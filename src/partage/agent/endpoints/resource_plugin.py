@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
-from msgspec import field
+from msgspec.structs import replace
 
 from partage.agent.status.status import RequestCounts
 from partage.edges.kubelet.port import DeviceList
@@ -15,6 +16,7 @@ from partage.model.allocation import AllocationRefused, ContainerAllocation, Con
 from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceRow
 from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.kubelet_view import given_to_nobody_else
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.preferred_allocation import PreferredAllocator
 from partage.plan.serve.unit_allocation import NoRoom, UnitAllocator
@@ -29,14 +31,13 @@ PRE_START_S = 5.0
 class ServedResource(Frozen):
     """What one resource serves between two turns.
 
-    rows: for ListAndWatch. late: withdrawn ids, and until when (the agent's clock) an Allocate that was
-    under way is still answered for them.
+    rows: for ListAndWatch. awaited: held ids that nobody else may get when their holders end.
     """
 
     rows: tuple[DeviceRow, ...]
     allocator: PreferredAllocator | UnitAllocator
     responder: AllocateResponder
-    late: Mapping[ShareId, float] = field(default_factory=dict)
+    awaited: frozenset[ShareId] = frozenset()
     pre_start: bool = False
 
 
@@ -81,16 +82,15 @@ class ResourcePlugin:
     def publish(self, served: ServedResource) -> None:
         """Serve this from now on. The kubelet gets a message only if the rows differ."""
         self._served = served
-        if served.rows == self._list.rows:
-            return
-        self._listed = frozenset(row.id for row in served.rows)
-        self._send(served.rows)
+        if served.rows != self._list.rows:
+            self._send(served.rows)
 
     def resend(self) -> None:
         """Send the same rows once more. The kubelet writes its checkpoint for every list."""
         self._send(self._list.rows)
 
     def _send(self, rows: tuple[DeviceRow, ...]) -> None:
+        self._listed = frozenset(row.id for row in rows)
         self._list = DeviceList(self._list.version + 1, rows)
         self._news.set()
         self._news = asyncio.Event()
@@ -121,8 +121,12 @@ class ResourcePlugin:
         """
         ledger, now_s = self._hooks.ledger, self._hooks.clock()
         ledger.offered_as_free(self.resource, available, now_s, must_include)
+        prefer, kept = self._served.allocator.prefer, self._served.awaited.difference(must_include)
+        if not kept.isdisjoint(available):
+            with contextlib.suppress(AllocationRefused):
+                return prefer([share for share in available if share not in kept], must_include, size)
         try:
-            return self._served.allocator.prefer(available, must_include, size)
+            return prefer(available, must_include, size)
         except NoRoom as refusal:
             ledger.offered_as_free(self.resource, must_include, now_s)
             self._note_refusal(refusal)
@@ -132,7 +136,7 @@ class ResourcePlugin:
         """The response for a container; noted in the ledger."""
         now_s = self._hooks.clock()
         try:
-            self._must_be_served(ids, now_s)
+            self._must_be_served(ids)
             answer = self._served.responder.answer(ids)
         except AllocationRefused as refusal:
             self._note_refusal(refusal)
@@ -141,7 +145,35 @@ class ResourcePlugin:
         log.debug("allocated", extra={"resource": self.resource, "ids": list(ids)})
         self._hooks.ledger.allocated(self.resource, ids, now_s)
         self._hooks.allocated()
+        self._keep_awaited()
         return answer
+
+    def _keep_awaited(self) -> None:
+        """What nobody else may get is listed as unhealthy before the kubelet admits the next pod, where it
+        could not avoid it any more. The next turn is later.
+        """
+        if not self._served.awaited:
+            return
+        held = self._hooks.ledger.held()
+        ids = held.ids.get(self.resource, frozenset[ShareId]())
+        waiting = ids - held.admitted.get(self.resource, frozenset[ShareId]())
+        awaited, largest = self._served.awaited - waiting, held.largest.get(self.resource, 1)
+        rows = given_to_nobody_else(self._list.rows, awaited, ids, largest)
+        if rows != self._list.rows:
+            self._send(rows)
+
+    def registering(self) -> None:
+        """The resource is about to be registered. A kubelet that has just started fails a pod that it admits
+        again if one of its ids is unhealthy and its container does not run: what is only not to be given
+        on is healthy until PodResources of this kubelet has named its holder.
+        """
+        self._hooks.ledger.registering(self.resource, self._hooks.clock())
+        rows = tuple(
+            replace(row, healthy=True) if row.id in self._served.awaited else row for row in self._list.rows
+        )
+        if rows != self._list.rows:
+            self._send(rows)
+        self._hooks.allocated()
 
     def _note_refusal(self, refusal: AllocationRefused) -> None:
         """The kubelet fails the pod for it, for good."""
@@ -150,16 +182,13 @@ class ResourcePlugin:
         if isinstance(refusal, NoRoom):
             self._hooks.refused(self.resource, refusal)
 
-    def _must_be_served(self, ids: Sequence[ShareId], now_s: float) -> None:
+    def _must_be_served(self, ids: Sequence[ShareId]) -> None:
         for share in ids:
-            if not self._is_served(share, now_s):
+            if share not in self._listed:
                 raise AllocationRefused(
                     f'invalid allocation request for "{self.resource}": '
                     f"invalid request: unknown device: {share}"
                 )
-
-    def _is_served(self, share: ShareId, now_s: float) -> bool:
-        return share in self._listed or self._served.late.get(share, now_s) > now_s
 
     async def pre_start(self, ids: Sequence[ShareId]) -> None:
         """Ask PodResources which container starts. Never keeps a container from starting.
@@ -167,7 +196,7 @@ class ResourcePlugin:
         Ids that are not listed are none of ours: a held id is listed until it is released.
         """
         asked_s = self._hooks.clock()
-        ids = [share for share in ids if self._is_served(share, asked_s)]
+        ids = [share for share in ids if share in self._listed]
         if not ids:
             return
         try:

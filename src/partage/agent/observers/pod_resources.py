@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Iterable, Sequence
+from math import inf
 
 from msgspec import Struct, field
 
@@ -49,7 +50,8 @@ class PodResourcesPoller(Struct):
     names: the current names. kubelet: the identity of the running kubelet. resend: sends the kubelet every
     list once more; False: it watches none now. known: UUIDs of the GPUs whose holders are known. trouble: why
     the last request failed; unreadable: why the checkpoint could not be read; unproven: why the ends of holds
-    cannot be proven; empty if they could. asked_once: set after the first request, also if it failed.
+    cannot be proven; empty if they could. answered_s: when the last question was asked that was answered.
+    asked_once: set after the first request, also if it failed.
     """
 
     pod_resources: PodResources
@@ -65,9 +67,11 @@ class PodResourcesPoller(Struct):
     trouble: str = ""
     unreadable: str = ""
     unproven: str = ""
+    answered_s: float = -inf
     _kubelet: object = None
     _pause_s: float = 0.0
     _waited: bool = False
+    _answer: bool = False
     _checked: frozenset[tuple[ResourceName, ShareId]] = frozenset()
     _check_pause_s: float = 0.0
     _check_s: float = 0.0
@@ -89,11 +93,13 @@ class PodResourcesPoller(Struct):
             self._pause_s = self.intervals.holders_first_s
             self._soon.set()
 
-    def waited_for(self, *, waited: bool) -> None:
-        """Note whether a GPU waits for a share to be released: then ask more often."""
-        if waited and not self._waited and not self.trouble:
+    def waited_for(self, *, waited: bool, answer: bool = False) -> None:
+        """Note whether a GPU waits for a share to be released, or something waits for an answer, whatever it
+        is: then ask more often.
+        """
+        if (waited or answer) and not (self._waited or self._answer) and not self.trouble:
             self._soon.set()
-        self._waited = waited
+        self._waited, self._answer = waited, answer
 
     async def ask_holders(self) -> tuple[ContainerHold, ...]:
         """Ask once. Raises Unreachable."""
@@ -114,6 +120,9 @@ class PodResourcesPoller(Struct):
         now = self.names()
         holders = tuple(row for row in said if now.has(row.resource, row.ids))
         self.ledger.observed(holders, asked_s)
+        self.answered_s = max(self.answered_s, asked_s)
+        if self._answer:
+            self.ask()
         self._know(names, before)
         return holders
 
@@ -141,7 +150,8 @@ class PodResourcesPoller(Struct):
 
     def _next_pause_s(self) -> float:
         """The pause after an answer: short while a pod is expected to be named soon."""
-        longest_s = self.intervals.holders_waited_s if self._waited else self.intervals.holders_s
+        often = self._waited or self._answer
+        longest_s = self.intervals.holders_waited_s if often else self.intervals.holders_s
         unnamed = any(entry.certainty is Certainty.TENTATIVE for entry in self.ledger.entries())
         soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2
         return min(soon_s, longest_s) if unnamed else longest_s

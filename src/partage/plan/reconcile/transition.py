@@ -41,12 +41,14 @@ class ListedShare(Frozen):
     offering: its offer. None for a foreign hold: a held id of which no offer is known; it is listed as
     unhealthy, so that the kubelet keeps it and allocates it to no other pod.
     gpu: None if a foreign hold is on no known GPU.
+    awaited: it is held, and its device waits for its end: no other container is to get it.
     """
 
     resource: ResourceName
     id: ShareId
     gpu: GpuUuid | None
     offering: DeviceOffer | None
+    awaited: bool = False
 
 
 class _GpuHolds(Struct):
@@ -111,7 +113,9 @@ def listed_shares(
     rows: dict[ResourceName, list[ListedShare]] = {}
     for name, resource in resources_of(answerable_offer(serving)).items():
         rows[name] = [
-            ListedShare(name, share, offering.gpu, offering)
+            ListedShare(
+                name, share, offering.gpu, offering, awaited=_is_awaited(offering, serving[offering.gpu])
+            )
             for offering in resource.offerings
             for share in _listed_ids(offering, serving[offering.gpu], held.ids.get(name, frozenset()))
         ]
@@ -282,8 +286,12 @@ def _has(offering: DeviceOffer, share: ShareId, replica: int | None) -> bool:
     return offering.share_id(replica) == share
 
 
+def _is_awaited(offering: DeviceOffer, now: GpuServing) -> bool:
+    return now.draining or offering in now.leaving
+
+
 def _listed_ids(offering: DeviceOffer, now: GpuServing, held: frozenset[ShareId]) -> Iterable[ShareId]:
-    if now.draining or offering in now.leaving:
+    if _is_awaited(offering, now):
         return [share for share in offering.share_ids if share in held]
     return offering.share_ids
 

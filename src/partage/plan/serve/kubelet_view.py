@@ -1,10 +1,17 @@
-"""What the kubelet gets: the ListAndWatch rows of every resource, and the ids that Allocate answers. Pure."""
+"""What the kubelet gets: the ListAndWatch rows of every resource. Pure.
+
+An id that nobody may get any more is never simply left out (docs/adr/0129). The kubelet may be giving it away
+at that moment, and it ends if such an id is not in the list when Allocate has answered: a free one is listed
+unhealthy first, and left out later. One that is held would be given on in the moment in which its holder
+ends: it is listed unhealthy, too, as soon as the kubelet cannot avoid it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 
 from msgspec import field
+from msgspec.structs import replace
 
 from partage.model.gpu import Gpu, gpu_of_mig_devices
 from partage.model.health import Health
@@ -28,14 +35,18 @@ class KubeletView(Frozen):
     """What the kubelet gets. key: the inputs it was computed from.
 
     by_resource: the rows of ListAndWatch. gpu_of: MIG device UUID to GPU UUID. offer: all that can be held.
-    late: withdrawn ids, and until when an Allocate that was under way is still answered for them.
+    withdrawn: free ids that are still listed, unhealthy, and since when.
+    awaited: held ids that nobody else may get when their holders end, healthy or not, of devices that work.
+    blocked: how many free shares of a resource the scheduler cannot give, because held ones are unhealthy.
     """
 
     key: _Key
     by_resource: Mapping[ResourceName, tuple[DeviceRow, ...]]
     gpu_of: Mapping[DeviceUuid, GpuUuid]
     offer: NodeOffer
-    late: Mapping[ShareId, float] = field(default_factory=dict)
+    withdrawn: Mapping[ResourceName, Mapping[ShareId, float]] = field(default_factory=dict)
+    awaited: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
+    blocked: Mapping[ResourceName, int] = field(default_factory=dict)
 
 
 EMPTY_VIEW = KubeletView(({}, -1, {}, frozenset(), {}), {}, {}, {})
@@ -64,28 +75,60 @@ def kubelet_view(
     before: KubeletView,
     *,
     now_s: float,
-    withdraw_s: float,
+    applied_s: float,
     refused: Mapping[ResourceName, RefusedAmounts] | None = None,
 ) -> KubeletView:
     """The current view; ``before`` itself if nothing changes. held_version: of the ledger. refused: amounts
-    that no device had free.
+    that no device had free. applied_s: the kubelet has applied all lists until then, and no Allocate for an
+    id that was unhealthy in them is under way.
     """
     refused = refused or {}
     gpu_of = gpu_of_mig_devices(condition.known.values())
     offer = answerable_offer(serving)
     healthy = _healthy(offer, condition)
     key: _Key = (serving, held_version, healthy, condition.cordoned, refused)
-    if key == before.key and gpu_of == before.gpu_of:
+    if key == before.key and gpu_of == before.gpu_of and not _can_be_left_out(before, applied_s):
         return before
-    rows = {
-        name: one_device_where_needed(
-            tuple(_device_rows(resource_rows, healthy, condition.cordoned, ids)), ids, refused.get(name)
-        )
-        for name, resource_rows in listed_shares(serving, held, gpu_of).items()
-        for ids in [held.ids.get(name, frozenset())]
-        if _is_ours(resource_rows)
-    }
-    return KubeletView(key, rows, gpu_of, offer, _late(serving, rows, before, now_s, withdraw_s))
+    rows: dict[ResourceName, tuple[DeviceRow, ...]] = {}
+    awaited, blocked = {}, {}
+    for name, shares in listed_shares(serving, held, gpu_of).items():
+        if not _is_ours(shares):
+            continue
+        ids = held.ids.get(name, frozenset())
+        listed = tuple(_device_rows(shares, healthy, condition.cordoned, ids))
+        listed = one_device_where_needed(listed, ids, refused.get(name))
+        awaited[name] = _awaited(shares, listed, condition.cordoned, ids)
+        admitted = awaited[name] & held.admitted.get(name, frozenset())
+        rows[name] = given_to_nobody_else(listed, admitted, ids, held.largest.get(name, 1))
+        blocked[name] = _blocked(rows[name], admitted, ids)
+    withdrawn = _withdrawn(rows, _listed_before(before, serving), before, now_s, applied_s)
+    for name, since in withdrawn.items():
+        rows[name] = (*rows.get(name, ()), *since)
+    return KubeletView(
+        key,
+        rows,
+        gpu_of,
+        offer,
+        withdrawn={
+            name: {row.id: since_s for row, since_s in since.items()} for name, since in withdrawn.items()
+        },
+        awaited={name: ids for name, ids in awaited.items() if ids},
+        blocked={name: count for name, count in blocked.items() if count},
+    )
+
+
+def given_to_nobody_else(
+    rows: tuple[DeviceRow, ...], awaited: Collection[ShareId], held: Collection[ShareId], largest: int
+) -> tuple[DeviceRow, ...]:
+    """The rows, in which the ids of ``awaited`` are unhealthy as soon as the kubelet could not avoid them.
+
+    The scheduler counts their holders against the healthy ids, so each of them takes a free share of the same
+    name away. So they stay healthy while others are free for the largest pod: GetPreferredAllocation
+    chooses those. held: all held ids.
+    """
+    if not awaited or _free(rows, awaited, held) >= largest:
+        return rows
+    return tuple(replace(row, healthy=False) if row.id in awaited else row for row in rows)
 
 
 def _is_ours(rows: Sequence[ListedShare]) -> bool:
@@ -93,35 +136,71 @@ def _is_ours(rows: Sequence[ListedShare]) -> bool:
     return not rows or any(row.gpu for row in rows)
 
 
-def _late(
-    serving: Mapping[GpuUuid, GpuServing],
+def _awaited(
+    shares: Sequence[ListedShare],
+    rows: Sequence[DeviceRow],
+    cordoned: Collection[GpuUuid],
+    held: Collection[ShareId],
+) -> frozenset[ShareId]:
+    """Held ids that nobody else may get: their device waits for their end, or their GPU is cordoned."""
+    return frozenset(
+        row.id
+        for share, row in zip(shares, rows, strict=True)
+        if row.healthy and (share.awaited or (share.gpu in cordoned and share.id in held))
+    )
+
+
+def _blocked(rows: Sequence[DeviceRow], awaited: Collection[ShareId], held: Collection[ShareId]) -> int:
+    unhealthy = sum(row.id in awaited and not row.healthy for row in rows)
+    return min(unhealthy, _free(rows, awaited, held))
+
+
+def _free(rows: Iterable[DeviceRow], awaited: Collection[ShareId], held: Collection[ShareId]) -> int:
+    return sum(row.healthy and row.id not in held and row.id not in awaited for row in rows)
+
+
+def _listed_before(
+    before: KubeletView, serving: Mapping[GpuUuid, GpuServing]
+) -> Mapping[ResourceName, Iterable[DeviceRow]]:
+    """What the kubelet may have in its lists. With the first view, the agent's predecessor may have listed
+    all that is served.
+    """
+    if before is not EMPTY_VIEW:
+        return before.by_resource
+    listed: dict[ResourceName, list[DeviceRow]] = {}
+    for offering in (row for offer in answerable_offer(serving).values() for row in offer):
+        rows = listed.setdefault(offering.resource, [])
+        rows += [
+            DeviceRow(share, healthy=False, numa_node=offering.numa_node) for share in offering.share_ids
+        ]
+    return listed
+
+
+def _withdrawn(
     rows: Mapping[ResourceName, Sequence[DeviceRow]],
+    listed_before: Mapping[ResourceName, Iterable[DeviceRow]],
     before: KubeletView,
     now_s: float,
-    withdraw_s: float,
-) -> dict[ShareId, float]:
-    """Ids that were withdrawn recently, and until when they are answered.
+    applied_s: float,
+) -> dict[ResourceName, dict[DeviceRow, float]]:
+    """The rows of ids that are withdrawn, by resource, and since when. Until the kubelet has applied that, an
+    Allocate may be under way."""
+    withdrawn: dict[ResourceName, dict[DeviceRow, float]] = {}
+    for name, rows_before in listed_before.items():
+        listed = {row.id for row in rows.get(name, ())}
+        since = before.withdrawn.get(name, {})
+        left = {
+            replace(row, healthy=False): since.get(row.id, now_s)
+            for row in rows_before
+            if row.id not in listed and since.get(row.id, now_s) > applied_s
+        }
+        if left:
+            withdrawn[name] = left
+    return withdrawn
 
-    An id may be withdrawn long after its GPU began to wait: when its holder released it. The kubelet may be
-    allocating it to the next pod at that moment. With the first view, the agent's predecessor may have listed
-    it until now.
-    """
-    changing = [now for now in serving.values() if now.draining or now.leaving]
-    if not changing:
-        return {}
-    listed_now = {row.id for resource_rows in rows.values() for row in resource_rows}
-    listed_before = {row.id for resource_rows in before.by_resource.values() for row in resource_rows}
-    late: dict[ShareId, float] = {}
-    for now in changing:
-        for offering in (*now.offer, *now.leaving) if now.draining else now.leaving:
-            for share in offering.share_ids:
-                if share in listed_now:
-                    continue
-                if share in listed_before or before is EMPTY_VIEW:
-                    late[share] = now_s + withdraw_s
-                elif share in before.late:
-                    late[share] = before.late[share]
-    return late
+
+def _can_be_left_out(before: KubeletView, applied_s: float) -> bool:
+    return any(since_s <= applied_s for since in before.withdrawn.values() for since_s in since.values())
 
 
 def _device_rows(

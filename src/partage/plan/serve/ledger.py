@@ -15,14 +15,15 @@ checkpoint, written after that question, does not have it either.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections import Counter
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec.structs import replace
 
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import ResourceName, ShareId
-from partage.plan.serve.ledger_entry import Certainty, HeldIds, Hold, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import NAMED, Certainty, HeldIds, Hold, Holder, LedgerEntry
 from partage.values import Frozen
 
 
@@ -37,8 +38,9 @@ class _Past(Frozen):
     free: bool = False
 
 
-_NAMED = (Certainty.OBSERVED, Certainty.PROVEN)
-"""PodResources named a holder, and the same kubelet still runs."""
+ADMISSION_S = 5.0
+"""An id that Allocate returned so long ago belongs to an admitted pod, also if PodResources never lists it
+(an ordinary init container): the kubelet asks for all containers of a pod within milliseconds."""
 _Names = dict[ShareId, set[Holder]]
 _NOBODY: frozenset[Holder] = frozenset()
 
@@ -80,9 +82,20 @@ class Ledger:
 
     def kubelet_started(self) -> None:
         """The kubelet is another one than before: what it does not name has not ended for that."""
-        for entry in self.entries():
-            if entry.certainty in _NAMED:
-                self._put(replace(entry, certainty=Certainty.UNCONFIRMED))
+        for resource in [*self._rows]:
+            self._confirm_again(resource)
+
+    def registering(self, resource: ResourceName, now_s: float) -> None:
+        """The resource is about to be registered, perhaps with another kubelet than before: answers to
+        questions that were asked earlier do not count any more.
+        """
+        self._observed_s = max(self._observed_s, now_s)
+        self._confirm_again(resource)
+
+    def _confirm_again(self, resource: ResourceName) -> None:
+        for entry in [*self._rows.get(resource, {}).values()]:
+            certainty = Certainty.UNCONFIRMED if entry.certainty in NAMED else entry.certainty
+            self._put(replace(entry, certainty=certainty, unlisted=False))
 
     def suspect(self, holds: frozenset[Hold]) -> bool:
         """These holds contradict others: perhaps PodResources names a pod that ended. Returns whether there
@@ -193,8 +206,7 @@ class Ledger:
     def held(self) -> HeldIds:
         """All held ids, by resource."""
         if self._held[0] != self._version:
-            ids = {resource: frozenset(rows) for resource, rows in self._rows.items() if rows}
-            self._held = (self._version, HeldIds(ids))
+            self._held = (self._version, _held_ids(self._rows))
         return self._held[1]
 
     # --- one resource, one id ------------------------------------------------------------------
@@ -216,12 +228,13 @@ class Ledger:
 
     def _not_named(self, entry: LedgerEntry, asked_s: float) -> None:
         """An answer does not list this id."""
-        if entry.certainty in _NAMED:  # by this kubelet: it has ended
+        if entry.certainty in NAMED:  # by this kubelet: it has ended
             self._drop(entry.resource, entry.id)
         elif entry.certainty is Certainty.TENTATIVE:
             late = asked_s - entry.since_s >= self._grace_s
             certainty = Certainty.UNCONFIRMED if late else Certainty.TENTATIVE
-            self._put(replace(entry, certainty=certainty, holders=()))
+            unlisted = entry.unlisted or asked_s - entry.since_s >= ADMISSION_S
+            self._put(replace(entry, certainty=certainty, holders=(), unlisted=unlisted))
 
     def _name(self, resource: ResourceName, share: ShareId, named: set[Holder], asked_s: float) -> None:
         """An answer lists these containers with the id."""
@@ -236,7 +249,7 @@ class Ledger:
         current = named - former
         if current:
             self._see(entry, resource, share, tuple(sorted(current)), asked_s)
-        elif entry and entry.certainty in _NAMED:
+        elif entry and entry.certainty in NAMED:
             self._drop(resource, share)
         elif entry and entry.certainty is Certainty.TENTATIVE:
             self._put(replace(entry, holders=tuple(sorted(former))))
@@ -249,7 +262,7 @@ class Ledger:
         holders: tuple[Holder, ...],
         asked_s: float,
     ) -> None:
-        if entry and entry.certainty in _NAMED and entry.holders == holders:
+        if entry and entry.certainty in NAMED and entry.holders == holders:
             return
         same = entry is not None and (not entry.holders or not set(entry.holders).isdisjoint(holders))
         tentative = entry is not None and entry.certainty is Certainty.TENTATIVE
@@ -311,7 +324,17 @@ class Ledger:
         self._version += 1
 
 
+def _held_ids(rows: Mapping[ResourceName, Mapping[ShareId, LedgerEntry]]) -> HeldIds:
+    ids, admitted, largest = {}, {}, {}
+    for resource, entries in rows.items():
+        ids[resource] = frozenset(entries)
+        admitted[resource] = frozenset(share for share, entry in entries.items() if entry.admitted)
+        pods = Counter(pod for entry in entries.values() for pod in entry.pods)
+        largest[resource] = max(pods.values(), default=1)
+    return HeldIds(ids, admitted, largest)
+
+
 def _is_known(entry: LedgerEntry, named: set[Holder]) -> bool:
     """Whether an answer with these names changes nothing. Almost always so, hence this fast path."""
-    known = entry.certainty in _NAMED and len(entry.holders) == len(named)
+    known = entry.certainty in NAMED and len(entry.holders) == len(named)
     return known and named.issuperset(entry.holders)

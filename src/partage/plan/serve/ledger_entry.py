@@ -27,6 +27,10 @@ class Certainty(StrEnum):
     UNCONFIRMED = "unconfirmed"
 
 
+NAMED = (Certainty.OBSERVED, Certainty.PROVEN)
+"""PodResources named a holder, and the same kubelet still runs."""
+
+
 class Holder(Frozen, order=True):
     """A container. If an id has several, it is ambiguous."""
 
@@ -47,6 +51,7 @@ class LedgerEntry(Frozen):
     of date.
     since_s: when it was allocated, or first observed as held.
     checkpoint_pods: how many pods hold it by the kubelet's checkpoint; 0: not compared.
+    unlisted: the running kubelet allocated it some time ago, and PodResources does not list it.
     """
 
     resource: ResourceName
@@ -55,11 +60,17 @@ class LedgerEntry(Frozen):
     holders: tuple[Holder, ...]
     since_s: float
     checkpoint_pods: int = 0
+    unlisted: bool = False
 
     @property
     def hold(self) -> Hold:
         """Resource and id."""
         return self.resource, self.id
+
+    @property
+    def admitted(self) -> bool:
+        """The running kubelet has admitted its pod, and does not look at the health of the id again."""
+        return self.certainty in NAMED or self.unlisted
 
     @property
     def pods(self) -> frozenset[tuple[str, str]]:
@@ -75,6 +86,12 @@ class LedgerEntry(Frozen):
 
 
 class HeldIds(Frozen):
-    """Ids held now, by resource, for all GPUs."""
+    """Ids held now, by resource, for all GPUs.
+
+    admitted: those whose pod the running kubelet has admitted. largest: how many ids of a resource one pod
+    holds at most.
+    """
 
     ids: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
+    admitted: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
+    largest: Mapping[ResourceName, int] = field(default_factory=dict)

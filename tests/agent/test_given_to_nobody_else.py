@@ -1,0 +1,102 @@
+"""What a plugin tells the kubelet between two turns, while some of its GPUs have to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import pytest
+
+from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
+from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
+from partage.model.allocation import ContainerHold
+from partage.model.ids import ShareId, share_id
+from partage.model.policy import Options
+from tests.plan.test_turn import GPU, SHARED_ONES, Turning, desired
+
+
+class ChangingNode(Turning):
+    """Four exclusive GPUs. The first two are held by pods and have to change; the others are free."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        hooks = PluginHooks(self.ledger, lambda: self.now_s, _nobody, lambda: None, lambda *_: None)
+        self.plugins = PluginSet(hooks)
+        self.first, self.second, self.third, self.fourth = (share_id(gpu.uuid) for gpu in self.inventory)
+        self.publish()
+        self.ledger.allocated(GPU, [self.first, self.second], self.now_s)
+        self.named(self.first, self.second)
+        self.desired = desired(SHARED_ONES, self.inventory)
+        self.publish()
+
+    @property
+    def plugin(self) -> ResourcePlugin:
+        return self.plugins.by_name[GPU]
+
+    def publish(self) -> None:
+        self.turn()
+        self.plugins.publish(self.view, AllocateContext(self.inventory, Options(), "/run/partage"))
+
+    def named(self, *shares: ShareId) -> None:
+        self.now_s += 1
+        holds = [ContainerHold("default", share, "main", GPU, (share,)) for share in shares]
+        self.ledger.observed(holds, self.now_s)
+
+    def unhealthy(self) -> set[ShareId]:
+        return {row.id for row in self.plugin.devices().rows if not row.healthy}
+
+
+async def _nobody() -> Sequence[ContainerHold]:
+    return ()
+
+
+@pytest.fixture
+def node() -> ChangingNode:
+    return ChangingNode()
+
+
+def test_a_share_that_was_just_given_back_is_the_last_choice(node: ChangingNode):
+    """Its holder has ended, and the agent does not know it yet."""
+    assert not node.unhealthy()
+    assert node.plugin.preferred([node.first, node.third, node.fourth], [], 1) != [node.first]
+    assert sorted(node.plugin.preferred([node.first, node.third, node.fourth], [], 2)) == sorted(
+        [node.third, node.fourth]
+    )
+
+
+def test_where_nothing_else_is_left_the_kubelet_gets_what_it_has(node: ChangingNode):
+    assert node.plugin.preferred([node.first], [], 1) == [node.first]
+
+
+def test_with_the_last_free_share_the_held_ones_become_unhealthy_at_once(node: ChangingNode):
+    node.plugin.allocate([node.third])
+    assert not node.unhealthy(), "one is left"
+    node.plugin.allocate([node.fourth])
+    assert node.unhealthy() == {node.first, node.second}
+
+
+def test_what_the_kubelet_calls_free_and_did_not_take_becomes_unhealthy_with_them(node: ChangingNode):
+    node.plugin.allocate([node.third])
+    assert node.plugin.preferred([node.first, node.fourth], [], 1) == [node.fourth]
+    node.plugin.allocate([node.fourth])
+    assert node.unhealthy() == {node.first, node.second}
+
+
+def test_a_kubelet_that_may_be_a_new_one_gets_held_shares_as_healthy(node: ChangingNode):
+    node.ledger.allocated(GPU, [node.third, node.fourth], node.now_s)
+    node.publish()
+    assert node.unhealthy() == {node.first, node.second}
+    node.plugin.registering()
+    assert not node.unhealthy()
+    node.publish()
+    assert not node.unhealthy(), "no turn may change that before their holders are named"
+    node.named(node.first, node.second)
+    node.publish()
+    assert node.unhealthy() == {node.first, node.second}
+
+
+def test_a_withdrawn_id_is_answered_as_long_as_it_is_listed(node: ChangingNode):
+    node.named(node.second)
+    node.publish()
+    assert node.first in node.unhealthy()
+    node.plugin.allocate([node.first])
+    assert (GPU, node.first) in {entry.hold for entry in node.ledger.entries()}
