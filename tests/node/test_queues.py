@@ -14,8 +14,10 @@ from itertools import count
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
+from partage.model.ids import ContainerId
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.kubelet.pod import Container, Pod, PodPhase, PodStatus
+from partage.sim.node.faults import Occupy, Vacate
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place
 from tests.node.loops import SimulatedTimeLoop
@@ -181,6 +183,32 @@ def test_a_gpu_that_waits_blocks_no_free_share_of_another_one(
 
 
 @HOW
+@given(BEHAVIOURS, SEEDS, SHARING, SHARING, st.booleans(), st.sampled_from([0.0, 0.4, 12.0]))
+def test_a_kubelet_that_restarts_fails_no_pod_for_what_must_change(
+    behaviour: Behaviour, seed: int, before: Sharing, after: Sharing, crashed: bool, away_s: float
+) -> None:
+    """Not even one whose init container has ended, or whose container does not run at that moment."""
+
+    async def live(node: Node) -> None:
+        await node.begin(before, before, before)
+        holders = await node.fill(init=True)
+        node.queue(before.resources[0], 2)
+        node.world.write_policy([after, before, before])
+        await node.passes(NOTICED_S)
+        await node.world.stop_kubelet()
+        await node.world.passes(away_s)
+        if crashed:
+            for status in holders:
+                node.world.kubelet.crash(status.pod, "main")
+        await node.world.start_kubelet()
+        await node.passes(behaviour.sync_delay_s + NOTICED_S)
+        assert [(one.pod.key, one.message) for one in node.world.kubelet.pods() if not one.holds] == []
+
+    with node(behaviour, seed) as (runner, one):
+        runner.run(live(one))
+
+
+@HOW
 @given(
     SEEDS,
     SHARING,
@@ -189,7 +217,7 @@ def test_a_gpu_that_waits_blocks_no_free_share_of_another_one(
     st.sampled_from([0.0, 0.4, 3.0]),
     st.sampled_from([0.0, 0.4]),
     st.booleans(),
-    st.just(False),
+    st.booleans(),
 )
 def test_no_id_leaves_the_list_under_an_allocate(
     seed: int,
@@ -221,4 +249,40 @@ def test_no_id_leaves_the_list_under_an_allocate(
         assert node.world.kubelet.panics == ()
 
     with node(behaviour, seed, gpus=2) as (runner, one):
+        runner.run(live(one))
+
+
+@HOW
+@given(BEHAVIOURS, SEEDS, SHARING, st.sampled_from([0.0, 1.5, 30.0]), st.booleans())
+def test_no_share_is_given_while_a_process_of_its_last_holder_runs(
+    behaviour: Behaviour, seed: int, sharing: Sharing, lives_s: float, same_name: bool
+) -> None:
+    """Its pod was deleted by force: kubelet and API server know nothing of it any more."""
+
+    async def live(node: Node) -> None:
+        world = node.world
+        await node.begin(sharing)
+        (status, *_) = await node.fill()
+        ((share, gpu),) = ((one.share, one.gpu) for one in world.held() if one.pod == status.pod.key)
+        await world.passes(NOTICED_S)
+        number = next(n for n, one in world.hardware.state.gpus.items() if one.uuid == gpu)
+        await world.hardware.inject(
+            Occupy(number, "left", pid=77, container=ContainerId("c" * 64), pod=status.uid)
+        )
+        resource = share[0]
+        left = await world.delete_by_force(status.pod)
+        world.wait(status.pod if same_name else node.pod(resource))
+        for _ in range(20):
+            await asyncio.sleep(lives_s / 20)
+            taken = {one.share: one.pod for one in world.held()}
+            assert share not in taken, f"{taken[share]} has {share}, and a process of {left.uid} runs"
+            world.notice_admissions()
+        world.kubelet.processes_end(left)
+        await world.hardware.inject(Vacate(number, "left"))
+        await node.passes(SETTLED_S)
+        world.wait(node.pod(resource))
+        await node.passes(SETTLED_S)
+        assert share in {one.share for one in world.held()}
+
+    with node(behaviour, seed, gpus=1) as (runner, one):
         runner.run(live(one))
