@@ -8,6 +8,8 @@ from collections.abc import Iterator
 import pytest
 from hypothesis import HealthCheck, settings
 
+from tests import leftovers
+
 # How long an example takes says how busy the machine is. What is slow is seen by the benchmarks.
 settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 # The same commit has the same result. New examples are looked for with PARTAGE_EXAMPLES (make soak).
@@ -45,3 +47,29 @@ def _every_driver_is_closed(
     before = _of_drivers()
     yield
     _left_threads.update(dict.fromkeys(_of_drivers() - before, request.node.nodeid))
+
+
+_BEFORE = pytest.StashKey[set[str]]()
+_LEFT = pytest.StashKey[list[str]]()
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Not in the workers of pytest-xdist: what they leave is seen by who started them."""
+    if not hasattr(config, "workerinput"):
+        os.environ[leftovers.MARK] = str(os.getpid())
+        config.stash[_BEFORE] = leftovers.leftovers()
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Tests that leave a process, a mount or a cgroup on the machine have failed."""
+    stash = session.config.stash
+    if _BEFORE in stash:
+        stash[_LEFT] = leftovers.new_leftovers(stash[_BEFORE])
+        if stash[_LEFT] and session.exitstatus == pytest.ExitCode.OK:
+            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    for line in config.stash.get(_LEFT, []):
+        terminalreporter.write_line(f"left behind by the tests: {line}", red=True)

@@ -60,7 +60,6 @@ BEHAVIOURS = st.builds(
     list_delay_s=st.sampled_from([0.0, 0.0, 0.4]),
     allocate_delay_s=st.sampled_from([0.0, 0.0, 0.4]),
     always_asks_preference=st.booleans(),
-    ignores_late_ends=st.booleans(),
 )
 CALLS = st.sampled_from(["observe", "conditions", "events", "perform", "daemons"])
 ERRORS = st.sampled_from([HardwareTimeout("no answer"), DriverUnavailable("the helper is gone")])

@@ -175,9 +175,7 @@ class Run:
 @pytest.mark.parametrize("seed", range(RUNS))
 def test_killed_agents_and_helpers_leave_the_node_true_to_its_laws(seed: int) -> None:
     with place() as somewhere, asyncio.Runner(loop_factory=Loop) as runner:
-        behaviour = Behaviour(
-            unlisted_s=0.2, start_delay_s=0.2, grace_s=5.0, ignores_late_ends=bool(seed % 2)
-        )
+        behaviour = Behaviour(unlisted_s=0.2, start_delay_s=0.2, grace_s=5.0)
         loop = runner.get_loop()
         assert isinstance(loop, Loop)
         world = ProcessWorld.of(somewhere, loop, load_machine(MACHINE), behaviour, seed)

@@ -95,6 +95,7 @@ class World:
     troubles: set[str] = field(default_factory=set)
     quiet_since_s: float = 0.0
     admissions: dict[str, asyncio.Task[PodStatus]] = field(default_factory=dict)
+    queue: dict[str, asyncio.Task[PodStatus]] = field(default_factory=dict)
     gpu_of: dict[str, str] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
     unrecorded: set[tuple[str, Share]] = field(default_factory=set)
@@ -276,11 +277,16 @@ class World:
 
     def notice_admissions(self) -> None:
         """Raises AssertionError where the kubelet gave a device twice."""
-        for key, task in list(self.admissions.items()):
-            if task.done():
-                del self.admissions[key]
+        for tasks in (self.admissions, self.queue):
+            for key, task in [(key, task) for key, task in tasks.items() if task.done()]:
+                del tasks[key]
                 status = task.result()
                 self.log.append(f"{'':10} -> {key} {status.phase} {status.reason} {status.message}")
+
+    def wait(self, pod: Pod) -> None:
+        """A pod comes that waits until it has what it asks for."""
+        self.note(f"wait {pod.key} {pod.requests()}")
+        self.queue[pod.key] = self.loop.create_task(self.kubelet.admit(pod, waits=True))
 
     async def admitted(self) -> None:
         """Wait until no admission is under way."""
@@ -296,6 +302,13 @@ class World:
     async def end(self, pod: Pod, *, failed: bool = False) -> None:
         self.note(f"end {pod.key}")
         await self.kubelet.end(pod, failed=failed)
+
+    async def delete_by_force(self, pod: Pod) -> PodStatus:
+        """The API server forgets it at once, and the kubelet, too; its processes run on."""
+        self.note(f"delete {pod.key} by force")
+        (status,) = (one for one in self.live() if one.pod == pod)
+        await self.kubelet.delete(pod, force=True)
+        return status
 
     async def restart_container(self, pod: Pod, name: str) -> None:
         self.note(f"restart {pod.key} {name}")
@@ -355,7 +368,7 @@ class World:
 
     async def close(self) -> None:
         """Leave nothing behind, whatever went wrong."""
-        tasks = [*self.admissions.values(), *([self.agent.task] if self.agent else [])]
+        tasks = [*self.admissions.values(), *self.queue.values(), *([self.agent.task] if self.agent else [])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -371,6 +384,17 @@ class World:
             for status in self.live()
             for one in status.containers
             for held in self._held(status.pod, one)
+        ]
+
+    def left(self) -> list[tuple[str, Share]]:
+        """Pod UID and share of those whose processes run on, though their pod was deleted by force."""
+        return [
+            (status.uid, (resource, share))
+            for status in self.kubelet.left()
+            for one in status.containers
+            if one.state is ContainerState.RUNNING
+            for resource, ids in one.ids.items()
+            for share in ids
         ]
 
     def _held(self, pod: Pod, one: ContainerStatus) -> Iterable[Held]:

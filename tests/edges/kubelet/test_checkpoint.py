@@ -79,9 +79,9 @@ def test_no_checkpoint_says_nothing(tmp_path: Path) -> None:
 
 
 def test_each_writing_has_an_identity_of_its_own(tmp_path: Path) -> None:
-    write_checkpoint(tmp_path, {})
+    write_checkpoint(tmp_path, {}, {})
     file = CheckpointFile(tmp_path)
     before = file.identity()
     assert file.identity() == before is not None
-    write_checkpoint(tmp_path, {})
+    write_checkpoint(tmp_path, {}, {})
     assert file.identity() != before

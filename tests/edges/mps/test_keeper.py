@@ -457,6 +457,8 @@ async def test_a_daemon_has_a_session_and_a_cgroup_of_its_own(simulated: Subject
     assert str(pid) in (cgroup / "cgroup.procs").read_text().split()
     await simulated.keeper().stop(GPUS[0])
     assert not cgroup.exists()
+    assert "the cgroup" in host.bound_to(host.home(), DaemonPaths(simulated.home()), pid)
+    assert not cgroup.exists(), "who asks makes none"
 
 
 SYSTEMD_RUN = """#!{python} -IS

@@ -180,7 +180,7 @@ def accepts(world: World, pod: PodNeeds, seed: int = 0) -> bool:
         clock=lambda: 0.0,
         grace_s=1.0,
         always_asks_preference=True,
-        ignores_late_ends=True,
+        keeps_by_path=False,
     )
     for name, rows in listed.items():
         plugin = _Plugin(world, offer, name)

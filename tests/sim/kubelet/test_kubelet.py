@@ -289,6 +289,8 @@ async def test_a_restarted_kubelet_knows_who_holds_what_and_waits_for_plugins(
         early = await kubelet.admit(pod("early"), bound=True)
         assert "no healthy devices present" in early.message
         await kubelet.until(lambda: kubelet.allocatable() == {GPU: 2}, limit_s=3.0)
+        assert await client.held() == (), "the API server has not named its pods yet"
+        await kubelet.until(lambda: kubelet.knows_pods)
         (held,) = await client.held()
         assert held.ids == before.container("main").ids[GPU]
         late = await kubelet.admit(pod("late"))
@@ -369,28 +371,210 @@ async def test_registrations_that_a_kubelet_refuses(place: Path) -> None:
     await kubelet.stop()
 
 
-@pytest.mark.parametrize(("ignores_late_ends", "alive"), [(True, 1), (False, 0)])
+@asynccontextmanager
+async def plugin(place: Path, name: str, *ids: str) -> AsyncIterator[PluginServer]:
+    """A plugin that serves at that name and has not registered."""
+    server = PluginServer(Shelf(*ids), place / name)
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+async def registers(server: PluginServer) -> None:
+    path = server.socket_path
+    await register(
+        path.parent / "kubelet.sock", endpoint=path.name, resource=ResourceName(GPU), options=server.options
+    )
+
+
+def streams() -> int:
+    """How many lists of plugins are read."""
+    return [task.get_name() for task in asyncio.all_tasks()].count(f"watch {GPU}")
+
+
+@pytest.mark.parametrize(("by_path", "alive"), [(True, 1), (False, 0)])
 async def test_the_late_end_of_an_old_stream_may_stop_a_newer_registration(
-    place: Path, ignores_late_ends: bool, alive: int
+    place: Path, by_path: bool, alive: int
 ) -> None:
-    """Kubelets before kubernetes #135437 mix the two up; it takes another registration to mend it."""
-    kubelet = EmbeddedKubelet(place, behaviour=Behaviour(ignores_late_ends=ignores_late_ends))
+    """Up to 1.36 the kubelet mixes the two up; it takes another registration to mend it."""
+    kubelet = EmbeddedKubelet(place, behaviour=Behaviour(keeps_by_path=by_path))
     await kubelet.start()
-    old, new = (PluginServer(Shelf("a"), place / name) for name in ("old.sock", "new.sock"))
-    for server in (old, new):
-        await server.start()
-        await register(
-            place / "kubelet.sock",
-            endpoint=server.socket_path.name,
-            resource=ResourceName(GPU),
-            options=server.options,
-        )
+    async with plugin(place, "old.sock", "a") as old, plugin(place, "new.sock", "a") as new:
+        for server in (old, new):
+            await registers(server)
+            await kubelet.until(lambda: kubelet.allocatable() == {GPU: 1})
+        await old.stop()
+        await until(lambda: streams() == alive)
+        assert kubelet.allocatable() == {GPU: alive}
+        await registers(new) if not by_path else None
         await kubelet.until(lambda: kubelet.allocatable() == {GPU: 1})
-    await old.stop()
-    await until(lambda: [task.get_name() for task in asyncio.all_tasks()].count(f"watch {GPU}") == 1)
-    assert kubelet.allocatable() == {GPU: alive}
-    await new.stop()
+        await kubelet.stop()
+
+
+async def test_where_one_of_two_plugins_ends_the_other_one_serves(place: Path) -> None:
+    """From 1.37 on. Its list is not asked for anew: the last one counts, be it of whom it may."""
+    kubelet = EmbeddedKubelet(place, behaviour=Behaviour(keeps_by_path=True))
+    await kubelet.start()
+    async with plugin(place, "old.sock", "a", "b") as old, plugin(place, "new.sock", "a") as new:
+        await registers(old)
+        await registers(new)
+        await kubelet.until(lambda: kubelet.allocatable() == {GPU: 1})
+        await new.stop()
+        await until(lambda: streams() == 1)
+        assert kubelet.allocatable() == {GPU: 1}
+        assert (await kubelet.admit(pod("train"))).phase is PodPhase.RUNNING
+        await kubelet.stop()
+
+
+async def test_a_path_that_is_connected_is_refused_and_so_poisoned(place: Path) -> None:
+    """From 1.37 on: the refusal drops the living plugin from the table, and nobody notices its end."""
+    kubelet = EmbeddedKubelet(place, behaviour=Behaviour(keeps_by_path=True))
+    await kubelet.start()
+    async with plugin(place, "a.sock", "a") as server:
+        await registers(server)
+        await kubelet.until(lambda: kubelet.allocatable() == {GPU: 1})
+        with pytest.raises(Rejected, match=r"device plugin already connected: .*a\.sock"):
+            await registers(server)
+    await until(lambda: streams() == 0)
+    assert kubelet.allocatable() == {GPU: 1}, "nobody is told that it is gone"
+    assert (await kubelet.admit(pod("lost"))).phase is PodPhase.FAILED
+    async with plugin(place, "a.sock", "a") as again:
+        with pytest.raises(Rejected, match="device plugin already connected"):
+            await registers(again)
+        assert (await kubelet.admit(pod("served"))).phase is PodPhase.RUNNING, "who listens there is asked"
+        await kubelet.restart()
+        await again.stop()
+        await again.start()
+        await registers(again)
+        await kubelet.stop()
+
+
+async def test_up_to_1_36_a_path_registers_anew_and_again(place: Path) -> None:
+    kubelet = EmbeddedKubelet(place)
+    await kubelet.start()
+    async with plugin(place, "a.sock", "a") as server:
+        for _ in range(3):
+            await registers(server)
+        await kubelet.until(lambda: kubelet.allocatable() == {GPU: 1})
+    await kubelet.until(lambda: kubelet.allocatable() == {GPU: 0})
     await kubelet.stop()
+
+
+@pytest.mark.parametrize("accepts", [True, False])
+async def test_a_registration_that_was_given_up_is_dealt_with_late(place: Path, accepts: bool) -> None:
+    """Either it is accepted, or it fails and drops the plugin that lives from the table."""
+    kubelet = EmbeddedKubelet(place, behaviour=Behaviour(accepts_late=accepts))
+    await kubelet.start()
+    async with plugin(place, "a.sock", "a") as server:
+        await registers(server)
+        await kubelet.until(lambda: kubelet.allocatable() == {GPU: 1})
+        kubelet.stand_still()
+        with pytest.raises(TimeoutError):
+            async with asyncio.timeout(0.05):
+                await registers(server)
+        before = streams()
+        kubelet.go_on()
+        await until(lambda: not [one for one in asyncio.all_tasks() if one.get_name() == f"register {GPU}"])
+        assert streams() == before + accepts
+    await until(lambda: streams() == 0)
+    assert kubelet.allocatable() == {GPU: 0 if accepts else 1}
+    await kubelet.stop()
+
+
+async def test_a_pod_that_waits_has_a_freed_device_before_anybody_can_look(
+    place: Path, clock: list[float]
+) -> None:
+    async with node(place, Shelf("a", "b"), clock=clock) as (kubelet, _):
+        for name in ("first", "second"):
+            await kubelet.admit(pod(name))
+        third, fourth = (
+            asyncio.create_task(kubelet.admit(pod(name), waits=True)) for name in ("third", "fourth")
+        )
+        await until(lambda: len(kubelet.waiting()) == 2)
+        await kubelet.end(pod("second"))
+        assert kubelet.waiting() == (pod("fourth"),), "the oldest is bound within the same moment"
+        assert (await third).container("main").ids == {GPU: ("b",)}
+        await kubelet.delete(pod("fourth"))
+        assert (await fourth).phase is PodPhase.PENDING
+
+
+async def test_an_unhealthy_device_that_is_held_keeps_a_free_one_from_who_waits(
+    place: Path, clock: list[float]
+) -> None:
+    """The scheduler counts what is healthy, less all that is held."""
+    shelf = Shelf("a", "b")
+    async with node(place, shelf, clock=clock) as (kubelet, _):
+        await kubelet.admit(pod("first"))
+        await shelf.put(DeviceRow(ShareId("a"), healthy=False), DeviceRow(ShareId("b"), healthy=True))
+        await kubelet.until(lambda: kubelet.allocatable() == {GPU: 1})
+        waits = asyncio.create_task(kubelet.admit(pod("second"), waits=True))
+        await until(lambda: kubelet.waiting() == (pod("second"),))
+        await kubelet.end(pod("first"))
+        assert (await waits).container("main").ids == {GPU: ("b",)}
+
+
+@pytest.mark.parametrize("stays", [True, False])
+async def test_an_id_that_leaves_the_list_under_an_allocate_would_crash_a_kubelet(
+    place: Path, clock: list[float], stays: bool
+) -> None:
+    """One that has become unhealthy would not: it has its container."""
+    shelf = Shelf("a", "b")
+    async with node(place, shelf, behaviour=Behaviour(answer_delay_s=0.3), clock=clock) as (kubelet, _):
+        admission = asyncio.create_task(kubelet.admit(pod("train")))
+        await until(lambda: bool(shelf.allocated))
+        gone = [DeviceRow(ShareId("a"), healthy=False)] if stays else []
+        await shelf.put(*gone, DeviceRow(ShareId("b"), healthy=True))
+        status = await admission
+        assert status.phase is (PodPhase.RUNNING if stays else PodPhase.FAILED)
+        assert kubelet.panics == (() if stays else (f"{GPU} a left the list while Allocate was under way",))
+
+
+async def test_a_pod_deleted_by_force_is_forgotten_while_its_processes_run(
+    place: Path, clock: list[float]
+) -> None:
+    """The next pod has its devices, be it one of the same name: it is another pod."""
+    async with node(place, Shelf("a"), clock=clock) as (kubelet, client):
+        first = await kubelet.admit(pod("web-0"))
+        again = asyncio.create_task(kubelet.admit(pod("web-0b"), waits=True))
+        await kubelet.delete(pod("web-0"), force=True)
+        assert (await again).container("main").ids == {GPU: ("a",)}
+        assert kubelet.left() == (first,)
+        kubelet.processes_end(first)
+        assert kubelet.left() == ()
+        await kubelet.delete(pod("web-0b"))
+        second = await kubelet.admit(pod("web-0"))
+        assert second.uid != first.uid
+        (held,) = await client.held()
+        assert held.pod == "web-0"
+
+
+@pytest.mark.parametrize("healthy", [True, False])
+async def test_a_restarted_kubelet_admits_its_pods_again(
+    place: Path, clock: list[float], healthy: bool
+) -> None:
+    """Who has a container that does not run and a device that is not healthy fails, all of it."""
+    shelf = Shelf("a", "b", "c")
+    init = (Container("init", {GPU: 1}),)
+    async with node(place, shelf, clock=clock) as (kubelet, _):
+        await kubelet.admit(pod("runs"))
+        await kubelet.admit(pod("prepared", init=init))
+        rows = [DeviceRow(ShareId(name), healthy=name == "c" or healthy) for name in ("a", "b", "c")]
+        await shelf.put(*rows)
+        await kubelet.until(lambda: kubelet.allocatable() == {GPU: 3 if healthy else 1})
+        assert (await kubelet.restart_container(pod("runs"), "main")).phase is PodPhase.RUNNING
+        kubelet.behaviour = Behaviour(knows_pods=False, sync_delay_s=0.0)
+        await kubelet.restart()
+        await kubelet.until(lambda: kubelet.allocatable()[GPU] > 0)
+        kubelet.behaviour = Behaviour(sync_delay_s=0.0)
+        await kubelet.until(lambda: kubelet.knows_pods)
+        status = kubelet.pods()[1]
+        if not healthy:
+            assert status.phase is PodPhase.FAILED
+            assert "previously allocated devices are no longer healthy" in status.message
+            assert {one.state for one in status.containers} == {ContainerState.TERMINATED}
+        assert [one.holds for one in kubelet.pods()] == [True, healthy]
 
 
 async def test_a_list_beyond_four_mebibytes_ends_the_stream(place: Path) -> None:
@@ -516,6 +700,7 @@ async def test_a_kubelet_that_has_just_started_names_no_pods_and_frees_nothing(
         assert await client.held() == ()
         assert held(checkpoint).keys() == {"a"}
         kubelet.behaviour = Behaviour()
+        await kubelet.until(lambda: kubelet.knows_pods)
         assert await client.held() == ()
         await kubelet.admit(pod("other"))
         assert [len(pods) for pods in held(checkpoint).values()] == [1]

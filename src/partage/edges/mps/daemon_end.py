@@ -62,5 +62,6 @@ async def remove_files(access: DaemonAccess, found: FoundDaemon) -> None:
 async def _clean_up(access: DaemonAccess, found: FoundDaemon, remove: Callable[[DaemonPaths], None]) -> None:
     await kill_orphans(access.processes, found.paths, access.deadlines.answer_s)
     await unit_daemon.stop_unit(access.host, found.paths, access.deadlines.answer_s)
-    await asyncio.to_thread(remove, found.paths)
+    # Before the directories: who is killed in between leaves a cgroup that nobody would know of.
     await asyncio.to_thread(access.host.remove_cgroup, found.paths)
+    await asyncio.to_thread(remove, found.paths)

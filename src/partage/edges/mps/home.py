@@ -79,13 +79,11 @@ class DaemonHost(Frozen):
 
     def make_cgroups(self, home: DaemonHome, paths: DaemonPaths) -> tuple[str, ...]:
         """The cgroups that the daemon has to join, made if they are missing. Blocking."""
-        found = list(home.roots)
+        found = _cgroups(home, paths)
         if home.unified:
-            own = _own_cgroup(Path(home.roots[0]), paths)
             with contextlib.suppress(OSError):
-                own.mkdir(parents=True, exist_ok=True)
-            found[0] = str(own)
-        return tuple(found)
+                Path(found[0]).mkdir(parents=True, exist_ok=True)
+        return found
 
     def remove_cgroup(self, paths: DaemonPaths) -> None:
         """Remove the daemon's own cgroup. If a process is still in it, it stays; it uses no resources."""
@@ -113,8 +111,7 @@ class DaemonHost(Frozen):
             return bound_to(home, contained=contained, left_in=left)
         if home.kind is not HomeKind.CGROUP:
             return bound_to(home, contained=contained)
-        wanted = self.make_cgroups(home, paths)
-        left = next((f"the cgroup {cgroup}" for cgroup in wanted if not _has(cgroup, pid)), "")
+        left = next((f"the cgroup {cgroup}" for cgroup in _cgroups(home, paths) if not _has(cgroup, pid)), "")
         return bound_to(home, contained=contained, left_in=left)
 
     # --- what there is ------------------------------------------------------------------------
@@ -156,6 +153,12 @@ def _is_host_root(directory: Path, name: str) -> bool:
 
 def _own_cgroup(root: Path, paths: DaemonPaths) -> Path:
     return root / _CGROUP / f"{paths.device}@{crc32(os.fsencode(paths.home)):08x}"
+
+
+def _cgroups(home: DaemonHome, paths: DaemonPaths) -> tuple[str, ...]:
+    """Where the daemon is to be. Of v2 that is a cgroup of its own, which may not be there."""
+    own = [str(_own_cgroup(Path(home.roots[0]), paths))] if home.unified else []
+    return (*own, *home.roots[len(own) :])
 
 
 def _has(cgroup: str, pid: int) -> bool:

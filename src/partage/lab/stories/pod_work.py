@@ -12,7 +12,6 @@ from partage.model.ids import ContainerId, DeviceUuid, PodUid, device_of
 from partage.sim.kubelet.pod import ContainerStatus, PodPhase, PodStatus
 from partage.sim.node.faults import Occupy, Vacate
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.machine import derived_uuid
 
 _FIRST_PID = 10_000
 _MPS = "CUDA_MPS_PIPE_DIRECTORY"
@@ -42,11 +41,11 @@ class PodWork:
         for key in self._wanted.keys() & running.keys() - self._busy.keys():
             self._busy[key] = set()
             for container in running[key].containers:
-                for occupy in self._processes(key, container):
+                for occupy in self._processes(key, running[key].uid, container):
                     await self._hardware.inject(occupy)
                     self._busy[key].add(occupy.gpu)
 
-    def _processes(self, key: str, container: ContainerStatus) -> Iterator[Occupy]:
+    def _processes(self, key: str, uid: PodUid, container: ContainerStatus) -> Iterator[Occupy]:
         """One process for each device that the container holds."""
         devices = dict.fromkeys(device_of(share) for ids in container.ids.values() for share in ids)
         identity = ContainerId(hashlib.sha256(f"{key}/{container.name}".encode()).hexdigest())
@@ -65,7 +64,7 @@ class PodWork:
                     pid=next(self._pids),
                     memory_bytes=work.memory_bytes,
                     container=identity,
-                    pod=PodUid(derived_uuid("", "pod", key)),
+                    pod=uid,
                     mps=_MPS in container.env,
                     load=work.load,
                 )

@@ -9,20 +9,20 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from uuid import NAMESPACE_URL, uuid5
 
 from partage.edges.kubelet.checkpoint import CHECKPOINT
-from partage.model.ids import ShareId
+from partage.model.ids import PodUid, ShareId
 from partage.sim.kubelet.holding import Holdings
 
 
 def write_checkpoint(
     directory: Path,
     held: Mapping[str, Mapping[str, Holdings]],
+    uids: Mapping[str, PodUid],
     listed: Mapping[str, Mapping[ShareId, bool]] | None = None,
 ) -> None:
-    """Write it. held: by pod key and container name. listed: devices of each resource, and whether each is
-    healthy. The answers to Allocate are left out.
+    """Write it. held: by pod key and container name. uids: by pod key. listed: devices of each resource, and
+    whether each is healthy. The answers to Allocate are left out.
     """
     healthy = {
         resource: [name for name, well in devices.items() if well]
@@ -30,7 +30,7 @@ def write_checkpoint(
     }
     entries = [
         {
-            "PodUID": str(uuid5(NAMESPACE_URL, pod)),
+            "PodUID": uids[pod],
             "ContainerName": container,
             "ResourceName": resource,
             "DeviceIDs": {"-1": list(holding.ids)},

@@ -6,7 +6,10 @@ It follows Kubernetes' device manager, also where that is surprising:
   Allocate, and the plugin is not asked again which devices it prefers.
 - Lists of ids come in no order.
 - When a plugin disconnects, all its devices become unhealthy; they stay counted for a grace period.
+- Nobody stops a list from arriving between the choice of an id and the answer to its Allocate. A kubelet
+  panics if the id is no longer in it.
 - A restarted kubelet knows which pod holds what, but knows devices and plugins only when they register.
+  It admits its pods again: an id is looked at for each container that does not run then, and for no other.
 
 There are no sockets here: a ``PluginClient`` calls the plugin.
 """
@@ -14,7 +17,8 @@ There are no sockets here: a ``PluginClient`` calls the plugin.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from random import Random
 
 from msgspec import Struct, field
@@ -36,6 +40,10 @@ class AdmissionError(Exception):
     """A pod cannot have its devices. The text is the kubelet's."""
 
 
+class KubeletPanic(Exception):
+    """A kubelet of Kubernetes would have crashed here."""
+
+
 class Device(Frozen):
     """One id of one resource, as the plugin's last list has it."""
 
@@ -54,12 +62,14 @@ class Endpoint(Struct):
 class DeviceManager:
     """Devices, plugins and holders of one node.
 
+    answered: waited for before an answer to Allocate is taken over.
     allocate_delay_s: how long after its choice of ids Allocate is called.
     always_asks_preference: call GetPreferredAllocation whenever the plugin has it, as a kubelet without
         topology manager does. False: only where fewer devices are needed than are free, as a kubelet does
         that has aligned them by NUMA node.
-    ignores_late_ends: the late end of an old stream leaves a newer registration alone, as kubelets do since
-        kubernetes #135437. False: it stops the endpoint that serves the resource now.
+    keeps_by_path: several plugins are kept for a resource, by the paths of their sockets, as from Kubernetes
+        1.37 on (#135437): a path that is connected is refused, and where one plugin disconnects, another one
+        serves. False: one for each resource, and the end of any of its streams stops the newest.
     """
 
     def __init__(
@@ -70,24 +80,33 @@ class DeviceManager:
         grace_s: float,
         allocate_delay_s: float = 0.0,
         always_asks_preference: bool,
-        ignores_late_ends: bool,
+        keeps_by_path: bool,
+        answered: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
         self._rng = rng
         self._clock = clock
         self._grace_s = grace_s
         self._delay_s = allocate_delay_s
         self._asks_always = always_asks_preference
-        self._forgiving = ignores_late_ends
+        self._by_path = keeps_by_path
+        self._answered = answered
         self._devices: dict[str, dict[ShareId, Device]] = {}
         self._endpoints: dict[str, Endpoint] = {}
+        self._connected: dict[str, dict[Path, Endpoint]] = {}
         self._held: dict[str, dict[str, Holdings]] = {}
         self._admission = asyncio.Lock()
 
     # --- plugins ------------------------------------------------------------------------------
 
     def connected(self, plugin: PluginClient, options: pb.DevicePluginOptions) -> None:
-        """A plugin has registered. The newest one serves the resource."""
-        self._endpoints[plugin.resource] = Endpoint(plugin, options)
+        """A plugin has registered. The newest one serves the resource. Raises PluginError."""
+        endpoint = Endpoint(plugin, options)
+        if self._by_path:
+            there = self._connected.setdefault(plugin.resource, {})
+            if plugin.path in there:
+                raise PluginError(f"device plugin already connected: {plugin.path}")
+            there[plugin.path] = endpoint
+        self._endpoints[plugin.resource] = endpoint
         self._devices.setdefault(plugin.resource, {})
 
     def listed(self, plugin: PluginClient, devices: Iterable[pb.Device]) -> None:
@@ -100,13 +119,20 @@ class DeviceManager:
         }
 
     def disconnected(self, plugin: PluginClient) -> None:
-        """A plugin's stream has ended."""
-        endpoint = self._endpoints.get(plugin.resource)
-        if endpoint is None or (self._forgiving and endpoint.plugin is not plugin):
+        """A plugin's stream has ended. By path another one takes its place, if there is one, with the list
+        that was sent last, be it of whom it may.
+        """
+        resource = plugin.resource
+        endpoint = self._endpoints.get(resource)
+        if self._by_path:
+            there = self._connected.get(resource, {})
+            endpoint = there.pop(plugin.path, None)
+            if there and endpoint is not None:
+                endpoint.stopped_at = self._clock()
+                self._endpoints[resource] = self._rng.choice(list(there.values()))
+                return
+        if endpoint is None:
             return
-        self._stop(plugin.resource, endpoint)
-
-    def _stop(self, resource: str, endpoint: Endpoint) -> None:
         endpoint.stopped_at = self._clock()
         devices = self._devices.get(resource, {})
         self._devices[resource] = {name: Device(False, one.numa_nodes) for name, one in devices.items()}
@@ -116,6 +142,7 @@ class DeviceManager:
         for resource in self._endpoints:
             self._endpoints[resource] = Endpoint(plugin=None, stopped_at=self._clock())
             self._devices[resource] = {}
+        self._connected.clear()
 
     # --- the status of the node ---------------------------------------------------------------
 
@@ -154,15 +181,38 @@ class DeviceManager:
     # --- pods ---------------------------------------------------------------------------------
 
     async def admit(self, pod: Pod) -> None:
-        """Give every container its devices, all or none. Raises AdmissionError."""
+        """Give every container its devices, all or none. Raises AdmissionError, KubeletPanic."""
         async with self._admission:
             self._held[pod.key] = {}
             try:
                 await self._admit(pod)
-            except AdmissionError:
+            except (AdmissionError, KubeletPanic):
                 del self._held[pod.key]
                 raise
             self.check()
+
+    def readmit(self, pod: Pod, running: Collection[str]) -> None:
+        """Admit a pod again after a restart. running: containers that need not be looked at.
+
+        Raises AdmissionError.
+        """
+        for container in pod.in_order:
+            if container.name not in running:
+                for resource, holding in self.holdings(pod, container.name).items():
+                    self._require_healthy(resource, holding.ids)
+
+    def _require_healthy(self, resource: str, held: Collection[ShareId] = ()) -> None:
+        """Raises AdmissionError, also where none of the resource is healthy."""
+        if resource not in self._devices:
+            raise AdmissionError(f"cannot allocate unregistered device {resource}")
+        healthy = self.healthy(resource)
+        if not healthy:
+            raise AdmissionError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        if not set(held) <= set(healthy):
+            raise AdmissionError(
+                "previously allocated devices are no longer healthy; "
+                f"cannot allocate unhealthy devices {resource}"
+            )
 
     async def _admit(self, pod: Pod) -> None:
         reusable: dict[str, list[ShareId]] = {}
@@ -185,8 +235,7 @@ class DeviceManager:
         return holdings
 
     async def _choose(self, resource: str, count: int, reusable: Sequence[ShareId]) -> list[ShareId]:
-        if not self.healthy(resource):
-            raise AdmissionError(f"no healthy devices present; cannot allocate unhealthy devices {resource}")
+        self._require_healthy(resource)
         chosen = self._shuffled(reusable)[:count]
         missing = count - len(chosen)
         if not missing:
@@ -219,9 +268,14 @@ class DeviceManager:
 
     async def _ask(self, resource: str, ids: Sequence[ShareId]) -> ContainerAllocation:
         try:
-            return await self._running(resource).allocate(self._shuffled(ids))
+            answer = await self._running(resource).allocate(self._shuffled(ids))
         except PluginError as error:
             raise AdmissionError(str(error)) from error
+        if self._answered is not None:
+            await self._answered()
+        if gone := [name for name in ids if name not in self._devices.get(resource, {})]:
+            raise KubeletPanic(f"{resource} {', '.join(gone)} left the list while Allocate was under way")
+        return answer
 
     def _running(self, resource: str) -> PluginClient:
         """Raises PluginError where no plugin serves the resource now."""

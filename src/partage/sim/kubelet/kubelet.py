@@ -1,7 +1,8 @@
 """A small kubelet: real gRPC over unix sockets, and a device manager that behaves as the real one.
 
-It knows the agent only by its sockets. ``protocol_errors`` has all that plugins do against the protocol. A
-device that this kubelet itself gives twice raises AssertionError.
+It knows the agent only by its sockets. ``protocol_errors`` has all that plugins do against the protocol,
+``panics`` what would have crashed a real kubelet. A device that this kubelet itself gives twice raises
+AssertionError.
 """
 
 from __future__ import annotations
@@ -18,16 +19,17 @@ from msgspec.structs import replace
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet.connections import ClosingServer
 from partage.edges.kubelet.registration import KUBELET_SOCKET
-from partage.model.ids import ShareId
+from partage.model.ids import PodUid, ShareId
 from partage.model.paths import check_socket_path
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.checkpoint import write_checkpoint
-from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager
+from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager, KubeletPanic
 from partage.sim.kubelet.holding import waiting_container
 from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
 from partage.sim.kubelet.pod import ContainerState, Pod, PodPhase, PodStatus
 from partage.sim.kubelet.pod_resources import PodResourcesService, TokenBucket, device_message, pod_message
+from partage.sim.node.machine import derived_uuid
 
 
 class EmbeddedKubelet:
@@ -43,7 +45,9 @@ class EmbeddedKubelet:
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """pod_resources_socket: None: no PodResources. Raises InputError for too long paths."""
-        self.behaviour = behaviour or Behaviour()
+        self._behaviour = behaviour or Behaviour()
+        self._awake = asyncio.Event()
+        self._awake.set()
         self._dir = kubelet_dir
         self._socket = kubelet_dir / KUBELET_SOCKET
         self._pod_resources_socket = pod_resources_socket
@@ -57,22 +61,30 @@ class EmbeddedKubelet:
             grace_s=self.behaviour.grace_s,
             allocate_delay_s=self.behaviour.allocate_delay_s,
             always_asks_preference=self.behaviour.always_asks_preference,
-            ignores_late_ends=self.behaviour.ignores_late_ends,
+            keeps_by_path=self.behaviour.keeps_by_path,
+            answered=self._answered,
         )
         self._registry = PluginRegistry(
             kubelet_dir,
             self._manager,
-            answers=lambda: self.behaviour.answers_registration,
+            behaviour=lambda: self.behaviour,
+            awake=self._awake,
             report=self._report,
             listed=self._listed_devices,
             gone=self._note_change,
         )
+        self._waiting: dict[str, tuple[Pod, asyncio.Future[bool]]] = {}
         self._bound: dict[str, Pod] = {}
+        self._uids: dict[str, PodUid] = {}
+        self._namesakes: Counter[str] = Counter()
         self._pods: dict[str, PodStatus] = {}
         self._unlisted: set[str] = set()
         self._unknown: set[str] = set()
         self._ended: list[Pod] = []
+        self._left: list[PodStatus] = []
+        self._sync: asyncio.Task[None] | None = None
         self._protocol_errors: list[str] = []
+        self._panics: list[str] = []
         self._servers: list[ClosingServer] = []
         self._changed = asyncio.Event()
 
@@ -87,6 +99,8 @@ class EmbeddedKubelet:
         self.wipe()
         self._manager.restart()
         self._unknown = set(self._pods)
+        if self._unknown:
+            self._sync = asyncio.create_task(self._admit_again(), name="pods are admitted again")
         await self._serve(self._registry, self._socket)
         path = self._pod_resources_socket
         if path is not None:
@@ -103,6 +117,10 @@ class EmbeddedKubelet:
 
     async def stop(self) -> None:
         """End at once, like a killed process: socket files stay, containers continue."""
+        self.go_on()
+        if self._sync is not None:
+            self._sync.cancel()
+            await asyncio.gather(self._sync, return_exceptions=True)
         servers, self._servers = self._servers, []
         for server in servers:
             await server.stop()
@@ -112,6 +130,46 @@ class EmbeddedKubelet:
         """Stop and start."""
         await self.stop()
         await self.start()
+
+    def stand_still(self) -> None:
+        """Do nothing more with what arrives, like a process that SIGSTOP has stopped."""
+        self._awake.clear()
+
+    def go_on(self) -> None:
+        """Everything that has arrived meanwhile is dealt with."""
+        self._awake.set()
+
+    @property
+    def behaviour(self) -> Behaviour:
+        """How it behaves from now on."""
+        return self._behaviour
+
+    @behaviour.setter
+    def behaviour(self, behaviour: Behaviour) -> None:
+        self._behaviour = behaviour
+        self._note_change()
+
+    async def _answered(self) -> None:
+        """An answer to Allocate has arrived; it is taken over later."""
+        await asyncio.sleep(self.behaviour.answer_delay_s)
+        await self._awake.wait()
+
+    async def _admit_again(self) -> None:
+        """The API server names the pods: a kubelet that has started admits them all once more."""
+        await asyncio.sleep(self.behaviour.sync_delay_s)
+        while not self.behaviour.knows_pods:
+            self._changed.clear()
+            await self._changed.wait()
+        await self._awake.wait()
+        known, self._unknown = self._unknown, set()
+        for status in [status for key, status in self._pods.items() if key in known]:
+            running = {one.name for one in status.containers if one.state is ContainerState.RUNNING}
+            try:
+                if status.holds:
+                    self._manager.readmit(status.pod, running)
+            except AdmissionError as error:
+                await self._end(status.pod, PodPhase.FAILED, *_unexpected(error))
+        self._note_change()
 
     def wipe(self) -> None:
         """Remove the sockets of plugins while the kubelet runs."""
@@ -125,6 +183,11 @@ class EmbeddedKubelet:
     def protocol_errors(self) -> tuple[str, ...]:
         """All that plugins did against the protocol, in the order in which it happened."""
         return tuple(self._protocol_errors)
+
+    @property
+    def panics(self) -> tuple[str, ...]:
+        """Where a real kubelet would have crashed; the pod that it admitted has failed here."""
+        return tuple(self._panics)
 
     def capacity(self) -> dict[str, int]:
         """Resource name to devices, as the node's status has it."""
@@ -142,6 +205,19 @@ class EmbeddedKubelet:
         """All pods that were bound to this node and not deleted, those that ended or failed included."""
         return tuple(self._pods.values())
 
+    @property
+    def knows_pods(self) -> bool:
+        """Whether the API server has named the pods since the last start."""
+        return not self._unknown
+
+    def waiting(self) -> tuple[Pod, ...]:
+        """Pods that wait until the scheduler finds room for them, oldest first."""
+        return tuple(pod for pod, _ in self._waiting.values())
+
+    def left(self) -> tuple[PodStatus, ...]:
+        """Pods that were deleted by force and whose processes run on: the kubelet knows nothing of them."""
+        return tuple(self._left)
+
     async def until(self, condition: Callable[[], bool], limit_s: float = 10.0) -> None:
         """Wait until ``condition()`` is true; devices and pods are its subject. Raises TimeoutError."""
         async with asyncio.timeout(limit_s):
@@ -151,33 +227,62 @@ class EmbeddedKubelet:
 
     # --- pods ---------------------------------------------------------------------------------
 
-    async def admit(self, pod: Pod, *, bound: bool = False) -> PodStatus:
+    async def admit(self, pod: Pod, *, bound: bool = False, waits: bool = False) -> PodStatus:
         """Schedule a pod to this node, give it its devices, start its containers.
 
         bound: it is bound to the node already, and the scheduler does not check it. A pod that cannot be
-        scheduled is Pending and can be admitted later; a pod that the kubelet refuses has failed.
+        scheduled is Pending. waits: it is scheduled at the moment at which it fits, before this returns;
+        else it can be admitted later. A pod that the kubelet refuses has failed.
         """
         if not self._servers:
             raise RuntimeError("the kubelet does not run")
-        if pod.key in self._bound:
+        if pod.key in self._bound or pod.key in self._waiting:
             raise ValueError(f"pod {pod.key} is there already")
-        if not bound and (lacking := self._insufficient(pod)):
+        if not bound and (lacking := self._insufficient(pod)) and not (waits and await self._fits(pod)):
             reasons = ", ".join(f"1 Insufficient {resource}" for resource in lacking)
             return PodStatus(pod, PodPhase.PENDING, "Unschedulable", f"0/1 nodes are available: {reasons}.")
         self._bound[pod.key] = pod
+        await self._awake.wait()
         self._update_allocated()
+        self._uids[pod.key] = self._new_uid(pod)
         try:
             await self._manager.admit(pod)
         except AdmissionError as error:
             return self._refused(pod, error)
+        except KubeletPanic as panic:
+            self._panics.append(str(panic))
+            return self._refused(pod, panic)
         finally:
-            write_checkpoint(self._dir, self._manager.all_holdings(), self._manager.devices())
+            self._write_checkpoint()
         containers = tuple(
             waiting_container(one.name, self._manager.holdings(pod, one.name)) for one in pod.in_order
         )
-        self._put(PodStatus(pod, PodPhase.PENDING, containers=containers))
+        self._put(PodStatus(pod, PodPhase.PENDING, containers=containers, uid=self._uids[pod.key]))
         await self._make_ready(pod)
         return await self.retry(pod)
+
+    def _new_uid(self, pod: Pod) -> PodUid:
+        """Each pod of a name has another one."""
+        before = self._namesakes[pod.key]
+        self._namesakes[pod.key] += 1
+        return PodUid(derived_uuid("", "pod", pod.key, *([before] if before else [])))
+
+    async def _fits(self, pod: Pod) -> bool:
+        """Wait until the scheduler has bound it. False: it was deleted before."""
+        bound: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        self._waiting[pod.key] = pod, bound
+        try:
+            return await bound
+        finally:
+            self._waiting.pop(pod.key, None)
+
+    def _schedule(self) -> None:
+        """Bind the pods that wait and fit, oldest first."""
+        for key, (pod, bound) in list(self._waiting.items()):
+            if self._servers and not self._insufficient(pod):
+                del self._waiting[key]
+                self._bound[key] = pod
+                bound.set_result(True)
 
     async def _make_ready(self, pod: Pod) -> None:
         """Wait for sandbox and image. The pod has its devices; PodResources does not name it at first."""
@@ -197,10 +302,9 @@ class EmbeddedKubelet:
         wanted = pod.requests().items()
         return [name for name, count in wanted if count > allocatable.get(name, 0) - used[name]]
 
-    def _refused(self, pod: Pod, error: AdmissionError) -> PodStatus:
+    def _refused(self, pod: Pod, error: Exception) -> PodStatus:
         del self._bound[pod.key]
-        text = f"Pod was rejected: Allocate failed due to {error}, which is unexpected"
-        return self._put(PodStatus(pod, PodPhase.FAILED, "UnexpectedAdmissionError", text))
+        return self._put(PodStatus(pod, PodPhase.FAILED, *_unexpected(error)))
 
     async def retry(self, pod: Pod) -> PodStatus:
         """Start the containers that wait, init containers in order. A kubelet does this after a back-off."""
@@ -239,33 +343,50 @@ class EmbeddedKubelet:
 
     async def restart_container(self, pod: Pod, name: str) -> PodStatus:
         """A container has crashed and starts again, with its devices and the answers of its admission."""
+        self.crash(pod, name)
+        await self._start(pod, name)
+        return self._pods[pod.key]
+
+    def crash(self, pod: Pod, name: str) -> None:
+        """A container has crashed and waits for its next start. Raises ValueError where its pod has ended."""
         status = self._pods[pod.key]
         if not status.holds:
             raise ValueError(f"pod {pod.key} has ended")
         crashed = status.container(name)
         again = replace(crashed, state=ContainerState.WAITING, restarts=crashed.restarts + 1)
         self._put(status.with_container(again))
-        await self._start(pod, name)
-        return self._pods[pod.key]
 
     async def end(self, pod: Pod, *, failed: bool = False) -> PodStatus:
         """All containers have ended: the devices are free as soon as the kubelet looks, the pod is still
         known."""
+        return await self._end(pod, PodPhase.FAILED if failed else PodPhase.SUCCEEDED)
+
+    async def _end(self, pod: Pod, phase: PodPhase, reason: str = "", message: str = "") -> PodStatus:
+        await self._awake.wait()
         status = self._pods[pod.key]
         if not status.holds:
             return status
         self._ended.append(pod)
         del self._bound[pod.key]
-        ended = (replace(one, state=ContainerState.TERMINATED) for one in status.containers)
-        phase = PodPhase.FAILED if failed else PodPhase.SUCCEEDED
-        return self._put(replace(status, phase=phase, containers=tuple(ended)))
+        ended = tuple(replace(one, state=ContainerState.TERMINATED) for one in status.containers)
+        return self._put(replace(status, phase=phase, reason=reason, message=message, containers=ended))
 
-    async def delete(self, pod: Pod) -> None:
-        """End it if it runs, and forget it."""
+    async def delete(self, pod: Pod, *, force: bool = False) -> None:
+        """End it if it runs, and forget it. force: its processes run on, and nobody waits for them."""
+        if pod.key in self._waiting:
+            self._waiting[pod.key][1].set_result(False)
         if pod.key in self._pods:
+            status = self._pods[pod.key]
+            if force and any(one.state is ContainerState.RUNNING for one in status.containers):
+                self._left.append(status)
             await self.end(pod)
             del self._pods[pod.key]
             self._note_change()
+
+    def processes_end(self, status: PodStatus) -> None:
+        """The processes of a pod that was deleted by force end. Raises ValueError where they have ended."""
+        self._left.remove(status)
+        self._note_change()
 
     def _put(self, status: PodStatus) -> PodStatus:
         self._pods[status.pod.key] = status
@@ -275,18 +396,21 @@ class EmbeddedKubelet:
     def _listed_devices(self) -> None:
         """A plugin has sent its list: the device manager writes its checkpoint, which it does not when a
         plugin has gone."""
-        write_checkpoint(self._dir, self._manager.all_holdings(), self._manager.devices())
+        self._write_checkpoint()
         self._note_change()
+
+    def _write_checkpoint(self) -> None:
+        write_checkpoint(self._dir, self._manager.all_holdings(), self._uids, self._manager.devices())
 
     def _update_allocated(self) -> None:
         """Forget what pods held that ended; not before the pods are known. Admission and List do so."""
-        if self.behaviour.knows_pods:
-            self._unknown.clear()
+        if self.behaviour.knows_pods and not self._unknown:
             for pod in self._ended:
                 self._manager.release(pod)
             self._ended.clear()
 
     def _note_change(self) -> None:
+        self._schedule()
         self._changed.set()
 
     def _report(self, protocol_error: str) -> None:
@@ -324,3 +448,11 @@ class EmbeddedKubelet:
         if self._bucket is not None and not self._bucket.take():
             return "rejected by rate limit"
         return None
+
+
+def _unexpected(error: Exception) -> tuple[str, str]:
+    """Reason and message of a pod that the kubelet does not admit."""
+    return (
+        "UnexpectedAdmissionError",
+        f"Pod was rejected: Allocate failed due to {error}, which is unexpected",
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -33,6 +33,7 @@ class PluginClient:
 
     def __init__(self, socket_path: Path, resource: str, report: Callable[[str], None]) -> None:
         self.resource = resource
+        self.path = socket_path
         self._report = report
         self._channel = Channel(path=str(socket_path), codec=LimitedCodec(LONGEST_MESSAGE))
         self._closed = False
@@ -43,7 +44,9 @@ class PluginClient:
         with self._calling():
             return await self._stub.GetDevicePluginOptions(pb.Empty())
 
-    async def watch(self, opened: asyncio.Event, listed: Callable[[Sequence[pb.Device]], None]) -> None:
+    async def watch(
+        self, opened: asyncio.Event, listed: Callable[[Sequence[pb.Device]], Awaitable[None]]
+    ) -> None:
         """Read lists until the stream ends. ``opened`` is set once the plugin has been asked."""
         with self._calling():
             async with self._stub.ListAndWatch.open() as stream:
@@ -51,7 +54,7 @@ class PluginClient:
                 opened.set()
                 async for message in stream:
                     self._report_all(list_errors(message.devices))
-                    listed(message.devices)
+                    await listed(message.devices)
 
     async def preferred(
         self, available: Sequence[ShareId], must_include: Sequence[ShareId], size: int

@@ -9,7 +9,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.model.allocation import DeviceNode, Mount
-from partage.model.ids import ShareId
+from partage.model.ids import PodUid, ShareId
 from partage.model.pod_requests import scheduled_requests
 from partage.values import Frozen
 
@@ -103,6 +103,7 @@ class PodStatus(Frozen):
     """The status of a pod.
 
     containers: in the pod's order, init containers first; empty where the pod was refused.
+    uid:        empty where it was never admitted.
     """
 
     pod: Pod
@@ -110,6 +111,7 @@ class PodStatus(Frozen):
     reason: str = ""
     message: str = ""
     containers: tuple[ContainerStatus, ...] = ()
+    uid: PodUid = PodUid("")
 
     @property
     def holds(self) -> bool:

@@ -1,0 +1,61 @@
+"""What tests leave on the machine: processes, mounts and cgroups. Nothing, if they are right."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+PROC = Path("/proc")
+MARK = "PARTAGE_TEST_SESSION"
+"""A variable that all processes inherit which the tests start: the pid of pytest."""
+ENDS_WITHIN_S = 10.0
+"""Workers of pytest, and daemons that were just told to end, take a moment."""
+_HELPERS_OF_PYTHON = "multiprocessing."
+"""Those end with the process that started them."""
+
+
+def leftovers() -> set[str]:
+    """A line for each thing that is there now."""
+    return {*_processes(), *_mounts(), *_cgroups()}
+
+
+def new_leftovers(before: set[str], within_s: float = ENDS_WITHIN_S) -> list[str]:
+    """What is there and was not before. Waits for what is just ending."""
+    end_s = time.monotonic() + within_s
+    left = leftovers() - before
+    while left and time.monotonic() < end_s:
+        time.sleep(0.1)
+        left &= leftovers()
+    return sorted(left)
+
+
+def _processes() -> Iterator[str]:
+    mark = f"{MARK}={os.environ.get(MARK, '')}".encode()
+    for directory in PROC.glob("[0-9]*"):
+        try:
+            marked = mark in (directory / "environ").read_bytes().split(b"\0")
+            command = (directory / "cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:  # it has ended, or is another user's
+            continue
+        if marked and int(directory.name) != os.getpid() and _HELPERS_OF_PYTHON not in command:
+            yield f"process {directory.name}: {command.strip()[:200]}"
+
+
+def _mounts() -> Iterator[str]:
+    """Those in temporary directories of tests."""
+    ours = tuple(f"{tempfile.gettempdir()}/{name}" for name in ("ptg", "partage-mps-", "pytest-of-"))
+    for line in (PROC / "self/mountinfo").read_text(encoding="utf-8").splitlines():
+        if (where := line.split()[4]).startswith(ours):
+            yield f"mount {where}"
+
+
+def _cgroups() -> Iterator[str]:
+    """Those of MPS daemons."""
+    for line in (PROC / "self/mountinfo").read_text(encoding="utf-8").splitlines():
+        before, _, after = line.partition(" - ")
+        if after.startswith("cgroup2 "):
+            for directory in Path(before.split()[4], "partage-mps").glob("*/"):
+                yield f"cgroup {directory}"
