@@ -229,7 +229,12 @@ def test_no_id_leaves_the_list_under_an_allocate(
     stands_still: bool,
     dies: bool,
 ) -> None:
-    """A kubelet would crash. Answers and lists may be late, each by itself, and the agent another one."""
+    """A kubelet would crash. Answers and lists may be late, each by itself, and the agent another one.
+
+    What an agent answers just before it is killed only the kubelet knows: it takes that over at once, or
+    stands still as a whole.
+    """
+    answer_s = min(answer_s, 0.4) if dies else answer_s
     behaviour = Behaviour(allocate_delay_s=allocate_s, answer_delay_s=answer_s, watch_delay_s=watch_s)
 
     async def live(node: Node) -> None:
