@@ -16,6 +16,7 @@ from msgspec import Struct, field
 from partage.agent.options import Intervals
 from partage.agent.waiting import wait_at_most
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
+from partage.edges.kubelet.pod_resources import Refused
 from partage.edges.kubelet.port import Checkpoint, PodResources
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
@@ -118,7 +119,8 @@ class PodResourcesPoller(Struct):
             said, kubelet = await self._held()
         except Unreachable as error:
             self._note(str(error))
-            if self._is_complete:  # the checkpoint has all holds, though without names
+            refused = isinstance(error, Refused) and not self.unreadable
+            if self._is_complete or refused:  # the checkpoint has all holds, though without names
                 self._know(names, before)
             raise
         self._note("")
