@@ -15,7 +15,6 @@ import grpc
 import pytest
 
 from partage.edges.files.directory_lock import take_lock
-from partage.edges.kubelet.checkpoint import CHECKPOINT
 from tests.agent.harness import (
     MACHINE,
     Place,

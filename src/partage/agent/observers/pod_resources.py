@@ -17,6 +17,7 @@ from partage.agent.options import Intervals
 from partage.agent.waiting import wait_at_most
 from partage.edges.files.left_holds import LeftHolds
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
+from partage.edges.kubelet.pod_resources import Refused
 from partage.edges.kubelet.port import Checkpoint, PodResources
 from partage.errors import HardwareError, Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
@@ -138,7 +139,8 @@ class PodResourcesPoller(Struct):
         except Unreachable as error:
             self._note(str(error))
             self._know_pods()
-            if self._is_complete:  # the checkpoint has all holds, though without names
+            refused = isinstance(error, Refused) and not self.unreadable
+            if self._is_complete or refused:  # the checkpoint has all holds, though without names
                 self._know(names, before)
             raise
         self._note("")

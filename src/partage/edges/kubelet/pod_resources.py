@@ -6,6 +6,8 @@ import asyncio
 from pathlib import Path
 
 from grpclib.client import Channel
+from grpclib.const import Status
+from grpclib.exceptions import GRPCError
 from msgspec import Struct
 
 from partage.edges.kubelet._generated import podresources_pb2 as pb
@@ -19,6 +21,10 @@ from partage.model.ids import ResourceName, ShareId
 CALL_TIMEOUT_S = 5.0
 LONGEST_ANSWER = 16 * 2**20
 """Bytes. The limit of the kubelet's own clients; the usual 4 MiB are too few for a node with many pods."""
+
+
+class Refused(Unreachable):
+    """The kubelet answers, and refuses the call."""
 
 
 class _Round(Struct, eq=False):
@@ -49,7 +55,7 @@ class PodResourcesClient:
                 self._next = _Round()
                 mine.answer = await self._ask()
         if isinstance(mine.answer, Unreachable):
-            raise Unreachable(mine.answer.problems) from mine.answer
+            raise type(mine.answer)(mine.answer.problems) from mine.answer
         return mine.answer
 
     async def _ask(self) -> tuple[ContainerHold, ...] | Unreachable:
@@ -62,9 +68,12 @@ class PodResourcesClient:
                 answer = held_by(response)
             done = True
         except Unreachable as error:
+            cause = error.__cause__
+            if isinstance(cause, GRPCError) and cause.status is Status.RESOURCE_EXHAUSTED:
+                return Refused(error.problems)
             return error
         except Rejected as error:
-            return Unreachable(error.problems)
+            return Refused(error.problems)
         finally:
             if not done:  # also after a cancelled call: the connection may be in an undefined state
                 self.close()
