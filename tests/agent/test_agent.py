@@ -229,9 +229,6 @@ def test_pod_resources_that_refuses_every_call_costs_names_and_nothing_else(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
     kubelet.pod_resources = grpc.StatusCode.RESOURCE_EXHAUSTED
-    (node.kubelet_dir / CHECKPOINT).write_text(
-        '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}}'
-    )
     with running(spawn(node, policy=HALF)) as agent:
         calls = registered(kubelet, SHARED).calls
         assert calls is not None
