@@ -11,7 +11,6 @@ import signal
 import subprocess
 import time
 from collections.abc import Callable, Collection, Mapping
-from contextlib import suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -277,16 +276,21 @@ class Cluster:
         A kubelet of 1.37 or newer refuses it.
         """
         folder = self.path_on_node("/var/lib/kubelet/device-plugins")
+        what = ResourceName(resource)
         options = pb.DevicePluginOptions(get_preferred_allocation_available=True)
         for socket in list(folder.glob("nvidia-gpu*.sock")):
-            call = register(
-                folder / KUBELET_SOCKET,
-                endpoint=socket.name,
-                resource=ResourceName(resource),
-                options=options,
-            )
-            with suppress(Rejected):
-                asyncio.run(call)
+
+            def answered() -> bool:
+                call = register(folder / KUBELET_SOCKET, endpoint=socket.name, resource=what, options=options)  # noqa: B023
+                try:
+                    asyncio.run(call)
+                except Rejected:
+                    pass
+                except Unreachable as error:
+                    raise AssertionError(f"the kubelet has just started: {error}") from error
+                return True
+
+            self.until("the kubelet answers a second Register", answered)
 
     # --- what is there ----------------------------------------------------------------------------
 
