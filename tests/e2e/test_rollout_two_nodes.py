@@ -14,7 +14,9 @@ from tests.e2e.tenants import pod
 pytestmark = pytest.mark.usefixtures("tenants")
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
-HURRIES = "version: partage/v1\ngpus:\n  - select: all\n    exclusive: {}\n    change: {drain: 3s}\n"
+HURRIES = (
+    "version: partage/v1\ngpus:\n  - select: all\n    exclusive: {}\n    change: {drain: 3s, also: bare}\n"
+)
 CANARY = {"pool": "test"}
 
 
