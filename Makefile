@@ -14,6 +14,8 @@ SLURM_ROOT ?= build/slurm-24.11
 CLUSTER ?= build/cluster
 # The Kubernetes of `make chart` and `make e2e`: a folder of tests/cluster/kubernetes.
 KUBERNETES ?= 1.37.2
+# Which tests `make e2e` runs; `E2E=slow`: those that wait for a minute or more.
+E2E ?= not slow
 STORY  ?= examples/07-mixed-node/story.yaml
 # Two workers: the tests mostly wait for sockets and processes, not for a core.
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
@@ -123,7 +125,8 @@ chart: $(READY) $(CLUSTER)/helm  ## check the Helm chart, and write deploy/manif
 e2e: $(READY) chart $(CLUSTER)/$(KUBERNETES)/kubelet  ## the chart on a real Kubernetes that is started here (root; builds it: Go, 15 min once)
 	@tests/cluster/packages
 	tests/cluster/partage-image $(CLUSTER)
-	PARTAGE_E2E_BIN="$(abspath $(CLUSTER))/$(KUBERNETES)" $(BIN)/python -m pytest tests/e2e -v
+	@echo "e2e: Kubernetes $(KUBERNETES) (KUBERNETES=VERSION for another: $(notdir $(wildcard tests/cluster/kubernetes/*)))"
+	PARTAGE_E2E_BIN="$(abspath $(CLUSTER))/$(KUBERNETES)" $(BIN)/python -m pytest tests/e2e -v -m "$(E2E)"
 
 proto: $(READY)  ## generate the kubelet's messages anew from proto/
 	$(BIN)/python proto/generate.py

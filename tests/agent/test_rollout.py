@@ -254,6 +254,19 @@ async def test_an_agent_that_is_killed_while_it_changes_goes_on_when_it_comes_ba
         assert nodes.holders == ["n1", "n2"]
 
 
+async def test_a_lease_that_is_deleted_while_a_node_holds_it_is_no_slot_any_more() -> None:
+    """An upgrade of the chart to fewer slots deleted it; the node takes another one for its next change."""
+    async with fleet(2) as nodes:
+        nodes.start("n1", policy=shared(2))
+        await nodes.until(_all(nodes, "done"), "the first policy")
+        nodes.edit(native("{select: {index: [1]}, time-slicing: {replicas: 3}}"))
+        await nodes.until(lambda: nodes.note("n1")["phase"] == "failed" and not nodes.free, "it holds a slot")
+        nodes.store.remove(LEASES, f"{NAME}-0")
+        nodes.edit(shared(4))
+        await nodes.until(lambda: nodes.replicas() == {"n1": "4"}, "it has changed")
+        await nodes.until(lambda: nodes.free, "and is done")
+
+
 async def test_a_slot_that_is_found_after_a_reboot_does_not_count_before_it_is_renewed() -> None:
     """The clock of a node that has just booted shows fewer seconds than a slot lasts."""
     judged = asyncio.Event()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import shutil
 import signal
 import subprocess
@@ -12,21 +13,35 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import yaml
 
+from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet.pod_resources import PodResourcesClient
+from partage.edges.kubelet.registration import KUBELET_SOCKET, register
+from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerHold
+from partage.model.ids import ResourceName
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "partage"
 NAMESPACE = "gpu-sharing"
+POLICY_LABEL = "nvidia.com/device-plugin.config"
 MACHINE = "4xa100-40gb"
 """The same in all tests: a GPU that leaves the node and comes back is on probation at first."""
 
 T = TypeVar("T")
 Json = dict[str, Any]
+
+
+class Given(NamedTuple):
+    """What a container that runs was told: the UID of its pod, ids, UUIDs of GPUs, and their strategy."""
+
+    pod: str
+    shares: set[str]
+    gpus: set[str]
+    strategy: str
 
 
 class Cluster:
@@ -110,6 +125,16 @@ class Cluster:
         assert self.folder is not None
         subprocess.run([ROOT / "tests" / "cluster" / "restart-kubelet", self.folder], check=True, timeout=60)
 
+    def stop_api_server(self) -> None:
+        """Kill the API server of an own cluster; ``start_api_server`` brings it back."""
+        os.kill(self.pid_of("apiserver"), signal.SIGKILL)
+
+    def start_api_server(self) -> None:
+        """Start the API server of an own cluster; one that runs is killed first."""
+        assert self.folder is not None
+        script = ROOT / "tests" / "cluster" / "restart-apiserver"
+        subprocess.run([script, self.folder], check=True, timeout=120)
+
     def pid_of(self, program: str) -> int:
         """A program that ``tests/cluster/up`` has started."""
         assert self.folder is not None
@@ -148,6 +173,44 @@ class Cluster:
         statuses = pod["status"]["containerStatuses"]
         return [pids[one["containerID"].removeprefix("containerd://")] for one in statuses]
 
+    def given(self) -> list[Given]:
+        """What the containers on an own cluster's node were given that still run, as their environment says.
+
+        Neither kubelet, API server nor agent is asked.
+        """
+        rows = (line.split() for line in self.ctr("tasks", "list").splitlines()[1:])
+        found = []
+        for pid in (Path("/proc", row[1]) for row in rows if row[2] != "STOPPED"):
+            try:
+                environ = pid.joinpath("environ").read_text(errors="replace").split("\0")
+                pod = re.search(r"/pod([0-9a-f_-]+)", pid.joinpath("cgroup").read_text())
+            except (FileNotFoundError, ProcessLookupError):
+                continue
+            told = dict(line.split("=", 1) for line in environ if "=" in line)
+            if "PARTAGE_SHARES" in told and pod:
+                shares, gpus = (told[name].split(",") for name in ("PARTAGE_SHARES", "PARTAGE_GPUS"))
+                strategy = f"{told['PARTAGE_STRATEGY']} x {told['PARTAGE_REPLICAS']}"
+                found.append(Given(pod[1], set(shares), set(gpus), strategy))
+        return found
+
+    def until_given(self, count: int, timeout_s: float = 60) -> None:
+        """Wait until containers of so many pods run that were given shares."""
+        self.until(
+            f"{count} pods have shares", lambda: len({row.pod for row in self.given()}) == count, timeout_s
+        )
+
+    def nothing_is_given_twice(self) -> list[Given]:
+        """Raises AssertionError if two pods have one share, or shares of two strategies are on one GPU."""
+        rows = self.given()
+        for name, pairs in {
+            "two pods have one share": [(share, row.pod) for row in rows for share in row.shares],
+            "a GPU has two strategies": [(gpu, row.strategy) for row in rows for gpu in row.gpus],
+        }.items():
+            seen: dict[str, str] = {}
+            for key, value in pairs:
+                assert seen.setdefault(key, value) == value, f"{name}: {key}: {rows}"
+        return rows
+
     def stop_node(self) -> None:
         """Kill the kubelet of an own cluster and every container on its node, as a reboot does.
 
@@ -166,6 +229,8 @@ class Cluster:
             client = PodResourcesClient(socket)
             try:
                 return await client.held()
+            except Unreachable as error:
+                raise AssertionError(f"the kubelet does not answer: {error}") from error
             finally:
                 client.close()
 
@@ -174,6 +239,58 @@ class Cluster:
             if one.ids:
                 holds.setdefault(one.pod, set()).update(one.ids)
         return holds
+
+    def report_file(self) -> Json:
+        """The file in which the own cluster's agent leaves its report: it needs no API server."""
+        found: Json = json.loads(self.path_on_node("/run/partage/report.json").read_text())
+        return found
+
+    def registered(self) -> bool:
+        """Whether that file says that the kubelet has all resources."""
+        return all(row["registered"] for row in self.report_file()["resources"])
+
+    def add_static_pod(self, manifest: Mapping[str, Any]) -> None:
+        """A pod that the own cluster's kubelet has from a file and not from the API server.
+
+        There its name is followed by that of the node.
+        """
+        assert self.folder is not None
+        folder = self.folder / "manifests"
+        beside = folder / f".{manifest['metadata']['name']}"  # the kubelet passes over names with a dot
+        beside.write_text(yaml.safe_dump(dict(manifest)))
+        beside.replace(folder / f"{manifest['metadata']['name']}.yaml")
+
+    def static_pods(self) -> list[str]:
+        """Names of those that have a file."""
+        assert self.folder is not None
+        return [one.stem for one in (self.folder / "manifests").glob("*.yaml")]
+
+    def remove_static_pod(self, name: str) -> None:
+        """Remove its file; the kubelet ends the pod."""
+        assert self.folder is not None
+        (self.folder / "manifests" / f"{name}.yaml").unlink()
+
+    def register_again(self, resource: str) -> None:
+        """A second Register for each socket of the own cluster's node that serves this resource already.
+
+        A kubelet of 1.37 or newer refuses it.
+        """
+        folder = self.path_on_node("/var/lib/kubelet/device-plugins")
+        what = ResourceName(resource)
+        options = pb.DevicePluginOptions(get_preferred_allocation_available=True)
+        for socket in list(folder.glob("nvidia-gpu*.sock")):
+
+            def answered() -> bool:
+                call = register(folder / KUBELET_SOCKET, endpoint=socket.name, resource=what, options=options)  # noqa: B023
+                try:
+                    asyncio.run(call)
+                except Rejected:
+                    pass
+                except Unreachable as error:
+                    raise AssertionError(f"the kubelet has just started: {error}") from error
+                return True
+
+            self.until("the kubelet answers a second Register", answered)
 
     # --- what is there ----------------------------------------------------------------------------
 
@@ -260,6 +377,23 @@ class Cluster:
         word = answer.split()[-1]
         assert word in ("yes", "no"), answer
         return word == "yes"
+
+    def choose(self, policy: str | None) -> None:
+        """Set the node's label that chooses its policy; None takes it away."""
+        asked = f"{POLICY_LABEL}-" if policy is None else f"{POLICY_LABEL}={policy}"
+        self.kubectl("label", "node", self.node, "--overwrite", asked)
+
+    def gpus_in(self, phase: str) -> list[Json]:
+        """What the report says of the GPUs in this phase."""
+        return [one for one in self.report()["gpus"] if one["phase"] == phase]
+
+    def remove_tenants(self) -> None:
+        """Every pod that a test has made, and the controllers that would make them anew."""
+        kinds = "deployments,daemonsets,jobs,poddisruptionbudgets"
+        self.kubectl("delete", kinds, "-l", "partage-e2e=tenant", "--cascade=background", "--wait")
+        self.kubectl(
+            "delete", "pods", "-l", "partage-e2e=tenant", "--grace-period=0", "--force", "--wait", check=False
+        )
 
     def events(self, reason: str, about: str) -> list[str]:
         """Messages of the events about a pod or the node."""

@@ -3,6 +3,7 @@
 ``PARTAGE_E2E_BIN`` is a folder with the programs that ``tests/cluster/build`` makes, and with the image
 (``partage.tar``). ``PARTAGE_E2E_KUBECONFIG`` names a cluster in place of that, and ``PARTAGE_E2E_IMAGE`` an
 image that its nodes have or can pull. The chart is installed there, and removed again.
+``PARTAGE_E2E_FOLDER`` names a folder in which ``tests/cluster/up`` has started one; it goes on afterwards.
 """
 
 from __future__ import annotations
@@ -30,14 +31,18 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     if not programs:
         pytest.skip("no cluster: make e2e starts one")
     os.environ["PATH"] = f"{programs}:{os.environ['PATH']}"
-    folder = tmp_path_factory.mktemp("cluster")
+    stays = os.environ.get("PARTAGE_E2E_FOLDER")
+    folder = Path(stays) if stays else tmp_path_factory.mktemp("cluster")
     try:
-        subprocess.run([SCRIPTS / "up", programs, folder], check=True, timeout=300, stdout=subprocess.DEVNULL)
+        if not stays:
+            up = (SCRIPTS / "up", programs, folder)
+            subprocess.run(up, check=True, timeout=300, stdout=subprocess.DEVNULL)
         own = Cluster(folder / "admin.conf", IMAGE, folder)
         own.load(Path(programs) / "partage.tar")
         yield own
     finally:
-        subprocess.run([SCRIPTS / "down", folder], check=False, timeout=120)
+        if not stays:
+            subprocess.run([SCRIPTS / "down", folder], check=False, timeout=120)
 
 
 @pytest.fixture(scope="module")

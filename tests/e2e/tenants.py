@@ -29,20 +29,43 @@ def pod(name: str, *limits: Mapping[str, int], command: Sequence[str] = (), **sp
     }
 
 
-def deployment(name: str, replicas: int, limits: Mapping[str, int]) -> Json:
+def deployment(name: str, replicas: int, limits: Mapping[str, int], **spec: Any) -> Json:
     """A Deployment of such pods with one container."""
-    template = pod("unused", limits)
+    return _workload("Deployment", name, limits, spec, {"replicas": replicas})
+
+
+def daemon_set(name: str, limits: Mapping[str, int], **spec: Any) -> Json:
+    """A DaemonSet of such pods with one container."""
+    return _workload("DaemonSet", name, limits, spec, {})
+
+
+def _workload(
+    kind: str, name: str, limits: Mapping[str, int], spec: Mapping[str, Any], more: Mapping[str, Any]
+) -> Json:
     labels = {"app": name, "partage-e2e": "tenant"}
+    template = {
+        "metadata": {"labels": labels},
+        "spec": pod("unused", limits, **spec)["spec"] | {"restartPolicy": "Always"},
+    }
     return {
         "apiVersion": "apps/v1",
-        "kind": "Deployment",
+        "kind": kind,
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"selector": {"matchLabels": {"app": name}}, "template": template, **more},
+    }
+
+
+def job(name: str, parallelism: int, completions: int, limits: Mapping[str, int]) -> Json:
+    """A Job of such pods; each ends well as soon as it has a file ``/end``."""
+    labels = {"app": name, "partage-e2e": "tenant"}
+    template = pod("unused", limits, command=("sh", "-c", "until [ -e /end ]; do sleep 0.1; done"))
+    return {
+        "apiVersion": "batch/v1",
+        "kind": "Job",
         "metadata": {"name": name, "labels": labels},
         "spec": {
-            "replicas": replicas,
-            "selector": {"matchLabels": {"app": name}},
-            "template": {
-                "metadata": {"labels": labels},
-                "spec": template["spec"] | {"restartPolicy": "Always"},
-            },
+            "parallelism": parallelism,
+            "completions": completions,
+            "template": {"metadata": {"labels": labels}, "spec": template["spec"]},
         },
     }

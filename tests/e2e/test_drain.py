@@ -48,12 +48,12 @@ def _choose(node: Cluster, policy: str | None) -> None:
     node.kubectl("label", "node", node.node, "--overwrite", asked)
 
 
-def _budget() -> Json:
+def _budget(name: str = "none-may-leave") -> Json:
     """It forbids to evict any tenant."""
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {"name": "none-may-leave"},
+        "metadata": {"name": name},
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"partage-e2e": "tenant"}}},
     }
 
@@ -122,7 +122,7 @@ def test_a_budget_holds_the_change_up_until_it_is_lifted(chosen: Cluster) -> Non
     node.until("an event of the pod says so", lambda: node.events("DrainNotAllowed", "holder"), timeout_s=30)
     said = node.events("DrainNotAllowed", "holder")[0]
     assert "PodDisruptionBudget forbids its eviction" in said
-    node.until_allocatable({GPU: 1, SHARED: 6})
+    node.until_allocatable({SHARED: 6})
     assert "default/holder" in _in_force(node, "ChangeWaits")
     assert [row["pods"] for row in node.pending_plan()["gpus"]] == [["default/holder"]]
     assert node.pod("holder")["status"]["phase"] == "Running"
@@ -132,6 +132,24 @@ def test_a_budget_holds_the_change_up_until_it_is_lifted(chosen: Cluster) -> Non
     assert node.events("DrainedForChange", "holder")
     _in_force(node, "InForce")
     node.until("the plan is gone from the Node", lambda: not node.pending_plan())
+
+
+def test_two_budgets_that_never_allow_are_said_and_waited_for(chosen: Cluster) -> None:
+    """The API server does not evict a pod that has two, and answers with an error of its own (500)."""
+    node = chosen
+    node.apply(_budget("one"), _budget("another"))
+    _hold_a_gpu(node)
+    _choose(node, "drains")
+    node.until_allocatable({SHARED: 6})
+    said = "more than one PodDisruptionBudget"
+    node.until(
+        "it is said",
+        lambda: said in node.agent_http("healthz") + str(node.events("DrainNotAllowed", "holder")),
+    )
+    assert node.pod("holder")["status"]["phase"] == "Running"
+    node.kubectl("delete", "poddisruptionbudget", "one", "another")
+    node.until_allocatable({SHARED: 8}, timeout_s=90)
+    node.until("nothing is wrong any more", lambda: "node-not-updated" not in node.agent_http("healthz"))
 
 
 def test_a_drain_that_takes_too_long_is_given_up(chosen: Cluster) -> None:
@@ -163,5 +181,5 @@ def test_without_the_right_nobody_is_evicted_and_it_is_said(chosen: Cluster) -> 
     assert health
     said = node.agent_http("healthz")
     assert "node-not-updated" in said, said
-    node.until_allocatable({GPU: 1, SHARED: 6})
+    node.until_allocatable({SHARED: 6})
     assert node.pod("holder")["status"]["phase"] == "Running"

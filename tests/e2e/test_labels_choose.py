@@ -81,6 +81,19 @@ def test_an_edit_of_the_config_map_is_noticed(node: Cluster) -> None:
     node.until_allocatable({"nvidia.com/gpu": 4})
 
 
+def test_labels_that_change_twice_in_a_second(node: Cluster) -> None:
+    """The last one holds, whatever was begun for the one before."""
+    for number in range(4):
+        _label(node, **{LABEL: "shared"})
+        _label(node, **{LABEL: "nvidia", "nvidia.com/mig.config": "all-1g.5gb"})
+        _label(node, **{LABEL: "shared", "nvidia.com/mig.config": "-"})
+        if number % 2:
+            _label(node, **{LABEL: "-"})
+        node.until_allocatable({"nvidia.com/gpu": 4} if number % 2 else {"nvidia.com/gpu.shared": 8})
+        assert {gpu["phase"] for gpu in node.report()["gpus"]} == {"settled"}
+    assert not node.pending_plan()
+
+
 def test_a_policy_change_waits_for_the_pod_and_no_longer(node: Cluster) -> None:
     node.apply(pod("in-the-way", {"nvidia.com/gpu": 1}))
     node.until_phase("in-the-way", "Running")

@@ -3,103 +3,21 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
-import tempfile
 from collections.abc import Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
+from tests.e2e.cluster import NAMESPACE, Cluster, Json
+from tests.e2e.fleet import POLICIES, REPLICAS, WHOLE, Fleet, changes
 from tests.e2e.tenants import pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
-WHOLE = "version: partage/v1\n"
-REPLICAS = "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: %d}\n"
 HURRIES = (
     "version: partage/v1\ngpus:\n  - select: all\n    exclusive: {}\n    change: {drain: 3s, also: bare}\n"
 )
-POLICIES = "fleet-policies"
-LEASE, CANARY = "partage-rollout-0", {"pool": "test"}
-NOTE = "partage.dev/rollout"
-
-
-class Fleet:
-    """Two nodes with the chart. Of ``nodes`` the second is the canary."""
-
-    def __init__(self, first: Cluster, second: Cluster) -> None:
-        self.first, self.second = first, second
-        self.nodes = (first, second)
-
-    def install(self, canary: dict[str, str]) -> None:
-        self.first.install(
-            hardware={"machine": MACHINE},
-            config={"name": POLICIES},
-            cluster={"drain": True},
-            rollout={"maxChanging": 1, "canary": canary},
-        )
-
-    def edit(self, policy: str) -> None:
-        """The one edit for both nodes."""
-        metadata = {"name": POLICIES, "namespace": NAMESPACE}
-        config_map = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata}
-        self.first.apply(config_map | {"data": {"default": policy}})
-
-    def until_allocatable(self, expected: dict[str, int]) -> None:
-        for node in self.nodes:
-            node.until_allocatable(expected)
-
-    def note(self, node: Cluster) -> Json:
-        """What a node says of itself."""
-        found: Json = json.loads(node.get("node", node.node)["metadata"]["annotations"][NOTE])
-        return found
-
-    def rollout(self) -> tuple[int, dict[str, Any]]:
-        command = [sys.executable, "-m", "partage", "rollout", "-n", NAMESPACE, "-o", "json"]
-        environment = {**os.environ, "KUBECONFIG": str(self.first.kubeconfig)}
-        done = subprocess.run(
-            command, check=False, capture_output=True, text=True, timeout=60, env=environment
-        )
-        assert not done.stderr, done.stderr
-        return done.returncode, json.loads(done.stdout)
-
-    def until_done(self) -> None:
-        """No node waits or changes, and the slot is free."""
-        self.first.until("the rollout is done", lambda: self.rollout()[0] == 0)
-
-    @contextmanager
-    def watched(self, *what: str) -> Iterator[Path]:
-        """Every version of an object, or of all of a kind, from now on: a file with a line for each."""
-        command = ["kubectl", "--kubeconfig", str(self.first.kubeconfig), "get", *what, "--watch"]
-        with tempfile.NamedTemporaryFile(suffix=".watch") as seen:
-            watch = subprocess.Popen(command, stdout=seen)
-            try:
-                self.first.until("the watch has begun", lambda: Path(seen.name).stat().st_size > 0)
-                yield Path(seen.name)
-            finally:
-                watch.kill()
-                watch.wait()
-
-    def holders(self) -> Any:
-        """Who holds the Lease, in the order in which the API server has had it."""
-        return self.watched("lease", LEASE, "-n", NAMESPACE, "-o", r"jsonpath=[{.spec.holderIdentity}]{'\n'}")
-
-    def notes(self) -> Any:
-        """What the nodes say, in the order in which the API server has had it."""
-        shown = r"jsonpath={.metadata.name} {.metadata.annotations.partage\.dev/rollout}{'\n'}"
-        return self.watched("nodes", "-o", shown)
-
-
-def _changes(seen: Path) -> list[str]:
-    """Lines that differ from the one before."""
-    lines = [line.strip("[]") for line in seen.read_text().splitlines()]
-    return [line for number, line in enumerate(lines) if number == 0 or line != lines[number - 1]]
+CANARY = {"pool": "test"}
 
 
 @pytest.fixture(scope="module")
@@ -121,8 +39,8 @@ def test_two_nodes_that_want_to_change_at_once_do_so_in_turn(fleet: Fleet) -> No
         fleet.edit(REPLICAS % 2)
         fleet.until_allocatable({SHARED: 8})
         fleet.until_done()
-        fleet.first.until("the slot is free again", lambda: len(_changes(seen)) >= 5)
-        free, one, between, other, after = _changes(seen)
+        fleet.first.until("the slot is free again", lambda: len(changes(seen)) >= 5)
+        free, one, between, other, after = changes(seen)
     assert {one, other} == {node.node for node in fleet.nodes}
     assert free == between == after == ""
     for node in fleet.nodes:
@@ -139,7 +57,7 @@ def test_the_canary_changes_first_and_the_other_when_it_is_done(fleet: Fleet) ->
         fleet.edit(REPLICAS % 3)
         fleet.until_allocatable({SHARED: 12})
         fleet.until_done()
-        fleet.first.until("the canary, then the other", lambda: _changes(seen) == ["", canary, "", first, ""])
+        fleet.first.until("the canary, then the other", lambda: changes(seen) == ["", canary, "", first, ""])
         lines = [line.split(" ", 1) for line in said.read_text().splitlines()]
     # Nodes are one collection: its events come in the order of their writing.
     wanted = fleet.note(fleet.first)["inForce"]
@@ -193,8 +111,8 @@ def test_a_failure_of_the_canary_stops_the_other_until_it_is_settled(fleet: Flee
         assert f"default/{holder}" in why, why
         first.until("the other node says so", lambda: reason() == "RolloutStopped")
         assert first.allocatable() == before
-        assert _changes(seen) == ["", canary.node]
+        assert changes(seen) == ["", canary.node]
         first.kubectl("delete", "pod", holder, "--grace-period=0", "--force")
         fleet.until_allocatable({GPU: 4})
         fleet.until_done()
-        first.until("its turn", lambda: _changes(seen) == ["", canary.node, "", first.node, ""])
+        first.until("its turn", lambda: changes(seen) == ["", canary.node, "", first.node, ""])

@@ -50,6 +50,21 @@ app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- join "," $labels }}
 {{- end }}
 
+{{- /* Numbers of the Leases of a rollout: as many nodes as may change at once, and any beyond that a node still holds. */}}
+{{- define "partage.slots" -}}
+{{- $rollout := printf "%s-rollout" (include "partage.fullname" .) }}
+{{- $allowed := int .Values.rollout.maxChanging }}
+{{- $numbers := list }}
+{{- range $number := until $allowed }}{{ $numbers = append $numbers $number }}{{ end }}
+{{- range (lookup "coordination.k8s.io/v1" "Lease" (include "partage.namespace" .) "").items }}
+{{- $number := trimPrefix (printf "%s-" $rollout) .metadata.name }}
+{{- if and (eq $rollout (dig "labels" "partage.dev/rollout" "" .metadata)) (dig "spec" "holderIdentity" "" .) (regexMatch "^[0-9]+$" $number) }}
+{{- if ge (atoi $number) $allowed }}{{ $numbers = append $numbers $number }}{{ end }}
+{{- end }}
+{{- end }}
+{{- join " " $numbers }}
+{{- end }}
+
 {{- define "partage.placement" -}}
 {{- with .Values.imagePullSecrets }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}

@@ -206,6 +206,10 @@ class RolloutMember:
         except Conflict:  # another one has it, or this answer was lost: what the watch says next decides
             await self._look(lease.name)
             return False
+        except Rejected:  # an own one may have been deleted: the next try takes another
+            if self._lease is None or await self._look(lease.name):
+                raise
+            return False
         self._renewed_s = began_s
         log.info("slot taken", extra={"lease": lease.name, "revision": now.wanted})
         self._judge_again()

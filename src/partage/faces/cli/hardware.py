@@ -181,13 +181,15 @@ def _peer_check(options: argparse.Namespace) -> Callable[[int], str]:
 
 def _hardware(options: argparse.Namespace) -> Hardware:
     """The real or the simulated node; only one of them is imported."""
+    from functools import partial
+
     if options.machine is not None:
+        from partage.edges.hardware.left_processes import left_of
         from partage.sim.node.files.load import load_machine
         from partage.sim.node.hardware import SimulatedHardware
 
-        return SimulatedHardware(load_machine(options.machine))
-    from functools import partial
-
+        real_left = partial(left_of, Path("/proc")) if options.allow_container else None
+        return SimulatedHardware(load_machine(options.machine), real_left=real_left)
     from partage.edges.hardware.driver_pause import read_pause
     from partage.edges.hardware.nvml import NvmlHardware
     from partage.edges.mps.home import DaemonHost

@@ -53,7 +53,8 @@ class SimulatedHardware:
 
     deadline_s, step_deadline_s: how long a call, and ``perform``, may hang before they raise HardwareTimeout.
     clock: in seconds, for faults that have a time; that is counted from the first call. calls: how often each
-    was made.
+    was made. real_left: what is left of pods that are real while only the GPUs are simulated; it may block
+    for milliseconds.
     """
 
     def __init__(
@@ -63,8 +64,10 @@ class SimulatedHardware:
         deadline_s: float = DEADLINE_S,
         step_deadline_s: float = STEP_DEADLINE_S,
         clock: Callable[[], float] = time.monotonic,
+        real_left: Callable[[Collection[PodUid]], Left] | None = None,
     ) -> None:
         self._state = power_on(machine)
+        self._real_left = real_left
         self._deadline_s = deadline_s
         self._act_deadline_s = step_deadline_s
         self._clock = clock
@@ -138,6 +141,8 @@ class SimulatedHardware:
     async def left_of(self, pods: Collection[PodUid]) -> Left:
         """Who of these pods was put on GPUs and has not left."""
         await self._begin_call("left")
+        if self._real_left is not None:
+            return await asyncio.to_thread(self._real_left, pods)
         return left_of(self._state, pods)
 
     async def samples(self) -> Samples:

@@ -1,0 +1,89 @@
+"""A policy waits for a held GPU, the API server is away, and a kubelet starts: it knows no pods then."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from tests.e2e.cluster import MACHINE, Cluster
+from tests.e2e.tenants import pod
+
+pytestmark = pytest.mark.usefixtures("tenants")
+
+GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+POLICIES = {
+    "default": "version: partage/v1\n",
+    "shared": "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: 2}\n",
+}
+
+
+@pytest.fixture(scope="module")
+def whole(cluster: Cluster) -> Iterator[Cluster]:
+    if not cluster.own:
+        pytest.skip("only the API server of an own cluster may be killed")
+    cluster.install(hardware={"machine": MACHINE}, config={"map": POLICIES})
+    cluster.until_allocatable({GPU: 4})
+    yield cluster
+    cluster.uninstall()
+
+
+@pytest.fixture
+def node(whole: Cluster) -> Iterator[Cluster]:
+    """Four exclusive GPUs that nobody holds."""
+    yield whole
+    for name in whole.static_pods():
+        whole.remove_static_pod(name)
+    whole.remove_tenants()
+    whole.until("no container is left", lambda: not whole.given())
+    whole.choose(None)
+    whole.until_allocatable({GPU: 4})
+
+
+def _shares(node: Cluster) -> dict[str, set[str]]:
+    """Pod (its UID) to the ids that its containers were given."""
+    found: dict[str, set[str]] = {}
+    for row in node.nothing_is_given_twice():
+        found.setdefault(row.pod, set()).update(row.shares)
+    return found
+
+
+@pytest.mark.parametrize("away_s", [10, pytest.param(60, marks=pytest.mark.slow)])
+def test_nothing_is_given_twice(node: Cluster, away_s: int) -> None:
+    """Static pods come at that time: the kubelet has them from its files and gives them what is listed."""
+    node.apply(pod("holder", {GPU: 1}))
+    node.until_phase("holder", "Running")
+    node.until("the ledger names it", lambda: "holder" in node.ledger())
+    node.choose("shared")
+    node.until_allocatable_count(SHARED, 6)
+    node.apply(*(pod(f"sharer-{number}", {SHARED: 1}) for number in range(2)))
+    for number in range(2):
+        node.until_phase(f"sharer-{number}", "Running")
+    node.until("the ledger names all", lambda: len(node.ledger()) == 3)
+    before = _shares(node)
+    known = node.report_file()
+    node.stop_api_server()
+    gone_at = time.monotonic()
+    try:
+        node.restart_kubelet()
+        node.until("the agent is registered again", lambda: node.report_file() != known and node.registered())
+        for number in range(4):
+            node.add_static_pod(pod(f"file-{number}", {SHARED: 1}))
+        node.until("some of them run", lambda: len(_shares(node)) > len(before))
+        while time.monotonic() < gone_at + away_s:
+            assert before.items() <= _shares(node).items()
+            time.sleep(0.2)
+    finally:
+        node.start_api_server()
+    node.until("the agent has the holder", lambda: "holder" in node.ledger())
+    assert before.items() <= _shares(node).items()
+    for name in ("holder", "sharer-0", "sharer-1"):
+        status = node.pod(name)["status"]
+        assert (status["phase"], status["containerStatuses"][0]["restartCount"]) == ("Running", 0)
+    node.apply(*(pod(f"after-{number}", {SHARED: 1}) for number in range(4)))
+    node.until("the node is full", lambda: len(_shares(node)) == 7)
+    assert len(node.gpus_in("waiting")) == 1
+    node.kubectl("delete", "pod", "holder")
+    node.until("its GPU changes", lambda: node.allocatable().get(SHARED) == 8)
+    node.until("and is given", lambda: len(_shares(node)) == 8)
