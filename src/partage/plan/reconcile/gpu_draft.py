@@ -11,6 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from partage.model.gpu import Gpu
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.policy import Strategy
 from partage.model.share import GpuOffer
 from partage.model.step import PlannedStep, SetComputeMode, StartDaemon, Step, Transaction
 from partage.plan.offer.settings import GpuSettings
@@ -80,8 +81,14 @@ class SettingsDrafter:
             unknown = "it is not known yet which MPS daemons run" if want.daemons else ""
             return SettingsSteps(), unknown
         daemons = self._observed.daemons_of(gpu.uuid)
-        self.unusable |= unusable_devices(want, daemons)
+        unusable, other = unusable_devices(want, daemons), self._served_without_daemon(gpu)
+        self.unusable |= {device: why for device, why in unusable.items() if device not in other}
         return settings_steps(gpu, want, daemons, self.original(gpu)), ""
+
+    def _served_without_daemon(self, gpu: Gpu) -> set[DeviceUuid]:
+        """Devices whose shares of now need no MPS daemon: it is for those that come after them."""
+        now = self._served.get(gpu.uuid, GpuServing(()))
+        return {row.device for row in (*now.offer, *now.leaving) if row.shared is not Strategy.MPS}
 
     def draft(self, gpu: Gpu, want: GpuSettings, offer: GpuOffer) -> GpuDraft:
         """A GPU whose layout matches. offer: what it offers in the end."""
