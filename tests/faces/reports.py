@@ -19,6 +19,7 @@ from partage.plan.offer.desired import resolve
 from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import Planner
+from partage.plan.reconcile.transition import GpuServing
 from partage.plan.report import (
     DependencyProblems,
     PolicyReport,
@@ -45,10 +46,12 @@ def a_report(
     held: Mapping[ResourceName, Sequence[int]] | None = None,
     pods: Sequence[tuple[str, str, str]] = (),
     faults: Mapping[int, int] | None = None,
+    served: bool = True,
 ) -> Report:
     """held: resource to the positions of its shares, in the offer's order, that are held: 10 s ago allocated.
 
-    pods: namespace, pod, container of each of them, as far as they go. faults: GPU index to an XID.
+    pods: namespace, pod, container of each of them, as far as they go. faults: GPU index to an XID. served:
+    the GPUs have served what the policy says before this turn.
     """
     inventory = asyncio.run(SimulatedHardware(load_machine(machine)).observe())
     node = with_observed(None, inventory)
@@ -66,10 +69,16 @@ def a_report(
             if (name := next(names, None)) is not None:
                 holds.append(ContainerHold(*name, resource, (share,)))
     ledger.observed(holds, now_s - 5)
-    now = Snapshot(now_s, Observed(node, daemons=()), held=ledger.held(), entries=ledger.entries())
+    now = Snapshot(
+        now_s,
+        Observed(node, daemons=()),
+        {gpu: GpuServing(offer) for gpu, offer in desired.offer.items() if served},
+        held=ledger.held(),
+        entries=ledger.entries(),
+    )
     xids = tuple(Xid(inventory.gpus[index].uuid, code) for index, code in (faults or {}).items())
     seen = TurnInput(now, desired, xids=xids, held_version=ledger.version)
-    done = turn(seen, NodeState(), EMPTY_VIEW, Planner(geometry_of))
+    done = turn(seen, NodeState(now.served), EMPTY_VIEW, Planner(geometry_of))
     return Report(
         made=ReportTime(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
         node=node,

@@ -211,7 +211,8 @@ gpus:
 
 def test_gpus_that_offer_nothing_yet(capsys, tmp_path):
     """GPU 0 has a holder from before it was shared, GPU 1 waits for its layout."""
-    report = a_report("4xh100-sxm5-80gb", MIG_AND_MPS, held={SHARED: [0]}, pods=[("a", "one", "main")])
+    holder = [("a", "one", "main")]
+    report = a_report("4xh100-sxm5-80gb", MIG_AND_MPS, held={SHARED: [0]}, pods=holder, served=False)
     (tmp_path / "n1.json").write_bytes(encode_replacing(a_document(report)))
     there = ["--reports", str(tmp_path)]
     (row,) = explained(capsys, "share", "a/one", *there)[1]["shares"]
