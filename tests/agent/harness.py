@@ -50,7 +50,7 @@ class Place:
 
     @property
     def pod_resources(self) -> Path:
-        return self.root / "pr" / "kubelet.sock"
+        return self.root / "pod-resources" / "kubelet.sock"
 
     @property
     def state_dir(self) -> Path:

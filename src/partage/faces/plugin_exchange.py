@@ -15,7 +15,7 @@ from partage.codec.values import CodecError, decode, encode
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.other_plugins import HANDBACK, OtherPlugin, at_socket
 from partage.edges.kubelet.pod_resources import PodResourcesClient
-from partage.edges.kubelet.sockets import kept_sockets, may_exist
+from partage.edges.kubelet.sockets import kept_sockets
 from partage.edges.procfs import pid_namespace, runs
 from partage.edges.read_file import read_regular
 from partage.errors import DaemonError, InputError, Unreachable, Unsatisfiable
@@ -66,12 +66,10 @@ class AgentPlace(Frozen):
         return listed, held
 
     async def healthy(self) -> Ids:
-        """The ids that the kubelet gives to pods now. By its checkpoint, which is as old as the last list or
-        pod, where it has no PodResources socket. Raises Unreachable."""
-        path = pod_resources_of(self.kubelet_dir)
-        if not may_exist(path):
-            return self.kubelet()[0]
-        client = PodResourcesClient(path)
+        """The ids that the kubelet gives to pods now. Its checkpoint does not say so: it is as old as the
+        last list or pod. Raises Unreachable.
+        """
+        client = PodResourcesClient(pod_resources_of(self.kubelet_dir))
         try:
             return await client.allocatable()
         finally:
