@@ -12,6 +12,8 @@ import sys
 import time
 from typing import Any
 
+from partage.text import printable, printable_json, printable_lines
+
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
 
@@ -27,8 +29,10 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
         rest = "".join(f"  {key}={value}" for key, value in facts_of(record).items())
-        text = f"{moment} {record.levelname.lower():7} {record.getMessage()}{rest}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        text = printable(f"{moment} {record.levelname.lower():7} {record.getMessage()}{rest}")
+        if record.exc_info:
+            text += f"\n{printable_lines(self.formatException(record.exc_info))}"
+        return text
 
 
 class JsonFormatter(logging.Formatter):
@@ -45,7 +49,7 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return printable_json(json.dumps(line, default=str, ensure_ascii=False))
 
 
 def configure(level: str = "info") -> None:

@@ -105,8 +105,8 @@ def config_command(
     files = config_files(written.config)
     if output is None:
         for name, text in files.items():
-            click.echo(f"# ---- {name}")
-            click.echo(text)
+            common_output.say(f"# ---- {name}")
+            common_output.say_lines(f"{text}\n")
         return 0
     from partage.edges.files.generated import write_generated
     from partage.edges.slurm import devices_file
@@ -115,7 +115,7 @@ def config_command(
         files[devices_file.DEVICES_FILE] = devices_file.devices_text(written.devices[0])
     changed = write_generated(output, files, MARK, devices_file.MARK)
     for name in files:
-        click.echo(f"{output / name}: {'written' if name in changed else 'unchanged'}", err=True)
+        common_output.say(f"{output / name}: {'written' if name in changed else 'unchanged'}", err=True)
     return 0
 
 

@@ -11,6 +11,7 @@ from urllib.parse import urlsplit
 import click
 
 from partage.errors import InputError, Problem
+from partage.faces.cli import common_output
 from partage.faces.cli.cluster_options import cluster_of
 from partage.faces.cli.http_options import http_options, http_protection
 from partage.faces.lean_imports import lean_imports
@@ -121,7 +122,7 @@ def _cluster(kubeconfig: str | None) -> Iterator[dict[str, Page]]:
     from partage.faces.web.published_views import PublishedViews
 
     def say(trouble: str) -> None:
-        click.echo(trouble, err=True)
+        common_output.say(trouble, err=True)
 
     fleet = ClusterFleet(Connection(cluster_of(kubeconfig)), say)
     fleet.start()
