@@ -15,6 +15,7 @@ from partage.faces.cli import common_output
 from partage.faces.cli.main import run
 from partage.faces.render.tables import plain_table
 from partage.faces.render.terminal import Console
+from partage.model.ids import ResourceName
 from tests.faces.reports import a_document, a_report
 
 NAMES = ("[/red]", "[link=file:///etc]x", "a\x1b[31mred", "b\x9b2Jc", "d\u202eevil\u2066", "e\nGPU 9 free")
@@ -39,7 +40,9 @@ def _harmless(text: str) -> bool:
 def run_dir(tmp_path):
     """The report of an agent: pods with such names hold shares."""
     pods = [("ns", name, "main") for name in NAMES]
-    report = a_report(MACHINE, POLICY, held={"nvidia.com/gpu.shared": range(len(pods))}, pods=pods)
+    report = a_report(
+        MACHINE, POLICY, held={ResourceName("nvidia.com/gpu.shared"): range(len(pods))}, pods=pods
+    )
     (tmp_path / "report.json").write_bytes(encode(a_document(report)))
     return str(tmp_path)
 
@@ -49,7 +52,7 @@ def _said(capsys, *arguments: str) -> str:
     said = capsys.readouterr()
     assert _harmless(said.out)
     assert _harmless(said.err)
-    return said.out
+    return str(said.out)
 
 
 @pytest.mark.parametrize("verb", ["show", "plan"])
