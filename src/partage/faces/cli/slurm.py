@@ -49,7 +49,9 @@ def command() -> None:
 @common_options.policy_options
 @common_options.machine_option
 @slurm_version_option
-@click.option("--node", metavar="NAME", help="The node's name in Slurm. Default: this host's name.")
+@click.option(
+    "--node", metavar="NAME", help="The node's name in Slurm, or g[001-500]. Default: this host's name."
+)
 @click.option(
     "--node-settings",
     metavar="TEXT",
@@ -132,6 +134,7 @@ def _one_node(
 ) -> NodeSource:
     import socket
 
+    from partage.codec.hostlist import node_names
     from partage.faces.slurm_cluster import NodeSource, checked_settings
 
     if node is None and machine is not None:
@@ -143,5 +146,9 @@ def _one_node(
         rest = checked_settings(settings)
     except ValueError as error:
         raise InputError([Problem("--node-settings", "", "error", str(error))]) from error
-    name = node or socket.gethostname().partition(".")[0]
-    return NodeSource((name,), inventory, loaded.policy, rest)
+    name = socket.gethostname().partition(".")[0] if node is None else node
+    try:
+        names = node_names(name)
+    except ValueError as error:
+        raise InputError([Problem("--node", "", "error", str(error))]) from error
+    return NodeSource(names, inventory, loaded.policy, rest)
