@@ -164,7 +164,8 @@ def _fault(server: MpsServer) -> str:
 
 
 def _absent(found: FoundDaemon) -> DaemonState:
-    known = DaemonState(found.gpu, found.paths.device, DaemonPhase.DEAD)
+    limits = found.record.spec.limits if found.record else ClientLimits()
+    known = DaemonState(found.gpu, found.paths.device, DaemonPhase.DEAD, limits=limits)
     identity = found.record.identity if found.record else None
     if identity is None and is_locked(found.paths.lock):
         return replace(known, phase=DaemonPhase.STARTING, reason="it is being started")
