@@ -1,5 +1,7 @@
 """Numbers and lists as parts of a sentence."""
 
+import json
+
 import pytest
 
 from partage import text
@@ -32,3 +34,16 @@ def test_a_long_text_is_cut_and_says_so():
 def test_what_would_change_a_terminal_is_written_as_an_escape():
     assert text.printable("größe/a b") == "größe/a b"
     assert text.printable("a\u202eb\x1b[31m\n") == "a\\u202eb\\x1b[31m\\n"
+
+
+def test_escapes_of_json_say_the_same():
+    said = "größe \u202e \x9b \U000e0001 \ud800 \u00a0"
+    shown = text.printable_json(json.dumps({"a": said}, ensure_ascii=False, indent=2))
+    assert all(map(str.isprintable, shown.split("\n")))
+    assert "größe" in shown
+    assert json.loads(shown) == {"a": said}
+
+
+def test_lines_stay_lines():
+    assert text.printable_lines("a\x1b\nb\r\n") == "a\\x1b\nb\\r\n"
+    assert text.printable("a\udcff") == "a\\udcff"

@@ -34,9 +34,38 @@ def shortened(text: str, most: int) -> str:
 
 
 def printable(text: str) -> str:
-    """The text with characters that would change its surroundings (control characters, the direction of
-    writing) written as escapes, for a terminal, a plot or a comment."""
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode() for one in text)
+    """The text in one line, with characters that would change its surroundings (control characters, line
+    ends, the direction of writing) written as escapes: for a terminal, a log, a plot or a comment.
+
+    Texts from outside (names of pods and processes, errors, answers) go through this, or one of the two
+    functions below, before they are shown.
+    """
+    if text.isprintable():
+        return text
+    return "".join(
+        sign if sign.isprintable() else sign.encode("unicode_escape", "surrogatepass").decode()
+        for sign in text
+    )
+
+
+def printable_lines(text: str) -> str:
+    """The same for several lines."""
+    return "\n".join(map(printable, text.split("\n")))
+
+
+def printable_json(text: str) -> str:
+    """The same for a JSON document: its escapes, so that the document says what it said."""
+    escapes = {
+        ord(sign): "".join(f"\\u{unit:04x}" for unit in _utf16(sign))
+        for sign in set(text)
+        if not sign.isprintable() and sign != "\n"
+    }
+    return text.translate(escapes)
+
+
+def _utf16(sign: str) -> Iterable[int]:
+    units = sign.encode("utf-16-be", "surrogatepass")
+    return (int.from_bytes(units[at : at + 2], "big") for at in range(0, len(units), 2))
 
 
 def listed(items: Sequence[str], most: int) -> str:

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.codec.hostlist import expand_hostlist, format_hostlist, in_hostlist, split_list
+from partage.codec.hostlist import expand_hostlist, format_hostlist, in_hostlist, node_names, split_list
 
 _NAMES = st.lists(
     st.builds(
@@ -70,3 +70,17 @@ def test_a_name_is_in_the_short_form_of_its_names(names, text):
 def test_a_list_that_means_very_many_names_takes_no_time():
     assert in_hostlist("g7", "n[0-99999]" * 40 + ",g[0-999999999]")
     assert not in_hostlist("g7x", "g[0-999999999]")
+
+
+NO_NAMES = ("", ",", "n1\nNodeName=evil", "n1 Gres=gpu:9", "n1#", "n1\\", "n1\u2028x", "g[1-2]\n", "\x1b[31m")
+NO_NODES = ("-n", "n-", "../n", "a/b", "default", "n" * 300, "g1,g1", "n\u0661")
+
+
+@pytest.mark.parametrize("text", [*NO_NAMES, *NO_NODES])
+def test_what_is_more_than_names_of_nodes_is_refused(text):
+    with pytest.raises(ValueError, match=r"is not the name of a node|bracket|twice"):
+        node_names(text)
+
+
+def test_names_of_nodes():
+    assert node_names("g[1-2],login-0.a_b") == ("g1", "g2", "login-0.a_b")

@@ -71,6 +71,15 @@ def test_the_table_and_the_plot_can_be_looked_at(
     assert image.imread(picture).shape[0] > 200
 
 
+def test_a_name_is_no_formula_in_the_plot(trace: Path, tmp_path: Path) -> None:
+    odd = tmp_path / "odd.csv"
+    odd.write_text(trace.read_text().replace("train", "$x^{$"))
+    assert "$x^{$" in odd.read_text()
+    picture = tmp_path / "plot.svg"
+    assert run(["rightsize", "--trace", str(odd), "--gpu", "h100-sxm5-80gb", "--plot", str(picture)]) == 0
+    assert picture.stat().st_size > 1000
+
+
 @pytest.mark.parametrize(
     ("strategy", "entry", "resource"),
     [

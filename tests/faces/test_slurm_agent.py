@@ -12,6 +12,8 @@ SLURM = ["agent", "--slurm", "--machine", "1xh100-sxm5-80gb", "--slurm-version",
     [
         (["agent", "--slurm-node", "g1"], "--slurm-node needs --slurm"),
         ([*SLURM, "--slurm-settings", "CPUs=4"], "needs --slurm-writes shared"),
+        ([*SLURM, "--slurm-node", "../g1"], "is not the name of a node"),
+        ([*SLURM, "--slurm-node", "g[1-2]"], "is not the name of a node"),
         ([*SLURM, "--slurm-version", "new"], "is not a version of Slurm"),
         ([*SLURM, "--slurm-writes", "shared", "--slurm-settings", "Gres=gpu:1"], "written by Partage"),
     ],

@@ -163,3 +163,22 @@ def test_mistakes_in_a_cluster_file_are_named(nodes, said, tmp_path, capsys):
     file.write_text(f"version: partage/v1\nkind: SlurmCluster\nslurm: 24.11\nnodes:\n{indented}\n")
     assert run(["slurm", "config", "--cluster", str(file)]) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("node", ["n1\nNodeName=evil", "n1 Gres=gpu:h100:64", "n1 #", "n1\\", ""])
+def test_a_node_has_a_name_and_no_other_line(node, capsys):
+    assert run([*ARGUMENTS[:-1], node]) == 2
+    said = capsys.readouterr()
+    assert "--node: " in said.err
+    assert not said.out
+
+
+def test_several_nodes_that_are_alike_are_a_list_of_names(capsys):
+    assert run([*ARGUMENTS[:-1], "g[1-3]"]) == 0
+    assert "NodeName=g[1-3] AutoDetect=off" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("settings", ["CPUs=64 #=", "CPUs=\\", "CPUs=\x1b[0m"])
+def test_settings_stay_in_their_line(settings, capsys):
+    assert run([*ARGUMENTS, "--node-settings", settings]) == 2
+    assert "is not a setting such as CPUs=64" in capsys.readouterr().err

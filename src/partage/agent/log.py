@@ -1,16 +1,23 @@
 """One formatter for the agent's log: text on a terminal, JSON elsewhere; an event and its facts, on stderr.
 
 An event is a short phrase in the past tense. Facts are passed as ``extra={"gpu": ..., "resource": ...}``.
-info: something changed; warning: degraded, but working; error: a person must act.
+info: something changed; warning: degraded, but working; error: a person must act. What others can cause at
+will is logged ``Seldom``.
 """
 
 from __future__ import annotations
 
 import json
 import logging
+import math
 import sys
+import threading
 import time
+import traceback
+from collections.abc import Callable
 from typing import Any
+
+from partage.text import printable, printable_json, printable_lines, shortened
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -27,8 +34,10 @@ class TextFormatter(logging.Formatter):
     def format(self, record: logging.LogRecord) -> str:
         moment = time.strftime("%H:%M:%S", time.localtime(record.created))
         rest = "".join(f"  {key}={value}" for key, value in facts_of(record).items())
-        text = f"{moment} {record.levelname.lower():7} {record.getMessage()}{rest}"
-        return f"{text}\n{self.formatException(record.exc_info)}" if record.exc_info else text
+        text = printable(f"{moment} {record.levelname.lower():7} {record.getMessage()}{rest}")
+        if record.exc_info:
+            text += f"\n{printable_lines(self.formatException(record.exc_info))}"
+        return text
 
 
 class JsonFormatter(logging.Formatter):
@@ -45,15 +54,71 @@ class JsonFormatter(logging.Formatter):
         }
         if record.exc_info:
             line["exception"] = self.formatException(record.exc_info)
-        return json.dumps(line, default=str, ensure_ascii=False)
+        return printable_json(json.dumps(line, default=str, ensure_ascii=False))
+
+
+class Seldom:
+    """Lets an event into the log once in ``pause_s`` seconds, so that nobody who causes it can fill the log.
+    Any thread may ask."""
+
+    def __init__(self, pause_s: float = 60.0, clock: Callable[[], float] = time.monotonic) -> None:
+        self._pause_s, self._clock = pause_s, clock
+        self._lock = threading.Lock()
+        self._next_s = -math.inf
+        self._left_out = 0
+
+    def left_out(self) -> int | None:
+        """How many were left out since the last one; None: leave this one out, too."""
+        with self._lock:
+            now_s = self._clock()
+            if now_s < self._next_s:
+                self._left_out += 1
+                return None
+            self._next_s = now_s + self._pause_s
+            found, self._left_out = self._left_out, 0
+            return found
+
+
+class GrpcErrors(logging.Filter):
+    """What came over a gRPC socket and is no gRPC: one line now and then, in place of the tracebacks of the
+    libraries that read it."""
+
+    def __init__(self, seldom: Seldom | None = None) -> None:
+        super().__init__()
+        self._seldom = seldom or Seldom()
+
+    def filter(self, record: logging.LogRecord) -> bool:
+        """False: this one is left out."""
+        error = record.exc_info[1] if record.exc_info else None
+        if error is None or not _is_of_grpc(error):
+            return True
+        left_out = self._seldom.left_out()
+        if left_out is None:
+            return False
+        record.levelno, record.levelname = logging.WARNING, "WARNING"
+        record.msg, record.args = "what came over a gRPC socket was refused", ()
+        record.exc_info = record.exc_text = None
+        record.reason = shortened(f"{type(error).__name__}: {error}", 200)
+        record.left_out = left_out or None
+        return True
+
+
+def _is_of_grpc(error: BaseException) -> bool:
+    """Whether grpclib has read what failed, and no code of ours has failed on it: that would be a bug."""
+    frames = traceback.walk_tb(error.__traceback__)
+    packages = [frame.f_globals.get("__name__", "").partition(".")[0] for frame, _ in frames]
+    return "grpclib" in packages and packages[-1] != "partage"
 
 
 def configure(level: str = "info") -> None:
     """Send the log of Partage to stderr, and the warnings of its libraries in the same form."""
     handler = logging.StreamHandler(sys.stderr)
     handler.setFormatter(TextFormatter() if sys.stderr.isatty() else JsonFormatter())
+    refused = GrpcErrors()
     for name, threshold in (("partage", level.upper()), ("asyncio", "WARNING"), ("grpclib", "WARNING")):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(threshold)
         logger.propagate = False
+    for name in ("asyncio", "grpclib.server"):  # a filter is asked for what was said to its own logger only
+        logging.getLogger(name).filters = [refused]

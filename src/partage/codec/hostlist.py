@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 
 MOST_NAMES = 100_000
+_NODE = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]{0,251}[A-Za-z0-9])?", re.ASCII)
 _TAIL = re.compile(r"(.*?)(\d{1,9})", re.ASCII | re.DOTALL)
 _RANGE = re.compile(r"(\d{1,9})(?:-(\d{1,9}))?", re.ASCII)
 
@@ -29,6 +30,19 @@ def expand_hostlist(text: str) -> list[str]:
             names.append(name)
             if len(names) > MOST_NAMES:
                 raise ValueError(f"{text[:40]!r} means more than {MOST_NAMES:,} names")
+    return names
+
+
+def node_names(text: str) -> tuple[str, ...]:
+    """The nodes that ``text`` names, one or a list. Raises ValueError, also for what would be more than a
+    name in a line of slurm.conf, and for a name twice."""
+    names = tuple(expand_hostlist(text))
+    bad = next((name for name in names if not _NODE.fullmatch(name) or name.upper() == "DEFAULT"), None)
+    if not names or bad is not None:
+        raise ValueError(f"{(bad or text)[:40]!r} is not the name of a node, or a list such as g[001-500]")
+    if len(set(names)) < len(names):
+        twice = next(name for name in names if names.count(name) > 1)
+        raise ValueError(f"node {twice} occurs twice")
     return names
 
 

@@ -10,6 +10,7 @@ from itertools import groupby
 
 from partage.codec.hostlist import format_hostlist
 from partage.model.slurm import GresName, GresRecord, NodeGres, SlurmConfig, SlurmNode
+from partage.text import printable
 
 MARK = "# Written by 'partage slurm config'"
 """How every file begins; a file that begins otherwise is somebody's own."""
@@ -51,7 +52,7 @@ def _gres_lines(config: SlurmConfig) -> Iterator[str]:
         names = format_hostlist(node.name for node in alike)
         yield ""
         for sentence in gres.absent:
-            yield f"# {names}: {sentence}"
+            yield f"# {names}: {printable(sentence)}"
         off = "AutoDetect=off "
         for records in _lines(gres):
             for record in records:

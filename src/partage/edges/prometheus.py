@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import http.client
+import asyncio
 import json
-import ssl
 from collections.abc import Mapping
 from math import isfinite
-from typing import Any
-from urllib.parse import urlencode, urlsplit
+from typing import TYPE_CHECKING, Any
+from urllib.parse import urlencode
 
+from partage.edges.http_exchange import HttpRequest, ProtocolError, answer_of, is_http_url
 from partage.errors import InputError, Rejected, Unreachable
 from partage.values import Frozen
+
+if TYPE_CHECKING:
+    import ssl
 
 _ANSWERS_WITHIN_S = 60.0
 _LARGEST_BYTES = 256 * 2**20
@@ -27,13 +30,22 @@ class Series(Frozen):
 
 
 class Prometheus:
-    """A server by its URL. token: sent as bearer token. Raises InputError for what is no URL."""
+    """A server by its URL. token: sent as bearer token. within_s: for each whole answer.
 
-    def __init__(self, url: str, token: str = "", tls: ssl.SSLContext | None = None) -> None:
-        place = urlsplit(url)
-        if place.scheme not in {"http", "https"} or not place.hostname:
+    Raises InputError for what is no URL.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        token: str = "",
+        tls: ssl.SSLContext | None = None,
+        *,
+        within_s: float = _ANSWERS_WITHIN_S,
+    ) -> None:
+        if not is_http_url(url):
             raise InputError(f"{url!r} is no URL of a Prometheus", "http://prometheus:9090")
-        self._url, self._place, self._token, self._tls = url, place, token, tls
+        self._url, self._token, self._tls, self._within_s = url, token, tls, within_s
 
     def query_range(self, query: str, start_s: float, end_s: float, step_s: float) -> tuple[Series, ...]:
         """The values of the query. Raises Unreachable, and Rejected with what Prometheus says of it."""
@@ -46,29 +58,21 @@ class Prometheus:
                 said = f"{self._url} refuses a query: {why or f'status {status}'}"
                 raise Rejected(said, f"the query: {query}")
             return tuple(_series(one) for one in answer["data"]["result"])
-        except (ValueError, KeyError, TypeError) as error:
+        except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             said = f"{self._url} does not answer like a Prometheus (status {status})"
             raise Rejected(said, "check the URL") from error
 
     def _post(self, path: str, body: str) -> tuple[int, bytes]:
-        host, port = self._place.hostname, self._place.port
-        assert host is not None, "checked at the start"
-        connection = (
-            http.client.HTTPSConnection(host, port, timeout=_ANSWERS_WITHIN_S, context=self._tls)
-            if self._place.scheme == "https"
-            else http.client.HTTPConnection(host, port, timeout=_ANSWERS_WITHIN_S)
+        asked = HttpRequest(
+            "POST", path, content=body.encode(), media_type="application/x-www-form-urlencoded"
         )
-        headers = {"Content-Type": "application/x-www-form-urlencoded"}
-        if self._token:
-            headers["Authorization"] = f"Bearer {self._token}"
+        answer = answer_of(
+            self._url, asked, self._token, self._tls, within_s=self._within_s, limit_bytes=_LARGEST_BYTES
+        )
         try:
-            connection.request("POST", self._place.path.rstrip("/") + path, body, headers)
-            answer = connection.getresponse()
-            return answer.status, answer.read(_LARGEST_BYTES)
-        except (OSError, http.client.HTTPException) as error:
+            return asyncio.run(answer)
+        except (OSError, ProtocolError) as error:
             raise Unreachable(f"{self._url} does not answer: {error}", "check --prometheus") from error
-        finally:
-            connection.close()
 
 
 def _series(row: Any) -> Series:  # noqa: ANN401 - JSON

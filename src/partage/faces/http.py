@@ -22,8 +22,9 @@ from urllib.parse import parse_qsl
 from msgspec import field
 
 from partage import __version__
+from partage.agent.log import Seldom
 from partage.codec.values import encode_replacing
-from partage.faces.http_access import CONTENT_SECURITY_POLICY, HttpAccess, HttpOptions
+from partage.faces.http_access import CONTENT_SECURITY_POLICY, AskedBy, HttpAccess, HttpOptions
 from partage.values import Frozen
 
 Answer = tuple[HTTPStatus, str, bytes]
@@ -84,6 +85,7 @@ class _Server(ThreadingHTTPServer):
         self.access = access
         self.streams = threading.BoundedSemaphore(MOST_STREAMS)
         self.closing = threading.Event()
+        self._failures, self._failed_tls = Seldom(), Seldom()
         self._room = threading.Condition()
         self._clients: dict[socket.socket, None] = {}  # the one that was silent for longest is the first
         most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
@@ -99,7 +101,7 @@ class _Server(ThreadingHTTPServer):
             raise
 
     def _secured(self, client: socket.socket, address: Any) -> tuple[socket.socket, Any]:  # noqa: ANN401
-        """With TLS, where there is TLS. Its handshake is in the client's own thread, at the first byte."""
+        """With TLS, where there is TLS. Its handshake is in the client's own thread."""
         tls = self.access.tls()
         if tls is not None:
             client = tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
@@ -111,7 +113,8 @@ class _Server(ThreadingHTTPServer):
         with self._room:
             if len(self._clients) >= MOST_CLIENTS:
                 with contextlib.suppress(OSError):
-                    next(iter(self._clients)).shutdown(socket.SHUT_RDWR)  # its thread ends, and says so
+                    # Its thread ends, and says so. Not SSLSocket's own, which takes TLS from under it.
+                    socket.socket.shutdown(next(iter(self._clients)), socket.SHUT_RDWR)
                 self._room.wait_for(lambda: len(self._clients) < MOST_CLIENTS, _PAUSE_S)
             room = len(self._clients) < MOST_CLIENTS and request.fileno() < self._reserved_from
             if room:
@@ -132,9 +135,22 @@ class _Server(ThreadingHTTPServer):
             self._room.notify()
 
     def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
-        """A client that hangs up is not worth a traceback; a page that fails is a bug."""
-        if not isinstance(sys.exception(), OSError):
-            log.exception("a page failed", extra={"client": str(client_address)})
+        """A client that hangs up is not worth a word, TLS that fails is worth one; a page that fails is a
+        bug. A client can bring each of them about as often as it likes.
+        """
+        error = sys.exception()
+        is_bug = not isinstance(error, OSError)
+        of_tls = self.access.scheme == "https" and not isinstance(error, ConnectionError | TimeoutError)
+        if not (is_bug or of_tls):
+            return
+        left_out = (self._failures if is_bug else self._failed_tls).left_out()
+        if left_out is None:
+            return
+        extra = {"client": str(client_address), "left_out": left_out or None}
+        if is_bug:
+            log.exception("a page failed", extra=extra)
+        else:
+            log.warning("tls with a client failed", extra={**extra, "reason": str(error)})
 
 
 class _Handler(BaseHTTPRequestHandler):
@@ -143,6 +159,15 @@ class _Handler(BaseHTTPRequestHandler):
     sys_version = ""
     timeout = _IDLE_CLIENT_S
     server: _Server
+
+    def setup(self) -> None:
+        """The handshake of TLS, in the client's own thread. Raises OSError."""
+        super().setup()
+        self._certified = False
+        if self.server.access.scheme == "https":
+            self.connection.do_handshake()
+            # Later, when the connection has ended, it cannot be asked for any more.
+            self._certified = bool(self.connection.getpeercert())
 
     def do_GET(self) -> None:
         """Answer, with the body."""
@@ -155,7 +180,7 @@ class _Handler(BaseHTTPRequestHandler):
     def _answer(self, *, with_body: bool) -> None:
         self.server.active(self.connection)
         path, _, query = self.path.partition("?")
-        refused = self.server.access.refusal(path, dict(self.headers.items()), certified=self._certified())
+        refused = self.server.access.refusal(self._asked_by(path))
         if refused is not None:
             answer: Answer | Stream = json_answer({"error": refused.reason}, refused.status)
         else:
@@ -165,6 +190,8 @@ class _Handler(BaseHTTPRequestHandler):
             return
         status, content_type, body = answer
         self.send_response(status)
+        if refused is not None and refused.status is HTTPStatus.BAD_REQUEST:
+            self.send_header("Connection", "close")  # where the next request begins is not known
         if refused is not None and refused.challenge:
             self.send_header("WWW-Authenticate", 'Basic realm="partage: any name, the token as password"')
         self._headers(content_type)
@@ -199,10 +226,23 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             self.server.streams.release()
 
-    def _certified(self) -> bool:
-        """Whether the client has shown a certificate, which TLS has checked."""
-        get = getattr(self.connection, "getpeercert", None)
-        return bool(get and get())
+    def _asked_by(self, path: str) -> AskedBy:
+        """The headers by their names, which have no case."""
+        headers = self.headers
+        malformed = ""
+        if len(headers.get_all("Host", [])) > 1:
+            malformed = "a request has one Host"
+        elif headers.defects:
+            malformed = "a header is a name, a colon and a value"
+        elif "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":
+            malformed = "nothing here takes a body"
+        return AskedBy(
+            path=path,
+            host=headers.get("Host", ""),
+            authorization=headers.get("Authorization", ""),
+            malformed=malformed,
+            certified=self._certified,
+        )
 
     def _page(self, path: str, query: str) -> Answer | Stream:
         page = self.server.pages.get(path)

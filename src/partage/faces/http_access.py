@@ -12,7 +12,7 @@ import binascii
 import hmac
 import ipaddress
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
@@ -70,6 +70,20 @@ class HttpOptions(Frozen):
         return self.token_file is None and self.client_ca is None
 
 
+class AskedBy(Frozen):
+    """What a request says that decides whether it is answered. host, authorization: values of its headers.
+
+    malformed: why it may be read in another way elsewhere, by a proxy or a browser; empty: it may not.
+    certified: the client has shown a certificate.
+    """
+
+    path: str
+    host: str = ""
+    authorization: str = ""
+    malformed: str = ""
+    certified: bool = False
+
+
 class AccessRefusal(Frozen):
     """Why a request is not answered. challenge: asks a browser for the token."""
 
@@ -107,20 +121,21 @@ class HttpAccess:
         files = (self._options.cert, self._options.key, self._options.client_ca)
         return self._tls.value(tuple(one for one in files if one is not None))
 
-    def refusal(self, path: str, headers: Mapping[str, str], *, certified: bool) -> AccessRefusal | None:
-        """Why this request is refused; None: it is answered. certified: the client has
-        shown a certificate."""
-        if path in FREE:
+    def refusal(self, asked: AskedBy) -> AccessRefusal | None:
+        """Why this request is refused; None: it is answered."""
+        if asked.malformed:
+            return AccessRefusal(HTTPStatus.BAD_REQUEST, asked.malformed)
+        if asked.path in FREE:
             return None
-        host = headers.get("Host") or ""
+        host = asked.host
         if not self.is_own(host):
             reason = f"this server is not asked as {host[:100]!r}; --http-name allows a name"
             return AccessRefusal(HTTPStatus.MISDIRECTED_REQUEST, reason)
-        if self._options.client_ca is not None and certified:
+        if self._options.client_ca is not None and asked.certified:
             return None
         if self._token is not None and self._options.token_file is not None:
             expected = self._token.value((self._options.token_file,))
-            given = token_of(headers.get("Authorization") or "")
+            given = token_of(asked.authorization)
             if given and hmac.compare_digest(given.encode(), expected.encode()):
                 return None
             return AccessRefusal(HTTPStatus.UNAUTHORIZED, "a token is needed", challenge=True)

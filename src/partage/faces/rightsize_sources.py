@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from partage.errors import InputError
+from partage.faces.lean_imports import lean_imports
 from partage.plan.rightsize.evidence import Evidence, gather
 from partage.plan.rightsize.recommend import GpuSize
 from partage.text import count_of, listed
@@ -45,6 +46,9 @@ def from_prometheus(
     place: PrometheusPlace, size: GpuSize, namespace: str | None, on_query: Callable[[str], None]
 ) -> ObservedUse:
     """From a Prometheus. on_query: called before each query. Raises InputError, Unreachable, Rejected."""
+    with lean_imports(tls=True):
+        import asyncio  # noqa: F401 - with TLS, before others import it without (faces.lean_imports)
+
     from partage.edges.prometheus import Prometheus
     from partage.faces.token_file import read_token
     from partage.faces.usage_history import Window, read_history

@@ -12,12 +12,11 @@ Files are named as seen from the cluster file.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from partage.codec.fields import Dialect, Field, Notes, Table
-from partage.codec.hostlist import MOST_NAMES, expand_hostlist
+from partage.codec.hostlist import MOST_NAMES, node_names
 from partage.codec.yaml_document import read_document
 from partage.edges.files.catalogue import geometry_of, model_of
 from partage.edges.files.input_file import read_input
@@ -41,8 +40,6 @@ from partage.values import Frozen
 
 _TOP = ("version", "kind", "slurm", "nodes")
 _NODE = ("name", "machine", "policy", "config", "labels", "settings")
-_SETTINGS = re.compile(r"[^\n#]{0,1000}")
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._,\[\]-]{0,200}", re.ASCII)
 SIMULATED_FILES = (
     "its MIG devices are planned: their device files are those that the simulation gives",
     "write the files again on the node, once its layout was made",
@@ -156,23 +153,17 @@ class _Reader:
         names = row.needed("name", self._names, "the node's name in Slurm")
         inventory = row.needed("machine", self._machine, "a machine's name or file")
         policy = self._policy(row)
-        settings = row.value("settings", node_settings, "")
+        settings = row.value("settings", lambda field: field.parsed(checked_settings, "CPUs=64"), "")
         if names is None or inventory is None or policy is None:
             return None
         return NodeSource(names, inventory, policy, settings)
 
     def _names(self, place: Field) -> tuple[str, ...] | None:
-        text = place.matching(_NAME, "the name of a node, or g[001-500]")
-        if text is None:
+        found = place.parsed(node_names, "g[001-500]")
+        if found is None:
             return None
-        try:
-            found = tuple(expand_hostlist(text))
-        except ValueError as error:
-            place.error(str(error))
-            return None
-        twice = sorted(self._seen & set(found))
-        if twice or len(set(found)) < len(found):
-            place.error(f"node {(twice or found)[0]} occurs twice")
+        if twice := sorted(self._seen & set(found)):
+            place.error(f"node {twice[0]} occurs twice")
             return None
         self._seen |= set(found)
         if len(self._seen) > MOST_NAMES:
@@ -220,24 +211,13 @@ def _labels(place: Field) -> dict[str, str] | None:
     return found
 
 
-def node_settings(place: Field) -> str | None:
-    """The rest of a node's line in slurm.conf."""
-    text = place.matching(_SETTINGS, "settings of a node such as CPUs=64 RealMemory=1000000")
-    if text is None:
-        return None
-    try:
-        return checked_settings(text)
-    except ValueError as error:
-        place.error(str(error))
-        return None
-
-
 def checked_settings(text: str) -> str:
-    """``CPUs=64 RealMemory=1000000``, one space between. Raises ValueError."""
+    """``CPUs=64 RealMemory=1000000``, one space between. Raises ValueError, also for what would end the line,
+    or join the next one to it."""
     words = text.split()
     for word in words:
         key = word.partition("=")[0].lower()
-        if "=" not in word:
+        if "=" not in word or not word.isprintable() or "#" in word or "\\" in word:
             raise ValueError(f"{word[:40]!r} is not a setting such as CPUs=64")
         if key in ("nodename", "gres"):
             raise ValueError(f"{word[:40]!r} is written by Partage: give only the rest of the line")

@@ -4,19 +4,20 @@ from __future__ import annotations
 
 import base64
 import http.client
+import socket
 import ssl
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 import pytest
 
 from partage.errors import InputError
 from partage.faces.agent import listen
-from partage.faces.http import HttpFace, json_answer
-from partage.faces.http_access import HttpAccess, HttpOptions, token_of
+from partage.faces.http import MOST_CLIENTS, HttpFace, json_answer
+from partage.faces.http_access import AskedBy, HttpAccess, HttpOptions, token_of
 
 TOKEN = "0123456789abcdef0123"
 
@@ -47,8 +48,8 @@ def token_file(tmp_path: Path) -> Path:
 def test_a_name_of_somebody_else_is_not_ours(host: str, own: bool) -> None:
     access = HttpAccess(HttpOptions(names=frozenset({"gpus.example.org"})), frozenset({"node-7"}))
     assert access.is_own(host) is own
-    assert (access.refusal("/metrics", {"Host": host}, certified=False) is None) is own
-    assert access.refusal("/healthz", {"Host": host}, certified=False) is None
+    assert (access.refusal(AskedBy("/metrics", host)) is None) is own
+    assert access.refusal(AskedBy("/healthz", host)) is None
 
 
 def test_a_token_comes_as_bearer_or_as_password(token_file: Path) -> None:
@@ -64,11 +65,9 @@ def test_a_token_comes_as_bearer_or_as_password(token_file: Path) -> None:
         ("", False),
         (f"Bearer {TOKEN}é", False),
     ):
-        refused = access.refusal(
-            "/report.json", {"Host": "127.0.0.1", "Authorization": given}, certified=False
-        )
+        refused = access.refusal(AskedBy("/report.json", "127.0.0.1", given))
         assert (refused is None) is allowed, given
-    assert access.refusal("/livez", {}, certified=False) is None
+    assert access.refusal(AskedBy("/livez")) is None
     assert token_of("Digest x") == ""
 
 
@@ -76,7 +75,7 @@ def test_a_new_token_holds_at_once_and_a_broken_file_keeps_the_last(token_file: 
     access = HttpAccess(HttpOptions(token_file=token_file))
 
     def allowed(token: str) -> bool:
-        return access.refusal("/", {"Authorization": f"Bearer {token}"}, certified=False) is None
+        return access.refusal(AskedBy("/", authorization=f"Bearer {token}")) is None
 
     token_file.write_text("another-token-of-20x")
     assert allowed("another-token-of-20x")
@@ -164,6 +163,84 @@ def test_over_tls_a_certificate_is_asked_for_and_probes_are_free(tmp_path: Path)
         with pytest.raises((http.client.HTTPException, OSError)):
             status(port, "/healthz")
         assert status(port, "/healthz", stranger) == 200, "clients that fail do not end the server"
+
+
+def said(port: int, *lines: str) -> int:
+    """The status of the answer to a request that is written line by line."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        client.sendall("".join(f"{line}\r\n" for line in (*lines, "Connection: close", "")).encode())
+        answer = b""
+        while part := client.recv(4096):
+            answer += part
+    return int(answer.split(b" ", 2)[1])
+
+
+@pytest.mark.parametrize("spell", [str.lower, str.upper, str.title])
+def test_names_of_headers_have_no_case(spell: Callable[[str], str], token_file: Path) -> None:
+    host, authorization = spell("host"), spell("authorization")
+    get = "GET /report.json HTTP/1.1"
+    with served(HttpOptions(token_file=token_file)) as port:
+        assert said(port, get, f"{host}: 127.0.0.1", f"{authorization}: Bearer {TOKEN}") == 200
+        assert said(port, get, f"{host}: 127.0.0.1", f"{authorization}: Bearer wrong") == 401
+        assert said(port, get, f"{host}: evil.org", f"{authorization}: Bearer {TOKEN}") == 421
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        ("Host: 127.0.0.1", "Host: evil.org"),
+        ("host: evil.org", "Host: 127.0.0.1"),
+        ("Host: 127.0.0.1", "Host: 127.0.0.1"),
+        ("Host : evil.org",),
+        ("X-Other: 1", "Host", " : evil.org"),
+        ("Host: 127.0.0.1", "Content-Length: 5"),
+        ("Host: 127.0.0.1", "Transfer-Encoding: chunked"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/report.json", "/healthz"])
+def test_a_request_that_others_may_read_in_another_way_is_refused(lines: tuple[str, ...], path: str) -> None:
+    with served(HttpOptions()) as port:
+        assert said(port, f"GET {path} HTTP/1.1", *lines) == 400
+        assert said(port, f"GET {path} HTTP/1.1", "Host: 127.0.0.1", "Content-Length: 0") == 200
+
+
+def test_the_body_of_a_request_is_not_the_next_request() -> None:
+    inside = b"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n"
+    head = f"GET /healthz HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: {len(inside)}\r\n\r\n"
+    with (
+        served(HttpOptions()) as port,
+        socket.create_connection(("127.0.0.1", port), timeout=5) as client,
+    ):
+        client.sendall(head.encode() + inside)
+        answer = b""
+        with suppress(ConnectionError):
+            while part := client.recv(4096):
+                answer += part
+    assert answer.count(b"HTTP/1.1 ") == 1
+
+
+def test_clients_that_fail_at_tls_are_one_line_of_the_log(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    cert, key = certificate(tmp_path, "server")
+    tls = ssl.create_default_context(cafile=str(cert))
+    with served(HttpOptions(cert=cert, key=key)) as port, ExitStack() as clients:
+        for _ in range(2 * MOST_CLIENTS):  # the first ones make room for the others
+            plain = socket.create_connection(("127.0.0.1", port), timeout=5)
+            clients.enter_context(plain)
+            silent = tls.wrap_socket(plain, server_hostname="127.0.0.1")
+            clients.enter_context(silent)
+            silent.sendall(b"GET /healthz HTTP/1.1\r\nHost: 127")
+        for content in (b"GET / HTTP/1.1\r\n\r\n", b"\x16\x03\x01\x00\x05hello", b""):
+            with socket.create_connection(("127.0.0.1", port), timeout=5) as client, suppress(OSError):
+                client.sendall(content)
+                client.shutdown(socket.SHUT_WR)
+                while client.recv(4096):
+                    pass
+        assert status(port, "/healthz", tls) == 200
+    assert {record.getMessage() for record in caplog.records} <= {"tls with a client failed"}
+    assert len(caplog.records) <= 1
+    assert not any(record.exc_info for record in caplog.records)
 
 
 def test_the_command_serves_a_folder_in_a_process_of_its_own(tmp_path: Path) -> None:

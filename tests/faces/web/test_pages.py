@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+import os
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from html.parser import HTMLParser
 from http import HTTPStatus
 from pathlib import Path
@@ -17,8 +20,10 @@ from partage.agent.status.status import WatchObservation
 from partage.codec.values import encode_replacing
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import InputError
+from partage.faces.agent import listen
 from partage.faces.documents.report import ReportDocument
-from partage.faces.http import PageRequest, Stream
+from partage.faces.http import HttpFace, PageRequest, Stream, json_answer
+from partage.faces.web.agents import FleetAgents
 from partage.faces.web.fleet_page import FleetPages
 from partage.faces.web.holdings import measured
 from partage.faces.web.live import changes, difference
@@ -26,7 +31,7 @@ from partage.faces.web.markup import element, html
 from partage.faces.web.node_page import node_sections
 from partage.faces.web.page import document, grouped
 from partage.faces.web.report_views import ReportViews
-from partage.faces.web.sources import Agents, FleetReports, ReportFolder
+from partage.faces.web.sources import FleetReports, NodeReport, ReportFolder
 from partage.model.ids import ContainerId, MigUuid, PodUid, ResourceName
 from partage.model.share import Guarantee
 from partage.plan.serve.ledger_entry import Holder
@@ -34,6 +39,8 @@ from partage.plan.serve.watchdog import ContainerUsage, GrantKind, WatchResult
 from partage.plan.usage import Amount, ContainerUse, NodeUse
 from partage.units import GIB
 from tests.faces.reports import a_document, a_report
+from tests.kubelet_script import wait_for
+from tests.misbehaving import SERVERS, Speak, misbehaving
 
 SHARED = ResourceName("nvidia.com/gpu.shared")
 POLICY = "version: partage/v1\ngpus:\n  - {select: {index: [0, 1]}, time-slicing: {replicas: 4}}\n"
@@ -296,14 +303,133 @@ def test_sources_that_are_none_are_refused(tmp_path: Path) -> None:
     with pytest.raises(InputError, match="is no directory"):
         ReportFolder(tmp_path / "absent")
     with pytest.raises(InputError, match="is no address of an agent"):
-        Agents({"a": "ftp://a"})
+        FleetAgents({"a": "ftp://a"}, 1.0)
+    with pytest.raises(InputError, match="is no address of an agent"):
+        FleetAgents({"a": "http://a:99999"}, 1.0)
 
 
 def test_an_agent_that_does_not_answer_is_a_row_with_its_reason() -> None:
-    agents = Agents({"gone": "http://127.0.0.1:9"})
-    (node,) = agents.read()
+    agents = FleetAgents({"gone": "http://127.0.0.1:9"}, 60.0)
+    node = agents.nodes["gone"]
+    agents.close()
     assert node.report is None
     assert "does not answer" in node.trouble
+
+
+@contextmanager
+def good_agent() -> Iterator[tuple[str, list[ReportDocument]]]:
+    """Its URL, and its report, which can be another one."""
+    says = [one_holder("team", "first", "main")]
+    listening = listen("127.0.0.1:0")
+    face = HttpFace(listening, {"/report.json": lambda _: json_answer(says[0])})
+    try:
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}", says
+    finally:
+        face.close()
+
+
+def _runs(fleet: FleetAgents, pod: str) -> bool:
+    return pod in ReportViews().words(fleet.nodes["good"])
+
+
+@pytest.mark.parametrize("speak", SERVERS.values(), ids=SERVERS)
+def test_an_agent_that_misbehaves_is_late_by_itself(speak: Speak) -> None:
+    with ExitStack() as opened:
+        bad = opened.enter_context(misbehaving(speak))
+        good, says = opened.enter_context(good_agent())
+        fleet = FleetAgents({"bad": bad, "good": good}, 0.02, within_s=0.5)
+        opened.callback(fleet.close)
+        for name in ("first", "second", "third"):
+            says[0] = one_holder("team", name, "main")
+            wait_for(partial(_runs, fleet, f"team/{name}"))
+        wait_for(lambda: "has not been asked" not in fleet.nodes["bad"].trouble)
+        assert fleet.nodes["bad"].trouble
+        _, seen = get(FleetPages(fleet, ReportViews()), "/")
+        assert "2 nodes 1 no report1 healthy" in seen.text
+        assert "The oldest answer is that of good, 20" in seen.text
+        assert "1 agent never answered" in seen.text
+
+
+def test_the_page_says_since_when_an_agent_is_late() -> None:
+    with good_agent() as (url, _):
+        fleet = FleetAgents({"a\udcff": url}, 0.02, within_s=5.0)
+        ((name, node),) = fleet.nodes.items()
+        assert (name, node.trouble) == ("a\\udcff", "")
+    wait_for(lambda: fleet.nodes[name].trouble)
+    fleet.close()
+    assert fleet.nodes[name].report is node.report
+    pages = FleetPages(fleet, ReportViews())
+    for path in ("/", "/node"):
+        _, seen = get(pages, path, name=name)
+        assert "Not up to date since 20" in seen.text
+        assert "does not answer" in seen.text
+        assert "The oldest answer is that of a\\udcff, 20" in seen.text
+    assert "1 node 1 not up to date" in get(pages, "/")[1].text
+
+
+def test_a_file_name_that_is_not_utf_8_is_one_row(folder: Path) -> None:
+    (folder / "node-a.json").rename(folder / os.fsdecode(b"node-\xff\x1b.json"))
+    fleet = FleetReports(ReportFolder(folder), pause_s=60.0)
+    pages = FleetPages(fleet, ReportViews())
+    status, seen = get(pages, "/")
+    assert status == HTTPStatus.OK
+    assert "node-\\udcff\\x1b" in seen.text
+    assert "node-b" in seen.text
+    assert "The files were read 20" in seen.text
+    assert get(pages, "/node", name="node-\\udcff\\x1b")[0] == HTTPStatus.OK
+    fleet.close()
+
+
+def test_a_folder_that_cannot_be_read_for_a_while_is_read_again(folder: Path) -> None:
+    class Folder(ReportFolder):
+        broken = failed = False
+
+        def read(self) -> Sequence[NodeReport]:
+            self.failed |= self.broken
+            if self.broken:
+                raise RuntimeError("a bug")
+            return super().read()
+
+    source = Folder(folder)
+    fleet = FleetReports(source, pause_s=0.01)
+    source.broken = True
+    wait_for(lambda: source.failed)
+    (folder / "node-b.json").unlink()
+    source.broken = False
+    wait_for(lambda: list(fleet.nodes) == ["node-a"])
+    fleet.close()
+
+
+def test_a_node_that_cannot_be_shown_is_one_row(fleet: FleetReports) -> None:
+    class Views(ReportViews):
+        def row(self, node: NodeReport) -> Sequence[Any]:
+            _fails_for_a(node)
+            return super().row(node)
+
+        def sections(self, node: NodeReport) -> dict[str, str]:
+            _fails_for_a(node)
+            return dict(super().sections(node))
+
+        def standing(self, node: NodeReport) -> tuple[str, str]:
+            _fails_for_a(node)
+            return super().standing(node)
+
+        def words(self, node: NodeReport) -> Sequence[str]:
+            _fails_for_a(node)
+            return super().words(node)
+
+    def _fails_for_a(node: NodeReport) -> None:
+        if node.name == "node-a":
+            raise IndexError("whatever a report can do")
+
+    pages = FleetPages(fleet, Views())
+    status, seen = get(pages, "/")
+    assert status == HTTPStatus.OK
+    assert "What this node says cannot be shown" in seen.text
+    assert "2 nodes 1 cannot be shown1 healthy" in seen.text
+    assert "node-b" in seen.text
+    assert get(pages, "/node", name="node-a")[0] == HTTPStatus.OK
+    assert get(pages, "/", q="train")[0] == HTTPStatus.OK
 
 
 def test_a_row_is_written_again_only_for_a_new_report(fleet: FleetReports, folder: Path) -> None:

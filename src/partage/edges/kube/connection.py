@@ -8,9 +8,9 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from partage.codec.values import CodecError, decode, encode
+from partage.edges.http_exchange import HttpExchange, HttpRequest, ProtocolError, connect
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig
-from partage.edges.kube.exchange import HttpExchange, HttpRequest, ProtocolError, connect
 from partage.edges.kube.objects import Details, Json, Status
 from partage.errors import Absent, ClusterError, Conflict, Rejected, Unreachable
 

@@ -145,6 +145,8 @@ def _facts(asked: Asked) -> list[GpuFacts]:
 
 
 def _print(document: AdviceDocument) -> None:
+    from rich.text import Text
+
     from partage.faces.render.advice_text import advice_lines
 
     console = common_output.console()
@@ -152,10 +154,10 @@ def _print(document: AdviceDocument) -> None:
         if number:
             console.print()
         for line, style in advice_lines(model):
-            console.print(line, style=style, markup=False, highlight=False)
+            console.print(line, style=style)
     console.print()
     console.print("The policy", style="bold")
-    console.print(_yaml(document), markup=False, highlight=False, end="")
+    console.print(Text(_yaml(document)), end="")
 
 
 def _print_policy(document: AdviceDocument) -> None:
@@ -163,8 +165,8 @@ def _print_policy(document: AdviceDocument) -> None:
     from partage.faces.render.advice_text import WAYS, share_sentence
 
     for model in document.models:
-        click.echo(f"{model.product}: {WAYS[model.strategy]}. {share_sentence(model)}", err=True)
-    click.echo(_yaml(document), nl=False)
+        common_output.say(f"{model.product}: {WAYS[model.strategy]}. {share_sentence(model)}", err=True)
+    common_output.say_lines(_yaml(document))
 
 
 def _yaml(document: AdviceDocument) -> str:

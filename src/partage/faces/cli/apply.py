@@ -182,7 +182,7 @@ def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None,
     if config is not None:
         raise InputError("--config names a configuration of a policy file", "remove it with --undo")
     if unfinished is None:
-        click.echo("nothing to undo: the last run was completed", err=True)
+        common_output.say("nothing to undo: the last run was completed", err=True)
     layouts = {} if unfinished is None else unfinished.header.before
     return ApplyGoal(lambda found: desired_for_undo(common_node.need_driver(found), layouts))
 
@@ -263,7 +263,7 @@ async def _write(hardware: Hardware, path: str) -> None:
 
 def _tell(sentence: str) -> None:
     with suppress(OSError):  # a closed stderr is no reason to stop half-way
-        click.echo(sentence, err=True)
+        common_output.say(sentence, err=True)
 
 
 # --- the answer ----------------------------------------------------------------------------------

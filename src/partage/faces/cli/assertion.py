@@ -54,9 +54,9 @@ def command(
     rows = difference_rows(found, plan_node(found.desired, found.now, geometry_of))
     if output == "table":
         for row in rows:
-            click.echo(f"GPU {row.index}: {row.detail}")
+            common_output.say(f"GPU {row.index}: {row.detail}")
         if not rows:
-            click.echo(compared_sentence(found.desired))
+            common_output.say(compared_sentence(found.desired))
     else:
         problems = (*loaded.warnings, *found.desired.warnings)
         common_output.print_document(

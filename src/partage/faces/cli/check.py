@@ -142,7 +142,7 @@ def _with_provider(context: CheckContext, name: str, files: Sequence[str]) -> Ch
 
 def print_findings(files: Sequence[str], problems: Sequence[Problem]) -> None:
     """All problems, one below the other, and how many they are."""
-    from rich.markup import escape
+    from rich.text import Text
 
     from partage.text import count_of
 
@@ -150,12 +150,10 @@ def print_findings(files: Sequence[str], problems: Sequence[Problem]) -> None:
     styles = {"error": "bold red", "warning": "yellow"}
     for problem in problems:
         where = ": ".join(part for part in (problem.file, problem.path) if part)
-        style = styles[problem.severity]
-        console.print(
-            f"[{style}]{problem.severity}[/]: {escape(where)}: {escape(problem.message)}", soft_wrap=True
-        )
+        severity = (problem.severity, styles[problem.severity])
+        console.print(Text.assemble(severity, f": {where}: {problem.message}"), soft_wrap=True)
         if problem.hint:
-            console.print(f"  [dim]{escape(problem.hint)}[/]", soft_wrap=True)
+            console.print(Text.assemble("  ", (problem.hint, "dim")), soft_wrap=True)
     errors = sum(problem.severity == "error" for problem in problems)
     said = f"{count_of(errors, 'error')}, {count_of(len(problems) - errors, 'warning')}"
     console.print(f"{count_of(len(files), 'file')}: {said if problems else 'no problems'}")

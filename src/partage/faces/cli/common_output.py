@@ -15,6 +15,7 @@ import click
 
 from partage.codec.values import to_plain
 from partage.errors import Problem
+from partage.text import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -26,15 +27,28 @@ def print_document(answer: object, output: str) -> None:
     if output == "yaml":
         import yaml
 
-        sys.stdout.write(yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110))
+        text: str = yaml.safe_dump(plain, sort_keys=False, allow_unicode=True, width=110)
+        if text != printable_lines(text):  # all that is not ASCII as escapes
+            text = yaml.safe_dump(plain, sort_keys=False, width=110)
+        sys.stdout.write(text)
     else:
-        sys.stdout.write(json.dumps(plain, indent=2, ensure_ascii=False) + "\n")
+        sys.stdout.write(printable_json(json.dumps(plain, indent=2, ensure_ascii=False)) + "\n")
+
+
+def say(text: str, *, err: bool = False) -> None:
+    """Write one line to stdout, or stderr."""
+    click.echo(printable(text), err=err)
+
+
+def say_lines(text: str) -> None:
+    """Write whole lines to stdout."""
+    click.echo(printable_lines(text), nl=False)
 
 
 def print_problems(problems: Iterable[Problem]) -> None:
     """One line per problem on stderr."""
     for problem in problems:
-        click.echo(f"{problem.severity}: {problem}".replace("\n", " "), err=True)
+        say(f"{problem.severity}: {problem}".replace("\n", " "), err=True)
 
 
 def console() -> Console:

@@ -12,6 +12,7 @@ from partage.agent.options import STATE_DIR
 from partage.errors import Conflict, InputError
 from partage.faces.cli import common_node, common_options
 from partage.faces.cli.cluster_options import cluster_of, kubeconfig_option
+from partage.faces.cli.common_output import say
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -65,7 +66,7 @@ def command(
         machine=machine,
         state_dir=state_dir,
     )
-    click.echo(f"cordoned: {', '.join(sorted(names))}")
+    say(f"cordoned: {', '.join(sorted(names))}")
 
 
 def change_names(

@@ -7,7 +7,7 @@ from pathlib import Path
 import click
 
 from partage.errors import InputError
-from partage.faces.cli import common_node, common_options
+from partage.faces.cli import common_node, common_options, common_output
 
 
 @click.command(name="free")
@@ -37,7 +37,7 @@ def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None
         )
     for share in dict.fromkeys(shares):
         names = ", ".join(map(str, left[share].left))
-        click.echo(f"warning: {names} goes on beside the next container that gets {share}", err=True)
+        common_output.say(f"warning: {names} goes on beside the next container that gets {share}", err=True)
     pods = {process.pod for share in shares for process in left[share].left}
     LeftHolds(Path(run_dir or common_options.DEFAULT_RUN_DIR)).free(pods)
-    click.echo(f"freed: {', '.join(sorted(set(shares)))}")
+    common_output.say(f"freed: {', '.join(sorted(set(shares)))}")

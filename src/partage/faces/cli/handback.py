@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from partage.faces.cli import common_options
+from partage.faces.cli import common_options, common_output
 from partage.faces.cli.takeover import (
     TakeoverRun,
     change,
@@ -63,7 +63,7 @@ def command(
         return run.finish(done=False)
     asyncio.run(change(run, api_server, label, wait_s))
     if kept := place.kept():
-        click.echo(
+        common_output.say(
             f"warning: the kubelet keeps earlier sockets of Partage ({', '.join(kept)}), and asks there when "
             "NVIDIA's plugin ends: restart the kubelet before the agent is removed",
             err=True,

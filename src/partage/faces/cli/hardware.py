@@ -13,6 +13,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
+from partage.text import printable
+
 if TYPE_CHECKING:
     import argparse
     import asyncio
@@ -136,7 +138,7 @@ def _run(options: argparse.Namespace) -> int:
         return asyncio.run(_serve(options))
     except PartageError as error:
         for problem in error.problems:
-            sys.stderr.write(f"{problem.severity}: {problem}\n")
+            sys.stderr.write(f"{printable(f'{problem.severity}: {problem}')}\n")
         return error.exit_code
 
 

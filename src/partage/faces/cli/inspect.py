@@ -10,6 +10,7 @@ import click
 
 from partage.faces.cli import common_node, common_options
 from partage.faces.cli.cluster_options import cluster_of, kubeconfig_option
+from partage.faces.cli.common_output import say_lines
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -59,7 +60,8 @@ def _show(found: list[InspectedNode], *, details: bool) -> None:
 
     if not found:
         raise Unsatisfiable(_NONE)
-    click.echo(memory_tables.details(found) if details else memory_tables.summary(found))
+    text = memory_tables.details(found) if details else memory_tables.summary(found)
+    say_lines(f"{text}\n")
 
 
 def _here(machine: str | None, run_dir: str | None) -> list[InspectedNode]:

@@ -30,7 +30,7 @@ mps_pipe_option = click.option(
 
 def print_progress(text: str) -> None:
     """Print progress on stderr."""
-    click.echo(text, err=True)
+    common_output.say(text, err=True)
 
 
 def check_writable(path: str | Path, folder: Path) -> None:

@@ -52,7 +52,7 @@ def command(
         sys.stdout.write(features(labels))
     elif output == "table":
         for key, value in labels.items():
-            click.echo(f"{key}={value}")
+            common_output.say(f"{key}={value}")
     else:
         from partage.faces.documents.labels import LabelsDocument
 

@@ -76,14 +76,13 @@ def _print_one(model: CatalogueRow, console: Console) -> None:
         f"{model.id}: {format_bytes(model.memory_bytes)}, {model.architecture}, "
         f"compute capability {model.compute_capability}",
         style="bold",
-        markup=False,
     )
-    console.print(f"products: {', '.join(model.products) or 'not known'}", markup=False)
-    console.print(f"PCI device ids: {', '.join(model.pci_device_ids) or 'not known'}", markup=False)
-    console.print(f"MIG: {', '.join(model.mig_profiles) or _mig(model)}", markup=False)
+    console.print(f"products: {', '.join(model.products) or 'not known'}")
+    console.print(f"PCI device ids: {', '.join(model.pci_device_ids) or 'not known'}")
+    console.print(f"MIG: {', '.join(model.mig_profiles) or _mig(model)}")
     if not model.simulated:
         console.print("It cannot stand in --machine: write a machine file with its MIG devices.")
         return
-    console.print(f"to simulate it: partage show --machine 8x{model.id}", markup=False)
+    console.print(f"to simulate it: partage show --machine 8x{model.id}")
     if model.mig_profiles:
-        console.print(f"what fits on it: partage fits {model.id}", markup=False)
+        console.print(f"what fits on it: partage fits {model.id}")

@@ -6,8 +6,6 @@ import time
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-import click
-
 from partage.faces.cli import common_node, common_output
 from partage.model.ids import DeviceUuid, device_of
 
@@ -55,8 +53,8 @@ def _print_policy(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> No
     policy = policy_of_packing(packing)
     common_output.print_problems(unavailable_warnings(unavailable))
     for line in (gpus_sentence(packing), disturbed_sentence(packing)):
-        click.echo(line, err=True)
-    click.echo(yaml.safe_dump(policy, sort_keys=False, default_flow_style=None, width=110), nl=False)
+        common_output.say(line, err=True)
+    common_output.say_lines(yaml.safe_dump(policy, sort_keys=False, default_flow_style=None, width=110))
 
 
 def _check_names(demand: Demand, candidates: Sequence[CandidateGpu]) -> None:
@@ -122,8 +120,8 @@ def _print(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> None:
     console.print()
     style = "green" if packing.optimal else "yellow"
     for line in (gpus_sentence(packing), disturbed_sentence(packing)):
-        console.print(line, style=style, markup=False)
+        console.print(line, style=style)
     if line := mode_sentence(packing):
-        console.print(line, markup=False)
+        console.print(line)
     for warning in unavailable_warnings(unavailable):
-        console.print(str(warning), style="dim", markup=False)
+        console.print(str(warning), style="dim")

@@ -226,6 +226,6 @@ def _print(planned: PolicyOnNode, console: Console) -> None:
         source = planned.policy.source or "none, every GPU exclusive"
         console.print(f"for the agent of this node, as it was at {planned.report.at}; policy: {source}")
     for line in unsettled_lines(planned.plan, planned.inventory):
-        console.print(f"! {line}", style="yellow", markup=False)
+        console.print(f"! {line}", style="yellow")
     for caveat in planned.caveats:
-        console.print(f"! {caveat.sentence}", style="yellow", markup=False)
+        console.print(f"! {caveat.sentence}", style="yellow")

@@ -61,4 +61,4 @@ def command(machine: str | None, to: str | None, output: str | None) -> None:
         sys.stdout.write(text)
     else:
         common_output.write_file(to, text)
-        click.echo(f"{to}: a machine with {count_of(len(inventory.gpus), 'GPU')}", err=True)
+        common_output.say(f"{to}: a machine with {count_of(len(inventory.gpus), 'GPU')}", err=True)

@@ -189,15 +189,13 @@ def _print(size: GpuSize, answer: RightsizeDocument) -> None:
     from partage.units import format_bytes
 
     console = common_output.console()
-    console.print(
-        f"Sized for {size.product}, {format_bytes(size.memory_bytes)}. {answer.source}", markup=False
-    )
+    console.print(f"Sized for {size.product}, {format_bytes(size.memory_bytes)}. {answer.source}")
     console.print()
     console.print(workloads_table(answer))
     console.print()
     for line in remarks(answer):
-        console.print(f"! {line}", markup=False, style="yellow")
-    console.print(fleet_sentence(answer), markup=False)
+        console.print(f"! {line}", style="yellow")
+    console.print(fleet_sentence(answer))
 
 
 def _print_yaml(
@@ -210,14 +208,14 @@ def _print_yaml(
 
     if output == "policy":
         made = policy(found, wanted)
-        click.echo("".join(map(commented, policy_remarks(found, wanted))), nl=False)
-        click.echo(yaml.safe_dump(made, sort_keys=False), nl=False)
+        common_output.say_lines("".join(map(commented, policy_remarks(found, wanted))))
+        common_output.say_lines(yaml.safe_dump(made, sort_keys=False))
         return
     for patch in list(patches(found, wanted, read_owners(manifests))):
-        click.echo("---\n" + commented(patch.comment), nl=False)
+        common_output.say_lines("---\n" + commented(patch.comment))
         if patch.body is not None:
-            click.echo(yaml.safe_dump(patch.body, sort_keys=False), nl=False)
+            common_output.say_lines(yaml.safe_dump(patch.body, sort_keys=False))
 
 
 def _progress(name: str) -> None:
-    click.echo(f"asking for {name}", err=True)
+    common_output.say(f"asking for {name}", err=True)

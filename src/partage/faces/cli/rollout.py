@@ -66,7 +66,7 @@ async def _found(view: RolloutView, action: str, printer: _Printer, *, watch: bo
         if action == "pause":
             found = await view.pause()
         elif action == "resume":
-            found = await view.resume(lambda text: click.echo(text, err=True))
+            found = await view.resume(lambda text: common_output.say(text, err=True))
         else:
             found = await view.look()
     except Absent as error:
@@ -101,9 +101,9 @@ class _Printer:
             if rollout.done or rollout.stopped:
                 self._say(rollout_lines(rollout))
         for name in rollout.freed:
-            click.echo(f"freed: {name}")
+            common_output.say(f"freed: {name}")
         self._last = rows
 
     def _say(self, lines: Iterable[str]) -> None:
         for line in lines:
-            click.echo(line)
+            common_output.say(line)

@@ -193,14 +193,16 @@ def _print(node: ShownNode, console: Console) -> None:
     console.print()
     console.print(gpus_table(inventory, report.troubles if report else {}))
     if hidden := mig_hidden(inventory):
-        console.print(f"! {hidden}.", style="yellow", markup=False)
+        console.print(f"! {hidden}.", style="yellow")
     if links := links_sentence(inventory):
-        console.print(f"\n{links}", style="dim")
+        console.print()
+        console.print(links, style="dim")
     console.print()
     cards = _cards(node)
     console.print(picture(cards, console.width))
     console.print(legend(cards))
-    console.print(f"\n{node.source}", style="italic", markup=False)
+    console.print()
+    console.print(node.source, style="italic")
     console.print()
     console.print(resources_table(node.offer))
     console.print(guarantees_used(node.offer))
@@ -210,16 +212,16 @@ def _print(node: ShownNode, console: Console) -> None:
         console.print()
         console.print(jobs_table(node.jobs.processes))
         if node.jobs.hidden:
-            console.print(f"! {node.jobs.hidden}", style="yellow", markup=False)
+            console.print(f"! {node.jobs.hidden}", style="yellow")
     if report is not None:
         from partage.faces.documents.show import shown_shares
 
         for line in withdrawn_lines(report.withdrawn):
-            console.print(f"! {line}", style="yellow", markup=False)
+            console.print(f"! {line}", style="yellow")
         if report.held:
             console.print()
             console.print(holders_table(shown_shares(report), node.offer))
         pending = pending_lines(inventory, report.pending)
         cordon = (report.cordon,) if report.cordon else ()
         for line in (*cordon, *waiting_lines(report.waiting), *pending, *report.messages):
-            console.print(f"! {line}", style="yellow", markup=False)
+            console.print(f"! {line}", style="yellow")

@@ -49,7 +49,9 @@ def command() -> None:
 @common_options.policy_options
 @common_options.machine_option
 @slurm_version_option
-@click.option("--node", metavar="NAME", help="The node's name in Slurm. Default: this host's name.")
+@click.option(
+    "--node", metavar="NAME", help="The node's name in Slurm, or g[001-500]. Default: this host's name."
+)
 @click.option(
     "--node-settings",
     metavar="TEXT",
@@ -105,8 +107,8 @@ def config_command(
     files = config_files(written.config)
     if output is None:
         for name, text in files.items():
-            click.echo(f"# ---- {name}")
-            click.echo(text)
+            common_output.say(f"# ---- {name}")
+            common_output.say_lines(f"{text}\n")
         return 0
     from partage.edges.files.generated import write_generated
     from partage.edges.slurm import devices_file
@@ -115,7 +117,7 @@ def config_command(
         files[devices_file.DEVICES_FILE] = devices_file.devices_text(written.devices[0])
     changed = write_generated(output, files, MARK, devices_file.MARK)
     for name in files:
-        click.echo(f"{output / name}: {'written' if name in changed else 'unchanged'}", err=True)
+        common_output.say(f"{output / name}: {'written' if name in changed else 'unchanged'}", err=True)
     return 0
 
 
@@ -132,6 +134,7 @@ def _one_node(
 ) -> NodeSource:
     import socket
 
+    from partage.codec.hostlist import node_names
     from partage.faces.slurm_cluster import NodeSource, checked_settings
 
     if node is None and machine is not None:
@@ -143,5 +146,9 @@ def _one_node(
         rest = checked_settings(settings)
     except ValueError as error:
         raise InputError([Problem("--node-settings", "", "error", str(error))]) from error
-    name = node or socket.gethostname().partition(".")[0]
-    return NodeSource((name,), inventory, loaded.policy, rest)
+    name = socket.gethostname().partition(".")[0] if node is None else node
+    try:
+        names = node_names(name)
+    except ValueError as error:
+        raise InputError([Problem("--node", "", "error", str(error))]) from error
+    return NodeSource(names, inventory, loaded.policy, rest)

@@ -99,7 +99,7 @@ def slurm_options(given: Mapping[str, Any], *, slurm: bool) -> SlurmOptions | No
     if settings and writes is not Writes.SHARED:
         raise click.UsageError("--slurm-settings needs --slurm-writes shared")
     chosen = defaults.SlurmOptions(
-        node=given["slurm_node"] or socket.gethostname().partition(".")[0],
+        node=_node_name(given["slurm_node"]),
         version=version,
         directory=(given["slurm_dir"] or defaults.CONF_DIR).absolute(),
         devices=(given["slurm_devices"] or defaults.DEVICES).absolute(),
@@ -111,6 +111,20 @@ def slurm_options(given: Mapping[str, Any], *, slurm: bool) -> SlurmOptions | No
     )
     check_own(chosen)
     return chosen
+
+
+def _node_name(given: str | None) -> str:
+    """It stands in Slurm's files, and names two of them."""
+    from partage.codec.hostlist import node_names
+
+    text = socket.gethostname().partition(".")[0] if given is None else given
+    try:
+        (name,) = node_names(text)
+    except ValueError as error:
+        raise InputError(
+            [Problem("", "--slurm-node", "error", f"{text[:40]!r} is not the name of a node")]
+        ) from error
+    return name
 
 
 def _settings(text: str | None) -> str:

@@ -136,7 +136,7 @@ def _errors(problems: Sequence[Problem]) -> bool:
 
 
 def _print(files: Sequence[str], problems: Sequence[Problem], verdicts: Sequence[Verdict]) -> None:
-    from rich.markup import escape
+    from rich.text import Text
 
     from partage.faces.cli.check import print_findings
     from partage.plan.slurm.request import Outcome
@@ -146,8 +146,9 @@ def _print(files: Sequence[str], problems: Sequence[Problem], verdicts: Sequence
     for verdict in verdicts:
         style = "green" if verdict.outcome is Outcome.ACCEPTED else "bold red"
         said = f"--gres={verdict.request}"
-        console.print(f"{escape(said)}: [{style}]{verdict.outcome}[/]: {escape(verdict.why)}", soft_wrap=True)
+        said_of = Text.assemble(f"{said}: ", (verdict.outcome, style), f": {verdict.why}")
+        console.print(said_of, soft_wrap=True)
         lines = [verdict.hint] if verdict.hint else []
         lines += [f"Slurm says: {verdict.slurm_says}"] if verdict.slurm_says else []
         for line in (*lines, *verdict.doubts):
-            console.print(f"  [dim]{escape(line)}[/]", soft_wrap=True)
+            console.print(Text.assemble("  ", (line, "dim")), soft_wrap=True)

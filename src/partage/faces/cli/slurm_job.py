@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.faces.cli.common_options import DEFAULT_RUN_DIR
+from partage.faces.cli.common_output import say
 
 if TYPE_CHECKING:
     from partage.agent.slurm.job_node import JobNode
@@ -120,7 +121,7 @@ def _log(sentence: str) -> None:
     """To the system's log, too: slurmd keeps little of what a prolog says."""
     import syslog
 
-    click.echo(sentence, err=True)
+    say(sentence, err=True)
     syslog.openlog("partage-slurm", syslog.LOG_PID, syslog.LOG_DAEMON)
     syslog.syslog(syslog.LOG_WARNING, sentence)
 

@@ -99,15 +99,15 @@ class TakeoverRun:
             return
         for name in self.exchange.resources:
             row = self.exchange.row(name)
-            click.echo(
+            common_output.say(
                 f"{name}: {row.listed} ids listed now, {row.held} held by {row.pods} pods; "
                 f"{row.offered} offered by {self.exchange.to}"
             )
         if self.possible:
             for number, step in enumerate(self.steps, 1):
-                click.echo(f"{number}. {step.text}")
+                common_output.say(f"{number}. {step.text}")
                 if step.command:
-                    click.echo(f"   {step.command}")
+                    common_output.say(f"   {step.command}")
 
     def finish(self, *, done: bool) -> int:
         """Print the answer; the exit code."""
@@ -127,7 +127,7 @@ class TakeoverRun:
             )
             common_output.print_document(answer, self.output)
         elif done:
-            click.echo(f"done: the kubelet asks {self.exchange.to}, and lists every held id")
+            common_output.say(f"done: the kubelet asks {self.exchange.to}, and lists every held id")
         return 0 if self.possible else Unsatisfiable.exit_code
 
 
@@ -206,13 +206,13 @@ async def switch_back(config: ClusterConfig, node: str, before: str | None) -> N
         await set_label(config, node, before)
     except ClusterError as error:
         value = f"--overwrite {LABEL}={before}" if before is not None else f"{LABEL}-"
-        click.echo(
+        common_output.say(
             f"warning: the label of the node is not as before: {error.problems[0].message}\n"
             f"  kubectl label node {node} {value}",
             err=True,
         )
     else:
-        click.echo("warning: the node has its label of before again", err=True)
+        common_output.say("warning: the node has its label of before again", err=True)
 
 
 @click.command(name="takeover")
@@ -252,7 +252,7 @@ def command(
     run = TakeoverRun(place, exchange, takeover_steps(node_name, sets), node_name, output)
     offered = {name for name, ids in exchange.offered.items() if ids}
     if offered and offered <= registered(place.report()):
-        click.echo("nothing to do: the kubelet asks Partage for all its resources", err=True)
+        common_output.say("nothing to do: the kubelet asks Partage for all its resources", err=True)
         return run.finish(done=True)
     run.announce()
     if not run.possible or (config is None and wait_s is None):

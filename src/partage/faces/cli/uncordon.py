@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from partage.faces.cli.common_output import say
 from partage.faces.cli.cordon import change_names, options
 
 
@@ -31,4 +32,4 @@ def command(
         machine=machine,
         state_dir=state_dir,
     )
-    click.echo(f"still cordoned: {', '.join(sorted(names))}" if names else "no GPU is cordoned")
+    say(f"still cordoned: {', '.join(sorted(names))}" if names else "no GPU is cordoned")

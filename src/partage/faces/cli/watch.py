@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, redirect_stderr, redirect_stdout
+from functools import partial
 
 from partage.errors import PartageError
 from partage.faces.cli import common_output
@@ -50,7 +51,7 @@ def _redraw(answer: Callable[[], None], interval_s: float) -> None:
             try:
                 text = _drawn(answer)
             except PartageError as error:
-                text = "".join(f"{problem.severity}: {problem}\n" for problem in error.problems)
+                text = _drawn(partial(common_output.print_problems, error.problems))
 
 
 class _Frame(io.StringIO):

@@ -11,13 +11,15 @@ from urllib.parse import urlsplit
 import click
 
 from partage.errors import InputError, Problem
+from partage.faces.cli import common_output
 from partage.faces.cli.cluster_options import cluster_of
 from partage.faces.cli.http_options import http_options, http_protection
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from partage.faces.http import Page
-    from partage.faces.web.sources import Source
+    from partage.faces.web.agents import FleetAgents
+    from partage.faces.web.sources import FleetReports
 
 
 @click.command(name="web")
@@ -93,17 +95,15 @@ def command(
         with _cluster(kubeconfig) as pages:
             _serve(pages, http)
     else:
-        with _reports(_source(folder, addresses, agent_token_file, agent_ca), every) as pages:
+        with _reports(_fleet(folder, addresses, agent_token_file, agent_ca, every)) as pages:
             _serve(pages, http)
 
 
 @contextmanager
-def _reports(source: Source, every: float) -> Iterator[dict[str, Page]]:
+def _reports(fleet: FleetReports | FleetAgents) -> Iterator[dict[str, Page]]:
     from partage.faces.web.fleet_page import FleetPages
     from partage.faces.web.report_views import ReportViews
-    from partage.faces.web.sources import FleetReports
 
-    fleet = FleetReports(source, every)
     try:
         yield FleetPages(fleet, ReportViews()).pages()
     finally:
@@ -121,7 +121,7 @@ def _cluster(kubeconfig: str | None) -> Iterator[dict[str, Page]]:
     from partage.faces.web.published_views import PublishedViews
 
     def say(trouble: str) -> None:
-        click.echo(trouble, err=True)
+        common_output.say(trouble, err=True)
 
     fleet = ClusterFleet(Connection(cluster_of(kubeconfig)), say)
     fleet.start()
@@ -135,11 +135,13 @@ def _serve(pages: dict[str, Page], http: str) -> None:
     """Until Ctrl-C."""
     import asyncio  # not at the top, where there is no TLS (faces.lean_imports)
 
+    from partage.agent import log
     from partage.faces.agent import listen, say_url
     from partage.faces.http import HttpFace
     from partage.faces.http_access import HttpAccess
     from partage.faces.story_page import interrupted
 
+    log.configure()
     access = HttpAccess(http_options())
     listening = listen(http)
     host, port = listening.getsockname()[:2]
@@ -151,16 +153,21 @@ def _serve(pages: dict[str, Page], http: str) -> None:
         face.close()
 
 
-def _source(folder: Path | None, agents: tuple[str, ...], token_file: Path | None, ca: Path | None) -> Source:
+def _fleet(
+    folder: Path | None, agents: tuple[str, ...], token_file: Path | None, ca: Path | None, every: float
+) -> FleetReports | FleetAgents:
+    with lean_imports(tls=True):
+        import asyncio  # noqa: F401 - with TLS, before others import it without (faces.lean_imports)
     import ssl
 
     from partage.faces.token_file import read_token
-    from partage.faces.web.sources import Agents, ReportFolder
+    from partage.faces.web.agents import FleetAgents
+    from partage.faces.web.sources import FleetReports, ReportFolder
 
     if folder is not None and agents:
         raise InputError("a folder and agents exclude each other", "reports come from one place")
     if folder is not None:
-        return ReportFolder(folder)
+        return FleetReports(ReportFolder(folder), every)
     if not agents:
         raise click.UsageError(
             "name a folder of reports, agents (--agent, --agents-file) or a cluster (--cluster, --kubeconfig)"
@@ -174,13 +181,11 @@ def _source(folder: Path | None, agents: tuple[str, ...], token_file: Path | Non
             raise InputError(f"two agents have the name {name!r}", "name them: --agent NAME=URL")
         urls[name] = url
     token = "" if token_file is None else read_token(token_file)
-    tls = None
-    if ca is not None:
-        try:
-            tls = ssl.create_default_context(cafile=str(ca))
-        except (OSError, ssl.SSLError) as error:
-            raise InputError([Problem(str(ca), "", "error", f"cannot be used: {error}")]) from error
-    return Agents(urls, token, tls)
+    try:
+        tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
+    except (OSError, ssl.SSLError) as error:
+        raise InputError([Problem(str(ca), "", "error", f"cannot be used: {error}")]) from error
+    return FleetAgents(urls, every, token, tls)
 
 
 def _lines(path: Path | None) -> tuple[str, ...]:

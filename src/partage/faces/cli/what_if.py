@@ -128,8 +128,9 @@ def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
     if not sys.stderr.isatty():
         yield lambda _done, _all: None
         return
-    from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from partage.faces.render.terminal import Console
 
     columns = (
         TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
@@ -144,11 +145,11 @@ def _print(answer: WhatIfDocument) -> None:
     from partage.faces.render.what_if import comparison_line, remarks, results_table, title_line
 
     console = common_output.console()
-    console.print(title_line(answer), markup=False)
+    console.print(title_line(answer))
     console.print()
     console.print(results_table(answer))
     console.print()
     for line in remarks(answer):
-        console.print(f"! {line}", markup=False, style="yellow")
+        console.print(f"! {line}", style="yellow")
     if line := comparison_line(answer):
-        console.print(line, markup=False, style="green")
+        console.print(line, style="green")

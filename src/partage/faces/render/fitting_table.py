@@ -9,10 +9,13 @@ import textwrap
 from collections.abc import Iterator, Sequence
 
 from rich import box
-from rich.console import Console, ConsoleOptions, RenderResult
+from rich.console import Console, ConsoleOptions, RenderableType, RenderResult
 from rich.measure import Measurement
+from rich.style import StyleType
 from rich.table import Table
 from rich.text import Text
+
+from partage.faces.render.terminal import cell_text
 
 _GAPS = (3, 2)
 """Spaces between two columns, and where that does not fit."""
@@ -27,6 +30,13 @@ class FittingTable(Table):
     def __init__(self, heading: str) -> None:
         super().__init__(box=box.SIMPLE_HEAD, show_edge=False, pad_edge=False)
         self.heading: str = heading
+
+    def add_row(
+        self, *cells: RenderableType | None, style: StyleType | None = None, end_section: bool = False
+    ) -> None:
+        """As rich's. A ``str`` is one line of plain text."""
+        shown = (cell_text(cell) if isinstance(cell, str | Text) else cell for cell in cells)
+        super().add_row(*shown, style=style, end_section=end_section)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table if every word has room in its column, else the blocks."""
@@ -54,9 +64,7 @@ class FittingTable(Table):
     def _texts(self, number: int) -> list[Text]:
         """The cells of a column, without its header."""
         cells = self.columns[number].cells
-        return [
-            cell if isinstance(cell, Text) else Text.from_markup(str(cell), emoji=False) for cell in cells
-        ]
+        return [cell if isinstance(cell, Text) else Text(str(cell)) for cell in cells]
 
     def _needs(self, number: int, texts: Sequence[Text]) -> tuple[int, int]:
         """The widths of a column at which no word is split, and at which nothing is folded."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from partage.plan.cluster.gpu_memory import CardMemory, NodeMemory
+from partage.text import printable
 from partage.units import GIB, MIB
 from partage.values import Frozen
 
@@ -63,8 +64,8 @@ def details(nodes: Sequence[InspectedNode]) -> str:
 
 def _of_node(node: InspectedNode, unit_bytes: int) -> Iterator[str]:
     cards = node.memory.cards
-    yield f"NAME:       {node.name}"
-    yield f"IPADDRESS:  {node.address or '-'}"
+    yield f"NAME:       {printable(node.name)}"
+    yield f"IPADDRESS:  {printable(node.address or '-')}"
     yield ""
     gpus = sorted({card.index for card in cards})
     rows = [["NAME", "NAMESPACE", *(f"GPU{index}(Allocated)" for index in gpus)]]
@@ -120,7 +121,9 @@ def _total(words: str, cards: Sequence[CardMemory], unit_bytes: int) -> Iterator
 
 
 def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
-    widths = [max(len(row[at]) for row in rows) for at in range(len(rows[0]))]
+    shown = [list(map(printable, row)) for row in rows]
+    widths = [max(len(row[at]) for row in shown) for at in range(len(shown[0]))]
     return [
-        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
     ]

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from partage.errors import InputError, Problem, missing_library
 from partage.faces.render.drawing import Box, Drawing, Label
+from partage.text import printable
 
 if TYPE_CHECKING:
     from PIL.ImageDraw import ImageDraw
@@ -62,7 +63,7 @@ def _svg_label(label: Label) -> str:
     weight = ' font-weight="bold"' if label.bold else ""
     anchor = ' text-anchor="end"' if label.at_end else ""
     place = f'x="{label.x:g}" y="{label.y:g}" font-size="{label.size}" fill="{label.colour}"'
-    return f'<text {place}{weight}{anchor} xml:space="preserve">{escape(label.text)}</text>'
+    return f'<text {place}{weight}{anchor} xml:space="preserve">{escape(printable(label.text))}</text>'
 
 
 def _inset(box: Box) -> tuple[float, float, float, float]:
@@ -138,7 +139,7 @@ def _png_label(canvas: ImageDraw, label: Label) -> None:
     font = ImageFont.load_default(label.size * _SCALE)
     canvas.text(
         (label.x * _SCALE, label.y * _SCALE),
-        label.text,
+        printable(label.text),
         fill=label.colour,
         font=font,
         anchor="rs" if label.at_end else "ls",

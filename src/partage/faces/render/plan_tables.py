@@ -31,9 +31,9 @@ def applied_table(gpus: Sequence[AppliedGpuRow]) -> Table:
     for gpu in gpus:
         if gpu.outcome is not GpuOutcome.UNCHANGED:
             layout = _INSTEAD.get(gpu.outcome, ", ".join(gpu.layout or ()) or "-")
-            steps = gpu.reason or _steps(gpu)
+            steps = Text(gpu.reason or _steps(gpu))
             style = "red" if gpu.outcome in _BAD else ""
-            table.add_row(str(gpu.index), gpu.outcome, layout, Text(steps), style=style)
+            table.add_row(str(gpu.index), gpu.outcome, layout, steps, style=style)
     if not table.rows:
         table.add_row("", "nothing to do", "", "")
     return table

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from partage.faces.render.proof_text import by_share, head, summary
 from partage.lab.prove.model import ProofReport, ProofRow, ProofVerdict
+from partage.text import printable
 
 _READING = (
     "**kept**: what was seen is at least what was promised, also where nothing is promised. "
@@ -50,7 +51,7 @@ def _row(row: ProofRow) -> str:
 
 def _escaped(text: str) -> str:
     """One line, with the characters escaped that are special in Markdown."""
-    line = " ".join(text.split())
+    line = printable(" ".join(text.split()))
     for special in "\\|`*<>[]":
         line = line.replace(special, f"\\{special}")
     return line

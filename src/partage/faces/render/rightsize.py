@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from rich.table import Table
-from rich.text import Text
 
 from partage.faces.documents.rightsize import RightsizeDocument, WorkloadRow
 from partage.faces.render.tables import plain_table
-from partage.text import count_of, listed, printable
+from partage.text import count_of, listed
 from partage.units import format_bytes
 
 
@@ -22,7 +21,7 @@ def workloads_table(answer: RightsizeDocument) -> Table:
         seen = f"{count_of(one.runs, 'run')}, {one.hours:g} h"
         busy = "?" if one.sm_p95 is None else f"{one.sm_p95:.0%}"
         now = "?" if one.now_bytes is None else format_bytes(one.now_bytes)
-        start = (Text(printable(one.name)), seen, format_bytes(one.peak_bytes), busy, now)
+        start = (one.name, seen, format_bytes(one.peak_bytes), busy, now)
         if one.doubt is not None:
             table.add_row(*start, "?", *("" for _ in ways), "")
             continue
@@ -54,7 +53,7 @@ def remarks(answer: RightsizeDocument) -> Iterator[str]:
 
 
 def _names(workloads: Sequence[WorkloadRow]) -> str:
-    return listed([printable(one.name) for one in workloads], 3)
+    return listed([one.name for one in workloads], 3)
 
 
 def fleet_sentence(answer: RightsizeDocument) -> str:

@@ -17,6 +17,13 @@ _MOST_ROWS = 60
 
 def plot(answer: RightsizeDocument, ending: str) -> bytes:
     """The file's content; ``check_plot`` has checked that matplotlib is there. ending: ``.png``, ``.svg``."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):  # a ``$`` in a name begins no formula
+        return _plot(answer, ending)
+
+
+def _plot(answer: RightsizeDocument, ending: str) -> bytes:
     from matplotlib.figure import Figure
 
     rows = answer.workloads[:_MOST_ROWS][::-1]

@@ -66,7 +66,7 @@ def jobs_table(processes: Iterable[JobProcess]) -> Table:
         user = one.user or ("" if one.uid is None else str(one.uid))
         process = f"{one.name or '?'} ({one.pid})"
         cells = (one.device or str(one.gpu), process, memory, job, user, one.share)
-        table.add_row(*(Text(cell) for cell in cells), style=None if one.job else "dim")
+        table.add_row(*cells, style=None if one.job else "dim")
     return table
 
 

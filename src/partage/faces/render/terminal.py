@@ -1,5 +1,8 @@
 """The terminal: how wide it is, and which signs it has. ``NO_COLOR`` is honoured by rich.
 
+Nothing that is printed is markup, and no text gets a control character to the terminal: names of pods and
+processes come from tenants.
+
 Where the locale has no block letters, each is replaced by one ASCII letter, so that nothing moves.
 """
 
@@ -8,10 +11,14 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Iterable, Mapping
+from typing import Any
 
 from rich import console as rich_console
 from rich.console import ConsoleOptions, RenderableType
 from rich.segment import Segment
+from rich.text import Text
+
+from partage.text import printable, printable_lines
 
 ASCII_SIGNS = str.maketrans(
     {
@@ -36,11 +43,16 @@ _WIDE = 110
 
 
 class Console(rich_console.Console):
-    """A reader of stdout that ends early (``| head``) is noticed in ``main``; rich would exit with 1."""
+    """A ``str`` is one line of plain text; what has styles or several lines is a ``Text``.
 
-    def __init__(self, *, ascii_only: bool = False, width: int | None = None) -> None:
+    A reader of stdout that ends early (``| head``) is noticed in ``main``; rich would exit with 1.
+    """
+
+    def __init__(self, *, ascii_only: bool = False, width: int | None = None, stderr: bool = False) -> None:
         # Without emoji their names are not imported: 4 ms.
-        super().__init__(highlight=False, emoji=False, width=width, soft_wrap=False)
+        super().__init__(
+            highlight=False, emoji=False, markup=False, width=width, soft_wrap=False, stderr=stderr
+        )
         self._ascii_only = ascii_only
 
     @property
@@ -49,13 +61,32 @@ class Console(rich_console.Console):
         return "ascii" if self._ascii_only else super().encoding
 
     def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
-        """As rich does, with the signs that the terminal has."""
-        segments = super().render(renderable, options)
+        """As rich does, printable, and with the signs that the terminal has."""
+        segments = map(_printable, super().render(renderable, options))
         return map(_in_ascii, segments) if self._ascii_only else segments
+
+    def render_str(self, text: str, **options: Any) -> Text:  # noqa: ANN401 - rich's
+        """As rich does, in one line."""
+        return super().render_str(printable(text), **options)
 
     def on_broken_pipe(self) -> None:
         """Let ``main`` end."""
         raise BrokenPipeError
+
+
+def cell_text(cell: str | Text) -> Text:
+    """What is shown of a cell of a table, as wide as it will be."""
+    if isinstance(cell, str):
+        return Text(printable(cell))
+    shown = printable_lines(cell.plain)
+    return cell if shown == cell.plain else Text(shown, style=cell.style)
+
+
+def _printable(segment: Segment) -> Segment:
+    """A net below ``cell_text`` for all other texts."""
+    if segment.control or segment.text.isprintable() or segment.text == "\n":
+        return segment
+    return Segment(printable_lines(segment.text), segment.style)
 
 
 def _in_ascii(segment: Segment) -> Segment:

@@ -15,6 +15,13 @@ _UNITS = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minu
 
 def plot(answer: WhatIfDocument, ending: str) -> bytes:
     """The file's content; ``check_plot`` has checked that matplotlib is there. ending: ``.png``, ``.svg``."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):  # a ``$`` in a name begins no formula
+        return _plot(answer, ending)
+
+
+def _plot(answer: WhatIfDocument, ending: str) -> bytes:
     from matplotlib.figure import Figure
 
     figure = Figure(_INCHES, layout="constrained")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from hashlib import blake2s
@@ -10,6 +11,7 @@ from typing import Generic, Protocol, TypeVar
 from urllib.parse import quote
 from xml.etree.ElementTree import Element
 
+from partage.agent.log import Seldom
 from partage.faces.http import Answer, Page, PageRequest, Stream
 from partage.faces.http_access import STATIC
 from partage.faces.web import page
@@ -21,8 +23,13 @@ from partage.text import count_of
 
 _HTML = "text/html; charset=utf-8"
 N = TypeVar("N")
+T = TypeVar("T")
 N_co = TypeVar("N_co", covariant=True)
 N_contra = TypeVar("N_contra", contravariant=True)
+
+
+log = logging.getLogger(__name__)
+_failures = Seldom()
 
 
 class ShownFleet(Protocol[N_co]):
@@ -69,7 +76,7 @@ class FleetPages(Generic[N]):
 
     def __init__(self, fleet: ShownFleet[N], views: NodeViews[N]) -> None:
         self._fleet = fleet
-        self._views = views
+        self._views = _EachAlone(views)
         self._rows: dict[str, tuple[N, str]] = {}
         self._nodes: dict[str, tuple[N, Sections]] = {}
 
@@ -184,6 +191,43 @@ class FleetPages(Generic[N]):
     def _words(self, name: str, node: N) -> str:
         """In lower case, each once."""
         return " ".join(dict.fromkeys((name, *self._views.words(node)))).lower()
+
+
+class _EachAlone(Generic[N]):
+    """Views of nodes. What a node says comes from elsewhere: where it cannot be shown, its row says so, and
+    the rows of the others are as they are.
+    """
+
+    def __init__(self, views: NodeViews[N]) -> None:
+        self._views = views
+        self.grouped = views.grouped
+
+    def row(self, node: N) -> Sequence[Child]:
+        return _or(lambda: self._views.row(node), (_cannot(),))
+
+    def standing(self, node: N) -> tuple[str, str]:
+        return _or(lambda: self._views.standing(node), ("cannot be shown", "bad"))
+
+    def words(self, node: N) -> Sequence[str]:
+        return _or(lambda: self._views.words(node), ())
+
+    def sections(self, node: N) -> Sections:
+        return _or(
+            lambda: self._views.sections(node), {"state": html(element("section", _cannot(), id="state"))}
+        )
+
+
+def _cannot() -> Element:
+    return element("p", "What this node says cannot be shown; the log says why.", class_="problem")
+
+
+def _or(shown: Callable[[], T], otherwise: T) -> T:
+    try:
+        return shown()
+    except Exception:  # whatever another node says
+        if (left_out := _failures.left_out()) is not None:
+            log.exception("a node cannot be shown", extra={"left_out": left_out or None})
+        return otherwise
 
 
 def _back() -> Element:

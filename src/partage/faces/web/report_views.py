@@ -22,7 +22,7 @@ class ReportViews:
         """The node's state, its GPUs as small bars, and what is wrong."""
         if node.report is None:
             return (element("p", node.trouble, class_="problem"),)
-        return _about(node.report, node.trouble)
+        return _about(node.report, _late(node), self.standing(node))
 
     def sections(self, node: NodeReport) -> Sections:
         """As the agent's own page has them."""
@@ -33,7 +33,7 @@ class ReportViews:
         inventory = None if planned is None else planned.snapshot.observed.node.inventory
         sections = dict(node_sections(node.report, inventory, geometry_of))
         if node.trouble:
-            problem = element("p", f"Not up to date: {node.trouble}", class_="problem")
+            problem = element("p", *_late(node), class_="problem")
             sections["state"] = html(element("section", problem, id="late")) + sections["state"]
         return sections
 
@@ -43,7 +43,9 @@ class ReportViews:
 
     def standing(self, node: NodeReport) -> tuple[str, str]:
         """In a word how it is."""
-        return ("no report", "bad") if node.report is None else standing_of(node.report)
+        if node.report is None:
+            return "no report", "bad"
+        return ("not up to date", "warn") if node.trouble else standing_of(node.report)
 
     def words(self, node: NodeReport) -> Sequence[str]:
         """Problems, products, strategies, UUIDs, resources and pods."""
@@ -63,17 +65,23 @@ class ReportViews:
         ]
 
 
-def _about(report: ReportDocument, trouble: str) -> list[Child]:
-    word, kind = standing_of(report)
+def _late(node: NodeReport) -> list[Child]:
+    """Since when its report is not the present one, and why; empty where it is."""
+    if not node.trouble:
+        return []
+    since: list[Child] = [" since ", moment(node.since)] if node.since else []
+    return ["Not up to date", *since, f": {node.trouble}"]
+
+
+def _about(report: ReportDocument, late: list[Child], standing: tuple[str, str]) -> list[Child]:
+    word, kind = standing
     offered: dict[int, int] = {}
     for one in report.resources:
         for gpu in one.gpus:
             offered[gpu.index] = offered.get(gpu.index, 0) + gpu.count
-    lines = [
-        *([f"Not up to date: {trouble}"] if trouble else []),
-        *report.messages,
-        *report.troubles.values(),
-    ]
+    lines: list[list[Child]] = [[line] for line in (*report.messages, *report.troubles.values())]
+    if late:
+        lines.insert(0, late)
     waiting = f"{count_of(len(report.waiting), 'GPU')} waiting to change"
     return [
         element(
@@ -83,7 +91,7 @@ def _about(report: ReportDocument, trouble: str) -> list[Child]:
             moment(report.at),
         ),
         element("p", *(_mini(gpu, offered.get(gpu.index, 0)) for gpu in report.gpus)),
-        *(element("p", line, class_="problem small") for line in lines[:3]),
+        *(element("p", *line, class_="problem small") for line in lines[:3]),
         element("p", waiting, class_="unsettled small") if report.waiting else None,
     ]
 

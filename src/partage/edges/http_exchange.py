@@ -38,6 +38,15 @@ class HttpRequest(Frozen):
     media_type: str = ""
 
 
+def is_http_url(text: str) -> bool:
+    """Whether it is an http or https URL with a host."""
+    try:
+        place = urlsplit(text)
+        return place.scheme in {"http", "https"} and bool(place.hostname) and place.port != 0
+    except ValueError:
+        return False
+
+
 async def connect(url: str, tls: ssl.SSLContext | None, server_name: str = "") -> HttpExchange:
     """Connect to a server. server_name: the name in its certificate, if it is another than in the URL.
 
@@ -52,6 +61,40 @@ async def connect(url: str, tls: ssl.SSLContext | None, server_name: str = "") -
     for option, value in _KEEP_ALIVE.items():
         keeps.setsockopt(socket.IPPROTO_TCP, option, value)
     return HttpExchange(place.netloc.rpartition("@")[2], place.path.rstrip("/"), reader, writer)
+
+
+async def answer_of(
+    url: str,
+    asked: HttpRequest,
+    token: str = "",
+    tls: ssl.SSLContext | None = None,
+    *,
+    within_s: float,
+    limit_bytes: int,
+) -> tuple[int, bytes]:
+    """Status and content of the whole answer of a server that may be slow, broken or hostile. tls: for https,
+    in place of the authorities of this host.
+
+    within_s: for all of it, from the look-up of the name to the last byte. Raises OSError (TimeoutError) or
+    ProtocolError.
+    """
+    secured = None
+    if urlsplit(url).scheme == "https":
+        import ssl  # 5 MiB, only where it is asked for
+
+        secured = tls or ssl.create_default_context()
+    try:
+        async with asyncio.timeout(within_s):
+            exchange = await connect(url, secured)
+            try:
+                await exchange.send(asked, token)
+                return exchange.code, await exchange.content(limit_bytes)
+            finally:
+                exchange.close()
+    except TimeoutError as error:
+        raise TimeoutError(f"no whole answer in {within_s:g} s") from error
+    except UnicodeError as error:  # of a host's name
+        raise OSError(str(error)) from error
 
 
 class HttpExchange:
@@ -97,14 +140,14 @@ class HttpExchange:
         after = dict(answer.headers).get(b"retry-after", b"")  # h11 writes all keys in lower case
         self.retry_after = after.decode("ascii", "replace")
 
-    async def content(self) -> bytes:
-        """The whole answer."""
+    async def content(self, limit_bytes: int = LIMIT_BYTES) -> bytes:
+        """The whole answer; ProtocolError where it is longer."""
         parts, size = [], 0
         async for part in self._parts():
             parts.append(part)
             size += len(part)
-            if size > LIMIT_BYTES:
-                raise h11.RemoteProtocolError(f"an answer of more than {LIMIT_BYTES} bytes")
+            if size > limit_bytes:
+                raise h11.RemoteProtocolError(f"an answer of more than {limit_bytes} bytes")
         return b"".join(parts)
 
     async def lines(self) -> AsyncIterator[bytes]:
