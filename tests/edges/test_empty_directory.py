@@ -28,7 +28,8 @@ def test_a_folder_that_becomes_a_link_leads_nowhere(tmp_path: Path, monkeypatch:
         place.mkdir(parents=True)
         for name in ("x", "y", "z"):
             (place / name).touch()
-    unlink, swapped = os.unlink, []
+    unlink = os.unlink
+    swapped: list[Path] = []
 
     def watched(path: str | Path, *, dir_fd: int | None = None) -> None:
         unlink(path, dir_fd=dir_fd)
@@ -56,7 +57,7 @@ def test_links_are_removed_and_what_they_name_stays(written: Path, tmp_path: Pat
 def test_a_directory_that_is_a_link_itself_is_refused(written: Path, tmp_path: Path):
     (written / "file").touch()
     (tmp_path / "link").symlink_to(written)
-    with pytest.raises(OSError, match="Not a directory|symbolic links"):
+    with pytest.raises(OSError, match=r"Not a directory|symbolic links"):
         empty_directory(tmp_path / "link")
     assert (written / "file").exists()
 

@@ -32,8 +32,8 @@ def keep_nothing(path: PurePath) -> bool:
 def empty_directory(directory: Path, keep: Keep = keep_nothing) -> None:
     """Remove all that is in a directory, but not the directory. Nothing to do if there is none.
 
-    keep: folders that stay, by their path below it; they are emptied. One below a folder that goes, goes, too.
-    Raises OSError, also for more than MOST_ENTRIES entries.
+    keep: folders that stay, by their path below it; they are emptied. What is below a folder that goes, goes,
+    too. Raises OSError, also for more than MOST_ENTRIES entries.
     """
     with contextlib.suppress(FileNotFoundError), _opened(str(directory)) as handle:
         _Emptying(directory, keep).empty(handle, PurePath())
