@@ -15,7 +15,15 @@ from pathlib import Path
 ROOT = Path(__file__).parents[1]
 CHART = ROOT / "deploy" / "helm" / "partage"
 VALUES = ROOT / "tests" / "deploy" / "values"
-NAMESPACE = "apiVersion: v1\nkind: Namespace\nmetadata:\n  name: partage\n---\n"
+NAMESPACE = """\
+apiVersion: v1
+kind: Namespace
+metadata:
+  name: partage
+  # The hardware helper is privileged.
+  labels: {pod-security.kubernetes.io/enforce: privileged}
+---
+"""
 
 
 def copies() -> dict[Path, Path]:

@@ -79,6 +79,7 @@ class Watch:
     times: list[float] = field(default_factory=list)
     error: Any = None
     ended: threading.Event = field(default_factory=threading.Event)
+    then: Callable[[], None] = lambda: None
 
     def read(self) -> None:
         try:
@@ -89,6 +90,7 @@ class Watch:
             self.error = error
         finally:
             self.ended.set()
+            self.then()
 
     @property
     def health(self) -> dict[str, str]:
@@ -149,16 +151,20 @@ class PluginCalls:
     def pre_start(self, ids: Iterable[str], timeout_s: float = LIMIT_S) -> None:
         self.pre_start_call(pb.PreStartContainerRequest(devices_ids=ids), timeout=timeout_s)
 
-    def watch(self) -> Watch:
-        """Open a stream; lists gather on a thread."""
-        watch = Watch(self._watch_call(pb.Empty()))
+    def watch(self, then: Callable[[], None] = lambda: None) -> Watch:
+        """Open a stream; lists gather on a thread. then: called there at its end."""
+        watch = Watch(self._watch_call(pb.Empty()), then=then)
         thread = threading.Thread(target=watch.read, daemon=True)
         thread.start()
         self._threads.append(thread)
         return watch
 
-    def close(self) -> None:
+    def hang_up(self) -> None:
+        """Close the connection. Its streams end."""
         self._channel.close()
+
+    def close(self) -> None:
+        self.hang_up()
         for thread in self._threads:
             thread.join(LIMIT_S)
 
@@ -174,12 +180,68 @@ class Registered:
     watch: Watch | None = None
 
 
+class _Table:
+    """Which client the kubelet has for each resource and path, and which endpoint it asks: the bookkeeping of
+    ``plugin/v1beta1/handler.go`` and ``manager.go``, with what is surprising there. minor: of Kubernetes 1.x.
+    """
+
+    def __init__(self, minor: int) -> None:
+        self._minor = minor
+        self._lock = threading.Lock()
+        self._clients: dict[tuple[str, str], Registered] = {}
+        self._endpoints: dict[str, dict[str, Registered]] = {}
+        self.asked: dict[str, Registered] = {}
+        self.healthy: dict[str, Registered] = {}
+
+    def _key(self, one: Registered) -> tuple[str, str]:
+        """Up to 1.36 the socket does not count."""
+        return one.request.resource_name, one.request.endpoint if self._minor >= 37 else ""
+
+    def connecting(self, one: Registered) -> None:
+        with self._lock:
+            self._clients[self._key(one)] = one
+
+    def failed(self, one: Registered) -> None:
+        """It takes along a client that lives, if that has the same key."""
+        with self._lock:
+            self._clients.pop(self._key(one), None)
+
+    def connected(self, one: Registered) -> str:
+        """Why it is refused; empty if it is accepted, and asked from now on."""
+        resource, path = one.request.resource_name, one.request.endpoint
+        with self._lock:
+            endpoints = self._endpoints.setdefault(resource, {})
+            if self._minor >= 37 and path in endpoints:
+                return f"device plugin already connected: {path}"
+            endpoints[path] = one
+            self.asked[resource] = self.healthy[resource] = one
+            return ""
+
+    def ended(self, one: Registered) -> None:
+        """A stream has ended: its client is looked up by its key, and stopped if there is one."""
+        with self._lock:
+            client = self._clients.pop(self._key(one), None)
+            if client is None:
+                return
+            resource, path = client.request.resource_name, client.request.endpoint
+            endpoints = self._endpoints[resource]
+            del endpoints[path]
+            if self._minor < 37 or not endpoints:
+                self.healthy.pop(resource, None)
+            else:
+                self.asked[resource] = next(iter(endpoints.values()))
+        assert client.calls is not None
+        client.calls.hang_up()
+
+
 class ScriptedKubelet:
     """Serves kubelet.sock in a plugin directory, and a pod-resources socket where one is named.
 
     answers:     False leaves every Register without an answer.
     refuses:     a text with which every Register is refused.
     asks_back:   ask for the options and open ListAndWatch before Register is answered, as a kubelet does.
+    goes_on:     while it is not set, Register waits; then it is done though its caller has given up.
+    minor:       of Kubernetes 1.x, whose bookkeeping of clients it has.
     pod_resources: what List answers; a grpc.StatusCode refuses instead.
     """
 
@@ -190,12 +252,17 @@ class ScriptedKubelet:
         self.answers = True
         self.refuses = ""
         self.asks_back = True
+        self.goes_on = threading.Event()
+        self.goes_on.set()
+        self.minor = 37
+        self.table = _Table(self.minor)
         self.pod_resources: Any = held({})
         self.list_delay_s = 0.0
         self.list_calls = 0
         self.lists_in_flight = 0
         self.most_lists_in_flight = 0
         self.registered: list[Registered] = []
+        self.leaked: list[PluginCalls] = []
         self._released = threading.Event()
         self._servers: list[Any] = []
 
@@ -203,6 +270,7 @@ class ScriptedKubelet:
         self.dir.mkdir(parents=True, exist_ok=True)
         self.socket.unlink(missing_ok=True)
         self._released = threading.Event()
+        self.table = _Table(self.minor)
         handlers = {"Register": _handler(self._register, pb.RegisterRequest)}
         self._serve(self.socket, "v1beta1.Registration", handlers)
         if self.pod_resources_socket is not None:
@@ -225,6 +293,8 @@ class ScriptedKubelet:
         for registered in self.registered:
             if registered.calls is not None:
                 registered.calls.close()
+        for calls in self.leaked:
+            calls.close()
         for server in self._servers:
             server.stop(None).wait(LIMIT_S)
         self._servers.clear()
@@ -252,13 +322,52 @@ class ScriptedKubelet:
         if self.refuses:
             self.registered.append(registered)
             context.abort(grpc.StatusCode.UNKNOWN, self.refuses)
+        if not self.goes_on.is_set():
+            self.registered.append(registered)
+            self.goes_on.wait(60.0)
         if self.asks_back:
-            registered.calls = PluginCalls(self.dir / request.endpoint)
-            registered.options = registered.calls.options()
-            registered.watch = registered.calls.watch()
-            wait_for(lambda: registered.watch and registered.watch.lists, what="the first list")
-        self.registered.append(registered)
+            self._connect(registered, context)
+        if registered not in self.registered:
+            self.registered.append(registered)
         return pb.Empty()
+
+    def _connect(self, registered: Registered, context: Any) -> None:
+        table, request = self.table, registered.request
+        registered.calls = PluginCalls(self.dir / request.endpoint)
+        table.connecting(registered)
+        try:
+            registered.options = registered.calls.options()
+        except grpc.RpcError as error:
+            table.failed(registered)
+            context.abort(grpc.StatusCode.UNKNOWN, f"failed to dial device plugin: {error}")
+        if refusal := table.connected(registered):
+            table.failed(registered)
+            self.leaked.append(registered.calls)
+            context.abort(grpc.StatusCode.UNKNOWN, refusal)
+        registered.watch = registered.calls.watch(then=lambda: table.ended(registered))
+        wait_for(lambda: registered.watch and registered.watch.lists, what="the first list")
+
+    def offered(self, resource: str) -> set[str]:
+        """The ids that count as allocatable: of the last list that came, if a plugin counts as connected."""
+        now = self.table.healthy.get(resource)
+        if now is None or now.watch is None:
+            return set()
+        return {name for name, health in now.watch.health.items() if health == "Healthy"}
+
+    def register_by_hand(self, endpoint: str, resource: str) -> str:
+        """Register a socket that may be another's, as a tool might. Why it was refused; empty if not."""
+        with grpc.insecure_channel(f"unix://{self.socket}") as channel:
+            call = channel.unary_unary(
+                "/v1beta1.Registration/Register",
+                request_serializer=pb.RegisterRequest.SerializeToString,
+                response_deserializer=pb.Empty.FromString,
+            )
+            request = pb.RegisterRequest(version="v1beta1", endpoint=endpoint, resource_name=resource)
+            try:
+                call(request, timeout=LIMIT_S)
+            except grpc.RpcError as error:
+                return str(error.details())
+        return ""
 
     def _list(self, _: rpb.ListPodResourcesRequest, context: Any) -> rpb.ListPodResourcesResponse:
         self.list_calls += 1

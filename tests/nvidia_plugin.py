@@ -37,6 +37,9 @@ class _Resource:
         random.Random(name).shuffle(rows)
         self._list = DeviceList(1, tuple(rows))
 
+    def registering(self) -> None:
+        pass
+
     def devices(self) -> DeviceList:
         return self._list
 
@@ -49,7 +52,7 @@ class _Resource:
     ) -> list[ShareId]:
         return [*must_include, *sorted(set(available) - set(must_include))][:size]
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         return ContainerAllocation(envs={"NVIDIA_VISIBLE_DEVICES": ",".join(map(device_of, ids))})
 
     async def pre_start(self, ids: Sequence[ShareId]) -> None:

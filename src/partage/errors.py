@@ -21,7 +21,8 @@
           └─ Absent                    never retried
 
 The modules in ``edges`` translate errors of libraries into these and chain the original. Bugs have no class
-here: they end the process. Whether to retry is an attribute of the class (``retry``).
+here: in a verb they end the process, in the agent a task, which starts again. Whether to retry is an
+attribute of the class (``retry``).
 """
 
 from __future__ import annotations

@@ -15,6 +15,7 @@ import grpc
 import pytest
 
 from partage.edges.files.directory_lock import take_lock
+from partage.edges.kubelet.checkpoint import CHECKPOINT
 from tests.agent.harness import (
     MACHINE,
     Place,
@@ -154,7 +155,7 @@ def test_a_reload_changes_free_gpus_and_leaves_streams_of_others_alone(
         registered(kubelet, "nvidia.com/big")
         agent.wait(lambda: len(ids(kubelet, SHARED)) == 3 * 2 + 1, "three GPUs in two, one share still held")
         assert share in healthy(kubelet, SHARED)
-        assert len(ids(kubelet, GPU)) == 3
+        assert len(healthy(kubelet, GPU)) == 3
         assert agent.gpu(0)["phase"] == "waiting"
         assert agent.metric('partage_policy_reloads_total{result="ok"}') == 2.0
 
@@ -229,6 +230,9 @@ def test_pod_resources_that_refuses_every_call_costs_names_and_nothing_else(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
     kubelet.pod_resources = grpc.StatusCode.RESOURCE_EXHAUSTED
+    (node.kubelet_dir / CHECKPOINT).write_text(
+        '{"Data": {"PodDeviceEntries": null, "RegisteredDevices": {}}}'
+    )
     with running(spawn(node, policy=HALF)) as agent:
         calls = registered(kubelet, SHARED).calls
         assert calls is not None

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from partage.agent.driver_gate import DriverGate
-from partage.edges.hardware.driver_pause import read_pause
+from partage.edges.hardware.driver_pause import NOTE, read_pause
 from partage.edges.mps.keeper import MpsKeeper
 from partage.model.mps import DaemonSpec
 from partage.model.step import StartDaemon
@@ -174,3 +174,9 @@ async def test_a_label_of_the_operator_frees_the_driver_and_the_agent_comes_back
         report = await asyncio.to_thread(agent.report)
         assert report["node"]["driver"]["version"] == "580.95.05"
         await _wait(agent, lambda: agent.health() == (200, []), "well")
+
+
+def test_a_note_that_cannot_be_read_is_no_driver_that_may_be_used(tmp_path: Path) -> None:
+    assert not read_pause(tmp_path)
+    (tmp_path / NOTE).mkdir()
+    assert "cannot be read: Is a directory" in read_pause(tmp_path)

@@ -8,9 +8,10 @@ import pytest
 
 from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
-from partage.model.allocation import ContainerHold
-from partage.model.ids import ShareId, share_id
+from partage.model.allocation import AllocationRefused, ContainerHold
+from partage.model.ids import ContainerId, PodUid, ShareId, share_id
 from partage.model.policy import Options
+from partage.model.process import Left, LeftProcess
 from tests.plan.test_turn import GPU, SHARED_ONES, Turning, desired
 
 
@@ -19,7 +20,10 @@ class ChangingNode(Turning):
 
     def __init__(self) -> None:
         super().__init__()
-        hooks = PluginHooks(self.ledger, lambda: self.now_s, _nobody, lambda: None, lambda *_: None)
+        self.left = Left()
+        hooks = PluginHooks(
+            self.ledger, lambda: self.now_s, _nobody, self.left_of, lambda: None, lambda *_: None
+        )
         self.plugins = PluginSet(hooks)
         self.first, self.second, self.third, self.fourth = (share_id(gpu.uuid) for gpu in self.inventory)
         self.publish()
@@ -40,6 +44,10 @@ class ChangingNode(Turning):
         self.now_s += 1
         holds = [ContainerHold("default", share, "main", GPU, (share,)) for share in shares]
         self.ledger.observed(holds, self.now_s)
+
+    async def left_of(self, pods: frozenset[PodUid]) -> Left:
+        self.asked = pods
+        return self.left
 
     def unhealthy(self) -> set[ShareId]:
         return {row.id for row in self.plugin.devices().rows if not row.healthy}
@@ -67,17 +75,17 @@ def test_where_nothing_else_is_left_the_kubelet_gets_what_it_has(node: ChangingN
     assert node.plugin.preferred([node.first], [], 1) == [node.first]
 
 
-def test_with_the_last_free_share_the_held_ones_become_unhealthy_at_once(node: ChangingNode):
-    node.plugin.allocate([node.third])
+async def test_with_the_last_free_share_the_held_ones_become_unhealthy_at_once(node: ChangingNode):
+    await node.plugin.allocate([node.third])
     assert not node.unhealthy(), "one is left"
-    node.plugin.allocate([node.fourth])
+    await node.plugin.allocate([node.fourth])
     assert node.unhealthy() == {node.first, node.second}
 
 
-def test_what_the_kubelet_calls_free_and_did_not_take_becomes_unhealthy_with_them(node: ChangingNode):
-    node.plugin.allocate([node.third])
+async def test_what_the_kubelet_calls_free_and_did_not_take_becomes_unhealthy_with_them(node: ChangingNode):
+    await node.plugin.allocate([node.third])
     assert node.plugin.preferred([node.first, node.fourth], [], 1) == [node.fourth]
-    node.plugin.allocate([node.fourth])
+    await node.plugin.allocate([node.fourth])
     assert node.unhealthy() == {node.first, node.second}
 
 
@@ -94,9 +102,24 @@ def test_a_kubelet_that_may_be_a_new_one_gets_held_shares_as_healthy(node: Chang
     assert node.unhealthy() == {node.first, node.second}
 
 
-def test_a_withdrawn_id_is_answered_as_long_as_it_is_listed(node: ChangingNode):
+async def test_a_withdrawn_id_is_answered_as_long_as_it_is_listed(node: ChangingNode):
     node.named(node.second)
     node.publish()
     assert node.first in node.unhealthy()
-    node.plugin.allocate([node.first])
+    await node.plugin.allocate([node.first])
     assert (GPU, node.first) in {entry.hold for entry in node.ledger.entries()}
+
+
+async def test_a_share_with_a_process_left_is_refused_and_listed_as_unhealthy_before(node: ChangingNode):
+    former, ended = PodUid("u1"), PodUid("u2")
+    node.ledger.know_pods({GPU: {node.first: frozenset({former}), node.second: frozenset({ended})}})
+    node.left = Left((LeftProcess(former, ContainerId("c"), 7, "train", "D"),))
+    with pytest.raises(AllocationRefused, match=r"process train \(pid 7\) of its former pod u1 still runs"):
+        await node.plugin.allocate([node.first, node.second])
+    assert node.asked == {former, ended}
+    assert node.unhealthy() == {node.first}
+    node.publish()
+    assert node.unhealthy() == {node.first}, "the next turn says the same"
+    assert node.plugin.asked.refusals == 1
+    await node.plugin.allocate([node.third])
+    assert node.asked == {former, ended}, "for a share whose holders have all ended nobody is asked"

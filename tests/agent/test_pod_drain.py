@@ -4,11 +4,15 @@ import asyncio
 from contextlib import asynccontextmanager
 
 import pytest
+from msgspec.structs import replace
 
 from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.cluster.pod_drain import PodDrain
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
+from partage.edges.kube.connection import CALL_S
+from partage.model.ids import GpuUuid
+from partage.model.policy import Drain, Policy, SparedPods
 from partage.plan.cluster.events import NodeEvent
 from tests.agent.harness import healthy, ids, native, registered
 from tests.agent.test_cluster import _agent, _until
@@ -22,31 +26,46 @@ SHARED = "nvidia.com/gpu.shared"
 
 
 class PodServer:
-    """An API server with pods. evicted: names with the UIDs that were asked for. answers: to evictions."""
+    """An API server with pods. evicted: names with the UIDs that were asked for. specs: of some pods.
+
+    slow: pods whose evictions are answered when ``go`` is set.
+    """
 
     def __init__(self, server) -> None:
         server.answer = self.answer
-        self.pods = {name: {"uid": f"u-{name}"} for name in ("a", "b", "other")}
+        self.pods = {name: _of_controller(f"u-{name}", f"rs-{name}") for name in ("a", "b", "other")}
+        self.specs: dict[str, dict[str, object]] = {}
+        self.slow: set[str] = set()
+        self.go = asyncio.Event()
         self.evicted: list[tuple[str, str]] = []
         self.listed = 0
         self.eviction = Answer({}, 201)
         self.refused: dict[str, Answer] = {}
 
-    def answer(self, request) -> Answer:
+    async def answer(self, request) -> Answer:
         if request.path.endswith("/eviction"):
             body = request.json
-            self.evicted.append((body["metadata"]["name"], body["deleteOptions"]["preconditions"]["uid"]))
-            return self.refused.get(body["metadata"]["name"], self.eviction)
+            name = body["metadata"]["name"]
+            self.evicted.append((name, body["deleteOptions"]["preconditions"]["uid"]))
+            if name in self.slow:
+                await self.go.wait()
+            return self.refused.get(name, self.eviction)
         self.listed += 1
         items = [
             {
                 "metadata": {"name": name, "namespace": "default", **meta},
-                "spec": {"containers": []},
+                "spec": {"containers": [], **self.specs.get(name, {})},
                 "status": {"phase": "Running"},
             }
             for name, meta in self.pods.items()
         ]
         return Answer({"metadata": {}, "items": items})
+
+
+def _of_controller(uid, controller):
+    """The metadata of a pod."""
+    owner = {"kind": "ReplicaSet", "uid": controller, "controller": True}
+    return {"uid": uid, "ownerReferences": [owner]}
 
 
 @asynccontextmanager
@@ -127,6 +146,79 @@ async def test_pods_that_end_already_that_are_static_or_elsewhere_are_left_alone
         assert api.evicted == []
 
 
+TWO = entry("a"), entry("b", share="GPU-a::1")
+
+
+async def _is_quiet(api: PodServer) -> None:
+    """Until the cluster was asked for its pods three times more."""
+    listed = api.listed
+    await _until(lambda: api.listed >= listed + 3, "rounds")
+
+
+async def test_a_policy_that_is_taken_back_saves_the_pods_that_are_still_to_be_asked():
+    """While the first eviction takes long, as behind a webhook that does not answer."""
+    async with _drain(waiting(*TWO)) as (api, node, drain, told):
+        api.slow = {"a"}
+        await _until(lambda: api.evicted, "the first one")
+        node.publish(replace(waiting(), policy_in_force=Policy(source="old.yaml")))
+        api.go.set()
+        await asyncio.sleep(0.2)
+        assert api.evicted == [("a", "u-a")]
+        assert told == []
+        assert drain.trouble == ""
+
+
+async def test_an_eviction_that_takes_long_is_given_up_when_the_policy_is_taken_back():
+    """The API server ends a request whose connection has ended; the next one need not wait for its answer."""
+    async with _drain(waiting(entry("a"))) as (api, node, _, told):
+        api.slow = {"a"}
+        await _until(lambda: api.evicted, "asked")
+        node.publish(waiting(entry("a"), drain=None))
+        node.publish(waiting(entry("b")))
+        async with asyncio.timeout(CALL_S / 2):
+            await _until(lambda: told, "the other one")
+        assert api.evicted == [("a", "u-a"), ("b", "u-b")]
+        assert {one.about.name for one in told} == {"b"}
+
+
+async def test_pods_that_would_be_lost_or_that_the_system_needs_stay_and_it_is_said():
+    async with _drain(waiting(*TWO)) as (api, node, drain, told):
+        del api.pods["a"]["ownerReferences"]
+        api.specs["b"] = {"priority": 2_000_001_000, "priorityClassName": "system-node-critical"}
+        await _is_quiet(api)
+        assert api.evicted == []
+        assert drain.spared == {
+            GpuUuid("GPU-a"): "not evicted: pod default/a has no controller that would make it again, "
+            "pod default/b is system-critical"
+        }
+        assert {(one.reason, one.about.uid) for one in told} == {
+            ("DrainSkipped", "u-a"),
+            ("DrainSkipped", "u-b"),
+        }
+        assert len(told) == 2, "said once"
+        node.publish(waiting(*TWO, drain=Drain(also=(SparedPods.BARE,))))
+        await _until(lambda: api.evicted, "the bare one")
+        assert drain.spared == {GpuUuid("GPU-a"): "not evicted: pod default/b is system-critical"}
+        node.publish(waiting(*TWO, drain=Drain(also=tuple(SparedPods))))
+        await _until(lambda: {name for name, _ in api.evicted} == {"a", "b"}, "both")
+        assert drain.spared == {}
+
+
+async def test_a_controller_that_makes_pods_for_the_same_share_again_loses_one():
+    """As a DaemonSet does, whose pods come at once and are of this node."""
+    async with _drain(waiting(entry("a"))) as (api, node, drain, told):
+        await _until(lambda: api.evicted, "the first one")
+        del api.pods["a"]
+        for name in ("second", "third"):
+            api.pods[name] = _of_controller(f"u-{name}", "rs-a")
+            node.publish(waiting(entry(name)))
+            await _until(lambda: drain.spared, "seen")
+            await _is_quiet(api)
+            assert name in drain.spared[GpuUuid("GPU-a")]
+        assert {name for name, _ in api.evicted} == {"a"}
+        assert [one.about.name for one in told if one.reason == "DrainSkipped"] == ["second", "third"]
+
+
 async def test_an_account_that_may_not_read_pods_is_told():
     async with api_server() as server:
         server.answer = lambda _: status(403, "Forbidden", "cannot list pods")
@@ -161,3 +253,36 @@ async def test_after_the_deadline_free_shares_are_offered_as_before():
         await _until(lambda: api.events and api.events[-1]["reason"] == "ChangeFailed", "told", agent)
         kubelet.pod_resources = held({})
         await _until(lambda: len(healthy(kubelet, "nvidia.com/gpu")) == 1, "changed when it has ended", agent)
+
+
+async def test_the_report_says_who_is_not_evicted():
+    four = "{select: all, time-slicing: {replicas: 4}}"
+    async with _agent(policy=native(four), kubelet=True) as (here, api, agent, kubelet):
+        bare = {
+            "metadata": {"name": "train", "namespace": "team", "uid": "u"},
+            "status": {"phase": "Running"},
+        }
+        node_answer = api.server.answer
+
+        async def answer(request):
+            if request.path == "/api/v1/pods":
+                return Answer({"metadata": {}, "items": [bare]})
+            return await node_answer(request)
+
+        api.server.answer = answer
+        calls = (await asyncio.to_thread(registered, kubelet, SHARED)).calls
+        share = ids(kubelet, SHARED)[0]
+        assert calls is not None
+        calls.allocate([share])
+        kubelet.pod_resources = held({"team/train": {"main": {SHARED: [share]}}})
+        await asyncio.to_thread(agent.wait, lambda: agent.gpu(0).get("held") == 1, "held")
+        await _until(lambda: api.applied, "the cluster is there", agent)
+        here.write_policy(
+            native("{select: {index: 0}, exclusive: {}, change: drain}", four.replace("all", "rest"))
+        )
+        said = "not evicted: pod team/train has no controller that would make it again"
+        await asyncio.to_thread(agent.wait, lambda: said in (agent.gpu(0).get("reason") or ""), "said")
+        assert (await asyncio.to_thread(agent.gpu, 0))["phase"] == "waiting"
+        await _until(
+            lambda: any(one["reason"] == "DrainSkipped" for one in api.events), "told on the pod", agent
+        )

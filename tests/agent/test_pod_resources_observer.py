@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable, Collection, Iterable
 from contextlib import asynccontextmanager, suppress
+from pathlib import Path
 
 import pytest
 
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.options import Intervals
+from partage.edges.files.left_holds import LeftHolds
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
-from partage.model.ids import GpuUuid, PodUid, ResourceName, ShareId
+from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, ShareId
+from partage.model.process import Left, LeftProcess
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty
 from tests.kubelet_script import until
@@ -27,16 +30,20 @@ QUICK = Intervals(holders_first_s=0.01, holders_s=0.2, holders_longest_s=3.0, ch
 class Kubelet:
     """PodResources and a checkpoint that say what they are told; a list makes it write the checkpoint.
 
-    watches: whether it watches any list. writes: whether it writes the checkpoint.
+    watches: whether it watches any list. writes: whether it writes the checkpoint. has: None: no file.
     """
 
     def __init__(self, **checkpoint: str) -> None:
         """checkpoint: ids, and the pods that hold them."""
         self.says: tuple[ContainerHold, ...] | Unreachable = ()
-        self.has: CheckpointHolds | Unreachable = holds(**checkpoint)
+        self.has: CheckpointHolds | Unreachable | None = holds(**checkpoint)
+        self.accepted = False
+        self.may_know = True
         self.life = 0
         self.watches = self.writes = True
-        self.asked = self.written = self.lists = 0
+        self.asked = self.written = self.lists = self.looks = 0
+        self.left = Left()
+        self.run_dir = Path("/no/such/directory")
 
     async def held(self) -> tuple[ContainerHold, ...]:
         self.asked += 1
@@ -46,12 +53,17 @@ class Kubelet:
             raise said
         return said
 
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
+        """The helper's answer."""
+        self.looks += 1
+        return Left(tuple(one for one in self.left.processes if one.pod in pods), self.left.unseen)
+
     def resend(self) -> bool:
         self.lists += 1
         self.written += self.writes
         return self.watches
 
-    def checkpoint(self) -> CheckpointHolds:
+    def checkpoint(self) -> CheckpointHolds | None:
         if isinstance(self.has, Unreachable):
             raise self.has
         return self.has
@@ -63,6 +75,7 @@ class File:
     def __init__(self, kubelet: Kubelet) -> None:
         self.identity = lambda: CheckpointIdentity(1, kubelet.written)
         self.held = kubelet.checkpoint
+        self.listed = dict
 
 
 def holds(**pods: str) -> CheckpointHolds:
@@ -85,6 +98,10 @@ def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GP
         names=lambda: NodeNames({GPU}, frozenset(map(GpuUuid, gpus())), frozenset(map(GpuUuid, gpus()))),
         kubelet=lambda: kubelet.life,
         resend=kubelet.resend,
+        left=kubelet.left_of,
+        left_holds=LeftHolds(kubelet.run_dir),
+        accepted=lambda: kubelet.accepted,
+        may_know=lambda: kubelet.may_know,
     )
 
 
@@ -179,6 +196,37 @@ async def test_without_checkpoint_and_answer_nothing_is_known() -> None:
         kubelet.has = holds(a="uid")
         await until(lambda: one.known == {"GPU-a"})
         assert not one.unreadable
+
+
+async def test_a_checkpoint_that_is_not_there_is_no_empty_one() -> None:
+    kubelet = Kubelet()
+    kubelet.says, kubelet.has = Unreachable("no answer"), None
+    one = questions(kubelet)
+    async with asking(one):
+        assert not one.known
+        kubelet.says = (hold("pod", "GPU-a"),)
+        await until(lambda: one.known == {"GPU-a"})
+        assert certainties(one) == {"GPU-a": Certainty.OBSERVED}
+        assert not one.unreadable
+
+
+async def test_where_no_kubelet_is_nothing_was_given() -> None:
+    kubelet = Kubelet()
+    kubelet.says, kubelet.has, kubelet.may_know = Unreachable("not there"), None, False
+    one = questions(kubelet)
+    async with asking(one):
+        assert one.known == {"GPU-a"}
+
+
+async def test_a_kubelet_that_has_accepted_a_registration_has_a_checkpoint() -> None:
+    kubelet = Kubelet()
+    kubelet.has, kubelet.accepted = None, True
+    one = questions(kubelet)
+    async with asking(one):
+        assert "has no checkpoint" in one.unreadable
+        kubelet.has = holds(a="uid")
+        await until(lambda: not one.unreadable)
+        assert certainties(one) == {"GPU-a": Certainty.UNCONFIRMED}
 
 
 async def test_an_unreadable_checkpoint_is_said() -> None:
@@ -281,3 +329,120 @@ async def test_a_gpu_that_waits_has_the_question_asked_at_once() -> None:
         before = kubelet.asked
         one.waited_for(waited=True)
         await until(lambda: kubelet.asked > before, 0.15)
+
+
+# --- what is left of former holders ---------------------------------------------------------------
+
+
+def left(*pods: str) -> Left:
+    return Left(tuple(LeftProcess(PodUid(pod), ContainerId("c"), 7, "python", "D") for pod in pods))
+
+
+async def test_a_share_is_free_when_nothing_of_its_former_pod_runs() -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.says, kubelet.left = (hold("pod", "GPU-a"),), left("u1")
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        looks = kubelet.looks
+        assert looks == 1, "at first, to know whether somebody can look"
+        kubelet.says = ()
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.ENDING})
+        await until(lambda: kubelet.looks > looks + 2)
+        assert one.ledger.held().left == {GPU: {"GPU-a"}}
+        kubelet.left = Left()
+        await until(lambda: not one.ledger.entries())
+        looks, asked = kubelet.looks, kubelet.asked
+        await until(lambda: kubelet.asked > asked + 1)
+        assert kubelet.looks == looks, "nothing is asked at rest"
+
+
+async def test_a_person_may_free_a_share_that_a_process_keeps(tmp_path: Path) -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.run_dir = tmp_path
+    kubelet.says, kubelet.left = (hold("pod", "GPU-a"),), left("u1")
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        kubelet.says = ()
+        await until(lambda: bool(one.ledger.held().left))
+        LeftHolds(tmp_path).free([PodUid("u1")])
+        await until(lambda: not one.ledger.entries())
+
+
+async def test_the_next_agent_waits_for_what_the_one_before_waited_for(tmp_path: Path) -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.run_dir = tmp_path
+    kubelet.says, kubelet.left = (hold("pod", "GPU-a"),), left("u1")
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        kubelet.says = ()
+        await until(lambda: bool(one.ledger.held().left))
+    kubelet.has = holds()
+    two = questions(kubelet)
+    async with asking(two):
+        await until(lambda: two.ledger.held().left == {GPU: {"GPU-a"}})
+        assert two.ledger.entries() == one.ledger.entries()
+        kubelet.left = Left()
+        await until(lambda: not two.ledger.entries())
+    assert not list(tmp_path.iterdir())
+
+
+async def test_where_nobody_can_look_the_kubelets_word_decides_and_it_is_said() -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.says, kubelet.left = (hold("pod", "GPU-a"),), Left(unseen="no hostPID")
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        await until(lambda: one.unseen == "no hostPID")
+        kubelet.says = ()
+        await until(lambda: not one.ledger.entries())
+        kubelet.left = Left()
+        await until(lambda: not one.unseen)
+
+
+async def test_a_helper_that_does_not_answer_is_asked_again_and_allocate_does_not_wait_for_it() -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.says = (hold("pod", "GPU-a"),)
+    one = questions(kubelet)
+    answers = asyncio.Event()
+    look = kubelet.left_of
+
+    async def slow(pods: Collection[PodUid]) -> Left:
+        await answers.wait()
+        return await look(pods)
+
+    one.left = slow
+    async with asking(one):
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+        assert await one.left_at_once(frozenset({PodUid("u1")})) is None
+        kubelet.says = ()
+        await until(lambda: certainties(one) == {"GPU-a": Certainty.ENDING})
+        assert not one.ledger.held().left, "nothing is known of it"
+        answers.set()
+        await until(lambda: not one.ledger.entries())
+
+
+async def test_the_pods_of_shares_are_known_also_where_pod_resources_does_not_answer() -> None:
+    kubelet = Kubelet()
+    kubelet.says, kubelet.left = Unreachable("no socket"), left("u1")
+    one = questions(kubelet)
+    async with asking(one):
+        one.ledger.allocated(GPU, [GPU_A], one.clock())
+        kubelet.has, kubelet.written = holds(a="u1"), 1
+        await until(lambda: one.ledger.former_pods(GPU, [GPU_A]) == {"u1"})
+        one.ledger.offered_as_free(GPU, [GPU_A], one.clock())
+        await until(lambda: one.ledger.held().left == {GPU: {"GPU-a"}})
+
+
+async def test_the_checkpoint_is_read_for_pods_only_when_something_is_new() -> None:
+    kubelet = Kubelet(a="u1")
+    kubelet.says = (hold("pod", "GPU-a"),)
+    one = questions(kubelet)
+    async with asking(one):
+        await until(lambda: one.ledger.former_pods(GPU, [GPU_A]) == {"u1"})
+        kubelet.has = Unreachable("must not be read")
+        asked = kubelet.asked
+        await until(lambda: kubelet.asked > asked + 2)
+        assert not one.unreadable

@@ -18,6 +18,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy_directory import UNSETTLED_S, PolicyFiles
 from partage.edges.files.state import SavedPolicy
 from partage.errors import InputError, Unsatisfiable
+from partage.model.choice_rules import Fallback
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.node_labels import MIG_CONFIG
 from partage.model.policy import MigStrategy
@@ -288,16 +289,16 @@ def config_map(tmp_path: Path) -> ConfigMap:
 
 
 def of_directory(
-    config_map: ConfigMap, fallback: SavedPolicy | None = None, **options: Any
+    config_map: ConfigMap, saved: SavedPolicy | None = None, policy_s: float = 60.0, **options: Any
 ) -> PolicyObserver:
     settings = AgentOptions(
-        policy=config_map.path, intervals=Intervals(policy_s=60.0), awaits_labels=True, **options
+        policy=config_map.path, intervals=Intervals(policy_s=policy_s), awaits_labels=True, **options
     )
-    return PolicyObserver(settings, geometry_of, lambda: None, fallback, DirectoryChanges())
+    return PolicyObserver(settings, geometry_of, lambda: None, saved, DirectoryChanges())
 
 
 def replicas(one: PolicyObserver) -> int | None:
-    """Of the policy in force; 0 for exclusive."""
+    """Of the policy in force; 1 for exclusive."""
     if one.good is None or one.desired is None:
         return None
     found = {offer.replicas for devices in one.desired.offer.values() for offer in devices}
@@ -328,7 +329,7 @@ def test_a_label_chooses_and_chooses_again(config_map: ConfigMap) -> None:
 
 
 def test_a_label_that_goes_where_nothing_else_chooses_keeps_what_was_in_force(config_map: ConfigMap) -> None:
-    one, node = of_directory(config_map, fallback=None, config=None, environ={}), node_of()
+    one, node = of_directory(config_map, config=None, environ={}), node_of()
     config_map.put(a=GOOD, b=SHARED)
     one.start()
     one.know_labels({CHOICE: "b"})
@@ -570,3 +571,77 @@ def test_a_wrong_label_where_the_policy_is_the_file_of_layouts_keeps_the_layout(
     one.know_labels({MIG_CONFIG: "off"})
     one.resolve_on(node)
     assert (layouts(one), state(one), one.layouts_problems) == ("off", PolicyState.FILE, ())
+
+
+# --- a ConfigMap that is deleted -----------------------------------------------------------------
+
+EVERY_FALLBACK = [(), (Fallback.NAMED, Fallback.SINGLE), (Fallback.EMPTY,), tuple(Fallback)]
+
+
+@pytest.mark.parametrize("fallback", EVERY_FALLBACK)
+def test_a_config_map_that_is_deleted_while_it_is_in_use_changes_no_gpu(
+    config_map: ConfigMap, fallback: tuple[Fallback, ...]
+) -> None:
+    """The kubelet empties the directory of one that may be missing."""
+    one, node = of_directory(config_map, policy_s=0.01, fallback=fallback), node_of()
+    one.start()
+    one.know_labels({CHOICE: "shared"})
+    one.resolve_on(node)
+    assert replicas(one) == 2
+    saved = one.saved
+    config_map.put()
+    asyncio.run(one_look(one))
+    for labels in ({CHOICE: "shared"}, {}):
+        one.know_labels(labels)
+        one.resolve_on(node)
+        assert (replicas(one), state(one), one.saved) == (2, PolicyState.LAST_GOOD, saved)
+        assert one.report.problems[0].severity == "error"
+
+    after = of_directory(config_map, saved, policy_s=0.01, fallback=fallback)
+    after.start()
+    after.resolve_on(node)
+    assert (replicas(after), state(after)) == (2, PolicyState.LAST_GOOD), (
+        "the agent's next pod, before labels"
+    )
+    after.know_labels({})
+    after.resolve_on(node)
+    assert (replicas(after), after.saved) == (2, saved)
+    config_map.put(default=GOOD)
+    asyncio.run(one_look(after))
+    after.know_labels({CHOICE: "default"})
+    after.resolve_on(node)
+    assert (replicas(after), after.report.reason) == (4, PolicyReason.IN_FORCE)
+
+
+async def one_look(one: PolicyObserver) -> None:
+    """Until another policy is chosen."""
+    seen = asyncio.Event()
+    one.ask = seen.set
+    watch = asyncio.create_task(one.watch())
+    try:
+        await asyncio.wait_for(seen.wait(), 10)
+    finally:
+        watch.cancel()
+        await asyncio.wait([watch])
+
+
+@pytest.mark.parametrize("awaits_labels", [True, False])
+def test_a_config_map_that_is_not_there_yet_is_waited_for(tmp_path: Path, *, awaits_labels: bool) -> None:
+    config_map = ConfigMap(tmp_path / "policies")
+    config_map.put()
+    settings = AgentOptions(policy=config_map.path, awaits_labels=awaits_labels)
+    one = PolicyObserver(settings, geometry_of, lambda: None, None, DirectoryChanges())
+    one.start()
+    one.know_labels({})
+    one.resolve_on(node_of())
+    assert (replicas(one), one.report.reason) == (None, PolicyReason.NONE_CHOSEN)
+
+
+def test_without_any_policy_of_before_the_fallback_empty_is_taken(tmp_path: Path) -> None:
+    config_map = ConfigMap(tmp_path / "policies")
+    config_map.put()
+    one = of_directory(config_map, fallback=(Fallback.EMPTY,))
+    one.start()
+    one.know_labels({})
+    one.resolve_on(node_of())
+    assert (replicas(one), one.report.reason) == (1, PolicyReason.IN_FORCE)

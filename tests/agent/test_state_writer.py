@@ -17,7 +17,7 @@ from partage.plan.turn import NodeState
 @asynccontextmanager
 async def memory(path: Path) -> AsyncIterator[StateWriter]:
     """One that writes, for the length of a block."""
-    one = StateWriter(StateDir(path), asyncio.get_running_loop().time)
+    one = StateWriter(StateDir(path), path / "report.json", asyncio.get_running_loop().time)
     task = asyncio.create_task(one.run())
     try:
         yield one

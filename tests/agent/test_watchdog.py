@@ -114,7 +114,7 @@ def test_an_agent_whose_helper_sees_no_processes_says_so_and_promises_less(
             assert calls is not None
             answer = calls.allocate(ids(kubelet, SHARED)[:1])
             assert answer.envs["PARTAGE_GUARANTEE"] == "advisory"
-            agent.wait(lambda: agent.degraded() == ["processes-hidden"], "told")
+            agent.wait(lambda: set(agent.degraded()) == {"processes-hidden", "processes-unseen"}, "told")
             assert agent.health()[0] == 200
             assert agent.metric("partage_watchdog_processes_hidden") == 1.0
             assert agent.report()["watch"]["hidden"] == "simulated: the node's processes cannot be seen"

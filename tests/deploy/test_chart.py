@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import re
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -41,9 +42,14 @@ def _renderer() -> ModuleType:
     return module
 
 
-def _objects(path: Path) -> dict[tuple[str, str], Json]:
+def _each(path: Path) -> list[tuple[tuple[str, str], Json]]:
+    """All objects, with kind and name; several namespaces may have the same."""
     found = (one for one in yaml.safe_load_all(path.read_text()) if one)
-    return {(one["kind"], one["metadata"]["name"]): one for one in found}
+    return [((one["kind"], one["metadata"]["name"]), one) for one in found]
+
+
+def _objects(path: Path) -> dict[tuple[str, str], Json]:
+    return dict(_each(path))
 
 
 def _pod(path: Path, component: str) -> Json:
@@ -141,6 +147,79 @@ DRAIN = {("", "pods", "list"), ("", "pods/eviction", "create")}
 )
 def test_nothing_more_is_granted_than_is_used(path: Path, granted: set[tuple[str, str, str]]) -> None:
     assert _rules(path) == granted
+
+
+WORDS = Path(__file__).parent / "rendered" / "words.yaml"
+
+
+def test_a_name_that_looks_like_something_else_stays_a_name() -> None:
+    """``off``, ``010``, ``1.10``, ``null`` are policies, and ``1e3`` is a namespace."""
+    values = yaml.safe_load((Path(__file__).parent / "values" / "words.yaml").read_text())
+    objects = _objects(WORDS)
+    assert objects["ConfigMap", "010-policies"]["data"] == values["config"]["map"]
+    agent, hardware = (objects["DaemonSet", f"010-{part}"] for part in ("agent", "hardware"))
+    for one in (agent, hardware):
+        pod = one["spec"]["template"]
+        selector = {"app.kubernetes.io/name": "on", "app.kubernetes.io/instance": "partage"}
+        assert one["spec"]["selector"]["matchLabels"].items() >= selector.items()
+        assert pod["metadata"]["labels"].items() >= {**selector, **values["podLabels"]}.items()
+        assert pod["metadata"]["annotations"] == values["podAnnotations"]
+        assert (pod["spec"]["priorityClassName"], pod["spec"]["runtimeClassName"]) == ("1e9", "no")
+        assert pod["spec"]["nodeSelector"] == values["nodeSelector"]
+        (container,) = pod["spec"]["containers"]
+        assert container["image"] == "10:30"
+        assert f"--run-dir={values['runDir']}" in container["args"]
+        paths = {volume["hostPath"]["path"] for volume in pod["spec"]["volumes"] if "hostPath" in volume}
+        assert values["runDir"] in paths
+        assert values["runDir"] in {mount["mountPath"] for mount in container["volumeMounts"]}
+    args = agent["spec"]["template"]["spec"]["containers"][0]["args"]
+    assert {"--config=1.10", "1.10", "--rollout=1e3/010-rollout"} <= set(args)
+    assert {"--machine=0x10", "off"} <= set(hardware["spec"]["template"]["spec"]["containers"][0]["args"])
+    assert agent["spec"]["template"]["spec"]["serviceAccountName"] == "true"
+    assert objects["ServiceMonitor", "010-agent"]["spec"]["endpoints"][0]["interval"] == "1:30"
+    names = [(one["metadata"]["name"], one["metadata"].get("namespace")) for _, one in _each(WORDS)]
+    assert all(isinstance(name, str) for name, _ in names)
+    assert {namespace for _, namespace in names} == {None, "1e3", "1e5", "off"}
+
+
+_NO_OUTPUT = r"end|if |else|with |range |define |include \"partage.(?:labels|selector|placement)\""
+_OUTPUT = re.compile(rf"\{{\{{-? (?!{_NO_OUTPUT})(.*?) ?-?\}}\}}")
+_SAFE = re.compile(
+    r"\| (quote|toJson|nindent \d+)$|^\$|^fail |^/\*|^toYaml .* \| nindent|^int |^base \$path$"
+)
+
+
+@pytest.mark.parametrize("path", sorted((CHART / "templates").glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_value_that_a_template_writes_is_quoted(path: Path) -> None:
+    """As YAML, or as a number or a switch, which the schema knows."""
+    schema_knows = (".Values.metrics.port", ".Values.cluster.enabled", 'ternary "RollingUpdate" "OnDelete"')
+    bare = [
+        found
+        for found in _OUTPUT.findall(path.read_text())
+        if not _SAFE.search(found) and not found.startswith(schema_knows)
+    ]
+    assert bare == []
+
+
+def test_a_config_map_that_is_deleted_keeps_no_agent_from_starting() -> None:
+    for path, name in ((ALL, "partage-policies"), (ALONE, "my-policies")):
+        (volume,) = (one for one in _pod(path, "agent")["volumes"] if one["name"] == "policies")
+        assert volume["configMap"] == {"name": name, "optional": True}
+
+
+def test_the_right_to_evict_can_be_that_of_some_namespaces() -> None:
+    granted = {
+        (kind, one["metadata"].get("namespace"))
+        for (kind, _), one in _each(WORDS)
+        if kind in ("Role", "ClusterRole")
+        for rule in one["rules"]
+        if "pods/eviction" in rule["resources"]
+    }
+    assert granted == {("Role", "1e5"), ("Role", "off")}
+    bound = [one for (kind, name), one in _each(WORDS) if (kind, name) == ("RoleBinding", "010-evictions")]
+    assert [one["subjects"] for one in bound] == [
+        [{"kind": "ServiceAccount", "name": "true", "namespace": "1e3"}]
+    ] * 2
 
 
 def test_who_looks_at_the_cluster_may_read_and_nothing_else_and_is_not_the_agent() -> None:

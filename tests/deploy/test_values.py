@@ -33,6 +33,7 @@ def _template(*options: str) -> subprocess.CompletedProcess[str]:
         ("--set=config.default=a", "config.default names a policy, and there is none"),
         ("--set=config.default=a --set=config.map.b=c", "is not in config.map, which has b"),
         ("--set=cluster.enabled=false --set=cluster.drain=true", "cluster.drain needs cluster.enabled"),
+        ("--set=cluster.drainNamespaces={a}", "cluster.drainNamespaces needs cluster.drain"),
         ("--set=rollout.canary.pool=test", "rollout.canary needs rollout.maxChanging"),
         ("--kube-version=1.29.4-gke.1", "admission.ownNodeOnly needs Kubernetes 1.30"),
         (

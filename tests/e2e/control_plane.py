@@ -54,9 +54,13 @@ class Bound(Frozen):
 
 
 class ControlPlane:
-    """The API server, as a kubelet and a user see it, and what the scheduler decides."""
+    """The API server, as a kubelet and a user see it, and what the scheduler decides.
+
+    url, certificate: of the API server, for clients of their own.
+    """
 
     def __init__(self, server: int, scheduler: int, certificate: Path, log: TextIO) -> None:
+        self.url, self.certificate = f"https://127.0.0.1:{server}", certificate
         verified = ssl.create_default_context(cafile=str(certificate))
         self._api, self._watched = _Http(server, verified), _Http(server, verified, None)
         self._closed = False
@@ -74,6 +78,11 @@ class ControlPlane:
         self._nodes: dict[str, str] = {}
         """Node of each pod that is there, empty while it has none."""
         self._new: list[str] = []
+
+    def ask(self, method: str, path: str, body: Json | None = None) -> Json:
+        """Any request of an admin, and its answer."""
+        found: Json = json.loads(self._api.ask(method, path, body))
+        return found
 
     # --- what users and kubelets do -------------------------------------------------------------------
 
@@ -285,7 +294,7 @@ def control_plane(programs: Path, folder: Path) -> Iterator[ControlPlane]:
         )  # fmt: skip
         until("the API server answers", lambda: _answers(server, "/readyz"))
         kubeconfig = folder / "scheduler.conf"
-        kubeconfig.write_text(json.dumps(_kubeconfig(f"https://{here}:{server}", certificate)))
+        kubeconfig.write_text(json.dumps(kubeconfig_of(f"https://{here}:{server}", certificate)))
         configuration = folder / "scheduler.yaml"
         configuration.write_text(_SCHEDULER.replace("KUBECONFIG", str(kubeconfig)))
         start(
@@ -345,7 +354,7 @@ def _free_ports(count: int) -> list[int]:
             one.close()
 
 
-def _kubeconfig(server: str, certificate: Path) -> Json:
+def kubeconfig_of(server: str, certificate: Path) -> Json:
     return {
         "apiVersion": "v1",
         "kind": "Config",

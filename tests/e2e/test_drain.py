@@ -18,8 +18,8 @@ WAITS = "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replica
 POLICIES = {
     "default": "version: partage/v1\n",
     "waits": WAITS,
-    "drains": WAITS + "    change: drain\n",
-    "hurries": WAITS + "    change: {drain: 8s}\n",
+    "drains": WAITS + "    change: {drain: 10m, also: bare}\n",
+    "hurries": WAITS + "    change: {drain: 8s, also: bare}\n",
 }
 VALUES: dict[str, Any] = {"hardware": {"machine": MACHINE}, "config": {"map": POLICIES}}
 

@@ -22,7 +22,9 @@ pytestmark = pytest.mark.usefixtures("tenants")
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 WHOLE = "version: partage/v1\n"
 REPLICAS = "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: %d}\n"
-HURRIES = "version: partage/v1\ngpus:\n  - select: all\n    exclusive: {}\n    change: {drain: 3s}\n"
+HURRIES = (
+    "version: partage/v1\ngpus:\n  - select: all\n    exclusive: {}\n    change: {drain: 3s, also: bare}\n"
+)
 POLICIES = "fleet-policies"
 LEASE, CANARY = "partage-rollout-0", {"pool": "test"}
 NOTE = "partage.dev/rollout"

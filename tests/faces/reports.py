@@ -75,7 +75,7 @@ def a_report(
         node=node,
         offer=done.view.offer,
         gpus=gpu_reports(now, done, desired, ledger.entries()),
-        resources=resource_reports(done.view.by_resource, ledger.entries()),
+        resources=resource_reports(done.view.by_resource, ledger.entries(), done.view.withdrawn),
         entries=ledger.entries(),
         policy=PolicyReport(PolicyState.FILE, "policy.yaml", None, "0" * 64),
         dependencies=DependencyProblems(),

@@ -522,3 +522,29 @@ def test_assert_says_what_it_compared_when_all_is_well(tmp_path, capsys):
     assert run(["assert", *node, "-o", "json"]) == 0
     compared = json.loads(capsys.readouterr().out)["compared"]
     assert compared == {"migLayouts": [0], "mpsDaemons": [], "computeModes": [], "timeSlices": []}
+
+
+@pytest.mark.parametrize(
+    ("machine", "entry"),
+    [
+        ("1xl4", "mps: {replicas: 4}"),
+        ("1xl4", "time-slicing: {replicas: 4, interval: short}"),
+        ("1xh100-sxm5-80gb", "mig: {layout: [3g.40gb, 3g.40gb], mps: {replicas: 2}}"),
+        ("1xl4", "mps: {protocol: 3, clients: [{name: big, memory: 8Gi}, {name: small, memory: 4Gi}]}"),
+    ],
+)
+def test_a_written_machine_is_as_it_was_left(tmp_path, capsys, machine, entry):
+    policy, file = tmp_path / "policy.yaml", tmp_path / "machine.yaml"
+    policy.write_text(f"version: partage/v1\ngpus:\n  - {{select: all, {entry}}}\n")
+    if "protocol" in entry:
+        model = {"gpus": [{"name": "NVIDIA L4"}], "driver": "615.10.01", "cuda-driver": "13.3"}
+        machine = tmp_path / "before.json"
+        machine.write_text(json.dumps(model))
+    assert run(["apply", "-f", str(policy), "--machine", str(machine), "--write", str(file)]) == 0
+    node = ["--machine", str(file), "-f", str(policy)]
+    capsys.readouterr()
+    assert run(["plan", *node, "-o", "json"]) == 0
+    assert json.loads(capsys.readouterr().out)["steps"] == []
+    assert run(["assert", *node]) == 0
+    assert run(["record", *node[:2], "--to", str(tmp_path / "again.yaml")]) == 0
+    assert run(["assert", "--machine", str(tmp_path / "again.yaml"), *node[2:]]) == 0

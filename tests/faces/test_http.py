@@ -24,6 +24,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from partage.agent.options import Intervals
+from partage.agent.status.readiness import kubelet_trouble
 from partage.agent.status.status import AgentStatus, RequestCounts
 from partage.codec.values import decode, encode
 from partage.edges.hardware.supervisor import HelperState
@@ -189,14 +190,36 @@ def without_driver(agent: Agent) -> Any:
 
 def test_a_resource_that_the_kubelet_does_not_watch_is_told(agent: Agent) -> None:
     agent.states[0] = replace(agent.states[0], unwatched_since=999.0)
-    assert "not-watched" not in [reason["code"] for reason in agent.get("/healthz")[1]["degraded"]]
+    assert agent.get("/healthz")[0] == 200
     agent.clock.now_s += 2
     status, document = agent.get("/healthz")
-    (reason,) = [one for one in document["degraded"] if one["code"] == "not-watched"]
-    assert (status, reason["message"]) == (
-        200,
+    (reason,) = document["reasons"]
+    assert (status, reason["code"], reason["message"]) == (
+        503,
+        "not-watched",
         f"the kubelet accepted {SHARED} and has read no device list for 3 s",
     )
+
+
+def test_what_a_restart_of_the_kubelet_settles_is_no_trouble_of_the_node(agent: Agent) -> None:
+    resources = agent.report.resources
+    said = []
+    _unregister(agent, attempts=3, since=agent.clock.now_s)
+    for _ in range(3):
+        said.append(kubelet_trouble(agent.status, resources, INTERVALS))
+        agent.clock.now_s += INTERVALS.silent_s / 2 + 1
+    assert said[0] == said[1] == ""
+    assert f"{SHARED} is not registered" in said[2]
+    agent.clock.now_s += 100
+    assert kubelet_trouble(agent.status, resources, INTERVALS) == said[2], "the same sentence: no new report"
+
+
+def test_a_socket_that_the_kubelet_keeps_is_told(agent: Agent) -> None:
+    agent.states[0] = replace(agent.states[0], kept=("nvidia-gpu_partage-0a1b2c.sock",))
+    status, document = agent.get("/healthz")
+    (reason,) = [one for one in document["degraded"] if one["code"] == "kubelet-keeps-socket"]
+    assert status == 200
+    assert "keeps nvidia-gpu_partage-0a1b2c.sock" in reason["message"]
 
 
 def test_only_a_loop_that_hangs_is_worth_a_restart(agent: Agent) -> None:
@@ -204,6 +227,13 @@ def test_only_a_loop_that_hangs_is_worth_a_restart(agent: Agent) -> None:
     assert agent.get("/livez")[0] == 200
     agent.clock.now_s += INTERVALS.stalled_s + 1
     assert agent.get("/livez")[0] == 503
+
+
+def test_a_task_that_cannot_be_kept_running_is_worth_a_restart(agent: Agent) -> None:
+    agent.status.ended_tasks = lambda: "the task serve nvidia.com/gpu ended 8 times in a row: it returned"
+    for page in ("/livez", "/healthz"):
+        status, document = agent.get(page)
+        assert (status, document["reasons"][0]["code"]) == (503, "task-ended")
 
 
 def test_a_refused_policy_is_for_people_not_for_probes(agent: Agent) -> None:
@@ -284,6 +314,8 @@ def test_the_report_says_everything_in_camel_case(agent: Agent) -> None:
         "certainty": "observed",
         "holders": [{"namespace": "default", "pod": "pod", "container": "main"}],
         "since": "2023-11-14T22:13:10.000Z",
+        "endedAt": None,
+        "left": [],
     }
     assert not [key for key in _keys(document) if "_" in key]
 

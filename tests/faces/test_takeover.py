@@ -20,6 +20,7 @@ from partage.sim.kubelet.pod import Container, Pod, PodPhase, PodStatus
 from tests.agent.harness import AgentProcess, Place, native, place, running, spawn
 from tests.agent.test_cluster import _kubeconfig
 from tests.edges.kube.scripted import Answer, Request, api_server, node
+from tests.edges.kubelet.shelf import listening_child
 from tests.nvidia_plugin import NvidiaPlugin, recording
 
 GPU = "nvidia.com/gpu"
@@ -127,6 +128,24 @@ async def test_20_pods_keep_their_ids_through_takeover_and_handback() -> None:
         assert [one for one in node_.statuses() if one.pod in node_.pods] == before
         assert (await asyncio.to_thread(node_.agent.health)) == (503, ["other-plugin"])
         assert node_.kubelet.protocol_errors == ()
+
+
+async def test_handback_is_not_done_before_the_kubelet_asks_the_other_plugin() -> None:
+    """A plugin that listens, and that the kubelet has not accepted (1.37 refuses a path that it knows)."""
+    async with beside_nvidia("ts10", 3) as node_:
+        await node_.reported(registered=False)
+        await node_.nvidia.stop()
+        await node_.reported(registered=True)
+        record = json.dumps({"listed": {GPU: sorted(node_.nvidia.ids[GPU])}, "label": None})
+        (node_.place.root / "record").mkdir()
+        (node_.place.root / "record" / "nvidia-plugin.json").write_text(record)
+        with listening_child(node_.place.kubelet_dir / "nvidia-gpu.sock"):
+            code, out, err = await node_.verb("handback", "--wait=4")
+        assert (code, "done" in out) == (4, False), err
+        assert "NVIDIA's plugin has not registered nvidia.com/gpu" in err
+        await node_.reported(registered=True)
+        healthy = node_.kubelet.allocatable()
+        assert healthy[GPU] == 80, "the agent serves again"
 
 
 async def test_by_hand_the_verb_waits_for_the_steps() -> None:

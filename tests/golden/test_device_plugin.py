@@ -204,6 +204,9 @@ class _Plugin:
 
     pre_start_required = False
 
+    def registering(self) -> None:
+        pass
+
     def __init__(self, resource: ResourceName) -> None:
         self.resource = resource
 
@@ -218,7 +221,7 @@ class _Plugin:
     ) -> list[ShareId]:
         raise NotImplementedError
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         raise NotImplementedError
 
     async def pre_start(self, ids: Sequence[ShareId]) -> None:

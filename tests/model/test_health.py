@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.model.gpu import RecoveryAction
 from partage.model.health import (
@@ -108,6 +109,22 @@ def test_a_count_that_was_not_known_before_or_falls_is_no_proof():
         state((1, GpuCondition(UUID, resets=5)), (2, xid(79)), (3, GpuCondition(UUID, resets=0)))
         is HealthState.UNHEALTHY
     )
+
+
+def test_an_xid_that_arrives_after_the_reset_that_followed_it_asks_for_no_other():
+    late = Xid(UUID, 79, resets=0)
+    reset = replace(FINE_ON_AN_OLD_DRIVER, resets=1)
+    for events in (((1, late), (2, reset)), ((1, reset), (2, late), (3, reset))):
+        assert state(*events) is HealthState.PROBATION
+        assert state(*events, (3 + PROBATION_S, reset)) is HealthState.HEALTHY
+        assert state(*events, (4, Xid(UUID, 79, resets=1)), (5, reset)) is HealthState.UNHEALTHY
+
+
+def test_a_reset_that_only_a_later_xid_tells_of_is_proof():
+    reset = replace(FINE_ON_AN_OLD_DRIVER, resets=1)
+    fell_off = ((1, replace(reset, resets=0)), (2, xid(79)))
+    assert state(*fell_off, (3, Xid(UUID, 999, resets=1)), (4, reset)) is HealthState.PROBATION
+    assert state(*fell_off, (3, Xid(UUID, 79, resets=1)), (4, reset)) is HealthState.UNHEALTHY
 
 
 def test_a_recovery_action_that_the_driver_takes_back_is_proof():

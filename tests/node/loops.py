@@ -11,6 +11,7 @@ import contextvars
 import selectors
 from collections.abc import Callable
 from concurrent.futures import Executor
+from math import inf, nextafter
 from typing import Any, TypeVar
 
 TICK_S = 1e-6
@@ -65,11 +66,13 @@ class SimulatedTimeLoop(Loop):
         super().__init__(selector)
 
     def time(self) -> float:
-        self._now_s += TICK_S
+        self._skip(TICK_S)
         return self._now_s
 
     def _skip(self, seconds: float) -> None:
-        self._now_s += seconds
+        """After some centuries a tick is less than the last digit of the clock, which has to go on all the
+        same."""
+        self._now_s = max(self._now_s + seconds, nextafter(self._now_s, inf))
 
     def run_in_executor(  # type: ignore[override]
         self, executor: Executor | None, function: Callable[..., _T], *arguments: Any

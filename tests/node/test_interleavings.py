@@ -228,20 +228,14 @@ class Node(RuleBasedStateMachine):
     @precondition(lambda self: self.world.agent is None and self.world.live())
     @rule(data=st.data(), slow_s=st.sampled_from([0.0, 6.0, 20.0]), then_s=PAUSES_S)
     def state_is_lost_under_pods(self, data: st.DataObject, slow_s: float, then_s: float) -> None:
-        """The policy is another one, and the node answers late. What is held fits it or is none of its ids:
-        an id that means something else in another policy cannot be recognised without the state (ADR 20)."""
+        """The policy is another one, and the node answers late; the ids that are held may fit both."""
         plan = data.draw(self.plans)
-        if not self.world.admissions and self._is_recognised(plan):
+        if not self.world.admissions:
             self.world.lose_state()
             self.world.write_policy(plan, single=self.world.single)
             if slow_s:
                 self.do(self.world.fault(HangCall("observe", slow_s, 1)))
             self.do(self._start_agent(then_s))
-
-    def _is_recognised(self, plan: tuple[Sharing, ...]) -> bool:
-        gpus = self.world.hardware.state.gpus
-        shares = {share: terms for n, one in enumerate(plan) for share, terms in one.shares(gpus[n]).items()}
-        return all(shares.get(one.share, one.terms) == one.terms for one in self.world.held())
 
     # --- the policy ---
 

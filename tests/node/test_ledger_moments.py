@@ -19,16 +19,19 @@ from partage.sim.node.faults import Fault, HangCall, ResetGpu, SetDaemonPhase
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place
 from tests.edges.kubelet.shelf import Shelf, running
-from tests.node.layouts import DISABLED, LayoutTruth, LayoutWorld, made
+from tests.node.layouts import DISABLED, Layout, LayoutTruth, LayoutWorld, made
 from tests.node.loops import SimulatedTimeLoop
-from tests.node.sharing import EXCLUSIVE, GPU, HALVES, SHARED, SHARINGS, Sharing
+from tests.node.sharing import EXCLUSIVE, GPU, HALVES, SHARED, SHARINGS, THIRDS, Sharing
 from tests.node.truth import Truth
 from tests.node.world import World
 
 MPS_HALVES = next(one for one in SHARINGS if one.name == "mps halves")
+MPS_THIRDS = Sharing("mps thirds", "mps: {replicas: 3}", "mps", (SHARED,) * 3)
 LARGE = "nvidia.com/mig-3g.40gb"
 MEDIUM = "nvidia.com/mig-2g.20gb"
 SPLIT = made("3g.40gb", "2g.20gb", "1g.10gb")
+SPLIT_HALVES, SPLIT_THIRDS = (made("3g.40gb", "2g.20gb", replicas=count) for count in (2, 3))
+LARGE_SHARED = f"{LARGE}.shared"
 SMALLER = made("3g.40gb", "1g.10gb", "1g.10gb")
 AN_HOUR_S = 3600.0
 
@@ -74,7 +77,11 @@ class Node:
 
 
 def play(
-    policy: Sharing, life: Callable[[Node], Coroutine[Any, Any, None]], behaviour: Behaviour | None = None
+    policy: Sharing,
+    life: Callable[[Node], Coroutine[Any, Any, None]],
+    behaviour: Behaviour | None = None,
+    *,
+    reports: bool = False,
 ) -> None:
     async def whole(node: Node) -> None:
         node.world.write_policy([policy])
@@ -84,12 +91,13 @@ def play(
         await life(node)
         await node.truth.comes_to_rest()
 
-    mig = policy in (SPLIT, SMALLER)
+    mig = isinstance(policy, Layout)
     kind, machine = (LayoutWorld, "1xh100-sxm5-80gb") if mig else (World, "1xl40s")
     with place() as somewhere, asyncio.Runner(loop_factory=SimulatedTimeLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, SimulatedTimeLoop)
         world = kind.of(somewhere, loop, load_machine(machine), behaviour or Behaviour(), 0)
+        world.reports = reports
         truth = LayoutTruth(world) if isinstance(world, LayoutWorld) else Truth(world)
         try:
             runner.run(whole(Node(world, truth)))
@@ -251,6 +259,97 @@ def test_shares_of_time_slicing_are_not_taken_for_shares_of_mps() -> None:
         await node.truth.settles()
 
     play(HALVES, life)
+
+
+@pytest.mark.parametrize("kubelet_restarts", [False, True])
+def test_without_a_checkpoint_the_kubelet_has_to_say_who_holds_what(kubelet_restarts: bool) -> None:
+    """The state is lost, the file too, and PodResources answers too late: that is no "nobody"."""
+
+    async def life(node: Node) -> None:
+        train = await node.holds("train", GPU)
+        await node.world.kill_agent()
+        await node.world.passes(1.0)
+        node.world.lose_state()
+        node.world.lose_checkpoint()
+        node.world.write_policy([HALVES])
+        node.world.behave(list_delay_s=6.0)
+        node.world.start_agent()
+        await node.lives(60.0)
+        assert node.gpu().plan.phase is Phase.UNKNOWN  # type: ignore[union-attr]
+        if kubelet_restarts:
+            await node.restarts_kubelet(knows_pods=True)
+            await node.lives(10.0)
+        node.world.behave(list_delay_s=0.0)
+        await node.lives(60.0)
+        assert node.gpu().waits
+        await node.world.end(train)
+        await node.truth.settles()
+
+    play(EXCLUSIVE, life)
+
+
+def test_a_node_whose_kubelet_never_had_a_plugin_is_served_once_the_kubelet_answers() -> None:
+    async def life(node: Node) -> None:
+        await node.world.kill_agent()
+        await node.world.passes(1.0)
+        node.world.lose_state()
+        node.world.lose_checkpoint()
+        node.world.start_agent()
+        await node.lives(20.0)
+        assert not node.gpu().waits
+
+    play(HALVES, life)
+
+
+@pytest.mark.parametrize("witness", ["report", "none"])
+@pytest.mark.parametrize(
+    ("before", "after", "resource"),
+    [(HALVES, THIRDS, SHARED), (MPS_HALVES, MPS_THIRDS, SHARED), (SPLIT_HALVES, SPLIT_THIRDS, LARGE_SHARED)],
+    ids=["time-slicing", "MPS", "MIG"],
+)
+def test_ids_that_fit_the_new_offer_are_not_taken_for_shares_of_it(
+    before: Sharing, after: Sharing, resource: str, witness: str
+) -> None:
+    """The state is lost under half a GPU, and the policy says thirds: both have an id that ends with ::0."""
+
+    async def life(node: Node) -> None:
+        train = await node.holds("train", resource)
+        await node.world.kill_agent()
+        node.world.lose_state()
+        if witness == "none":
+            (node.world.place.run_dir / "report.json").unlink()
+        node.world.write_policy([after])
+        node.world.start_agent()
+        await node.lives(40.0)
+        assert node.gpu().waits
+        assert node.running(train)
+        await node.world.end(train)
+        await node.truth.settles()
+
+    play(before, life, reports=True)
+
+
+@pytest.mark.parametrize("witness", ["report", "kubelet"])
+@pytest.mark.parametrize("policy", [HALVES, MPS_HALVES], ids=["time-slicing", "MPS"])
+def test_a_lost_state_costs_nothing_while_somebody_remembers_it(policy: Sharing, witness: str) -> None:
+    """The report of the agent before, or the last list that the kubelet was sent."""
+
+    async def life(node: Node) -> None:
+        train = await node.holds("train", SHARED)
+        await node.world.kill_agent()
+        node.world.lose_state()
+        if witness == "kubelet":
+            (node.world.place.run_dir / "report.json").unlink()
+        else:
+            node.world.lose_checkpoint()
+        node.world.start_agent()
+        await node.lives(20.0)
+        assert not node.gpu().waits
+        other = await node.holds("other", SHARED)
+        assert node.running(other)
+        assert node.running(train)
+
+    play(policy, life, reports=True)
 
 
 def test_a_device_that_is_allocated_while_the_disk_is_slow_is_not_destroyed() -> None:

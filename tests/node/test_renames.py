@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from partage.agent.endpoints.plugin_set import RETIRE_S
+from partage.edges.kubelet.sockets import plain_name
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.files.load import load_machine
@@ -22,7 +23,7 @@ def descriptors() -> int:
 
 
 def plugins(world: World) -> set[str]:
-    return {path.name for path in world.place.kubelet_dir.glob("nvidia-*.sock")}
+    return {plain_name(path.name) for path in world.place.kubelet_dir.glob("nvidia-*.sock")}
 
 
 async def rename(world: World, name: str) -> None:

@@ -117,7 +117,7 @@ class Truth:
         world = self._world
         complaints = self._silent_or_unregistered()
         offered, held = world.offered(), world.held()
-        unknown = {one.gpu for one in held if world.is_unknown(one)}
+        unknown = {one.gpu for one in held if world.is_unknown(one) or world.has_unknown_terms(one)}
         for gpu, wanted in world.wanted().items():
             mine = {share: healthy for share, healthy in offered.items() if world.gpu(share) == gpu}
             if gpu not in unknown:

@@ -11,6 +11,7 @@ import os
 import shutil
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Self, get_args
 
@@ -19,7 +20,10 @@ from msgspec.structs import replace
 from partage.agent.compose import run
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
+from partage.edges.kubelet.checkpoint import CHECKPOINT
+from partage.edges.ticks import until_tick
 from partage.errors import InputError, Unsatisfiable
+from partage.faces.report import ReportFile
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import ContainerState, ContainerStatus, Pod, PodPhase, PodStatus
@@ -75,7 +79,7 @@ class World:
 
     may_refuse: the policy has been wrong since the agent started; it may end over that before its first turn.
     troubles: faults that last until they are healed. quiet_since_s: nothing happened since. unrecorded:
-    shares that were held when the agent's state was lost.
+    pods, and the shares that they held when the agent's state was lost. reports: the agent writes its report.
     """
 
     place: Place
@@ -93,7 +97,8 @@ class World:
     admissions: dict[str, asyncio.Task[PodStatus]] = field(default_factory=dict)
     gpu_of: dict[str, str] = field(default_factory=dict)
     log: list[str] = field(default_factory=list)
-    unrecorded: set[Share] = field(default_factory=set)
+    unrecorded: set[tuple[str, Share]] = field(default_factory=set)
+    reports: bool = False
     _number: int = 0
 
     @classmethod
@@ -154,8 +159,16 @@ class World:
             policy=self.place.policy,
         )
         stop, status = asyncio.Event(), AgentStatus(self.loop.time)
-        task = self.loop.create_task(run(settings, self.hardware, stop=stop, status=status))
+        beside = partial(self._report, settings) if self.reports else None
+        task = self.loop.create_task(run(settings, self.hardware, stop=stop, status=status, beside=beside))
         self.agent = Agent(task, stop, status, self.loop.time())
+
+    async def _report(self, settings: AgentOptions, status: AgentStatus) -> None:
+        """Writes the report file, as the command does beside the agent."""
+        file = ReportFile(status, settings.intervals, settings.report_file)
+        while True:
+            await until_tick(settings.intervals.report_s)
+            assert not file.renew()
 
     async def stop_agent(self) -> None:
         """It is asked to stop, and stops."""
@@ -211,8 +224,14 @@ class World:
     def lose_state(self) -> None:
         assert self.agent is None
         self.note("state lost")
-        self.unrecorded |= {one.share for one in self.held()}
+        self.unrecorded |= {(one.pod, one.share) for one in self.held()}
         shutil.rmtree(self.place.state_dir, ignore_errors=True)
+
+    def lose_checkpoint(self) -> None:
+        """Somebody removes the kubelet's file; the kubelet knows what is in it, and writes it with its next
+        list."""
+        self.note("checkpoint lost")
+        (self.place.kubelet_dir / CHECKPOINT).unlink()
 
     # --- the kubelet ---
 
@@ -386,7 +405,15 @@ class World:
         agent may know it all the same, if it fitted the policy when the agent started."""
         gpus = self.hardware.state.gpus.values()
         there = {gpu.uuid for gpu in gpus} | {mig.uuid for gpu in gpus for mig in gpu.mig_devices}
-        return one.share in self.unrecorded and device_part(one.share[1]) not in there
+        return self._is_unrecorded(one) and device_part(one.share[1]) not in there
+
+    def has_unknown_terms(self, one: Held) -> bool:
+        """The state that said what it was given as is gone, and its id does not say it. The kubelet's last
+        list may have said it to the agent."""
+        return self._is_unrecorded(one) and device_part(one.share[1]) != one.share[1]
+
+    def _is_unrecorded(self, one: Held) -> bool:
+        return (one.pod, one.share) in self.unrecorded
 
     def gpu(self, share: Share) -> str:
         return self.gpu_of[device_part(share[1])]

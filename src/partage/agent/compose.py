@@ -36,16 +36,18 @@ from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.reconciler.unfinished import UnfinishedChange
 from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus
+from partage.agent.supervision import Supervisor, unending
 from partage.agent.watchdog import Watchdog
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.directory_lock import locked_run_directory
+from partage.edges.files.left_holds import LeftHolds
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.pod_resources import PodResourcesClient
-from partage.edges.kubelet.sockets import socket_identity
+from partage.edges.kubelet.sockets import may_exist, socket_identity
 from partage.model.gpu import devices_of
 from partage.model.ids import DeviceUuid, ResourceName
 from partage.model.share import resources_of
@@ -102,7 +104,7 @@ async def run(
     wait_s = options.intervals.other_ends_s
     # Two that are deleted by force one after the other wait for the same one: both saw that it was free.
     state_dir = await asyncio.to_thread(StateDir, options.state_dir, wait_s)
-    state_writer = StateWriter(state_dir, status.clock)
+    state_writer = StateWriter(state_dir, options.report_file, status.clock)
     try:
         with locked_run_directory(options.run_dir, wait_s=wait_s):
             in_cluster = labels is not None or options.cluster is not None
@@ -131,7 +133,8 @@ class _Agent:
         self._ledger = Ledger()
         self._kubelet = PodResourcesClient(options.pod_resources)
         self._changes = DirectoryChanges()
-        self._endpoints = ServedResources(options, self._changes, status.clock)
+        self._supervisor = Supervisor(status.clock)
+        self._endpoints = ServedResources(options, self._changes, status.clock, self._supervisor)
         self._tasks: list[asyncio.Task[None]] = []
         self._labels = labels
         self._served_before: set[DeviceUuid] = set()
@@ -139,9 +142,16 @@ class _Agent:
         self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
         self._gate = DriverGate(options.run_dir, options.validations, hardware, self._hardware.observe)
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
-        self._pod_resources, self._refusals = self._poller_of(), Refusals()
+        self._pod_resources, self._refusals = self._poller_of(hardware), Refusals()
         kubelet = self._pod_resources
-        hooks = PluginHooks(self._ledger, clock, kubelet.ask_holders, kubelet.soon, self._refused)
+        hooks = PluginHooks(
+            ledger=self._ledger,
+            clock=clock,
+            holders=kubelet.ask_holders,
+            left=kubelet.left_at_once,
+            allocated=kubelet.soon,
+            refused=self._refused,
+        )
         self._plugins = PluginSet(hooks)
         self._policies = PolicyObserver(options, geometry_of, ask, changes=self._changes)
         self._cluster = ClusterConnection(options, status, ask, self._know, self._policies.judge_again)
@@ -175,6 +185,7 @@ class _Agent:
         self._loop = self._loop_of()
         status.watch_observation = lambda: self._watchdog.observation
         status.endpoints = self._endpoints.states
+        status.ended_tasks = lambda: self._supervisor.trouble
         status.counts.asked = self._plugins.asked
         status.counts.xids = self._hardware.xid_counts
         status.counts.last_xids = self._hardware.last_xids
@@ -226,7 +237,7 @@ class _Agent:
         self._reconciler.in_hand = dict.fromkeys(self._unfinished.read(), Phase.VERIFYING)
         return saved
 
-    def _poller_of(self) -> PodResourcesPoller:
+    def _poller_of(self, hardware: Hardware) -> PodResourcesPoller:
         options = self._options
         return PodResourcesPoller(
             pod_resources=self._kubelet,
@@ -238,6 +249,10 @@ class _Agent:
             names=self._names,
             kubelet=lambda: (socket_identity(options.pod_resources), socket_identity(options.kubelet_socket)),
             resend=self._resend,
+            left=hardware.left_of,
+            left_holds=LeftHolds(options.run_dir),
+            accepted=lambda: any(state.registered for state in self._endpoints.states()),
+            may_know=lambda: bool(self._served_before) or may_exist(options.pod_resources),
         )
 
     def _reconciler_of(self) -> Reconciler:
@@ -309,6 +324,7 @@ class _Agent:
             cluster_trouble=lambda: self._cluster.trouble,
             history_trouble=lambda: self._history.trouble if self._history else "",
             gave_up=lambda: self._cluster.gave_up,
+            spared=lambda: self._cluster.spared,
             other_plugin=lambda: self._other_plugins.sentence,
             other_labels=lambda: self._cluster.other_writer,
         )
@@ -316,44 +332,45 @@ class _Agent:
 
     @contextlib.asynccontextmanager
     async def _running(self, beside: Beside | None) -> AsyncIterator[None]:
-        """Run all tasks during the block. A task that fails has a bug, and ends the agent."""
-        tasks: dict[str, Coroutine[Any, Any, None]] = {
-            "pod resources": self._pod_resources.run(),
-            "pulse": self._loop.pulse(),
-            "observe": self._hardware.observe_regularly(),
-            "conditions": self._hardware.conditions_forever(),
-            "events": self._hardware.watch_events(),
-            "policy": self._policies.watch(),
-            "cordon": self._cordon.watch(),
-            "other plugins": self._other_plugins.watch(),
-            "reconciler": self._reconciler.run(),
-            "driver": self._gate.watch(self._options.intervals.policy_s),
-            "state": self._state_writer.run(),
-            "cdi": self._cdi.run(),
-            "watchdog": self._watchdog.run(),
-            "usage": self._usage.run(),
+        """Run all tasks during the block."""
+        tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+            "pod resources": self._pod_resources.run,
+            "pulse": self._loop.pulse,
+            "observe": self._hardware.observe_regularly,
+            "conditions": self._hardware.conditions_forever,
+            "events": self._hardware.watch_events,
+            "policy": self._policies.watch,
+            "cordon": self._cordon.watch,
+            "other plugins": self._other_plugins.watch,
+            "reconciler": self._reconciler.run,
+            "driver": lambda: self._gate.watch(self._options.intervals.policy_s),
+            "state": self._state_writer.run,
+            "cdi": self._cdi.run,
+            "watchdog": self._watchdog.run,
+            "usage": self._usage.run,
         }
         if self._history is not None:
-            tasks["history"] = self._history.run()
-        if self._labels is not None:
-            tasks["labels"] = self._labels(self._know_labels)
+            tasks["history"] = self._history.run
+        if (labels := self._labels) is not None:
+            tasks["labels"] = lambda: labels(self._know_labels)
         if (file := self._options.features_file) is not None:
             from partage.agent.node_labels import FeaturesFile
 
-            tasks["features"] = FeaturesFile(file, self._status, self._options.labels).run()
-        if self._options.cluster is not None:
-            tasks["cluster"] = self._cluster.run(self._options.cluster, FIRST_ANSWER_S)
+            tasks["features"] = FeaturesFile(file, self._status, self._options.labels).run
+        if (cluster := self._options.cluster) is not None:
+            tasks["cluster"] = lambda: self._cluster.run(cluster, FIRST_ANSWER_S)
         async with asyncio.TaskGroup() as group:
             self._endpoints.group = group
-            self._tasks += [group.create_task(task, name=name) for name, task in tasks.items()]
+            keep = self._supervisor.keep
+            self._tasks += [group.create_task(keep(name, work)) for name, work in tasks.items()]
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(FIRST_ANSWER_S):
                     await self._pod_resources.asked_once.wait()
                     await self._watchdog.first_check_done.wait()
             await self._loop.turn()
-            self._tasks.append(group.create_task(self._loop.run(), name="turns"))
+            self._tasks.append(group.create_task(keep("turns", self._loop.run)))
             if beside is not None:
-                self._tasks.append(group.create_task(beside(self._status), name="beside"))
+                self._tasks.append(group.create_task(unending("beside", beside(self._status))))
             try:
                 yield
             finally:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -23,12 +23,13 @@ from partage.agent.options import AgentOptions
 from partage.agent.originals import Originals
 from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.state_writer import StateWriter
+from partage.agent.status.readiness import kubelet_trouble
 from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
 from partage.agent.watchdog import Watchdog
 from partage.edges.ticks import until_tick
 from partage.model.gpu import NoDriver
-from partage.model.ids import GpuUuid, ResourceName
+from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer, resources_of
 from partage.model.xid import DEFAULT_RULES, XidRules
@@ -42,6 +43,7 @@ from partage.plan.report import (
     MigConfigReport,
     Report,
     ReportTime,
+    ResourceReport,
     gpu_reports,
     resource_reports,
 )
@@ -98,6 +100,7 @@ class LoopParts(Struct):
     cluster_trouble: Callable[[], str] = str
     history_trouble: Callable[[], str] = str
     gave_up: Callable[[], Mapping[GpuUuid, str]] = dict
+    spared: Callable[[], Mapping[GpuUuid, str]] = dict
     other_plugin: Callable[[], str] = str
     other_labels: Callable[[], str] = str
 
@@ -127,9 +130,13 @@ class Loop(Struct):
             await asyncio.sleep(intervals.turn_gap_s)
 
     async def pulse(self) -> None:
-        """Note regularly that the event loop is alive; the HTTP thread checks how old the note is."""
+        """Note regularly that the event loop is alive; the HTTP thread checks how old the note is. And make a
+        turn when the kubelet has not accepted a resource for long, or has at last."""
         while True:
             self.parts.status.pulse_s = self.parts.clock()
+            report = self.parts.status.report
+            if report and self._kubelet_trouble(report.resources) != report.dependencies.kubelet:
+                self.parts.requests.ask()
             await until_tick(self.parts.options.intervals.policy_s)
 
     async def turn(self) -> None:
@@ -182,9 +189,11 @@ class Loop(Struct):
             attempts=parts.reconciler.attempts,
             in_hand=parts.reconciler.in_hand,
             gave_up=parts.gave_up(),
+            spared=parts.spared(),
             cordoned=parts.cordon.gpus(observed.node.known),
             other_plugin=parts.other_plugin(),
             checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),
+            listed_before=self._listed_before(observed.node),
         )
 
     def _unknown(self, node: KnownNode) -> frozenset[GpuUuid]:
@@ -195,6 +204,10 @@ class Loop(Struct):
         kubelet = self.parts.pod_resources
         unknown = frozenset((*node.known, *self.state.serving)) - kubelet.known
         return unknown | (self.state.restored if kubelet.unreadable else frozenset())
+
+    def _listed_before(self, node: KnownNode) -> Mapping[ResourceName, frozenset[ShareId]]:
+        """While it can matter: reports would carry it along for ever."""
+        return self.parts.pod_resources.listed if node.known.keys() - self.state.serving.keys() else {}
 
     def plan(self) -> NodePlan:
         """A plan of this moment."""
@@ -271,7 +284,7 @@ class Loop(Struct):
         self._number += 1
         entries = parts.ledger.entries()
         listed = {name: plugin.devices().rows for name, plugin in parts.plugins.by_name.items()}
-        now_s = parts.clock()
+        now_s, resources = parts.clock(), resource_reports(listed, entries, done.view.withdrawn)
         report = Report(
             made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
@@ -279,10 +292,10 @@ class Loop(Struct):
                 done.view.offer, seen.desired.watch_of if seen.desired else {}, seen.node.inventory
             ),
             gpus=gpu_reports(seen.snapshot, done, seen.desired, entries),
-            resources=resource_reports(listed, entries),
+            resources=resources,
             entries=entries,
             policy=parts.policies.report,
-            dependencies=self._dependencies(),
+            dependencies=self._dependencies(resources),
             policy_in_force=seen.desired.policy if seen.desired else None,
             snapshot=replace(seen.snapshot, served=done.plan.serving),
             watched=parts.watchdog.watched,
@@ -308,12 +321,17 @@ class Loop(Struct):
             held_back=policies.held_back,
         )
 
-    def _dependencies(self) -> DependencyProblems:
+    def _kubelet_trouble(self, resources: Iterable[ResourceReport]) -> str:
+        return kubelet_trouble(self.parts.status, resources, self.parts.options.intervals)
+
+    def _dependencies(self, resources: Iterable[ResourceReport]) -> DependencyProblems:
         parts = self.parts
         return DependencyProblems(
             hardware=parts.hardware.trouble,
+            kubelet=self._kubelet_trouble(resources),
             pod_resources=parts.pod_resources.trouble,
             checkpoint=parts.pod_resources.unreadable or parts.pod_resources.unproven,
+            processes=parts.pod_resources.unseen,
             state_dir=parts.state_writer.trouble,
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,

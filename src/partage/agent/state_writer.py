@@ -6,13 +6,14 @@ import asyncio
 import logging
 import threading
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from types import MappingProxyType
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from partage.agent.waiting import wait_at_most
-from partage.edges.files.state import SavedPolicy, SavedState, StateDir
+from partage.edges.files.state import SavedPolicy, SavedState, StateDir, served_by_report
 from partage.model.ids import GpuUuid
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.settings_steps import OriginalSettings
@@ -33,10 +34,12 @@ _NOTHING: Mapping[GpuUuid, OriginalSettings] = MappingProxyType({})
 class StateWriter(Struct):
     """Writes the state directory when something changed. If it is read-only, the agent warns and runs.
 
-    trouble: why the last state is not on disk; empty if it is.
+    report: the file with the last report, which is asked where there is no state. trouble: why the last state
+    is not on disk; empty if it is.
     """
 
     directory: StateDir
+    report: Path
     clock: Callable[[], float]
     trouble: str = ""
     _boot_id: str = ""
@@ -49,13 +52,20 @@ class StateWriter(Struct):
     _writing: threading.Lock = field(default_factory=threading.Lock)
 
     def load(self) -> SavedState:
-        """The state of the agent that ran before; empty if there is none that can be used."""
+        """The state of the agent that ran before; without one, what its last report says that GPUs served."""
         loaded = self.directory.load(self.clock())
         for problem in loaded.problems:
             log.warning("state cannot be used", extra={"problem": problem})
         if self.directory.problem:
             self._note(self.directory.problem)
-        return loaded.state or SavedState()
+        return loaded.state or self._reported()
+
+    def _reported(self) -> SavedState:
+        """Shares that are held now were given as these offers said: their ids do not say it."""
+        serving = served_by_report(self.report, self.clock())
+        if serving:
+            log.warning("state is lost", extra={"served_by": str(self.report), "gpus": len(serving)})
+        return SavedState(serving=serving)
 
     def note_boot(self, node: KnownNode | None) -> None:
         """Note the boot id of the node."""
@@ -69,8 +79,7 @@ class StateWriter(Struct):
         original: Mapping[GpuUuid, OriginalSettings] = _NOTHING,
     ) -> None:
         """Have this written if it changed. Timers of health alone do not count."""
-        phases = {gpu: (health.gpu, health.instances) for gpu, health in state.health.items()}
-        key = (self._boot_id, policy, state.serving, phases, original)
+        key = (self._boot_id, policy, state.serving, dict(state.health), original)
         self._latest = SavedState(self._boot_id, policy, state.serving, state.health, original)
         if key != self._key:
             self._key = key

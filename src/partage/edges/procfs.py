@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from partage.values import Frozen
@@ -79,6 +80,49 @@ def cgroups_of(proc: Path, pid: int) -> tuple[str, ...]:
 def self_cgroups(proc: Path) -> tuple[str, ...]:
     """The lines of this process's ``cgroup`` file."""
     return tuple(_text(proc / "self/cgroup").splitlines())
+
+
+def cgroup_mounts(proc: Path, process: str) -> Iterator[tuple[str, str]]:
+    """Hierarchy (empty: v2) and mount point of every cgroup file system that a process has mounted
+    (proc_pid_mountinfo(5))."""
+    for line in _text(proc / process / "mountinfo").splitlines():
+        before, _, after = line.partition(" - ")
+        words = after.split()
+        if words[:1] == ["cgroup2"]:
+            yield "", before.split()[4]
+        elif words[:1] == ["cgroup"]:
+            options = words[-1].split(",")
+            yield ",".join(one for one in options if _is_of_name(one)), before.split()[4]
+
+
+def is_root_cgroup(directory: Path, hierarchy: str) -> bool:
+    """Whether this is the node's root cgroup: the root of v2 has no ``cgroup.type``, only that of v1 has a
+    ``release_agent``. Raises OSError.
+    """
+    if hierarchy:
+        return (directory / "release_agent").exists()
+    return (directory / "cgroup.procs").exists() and not (directory / "cgroup.type").exists()
+
+
+_NO_CONTROLLERS = frozenset({"rw", "ro", "xattr", "clone_children", "noprefix"})
+
+
+def _is_of_name(option: str) -> bool:
+    """Whether a mount option is a part of the hierarchy's name in ``/proc/<pid>/cgroup``."""
+    return option.startswith("name=") or ("=" not in option and option not in _NO_CONTROLLERS)
+
+
+def thread_fields(proc: Path, tid: int) -> dict[str, str]:
+    """The lines of a thread's ``status``, also of one that is no leader; empty if it has ended. Unlike
+    ``cmdline``, reading it never waits for a process that is stuck.
+    """
+    lines = (line.partition(":") for line in _read(proc, tid, "status").splitlines())
+    return {key: value.strip() for key, _, value in lines}
+
+
+def command_of(proc: Path, pid: int) -> list[str]:
+    """The words of its command line. Waits for a process that is stuck."""
+    return _read(proc, pid, "cmdline").rstrip("\0").split("\0")
 
 
 def name_of(proc: Path, pid: int) -> str:

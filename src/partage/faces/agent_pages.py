@@ -85,7 +85,9 @@ def slurm_pages(status: SlurmStatus, helper: Callable[[], HelperState]) -> dict[
         return json_answer(health_document(readiness), _status(healthy=not trouble))
 
     def life_page(_: PageRequest) -> Answer:
-        return json_answer(health_document(Readiness((), ())))
+        ended = status.ended_tasks()
+        reasons = (ReadinessReason("task-ended", ended),) if ended else ()
+        return json_answer(health_document(Readiness(reasons, ())), _status(healthy=not ended))
 
     return {
         "/metrics": metrics_page,

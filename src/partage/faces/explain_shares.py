@@ -23,6 +23,7 @@ _CERTAINTY = {
     Certainty.OBSERVED: "the kubelet names this container as the holder",
     Certainty.PROVEN: "the kubelet named this container before it started",
     Certainty.UNCONFIRMED: "named earlier; the kubelet does not confirm it now, and its end is not proven",
+    Certainty.ENDING: "the kubelet has forgotten this pod, and processes of it may still run",
 }
 
 

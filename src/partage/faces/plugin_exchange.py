@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from partage.agent.options import pod_resources_of
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.kubelet.checkpoint import CheckpointFile
-from partage.edges.kubelet.other_plugins import OtherPlugin, at_socket
+from partage.edges.kubelet.other_plugins import HANDBACK, OtherPlugin, at_socket
+from partage.edges.kubelet.pod_resources import PodResourcesClient
+from partage.edges.kubelet.sockets import kept_sockets, may_exist
 from partage.edges.procfs import pid_namespace, runs
 from partage.edges.read_file import read_regular
 from partage.errors import DaemonError, InputError, Unreachable, Unsatisfiable
@@ -51,9 +56,51 @@ class AgentPlace(Frozen):
     state_dir: Path
 
     def kubelet(self) -> tuple[Ids, CheckpointHolds]:
-        """Listed and held ids, as the kubelet's checkpoint has them. Raises Unreachable."""
+        """Listed and held ids, as the kubelet's checkpoint has them. Raises Unreachable, also without a file:
+        a kubelet that has a plugin writes one.
+        """
         file = CheckpointFile(self.kubelet_dir)
-        return file.listed(), file.held()
+        listed, held = file.listed(), file.held()
+        if listed is None or held is None:
+            raise Unreachable(f"the kubelet has no checkpoint in {self.kubelet_dir}", "see --kubelet-dir")
+        return listed, held
+
+    async def healthy(self) -> Ids:
+        """The ids that the kubelet gives to pods now. By its checkpoint, which is as old as the last list or
+        pod, where it has no PodResources socket. Raises Unreachable."""
+        path = pod_resources_of(self.kubelet_dir)
+        if not may_exist(path):
+            return self.kubelet()[0]
+        client = PodResourcesClient(path)
+        try:
+            return await client.allocatable()
+        finally:
+            client.close()
+
+    def kept(self) -> tuple[str, ...]:
+        """Names of earlier sockets of Partage that the kubelet keeps until it starts again."""
+        return tuple(path.name for path in kept_sockets(self.kubelet_dir))
+
+    @contextmanager
+    def asked_back(self) -> Iterator[None]:
+        """Let the agent give way for the length of a block, so that its streams have ended before NVIDIA's
+        plugin registers: a kubelet up to 1.36 that sees the end later stops the new plugin.
+
+        Raises InputError.
+        """
+        path = self.kubelet_dir / HANDBACK
+        with socket.socket(socket.AF_UNIX) as listening:
+            try:
+                path.unlink(missing_ok=True)
+                listening.bind(str(path))
+            except OSError as error:
+                raise InputError(f"{path} cannot be made: {error.strerror}", "name --kubelet-dir") from error
+            try:
+                listening.listen()
+                yield
+            finally:
+                with suppress(OSError):
+                    path.unlink()
 
     def report(self) -> ReportDocument:
         """The last report of the agent. Raises Unsatisfiable without one."""
@@ -145,8 +192,8 @@ def nvidia_mps(root: Path = Path("/run/nvidia/mps")) -> frozenset[ResourceName]:
 
 
 def registered(report: ReportDocument) -> frozenset[ResourceName]:
-    """Resources for which the kubelet asks Partage now."""
-    return frozenset(one.name for one in report.resources if one.registered)
+    """Resources for which the kubelet asks Partage now: it has accepted them, and reads their lists."""
+    return frozenset(one.name for one in report.resources if one.registered and one.watching)
 
 
 # --- steps -----------------------------------------------------------------------------------------
@@ -214,7 +261,12 @@ def handback_steps(node: str, label: str | None) -> list[ExchangeStepRow]:
         ExchangeStepRow(
             f"let NVIDIA's plugin run on node {name}", f"kubectl label node {name} {value}", done=False
         ),
-        ExchangeStepRow("wait until it has registered; Partage gives way by itself", "", done=False),
+        ExchangeStepRow(
+            "wait until it has registered; Partage gives way while partage handback --wait runs, and when "
+            "the other plugin comes",
+            "",
+            done=False,
+        ),
         ExchangeStepRow("check that the kubelet lists every held id", "", done=False),
     ]
 
@@ -264,21 +316,41 @@ async def until_exchanged(place: AgentPlace, exchange: Exchange, limit_s: float)
     """Wait until the other plugin has all resources, and the kubelet lists every id that was held and
     healthy. Raises DaemonError if it takes longer, with what is still missing.
     """
-    missing = "nothing was seen"
+    await _until(lambda: _missing(place, exchange), limit_s)
+
+
+async def until_given_way(place: AgentPlace, exchange: Exchange, limit_s: float) -> None:
+    """Wait until the kubelet asks Partage for none of the resources any more. Raises DaemonError."""
+
+    async def still() -> str:
+        try:
+            left = registered(place.report()) & set(exchange.resources)
+        except Unsatisfiable as error:
+            return str(error)
+        return f"the agent still serves {min(left)}" if left else ""
+
+    await _until(still, limit_s)
+
+
+async def _until(missing: Callable[[], Awaitable[str]], limit_s: float) -> None:
+    said = "nothing was seen"
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
-        missing = _missing(place, exchange)
-        if not missing:
+        said = await missing()
+        if not said:
             return
         await asyncio.sleep(_LOOK_EVERY_S)
-    raise DaemonError(f"not done after {limit_s:g} s: {missing}")
+    raise DaemonError(f"not done after {limit_s:g} s: {said}")
 
 
-def _missing(place: AgentPlace, exchange: Exchange) -> str:
-    """What is still to come; empty: all is there."""
+async def _missing(place: AgentPlace, exchange: Exchange) -> str:
+    """What is still to come; empty: all is there.
+
+    Partage has ended its streams, so what the kubelet gives afterwards is of the other plugin's list.
+    """
     try:
-        listed, held = place.kubelet()
-        ours = registered(place.report())
+        _, held = place.kubelet()
+        ours, healthy = registered(place.report()), await place.healthy()
     except (Unreachable, Unsatisfiable) as error:
         return str(error)
     concerned = [name for name in exchange.resources if exchange.offered.get(name)]
@@ -288,14 +360,13 @@ def _missing(place: AgentPlace, exchange: Exchange) -> str:
     else:
 
         def arrived(name: ResourceName) -> bool:
-            return name not in ours and place.other(name) is not None
+            return name not in ours and place.other(name) is not None and bool(healthy.get(name))
 
     for name in concerned:
         if not arrived(name):
             return f"{exchange.to} has not registered {name}"
-        lost = (held.get(name, {}).keys() & exchange.listed.get(name, frozenset())) - listed.get(
-            name, frozenset()
-        )
+        had = held.get(name, {}).keys() & exchange.listed.get(name, frozenset())
+        lost = had - healthy.get(name, frozenset())
         if lost:
             return f"the kubelet does not list {len(lost)} held ids of {name} as healthy: {min(lost)}, ..."
     return ""

@@ -146,7 +146,8 @@ def _resource_row(
 
 
 def _entry_row(entry: LedgerEntry, time_of: TimeOf) -> EntryRow:
-    return row(EntryRow, entry, since=time_of(entry.since_s))
+    ended_at = None if entry.ended_s is None else time_of(entry.ended_s)
+    return row(EntryRow, entry, since=time_of(entry.since_s), ended_at=ended_at)
 
 
 # --- the file ----------------------------------------------------------------------------------------

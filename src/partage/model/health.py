@@ -53,13 +53,14 @@ class GpuCondition(Tagged):
 
 class Xid(Tagged):
     """One XID event. gpu: UUID; None if the driver did not name the GPU. gi_id, ci_id: None for the whole
-    GPU.
+    GPU. resets: ``GpuCondition.resets`` when it was raised; None if not known.
     """
 
     gpu: GpuUuid | None
     code: int
     gi_id: int | None = None
     ci_id: int | None = None
+    resets: int | None = None
 
 
 class NodeBooted(Tagged):
@@ -227,14 +228,32 @@ def _after_xid(health: Health, xid: Xid, now_s: float, rules: XidRules) -> Healt
     meaning = rules.class_of(xid.code)
     if meaning is XidClass.IGNORED:
         return health
+    health = _at_count(health, xid.resets)
     # The driver did not name the GPU. All GPUs become suspect, and their conditions decide. Withdrawing every
     # GPU of the node until it is reset would be worse than the fault.
     finding = HealthFinding.UNKNOWN if xid.gpu is None else HealthFinding(meaning.value)
+    if finding is HealthFinding.RESET and xid.resets is not None and xid.resets != health.resets:
+        finding = HealthFinding.FAULT  # it arrives late: the driver has reported a reset since
     if xid.gi_id is None:
         return replace(health, gpu=_after_finding(health.gpu, finding, describe(xid.code), now_s))
     own = health.instances.get(xid.gi_id, HealthStatus(since_s=now_s))
     found = _after_finding(own, finding, describe(xid.code), now_s)
     return replace(health, instances={**health.instances, xid.gi_id: found})
+
+
+def _at_count(health: Health, resets: int | None) -> Health:
+    """The health when that many resets were counted, before any fault of then. A lower count is of before."""
+    if resets is None or (health.resets is not None and resets <= health.resets):
+        return health
+    if health.resets is None:
+        return replace(health, resets=resets)
+    instances = {gi: _proven(one) for gi, one in health.instances.items()}
+    return Health(_proven(health.gpu), instances, resets)
+
+
+def _proven(status: HealthStatus) -> HealthStatus:
+    """There is proof of a reset, if it needs one."""
+    return replace(status, needs_proof=False, action_seen=False) if status.needs_proof else status
 
 
 def _after_silence(health: Health, reason: str, now_s: float) -> Health:
@@ -310,9 +329,7 @@ def _with_proof(status: HealthStatus, condition: GpuCondition, was_reset: bool, 
         return status
     content = condition.recovery is RecoveryAction.NONE and condition.lost is None
     long_ago = status.fault_s is not None and now_s - status.fault_s >= OVERRULED_S
-    if was_reset or (content and (status.action_seen or long_ago)):
-        return replace(status, needs_proof=False, action_seen=False)
-    return status
+    return _proven(status) if was_reset or (content and (status.action_seen or long_ago)) else status
 
 
 def _remember_action(status: HealthStatus, condition: GpuCondition) -> HealthStatus:

@@ -201,7 +201,8 @@ class DaemonState(Frozen):
     """One control daemon, as observed.
 
     gpu: None for a MIG device if no readable record of its start says it.
-    pid: None if it does not run. limits: as read back. multi_user: from its command line.
+    pid: None if it does not run. limits: as read back; of one that has ended, as it was started with.
+    multi_user: from its command line.
     reason: a sentence: why it does not serve, or a problem although it serves; else empty.
     bound_to: a sentence: with what else on the node it ends; empty: with nothing that Partage stops.
     """

@@ -175,8 +175,24 @@ class WatchAction(StrEnum):
     KILL = "kill"
 
 
-DRAIN_DEADLINE_S = 600
-"""How long pods are asked to leave under ``change: drain``, in seconds."""
+class SparedPods(StrEnum):
+    """Pods that a drain leaves alone, unless the policy names them.
+
+    bare: no controller makes them again. system-critical: of the priority of system-cluster-critical or more.
+    """
+
+    BARE = "bare"
+    SYSTEM_CRITICAL = "system-critical"
+
+
+class Drain(Frozen):
+    """Pods that hold shares are asked to leave, so that the GPU can change.
+
+    deadline_s: for how long, in seconds. also: which of the pods that are spared otherwise.
+    """
+
+    deadline_s: int = 600
+    also: tuple[SparedPods, ...] = ()
 
 
 class GpuEntry(Tagged):
@@ -184,8 +200,7 @@ class GpuEntry(Tagged):
 
     origin: path in the file, ``gpus[1]``; problems that are found later name it.
     name:   name of the resource; None: the default name.
-    drain_s: how long pods that hold shares are asked to leave before the GPU changes, in seconds; None: it
-    waits until they end.
+    drain: how pods that hold shares are asked to leave before the GPU changes; None: it waits until they end.
     when:   the entry counts on nodes whose labels meet all of these; () on every node.
     in_place_of: what the node's label asks for and Partage does not have (``node_labels.STOOD_FOR``), and
     this entry is the nearest; empty: nothing.
@@ -198,7 +213,7 @@ class GpuEntry(Tagged):
     name: ResourceName | None = None
     guard: bool = False
     watch: WatchAction = WatchAction.WARN
-    drain_s: int | None = None
+    drain: Drain | None = None
     when: tuple[LabelCondition, ...] = ()
     in_place_of: str = ""
 

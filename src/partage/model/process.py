@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from partage.model.ids import GpuUuid, MigUuid
+from partage.model.ids import ContainerId, GpuUuid, MigUuid, PodUid
 from partage.values import Frozen
 
 
@@ -79,3 +79,29 @@ class Processes(Frozen, omit_defaults=True):
     rows: tuple[GpuProcess, ...] = ()
     memory: tuple[GpuMemory, ...] = ()
     hidden: str = ""
+
+
+class LeftProcess(Frozen, omit_defaults=True):
+    """A process of a pod that has a thread which lives, whatever its leader does.
+
+    state: of that thread, a letter as in proc_pid_stat(5). name: as in ``GpuProcess``.
+    """
+
+    pod: PodUid
+    container: ContainerId
+    pid: int
+    name: str = ""
+    state: str = ""
+
+    def __str__(self) -> str:
+        return f"process {self.name or '?'} (pid {self.pid})"
+
+
+class Left(Frozen, omit_defaults=True):
+    """What still runs of some pods, without their sandboxes; of each the first few processes.
+
+    unseen: why nobody can look here, a sentence; then nothing is known.
+    """
+
+    processes: tuple[LeftProcess, ...] = ()
+    unseen: str = ""

@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
 from msgspec.structs import replace
 
 from partage.errors import Problem
 from partage.model.health import Health, HealthStatus
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, device_of
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.model.mps import DaemonState
 from partage.model.node_labels import NodeLabels
-from partage.model.policy import Policy, Strategy
+from partage.model.policy import Drain, Policy, Strategy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
@@ -121,7 +121,7 @@ class GpuReport(Frozen):
 
     lost: why it does not answer, empty if it does. strategy: of its offer now, wanted: of the desired offer;
     None for no offer. plan: phase, reason, remaining steps, what it waits for; None: there is no plan.
-    drain_s: how long pods are asked to leave before it changes; None: it waits until they end.
+    drain: how pods are asked to leave before it changes; None: it waits until they end.
     cordoned: nobody gets another share of it.
     held: number of shares that are held. daemons: its MPS daemons, those of its MIG devices too.
     """
@@ -138,7 +138,7 @@ class GpuReport(Frozen):
     offer: GpuOffer
     held: int
     daemons: tuple[DaemonState, ...] = ()
-    drain_s: int | None = None
+    drain: Drain | None = None
     cordoned: bool = False
 
     @property
@@ -148,12 +148,16 @@ class GpuReport(Frozen):
 
 
 class ResourceReport(Frozen):
-    """One resource: shares listed to the kubelet, healthy ones among them, held ones."""
+    """One resource: shares listed to the kubelet, healthy ones among them, held ones.
+
+    withdrawn: free ones among the listed that will be left out when the kubelet has seen that.
+    """
 
     name: ResourceName
     listed: int
     healthy: int
     held: int
+    withdrawn: int = 0
 
 
 class MigConfigState(StrEnum):
@@ -176,15 +180,19 @@ class MigConfigReport(Frozen):
 class DependencyProblems(Frozen):
     """Why something that the agent depends on does not work; empty if it works.
 
-    hardware: the helper process. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
-    checkpoint of held ids. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
+    hardware: the helper process. kubelet: which resources it has not accepted, or reads no lists of, for
+    longer than a restart of it takes. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
+    checkpoint of held ids. processes: nobody can look for processes that are left of pods, so the kubelet's
+    word alone ends a hold. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
     api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
     history of use.
     """
 
     hardware: str = ""
+    kubelet: str = ""
     pod_resources: str = ""
     checkpoint: str = ""
+    processes: str = ""
     state_dir: str = ""
     cdi: str = ""
     guard: str = ""
@@ -269,7 +277,7 @@ def gpu_reports(
                 offer=offer,
                 held=held[uuid],
                 daemons=observed.daemons_of(uuid),
-                drain_s=desired.drain_of.get(uuid) if desired else None,
+                drain=desired.drain_of.get(uuid) if desired else None,
                 cordoned=uuid in seen.cordoned,
             )
         )
@@ -288,11 +296,19 @@ def _held_by_gpu(node: KnownNode, entries: Sequence[LedgerEntry], done: TurnResu
 
 
 def resource_reports(
-    rows: Mapping[ResourceName, Sequence[DeviceRow]], entries: Sequence[LedgerEntry]
+    rows: Mapping[ResourceName, Sequence[DeviceRow]],
+    entries: Sequence[LedgerEntry],
+    withdrawn: Mapping[ResourceName, Collection[ShareId]],
 ) -> tuple[ResourceReport, ...]:
     """One per resource that is or was offered."""
     held = Counter(entry.resource for entry in entries)
     return tuple(
-        ResourceReport(name, len(listed), sum(row.healthy for row in listed), held[name])
+        ResourceReport(
+            name,
+            len(listed),
+            sum(row.healthy for row in listed),
+            held[name],
+            withdrawn=len(withdrawn.get(name, ())),
+        )
         for name, listed in rows.items()
     )

@@ -29,6 +29,11 @@ def diff_reports(before: Report | None, now: Report) -> Iterator[ReportEvent]:
     )
     if now.mig_config is not None and (before is None or before.mig_config != now.mig_config):
         yield from _mig_config(before.mig_config if before else None, now.mig_config)
+    known = {entry.hold for entry in before.entries if entry.left} if before else set()
+    for entry in now.entries:
+        if entry.left and entry.hold not in known:
+            facts = {"share": entry.id, "processes": [str(process) for process in entry.left]}
+            yield ReportEvent("processes left", {**facts, "pod": entry.left[0].pod}, warning=True)
     resources = {resource.name: resource for resource in before.resources} if before else {}
     for resource in now.resources:
         yield from _resource(resources.get(resource.name), resource)

@@ -30,7 +30,7 @@ NATIVE: dict[str, Any] = {
             "name": "nvidia.com/gpu.notebooks",
             "guard": True,
             "watch": "kill",
-            "change": {"drain": "30m"},
+            "change": {"drain": "30m", "also": ["bare", "system-critical"]},
             "time-slicing": {"replicas": 10, "interval": "short"},
         },
         {

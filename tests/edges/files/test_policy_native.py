@@ -16,6 +16,7 @@ from partage.model.policy import (
     DesiredMig,
     DeviceIdStrategy,
     DeviceListStrategy,
+    Drain,
     Exclusive,
     GpuCriteria,
     GpuEntry,
@@ -26,6 +27,7 @@ from partage.model.policy import (
     Options,
     Policy,
     RemainingGpus,
+    SparedPods,
     TimeSlicing,
     WatchAction,
 )
@@ -126,6 +128,20 @@ def test_all_stands_for_every_gpu() -> None:
 
 def test_watch_off_is_a_word_and_no_boolean() -> None:
     assert entry("{select: all, exclusive: {}, watch: off}").watch is WatchAction.OFF
+
+
+@pytest.mark.parametrize(
+    ("change", "drain"),
+    [
+        ("wait", None),
+        ("drain", Drain(600)),
+        ("{drain: 30m}", Drain(1800)),
+        ("{drain: 5m, also: bare}", Drain(300, (SparedPods.BARE,))),
+        ("{drain: 5m, also: [system-critical, bare, bare]}", Drain(300, tuple(SparedPods))),
+    ],
+)
+def test_a_drain_says_how_long_it_lasts_and_whom_else_it_takes(change: str, drain: Drain | None) -> None:
+    assert entry(f"{{select: all, exclusive: {{}}, change: {change}}}").drain == drain
 
 
 def test_equal_clients_need_no_names() -> None:
@@ -230,6 +246,17 @@ def test_a_number_listed_twice_is_a_warning() -> None:
         ("{select: all, exclusive: {}, change: {drain: 5}}", "gpus[0].change.drain", "10m"),
         ("{select: all, exclusive: {}, change: {drain: 0s}}", "gpus[0].change.drain", "not a time such as"),
         ("{select: all, exclusive: {}, change: {}}", "gpus[0].change", "'drain' is missing"),
+        ("{select: all, exclusive: {}, change: {also: bare}}", "gpus[0].change", "'drain' is missing"),
+        (
+            "{select: all, exclusive: {}, change: {drain: 5m, also: []}}",
+            "gpus[0].change.also",
+            "names no pods",
+        ),
+        (
+            "{select: all, exclusive: {}, change: {drain: 5m, also: [bear]}}",
+            "gpus[0].change.also[0]",
+            "has to be bare or system-critical",
+        ),
     ],
 )
 def test_one_fault_is_one_problem_in_its_place(text: str, path: str, said: str) -> None:

@@ -22,6 +22,7 @@ from partage.model.placement import Placement
 from partage.model.step import CreateInstance, SetMigMode
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.machine_writer import machine_text
+from partage.sim.node.machine import Machine
 from partage.units import MIB
 from tests.edges.hardware.stub import StubNode
 
@@ -124,7 +125,7 @@ async def test_a_node_is_recorded_through_the_helper_and_planned_elsewhere(
     seen = await hardware.observe()
     await hardware.close()
     machine, policy = short_dir / "machine.yaml", short_dir / "policy.yaml"
-    machine.write_text(machine_text(seen, as_yaml=True))
+    machine.write_text(machine_text(Machine("", seen), as_yaml=True))
     assert load_machine(str(machine)).inventory.gpus[0].geometry == geometry_in(seen)
     policy.write_text(
         "version: partage/v1\ngpus: [{select: {index: [0]}, mig: {layout: [2g.48gb, 1g.24gb, 1g.24gb]}}]\n"

@@ -11,6 +11,7 @@ from partage.edges.hardware.port import Events
 from partage.errors import DriverUnavailable
 from partage.model.gpu import Driver, NoDriver
 from partage.model.health import Xid
+from partage.model.ids import PodUid
 from tests.edges.hardware.conftest import Subject
 
 LIMIT_S = 10.0
@@ -35,6 +36,10 @@ async def test_every_gpu_of_the_inventory_has_a_condition(subject: Subject) -> N
     conditions = await subject.hardware.conditions()
     assert [condition.gpu for condition in conditions] == [gpu.uuid for gpu in inventory.gpus]
     assert not any(condition.lost for condition in conditions)
+
+
+async def test_of_a_pod_that_never_was_nothing_is_left(subject: Subject) -> None:
+    assert not (await subject.hardware.left_of([PodUid("0aa9e3a1-0000-4000-8000-000000000001")])).processes
 
 
 async def test_waiting_for_events_ends_in_time_and_with_none_when_nothing_happens(subject: Subject) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.hardware import frames
+from partage.edges.hardware import frames, helper_server
 from partage.edges.hardware import helper_connection as connection_module
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.helper_server import PROTOCOL
@@ -25,12 +25,13 @@ from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import Xid
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, PodUid
 from partage.model.step import SetMigMode
 from partage.sim.node.faults import HangCall, Occupy, RaiseXid
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.machine_writer import machine_text
 from partage.sim.node.hardware import SimulatedHardware
+from partage.sim.node.machine import Machine
 from partage.sim.node.machine_names import parse_machine
 from tests.edges.hardware.conftest import serving
 from tests.edges.hardware.stub import StubNode
@@ -242,6 +243,19 @@ async def test_a_cancelled_call_leaves_the_helper_alone(remote: RemoteHardware) 
     assert (pid_of(remote), remote.state.restarts) == (first, 0)
 
 
+async def test_an_older_helper_does_not_look_for_processes_and_is_kept(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = {verb: call for verb, call in helper_server.VERBS.items() if verb != "left"}
+    monkeypatch.setattr(helper_server, "VERBS", known)
+    async with serving(SimulatedHardware(parse_machine("l4")), short_dir / "s"):
+        hardware = RemoteHardware(short_dir / "s")
+        assert "older than the agent" in (await hardware.left_of([PodUid("u")])).unseen
+        assert hardware.state.up
+        assert not hardware.state.restarts
+        await hardware.close()
+
+
 async def test_the_helper_has_a_session_of_its_own_and_ends_with_close(short_dir: Path) -> None:
     path = short_dir / "h.sock"
     hardware = RemoteHardware(path, helper_argv(path, machine="l4"))
@@ -297,7 +311,7 @@ async def test_options_that_were_right_once_do_not_end_the_agent(short_dir: Path
     """A machine file or a run directory that is gone when the helper has to be replaced may come back."""
     path, machine = short_dir / "h.sock", short_dir / "machine.yaml"
     simulated = SimulatedHardware(load_machine("2xa100-40gb"))
-    machine.write_text(machine_text(await simulated.observe(), as_yaml=False))
+    machine.write_text(machine_text(Machine("", await simulated.observe()), as_yaml=False))
     hardware = RemoteHardware(path, helper_argv(path, machine=str(machine)))
     before = await hardware.observe()
     machine.rename(short_dir / "elsewhere.yaml")

@@ -10,7 +10,7 @@ import struct
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,9 @@ from partage.errors import HardwareTimeout, InputError
 from partage.model.gpu import Inventory
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
+from partage.model.ids import PodUid
 from partage.model.mps import DaemonState
-from partage.model.process import Processes
+from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import Created, Step, TimeSlice
 from partage.sim.node.faults import HangCall
@@ -76,6 +77,7 @@ async def test_the_list_of_verbs_is_closed(simulation: SimulatedHardware, short_
         "uses",
         "processes",
         "samples",
+        "left",
         "time-slices",
         "daemons",
     }
@@ -359,6 +361,9 @@ class Broken:
 
     async def processes(self) -> Processes:
         return Processes()
+
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
+        return Left()
 
     async def samples(self) -> Samples:
         return Samples()

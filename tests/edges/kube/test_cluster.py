@@ -76,7 +76,10 @@ async def test_pods_come_page_by_page():
                 "name": name,
                 "namespace": "a",
                 "uid": name,
-                "ownerReferences": [{"kind": "Job", "controller": True}],
+                "ownerReferences": [
+                    {"kind": "Node", "uid": "u0"},
+                    {"kind": "Job", "uid": "u1", "controller": True},
+                ],
             },
             "spec": {
                 "containers": [
@@ -93,7 +96,8 @@ async def test_pods_come_page_by_page():
     )
     async with cluster(first, Answer({"metadata": {}, "items": [pod("p2", {})]})) as (server, found):
         one, two = await found.pods("n1")
-        assert (one.name, one.owner, one.requests) == ("p1", "Job", {"nvidia.com/gpu": "4"})
+        assert (one.name, one.owner, one.controller) == ("p1", "Job", "u1")
+        assert one.requests == {"nvidia.com/gpu": "4"}
         assert two.requests == {}
         assert server.requests[0].query["fieldSelector"] == "spec.nodeName=n1"
         assert server.requests[1].query["continue"] == "next"
@@ -162,6 +166,15 @@ async def test_a_request_that_may_have_arrived_is_not_sent_twice():
         with pytest.raises(Unreachable):
             await found.evict("a", "p1")
         assert len(server.requests) == 1
+
+
+async def test_an_eviction_is_sent_once():
+    """Behind a webhook that does not answer, the pod may not have to leave any more when it has failed."""
+    for refusal in (status(500, "InternalError", "failed calling webhook"), status(429, "TooManyRequests")):
+        async with cluster(refusal) as (server, found):
+            with pytest.raises(Unreachable):
+                await found.evict("a", "p1")
+            assert len(server.requests) == 1
 
 
 async def test_no_answer_has_an_end(monkeypatch: pytest.MonkeyPatch):

@@ -22,6 +22,7 @@ class Shelf:
     def __init__(self, *ids: str, resource: str = "nvidia.com/gpu") -> None:
         self.resource = ResourceName(resource)
         self.pre_start_required = False
+        self.registrations = 0
         self.asked: list[tuple[ShareId, ...]] = []
         self.allocated: list[tuple[ShareId, ...]] = []
         self.started: list[tuple[ShareId, ...]] = []
@@ -33,6 +34,9 @@ class Shelf:
         async with self._changed:
             self._list = DeviceList(self._list.version + 1, rows)
             self._changed.notify_all()
+
+    def registering(self) -> None:
+        self.registrations += 1
 
     def devices(self) -> DeviceList:
         return self._list
@@ -50,7 +54,7 @@ class Shelf:
         rest = sorted(set(available) - set(must_include))
         return [*must_include, *rest][:size]
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         self.allocated.append(tuple(ids))
         if unknown := [device for device in ids if device not in {row.id for row in self._list.rows}]:
             raise AllocationRefused(

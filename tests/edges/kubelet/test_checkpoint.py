@@ -71,9 +71,10 @@ def test_a_checkpoint_that_cannot_be_read_is_no_answer(tmp_path: Path) -> None:
         CheckpointFile(tmp_path).held()
 
 
-def test_no_checkpoint_means_that_no_kubelet_has_given_anything(tmp_path: Path) -> None:
+def test_no_checkpoint_says_nothing(tmp_path: Path) -> None:
     file = CheckpointFile(tmp_path)
-    assert file.held() == {}
+    assert file.held() is None
+    assert file.listed() is None
     assert file.identity() is None
 
 

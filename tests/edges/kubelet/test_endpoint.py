@@ -5,21 +5,24 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import re
 import socket
 from contextlib import AsyncExitStack
 from itertools import pairwise
 from pathlib import Path
+from socket import AF_UNIX
 
 import pytest
 
 from partage.edges.kubelet.endpoint import LONGEST_PAUSE_S, ResourceEndpoint, pause_s
+from partage.edges.kubelet.other_plugins import HANDBACK
 from partage.edges.kubelet.registration import NextAction, ObservedSockets, next_action
-from partage.edges.kubelet.sockets import SocketIdentity
+from partage.edges.kubelet.sockets import SocketIdentity, kept_sockets
 from partage.errors import InputError
 from partage.model.ids import ShareId
 from partage.model.share import DeviceRow
 from tests.edges.kubelet.shelf import Shelf, listening_child, running
-from tests.kubelet_script import scripted_kubelet, until
+from tests.kubelet_script import PluginCalls, ScriptedKubelet, scripted_kubelet, until
 
 RESOURCE = "nvidia.com/gpu"
 
@@ -34,16 +37,13 @@ async def test_a_resource_is_registered_while_it_is_served(short_dir: Path) -> N
             state = endpoint.state
         await asyncio.to_thread(kubelet.stop)
     request = registered.request
-    assert (request.version, request.endpoint, request.resource_name) == (
-        "v1beta1",
-        "nvidia-gpu.sock",
-        RESOURCE,
-    )
+    assert (request.version, request.resource_name) == ("v1beta1", RESOURCE)
+    assert re.fullmatch(r"nvidia-gpu_partage-[0-9a-f]{6}\.sock", request.endpoint)
     assert request.options == registered.options
     assert registered.watch
     assert registered.watch.health == {"a": "Healthy"}
     assert (state.serving, state.registrations, state.attempts, state.last_error) == (True, 1, 1, "")
-    assert not (short_dir / "nvidia-gpu.sock").exists()
+    assert not list(short_dir.glob("nvidia-gpu*"))
     assert not endpoint.state.serving
 
 
@@ -86,7 +86,8 @@ async def test_a_wiped_directory_is_served_and_registered_again(short_dir: Path)
             assert second.watch
             assert first.watch.ended.is_set()
             assert not second.watch.ended.is_set()
-            assert (short_dir / "nvidia-gpu.sock").is_socket()
+            assert (short_dir / second.request.endpoint).is_socket()
+            assert first.request.endpoint != second.request.endpoint
 
 
 async def test_of_two_that_serve_one_resource_the_newer_keeps_it_until_it_ends(
@@ -98,7 +99,7 @@ async def test_of_two_that_serve_one_resource_the_newer_keeps_it_until_it_ends(
             async with running(ResourceEndpoint(Shelf("b"), short_dir, takeover=True)) as second:
                 await until(lambda: second.state.registered)
                 await until(lambda: not first.state.registered)
-                assert f"another process serves {short_dir}/nvidia-gpu.sock" in first.state.last_error
+                assert f"another process serves {short_dir}/nvidia-gpu_partage-" in first.state.last_error
                 await until(lambda: first._backoff and first._backoff.failures == 3)
                 assert len(kubelet.registered) == 2
             await until(lambda: len(kubelet.registered) == 3, limit_s=3.0)
@@ -113,7 +114,7 @@ async def test_what_another_process_serves_is_not_registered_until_that_has_ende
                 await until(lambda: first.state.registered)
                 second = await stack.enter_async_context(running(ResourceEndpoint(Shelf("b"), short_dir)))
                 await until(lambda: second.state.other)
-                assert f"another process serves {short_dir}/nvidia-gpu.sock" in second.state.last_error
+                assert f"another process serves {short_dir}/nvidia-gpu_partage-" in second.state.last_error
                 assert f"pid {os.getpid()}" in second.state.last_error
                 assert not second.state.serving
                 assert first.state.registered
@@ -122,18 +123,25 @@ async def test_what_another_process_serves_is_not_registered_until_that_has_ende
             assert second.state.other is None
 
 
-async def test_who_removes_the_socket_and_makes_a_new_one_a_moment_later_gets_the_resource(
+async def test_a_plugin_that_comes_later_gets_the_resource_and_no_list_of_ours_any_more(
     short_dir: Path,
 ) -> None:
-    path = short_dir / "nvidia-gpu.sock"
+    """The stream stays open: a kubelet up to 1.36 would take its end for the end of the other plugin."""
+    shelf = Shelf("a")
     with scripted_kubelet(short_dir) as kubelet:
-        async with running(ResourceEndpoint(Shelf("a"), short_dir, takeover=True)) as endpoint:
+        async with running(ResourceEndpoint(shelf, short_dir, takeover=True)) as endpoint:
             await until(lambda: endpoint.state.registered)
-            path.unlink()
-            await until(lambda: not endpoint.state.serving)
-            with listening_child(path):
+            watch = kubelet.registered[0].watch
+            assert watch
+            with listening_child(short_dir / "nvidia-gpu.sock"):
                 await until(lambda: endpoint.state.other)
-                assert len(kubelet.registered) == 1
+                assert not endpoint.state.registered
+                await shelf.put(DeviceRow(ShareId("b"), healthy=True))
+                await asyncio.sleep(0.05)
+                assert len(kubelet.registered) == len(watch.lists) == 1
+                assert not watch.ended.is_set()
+            await until(lambda: endpoint.state.registered)
+            assert kubelet.offered(RESOURCE) == {"b"}
 
 
 GPU = "GPU-00000000-0000-4000-8000-000000000001"
@@ -175,25 +183,32 @@ async def test_a_socket_that_nobody_serves_any_more_is_replaced(short_dir: Path)
     with scripted_kubelet(short_dir) as kubelet, socket.socket(socket.AF_UNIX) as left_behind:
         async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
             await until(lambda: endpoint.state.registered)
-            (short_dir / "nvidia-gpu.sock").unlink()
-            left_behind.bind(str(short_dir / "nvidia-gpu.sock"))
+            path = short_dir / kubelet.registered[0].request.endpoint
+            path.unlink()
+            left_behind.bind(str(path))
             await until(lambda: len(kubelet.registered) == 2, limit_s=3.0)
 
 
-async def test_a_file_at_the_sockets_path_is_removed(short_dir: Path) -> None:
-    path = short_dir / "nvidia-gpu.sock"
-    path.write_text("no socket")
+async def test_a_file_in_the_place_of_the_socket_is_left_alone(short_dir: Path) -> None:
     with scripted_kubelet(short_dir) as kubelet:
         async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
             await until(lambda: endpoint.state.registered)
+            path = short_dir / kubelet.registered[0].request.endpoint
             path.unlink()
             path.write_text("no socket")
             await until(lambda: len(kubelet.registered) == 2, limit_s=3.0)
-            path.unlink()
-            path.mkdir()
-            await until(lambda: "cannot serve" in endpoint.state.last_error)
-            path.rmdir()
+            assert path.read_text() == "no socket"
+
+
+async def test_a_socket_that_an_agent_has_left_is_removed_by_the_next_one(short_dir: Path) -> None:
+    left, others = short_dir / "nvidia-gpu_partage-0a1b2c.sock", short_dir / "nvidia-gpu.shared.sock"
+    with scripted_kubelet(short_dir), socket.socket(AF_UNIX) as one, socket.socket(AF_UNIX) as two:
+        one.bind(str(left))
+        two.bind(str(others))
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
             await until(lambda: endpoint.state.registered)
+            assert not left.exists()
+            assert others.exists()
 
 
 async def test_a_kubelet_that_never_answers_is_cut_off_and_tried_again(short_dir: Path) -> None:
@@ -263,7 +278,7 @@ async def test_a_new_registration_is_tried_until_the_kubelet_accepts_it(short_di
             assert options.pre_start_required
 
 
-async def test_a_kubelet_that_lost_the_stream_is_registered_with_again(short_dir: Path) -> None:
+async def test_a_stream_that_the_kubelet_closes_is_registered_again_at_once(short_dir: Path) -> None:
     clock = [0.0]
     with scripted_kubelet(short_dir) as kubelet:
         async with running(ResourceEndpoint(Shelf("a"), short_dir, clock=lambda: clock[0])) as endpoint:
@@ -274,9 +289,22 @@ async def test_a_kubelet_that_lost_the_stream_is_registered_with_again(short_dir
             await asyncio.sleep(0.6)  # a look at an open stream, long as it may last, changes nothing
             assert len(kubelet.registered) == 1
             await asyncio.to_thread(watch.cancel)
-            await until(lambda: endpoint.state.watching == 0)
-            clock[0] = 111.0
             await until(lambda: len(kubelet.registered) == 2)
+            assert kubelet.registered[1].request.endpoint != kubelet.registered[0].request.endpoint
+            await until(lambda: endpoint.state.watching == 1)
+
+
+async def test_a_kubelet_that_closes_every_stream_is_asked_with_pauses(short_dir: Path) -> None:
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            for number in range(1, 7):
+                await until(lambda: endpoint.state.registrations == number)  # noqa: B023 - awaited at once
+                watch = kubelet.registered[-1].watch
+                assert watch
+                await asyncio.to_thread(watch.cancel)
+            times = [registered.time for registered in kubelet.registered]
+            gaps = [later - earlier for earlier, later in pairwise(times)]
+            assert all(gap >= 0.9 * pause_s(short) for short, gap in enumerate(gaps[1:], start=1)), gaps
 
 
 async def test_a_kubelet_that_never_opens_the_stream_is_registered_with_again(short_dir: Path) -> None:
@@ -295,24 +323,130 @@ async def test_a_kubelet_that_never_opens_the_stream_is_registered_with_again(sh
             assert endpoint.state.unwatched_since is None
 
 
-async def test_a_stream_that_ends_before_the_first_look_at_it_is_missed(short_dir: Path) -> None:
-    clock = [100.0]
+async def test_the_stream_of_a_tool_does_not_hide_that_the_kubelet_has_none(short_dir: Path) -> None:
     with scripted_kubelet(short_dir) as kubelet:
-        endpoint = ResourceEndpoint(Shelf("a"), short_dir, clock=lambda: clock[0])
-        try:
-            while not endpoint.state.registered:
-                await endpoint.turn()
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            tool = PluginCalls(short_dir / kubelet.registered[0].request.endpoint)
+            tools = await asyncio.to_thread(tool.watch)
+            await until(lambda: tools.lists)
+            assert endpoint.state.watching == 1
             watch = kubelet.registered[0].watch
             assert watch
             await asyncio.to_thread(watch.cancel)
-            await until(lambda: endpoint.state.watching == 0)
-            await endpoint.turn()
-            assert endpoint.state.unwatched_since == 100.0
-            clock[0] = 111.0
-            await endpoint.turn()
-            assert endpoint.state.registrations == 2
-        finally:
-            await endpoint._server.stop()
+            await until(lambda: len(kubelet.registered) == 2)
+            await until(lambda: kubelet.offered(RESOURCE) == {"a"})
+            await asyncio.to_thread(tool.close)
+
+
+# --- what kubelets do with paths (docs/adr/0126) ------------------------------------------------------
+
+KUBELETS = pytest.mark.parametrize("minor", [36, 37])
+
+
+@KUBELETS
+async def test_a_late_answer_to_a_register_that_was_given_up_leaves_the_resource_served(
+    short_dir: Path, minor: int
+) -> None:
+    """As a kubelet that stood still: it dials the socket of each Register that it finds in its queue."""
+    kubelet = ScriptedKubelet(short_dir)
+    kubelet.minor = minor
+    kubelet.start()
+    try:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir, register_timeout_s=0.1)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            kubelet.goes_on.clear()
+            watch = kubelet.registered[0].watch
+            assert watch
+            await asyncio.to_thread(watch.cancel)
+            await until(lambda: len(kubelet.registered) >= 4)
+            kubelet.goes_on.set()
+            await until(lambda: endpoint.state.registered)
+            await until(lambda: kubelet.offered(RESOURCE) == {"a"})
+            asked = kubelet.table.asked[RESOURCE].calls
+            assert asked
+            await asyncio.to_thread(asked.allocate, ["a"])
+            names = [registered.request.endpoint for registered in kubelet.registered]
+            assert len(set(names)) == len(names)
+        await until(lambda: not kubelet.offered(RESOURCE), what="an agent that ends offers nothing")
+    finally:
+        await asyncio.to_thread(kubelet.stop)
+
+
+@KUBELETS
+async def test_the_old_stream_has_ended_for_the_kubelet_before_the_new_registration(
+    short_dir: Path, minor: int
+) -> None:
+    """A kubelet up to 1.36 would stop the new one at the end of the old one."""
+    kubelet, shelf = ScriptedKubelet(short_dir), Shelf("a")
+    kubelet.minor = minor
+    kubelet.start()
+    try:
+        async with running(ResourceEndpoint(shelf, short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            for number in range(2, 6):
+                shelf.pre_start_required = not shelf.pre_start_required
+                await until(lambda: endpoint.state.registrations == number)  # noqa: B023 - awaited at once
+            assert shelf.registrations == 5, "told before each registration, and no other was needed"
+            last = kubelet.registered[-1].watch
+            assert last
+            assert not last.ended.is_set()
+            assert kubelet.offered(RESOURCE) == {"a"}
+    finally:
+        await asyncio.to_thread(kubelet.stop)
+
+
+async def test_a_path_that_the_kubelet_keeps_is_served_until_it_starts_again(short_dir: Path) -> None:
+    """From 1.37 on, a second Register for a living socket is refused, and the client forgotten."""
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            poisoned = kubelet.registered[0].request.endpoint
+            refusal = await asyncio.to_thread(kubelet.register_by_hand, poisoned, RESOURCE)
+            assert refusal == f"device plugin already connected: {poisoned}"
+            await until(lambda: endpoint.state.kept == (poisoned,))
+            await until(lambda: endpoint.state.registered)
+            await until(lambda: kubelet.offered(RESOURCE) == {"a"})
+        assert kubelet.offered(RESOURCE) == set(), "it keeps the last list, in which nothing can be given"
+        assert kept_sockets(short_dir) == [short_dir / poisoned]
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            assert endpoint.state.kept == (poisoned,)
+            await until(lambda: kubelet.offered(RESOURCE) == {"a"})
+            promoted = PluginCalls(short_dir / poisoned)
+            await asyncio.to_thread(promoted.allocate, ["a"])
+            await asyncio.to_thread(promoted.close)
+            await asyncio.to_thread(kubelet.restart)
+            await until(lambda: not endpoint.state.kept)
+            await until(lambda: kubelet.offered(RESOURCE) == {"a"})
+        assert kept_sockets(short_dir) == []
+        assert not list(short_dir.glob("nvidia-gpu*"))
+
+
+async def test_after_a_refusal_of_a_path_another_one_is_registered(short_dir: Path) -> None:
+    with scripted_kubelet(short_dir) as kubelet:
+        kubelet.refuses = f"device plugin already connected: {short_dir}/nvidia-gpu_partage-x.sock"
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.kept)
+            kubelet.refuses = ""
+            await until(lambda: endpoint.state.registered)
+            refused = kubelet.registered[0].request.endpoint
+            assert refused in endpoint.state.kept
+            assert refused != kubelet.registered[-1].request.endpoint
+            calls = PluginCalls(short_dir / refused)
+            await asyncio.to_thread(calls.options)
+            await asyncio.to_thread(calls.close)
+
+
+async def test_partage_handback_gets_the_resource_before_the_other_plugin_comes(short_dir: Path) -> None:
+    with scripted_kubelet(short_dir) as kubelet:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
+            await until(lambda: endpoint.state.registered)
+            with listening_child(short_dir / HANDBACK):
+                await until(lambda: endpoint.state.other)
+                assert "partage handback waits" in endpoint.state.last_error
+                await until(lambda: not kubelet.offered(RESOURCE))
+            await until(lambda: endpoint.state.registered)
 
 
 async def test_a_change_of_one_resource_sends_nothing_on_the_stream_of_another(short_dir: Path) -> None:
@@ -355,7 +489,7 @@ KUBELET, NEW_KUBELET = SocketIdentity(3, 30), SocketIdentity(3, 31)
         (None, None, ObservedSockets(kubelet=KUBELET, own=None), NextAction.SERVE),
         (None, None, ObservedSockets(kubelet=None, own=OURS), NextAction.SERVE),
         (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=None), NextAction.SERVE),
-        (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=OTHER), NextAction.RECLAIM),
+        (OURS, KUBELET, ObservedSockets(kubelet=KUBELET, own=OTHER), NextAction.SERVE),
         (OURS, KUBELET, ObservedSockets(kubelet=NEW_KUBELET, own=None), NextAction.SERVE),
         (OURS, KUBELET, ObservedSockets(kubelet=None, own=OURS), NextAction.WAIT_FOR_KUBELET),
         (OURS, None, ObservedSockets(kubelet=KUBELET, own=OURS), NextAction.REGISTER),

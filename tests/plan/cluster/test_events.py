@@ -187,6 +187,12 @@ def test_nothing_is_said_of_a_node_that_was_not_seen() -> None:
     assert conditions(broken) == {"PartageReady": (False, "HardwareNotAnswering", "the helper has died")}
 
 
+def test_a_node_whose_kubelet_does_not_ask_is_not_ready() -> None:
+    said = "nvidia.com/gpu is not registered: the kubelet answered UNKNOWN: device plugin already connected"
+    silent = replace(WELL, dependencies=replace(WELL.dependencies, kubelet=said))
+    assert conditions(silent)["PartageReady"] == (False, "NotRegistered", said)
+
+
 def test_what_needs_a_person_comes_before_what_ends_by_itself() -> None:
     failed = replace(ONE, plan=GpuPlan(Phase.FAILED, "no room"))
     waits = replace(TWO, plan=GpuPlan(Phase.WAITING, waiting_for=(entry("a"),)))

@@ -38,6 +38,14 @@ def _codes(**seen: Any) -> list[str]:
     return [one.code for one in diagnose(Observation(**{"inventory": WELL, **seen})).findings]
 
 
+def test_a_socket_that_the_kubelet_keeps_is_found_and_says_why() -> None:
+    kept = "/k/nvidia-gpu_partage-0a1b2c.sock"
+    (found,) = diagnose(Observation(inventory=WELL, kubelet=Kubelet("/k", kept_sockets=(kept,)))).findings
+    assert (found.code, found.severity) == ("kubelet-keeps-socket", "warning")
+    assert f"it keeps {kept}" in found.evidence
+    assert "Restart the kubelet" in found.fix
+
+
 def _policy(*ways: DeviceListStrategy, **more: Any) -> NodePolicy:
     return NodePolicy("p", Policy(options=Options(device_list=ways, **more)))
 

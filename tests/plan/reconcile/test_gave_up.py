@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 
 import pytest
+from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.model.ids import ResourceName, share_id
@@ -47,6 +48,20 @@ def test_free_shares_come_back_and_the_gpu_says_why() -> None:
     assert (plan.gpus[gpu].phase, plan.gpus[gpu].reason) == (Phase.FAILED, VAIN)
     assert len(listed_shares(plan.serving, now.held)[SHARED]) == 4
     assert not any(gpu in one.gpus for one in plan.ready)
+
+
+def test_who_is_not_evicted_is_said_beside_whom_it_waits_for() -> None:
+    inventory = observe(HOPPER)
+    gpu = inventory.gpus[0].uuid
+    now = snapshot(inventory, entry(SHARED, share_id(gpu, 0)), served=serving(desired_of(ROOMY, inventory)))
+    alone = plan_node(desired_of(MPS, inventory), now, geometry_of)
+    said = plan_node(desired_of(MPS, inventory), replace(now, spared={gpu: "not evicted: a/b"}), geometry_of)
+    assert said.gpus[gpu].reason == f"{alone.gpus[gpu].reason}; not evicted: a/b"
+    assert said.gpus[gpu].phase is Phase.WAITING
+    settled = plan_node(
+        desired_of(ROOMY, inventory), replace(now, spared={gpu: "not evicted: a/b"}), geometry_of
+    )
+    assert settled.gpus[gpu].reason == "", "it waits for nobody"
 
 
 @pytest.mark.parametrize(

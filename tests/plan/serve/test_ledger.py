@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from partage.model.allocation import CheckpointHolds, ContainerHold
-from partage.model.ids import PodUid, ResourceName, ShareId
+from partage.model.ids import ContainerId, PodUid, ResourceName, ShareId
+from partage.model.process import LeftProcess
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 
@@ -389,6 +390,104 @@ def test_allocate_does_not_grow_with_what_is_held(held: int):
     per_call_s = (perf_counter() - started) / 200
     assert all(before.get(entry.id) is entry for entry in ledger.entries() if entry.id != "new")
     assert per_call_s < 0.0005, "4,000 entries looked at would take longer"
+
+
+# --- what is left of a former holder ---------------------------------------------------------------
+
+
+def pods(**by_id: str) -> CheckpointHolds:
+    return {GPU: {ShareId(one): frozenset(map(PodUid, uids.split())) for one, uids in by_id.items()}}
+
+
+def process(pod: str, pid: int = 7) -> LeftProcess:
+    return LeftProcess(PodUid(pod), ContainerId("c"), pid, "python", "D")
+
+
+def held_by(pod: str, *ids: ShareId) -> Ledger:
+    """Its ids are held by a pod, whose UID is known."""
+    ledger = Ledger()
+    ledger.allocated(GPU, ids, 1)
+    ledger.observed([says("web", *ids)], 2)
+    ledger.know_pods(pods(**dict.fromkeys(ids, pod)))
+    return ledger
+
+
+def test_a_hold_ends_when_the_kubelet_names_nobody_and_nothing_of_its_pod_is_left():
+    ledger = held_by("u1", A)
+    ledger.observed([], 3)
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.ENDING, (holder("web"),), 1, ended_s=3)
+    assert ledger.ending_pods == {"u1"}
+    ledger.looked(frozenset({PodUid("u1")}), [process("u1"), process("u2")])
+    assert only(ledger).left == (process("u1"),)
+    assert ledger.held().ids == ledger.held().left == {GPU: {"a"}}
+    version = ledger.version
+    ledger.looked(frozenset({PodUid("u1")}), [process("u1")])
+    assert ledger.version == version, "nothing new"
+    ledger.looked(frozenset({PodUid("u1")}), [])
+    assert (ledger.entries(), ledger.ending_pods) == ((), frozenset())
+    assert ledger.version > version
+
+
+@pytest.mark.parametrize("end", ["free", "checkpoint"])
+def test_every_way_in_which_a_hold_ends_waits_for_its_processes(end: str):
+    ledger = held_by("u1", A)
+    if end == "free":
+        ledger.offered_as_free(GPU, [A], 3)
+    else:
+        ledger.kubelet_started()
+        ledger.checked({}, 3)
+    assert only(ledger).certainty is Certainty.ENDING
+    ledger.observed([says("web", A)] if end == "free" else [], 4)
+    assert only(ledger).certainty is Certainty.ENDING, "an ended pod may still be named"
+    ledger.looked(ledger.ending_pods, [])
+    assert ledger.entries() == ()
+
+
+def test_a_hold_whose_pod_is_not_known_ends_by_the_kubelets_word():
+    ledger = Ledger()
+    ledger.observed([says("web", A)], 1)
+    assert ledger.lacks_pods
+    ledger.observed([], 2)
+    assert ledger.entries() == ()
+
+
+def test_the_pod_of_a_tentative_entry_is_known_for_now_and_asked_again():
+    """The kubelet writes its checkpoint after Allocate: until then it has the former pod."""
+    ledger = Ledger()
+    ledger.allocated(GPU, [A], 1)
+    ledger.know_pods(pods(a="old"))
+    assert ledger.lacks_pods
+    ledger.observed([says("web", A)], 2)
+    assert ledger.lacks_pods
+    ledger.know_pods(pods(a="new"))
+    assert not ledger.lacks_pods
+    assert ledger.former_pods(GPU, [A, B]) == {"new"}
+
+
+def test_a_new_holder_is_shown_in_place_of_what_is_left_and_is_not_waited_for_itself():
+    ledger = held_by("u1", A)
+    ledger.offered_as_free(GPU, [A], 3)
+    ledger.allocated(GPU, [A], 3)  # nobody could look in time
+    assert only(ledger).certainty is Certainty.TENTATIVE
+    ledger.looked(ledger.ending_pods, [process("u1")])
+    ledger.observed([says("other", A)], 4)
+    ledger.know_pods(pods(a="u1 u2"))
+    assert only(ledger).certainty is Certainty.OBSERVED
+    assert not ledger.held().left, "a container that starts again needs it"
+    ledger.observed([], 5)
+    assert ledger.former_pods(GPU, [A]) == {"u1", "u2"}
+    ledger.looked(ledger.ending_pods, [process("u1")])
+    assert only(ledger).left == (process("u1"),)
+    assert ledger.ending_pods == {"u1"}
+
+
+def test_the_checkpoint_is_not_asked_about_what_is_ending():
+    ledger = held_by("u1", A)
+    ledger.suspect(frozenset({(GPU, A)}))
+    ledger.observed([], 3)
+    assert not ledger.must_check
+    ledger.kubelet_started()
+    assert only(ledger).certainty is Certainty.ENDING
 
 
 # --- a kubelet, and the ledger beside it -----------------------------------------------------------

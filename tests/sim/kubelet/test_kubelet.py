@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,7 +17,7 @@ from partage.edges.kubelet.registration import register
 from partage.edges.kubelet.server import PluginServer
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerAllocation, ContainerHold, DeviceNode, Mount
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.share import DeviceRow
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
@@ -37,6 +37,13 @@ def place() -> Iterator[Path]:
 
 def pod(name: str, count: int = 1, *, init: tuple[Container, ...] = ()) -> Pod:
     return Pod("default", name, (Container("main", {GPU: count}),), init)
+
+
+def held(checkpoint: CheckpointFile) -> Mapping[ShareId, frozenset[PodUid]]:
+    """The devices of GPU in it."""
+    content = checkpoint.held()
+    assert content is not None
+    return content[ResourceName(GPU)]
 
 
 @asynccontextmanager
@@ -405,7 +412,7 @@ class Liar(Shelf):
     ) -> list[ShareId]:
         return [ShareId("x"), ShareId("x")]
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         return ContainerAllocation(
             envs={"NOT A NAME": ""},
             mounts=(Mount("in", "/out"),),
@@ -469,7 +476,7 @@ async def test_a_pod_is_named_a_moment_after_its_admission(place: Path, clock: l
         await kubelet.until(lambda: bool(kubelet.pods()))
         assert kubelet.pods()[0].container("main").ids == {GPU: ("a",)}
         assert await client.held() == ()
-        assert CheckpointFile(place / "plugins").held()[ResourceName(GPU)].keys() == {"a"}
+        assert held(CheckpointFile(place / "plugins")).keys() == {"a"}
         assert (await admission).phase is PodPhase.RUNNING
         assert [row.pod for row in await client.held()] == ["train"]
 
@@ -507,11 +514,11 @@ async def test_a_kubelet_that_has_just_started_names_no_pods_and_frees_nothing(
         assert await client.held() == ()
         await kubelet.end(pod("train"))
         assert await client.held() == ()
-        assert checkpoint.held()[ResourceName(GPU)].keys() == {"a"}
+        assert held(checkpoint).keys() == {"a"}
         kubelet.behaviour = Behaviour()
         assert await client.held() == ()
         await kubelet.admit(pod("other"))
-        assert [len(pods) for pods in checkpoint.held()[ResourceName(GPU)].values()] == [1]
+        assert [len(pods) for pods in held(checkpoint).values()] == [1]
 
 
 async def test_the_checkpoint_is_written_when_a_plugin_sends_its_list(

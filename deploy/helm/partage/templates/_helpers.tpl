@@ -17,15 +17,15 @@
 {{- end }}
 
 {{- define "partage.labels" -}}
-helm.sh/chart: {{ .Chart.Name }}-{{ .Chart.Version }}
+helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version | quote }}
 app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
-app.kubernetes.io/managed-by: {{ .Release.Service }}
+app.kubernetes.io/managed-by: {{ .Release.Service | quote }}
 {{ include "partage.selector" . }}
 {{- end }}
 
 {{- define "partage.selector" -}}
-app.kubernetes.io/name: {{ include "partage.name" . }}
-app.kubernetes.io/instance: {{ .Release.Name }}
+app.kubernetes.io/name: {{ include "partage.name" . | quote }}
+app.kubernetes.io/instance: {{ .Release.Name | quote }}
 {{- end }}
 
 {{- define "partage.image" -}}
@@ -55,10 +55,10 @@ app.kubernetes.io/instance: {{ .Release.Name }}
 imagePullSecrets: {{- toYaml . | nindent 2 }}
 {{- end }}
 {{- with .Values.priorityClassName }}
-priorityClassName: {{ . }}
+priorityClassName: {{ . | quote }}
 {{- end }}
 {{- with .Values.runtimeClassName }}
-runtimeClassName: {{ . }}
+runtimeClassName: {{ . | quote }}
 {{- end }}
 {{- with .Values.nodeSelector }}
 nodeSelector: {{- toYaml . | nindent 2 }}
@@ -71,7 +71,37 @@ tolerations:
   {{- with .Values.tolerations }}{{ toYaml . | nindent 2 }}{{ end }}
   {{- range .Values.cluster.taints }}
   # A taint of the agent must not keep the agent away.
-  - {key: partage.dev/{{ . }}, operator: Exists}
+  - {key: {{ printf "partage.dev/%s" . | quote }}, operator: Exists}
   {{- end }}
+{{- end }}
+{{- end }}
+
+{{- /* How many of the nodes that helm finds can have the pods, by nodeSelector and required node affinity; the operators Gt and Lt count
+as met. Empty where helm asks no cluster (helm template). */}}
+{{- define "partage.nodesFound" -}}
+{{- $nodes := (lookup "v1" "Node" "" "").items }}
+{{- if $nodes }}
+{{- $terms := dig "nodeAffinity" "requiredDuringSchedulingIgnoredDuringExecution" "nodeSelectorTerms" (list) (.Values.affinity | default dict) }}
+{{- $found := 0 }}
+{{- range $nodes }}
+{{- $labels := .metadata.labels | default dict }}
+{{- $fits := not $terms }}
+{{- range $terms }}
+{{- $met := true }}
+{{- range .matchExpressions }}
+{{- $there := hasKey $labels .key }}
+{{- $in := and $there (has (get $labels .key) (.values | default list)) }}
+{{- if or (and (eq .operator "In") (not $in)) (and (eq .operator "NotIn") $in) (and (eq .operator "Exists") (not $there)) (and (eq .operator "DoesNotExist") $there) }}
+{{- $met = false }}
+{{- end }}
+{{- end }}
+{{- if $met }}{{ $fits = true }}{{ end }}
+{{- end }}
+{{- range $key, $value := $.Values.nodeSelector }}
+{{- if ne (get $labels $key | default "") $value }}{{ $fits = false }}{{ end }}
+{{- end }}
+{{- if $fits }}{{ $found = add1 $found }}{{ end }}
+{{- end }}
+{{- $found }}
 {{- end }}
 {{- end }}

@@ -54,6 +54,11 @@ class ClusterConnection(Struct):
         return self.own_node.drain.gave_up if self.own_node else {}
 
     @property
+    def spared(self) -> Mapping[GpuUuid, str]:
+        """The GPUs that wait for pods which are not asked to leave, with which and why."""
+        return self.own_node.drain.spared if self.own_node else {}
+
+    @property
     def other_writer(self) -> str:
         """Who else writes the same labels, a sentence; empty for nobody."""
         return self.own_node.labels.other_writer if self.own_node else ""
@@ -80,7 +85,7 @@ class ClusterConnection(Struct):
             know=self.know,
             taints=self.options.taints,
             writes=WrittenLabels.NONE if self.options.features_file else self.options.labels,
-            holds=CheckpointFile(self.options.kubelet_dir).held,
+            holds=lambda: CheckpointFile(self.options.kubelet_dir).held() or {},
             rollout=rollout,
         )
 

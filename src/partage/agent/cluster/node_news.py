@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable
 
 from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.status.status import AgentStatus
+from partage.agent.supervision import unending
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import (
     Cluster,
@@ -84,9 +85,9 @@ class NodeNews:
     async def run(self) -> None:
         """Until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._read_reports(), name="news of reports")
-            group.create_task(self._record_forever(), name="record events")
-            group.create_task(self._write_forever(), name="write conditions")
+            group.create_task(unending("news of reports", self._read_reports()))
+            group.create_task(unending("record events", self._record_forever()))
+            group.create_task(unending("write conditions", self._write_forever()))
 
     async def _read_reports(self) -> None:
         last: Report | None = None

@@ -8,6 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.status.status import AgentStatus
+from partage.agent.supervision import unending
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, Taint, WatchState
 from partage.errors import Conflict, PartageError
@@ -57,8 +58,8 @@ class NodeTaints:
         """Until it is cancelled; then the taints are taken away."""
         try:
             async with asyncio.TaskGroup() as group:
-                group.create_task(self._read_reports(), name="taints of reports")
-                group.create_task(self._write_forever(), name="write taints")
+                group.create_task(unending("taints of reports", self._read_reports()))
+                group.create_task(unending("write taints", self._write_forever()))
         finally:
             await self._leave()
 

@@ -14,6 +14,7 @@ from msgspec.structs import replace
 
 from partage.agent.node_labels import labels_of
 from partage.agent.status.status import AgentStatus
+from partage.agent.supervision import unending
 from partage.agent.waiting import wait_at_most
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, WatchState
@@ -100,9 +101,9 @@ class NodeWriter:
     async def run(self) -> None:
         """Until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._cluster.watch_node(self._name, self._seen), name="watch node")
-            group.create_task(self._read_reports(), name="labels of reports")
-            group.create_task(self._apply_forever(), name="apply labels")
+            group.create_task(unending("watch node", self._cluster.watch_node(self._name, self._seen)))
+            group.create_task(unending("labels of reports", self._read_reports()))
+            group.create_task(unending("apply labels", self._apply_forever()))
 
     def _seen(self, state: WatchState) -> None:
         self.watched = state

@@ -12,6 +12,7 @@ from partage.agent.cluster.node_writer import NodeWriter
 from partage.agent.cluster.pod_drain import PodDrain
 from partage.agent.cluster.pod_notes import PodNotes
 from partage.agent.status.status import AgentStatus
+from partage.agent.supervision import unending
 from partage.edges.kube.port import Cluster, ClusterNode
 from partage.model.allocation import CheckpointHolds
 from partage.model.node_labels import WrittenLabels
@@ -67,10 +68,10 @@ class OwnNode:
     async def run(self) -> None:
         """Until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self.labels.run(), name="own node")
-            group.create_task(self.news.run(), name="news of the node")
-            group.create_task(self.taints.run(), name="taints")
-            group.create_task(self.drain.run(), name="drain")
-            group.create_task(self.notes.run(), name="notes on pods")
+            group.create_task(unending("own node", self.labels.run()))
+            group.create_task(unending("news of the node", self.news.run()))
+            group.create_task(unending("taints", self.taints.run()))
+            group.create_task(unending("drain", self.drain.run()))
+            group.create_task(unending("notes on pods", self.notes.run()))
             if self.rollout is not None:
-                group.create_task(self.rollout.run(), name="rollout")
+                group.create_task(unending("rollout", self.rollout.run()))

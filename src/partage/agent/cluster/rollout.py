@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Mapping
 
 from partage.agent.status.status import AgentStatus
+from partage.agent.supervision import unending
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.leases import UNANSWERED, Rollout, SeenRollout, slot_of
 from partage.edges.kube.port import Lease
@@ -107,8 +108,8 @@ class RolloutMember:
     async def run(self) -> None:
         """Until it is cancelled."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._follow_reports(), name="reports for the rollout")
-            group.create_task(self._step_forever(group), name="rollout")
+            group.create_task(unending("reports for the rollout", self._follow_reports()))
+            group.create_task(unending("rollout", self._step_forever(group)))
 
     async def _follow_reports(self) -> None:
         last: Report | None = None
@@ -156,7 +157,7 @@ class RolloutMember:
         if not wants and (own is None or not own.failure):
             self._follow_no_more()
         elif self._followed is None:
-            self._followed = group.create_task(self._rollout.follow(self._seen), name="fleet")
+            self._followed = group.create_task(unending("fleet", self._rollout.follow(self._seen)))
         if wants and await self._try(now, report):
             return 0.0
         if own is not None and any(

@@ -13,7 +13,8 @@ from partage.agent.status.status import RequestCounts
 from partage.edges.kubelet.port import DeviceList
 from partage.errors import Unreachable
 from partage.model.allocation import AllocationRefused, ContainerAllocation, ContainerHold
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import PodUid, ResourceName, ShareId
+from partage.model.process import Left
 from partage.model.share import DeviceRow
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.kubelet_view import given_to_nobody_else
@@ -44,13 +45,15 @@ class ServedResource(Frozen):
 class PluginHooks(Frozen):
     """What a plugin needs of the rest of the agent.
 
-    holders: asks PodResources. allocated: an Allocate was answered. refused: one was not, because no device
-    has the amount of memory free.
+    holders: asks PodResources. left: asks which processes of pods still run, for a moment; None: no answer.
+    allocated: an Allocate was answered. refused: one was not, because no device has the amount of memory
+    free.
     """
 
     ledger: Ledger
     clock: Callable[[], float]
     holders: Callable[[], Awaitable[Sequence[ContainerHold]]]
+    left: Callable[[frozenset[PodUid]], Awaitable[Left | None]]
     allocated: Callable[[], None]
     refused: Callable[[ResourceName, NoRoom], None]
 
@@ -95,7 +98,7 @@ class ResourcePlugin:
         self._news.set()
         self._news = asyncio.Event()
 
-    # --- the kubelet's side: no waiting, no I/O ---
+    # --- the kubelet's side: no waiting, no I/O, but for an id whose holder was not seen to end ---
 
     @property
     def pre_start_required(self) -> bool:
@@ -132,10 +135,12 @@ class ResourcePlugin:
             self._note_refusal(refusal)
             raise
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         """The response for a container; noted in the ledger."""
-        now_s = self._hooks.clock()
         try:
+            if former := self._hooks.ledger.former_pods(self.resource, ids):
+                await self._must_have_ended(ids, former)
+            now_s = self._hooks.clock()
             self._must_be_served(ids)
             answer = self._served.responder.answer(ids)
         except AllocationRefused as refusal:
@@ -147,6 +152,28 @@ class ResourcePlugin:
         self._hooks.allocated()
         self._keep_awaited()
         return answer
+
+    async def _must_have_ended(self, ids: Sequence[ShareId], former: frozenset[PodUid]) -> None:
+        """The kubelet gives these ids away, and the end of a holder has not been seen: it may have been
+        forgotten while its processes run. Without an answer the kubelet's word counts.
+        """
+        left, ledger = await self._hooks.left(former), self._hooks.ledger
+        now_s = self._hooks.clock()
+        if left is None:
+            ledger.offered_as_free(self.resource, ids, now_s)
+            return
+        running = {process.pod for process in left.processes}
+        kept = [share for share in ids if running & ledger.former_pods(self.resource, [share])]
+        ledger.offered_as_free(self.resource, kept, now_s)
+        ledger.looked(former, left.processes)
+        if not kept:
+            return
+        self._send(tuple(replace(row, healthy=False) if row.id in kept else row for row in self._list.rows))
+        await asyncio.sleep(0)  # the list goes first: nobody else gets these ids
+        raise AllocationRefused(
+            f"{kept[0]} is not free: {left.processes[0]} of its former pod {left.processes[0].pod} still "
+            f"runs; if it cannot end, partage free {kept[0]} frees the share all the same"
+        )
 
     def _keep_awaited(self) -> None:
         """What nobody else may get is listed as unhealthy before the kubelet admits the next pod, where it

@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from partage.agent.endpoints.resource_plugin import ResourcePlugin
 from partage.agent.options import AgentOptions
+from partage.agent.supervision import Supervisor
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.port import EndpointState
@@ -21,8 +22,15 @@ log = logging.getLogger(__name__)
 class ServedResources:
     """group: where the tasks run, as soon as there is one."""
 
-    def __init__(self, options: AgentOptions, changes: DirectoryChanges, clock: Callable[[], float]) -> None:
+    def __init__(
+        self,
+        options: AgentOptions,
+        changes: DirectoryChanges,
+        clock: Callable[[], float],
+        supervisor: Supervisor,
+    ) -> None:
         self._options = options
+        self._supervisor = supervisor
         self._changes = changes
         self._clock = clock
         self._served: dict[ResourceName, tuple[ResourceEndpoint, asyncio.Task[None]]] = {}
@@ -34,7 +42,7 @@ class ServedResources:
 
     def sockets(self) -> list[SocketIdentity]:
         """The sockets that are served now."""
-        return [endpoint.socket for endpoint, _ in self._served.values() if endpoint.socket is not None]
+        return [one for endpoint, _ in self._served.values() for one in endpoint.sockets]
 
     def watched(self) -> list[ResourceName]:
         """Those whose list the kubelet watches."""
@@ -57,7 +65,7 @@ class ServedResources:
                 "resource cannot be served", extra={"resource": plugin.resource, "reason": str(error)}
             )
             return
-        task = self.group.create_task(endpoint.run(), name=f"serve {plugin.resource}")
+        task = self.group.create_task(self._supervisor.keep(f"serve {plugin.resource}", endpoint.run))
         self._served[plugin.resource] = endpoint, task
 
     def retire(self, resource: ResourceName) -> None:

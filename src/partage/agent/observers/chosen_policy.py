@@ -33,6 +33,7 @@ class ChosenPolicy(Struct):
     _files: PolicyFiles | None = None
     _texts: PolicyTexts | None = None
     _unread: tuple[Problem, ...] = ()
+    _was_empty: bool = False
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start(self) -> None:
@@ -69,10 +70,17 @@ class ChosenPolicy(Struct):
 
     def may_become_another(self) -> bool:
         """Another label may choose another policy, or another ConfigMap be mounted, without a restart."""
+        if self.is_empty:
+            return True
         choice = self.choice
         among_several = self._texts is not None and labels_choose(self._texts)
         waits = isinstance(choice, PolicyRefusal) and choice.reason is PolicyReason.LABELS_UNKNOWN
         return self._awaited and (among_several or waits)
+
+    @property
+    def is_empty(self) -> bool:
+        """The directory has no policy: its ConfigMap is not there yet, or is there no more."""
+        return self._texts is not None and self._texts.directory and not self._texts.names
 
     def _choose(self) -> bool:
         """Choose among what was read. False: the answer is the one from before."""
@@ -82,9 +90,9 @@ class ChosenPolicy(Struct):
         else:
             rules = ChoiceRules(options.config, options.fallback)
             choice = node_policy(self._texts, NodeChoice(self.labels, self._awaited, rules, options.environ))
-        if choice == self.choice:
+        if (choice, self.is_empty) == (self.choice, self._was_empty):
             return False
-        self.choice = choice
+        self.choice, self._was_empty = choice, self.is_empty
         return True
 
     @property

@@ -8,20 +8,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct, field
 
 from partage.agent.options import Intervals
 from partage.agent.waiting import wait_at_most
+from partage.edges.files.left_holds import LeftHolds
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.port import Checkpoint, PodResources
-from partage.errors import Unreachable
-from partage.model.allocation import ContainerHold
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
+from partage.errors import HardwareError, Unreachable
+from partage.model.allocation import CheckpointHolds, ContainerHold
+from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId, device_of
+from partage.model.process import Left
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.ledger_entry import Certainty
+from partage.plan.serve.ledger_entry import Certainty, EndingHold
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
@@ -29,6 +31,13 @@ log = logging.getLogger(__name__)
 CHECKPOINT_S = 1.0
 """How long the kubelet has to write its checkpoint after a list, in seconds. It does so at once."""
 CHECKPOINT_STEP_S = 0.02
+
+LOOK_S = 1.0
+"""How long the helper may look for processes that are left, in seconds. It takes milliseconds."""
+ALLOCATE_LOOK_S = 0.05
+"""The same while the kubelet waits for the answer to Allocate."""
+MOST_PODS = 500
+"""Pods that the helper is asked about at once."""
 
 
 class NodeNames(Frozen):
@@ -48,10 +57,14 @@ class PodResourcesPoller(Struct):
     """Asks PodResources soon after an Allocate, else regularly; pauses longer after a refusal.
 
     names: the current names. kubelet: the identity of the running kubelet. resend: sends the kubelet every
-    list once more; False: it watches none now. known: UUIDs of the GPUs whose holders are known. trouble: why
-    the last request failed; unreadable: why the checkpoint could not be read; unproven: why the ends of holds
-    cannot be proven; empty if they could. answered_s: when the last question was asked that was answered.
-    asked_once: set after the first request, also if it failed.
+    list once more; False: it watches none now. left: asks which processes of pods still run. left_holds: what
+    the run directory says of them. accepted: whether the kubelet has accepted a registration. may_know:
+    whether there may be a kubelet that knows of holds and has no checkpoint. known: UUIDs of the GPUs whose
+    holders are known. listed: ids in the last lists of the plugins before, as the first checkpoint that was
+    read has them. trouble: why the last request failed; unreadable: why the checkpoint could not be read;
+    unproven: why the ends of holds cannot be proven; unseen: why nobody can look for processes that are left;
+    empty if they could. answered_s: when the last question was asked that was answered. asked_once: set after
+    the first request, also if it failed.
     """
 
     pod_resources: PodResources
@@ -63,11 +76,22 @@ class PodResourcesPoller(Struct):
     names: Callable[[], NodeNames]
     kubelet: Callable[[], object]
     resend: Callable[[], bool]
+    left: Callable[[Collection[PodUid]], Awaitable[Left]]
+    left_holds: LeftHolds
+    accepted: Callable[[], bool]
+    may_know: Callable[[], bool]
     known: frozenset[GpuUuid] = frozenset()
+    listed: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
     trouble: str = ""
     unreadable: str = ""
     unproven: str = ""
+    unseen: str = ""
     answered_s: float = -inf
+    _read: object = None
+    _written: tuple[EndingHold, ...] | None = None
+    _looked: bool = False
+    _is_complete: bool = False
+    _was_read: bool = False
     _kubelet: object = None
     _pause_s: float = 0.0
     _waited: bool = False
@@ -104,13 +128,17 @@ class PodResourcesPoller(Struct):
     async def ask_holders(self) -> tuple[ContainerHold, ...]:
         """Ask once. Raises Unreachable."""
         names, before = self.names(), self.ledger.version
+        if self._written is None:
+            self._written = self.left_holds.read()
+            self.ledger.restore_ending(self._written)
         self._restore(names)
         asked_s = self.clock()
         try:
             said, kubelet = await self._held()
         except Unreachable as error:
             self._note(str(error))
-            if not self.unreadable:  # the checkpoint has all holds, though without names
+            self._know_pods()
+            if self._is_complete:  # the checkpoint has all holds, though without names
                 self._know(names, before)
             raise
         self._note("")
@@ -121,6 +149,9 @@ class PodResourcesPoller(Struct):
         holders = tuple(row for row in said if now.has(row.resource, row.ids))
         self.ledger.observed(holders, asked_s)
         self.answered_s = max(self.answered_s, asked_s)
+        self._know_pods()
+        if self.ledger.ending_pods:
+            await self._look()
         if self._answer:
             self.ask()
         self._know(names, before)
@@ -146,15 +177,18 @@ class PodResourcesPoller(Struct):
             else:
                 self._pause_s = self._next_pause_s()
             self.asked_once.set()
+            if self.trouble or self.unseen or not self._looked:
+                await self._look()
             await self._check(asked_s)
 
     def _next_pause_s(self) -> float:
-        """The pause after an answer: short while a pod is expected to be named soon."""
-        often = self._waited or self._answer
+        """The pause after an answer: short while a pod is expected to be named soon, or a process to end."""
+        ending = bool(self.ledger.ending_pods)
+        often = self._waited or self._answer or ending
         longest_s = self.intervals.holders_waited_s if often else self.intervals.holders_s
         unnamed = any(entry.certainty is Certainty.TENTATIVE for entry in self.ledger.entries())
         soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2
-        return min(soon_s, longest_s) if unnamed else longest_s
+        return min(soon_s, longest_s) if unnamed or ending else longest_s
 
     # --- the checkpoint ---
 
@@ -162,20 +196,32 @@ class PodResourcesPoller(Struct):
         """All ids in the checkpoint that are of GPUs not known yet are held.
 
         PodResources never lists an ordinary init container, and lists a pod only shortly after its
-        admission. An agent that starts then would take their shares for free.
+        admission. An agent that starts then would take their shares for free. Without a file nothing was
+        ever given if there is no kubelet yet; one that is there has to say it itself (PodResources).
         """
         if names.gpus <= self.known and not self.unreadable:
             return
         now_s = self.clock()
         try:
-            held = self.checkpoint.held()
+            held = self._must_have() if self.accepted() else self.checkpoint.held()
+            listed = self.checkpoint.listed()
         except Unreachable as error:
-            self.unreadable = self._warned(str(error), self.unreadable)
+            self._is_complete, self.unreadable = False, self._warned(str(error), self.unreadable)
             return
-        self.unreadable = ""
-        for resource, ids in held.items():
+        self._is_complete, self.unreadable = held is not None or not self.may_know(), ""
+        if listed is not None and not self._was_read:
+            self._was_read, self.listed = True, listed
+        for resource, ids in (held or {}).items():
             if names.has(resource, ids):
                 self.ledger.restored(resource, ids, now_s)
+        self.ledger.know_pods(held or {})
+
+    def _must_have(self) -> CheckpointHolds:
+        """Held ids, of a kubelet that has accepted a registration: it has a file. Raises Unreachable."""
+        held = self.checkpoint.held()
+        if held is None:
+            raise Unreachable("the kubelet has accepted a registration, and has no checkpoint")
+        return held
 
     async def _check(self, asked_s: float) -> None:
         """Compare with a checkpoint that was written after the question of asked_s; less often each time.
@@ -204,7 +250,7 @@ class PodResourcesPoller(Struct):
             self.unproven = self._warned(trouble, self.unproven)
             return
         try:
-            self.ledger.checked(self.checkpoint.held(), asked_s)
+            self.ledger.checked(self._must_have(), asked_s)
             self.unproven = ""
         except Unreachable as error:
             self.unproven = self._warned(str(error), self.unproven)
@@ -217,6 +263,74 @@ class PodResourcesPoller(Struct):
                 return True
             await asyncio.sleep(CHECKPOINT_STEP_S)
         return False
+
+    # --- the processes of former holders ---
+
+    def _know_pods(self) -> None:
+        """The checkpoint says which pod holds an id. It is read when there is an id of an unknown pod, and
+        something is new."""
+        if not self.ledger.lacks_pods:
+            return
+        now = self.checkpoint.identity(), self.ledger.version
+        if now == self._read:
+            return
+        self._read = now
+        try:
+            self.ledger.know_pods(self.checkpoint.held() or {})
+        except Unreachable as error:  # ids of unknown pods end by the kubelet's word
+            log.debug("pods of holders are not known", extra={"reason": str(error)})
+
+    async def _look(self) -> None:
+        """Whether anything is left of the holders that the kubelet has forgotten; asked while there are any.
+        Also at first, and while nobody can look: it is said then, as long as it is so."""
+        pods, before = self.ledger.ending_pods, self.ledger.version
+        if pods:
+            self.ledger.looked(self.left_holds.freed(), ())
+        elif self._looked and not self.unseen:
+            return
+        asked = frozenset(sorted(self.ledger.ending_pods)[:MOST_PODS])
+        try:
+            async with asyncio.timeout(LOOK_S):
+                self._note_left(asked, await self.left(asked))
+        except (HardwareError, TimeoutError) as error:  # they are waited for until somebody has looked
+            log.debug("not looked for processes", extra={"reason": str(error)})
+        self._write_ending()
+        if self.ledger.version != before:
+            self.ask()
+
+    async def left_at_once(self, pods: frozenset[PodUid]) -> Left | None:
+        """What still runs of these pods; None if that is not known in ALLOCATE_LOOK_S."""
+        try:
+            async with asyncio.timeout(ALLOCATE_LOOK_S):
+                left = await self.left(pods - self.left_holds.freed())
+        except (HardwareError, TimeoutError) as error:
+            log.warning("former holders are not looked for", extra={"reason": str(error) or "no answer"})
+            return None
+        if left.processes:  # it is said what is waited for, and soon asked again
+            self.soon()
+            self.ask()
+            asyncio.get_running_loop().call_soon(self._write_ending)
+        return left
+
+    def _write_ending(self) -> None:
+        """For the next agent: nobody else knows which shares these pods had."""
+        ending = self.ledger.ending
+        if ending == self._written:
+            return
+        try:
+            self.left_holds.write(ending)
+            self._written = ending
+        except OSError as error:
+            log.warning("ending holds are not remembered", extra={"reason": str(error)})
+
+    def _note_left(self, asked: frozenset[PodUid], left: Left) -> None:
+        """Where nobody can look, the kubelet's word decides."""
+        self._looked = True
+        if left.unseen != self.unseen:
+            log.warning("processes that are left are not seen", extra={"reason": left.unseen or None})
+            self.unseen = left.unseen
+            self.ask()
+        self.ledger.looked(asked, left.processes)
 
     # --- what follows ---
 

@@ -107,6 +107,9 @@ class PolicyObserver(Struct):
             self._newest = None
             self._refuse(choice.reason, choice.problems)
             self._refuse_layouts(choice.layouts_problems)
+        elif self._chosen.is_empty and (good := self.good or self._last_good()) and good.saved is not None:
+            self._newest = None
+            self._refuse(PolicyReason.NONE_CHOSEN, (_emptied(self.options),))
         else:
             self._newest, self._judged_on = choice, None
 
@@ -356,3 +359,14 @@ class PolicyObserver(Struct):
         if self.uses_last_good or self.problems:
             return PolicyState.LAST_GOOD
         return PolicyState.FILE if self.good.saved is not None else PolicyState.BUILT_IN
+
+
+def _emptied(options: AgentOptions) -> Problem:
+    """No GPU changes because a ConfigMap is deleted: the fallback ``empty`` is for nodes without a policy."""
+    return Problem(
+        str(options.policy),
+        "",
+        "error",
+        "the directory has no policy any more, so the one of before stays in force",
+        "make the ConfigMap again; for whole GPUs, with a policy of one line: version: partage/v1",
+    )

@@ -6,7 +6,8 @@ import asyncio
 import logging
 import time
 from asyncio import FIRST_COMPLETED
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
@@ -24,6 +25,7 @@ from partage.agent.slurm.node_files import NodeFiles
 from partage.agent.slurm.options import SlurmOptions
 from partage.agent.slurm.status import SlurmStatus
 from partage.agent.slurm.upkeep import SlurmUpkeep
+from partage.agent.supervision import Supervisor, unending
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.directory_lock import locked_run_directory
@@ -76,6 +78,7 @@ class _Service:
     ) -> None:
         self._options, self._directory, self._saved = options, directory, SavedState()
         clock, intervals = time.monotonic, options.intervals
+        self._supervisor = Supervisor(clock)
         asked = asyncio.Event()
         self._hardware = HardwareObserver(hardware, asked.set, intervals, XidLog(clock))
         settings = SettingsObserver(hardware, clock, intervals.observe_s)
@@ -130,6 +133,7 @@ class _Service:
             loop=asyncio.get_running_loop(),
             dcgm=self._options.dcgm_names,
             history=None if self._history is None else self._history.files.texts,
+            ended_tasks=lambda: self._supervisor.trouble,
         )
         await faces(status)
 
@@ -149,19 +153,20 @@ class _Service:
             )
             self._policies.resolve_on(self._hardware.node)
             self._policies.check_in_force()
-            tasks = {
-                "observe": self._hardware.observe_regularly(),
-                "events": self._hardware.watch_events(),
-                "policy": self._policies.watch(),
-                "state": self._save_policy(),
-                "upkeep": self._upkeep.run(),
+            tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
+                "observe": self._hardware.observe_regularly,
+                "events": self._hardware.watch_events,
+                "policy": self._policies.watch,
+                "state": self._save_policy,
+                "upkeep": self._upkeep.run,
             }
             if self._history is not None:
-                tasks["history"] = self._history.run()
-            if beside is not None:
-                tasks["faces"] = self._beside(beside)
+                tasks["history"] = self._history.run
             async with asyncio.TaskGroup() as group:
-                running = [group.create_task(task, name=name) for name, task in tasks.items()]
+                keep = self._supervisor.keep
+                running = [group.create_task(keep(name, work)) for name, work in tasks.items()]
+                if beside is not None:
+                    running.append(group.create_task(unending("faces", self._beside(beside))))
                 await stopped
                 for task in running:
                     task.cancel()

@@ -15,7 +15,7 @@ from partage.model.dcgm_names import DcgmNames
 class SlurmStatus(Struct):
     """node: its name. loop: in which the agent runs.
 
-    history: as in ``AgentStatus``. dcgm: whether use is told under dcgm-exporter's names, too.
+    history, ended_tasks: as in ``AgentStatus``. dcgm: whether use is told under dcgm-exporter's names, too.
     """
 
     node: str
@@ -24,6 +24,7 @@ class SlurmStatus(Struct):
     loop: asyncio.AbstractEventLoop
     dcgm: DcgmNames = DcgmNames.OFF
     history: Callable[[], Iterable[Raw]] | None = None
+    ended_tasks: Callable[[], str] = str
 
     @property
     def trouble(self) -> str:

@@ -6,20 +6,30 @@ people; the node works, and a restart would not help: 200.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Iterable, Iterator
 
 from partage.agent.options import Intervals
 from partage.agent.status.status import AgentStatus
 from partage.edges.kubelet.port import EndpointState
 from partage.model.gpu import NoDriver
+from partage.model.ids import ResourceName
 from partage.model.mps import DaemonPhase
 from partage.plan.reconcile.draft import without_files
 from partage.plan.reconcile.known_node import UNSEEN
-from partage.plan.report import DependencyProblems, MigConfigState, PolicyReason, PolicyState, Report
-from partage.text import gpus
+from partage.plan.report import (
+    DependencyProblems,
+    MigConfigState,
+    PolicyReason,
+    PolicyState,
+    Report,
+    ResourceReport,
+)
+from partage.text import gpus, listed
 from partage.values import Frozen
 
 _OTHER_PLUGIN = "other-plugin"
+_SHOWN = 4
 
 _POLICY_CODES = {
     PolicyReason.UNKNOWN_NAME: "policy-unknown",
@@ -46,7 +56,10 @@ class Readiness(Frozen):
 
 
 def stall_reason(status: AgentStatus, intervals: Intervals) -> ReadinessReason | None:
-    """The reason if the loop's pulse is too old, the only case in which a restart of the agent helps."""
+    """The reason where a restart of the agent helps: the loop's pulse is too old, or a task cannot be kept
+    running."""
+    if ended := status.ended_tasks():
+        return ReadinessReason("task-ended", ended)
     age_s = status.clock() - status.pulse_s
     if age_s <= intervals.stalled_s:
         return None
@@ -61,10 +74,10 @@ def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
         unhealthy.append(ReadinessReason("starting", "the agent has not looked at the node yet"))
         return Readiness(tuple(unhealthy), ())
     hardware = list(_hardware(status, report))
-    unhealthy += [*hardware, *_kubelet(status, report, intervals)]
+    unhealthy += [*hardware, *_not_served(status, report, intervals)]
     if report.policy.state is PolicyState.NONE and report.policy.problems and not hardware:
         unhealthy.append(ReadinessReason("no-policy", report.policy.message))
-    degraded = [*_degraded(report), *_unwatched(status), *_without_stream(status, report, intervals)]
+    degraded = [*_degraded(report), *_unwatched(status), *_kept(status)]
     if not any(one.code == _OTHER_PLUGIN for one in unhealthy):
         degraded += _held_back(report)
     return Readiness(tuple(unhealthy), tuple(degraded))
@@ -82,9 +95,34 @@ def _hardware(status: AgentStatus, report: Report) -> Iterator[ReadinessReason]:
         )
 
 
-def _kubelet(status: AgentStatus, report: Report, intervals: Intervals) -> Iterator[ReadinessReason]:
+def kubelet_trouble(status: AgentStatus, resources: Iterable[ResourceReport], intervals: Intervals) -> str:
+    """Which resources the kubelet has not accepted, or reads no list of, for longer than it takes to start
+    again; a sentence that stays the same meanwhile. Empty if all are well.
+    """
+    now_s = status.clock()
+    since_s = {state.resource: state.since for state in status.endpoints()}
+    waits = [one for one in resources if now_s - since_s.get(one.name, now_s) > intervals.silent_s]
+    unread = [
+        f"the kubelet accepted {name} and reads no list of its devices"
+        for name, unwatched_s in _without_stream(status, waits)
+        if unwatched_s > intervals.silent_s
+    ]
+    return "; ".join([*(one.message for one in _not_registered(status, waits, intervals)), *unread])
+
+
+def _not_served(status: AgentStatus, report: Report, intervals: Intervals) -> Iterator[ReadinessReason]:
+    yield from _not_registered(status, report.resources, intervals)
+    for name, unwatched_s in _without_stream(status, report.resources):
+        if unwatched_s > intervals.unwatched_s:
+            message = f"the kubelet accepted {name} and has read no device list for {unwatched_s:.0f} s"
+            yield ReadinessReason("not-watched", message)
+
+
+def _not_registered(
+    status: AgentStatus, resources: Iterable[ResourceReport], intervals: Intervals
+) -> Iterator[ReadinessReason]:
     endpoints = {state.resource: state for state in status.endpoints()}
-    for resource in report.resources:
+    for resource in resources:
         state = endpoints.get(resource.name, EndpointState(resource.name))
         if state.registered or not (resource.listed or resource.held):
             continue
@@ -102,18 +140,21 @@ def _held_back(report: Report) -> Iterator[ReadinessReason]:
         yield ReadinessReason(_OTHER_PLUGIN, f"{other}; no GPU is changed before that has ended")
 
 
-def _without_stream(status: AgentStatus, report: Report, intervals: Intervals) -> Iterator[ReadinessReason]:
+def _kept(status: AgentStatus) -> Iterator[ReadinessReason]:
+    if names := [name for state in status.endpoints() for name in state.kept]:
+        message = f"the kubelet keeps {listed(names, _SHOWN)}, and asks there when the agent ends"
+        yield ReadinessReason("kubelet-keeps-socket", message)
+
+
+def _without_stream(
+    status: AgentStatus, resources: Iterable[ResourceReport]
+) -> Iterator[tuple[ResourceName, float]]:
+    """Resources that are registered and not watched, with for how long."""
     endpoints = {state.resource: state for state in status.endpoints()}
-    for resource in report.resources:
+    for resource in resources:
         state = endpoints.get(resource.name)
-        if state is None or state.unwatched_since is None or not (resource.listed or resource.held):
-            continue
-        unwatched_s = status.clock() - state.unwatched_since
-        if unwatched_s > intervals.unwatched_s:
-            message = (
-                f"the kubelet accepted {resource.name} and has read no device list for {unwatched_s:.0f} s"
-            )
-            yield ReadinessReason("not-watched", message)
+        if state is not None and state.unwatched_since is not None and (resource.listed or resource.held):
+            yield resource.name, status.clock() - state.unwatched_since
 
 
 def _unwatched(status: AgentStatus) -> Iterator[ReadinessReason]:
@@ -130,6 +171,7 @@ def _degraded(report: Report) -> Iterator[ReadinessReason]:
     if layout is not None and layout.state is MigConfigState.FAILED:
         yield ReadinessReason("mig-config-failed", f"{layout.name}: {layout.reason}")
     yield from _degraded_gpus(report)
+    yield from _left(report)
     if report.other_labels:
         yield ReadinessReason("labels-written-twice", report.other_labels)
     yield from _dependencies(report.dependencies)
@@ -161,10 +203,26 @@ def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
         yield ReadinessReason("device-file-missing", f"MIG devices cannot be used: {reason}")
 
 
+def _left(report: Report) -> Iterator[ReadinessReason]:
+    for entry in report.entries:
+        if entry.left:
+            names = " or ".join(f"{holder.namespace}/{holder.pod}" for holder in entry.holders)
+            ended_s = report.made.at_s - report.made.clock_s + (entry.ended_s or 0.0)
+            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(round(ended_s)))
+            message = (
+                f"{entry.id} is given to nobody: the kubelet has forgotten pod {names or entry.left[0].pod} "
+                f"since {since}, and {listed([str(process) for process in entry.left], 4)} of it still runs; "
+                f"if it cannot end: partage free {entry.id}"
+            )
+            yield ReadinessReason("process-left", message)
+
+
 def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
     problems = {
         "holders-unknown": needed.pod_resources,
         "holds-unproven": needed.checkpoint and f"GPUs that have to change wait: {needed.checkpoint}",
+        "processes-unseen": needed.processes
+        and f"the kubelet's word alone says when a share is free: {needed.processes}",
         "state-not-saved": needed.state_dir,
         "cdi-incomplete": needed.cdi,
         "guard-not-written": needed.guard,

@@ -63,6 +63,7 @@ class AgentStatus(Struct):
     """The last report, the pulse of the loop, and values that are read live.
 
     clock: monotonic, in seconds; pulse_s is on it. endpoints: registration of each resource with the kubelet.
+    ended_tasks: which tasks of the agent cannot be kept running; empty if all run.
     helper_trouble: why the helper does not answer; empty if it does, or if there is none.
     watch_observation: the watchdog's last check; None if nothing is watched, or was checked yet.
     history: reads the days of the history of use as they are on the disk; None: none is kept.
@@ -75,6 +76,7 @@ class AgentStatus(Struct):
     pulse_s: float = 0.0
     counts: AgentCounts = field(default_factory=AgentCounts)
     endpoints: Callable[[], Sequence[EndpointState]] = tuple
+    ended_tasks: Callable[[], str] = str
     helper_trouble: Callable[[], str] = str
     watch_observation: Callable[[], WatchObservation | None] = lambda: None
     usage: Callable[[], UsageObservation | None] = lambda: None

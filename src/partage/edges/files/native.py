@@ -18,10 +18,10 @@ from partage.model.ids import parse_resource_name
 from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.pci import parse_pci_address
 from partage.model.policy import (
-    DRAIN_DEADLINE_S,
     AllDevices,
     DesiredMig,
     DeviceListStrategy,
+    Drain,
     Exclusive,
     GpuCriteria,
     GpuEntry,
@@ -32,6 +32,7 @@ from partage.model.policy import (
     Policy,
     RemainingGpus,
     Sharing,
+    SparedPods,
     WatchAction,
 )
 from partage.units import parse_duration
@@ -69,6 +70,7 @@ DIALECT = Dialect(
         **dict.fromkeys(_ENTRY, "an entry of 'gpus'"),
         **dict.fromkeys(_CRITERIA, "'select'"),
         "label": "'when'",
+        "also": "'change', beside 'drain'",
         **dict.fromkeys(CLIENT_KEYS[1:], "a client of 'mps'"),
         "replicas": "'time-slicing' or 'mps'",
         "unit": "'time-slicing' or 'mps'",
@@ -178,16 +180,27 @@ def _entry(field: Field) -> GpuEntry | None:
         guard=table.boolean("guard", default=False),
         watch=table.choice("watch", WatchAction.WARN),
         when=table.value("when", _when, ()),
-        drain_s=table.value("change", _change, None),
+        drain=table.value("change", _change, None),
     )
 
 
-def _change(field: Field) -> int | None:
-    """``wait``, ``drain``, or ``{drain: 10m}``: the deadline in seconds, None for ``wait``."""
+def _change(field: Field) -> Drain | None:
+    """``wait``, ``drain``, or ``{drain: 10m, also: [bare]}``. None for ``wait``."""
     if isinstance(field.value, dict):
-        table = field.table(("drain",), "{drain: 10m}")
-        return table.needed("drain", lambda found: found.parsed(parse_duration, "10m")) if table else None
-    return DRAIN_DEADLINE_S if field.choice(WhenToChange) is WhenToChange.DRAIN else None
+        table = field.table(("drain", "also"), "{drain: 10m}")
+        also = table.value("also", _also, ()) if table else ()
+        limit_s = table.needed("drain", lambda found: found.parsed(parse_duration, "10m")) if table else None
+        return None if limit_s is None else Drain(limit_s, also)
+    return Drain() if field.choice(WhenToChange) is WhenToChange.DRAIN else None
+
+
+def _also(field: Field) -> tuple[SparedPods, ...]:
+    """In the order of the enum, each once."""
+    items = field.one_or_many()
+    if items is not None and not items:
+        field.error("names no pods", "bare, system-critical, or remove the key")
+    named = {item.choice(SparedPods) for item in items or ()}
+    return tuple(kind for kind in SparedPods if kind in named)
 
 
 def _when(field: Field) -> tuple[LabelCondition, ...]:

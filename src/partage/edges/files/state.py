@@ -12,10 +12,17 @@ from hashlib import sha256
 from pathlib import Path
 
 from msgspec import field, json
+from msgspec.structs import replace
 
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.files.directory_lock import take_lock
-from partage.edges.files.state_document import StateDocument, WrittenHealth, WrittenPolicy, WrittenServing
+from partage.edges.files.state_document import (
+    StateDocument,
+    WrittenHealth,
+    WrittenPolicy,
+    WrittenServing,
+    check_offers,
+)
 from partage.edges.read_file import read_regular
 from partage.edges.replace_file import replace_file
 from partage.errors import InputError
@@ -77,6 +84,20 @@ class LoadedState(Frozen):
     problems: tuple[str, ...] = ()
 
 
+class _Served(Frozen):
+    served: dict[GpuUuid, GpuServing]
+
+
+class _PlannedFrom(Frozen):
+    snapshot: _Served
+
+
+class _ReportedServing(Frozen):
+    """What of ``<run-dir>/report.json`` is read here. planned_from: None: that agent had no policy yet."""
+
+    planned_from: _PlannedFrom | None
+
+
 class NotSaved(Frozen):
     """The state could not be written; the agent warns and runs on."""
 
@@ -92,6 +113,27 @@ def read_state(state_dir: Path) -> SavedState | None:
         return _decode(read_regular(state_dir / STATE_FILE, LIMIT_BYTES + 1), 0.0)
     except (OSError, ValueError):
         return None
+
+
+def served_by_report(report: Path, now_s: float) -> Mapping[GpuUuid, GpuServing]:
+    """What each GPU served by the last report of an agent, for an agent without a state.
+
+    It is written at most a second after what it reports. So a GPU is left out that was about to change, and
+    nothing is known of any without a report, or with one that has another form.
+    """
+    try:
+        content = read_regular(report, LIMIT_BYTES)
+        planned_from = decode(_ReportedServing, content, strict=False).planned_from
+        served = {} if planned_from is None else planned_from.snapshot.served
+        for one in served.values():
+            check_offers(one)
+    except (OSError, ValueError):
+        return {}
+    return {
+        gpu: replace(one, draining_since_s=now_s if one.draining else None)
+        for gpu, one in served.items()
+        if one.empty_since_s is None
+    }
 
 
 def state_problem(state_dir: Path) -> str:

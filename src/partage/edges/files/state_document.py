@@ -52,9 +52,9 @@ class WrittenServing(Frozen):
 
     def serving(self, now_s: float) -> GpuServing:
         """Inverse of ``of``. Raises ValueError for offers that cannot be."""
-        for offer in (*self.offer, *self.leaving):
-            _check(offer)
-        return GpuServing(self.offer, self.leaving, self.draining, _since(self.draining_for_s, now_s))
+        serving = GpuServing(self.offer, self.leaving, self.draining, _since(self.draining_for_s, now_s))
+        check_offers(serving)
+        return serving
 
 
 class WrittenStatus(Frozen):
@@ -131,12 +131,13 @@ class StateDocument(Frozen, kw_only=True):
     health: dict[GpuUuid, WrittenHealth]
 
 
-def _check(offer: DeviceOffer) -> None:
+def check_offers(serving: GpuServing) -> None:
     """Raises ValueError. Shares are written out id by id later, so their number had better be sane."""
-    parse_resource_name(offer.resource)
-    for number in (offer.replicas, offer.first, offer.count):
-        if not 0 <= number <= MOST_SHARES:
-            raise ValueError(f"{number} shares of {offer.device}")
+    for offer in (*serving.offer, *serving.leaving):
+        parse_resource_name(offer.resource)
+        for number in (offer.replicas, offer.first, offer.count):
+            if not 0 <= number <= MOST_SHARES:
+                raise ValueError(f"{number} shares of {offer.device}")
 
 
 def _passed(since_s: float | None, now_s: float) -> float | None:

@@ -13,12 +13,14 @@ _MOST = 500
 
 
 def read_pause(run_dir: Path) -> str:
-    """Why the driver is left alone; empty if it is not."""
+    """Why the driver is left alone; empty if it is not. A note that cannot be read is one."""
     try:
         with (run_dir / NOTE).open(encoding="utf-8", errors="replace") as file:
             return file.read(_MOST).strip() or "it is paused"
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
         return ""
+    except OSError as error:
+        return f"{run_dir / NOTE} cannot be read: {error.strerror}"
 
 
 def write_pause(run_dir: Path, reason: str) -> None:

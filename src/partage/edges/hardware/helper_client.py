@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import subprocess
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import TypeVar, cast
 
@@ -14,13 +14,14 @@ from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.helper_connection import HelperConnection
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events, longer_s
 from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervisor
-from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
+from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, Unsupported
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
+from partage.model.ids import PodUid
 from partage.model.mps import DaemonState
 from partage.model.paths import check_socket_path
-from partage.model.process import Processes
+from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import Created, Step, TimeSlice
 
@@ -86,6 +87,12 @@ class RemoteHardware:
 
     async def processes(self) -> Processes:
         return await self._ask("processes", Processes)
+
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
+        try:
+            return await self._ask("left", Left, sorted(pods))
+        except Unsupported:  # it stays when the agent is upgraded, where it is not replaced by hand
+            return Left(unseen="the helper is older than the agent and does not look for processes")
 
     async def samples(self) -> Samples:
         return await self._ask("samples", Samples)

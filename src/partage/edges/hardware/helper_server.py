@@ -25,6 +25,7 @@ from partage.edges.hardware.deadlines import CallDeadlines
 from partage.edges.hardware.peer import peer_of
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware, longer_s
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
+from partage.model.ids import PodUid
 from partage.model.paths import check_socket_path
 from partage.model.step import Step
 
@@ -67,6 +68,10 @@ async def _perform(hardware: Hardware, arguments: bytes) -> object:
     return await hardware.perform(_step(arguments))
 
 
+async def _left(hardware: Hardware, arguments: bytes) -> object:
+    return await hardware.left_of(_argument(tuple[PodUid, ...], arguments, "UIDs of pods"))
+
+
 def _step(arguments: bytes) -> Step:
     # mypy has no type for a union itself.
     return _argument(cast("type[Step]", Step), arguments, "a valid step")
@@ -99,6 +104,7 @@ VERBS: Mapping[str, Verb] = {
     "perform": _perform,
     "uses": _query(lambda hardware: hardware.uses()),
     "processes": _query(lambda hardware: hardware.processes()),
+    "left": _left,
     "samples": _query(lambda hardware: hardware.samples()),
     "time-slices": _query(lambda hardware: hardware.time_slices()),
     "daemons": _query(lambda hardware: hardware.daemons()),

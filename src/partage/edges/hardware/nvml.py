@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
@@ -17,6 +17,7 @@ from partage.edges.hardware.end_process import check_uses_gpu, end_process, refu
 from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.event_watch import EventWatch
 from partage.edges.hardware.host import Host
+from partage.edges.hardware.left_processes import left_of
 from partage.edges.hardware.mig_instances import InstanceStep, MigInstances
 from partage.edges.hardware.mig_mode import set_mig_mode
 from partage.edges.hardware.nvml_queries import Nvml
@@ -39,8 +40,9 @@ from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import PAUSED, Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
+from partage.model.ids import PodUid
 from partage.model.mps import DaemonState
-from partage.model.process import Processes
+from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import (
     Created,
@@ -110,6 +112,7 @@ class NvmlHardware:
         self._keeper = keeper
         self._paused = paused
         self._worker = Worker("nvml", self._between_calls)
+        self._looker = Worker("left processes")  # of its own: the driver may be what they are stuck in
         self._mailbox = EventQueue()
         self._one_step = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -189,6 +192,9 @@ class NvmlHardware:
     async def processes(self) -> Processes:
         return await self._query(lambda: processes(self._nvml, self._host))
 
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
+        return await self._looker.call(lambda: left_of(self._host.proc, pods), self._deadline_s)
+
     async def samples(self) -> Samples:
         return await self._query(self._sampler.samples)
 
@@ -205,6 +211,7 @@ class NvmlHardware:
         with contextlib.suppress(HardwareTimeout):  # a thread that hangs in the driver ends with the process
             await self._worker.call(self._leave, min(self._deadline_s, _CLOSE_S))
         self._worker.stop()
+        self._looker.stop()
 
     async def _reset(self, step: Reset) -> None:
         """Reset with nvidia-smi. No session is open meanwhile, because its handles would block the reset."""

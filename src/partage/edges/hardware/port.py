@@ -8,14 +8,15 @@ helper process), ``sim.node.hardware`` (simulated). One contract test suite hold
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from partage.model.gpu import Inventory
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid
-from partage.model.ids import DeviceUuid
+from partage.model.ids import DeviceUuid, PodUid
 from partage.model.mps import DaemonSpec, DaemonState
-from partage.model.process import Processes
+from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import Created, Reset, Step, TimeSlice
 from partage.values import Frozen
@@ -114,6 +115,13 @@ class Hardware(Protocol):
         """The processes with contexts on GPUs, and the memory of each. Raises DriverUnavailable.
 
         See ``Processes.hidden``: an empty answer may mean that processes are not visible.
+        """
+        ...
+
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
+        """Which processes of these pods still run, whether or not they have GPUs open. Needs no driver.
+
+        Answers within milliseconds, also while other calls wait for the driver: an Allocate waits for it.
         """
         ...
 

@@ -104,7 +104,7 @@ def why_hidden(
     hidden = [pid for pid in missing if procfs.start_of(proc, pid) is None and procfs.exists(pid)]
     if hidden:
         return f"/proc hides processes (hidepid), for example process {min(hidden)}"
-    if procfs.sees_all_pids(proc) or _sees_other_pods(proc, seen):
+    if procfs.sees_all_pids(proc) or sees_other_pods(proc, seen):
         return ""
     accounted: dict[GpuUuid, int] = {}
     for row in rows:
@@ -114,7 +114,7 @@ def why_hidden(
     return f"without the node's process ids (hostPID) the driver hides other processes{unseen}"
 
 
-def _sees_other_pods(proc: Path, seen: Mapping[int, ProcessInfo | None]) -> bool:
+def sees_other_pods(proc: Path, seen: Mapping[int, ProcessInfo | None]) -> bool:
     """Whether processes of another pod are visible: then this pid namespace is the node's, though not the
     initial one.
 

@@ -160,7 +160,8 @@ class ApiCluster:
             body["deleteOptions"] = options
         path = f"/api/v1/namespaces/{namespace}/pods/{name}/eviction"
         try:
-            await self._connection.call(type(None), "POST", path, body=body)
+            # Once: whether it may be sent again is decided anew, by who has asked for it.
+            await self._connection.call(type(None), "POST", path, body=body, tries=1)
         except (Absent, Conflict):  # a conflict: that uid has gone
             return Eviction.GONE
         except ErrorResponse:  # the only one that the connection lets through

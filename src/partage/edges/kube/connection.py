@@ -65,8 +65,9 @@ class Connection:
         parameters: Parameters | None = None,
         body: Json | None = None,
         media_type: str = "application/json",
+        tries: int = TRIES,
     ) -> T:
-        """Send a request, again where that can help, and decode its answer.
+        """Send a request, again where that can help, and decode its answer. tries: how often at most.
 
         Raises Unreachable, Conflict, Absent or Rejected; ErrorResponse for a 429 that answers this very
         request (a PodDisruptionBudget). InputError if the credentials cannot be read.
@@ -74,7 +75,7 @@ class Connection:
         content = None if body is None else encode(body)
         asked = HttpRequest(method, path, parameters or {}, content, media_type)
         backoff = self.backoff()
-        for left in reversed(range(TRIES)):
+        for left in reversed(range(tries)):
             try:
                 return _decoded(kind, await self._once(asked), self.config)
             except ErrorResponse as error:

@@ -25,6 +25,7 @@ class OwnerReference(Frozen):
     """A row of ownerReferences."""
 
     kind: str = ""
+    uid: str = ""
     controller: bool = False
 
 
@@ -151,6 +152,7 @@ class PodSpec(Frozen):
 
     containers: tuple[ContainerJson, ...] | None = None
     priority: int | None = None
+    priority_class_name: str = ""
     node_name: str = ""
 
 
@@ -170,15 +172,17 @@ class PodJson(Frozen):
 
     def value(self) -> ClusterPod:
         meta, spec, status = self.metadata, self.spec or PodSpec(), self.status or PodStatus()
-        owners = [one.kind for one in meta.owner_references or () if one.controller]
+        owner = next((one for one in meta.owner_references or () if one.controller), OwnerReference())
         return ClusterPod(
             namespace=meta.namespace,
             name=meta.name,
             uid=meta.uid,
             phase=status.phase,
-            owner=owners[0] if owners else "",
+            owner=owner.kind,
+            controller=owner.uid,
             ends=meta.deletion_timestamp is not None,
             priority=spec.priority or 0,
+            priority_class=spec.priority_class_name,
             labels=meta.labels or {},
             annotations=meta.annotations or {},
             requests=_requests(spec),

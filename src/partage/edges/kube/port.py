@@ -65,8 +65,9 @@ class ClusterNode(Frozen):
 
 class ClusterPod(Frozen):
     """A pod of a node. requests: resource names to amounts, of all its containers together, as the API server
-    has them. ends: it is being deleted. owner: kind of its controller, ``ReplicaSet``; empty: none. node:
-    where it runs; empty: nowhere yet. started_at: when the kubelet took it, RFC 3339; empty: not yet.
+    has them. ends: it is being deleted. owner: kind of its controller, ``ReplicaSet``; empty: none.
+    controller: UID of that. node: where it runs; empty: nowhere yet. started_at: when the kubelet took it,
+    RFC 3339; empty: not yet.
     """
 
     namespace: str
@@ -74,8 +75,10 @@ class ClusterPod(Frozen):
     uid: str
     phase: str
     owner: str = ""
+    controller: str = ""
     ends: bool = False
     priority: int = 0
+    priority_class: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
     requests: Mapping[str, str] = field(default_factory=dict)
@@ -194,8 +197,8 @@ class Cluster(Protocol):
     async def evict(
         self, namespace: str, name: str, grace_seconds: int | None = None, *, uid: str = ""
     ) -> Eviction:
-        """Ask for the end of a pod. PodDisruptionBudgets are honoured. uid: only this one: another pod of the
-        same name counts as gone.
+        """Ask for the end of a pod, once. PodDisruptionBudgets are honoured. uid: only this one: another pod
+        of the same name counts as gone.
         """
         ...
 

@@ -47,19 +47,20 @@ class CheckpointFile:
             return None
         return CheckpointIdentity(found.st_ino, found.st_mtime_ns)
 
-    def listed(self) -> Mapping[ResourceName, frozenset[ShareId]]:
-        """The healthy ids of each resource in the last list that a plugin sent; nothing without a file.
+    def listed(self) -> Mapping[ResourceName, frozenset[ShareId]] | None:
+        """The healthy ids of each resource in the last list that a plugin sent; None: there is no file.
 
         A resource stays named for some minutes after its plugin has gone. Raises Unreachable.
         """
-        return self._read(_listed) or {}
+        return self._read(_listed)
 
-    def held(self) -> CheckpointHolds:
-        """Held ids by resource, with the UIDs of their pods; nothing if no kubelet has written the file yet.
+    def held(self) -> CheckpointHolds | None:
+        """Held ids by resource, with the UIDs of their pods; None: there is no file, which says nothing.
 
-        Raises Unreachable if it cannot be read or is in an unknown format.
+        No kubelet writes it before the first list of a plugin; later somebody may have removed it. Raises
+        Unreachable if it cannot be read or is in an unknown format.
         """
-        return self._read(_holds) or {}
+        return self._read(_holds)
 
     def _read(self, part: Callable[[dict[str, Any]], T]) -> T | None:
         """A part of the file's data; None without a file. Raises Unreachable."""

@@ -72,16 +72,27 @@ class BatchedTransport(asyncio.Transport):
 class _Connection(H2Protocol, asyncio.BufferedProtocol):
     """Reads into one buffer: asyncio would allocate 256 KiB for every read."""
 
-    def __init__(self, *parts: Any, into: memoryview, ended: Callable[[], bool]) -> None:  # noqa: ANN401
+    def __init__(
+        self,
+        *parts: Any,  # noqa: ANN401 (as grpclib's)
+        into: memoryview,
+        ended: Callable[[], bool],
+        lost: Callable[[], None],
+    ) -> None:
         super().__init__(*parts)
         self._into = into
         self._ended = ended
+        self._lost = lost
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._writer = BatchedTransport(cast("asyncio.Transport", transport))
         super().connection_made(self._writer)
         if self._ended():  # accepted before the server stopped, and not known to it then
             self._writer.close()
+
+    def connection_lost(self, exc: BaseException | None) -> None:
+        super().connection_lost(exc)
+        self._lost()
 
     def get_buffer(self, sizehint: int) -> memoryview:
         del sizehint
@@ -112,12 +123,15 @@ class ClosingServer(Server):
         super().__init__(handlers)
         self._connections: WeakSet[_Connection] = WeakSet()
         self._ended = False
+        self.connection_lost = asyncio.Event()
         self._read_into = memoryview(bytearray(_READ_BYTES))  # shared: received bytes are copied at once
 
     def _protocol_factory(self) -> H2Protocol:
         plain = super()._protocol_factory()
         parts = (plain.handler, plain.config, plain.h2_config)
-        connection = _Connection(*parts, into=self._read_into, ended=lambda: self._ended)
+        connection = _Connection(
+            *parts, into=self._read_into, ended=lambda: self._ended, lost=self.connection_lost.set
+        )
         self._connections.add(connection)
         return connection
 

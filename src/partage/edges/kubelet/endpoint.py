@@ -1,5 +1,8 @@
 """The life of one resource with the kubelet: serve, register, notice a restart of the kubelet, register
 again.
+
+Each registration has a socket of its own, which no kubelet has seen before, and comes after the end of the
+stream before it. What kubelets do otherwise: docs/adr/0126.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from partage.edges.directory_changes import DirectoryChanges
-from partage.edges.kubelet.other_plugins import OtherPlugin, at_socket, in_directory
+from partage.edges.kubelet.other_plugins import HANDBACK, OtherPlugin, in_directory, of_resource
 from partage.edges.kubelet.port import EndpointState, PluginHandler
 from partage.edges.kubelet.registration import (
     KUBELET_SOCKET,
@@ -26,9 +29,19 @@ from partage.edges.kubelet.registration import (
     register,
 )
 from partage.edges.kubelet.server import PluginServer
-from partage.edges.kubelet.sockets import SocketIdentity
+from partage.edges.kubelet.sockets import (
+    SocketIdentity,
+    fresh_socket,
+    kept_sockets,
+    mark_kept,
+    plain_name,
+    socket_identity,
+    sockets_of,
+    unmark_kept,
+)
+from partage.edges.listening import is_listening
 from partage.edges.ticks import until_tick
-from partage.errors import ClusterError, Unreachable
+from partage.errors import ClusterError, Rejected, Unreachable
 from partage.model.ids import device_of, plugin_socket_name
 from partage.values import Frozen
 
@@ -39,14 +52,18 @@ directory, and where it does not.
 FIRST_PAUSE_S = 0.02
 LONGEST_PAUSE_S = 10.0
 HAND_OVER_S = 0.2
-"""Seconds between the end of an old connection and a new registration. A kubelet that notices the end later
-believes that the new registration has ended (kubernetes #121994, fixed late in 2025), and the resource
-stays dead until the next registration.
+"""Seconds between the end of another plugin and a new registration. A kubelet up to 1.36 that notices the end
+later believes that the new registration has ended (kubernetes #121994).
 """
 UNWATCHED_S = 10.0
-"""Register again if the kubelet has accepted the resource and no ListAndWatch stream has been open for this
-long. A kubelet that never opened the stream, or lost it, would count every device as unhealthy for ever.
+"""Register again if the kubelet has accepted the resource and opened no ListAndWatch stream for this long: it
+would count every device as unhealthy for ever. A stream that ends after so long is replaced at once, one that
+ends sooner after a pause.
 """
+_SETTLED_NS = 2_000_000_000
+"""Younger than this, the time of a directory may stand for several changes of it."""
+_KEPT_BY_KUBELET = "already connected"
+"""What a kubelet from 1.37 on says of a path that is in its table, whoever listens there now."""
 
 log = logging.getLogger(__name__)
 
@@ -93,47 +110,74 @@ class ResourceEndpoint:
         Raises InputError if the socket's path would be too long.
         """
         self._resource = handler.resource
+        self._directory = kubelet_dir
         self._kubelet_socket = kubelet_dir / KUBELET_SOCKET
-        self._server = PluginServer(handler, kubelet_dir / plugin_socket_name(handler.resource))
         self._changes = changes
         self._changed = asyncio.Event()
         self._handler = handler
         self._takeover = takeover
         self._clock = clock
         self._register_timeout_s = register_timeout_s
+        self._server = self._server_at(fresh_socket(kubelet_dir, handler.resource))
+        self._told: SocketIdentity | None = None
+        self._told_before: SocketIdentity | None = None
         self._known_to: SocketIdentity | None = None
+        self._kept: list[PluginServer] = []
+        self._kept_by: SocketIdentity | None = None
+        self._late: SocketIdentity | None = None
+        self._others: dict[Path, SocketIdentity] = {}
+        self._looked_ns = 0
         self._registered_options = self._server.options
         self._watched_s: float | None = None
         self._accepted_s = 0.0
+        self._short_streams = 0
         self._backoff: LastFailure | None = None
         self._state = EndpointState(handler.resource, since=clock())
+
+    def _server_at(self, path: Path) -> PluginServer:
+        return PluginServer(self._handler, path, stream_ended=self._changed.set)
 
     @property
     def state(self) -> EndpointState:
         """The current state of the resource."""
-        watching = self._server.watching
+        watching = self._server.watching if self._state.other is None else 0
         unwatched_since = self._watched_s if self._state.registered and not watching else None
-        return replace(self._state, watching=watching, unwatched_since=unwatched_since)
+        kept = tuple(server.socket_path.name for server in self._kept)
+        return replace(self._state, watching=watching, unwatched_since=unwatched_since, kept=kept)
 
     @property
-    def socket(self) -> SocketIdentity | None:
-        """The socket that it serves now."""
-        return self._server.socket
+    def sockets(self) -> list[SocketIdentity]:
+        """The sockets that it serves now."""
+        served = (self._server, *self._kept)
+        return [server.socket for server in served if server.socket is not None]
 
     async def run(self) -> None:
-        """Keep the resource served and registered until cancelled; then remove the socket."""
+        """Keep the resource served and registered until cancelled; then remove the sockets."""
         try:
+            await self._serve_kept()
             while True:
                 longest_s = self._watch()
                 await self._rest(await self.turn(), longest_s)
         finally:
             self._set_state(replace(self._state, serving=False, registered=False))
-            await self._server.stop()
+            await self.stop()
+
+    async def stop(self) -> None:
+        """Serve no more. A kubelet that may keep the last list is told that nothing can be given."""
+        await self._leave(unhealthy=self._tangled)
+        kept, self._kept = self._kept, []
+        for server in kept:
+            await server.stop()
+
+    @property
+    def _tangled(self) -> bool:
+        """Whether this kubelet may have a path of ours in its table for which it watches no stream."""
+        return bool(self._kept) or self._late is not None or self._server.asked_again
 
     def _watch(self) -> float:
         """Watch the directory. Returns after how many seconds the sockets have to be checked anyway."""
         self._changed.clear()
-        told = self._changes is not None and self._changes.watch(self._kubelet_socket.parent, self._changed)
+        told = self._changes is not None and self._changes.watch(self._directory, self._changed)
         return CHECK_S if told else POLL_S
 
     async def _rest(self, pause_s: float, longest_s: float) -> None:
@@ -146,36 +190,67 @@ class ResourceEndpoint:
     async def turn(self) -> float:
         """Check the sockets and do the one action that is needed. Returns the seconds until the next turn;
         infinity if nothing is needed until something changes."""
-        sockets = observe_sockets(self._kubelet_socket, self._server.socket_path)
+        sockets = self._observed()
+        await self._drop_kept(sockets.kubelet)
         match self._next_action(sockets):
             case NextAction.NOTHING:
-                return math.inf
+                return self._stream_due_s()
             case NextAction.WAIT_FOR_KUBELET:
                 self._wait_for_kubelet()
                 return math.inf
             case need:
                 return await self._try(need, sockets)
 
+    def _observed(self) -> ObservedSockets:
+        """The sockets as they are. Those of others are looked for only if the directory has changed."""
+        try:
+            changed_ns = self._directory.stat().st_mtime_ns
+        except OSError:
+            changed_ns = 0
+        if changed_ns != self._looked_ns or time.time_ns() - changed_ns < _SETTLED_NS:
+            self._looked_ns = changed_ns
+            asking = self._directory / HANDBACK  # the first: then the stream ends also where another is there
+            found = socket_identity(asking)
+            self._others = {} if found is None else {asking: found}
+            self._others |= sockets_of(self._directory, self._resource)
+        ours = {server.socket_path for server in (self._server, *self._kept)}
+        self._others = {path: one for path, one in self._others.items() if path not in ours}
+        others = frozenset(self._others.values())
+        return observe_sockets(self._kubelet_socket, self._server.socket_path, others)
+
     def _next_action(self, sockets: ObservedSockets) -> NextAction:
         """The action that the sockets require; if none, the one that only this object knows of."""
         need = next_action(self._server.socket, self._known_to, sockets)
         if need is NextAction.NOTHING and (
-            self._lost_stream() or self._server.options != self._registered_options
+            self._lost_stream()
+            or self._server.options != self._registered_options
+            or self._server.asked_again
+            or self._newer() is not None
         ):
             return NextAction.REGISTER
         return need
 
+    # --- the stream ---------------------------------------------------------------------------
+
     def _lost_stream(self) -> bool:
-        """Whether this kubelet had enough time to open a stream since it accepted, or since the last one
-        ended."""
+        """Whether the kubelet has closed its stream, or had enough time to open one since it accepted."""
+        now_s = self._clock()
         if self._server.watching:
-            self._watched_s = self._clock()
-        if self._watched_s is None:
+            self._watched_s = now_s
             return False
-        lost = self._clock() - max(self._watched_s, self._accepted_s) > UNWATCHED_S
-        if lost:
-            log.warning("not watched", extra={"resource": self._resource})
-        return lost
+        if self._watched_s is None or self._stream_due_s() > 0:
+            return False
+        log.warning("not watched", extra={"resource": self._resource})
+        return True
+
+    def _stream_due_s(self) -> float:
+        """In how many seconds a resource without a stream is registered again; infinity with one."""
+        if self._watched_s is None or self._server.watching:
+            return math.inf
+        limit_s = UNWATCHED_S
+        if self._server.was_watched:
+            limit_s = pause_s(self._short_streams) if self._short_streams else 0.0
+        return max(0.0, max(self._watched_s, self._accepted_s) + limit_s - self._clock())
 
     def _wait_for_kubelet(self) -> None:
         self._known_to = self._watched_s = None
@@ -185,6 +260,7 @@ class ResourceEndpoint:
     async def _try(self, need: NextAction, sockets: ObservedSockets) -> float:
         """Serve or register, unless that failed just now. Returns the seconds until the next turn."""
         failures = 0
+        sockets = replace(sockets, own=None)  # each try has another one
         if self._backoff is not None and self._backoff.concerns(need, sockets):
             left_s = self._backoff.until - self._clock()
             if left_s > 0:
@@ -198,61 +274,110 @@ class ResourceEndpoint:
             self._backoff = LastFailure(failures, self._clock() + pause_s(failures), need, sockets)
             return pause_s(failures)
         self._backoff = None
-        return math.inf if need is NextAction.REGISTER else 0.0
+        return self._stream_due_s() if need is NextAction.REGISTER else 0.0
 
     async def _act(self, need: NextAction, sockets: ObservedSockets) -> None:
         """Raises ClusterError."""
-        self._give_way(need)
+        await self._give_way(need)
+        if need is NextAction.SERVE or self._told is not None or self._state.other is not None:
+            await self._serve()
         if need is NextAction.REGISTER:
             await self._register(sockets)
-        else:
-            await self._serve(need)
 
-    def _give_way(self, need: NextAction) -> None:
-        """Raises Unreachable where another process has the resource."""
+    # --- other plugins ------------------------------------------------------------------------
+
+    async def _give_way(self, need: NextAction) -> None:
+        """Raises Unreachable where another process has the resource.
+
+        A stream that is open stays open, and silent: a kubelet up to 1.36 that has accepted the other plugin
+        would take the end of ours for the end of the other one. For ``partage handback`` it ends, before
+        NVIDIA's plugin registers.
+        """
         other = self._other(need)
         if other is None:
             return
-        self._set_state(replace(self._state, serving=need is NextAction.REGISTER, other=other))
+        if other.socket.name == HANDBACK:
+            await self._leave(unhealthy=self._tangled)
+        self._server.freeze()
+        self._known_to = None
+        serving = self._server.socket is not None
+        self._set_state(replace(self._state, serving=serving, other=other))
         raise Unreachable(str(other), "only one plugin may offer them; partage takeover replaces NVIDIA's")
 
     def _other(self, need: NextAction) -> OtherPlugin | None:
         """The process that keeps this resource.
 
-        The newest process keeps the socket: two that took it from each other would never come to rest.
+        The newest process keeps it: two that took it from each other would never come to rest.
         """
-        if self._takeover and need is not NextAction.RECLAIM:
-            return None
-        if need is not NextAction.REGISTER:
-            return at_socket(self._resource, self._server.socket_path)
+        if self._state.other is not None or (need is NextAction.SERVE and not self._takeover):
+            other = of_resource(self._resource, self._others, newer_than=None)
+        else:
+            other = self._newer()
+        if other is not None or self._takeover or need is not NextAction.REGISTER:
+            return other
         devices = frozenset(device_of(row.id) for row in self._handler.devices().rows)
-        return in_directory(self._resource, devices, self._kubelet_socket.parent)
+        return in_directory(self._resource, devices, self._directory)
 
-    async def _serve(self, need: NextAction) -> None:
-        self._known_to = self._watched_s = None
+    def _newer(self) -> OtherPlugin | None:
+        """A process that has begun to offer the resource later than this one."""
+        if self._server.socket is None:
+            return None
+        return of_resource(self._resource, self._others, newer_than=self._server.socket)
+
+    # --- serving and registering --------------------------------------------------------------
+
+    async def _serve(self) -> None:
+        """Serve at a path that no kubelet knows. The stream at the path before has ended then."""
+        self._known_to = None
         waited = self._state.other is not None
         self._set_state(replace(self._state, serving=False, registered=False, other=None))
-        if await self._server.stop() or waited:
+        await self._leave(unhealthy=False)
+        if waited:
             await asyncio.sleep(HAND_OVER_S)
-            self._give_way(need)  # a plugin removes our socket a moment before it makes its own
+            self._observed()
+            await self._give_way(NextAction.SERVE)  # a plugin that starts again is away for a moment
+        self._server, self._told = self._server_at(fresh_socket(self._directory, self._resource)), None
         await self._server.start()
         self._set_state(replace(self._state, serving=True))
 
+    async def _leave(self, *, unhealthy: bool) -> None:
+        """End the stream, wait for the kubelet to hang up, and serve no more, unless it keeps the path."""
+        server = self._server
+        if server.socket is None:
+            return
+        refused = server.asked_again
+        hung_up = await server.end_streams(unhealthy=unhealthy)
+        if refused and not hung_up and self._told == socket_identity(self._kubelet_socket):
+            self._keep()
+        else:
+            await server.stop()
+
     async def _register(self, sockets: ObservedSockets) -> None:
         """Register with the observed kubelet; if it was replaced meanwhile, the next turn registers again."""
-        if self._known_to != sockets.kubelet:
+        self._count_short_streams()
+        if self._told_before != sockets.kubelet:
             self._watched_s = None
         self._known_to = None  # not known until the kubelet accepts
-        self._set_state(replace(self._state, other=None))
+        self._told = self._told_before = sockets.kubelet
         self._registered_options = self._server.options
-        self._set_state(replace(self._state, registered=False, attempts=self._state.attempts + 1))
-        await register(
-            self._kubelet_socket,
-            endpoint=self._server.socket_path.name,
-            resource=self._resource,
-            options=self._registered_options,
-            timeout_s=self._register_timeout_s,
-        )
+        self._set_state(replace(self._state, registered=False, other=None, attempts=self._state.attempts + 1))
+        self._handler.registering()
+        try:
+            await register(
+                self._kubelet_socket,
+                endpoint=self._server.socket_path.name,
+                resource=self._resource,
+                options=self._registered_options,
+                timeout_s=self._register_timeout_s,
+            )
+        except Rejected as error:
+            if _KEPT_BY_KUBELET in str(error):
+                self._keep()
+            raise
+        except Unreachable as error:
+            if isinstance(error.__cause__, TimeoutError):
+                self._late = sockets.kubelet
+            raise
         self._takeover = False  # who comes later is newer, and keeps it
         self._known_to, self._accepted_s = sockets.kubelet, self._clock()
         if self._watched_s is None:
@@ -260,6 +385,59 @@ class ResourceEndpoint:
         registrations = self._state.registrations + 1
         self._set_state(replace(self._state, registered=True, registrations=registrations, last_error=""))
         log.info("registered", extra={"resource": self._resource})
+
+    def _count_short_streams(self) -> None:
+        """A kubelet that closes each stream at once is not asked without a pause."""
+        short = self._watched_s is not None and self._clock() - self._accepted_s < UNWATCHED_S
+        self._short_streams = self._short_streams + 1 if short else 0
+
+    # --- paths that the kubelet keeps ---------------------------------------------------------
+
+    def _keep(self) -> None:
+        """Go on serving at the current path: the kubelet may ask there as soon as a later path ends."""
+        path = self._server.socket_path
+        log.warning("the kubelet keeps a socket", extra={"resource": self._resource, "socket": path.name})
+        self._kept.append(self._server)
+        self._kept_by = self._told
+        try:
+            mark_kept(path)
+        except OSError as error:
+            reason = error.strerror or str(error)
+            log.warning("socket cannot be marked", extra={"socket": path.name, "reason": reason})
+        self._server = self._server_at(fresh_socket(self._directory, self._resource))
+        self._told = None
+
+    async def _serve_kept(self) -> None:
+        """Serve what the kubelet keeps of an agent that ran before, and remove what such a one has left."""
+        kept = set(kept_sockets(self._directory))
+        plain = plugin_socket_name(self._resource)
+        found = {path for path in (*sockets_of(self._directory, self._resource), *kept) if path.name != plain}
+        for path in sorted(one for one in found if plain_name(one.name) == plain):
+            if is_listening(path):
+                continue
+            if path not in kept:
+                path.unlink(missing_ok=True)
+                continue
+            server = self._server_at(path)
+            try:
+                await server.start()
+            except Unreachable as error:
+                log.warning("socket cannot be served", extra={"socket": path.name, "reason": str(error)})
+                continue
+            self._kept.append(server)
+            self._kept_by = socket_identity(self._kubelet_socket)
+
+    async def _drop_kept(self, kubelet: SocketIdentity | None) -> None:
+        """A kubelet that has started again knows no paths."""
+        if kubelet is None:
+            return
+        if self._late is not None and self._late != kubelet:
+            self._late = None
+        if self._kept and self._kept_by != kubelet:
+            kept, self._kept = self._kept, []
+            for server in kept:
+                await server.stop()
+                unmark_kept(server.socket_path)
 
     def _not_registered(self, reason: str) -> None:
         if reason != self._state.last_error:

@@ -1,19 +1,19 @@
 """Other processes that offer the same resource, or the same GPUs, to the kubelet.
 
 A plugin does not say which resource it serves, so it is told by the name of its socket, which NVIDIA's plugin
-derives from the resource as Partage does, and by what the kubelet's checkpoint lists. No plugin is asked for
-its list: a second ListAndWatch stream can take a change of health away from the kubelet's own, because
-NVIDIA's plugin sends each change to one stream only.
+derives from the resource as Partage does (which adds an ending), and by what the kubelet's checkpoint lists.
+No plugin is asked for its list: a second ListAndWatch stream can take a change of health away from the
+kubelet's own, because NVIDIA's plugin sends each change to one stream only.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from partage.edges.kubelet.checkpoint import CheckpointFile
-from partage.edges.kubelet.sockets import SocketIdentity, socket_identity
+from partage.edges.kubelet.sockets import SocketIdentity, plain_name, socket_identity, sockets_of
 from partage.edges.listening import listener
 from partage.edges.procfs import name_of
 from partage.errors import Unreachable
@@ -29,6 +29,8 @@ from partage.model.ids import (
 from partage.values import Frozen
 
 _KUBELET = "kubelet.sock"
+HANDBACK = "partage-handback.sock"
+"""``partage handback`` listens here while it waits for NVIDIA's plugin: so long, the agent gives way."""
 _OF_NVIDIA = "nvidia-"
 _OTHERS_NAMES = {"aliyungpushare.sock": ResourceName("aliyun.com/gpu-mem")}
 """Sockets with names of their own, of plugins whose ids cannot be told from ours: Alibaba's gpushare."""
@@ -54,6 +56,8 @@ class OtherPlugin(Frozen):
         who = f" ({self.process})" if self.process else ""
         if self.same_devices:
             return f"another process offers the same GPUs as {self.resource} at {self.socket}{who}"
+        if self.socket.name == HANDBACK:
+            return f"partage handback waits for another plugin to take {self.resource}{who}"
         if not self.ids:
             return f"another process serves {self.socket}{who}"
         ids = ", ".join(self.ids[:_NAMED]) + (", ..." if len(self.ids) > _NAMED else "")
@@ -69,6 +73,21 @@ def at_socket(resource: ResourceName, path: Path) -> OtherPlugin | None:
     return None if pid is None else OtherPlugin(resource, path, _process(pid))
 
 
+def of_resource(
+    resource: ResourceName, sockets: Mapping[Path, SocketIdentity], newer_than: SocketIdentity | None
+) -> OtherPlugin | None:
+    """The process that listens at one of these sockets of the resource; None if none does.
+
+    newer_than: only at a socket that was made later than this one.
+    """
+    for path, found in sockets.items():
+        if newer_than is not None and found.changed_ns <= newer_than.changed_ns:
+            continue
+        if (other := at_socket(resource, path)) is not None:
+            return other
+    return None
+
+
 def in_directory(
     resource: ResourceName, devices: frozenset[DeviceUuid], directory: Path
 ) -> OtherPlugin | None:
@@ -78,7 +97,7 @@ def in_directory(
     devices: of the list that is about to be offered.
     """
     try:
-        listed = CheckpointFile(directory).listed()
+        listed = CheckpointFile(directory).listed() or {}
     except Unreachable:
         return None
     foreign = tuple(sorted(one for one in listed.get(resource, ()) if not is_share_id(one)))
@@ -88,10 +107,10 @@ def in_directory(
     for name, ids in listed.items():
         if name == resource or devices.isdisjoint(map(device_of, ids)):
             continue
-        path = directory / plugin_socket_name(name)
-        other = listener(path)
-        if other is not None and other != os.getpid():
-            return OtherPlugin(name, path, _process(other), same_devices=True)
+        for path in sockets_of(directory, name):
+            other = listener(path)
+            if other is not None and other != os.getpid():
+                return OtherPlugin(name, path, _process(other), same_devices=True)
     return None
 
 
@@ -111,11 +130,13 @@ def serving_gpus(
         return None
     named = _OTHERS_NAMES | {plugin_socket_name(name): name for name in resources}
     for path, pid in others.items():
-        if path.name in named or path.name.startswith(_OF_NVIDIA):
-            name = named.get(path.name) or ResourceName(f"{VENDOR}/{path.stem.removeprefix(_OF_NVIDIA)}")
+        plain = plain_name(path.name)
+        if plain in named or plain.startswith(_OF_NVIDIA):
+            of_nvidia = plain.removeprefix(_OF_NVIDIA).removesuffix(".sock")
+            name = named.get(plain) or ResourceName(f"{VENDOR}/{of_nvidia}")
             return OtherPlugin(name, path, _process(pid))
     try:
-        listed = CheckpointFile(directory).listed()
+        listed = CheckpointFile(directory).listed() or {}
     except Unreachable:
         return None
     for name, ids in listed.items():
@@ -123,9 +144,11 @@ def serving_gpus(
         if foreign and (name in resources or name.startswith(_OF_GPUS) or _names_any(foreign, devices)):
             path, pid = next(iter(others.items()))
             return OtherPlugin(name, path, _process(pid), foreign)
-        path = directory / plugin_socket_name(name)
-        if path in others and not set(devices).isdisjoint(map(device_of, ids)):
-            return OtherPlugin(name, path, _process(others[path]), same_devices=True)
+        if set(devices).isdisjoint(map(device_of, ids)):
+            continue
+        for path in sockets_of(directory, name):
+            if path in others:
+                return OtherPlugin(name, path, _process(others[path]), same_devices=True)
     return None
 
 

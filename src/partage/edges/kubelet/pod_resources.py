@@ -1,4 +1,4 @@
-"""Which container holds which share, from the kubelet's PodResources API."""
+"""Which container holds which share, and which can be given, from the kubelet's PodResources API."""
 
 from __future__ import annotations
 
@@ -10,10 +10,11 @@ from msgspec import Struct
 
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerStub
-from partage.edges.kubelet.calls import translate_errors
-from partage.edges.kubelet.messages import LimitedCodec, held_by
+from partage.edges.kubelet.calls import bounded, translate_errors
+from partage.edges.kubelet.messages import LimitedCodec, held_by, share_ids
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerHold
+from partage.model.ids import ResourceName, ShareId
 
 CALL_TIMEOUT_S = 5.0
 LONGEST_ANSWER = 16 * 2**20
@@ -57,7 +58,7 @@ class PodResourcesClient:
         try:
             with translate_errors(f"the kubelet's PodResources at {self._socket_path}"):
                 stub = PodResourcesListerStub(self._connection())
-                response = await stub.List(pb.ListPodResourcesRequest(), timeout=self._timeout_s)
+                response = await bounded(stub.List(pb.ListPodResourcesRequest()), self._timeout_s)
                 answer = held_by(response)
             done = True
         except Unreachable as error:
@@ -68,6 +69,22 @@ class PodResourcesClient:
             if not done:  # also after a cancelled call: the connection may be in an undefined state
                 self.close()
         return answer
+
+    async def allocatable(self) -> dict[ResourceName, frozenset[ShareId]]:
+        """The ids that the kubelet gives to pods now, held ones included: healthy in the last list of a
+        plugin that it counts as connected. Raises Unreachable.
+        """
+        try:
+            with translate_errors(f"the kubelet's PodResources at {self._socket_path}"):
+                stub = PodResourcesListerStub(self._connection())
+                call = stub.GetAllocatableResources(pb.AllocatableResourcesRequest())
+                response = await bounded(call, self._timeout_s)
+        except Rejected as error:
+            raise Unreachable(error.problems) from error
+        found: dict[ResourceName, set[ShareId]] = {}
+        for entry in response.devices:
+            found.setdefault(ResourceName(entry.resource_name), set()).update(share_ids(entry.device_ids))
+        return {name: frozenset(ids) for name, ids in found.items()}
 
     def _connection(self) -> Channel:
         if self._channel is None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
@@ -25,12 +25,13 @@ class EndpointState(Frozen):
 
     serving:       the plugin's socket exists and answers.
     registered:    the current kubelet has accepted the resource.
-    watching:      number of open ListAndWatch streams.
+    watching:      number of ListAndWatch streams that the kubelet has open.
     unwatched_since: since when it is registered and no stream is open; None: one is open, or not registered.
     since:         when serving or registered last changed.
     attempts:      registrations tried; registrations: those accepted, since the start.
     last_error:    why serving or registering failed last; empty after a success.
     other:         another process that offers the same, for which this one keeps back.
+    kept:          names of earlier sockets that the kubelet keeps until it starts again.
     """
 
     resource: ResourceName
@@ -43,11 +44,12 @@ class EndpointState(Frozen):
     registrations: int = 0
     last_error: str = ""
     other: OtherPlugin | None = None
+    kept: tuple[str, ...] = ()
 
 
 class PluginHandler(Protocol):
-    """Answers for one resource. All methods except ``changed`` and ``pre_start`` are pure look-ups that never
-    wait, because they run during the admission of a pod.
+    """Answers for one resource. All methods except ``changed`` and ``pre_start`` are look-ups that do not
+    wait, because they run during the admission of a pod; ``allocate`` does for a moment in one rare case.
     """
 
     @property
@@ -58,6 +60,10 @@ class PluginHandler(Protocol):
     @property
     def pre_start_required(self) -> bool:
         """Whether the kubelet should call PreStartContainer before each start."""
+        ...
+
+    def registering(self) -> None:
+        """A kubelet that may be a new one is about to be told of the resource, and will ask for the list."""
         ...
 
     def devices(self) -> DeviceList:
@@ -74,7 +80,7 @@ class PluginHandler(Protocol):
         """The preferred ids. Raises partage.model.allocation.AllocationRefused."""
         ...
 
-    def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
+    async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:
         """The answer for a container that gets these ids. Raises AllocationRefused with NVIDIA's texts."""
         ...
 
@@ -98,6 +104,12 @@ class Checkpoint(Protocol):
         """Of the file as it is now; None if there is none."""
         ...
 
-    def held(self) -> CheckpointHolds:
-        """Held ids. Raises Unreachable if it cannot be read or is in an unknown format."""
+    def held(self) -> CheckpointHolds | None:
+        """Held ids; None: there is no file. Raises Unreachable if it cannot be read or is in an unknown
+        format.
+        """
+        ...
+
+    def listed(self) -> Mapping[ResourceName, frozenset[ShareId]] | None:
+        """The healthy ids of the last lists; None: there is no file. Raises Unreachable as ``held``."""
         ...

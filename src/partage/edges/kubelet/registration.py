@@ -9,7 +9,7 @@ from grpclib.client import Channel
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import RegistrationStub
-from partage.edges.kubelet.calls import translate_errors
+from partage.edges.kubelet.calls import bounded, translate_errors
 from partage.edges.kubelet.messages import API_VERSION
 from partage.edges.kubelet.sockets import SocketIdentity, socket_identity
 from partage.model.ids import ResourceName
@@ -35,20 +35,27 @@ async def register(
         version=API_VERSION, endpoint=endpoint, resource_name=resource, options=options
     )
     with translate_errors(f"the kubelet at {kubelet_socket}"):
-        async with Channel(path=str(kubelet_socket)) as channel:
-            await RegistrationStub(channel).Register(request, timeout=timeout_s)
+        await bounded(_register(kubelet_socket, request), timeout_s)
+
+
+async def _register(kubelet_socket: Path, request: pb.RegisterRequest) -> None:
+    async with Channel(path=str(kubelet_socket)) as channel:
+        await RegistrationStub(channel).Register(request)
 
 
 class ObservedSockets(Frozen):
-    """The two sockets on disk; None if there is none."""
+    """The two sockets on disk; None if there is none. others: of other plugins of the resource."""
 
     kubelet: SocketIdentity | None
     own: SocketIdentity | None
+    others: frozenset[SocketIdentity] = frozenset()
 
 
-def observe_sockets(kubelet_socket: Path, own_socket: Path) -> ObservedSockets:
+def observe_sockets(
+    kubelet_socket: Path, own_socket: Path, others: frozenset[SocketIdentity] = frozenset()
+) -> ObservedSockets:
     """Read which sockets exist now."""
-    return ObservedSockets(kubelet=socket_identity(kubelet_socket), own=socket_identity(own_socket))
+    return ObservedSockets(socket_identity(kubelet_socket), socket_identity(own_socket), others)
 
 
 class NextAction(Enum):
@@ -57,8 +64,7 @@ class NextAction(Enum):
     NOTHING = auto()
     WAIT_FOR_KUBELET = auto()  # there is no kubelet
     REGISTER = auto()  # the kubelet is another one than that of the last registration
-    SERVE = auto()  # the plugin's socket is gone: serve again, then register
-    RECLAIM = auto()  # another socket is in its place: serve again, unless another process listens there
+    SERVE = auto()  # the plugin's socket is gone, or another is in its place: serve again, then register
 
 
 def next_action(
@@ -71,10 +77,8 @@ def next_action(
     the kubelet's socket stays and the plugin's is gone. Only the inode tells whether a socket is still the
     plugin's: it cannot be reused while the plugin listens on it, and the file's mode may have been changed.
     """
-    if served is None or sockets.own is None:
+    if served is None or sockets.own is None or sockets.own.inode != served.inode:
         return NextAction.SERVE
-    if sockets.own.inode != served.inode:
-        return NextAction.RECLAIM
     if sockets.kubelet is None:
         return NextAction.WAIT_FOR_KUBELET
     return NextAction.NOTHING if sockets.kubelet == known_to else NextAction.REGISTER

@@ -5,14 +5,16 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from grpclib.const import Status
 from grpclib.exceptions import GRPCError
+from grpclib.protocol import Connection
 from grpclib.server import Stream
+from msgspec.structs import replace
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginBase
@@ -23,10 +25,15 @@ from partage.edges.kubelet.sockets import SHORTEN, SocketIdentity, remove_socket
 from partage.errors import Unreachable
 from partage.model.allocation import LONGEST_REFUSAL, AllocationRefused
 from partage.model.paths import check_socket_path
+from partage.model.share import DeviceRow
 from partage.text import shortened
 
 PRE_START_LIMIT_S = 20.0
 """Longest time for a handler's PreStartContainer. The kubelet fails the start after 30 s."""
+HANG_UP_S = 0.3
+"""How long a kubelet is waited for that hangs up after the end of its stream. It takes milliseconds."""
+REFUSED_S = 1.0
+"""A kubelet that accepts a registration opens its stream long before."""
 
 log = logging.getLogger(__name__)
 _Request = TypeVar("_Request")
@@ -36,13 +43,21 @@ class PluginServer:
     """Serves one resource on one socket, from ``start`` to ``stop``; it can be started again."""
 
     def __init__(
-        self, handler: PluginHandler, socket_path: Path, *, pre_start_limit_s: float = PRE_START_LIMIT_S
+        self,
+        handler: PluginHandler,
+        socket_path: Path,
+        *,
+        pre_start_limit_s: float = PRE_START_LIMIT_S,
+        stream_ended: Callable[[], None] = lambda: None,
     ) -> None:
-        """Raises InputError for a path that is too long for a socket."""
+        """stream_ended: called whenever a ListAndWatch stream has ended.
+
+        Raises InputError for a path that is too long for a socket.
+        """
         check_socket_path(socket_path, SHORTEN)
         self.socket_path = socket_path
         self.socket: SocketIdentity | None = None
-        self._service = _DevicePlugin(handler, pre_start_limit_s)
+        self._service = _DevicePlugin(handler, pre_start_limit_s, stream_ended)
         self._server: ClosingServer | None = None
 
     @property
@@ -52,8 +67,47 @@ class PluginServer:
 
     @property
     def watching(self) -> int:
-        """Number of open ListAndWatch streams."""
+        """Number of ListAndWatch streams that the kubelet has open.
+
+        The kubelet's connection is the first that asks anything here: nobody else knows of a fresh socket
+        before it, and it opens its stream on the connection on which it asked for the options. A process id
+        tells less: in the agent's container that of the kubelet and of a tool on the node are both 0.
+        """
         return self._service.watching
+
+    @property
+    def was_watched(self) -> bool:
+        """Whether the kubelet has opened its stream, since the start."""
+        return self._service.was_watched
+
+    @property
+    def asked_again(self) -> bool:
+        """Whether a second connection asked for the options and opened no stream, as that of a kubelet does
+        that refuses to register this path again (1.37). Only the end of our stream shows whether it did."""
+        return self._service.asked_again()
+
+    def freeze(self) -> None:
+        """Send no list any more: the kubelet would take it for one of the plugin that is in our place."""
+        self._service.frozen = True
+
+    async def end_streams(self, *, unhealthy: bool) -> bool:
+        """End all streams, and wait for a kubelet that hangs up. False if it did not: it stands still, or
+        has lost its record of the connection, and keeps the path.
+
+        unhealthy: the last list says so of every device. Uses no ``asyncio.timeout``, which must not be used
+        by a task that was cancelled (Python before 3.11.3).
+        """
+        waited_for = self._service.end_streams(unhealthy=unhealthy)
+        until_s = asyncio.get_running_loop().time() + HANG_UP_S
+        while self._server is not None and waited_for and not any(one.is_closing() for one in waited_for):
+            left_s = until_s - asyncio.get_running_loop().time()
+            if left_s <= 0:
+                return False
+            self._server.connection_lost.clear()
+            lost = asyncio.ensure_future(self._server.connection_lost.wait())
+            await asyncio.wait({lost}, timeout=left_s)
+            lost.cancel()
+        return True
 
     async def start(self) -> None:
         """Serve; whatever file is at the path is replaced. Raises Unreachable (no directory, denied)."""
@@ -83,10 +137,36 @@ class PluginServer:
 class _DevicePlugin(DevicePluginBase):
     """The five calls. None of them waits, except for the stream itself and PreStartContainer."""
 
-    def __init__(self, handler: PluginHandler, pre_start_limit_s: float) -> None:
+    def __init__(
+        self, handler: PluginHandler, pre_start_limit_s: float, stream_ended: Callable[[], None]
+    ) -> None:
         self._handler = handler
         self._pre_start_limit_s = pre_start_limit_s
-        self.watching = 0
+        self._stream_ended = stream_ended
+        self._kubelet: Connection | None = None
+        self._asked: dict[Connection, float] = {}
+        self._streams: dict[asyncio.Task[None], Connection] = {}
+        self._last_rows: Callable[[], tuple[DeviceRow, ...]] | None = None
+        self.was_watched = self.frozen = False
+
+    @property
+    def watching(self) -> int:
+        return sum(connection is self._kubelet for connection in self._streams.values())
+
+    def asked_again(self) -> bool:
+        long_ago_s = asyncio.get_running_loop().time() - REFUSED_S
+        return any(at_s <= long_ago_s for at_s in self._asked.values())
+
+    def end_streams(self, *, unhealthy: bool) -> list[Connection]:
+        """Which connections the kubelet may have. Streams that are open end after the next round."""
+        self._last_rows = self._unhealthy_rows if unhealthy else tuple
+        for task in self._streams:
+            task.cancel()
+        mine = [self._kubelet] if self._kubelet is not None else []
+        return [one for one in (*mine, *self._asked) if not one.is_closing()]
+
+    def _unhealthy_rows(self) -> tuple[DeviceRow, ...]:
+        return tuple(replace(row, healthy=False) for row in self._handler.devices().rows)
 
     def options(self) -> pb.DevicePluginOptions:
         return pb.DevicePluginOptions(
@@ -95,17 +175,35 @@ class _DevicePlugin(DevicePluginBase):
 
     async def GetDevicePluginOptions(self, stream: Stream[pb.Empty, pb.DevicePluginOptions]) -> None:
         await _request(stream)
+        connection = _connection(stream)
+        if self._kubelet is None:
+            self._kubelet = connection
+        elif connection is not self._kubelet:
+            self._asked[connection] = asyncio.get_running_loop().time()
         with self._answering("GetDevicePluginOptions"):
             options = self.options()
         await stream.send_message(options)
 
     async def ListAndWatch(self, stream: Stream[pb.Empty, pb.ListAndWatchResponse]) -> None:
         await _request(stream)
-        self.watching += 1
+        connection, task = _connection(stream), asyncio.current_task()
+        assert task is not None
+        if self._kubelet is None:
+            self._kubelet = connection
+        self.was_watched |= connection is self._kubelet
+        self._asked.pop(connection, None)
+        self._streams[task] = connection
         try:
             await self._list_and_watch(stream)
+        except asyncio.CancelledError:
+            if self._last_rows is None:
+                raise
+            task.uncancel()
+            if rows := self._last_rows():
+                await stream.send_message(device_list_message(rows))
         finally:
-            self.watching -= 1
+            del self._streams[task]
+            self._stream_ended()
 
     async def _list_and_watch(self, stream: Stream[pb.Empty, pb.ListAndWatchResponse]) -> None:
         """Send the list, and again whenever its version changes; a slow reader gets only the newest one."""
@@ -113,9 +211,9 @@ class _DevicePlugin(DevicePluginBase):
         while True:
             with self._answering("ListAndWatch"):
                 devices = self._handler.devices()
-            if devices.version != seen:
+            if devices.version != seen and not self.frozen:
                 await stream.send_message(device_list_message(devices.rows))
-                seen = devices.version
+            seen = devices.version
             with self._answering("ListAndWatch"):
                 await self._handler.changed(seen)
 
@@ -136,7 +234,7 @@ class _DevicePlugin(DevicePluginBase):
         request = await _request(stream)
         with self._answering("Allocate"):
             asked = [share_ids(container.devices_ids) for container in request.container_requests]
-            answers = [self._handler.allocate(ids) for ids in asked]
+            answers = [await self._handler.allocate(ids) for ids in asked]
             response = pb.AllocateResponse(container_responses=map(answer_message, answers))
         await stream.send_message(response)
 
@@ -169,6 +267,11 @@ class _DevicePlugin(DevicePluginBase):
             log.exception("a call failed", extra={"call": call, "resource": self._handler.resource})
             reason = shortened(f"{type(error).__name__}: {error}", LONGEST_REFUSAL)
             raise GRPCError(Status.INTERNAL, reason) from error
+
+
+def _connection(stream: Stream[Any, Any]) -> Connection:
+    """The connection of a call. grpclib tells only the peer's address, which a unix socket has not."""
+    return stream._stream.connection  # noqa: SLF001
 
 
 async def _request(stream: Stream[_Request, Any]) -> _Request:

@@ -1,7 +1,10 @@
-"""Unix socket files: their identity, and whether their paths are short enough."""
+"""Unix socket files: their identity and names, and whether their paths are short enough."""
 
 from __future__ import annotations
 
+import os
+import re
+import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -9,11 +12,18 @@ from pathlib import Path
 
 from partage.errors import InputError, Problem
 from partage.model.ids import ResourceName, plugin_socket_name
-from partage.model.paths import check_socket_path
+from partage.model.paths import LONGEST_SOCKET_PATH, check_socket_path
 from partage.values import Frozen
 
 SHORTEN = "choose a shorter --kubelet-dir, or a shorter resource name"
 """Advice for a plugin socket whose path is too long."""
+
+
+_OURS = re.compile(r"(.+)_partage-[0-9a-f]{6}\.sock")
+_ENDING = len("_partage-123456.sock")
+_KEPT = ".kept"
+"""Ends the name of a mark beside the socket that a kubelet keeps. The mark is a socket file, too, so that a
+kubelet that starts removes both."""
 
 
 class SocketIdentity(Frozen):
@@ -45,12 +55,75 @@ def may_exist(path: Path) -> bool:
     return True
 
 
+def fresh_socket(directory: Path, resource: ResourceName) -> Path:
+    """A path for a plugin's socket that no kubelet knows: ``nvidia-gpu.shared_partage-3f09a1.sock``.
+
+    NVIDIA's plugin keeps the name without our ending, and "_" is in no resource name. A name that is too long
+    is cut. Raises InputError for a directory whose path leaves no room.
+    """
+    stem = plugin_socket_name(resource).removesuffix(".sock")
+    room = LONGEST_SOCKET_PATH - len(os.fsencode(directory)) - 1 - _ENDING
+    while True:
+        path = directory / f"{stem[: max(room, 1)]}_partage-{secrets.token_hex(3)}.sock"
+        check_socket_path(path, SHORTEN)
+        if not may_exist(path) and not may_exist(_mark(path)):
+            return path
+
+
+def plain_name(name: str) -> str:
+    """The name of a plugin's socket without the ending of ``fresh_socket``."""
+    found = _OURS.fullmatch(name)
+    return f"{found[1]}.sock" if found else name
+
+
+def sockets_of(directory: Path, resource: ResourceName) -> dict[Path, SocketIdentity]:
+    """The sockets that a plugin of this resource may have made, ours and others'."""
+    return _sockets_named(directory, plugin_socket_name(resource))
+
+
+def _sockets_named(directory: Path, plain: str) -> dict[Path, SocketIdentity]:
+    try:
+        with os.scandir(directory) as entries:
+            paths = [directory / entry.name for entry in entries if plain_name(entry.name) == plain]
+    except OSError:
+        return {}
+    return {path: found for path in sorted(paths) if (found := socket_identity(path)) is not None}
+
+
+def _mark(path: Path) -> Path:
+    return path.with_name(path.name + _KEPT)
+
+
+def mark_kept(path: Path) -> None:
+    """Note, until the kubelet starts again, that it keeps this path. Raises OSError."""
+    with suppress(FileExistsError):
+        os.mknod(_mark(path), stat.S_IFSOCK | 0o600)
+
+
+def unmark_kept(path: Path) -> None:
+    """Take the note away."""
+    with suppress(OSError):
+        _mark(path).unlink()
+
+
+def kept_sockets(directory: Path) -> list[Path]:
+    """The paths that the running kubelet keeps, as noted."""
+    try:
+        marks = sorted(path for path in directory.iterdir() if path.suffix == _KEPT)
+    except OSError:
+        return []
+    return [path.with_suffix("") for path in marks if _OURS.fullmatch(path.stem)]
+
+
 def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -> None:
-    """Raise InputError with a problem for each resource whose socket path is too long."""
+    """Raise InputError with a problem for each resource whose socket path is too long: ours, or that of
+    NVIDIA's plugin in our place.
+    """
     problems: list[Problem] = []
     for name in resources:
         try:
             check_socket_path(kubelet_dir / plugin_socket_name(name), SHORTEN)
+            fresh_socket(kubelet_dir, name)
         except InputError as error:
             problems += error.problems
     if problems:

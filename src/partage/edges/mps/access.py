@@ -14,7 +14,7 @@ from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.program import DEADLINE_S
 from partage.model.ids import DeviceUuid
-from partage.model.mps import CONTROL_PROGRAM, SERVER_PROGRAM, DaemonState, is_device_uuid
+from partage.model.mps import CONTROL_PROGRAM, SERVER_PROGRAM, DaemonPhase, DaemonState, is_device_uuid
 from partage.values import Frozen
 
 
@@ -79,4 +79,10 @@ class DaemonAccess:
     async def state(self, paths: DaemonPaths) -> DaemonState:
         """What a daemon says of itself, or why it says nothing."""
         found = await self.find(paths)
+        state = await self._observed(found)
+        if found.identity is not None and state.phase is DaemonPhase.DEAD:  # it has ended meanwhile
+            return await self._observed(await self.find(paths))
+        return state
+
+    async def _observed(self, found: FoundDaemon) -> DaemonState:
         return await observe_daemon(found, self.control(found), self.processes, self.deadlines.answer_s)

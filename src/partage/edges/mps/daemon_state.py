@@ -214,9 +214,10 @@ def left_servers(servers: Iterable[DaemonIdentity]) -> str:
 
 
 def _absent(found: FoundDaemon) -> DaemonState:
+    limits = found.record.spec.limits if found.record else ClientLimits()
     if found.servers:
-        return _silent(found, left_servers(found.servers))
-    known = DaemonState(found.gpu, found.paths.device, DaemonPhase.DEAD)
+        return replace(_silent(found, left_servers(found.servers)), limits=limits)
+    known = DaemonState(found.gpu, found.paths.device, DaemonPhase.DEAD, limits=limits)
     identity = found.record.identity if found.record else None
     if identity is None and is_locked(found.paths.lock):
         return replace(known, phase=DaemonPhase.STARTING, reason="it is being started")

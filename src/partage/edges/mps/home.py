@@ -139,36 +139,16 @@ class DaemonHost(Frozen):
         if self.sees_node_pids:
             views.append(("1", self.proc / "1/root"))
         for process, above in views:
-            for name, mounted in _mounts(self.proc / process / "mountinfo"):
+            for name, mounted in procfs.cgroup_mounts(self.proc, process):
                 directory = above / mounted.lstrip("/") if above.parts else Path(mounted)
                 if name not in seen and _is_host_root(directory, name):
                     seen.add(name)
                     yield name, str(directory)
 
 
-def _mounts(mountinfo: Path) -> Iterator[tuple[str, str]]:
-    """Hierarchy and mount point of every mounted cgroup file system (proc_pid_mountinfo(5))."""
-    for line in _lines(mountinfo):
-        before, _, after = line.partition(" - ")
-        words = after.split()
-        if words[:1] == ["cgroup2"]:
-            yield UNIFIED, before.split()[4]
-        elif words[:1] == ["cgroup"]:
-            options = words[-1].split(",")
-            yield ",".join(one for one in options if _is_of_name(one)), before.split()[4]
-
-
-_NO_CONTROLLERS = frozenset({"rw", "ro", "xattr", "clone_children", "noprefix"})
-
-
-def _is_of_name(option: str) -> bool:
-    """Whether a mount option is a part of the hierarchy's name in ``/proc/<pid>/cgroup``."""
-    return option.startswith("name=") or ("=" not in option and option not in _NO_CONTROLLERS)
-
-
 def _is_host_root(directory: Path, name: str) -> bool:
     try:
-        marked = (directory / "release_agent").exists() if name else not (directory / "cgroup.type").exists()
+        marked = procfs.is_root_cgroup(directory, name)
         return marked and os.access(directory, os.W_OK) and os.access(directory / "cgroup.procs", os.W_OK)
     except OSError:
         return False

@@ -255,9 +255,10 @@ def _pods(socket: Path | None) -> PodResourcesClient | None:
 
 
 async def _write(hardware: Hardware, path: str) -> None:
+    from partage.faces.observed_machine import observed_machine
     from partage.sim.node.files.machine_writer import is_yaml_name, machine_text
 
-    common_output.write_file(path, machine_text(await hardware.observe(), as_yaml=is_yaml_name(path)))
+    common_output.write_file(path, machine_text(await observed_machine(hardware), as_yaml=is_yaml_name(path)))
 
 
 def _tell(sentence: str) -> None:

@@ -40,8 +40,9 @@ def command(
     """Give NVIDIA's device plugin its place again, while pods run.
 
     Checks that NVIDIA's plugin will offer every id that a pod holds, prints the steps, and with --cluster
-    does them: the node gets its earlier label back, NVIDIA's plugin starts and registers, and the agent gives
-    way by itself. Leave the agent running until then; afterwards it can be removed.
+    does them: the agent gives way, the node gets its earlier label back, NVIDIA's plugin starts and
+    registers. With --cluster or --wait no new pod gets a GPU from the beginning until then; those that run
+    keep theirs. Leave the agent running until it is done; afterwards it can be removed.
 
     Exit code 3: pods would lose their GPUs; 4: it was not done in time, and Partage serves as before; 5:
     the kubelet or the API server does not answer.
@@ -61,4 +62,10 @@ def command(
     if not run.possible or (api_server is None and wait_s is None):
         return run.finish(done=False)
     asyncio.run(change(run, api_server, label, wait_s))
+    if kept := place.kept():
+        click.echo(
+            f"warning: the kubelet keeps earlier sockets of Partage ({', '.join(kept)}), and asks there when "
+            "NVIDIA's plugin ends: restart the kubelet before the agent is removed",
+            err=True,
+        )
     return run.finish(done=True)

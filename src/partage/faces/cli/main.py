@@ -38,6 +38,7 @@ VERBS = {
     "labels": "Print the labels of the node, as NVIDIA names them.",
     "cordon": "Keep new containers off a GPU; those that have shares stay.",
     "uncordon": "Let new containers use a cordoned GPU again.",
+    "free": "Free a share that a process of its former pod keeps.",
     "inspect": "Show who holds GPU memory, where it is shared by amounts.",
     "explain": "Explain why a pod or job waits, and who holds a share.",
     "advise": "Advise how to share a GPU model for a workload, and why.",

@@ -134,6 +134,8 @@ def make_plan(
     agent. named: the policy
     was named; otherwise it is that of the agent.
     """
+    from msgspec.structs import replace
+
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.caveats import Caveat, caveats
     from partage.plan.offer.desired import resolve
@@ -148,6 +150,8 @@ def make_plan(
         desired, now = found.desired, found.now
     else:
         policy, now = policy if named else seen.policy, seen.snapshot
+        if policy != seen.policy:  # the drain of another policy begins anew
+            now = replace(now, gave_up={}, spared={})
         desired = resolve(policy, common_node.need_driver(now.observed.node.inventory), geometry_of)
     inventory = now.observed.node.inventory
     offer = promised(desired.offer, desired.watch_of, inventory)

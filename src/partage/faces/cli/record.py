@@ -38,21 +38,25 @@ def _format(ctx: click.Context, parameter: click.Parameter, value: str | None) -
 def command(machine: str | None, to: str | None, output: str | None) -> None:
     """Write this node to a machine file for the simulation.
 
-    The file can be used with --machine on any computer. It has UUIDs, PCI addresses and serial numbers, but
-    nothing about what runs on the GPUs. With --machine the simulated node is written, as a start for your own
-    file.
+    The file can be used with --machine on any computer. It has UUIDs, PCI addresses and serial numbers, time
+    slices and Partage's MPS daemons, but no process that runs on the GPUs. With --machine the simulated node
+    is written, as a start for your own file.
     """
+    from msgspec.structs import replace
+
     from partage.errors import NotPermitted
+    from partage.faces.observed_machine import observed_machine
     from partage.plan.offer.caveats import mig_hidden
     from partage.sim.node.files.machine_writer import is_yaml_name, machine_text
     from partage.text import count_of
 
-    inventory = common_node.need_driver(common_node.observe(machine))
+    found = common_node.ask(observed_machine, machine)
+    inventory = common_node.need_driver(found.inventory)
     if hidden := mig_hidden(inventory):
         raise NotPermitted(f"the node cannot be recorded: {hidden[0].lower()}{hidden[1:]}", "run it as root")
     recorded = "" if inventory.simulated else dt.datetime.now(dt.UTC).date().isoformat()
     as_yaml = output == "yaml" or (output is None and is_yaml_name(to))
-    text = machine_text(inventory, recorded, as_yaml=as_yaml)
+    text = machine_text(replace(found, recorded=recorded), as_yaml=as_yaml)
     if to is None or to == "-":
         sys.stdout.write(text)
     else:

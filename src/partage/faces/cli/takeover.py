@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
@@ -153,17 +154,28 @@ async def change(
     """Do the steps and wait. After a failure or Ctrl-C, the node gets its label back. Raises PartageError."""
     import asyncio
 
-    from partage.faces.plugin_exchange import label_of, prepare, set_label, until_exchanged
+    from partage.faces.plugin_exchange import (
+        label_of,
+        prepare,
+        set_label,
+        until_exchanged,
+        until_given_way,
+    )
 
+    limit_s = _LIMIT_S if wait_s is None else wait_s
     before = None if config is None else await label_of(config, run.node)
     if run.exchange.to == "Partage":
         write_record(run, before)
     if config is not None and value == _OFF:
         await prepare(config)
+    to_partage = run.exchange.to == "Partage"
     try:
-        if config is not None:
-            await set_label(config, run.node, value)
-        await until_exchanged(run.place, run.exchange, _LIMIT_S if wait_s is None else wait_s)
+        with nullcontext() if to_partage else run.place.asked_back():
+            if not to_partage:
+                await until_given_way(run.place, run.exchange, limit_s)
+            if config is not None:
+                await set_label(config, run.node, value)
+            await until_exchanged(run.place, run.exchange, limit_s)
     except (PartageError, asyncio.CancelledError):
         if config is not None:
             await switch_back(config, run.node, before)

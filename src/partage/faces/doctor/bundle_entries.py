@@ -106,12 +106,13 @@ def _versions(now: Observation) -> dict[str, Any]:
 def _machine(inventory: Inventory) -> str:
     """The recording, if one can be made; nothing that names one board for ever."""
     from partage.sim.node.files.machine_writer import machine_text
+    from partage.sim.node.machine import Machine
 
     if not isinstance(inventory.driver, Driver) or any(gpu.mig_hidden for gpu in inventory):
         return ""
     gpus = tuple(replace(gpu, serial=None) for gpu in inventory)
     try:
-        return machine_text(replace(inventory, gpus=gpus), as_yaml=False)
+        return machine_text(Machine("", replace(inventory, gpus=gpus)), as_yaml=False)
     except (PartageError, ValueError):
         return ""
 

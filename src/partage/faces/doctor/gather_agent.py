@@ -15,7 +15,7 @@ from partage.edges.files.directory_lock import RUN_LOCK, STATE_LOCK, is_locked
 from partage.edges.files.state import STATE_FILE, read_state, state_problem
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.other_plugins import serving_gpus
-from partage.edges.kubelet.sockets import socket_identity
+from partage.edges.kubelet.sockets import kept_sockets, socket_identity, sockets_of
 from partage.edges.listening import listener
 from partage.edges.mps import locks
 from partage.edges.node.kubelet import kubelet_seen
@@ -23,7 +23,7 @@ from partage.edges.node.processes import agent_processes, mps_processes
 from partage.errors import Unreachable
 from partage.faces.doctor.place import DoctorPlace
 from partage.model.gpu import devices_of
-from partage.model.ids import device_uuid, plugin_socket_name
+from partage.model.ids import device_uuid
 from partage.plan.doctor.observation import (
     Agent,
     AgentReason,
@@ -163,10 +163,12 @@ def kubelet_seen_by_agent(
         kubelet,
         checkpoint_problem=_checkpoint_problem(directory),
         other_plugin=_other_plugin(directory, agent, report, looked),
+        kept_sockets=tuple(f"{place.kubelet_dir}/{path.name}" for path in kept_sockets(directory)),
         idle_sockets=tuple(
-            f"{place.kubelet_dir}/{name}"
-            for name in map(plugin_socket_name, looked.resources)
-            if socket_identity(directory / name) is not None and listener(directory / name) is None
+            f"{place.kubelet_dir}/{path.name}"
+            for name in looked.resources
+            for path in sockets_of(directory, name)
+            if listener(path) is None
         ),
     )
 

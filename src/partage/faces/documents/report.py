@@ -21,6 +21,7 @@ from partage.model.health import HealthState
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.mps import DaemonPhase
 from partage.model.policy import Policy, Strategy
+from partage.model.process import LeftProcess
 from partage.model.share import NodeOffer
 from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.reconcile.transition import withdrawn
@@ -77,13 +78,19 @@ class HealthRow(Frozen):
 
 
 class EntryRow(Frozen):
-    """One held share. holders: several: ambiguous. since: RFC 3339, as all times here."""
+    """One held share. holders: several: ambiguous. since: RFC 3339, as all times here.
+
+    ended_at: when the kubelet named nobody any more; left: processes of the former holder that still run: the
+    share is given to nobody until they have ended.
+    """
 
     resource: ResourceName
     id: ShareId
     certainty: Certainty
     holders: tuple[Holder, ...]
     since: str
+    ended_at: str | None = None
+    left: tuple[LeftProcess, ...] = ()
 
     @property
     def pods(self) -> str:

@@ -27,6 +27,7 @@ def at_rest(
         and holders_known(report, pods)
         and _ends_known(report, pods)
         and all(allocatable.get(row.name, 0) == row.healthy for row in report.resources)
+        and not any(row.withdrawn for row in report.resources)
     )
 
 

@@ -44,6 +44,8 @@ def _said(kind: str, reason: str, message: str, *, status: bool = False) -> Want
 
 
 def _ready(report: Report) -> WantedCondition:
+    if report.dependencies.kubelet:
+        return _said(READY, "NotRegistered", report.dependencies.kubelet)
     names = [str(resource.name) for resource in report.resources if resource.listed]
     offered = f" as {listed(names, SHOWN)}" if names else ""
     cordon = cordon_sentence(gpu.index for gpu in report.gpus if gpu.cordoned)

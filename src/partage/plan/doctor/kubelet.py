@@ -92,6 +92,20 @@ def _other_plugin(now: Observation) -> Finding | Unseen | None:
     )
 
 
+def _kept_sockets(now: Observation) -> Finding | None:
+    kubelet = _kubelet(now)
+    if not kubelet.kept_sockets:
+        return None
+    return warning(
+        "kubelet-keeps-socket",
+        "The kubelet keeps sockets of Partage whose end it does not notice, because a plugin was registered "
+        "twice at one path: it asks there when the agent ends, and pods fail",
+        (f"it keeps {path}" for path in kubelet.kept_sockets),
+        "Restart the kubelet (systemctl restart kubelet): it knows no plugin then, and running pods stay. "
+        "Until then the agent serves these sockets, too",
+    )
+
+
 def _idle_sockets(now: Observation) -> Finding | None:
     kubelet = _kubelet(now)
     if not kubelet.idle_sockets or (isinstance(now.agent, Agent) and now.agent.runs):
@@ -128,5 +142,7 @@ CHECKS = (
     Check("checkpoint-unreadable", _KUBELET, ("kubelet",), _checkpoint, frozenset({"agent:holds-unproven"})),
     Check("pod-resources-missing", _KUBELET, ("kubelet",), _pod_resources,
           frozenset({"agent:holders-unknown"})),
+    Check("kubelet-keeps-socket", _KUBELET, ("kubelet",), _kept_sockets,
+          frozenset({"agent:kubelet-keeps-socket"})),
     Check("sockets-left", "sockets", ("kubelet",), _idle_sockets),
 )  # fmt: skip

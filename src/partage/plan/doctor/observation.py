@@ -122,7 +122,8 @@ class Kubelet(Frozen):
     own_directory: the device-plugins directory that its command line says; empty: the usual one.
     pod_resources: the socket of PodResources is there. checkpoint_problem: why its checkpoint cannot be read.
     idle_sockets: sockets of device plugins of GPUs at which nobody listens. other_plugin: a sentence; empty:
-    none. cgroup_driver: ``systemd``, ``cgroupfs``; empty: not known.
+    none. kept_sockets: of Partage, which the kubelet keeps until it starts again. cgroup_driver:
+    ``systemd``, ``cgroupfs``; empty: not known.
     """
 
     directory: str
@@ -134,6 +135,7 @@ class Kubelet(Frozen):
     checkpoint_problem: str = ""
     idle_sockets: tuple[str, ...] = ()
     other_plugin: str | Unseen = ""
+    kept_sockets: tuple[str, ...] = ()
     cgroup_driver: str = ""
 
 

@@ -12,6 +12,7 @@ from partage.model.ids import MEMORY_RESOURCE, GpuUuid, ResourceName, parse_reso
 from partage.model.node_labels import ACK_SCHEDULE, MIG_CONFIG, STOOD_FOR
 from partage.model.policy import (
     DesiredMig,
+    Drain,
     Exclusive,
     GpuEntry,
     MigStrategy,
@@ -48,7 +49,7 @@ class Assignment(Frozen):
     layouts: GPU UUID to the MIG layout, or none, that the policy asks for; other GPUs stay as they are.
     labelled: GPUs whose layout is that of the node's label.
     warnings: doubtful things, each with file and path.
-    drain_of: GPU UUID to how long its pods are asked to leave before it changes, in seconds.
+    drain_of: GPU UUID to how its pods are asked to leave before it changes.
     """
 
     targets: tuple[Target, ...]
@@ -58,7 +59,7 @@ class Assignment(Frozen):
     layouts: Mapping[GpuUuid, DesiredMig] = field(default_factory=dict)
     labelled: frozenset[GpuUuid] = frozenset()
     warnings: tuple[Problem, ...] = ()
-    drain_of: Mapping[GpuUuid, int] = field(default_factory=dict)
+    drain_of: Mapping[GpuUuid, Drain] = field(default_factory=dict)
 
     @property
     def watch_of(self) -> dict[GpuUuid, WatchAction]:
@@ -111,7 +112,7 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
         layouts=_layouts(laid_out, strategy),
         labelled=frozenset(labelled),
         warnings=findings.warnings(),
-        drain_of={uuid: entry.drain_s for uuid, entry in owners.items() if entry.drain_s is not None},
+        drain_of={uuid: entry.drain for uuid, entry in owners.items() if entry.drain is not None},
     )
 
 

@@ -76,13 +76,14 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
 def draining(policy: Policy) -> tuple[str, ...]:
     """Paths of the entries with ``change: drain``."""
     return tuple(
-        entry.origin for entry in policy.entries if isinstance(entry, GpuEntry) and entry.drain_s is not None
+        entry.origin for entry in policy.entries if isinstance(entry, GpuEntry) and entry.drain is not None
     )
 
 
 DRAIN_NEEDS_CLUSTER = (
     "'change: drain' evicts pods through the API of a cluster: without one (partage agent --cluster), GPUs "
-    "wait until their pods end."
+    "wait until their pods end. Pods without a controller and system-critical ones stay, unless 'also' names "
+    "them: change: {drain: 10m, also: [bare, system-critical]}."
 )
 
 ACCEPTS_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"

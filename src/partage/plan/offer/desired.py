@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from partage.errors import Problem
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
-from partage.model.policy import DesiredMig, Policy, Strategy, WatchAction
+from partage.model.policy import DesiredMig, Drain, Policy, Strategy, WatchAction
 from partage.model.share import GpuOffer, NodeOffer
 from partage.plan.offer.advertise import advertise, advertise_existing
 from partage.plan.offer.assign import assign
@@ -28,7 +28,7 @@ class DesiredState(Frozen):
     strategies: of every GPU that answers. layouts: the MIG layout, or none, of GPUs that the policy names;
     others stay as they are. settings, existing_settings: what GPUs have to be set to for ``offer`` and
     ``existing``.
-    drain_of: how long pods are asked to leave before a GPU changes, in seconds; other GPUs wait for them.
+    drain_of: how pods are asked to leave before a GPU changes; other GPUs wait for them.
     watch_of: what happens to a container that exceeds its share. labelled: GPUs whose layout is that of the
     node's label.
     """
@@ -44,7 +44,7 @@ class DesiredState(Frozen):
     settings: Mapping[GpuUuid, GpuSettings] = field(default_factory=dict)
     existing_settings: Mapping[GpuUuid, GpuSettings] = field(default_factory=dict)
     watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
-    drain_of: Mapping[GpuUuid, int] = field(default_factory=dict)
+    drain_of: Mapping[GpuUuid, Drain] = field(default_factory=dict)
     labelled: frozenset[GpuUuid] = frozenset()
 
 

@@ -45,7 +45,7 @@ def conflicts(
     by_gpu: dict[GpuUuid, list[LedgerEntry]] = defaultdict(list)
     for entry in entries:
         gpu = gpu_of.get(device_of(entry.id))
-        if gpu is not None and entry.certainty is not Certainty.UNCONFIRMED:
+        if gpu is not None and entry.certainty not in (Certainty.UNCONFIRMED, Certainty.ENDING):
             by_gpu[gpu].append(entry)
     foreign = foreign_holds(served, held, gpu_of)
     found: dict[GpuUuid, str] = {}

@@ -13,7 +13,7 @@ from msgspec import field
 
 from partage.model.gpu import gpu_of_mig_devices
 from partage.model.gpu_use import GpuUse, UseKind
-from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.mps import DaemonState
 from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
@@ -82,9 +82,11 @@ class Snapshot(Frozen):
     answered since. attempts: what failed. in_hand: GPUs whose steps are being carried out (``changing``) or
     read back (``verifying``). checkpoint: whether held ids can be compared with the kubelet's checkpoint.
     gave_up: GPUs whose pods were asked to leave and did not, and a sentence: they stay as they were.
+    spared: GPUs that wait for pods which are not asked to leave under ``change: drain``, and which these are.
     cordoned: GPUs of which nobody gets another share; they change as all others do.
     other_plugin: which other device plugin offers GPUs of this node, a sentence; empty for none. Pods that it
     admits may begin to use any GPU at any moment, so no GPU is changed meanwhile.
+    listed_before: ids that plugins listed before this agent, while there are GPUs that serve nothing yet.
     """
 
     now_s: float
@@ -99,8 +101,10 @@ class Snapshot(Frozen):
     in_hand: Mapping[GpuUuid, Phase] = field(default_factory=dict)
     checkpoint: bool = True
     gave_up: Mapping[GpuUuid, str] = field(default_factory=dict)
+    spared: Mapping[GpuUuid, str] = field(default_factory=dict)
     cordoned: frozenset[GpuUuid] = frozenset()
     other_plugin: str = ""
+    listed_before: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
 
     @property
     def cordoned_indexes(self) -> tuple[int, ...]:
@@ -135,10 +139,12 @@ class GpuPlan(Frozen):
 
     @property
     def processes(self) -> tuple[str, ...]:
-        """What is in the way and holds no share, without repeats: ``process python3 (pid 4711)``."""
+        """What is in the way and holds no share, or is left of a former holder, without repeats:
+        ``process python3 (pid 4711)``."""
         blockers = self.blocked.blockers if self.blocked else ()
-        users = (use for one in blockers for use in one.users if use.kind is not UseKind.POD)
-        return tuple(dict.fromkeys(map(str, users)))
+        users = [str(use) for one in blockers for use in one.users if use.kind is not UseKind.POD]
+        left = [str(process) for entry in self.waiting_for for process in entry.left]
+        return tuple(dict.fromkeys([*users, *left]))
 
 
 class NodePlan(Frozen):

@@ -27,7 +27,9 @@ from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.recognised import recognised
 from partage.plan.reconcile.transition import GpuServing, awaited_entries, next_due_s, transition
+from partage.plan.reconcile.unknown_terms import unknown_terms
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
+from partage.text import listed
 
 WITHDRAW_S = 1.0
 """How long ids are withdrawn before a GPU changes. The kubelet applies a ListAndWatch message at once; an
@@ -147,7 +149,8 @@ def _next_serving(
     A GPU that is not observed, whose holders are not known yet, or that is being changed keeps what it
     serves; that is nothing for a GPU that was never served. One that has left the node is withdrawn, and
     dropped once no share of it is held. One that is recognised (seen) starts with its offer, unless something
-    has to end first.
+    has to end first. One that serves nothing yet, and of which shares are held that may have been given as
+    something else, waits for their end.
     """
     unseen = {gpu for gpu in now.served if gpu not in draft.gpus}
     still = (unseen - now.departed) | {gpu for gpu in (*now.unknown, *now.in_hand) if gpu in now.served}
@@ -157,7 +160,9 @@ def _next_serving(
         gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still and gpu not in now.unknown
     }
     wanted |= _as_before(now, moving, [gpu for gpu in wanted if gpu not in in_conflict])
-    drained = [gpu for gpu in in_conflict if gpu in moving or gpu in wanted]
+    new = {gpu: offer for gpu, offer in wanted.items() if gpu not in now.served and gpu not in starts}
+    doubtful = unknown_terms(new, now.held, now.listed_before, gpu_of)
+    drained = [*(gpu for gpu in in_conflict if gpu in moving or gpu in wanted), *doubtful]
     moved = transition(moving, wanted, now.held, now.now_s, withdraw_s, gpu_of=gpu_of, in_conflict=drained)
     both = {**moved, **{gpu: now.served[gpu] for gpu in still}}
     return {gpu: both[gpu] for gpu in (*draft.gpus, *sorted(unseen)) if gpu in both}
@@ -185,8 +190,10 @@ def _gpu_plan(
     phase, reason = _phase(uuid, draft, now, waiting_gpus)
     if conflict and uuid not in now.in_hand:
         phase, reason = Phase.WAITING, conflict
-    elif phase is Phase.WAITING and _unconfirmed(waiting_gpus.get(uuid, ())):
-        reason += "; the kubelet's checkpoint has holds that PodResources does not name now"
+    elif phase is Phase.WAITING:
+        reason += _why_held(waiting_gpus.get(uuid, ()))
+    if uuid in now.spared and phase is Phase.WAITING and not conflict:
+        reason += f"; {now.spared[uuid]}"
     if now.other_plugin and phase in _NOT_BEGUN:
         return _held_back(uuid, draft, steps, now.other_plugin, conflict)
     attempt = now.attempts.get(uuid)
@@ -243,7 +250,9 @@ def _phase(
     if uuid in now.unknown and (waits is not None or uuid not in now.served):
         return Phase.UNKNOWN, "it is not known yet who holds its shares"
     if waits:
-        return Phase.WAITING, draft.reason or "shares of it are held"
+        unknown = uuid in now.served and not (now.served[uuid].offer or now.served[uuid].leaving)
+        known_as = ", and it is not known as what they were given" if unknown else ""
+        return Phase.WAITING, draft.reason or f"shares of it are held{known_as}"
     if waits is not None:
         return Phase.WITHDRAWING, draft.reason or "its shares are withdrawn"
     if draft.transaction is not None:
@@ -258,8 +267,14 @@ def _would_wait(uuid: GpuUuid, draft: GpuDraft, now: Snapshot) -> bool:
     return draft.stuck is Phase.WAITING or (draft.stuck is None and differs)
 
 
-def _unconfirmed(entries: Iterable[LedgerEntry]) -> bool:
-    return any(entry.certainty is Certainty.UNCONFIRMED for entry in entries)
+def _why_held(entries: Iterable[LedgerEntry]) -> str:
+    """What else is to be said of shares that no container seems to hold; empty for others."""
+    if left := [str(process) for entry in entries for process in entry.left]:
+        runs = "runs" if len(set(left)) == 1 else "run"
+        return f"; {listed(sorted(set(left)), 4)} of pods that the kubelet has forgotten still {runs}"
+    if any(entry.certainty is Certainty.UNCONFIRMED for entry in entries):
+        return "; the kubelet's checkpoint has holds that PodResources does not name now"
+    return ""
 
 
 def _is_ready(

@@ -1,19 +1,23 @@
 """GPUs under MPS that serve nothing yet, and whose held shares are known all the same. Pure.
 
 The agent's state was lost, and then a daemon or the driver under the pods. The ids alone do not say what they
-were given as (ADR 20): under time-slicing they may be the same. A daemon of Partage on their device says so,
-also one that has ended: it is removed when a device is no longer shared by MPS.
+were given as (ADR 20): under time-slicing, or with another number of shares, they may be the same. A daemon
+of Partage on their device says so by its limits, also one that has ended: it is removed when a device is no
+longer shared by MPS.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from partage.model.ids import DeviceUuid, GpuUuid, device_of
+from partage.model.mps import DaemonState
+from partage.model.share import GpuOffer
 from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.reconcile.node_plan import Snapshot
 from partage.plan.reconcile.transition import GpuServing, foreign_holds
+from partage.plan.reconcile.verification import limits_share
 
 
 def recognised(
@@ -44,5 +48,14 @@ def recognised(
         for gpu, serving in wanted.items()
         if gpu in held
         and gpu not in foreign
-        and held[gpu] <= {daemon.device for daemon in now.observed.daemons_of(gpu)}
+        and held[gpu] <= _devices_shared_so(serving.offer, now.observed.daemons_of(gpu))
+    }
+
+
+def _devices_shared_so(offer: GpuOffer, daemons: Iterable[DaemonState]) -> set[DeviceUuid]:
+    """Devices whose daemon has the limits of all these shares."""
+    return {
+        daemon.device
+        for daemon in daemons
+        if all(limits_share(daemon, one) for one in offer if one.device == daemon.device)
     }

@@ -33,7 +33,7 @@ def verified_guarantee(
     daemon = next((one for one in daemons if one.device == share.device), None)
     if daemon is None or daemon.phase in (DaemonPhase.DEAD, DaemonPhase.SILENT) or daemon.pid is None:
         return None
-    if share.guarantee is Guarantee.GUARDED and not _limits(daemon, share):
+    if share.guarantee is Guarantee.GUARDED and not limits_share(daemon, share):
         return Guarantee.NONE  # also if it takes no clients: those that it has are not limited
     if daemon.phase is not DaemonPhase.SERVING:
         return None
@@ -56,7 +56,7 @@ def _exists(share: DeviceOffer, gpu: Gpu) -> bool:
     return any(one.uuid == share.device for one in gpu.mig_devices)
 
 
-def _limits(daemon: DaemonState, share: DeviceOffer) -> bool:
+def limits_share(daemon: DaemonState, share: DeviceOffer) -> bool:
     """Whether the daemon's own limit of memory is the share's."""
     limits = {"": daemon.limits.memory_bytes}
     limits |= {one.name: one.memory_bytes for one in daemon.limits.namespaces}

@@ -95,7 +95,8 @@ def kubelet_view(
         if not _is_ours(shares):
             continue
         ids = held.ids.get(name, frozenset())
-        listed = tuple(_device_rows(shares, healthy, condition.cordoned, ids))
+        left = held.left.get(name, frozenset())
+        listed = tuple(_device_rows(shares, healthy, condition.cordoned, ids, left))
         listed = one_device_where_needed(listed, ids, refused.get(name))
         awaited[name] = _awaited(shares, listed, condition.cordoned, ids)
         admitted = awaited[name] & held.admitted.get(name, frozenset())
@@ -208,11 +209,14 @@ def _device_rows(
     healthy: Mapping[DeviceUuid, bool],
     cordoned: frozenset[GpuUuid],
     held: frozenset[ShareId],
+    left: Collection[ShareId],
 ) -> Iterator[DeviceRow]:
-    """Of a cordoned GPU, what is held stays healthy: a container that starts again needs it."""
+    """Of a cordoned GPU, what is held stays healthy: a container that starts again needs it. left: ids of
+    which only processes of a former holder are left; nobody gets them."""
     for row in rows:
-        if row.offering is None:
-            yield DeviceRow(row.id, healthy=False)
+        if row.offering is None or row.id in left:
+            numa_node = row.offering.numa_node if row.offering else None
+            yield DeviceRow(row.id, healthy=False, numa_node=numa_node)
         else:
             kept = row.gpu not in cordoned or row.id in held
             yield DeviceRow(row.id, kept and healthy[row.offering.device], row.offering.numa_node)

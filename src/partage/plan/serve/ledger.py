@@ -11,6 +11,9 @@ The kubelet tells it in five ways (docs/adr/0020):
 
 So an id that PodResources does not name is free only if the same kubelet has named it before, or if the
 checkpoint, written after that question, does not have it either.
+
+The kubelet forgets a pod that is deleted by force while its processes run. So an id whose holder's pod is
+known by its UID is *ending* first, until somebody has looked and has found no process of it (docs/adr/0125).
 """
 
 from __future__ import annotations
@@ -22,8 +25,9 @@ from math import inf
 from msgspec.structs import replace
 
 from partage.model.allocation import CheckpointHolds, ContainerHold
-from partage.model.ids import ResourceName, ShareId
-from partage.plan.serve.ledger_entry import NAMED, Certainty, HeldIds, Hold, Holder, LedgerEntry
+from partage.model.ids import PodUid, ResourceName, ShareId
+from partage.model.process import LeftProcess
+from partage.plan.serve.ledger_entry import NAMED, Certainty, EndingHold, HeldIds, Hold, Holder, LedgerEntry
 from partage.values import Frozen
 
 
@@ -58,6 +62,8 @@ class Ledger:
         self._grace_s = unlisted_grace_s
         self._rows: dict[ResourceName, dict[ShareId, LedgerEntry]] = {}
         self._past: dict[ResourceName, dict[ShareId, _Past]] = {}
+        self._pods: dict[Hold, frozenset[PodUid]] = {}
+        self._ending: dict[Hold, EndingHold] = {}
         self._suspected: frozenset[Hold] = frozenset()
         self._observed_s = -inf
         self._version = 0
@@ -73,6 +79,7 @@ class Ledger:
         """Allocate returned these ids: for a new holder, or for the next container of the same pod."""
         for share in ids:
             self._remember(resource, share, _Past(self._give_up(resource, share), now_s))
+            self._pods.pop((resource, share), None)
             self._put(LedgerEntry(resource, share, Certainty.TENTATIVE, (), now_s))
 
     def restored(self, resource: ResourceName, ids: Iterable[ShareId], now_s: float) -> None:
@@ -108,7 +115,8 @@ class Ledger:
         """Held ids that have to be compared with the checkpoint: unconfirmed and suspected ones."""
         return frozenset(
             entry.hold
-            for entry in self.entries()
+            for rows in self._rows.values()
+            for entry in rows.values()
             if entry.certainty is Certainty.UNCONFIRMED or entry.hold in self._suspected
         )
 
@@ -127,7 +135,7 @@ class Ledger:
                 continue
             if entry.certainty is not Certainty.UNCONFIRMED:  # its pods have ended, and are still named
                 self._remember(resource, share, _Past(self._give_up(resource, share), asked_s))
-            self._drop(resource, share)
+            self._drop(resource, share, asked_s)
 
     def offered_as_free(
         self,
@@ -146,7 +154,7 @@ class Ledger:
             return
         for share in (rows.keys() & available) - set(must_include):
             self._remember(resource, share, _Past(self._give_up(resource, share), now_s, free=True))
-            self._drop(resource, share)
+            self._drop(resource, share, now_s)
 
     def observed(self, holders: Sequence[ContainerHold], asked_s: float) -> None:
         """PodResources answered a question that was *asked* at asked_s. holders: all containers with
@@ -196,17 +204,95 @@ class Ledger:
                 self._remember(resource, share, _Past(self._former(resource, share), asked_s))
                 self._put(LedgerEntry(resource, share, Certainty.TENTATIVE, (), asked_s))
 
+    # --- whose processes have to be gone -------------------------------------------------------
+
+    @property
+    def lacks_pods(self) -> bool:
+        """Whether the checkpoint has to say which pod holds an id."""
+        return any(
+            entry.certainty is Certainty.TENTATIVE or entry.hold not in self._pods
+            for rows in self._rows.values()
+            for entry in rows.values()
+        )
+
+    def know_pods(self, checkpoint: CheckpointHolds) -> None:
+        """The checkpoint as it is now. Of a tentative entry it may still name the former holder: it is asked
+        again for that."""
+        for resource, rows in self._rows.items():
+            by_id = checkpoint.get(resource, {})
+            for share, entry in rows.items():
+                pods = by_id.get(share)
+                if pods and entry.certainty is Certainty.TENTATIVE:
+                    self._pods[entry.hold] = pods
+                elif pods and entry.hold not in self._pods:
+                    self._pods[entry.hold] = pods
+                    self._gone(entry.hold, pods)
+
+    @property
+    def ending(self) -> tuple[EndingHold, ...]:
+        """The holds that are ending."""
+        return tuple(self._ending.values())
+
+    def restore_ending(self, holds: Iterable[EndingHold]) -> None:
+        """Holds that were ending for the agent before. What is held again since is another holder's."""
+        for hold in holds:
+            self._await(hold.entry.hold, hold)
+
+    @property
+    def ending_pods(self) -> frozenset[PodUid]:
+        """The pods of holds that are ending: it has to be looked whether anything of them is left."""
+        return frozenset().union(*(one.pods for one in self._ending.values()))
+
+    def former_pods(self, resource: ResourceName, ids: Iterable[ShareId]) -> frozenset[PodUid]:
+        """The pods of holders of these ids whose end has not been seen."""
+        found: set[PodUid] = set()
+        for share in ids:
+            hold = resource, share
+            found |= self._pods.get(hold, frozenset())
+            if hold in self._ending:
+                found |= self._ending[hold].pods
+        return frozenset(found)
+
+    def looked(self, pods: frozenset[PodUid], left: Collection[LeftProcess]) -> None:
+        """It was looked for processes of these pods, and only these are left."""
+        by_pod: dict[PodUid, list[LeftProcess]] = {}
+        for process in left:
+            by_pod.setdefault(process.pod, []).append(process)
+        gone = pods - by_pod.keys()
+        for hold, ending in list(self._ending.items()):
+            self._gone(hold, gone)
+            if hold in self._ending and (seen := ending.pods & pods - gone):
+                found = tuple(process for pod in sorted(seen) for process in by_pod[pod])
+                self._await(hold, EndingHold(replace(ending.entry, left=found), ending.pods - gone))
+
+    def _gone(self, hold: Hold, pods: frozenset[PodUid]) -> None:
+        """Nothing of these pods has to be gone before this hold has ended."""
+        ending = self._ending.get(hold)
+        if ending is None or not ending.pods & pods:
+            return
+        if ending.pods <= pods:
+            del self._ending[hold]
+            self._version += 1
+        else:
+            self._await(hold, EndingHold(ending.entry, ending.pods - pods))
+
+    def _await(self, hold: Hold, ending: EndingHold) -> None:
+        if self._ending.get(hold) != ending:
+            self._ending[hold] = ending
+            self._version += 1
+
     def entries(self) -> tuple[LedgerEntry, ...]:
         """All held ids, ordered by resource and id."""
         if self._entries[0] != self._version:
-            rows = (self._rows[resource] for resource in sorted(self._rows))
-            self._entries = (self._version, tuple(row[share] for row in rows for share in sorted(row)))
+            found = {hold: ending.entry for hold, ending in self._ending.items()}
+            found |= {entry.hold: entry for rows in self._rows.values() for entry in rows.values()}
+            self._entries = (self._version, tuple(found[hold] for hold in sorted(found)))
         return self._entries[1]
 
     def held(self) -> HeldIds:
         """All held ids, by resource."""
         if self._held[0] != self._version:
-            self._held = (self._version, _held_ids(self._rows))
+            self._held = (self._version, _held_ids(self.entries()))
         return self._held[1]
 
     # --- one resource, one id ------------------------------------------------------------------
@@ -229,7 +315,7 @@ class Ledger:
     def _not_named(self, entry: LedgerEntry, asked_s: float) -> None:
         """An answer does not list this id."""
         if entry.certainty in NAMED:  # by this kubelet: it has ended
-            self._drop(entry.resource, entry.id)
+            self._drop(entry.resource, entry.id, asked_s)
         elif entry.certainty is Certainty.TENTATIVE:
             late = asked_s - entry.since_s >= self._grace_s
             certainty = Certainty.UNCONFIRMED if late else Certainty.TENTATIVE
@@ -250,7 +336,7 @@ class Ledger:
         if current:
             self._see(entry, resource, share, tuple(sorted(current)), asked_s)
         elif entry and entry.certainty in NAMED:
-            self._drop(resource, share)
+            self._drop(resource, share, asked_s)
         elif entry and entry.certainty is Certainty.TENTATIVE:
             self._put(replace(entry, holders=tuple(sorted(former))))
 
@@ -267,6 +353,8 @@ class Ledger:
         same = entry is not None and (not entry.holders or not set(entry.holders).isdisjoint(holders))
         tentative = entry is not None and entry.certainty is Certainty.TENTATIVE
         since_s = entry.since_s if entry and (same or tentative) else asked_s
+        if tentative or not same:
+            self._pods.pop((resource, share), None)
         self._put(LedgerEntry(resource, share, Certainty.OBSERVED, holders, since_s))
 
     def _prove(
@@ -316,25 +404,43 @@ class Ledger:
             rows[entry.id] = entry
             self._version += 1
 
-    def _drop(self, resource: ResourceName, share: ShareId) -> None:
-        rows = self._rows[resource]
-        del rows[share]
+    def _drop(self, resource: ResourceName, share: ShareId, now_s: float) -> None:
+        """The kubelet has ended this hold. It is ending, where it is known whose processes have to go."""
+        rows, hold = self._rows[resource], (resource, share)
+        entry = rows.pop(share)
+        if pods := self._pods.pop(hold, None):
+            before = self._ending[hold].pods if hold in self._ending else frozenset()
+            names = () if entry.certainty is Certainty.TENTATIVE else entry.holders
+            entry = LedgerEntry(resource, share, Certainty.ENDING, names, entry.since_s, ended_s=now_s)
+            self._ending[hold] = EndingHold(entry, before | pods)
         if not rows:
             del self._rows[resource]
         self._version += 1
 
 
-def _held_ids(rows: Mapping[ResourceName, Mapping[ShareId, LedgerEntry]]) -> HeldIds:
-    ids, admitted, largest = {}, {}, {}
-    for resource, entries in rows.items():
-        ids[resource] = frozenset(entries)
-        admitted[resource] = frozenset(share for share, entry in entries.items() if entry.admitted)
-        pods = Counter(pod for entry in entries.values() for pod in entry.pods)
-        largest[resource] = max(pods.values(), default=1)
-    return HeldIds(ids, admitted, largest)
+def _held_ids(entries: Iterable[LedgerEntry]) -> HeldIds:
+    ids: dict[ResourceName, set[ShareId]] = {}
+    admitted: dict[ResourceName, set[ShareId]] = {}
+    left: dict[ResourceName, set[ShareId]] = {}
+    pods: dict[ResourceName, Counter[tuple[str, str]]] = {}
+    for entry in entries:
+        resource = entry.resource
+        ids.setdefault(resource, set()).add(entry.id)
+        if entry.admitted:
+            admitted.setdefault(resource, set()).add(entry.id)
+        if entry.left:
+            left.setdefault(resource, set()).add(entry.id)
+        if entry.certainty is not Certainty.ENDING:
+            pods.setdefault(resource, Counter()).update(entry.pods)
+    largest = {resource: max(counts.values(), default=1) for resource, counts in pods.items()}
+    return HeldIds(_frozen(ids), _frozen(admitted), largest, _frozen(left))
 
 
 def _is_known(entry: LedgerEntry, named: set[Holder]) -> bool:
     """Whether an answer with these names changes nothing. Almost always so, hence this fast path."""
     known = entry.certainty in NAMED and len(entry.holders) == len(named)
     return known and named.issuperset(entry.holders)
+
+
+def _frozen(ids: Mapping[ResourceName, set[ShareId]]) -> dict[ResourceName, frozenset[ShareId]]:
+    return {resource: frozenset(some) for resource, some in ids.items()}

@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from msgspec import field
 
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import PodUid, ResourceName, ShareId
+from partage.model.process import LeftProcess
 from partage.values import Frozen
 
 
@@ -19,12 +20,15 @@ class Certainty(StrEnum):
     proven:    PodResources named it before the container started (PreStartContainer).
     unconfirmed: held according to an earlier answer or to the checkpoint, but PodResources does not name it
         now. Its end is not proven.
+    ending: the kubelet names nobody any more. Whether a process of the former holder is left is not known
+        yet, or one is: ``LedgerEntry.left``.
     """
 
     TENTATIVE = "tentative"
     OBSERVED = "observed"
     PROVEN = "proven"
     UNCONFIRMED = "unconfirmed"
+    ENDING = "ending"
 
 
 NAMED = (Certainty.OBSERVED, Certainty.PROVEN)
@@ -52,6 +56,7 @@ class LedgerEntry(Frozen):
     since_s: when it was allocated, or first observed as held.
     checkpoint_pods: how many pods hold it by the kubelet's checkpoint; 0: not compared.
     unlisted: the running kubelet allocated it some time ago, and PodResources does not list it.
+    ended_s: since when it is ending, left: what still runs of its former holders; None and empty otherwise.
     """
 
     resource: ResourceName
@@ -61,6 +66,8 @@ class LedgerEntry(Frozen):
     since_s: float
     checkpoint_pods: int = 0
     unlisted: bool = False
+    ended_s: float | None = None
+    left: tuple[LeftProcess, ...] = ()
 
     @property
     def hold(self) -> Hold:
@@ -69,8 +76,8 @@ class LedgerEntry(Frozen):
 
     @property
     def admitted(self) -> bool:
-        """The running kubelet has admitted its pod, and does not look at the health of the id again."""
-        return self.certainty in NAMED or self.unlisted
+        """The running kubelet has admitted its pod, or forgotten it: the health of the id fails no pod."""
+        return self.certainty in (*NAMED, Certainty.ENDING) or self.unlisted
 
     @property
     def pods(self) -> frozenset[tuple[str, str]]:
@@ -85,13 +92,21 @@ class LedgerEntry(Frozen):
         )
 
 
+class EndingHold(Frozen):
+    """A hold that the kubelet has ended. pods: those whose processes have not been seen to be gone."""
+
+    entry: LedgerEntry
+    pods: frozenset[PodUid]
+
+
 class HeldIds(Frozen):
     """Ids held now, by resource, for all GPUs.
 
     admitted: those whose pod the running kubelet has admitted. largest: how many ids of a resource one pod
-    holds at most.
+    holds at most. left: those that no container holds, only processes that are left of former holders.
     """
 
     ids: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
     admitted: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
     largest: Mapping[ResourceName, int] = field(default_factory=dict)
+    left: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)

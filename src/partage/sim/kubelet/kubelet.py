@@ -64,7 +64,8 @@ class EmbeddedKubelet:
             self._manager,
             answers=lambda: self.behaviour.answers_registration,
             report=self._report,
-            changed=self._listed_devices,
+            listed=self._listed_devices,
+            gone=self._note_change,
         )
         self._bound: dict[str, Pod] = {}
         self._pods: dict[str, PodStatus] = {}
@@ -272,7 +273,8 @@ class EmbeddedKubelet:
         return status
 
     def _listed_devices(self) -> None:
-        """A plugin has sent its list, or is gone: the device manager writes its checkpoint."""
+        """A plugin has sent its list: the device manager writes its checkpoint, which it does not when a
+        plugin has gone."""
         write_checkpoint(self._dir, self._manager.all_holdings(), self._manager.devices())
         self._note_change()
 

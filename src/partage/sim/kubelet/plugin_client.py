@@ -14,6 +14,7 @@ from h2.exceptions import H2Error
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginStub
+from partage.edges.kubelet.calls import bounded
 from partage.edges.kubelet.messages import LONGEST_MESSAGE, LimitedCodec, MessageTooLong, share_ids
 from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import ShareId
@@ -85,7 +86,7 @@ class PluginClient:
         """Raises PluginError."""
         request = pb.PreStartContainerRequest(devices_ids=ids)
         with self._calling():
-            await self._stub.PreStartContainer(request, timeout=PRE_START_TIMEOUT_S)
+            await bounded(self._stub.PreStartContainer(request), PRE_START_TIMEOUT_S)
 
     def close(self) -> None:
         """End the connection and its stream. All calls fail from now on."""

@@ -22,7 +22,7 @@ class PluginRegistry(RegistrationBase):
     """Serves Registration. A task reads the lists of each plugin that registered, until ``stop``.
 
     answers: whether Register is answered; called for each request.
-    changed: called when the devices of a resource may have changed.
+    listed: called when a plugin has sent its list. gone: when its stream has ended.
     """
 
     def __init__(
@@ -32,13 +32,15 @@ class PluginRegistry(RegistrationBase):
         *,
         answers: Callable[[], bool],
         report: Callable[[str], None],
-        changed: Callable[[], None],
+        listed: Callable[[], None],
+        gone: Callable[[], None],
     ) -> None:
         self._dir = kubelet_dir
         self._manager = manager
         self._answers = answers
         self._report = report
-        self._changed = changed
+        self._listed = listed
+        self._gone = gone
         self._watches: set[asyncio.Task[None]] = set()
 
     async def Register(self, stream: Stream[pb.RegisterRequest, pb.Empty]) -> None:
@@ -76,7 +78,7 @@ class PluginRegistry(RegistrationBase):
     async def _watch(self, plugin: PluginClient, opened: asyncio.Event) -> None:
         def listed(devices: Sequence[pb.Device]) -> None:
             self._manager.listed(plugin, devices)
-            self._changed()
+            self._listed()
 
         try:
             await plugin.watch(opened, listed)
@@ -85,7 +87,7 @@ class PluginRegistry(RegistrationBase):
         finally:
             opened.set()
         self._manager.disconnected(plugin)
-        self._changed()
+        self._gone()
 
     async def stop(self) -> None:
         """Disconnect from all plugins."""

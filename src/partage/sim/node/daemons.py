@@ -20,11 +20,7 @@ from partage.model.mps import (
 from partage.model.step import EndClient, StartDaemon, StopDaemon
 from partage.plan.offer.mps_shares import too_old_for_namespaces
 from partage.sim.node.preconditions import answering_gpu
-from partage.sim.node.state import SimulatedDaemon, SimulatedNode
-
-_FIRST_PID = 900_000
-"""Above the pids of most nodes: no process of this machine has the pid of a simulated daemon."""
-
+from partage.sim.node.state import SimulatedDaemon, SimulatedNode, daemon_pid
 
 _REASONS = {
     DaemonPhase.FAULT: "a fatal fault of a client: no new clients until all have gone",
@@ -45,8 +41,7 @@ def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
         if now.spec == spec and now.phase is not DaemonPhase.STARTING:
             return state
         _refuse_clients(state, spec.device)
-    pid = _FIRST_PID + 10 * state.created
-    daemons = {**state.daemons, spec.device: SimulatedDaemon(spec, pid)}
+    daemons = {**state.daemons, spec.device: SimulatedDaemon(spec, daemon_pid(state.created))}
     return replace(state, created=state.created + 1, daemons=daemons)
 
 
@@ -75,7 +70,9 @@ def daemons_of(state: SimulatedNode) -> tuple[DaemonState, ...]:
 def _found(state: SimulatedNode, one: SimulatedDaemon) -> DaemonState:
     spec = one.spec
     if one.phase is DaemonPhase.DEAD:
-        return DaemonState(spec.gpu, spec.device, DaemonPhase.DEAD, reason="its MPS daemon has ended")
+        return DaemonState(
+            spec.gpu, spec.device, DaemonPhase.DEAD, limits=spec.limits, reason="its MPS daemon has ended"
+        )
     faulty = one.phase is DaemonPhase.FAULT
     status = ServerStatus.FAULT if faulty else ServerStatus.ACTIVE
     name = SERVER if spec.namespaces else ""

@@ -21,7 +21,16 @@ from partage.sim.node.load import Load
 from partage.values import Frozen
 
 Call = Literal[
-    "observe", "conditions", "events", "perform", "uses", "processes", "samples", "time-slices", "daemons"
+    "observe",
+    "conditions",
+    "events",
+    "perform",
+    "uses",
+    "processes",
+    "left",
+    "samples",
+    "time-slices",
+    "daemons",
 ]
 """A verb of the hardware port."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter, deque
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -15,8 +15,9 @@ from partage.errors import DriverUnavailable, GpuInUse, HardwareError, HardwareT
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid
+from partage.model.ids import PodUid
 from partage.model.mps import DaemonState
-from partage.model.process import Processes
+from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import Created, Step, TimeSlice
 from partage.sim.node.daemons import daemons_of
@@ -33,7 +34,7 @@ from partage.sim.node.faults import (
 )
 from partage.sim.node.machine import Machine
 from partage.sim.node.observation import conditions_of, describe_node, inventory_of
-from partage.sim.node.processes import processes_of
+from partage.sim.node.processes import left_of, processes_of
 from partage.sim.node.sampling import SimulatedSampler
 from partage.sim.node.settings import time_slices_of
 from partage.sim.node.state import SimulatedNode, gpu_at, power_on
@@ -133,6 +134,11 @@ class SimulatedHardware:
         await self._begin_call("processes")
         self._require_driver()
         return processes_of(self._state_now())
+
+    async def left_of(self, pods: Collection[PodUid]) -> Left:
+        """Who of these pods was put on GPUs and has not left."""
+        await self._begin_call("left")
+        return left_of(self._state, pods)
 
     async def samples(self) -> Samples:
         """Memory and activity now, and the peaks since the first call."""
@@ -250,7 +256,8 @@ class SimulatedHardware:
                 self._call_faults = [one for one in self._call_faults if one.fault.call != call]
             case RaiseXid(gpu, code, gi, ci):
                 uuid = None if gpu is None else gpu_at(self._state, gpu).uuid
-                self._xids.append(Xid(uuid, code, gi, ci))
+                resets = None if gpu is None else self._state.conditions[gpu].resets
+                self._xids.append(Xid(uuid, code, gi, ci, resets))
             case Reboot():
                 self._call_faults.clear()
                 self._xids.clear()

@@ -10,6 +10,7 @@ from msgspec import field
 from partage.edges.files.catalogue import GpuModel
 from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
 from partage.model.ids import GpuUuid, PciBusId
+from partage.model.mps import DaemonSpec
 from partage.model.paths import CONTROL_NODES
 from partage.model.policy import Interval
 from partage.sim.node.faults import TimedFault
@@ -26,6 +27,7 @@ class Machine(Frozen):
 
     name: as the user wrote it. recorded: date of the recording that it comes from, empty for none.
     time_slices: time slices that are not the default, by GPU index; None: the GPU has no time slice to set.
+    daemons: MPS daemons that serve.
     """
 
     name: str
@@ -33,6 +35,7 @@ class Machine(Frozen):
     faults: tuple[TimedFault, ...] = ()
     recorded: str = ""
     time_slices: Mapping[int, Interval | None] = field(default_factory=dict)
+    daemons: tuple[DaemonSpec, ...] = ()
 
 
 def new_gpu(position: int, model: GpuModel, product: str, numa: int | None) -> Gpu:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from msgspec.structs import replace
 
@@ -10,8 +10,16 @@ from partage.edges.hardware.end_process import check_same_process, check_uses_gp
 from partage.errors import NotPermitted
 from partage.model.cgroup import parse_cgroup
 from partage.model.gpu_use import GpuUse, UseKind
-from partage.model.ids import GpuUuid
-from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
+from partage.model.ids import GpuUuid, PodUid
+from partage.model.process import (
+    GpuMemory,
+    GpuProcess,
+    Left,
+    LeftProcess,
+    Processes,
+    ProcessKind,
+    is_mps_program,
+)
 from partage.model.samples import ProcessActivity
 from partage.model.step import EndProcess
 from partage.sim.node.load import LoadNow, load_at
@@ -32,6 +40,19 @@ def processes_of(state: SimulatedNode, rows: Sequence[GpuProcess] | None = None)
     if state.processes_hidden:
         return Processes((), memory, "simulated: the node's processes cannot be seen")
     return Processes(tuple(row for row in rows if row.gpu in used), memory)
+
+
+def left_of(state: SimulatedNode, pods: Collection[PodUid]) -> Left:
+    """The processes of these pods. They stay on the node when their pod is deleted by force."""
+    if state.processes_hidden:
+        return Left(unseen="simulated: the node's processes cannot be seen")
+    found = {
+        row.pid: LeftProcess(owner.pod, owner.container, row.pid, row.name)
+        for row in all_rows(state)
+        for owner in [parse_cgroup(row.cgroups)]
+        if owner.pod in pods
+    }
+    return Left(tuple(found.values()))
 
 
 def end_process(state: SimulatedNode, step: EndProcess) -> SimulatedNode:

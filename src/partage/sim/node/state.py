@@ -46,6 +46,10 @@ class Sensors(Frozen):
     uncorrected: int = 0
 
 
+_FIRST_DAEMON_PID = 900_000
+"""Above the pids of most nodes: no process of this machine has the pid of a simulated daemon."""
+
+
 class SimulatedDaemon(Frozen):
     """An MPS daemon that was started and not stopped. spec: what it was asked to be."""
 
@@ -143,7 +147,17 @@ def power_on(machine: Machine) -> SimulatedNode:
         vgpu=inventory.vgpu,
         virtual=inventory.virtual,
         time_slices=machine.time_slices,
+        created=len(machine.daemons),
+        daemons={
+            spec.device: SimulatedDaemon(spec, daemon_pid(number))
+            for number, spec in enumerate(machine.daemons)
+        },
     )
+
+
+def daemon_pid(number: int) -> int:
+    """The pid of a daemon. number: how many layouts, MIG devices and daemons were made before."""
+    return _FIRST_DAEMON_PID + 10 * number
 
 
 def _fabric_ok(gpu: Gpu, inventory: Inventory) -> bool | None:

@@ -24,11 +24,14 @@ from partage.model.gpu import (
     architecture_name,
 )
 from partage.model.layout import LayoutItem
+from partage.model.mps import DaemonSpec, MpsNamespace
 from partage.model.placement import Placement
+from partage.model.policy import Interval
 from partage.sim.node.faults import LoseGpu, RaiseXid, Reboot, TimedFault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.machine_file import read_machine
 from partage.sim.node.files.machine_writer import machine_rows, machine_text
+from partage.sim.node.machine import Machine
 from partage.sim.node.machine_names import parse_machine
 from partage.sim.node.mig import create_layout
 
@@ -40,7 +43,7 @@ def read(document):
 
 
 def written(inventory: Inventory) -> bytes:
-    return machine_text(inventory, "2025-11-21", as_yaml=False).encode()
+    return machine_text(Machine("", inventory, recorded="2025-11-21"), as_yaml=False).encode()
 
 
 def problems(document):
@@ -238,7 +241,7 @@ def test_an_empty_gpu_instance_that_cannot_be_there_is_refused(row, more, path, 
 def test_the_fabric_manager_runs_where_switches_join_gpus_unless_the_file_says_otherwise(
     name, fabric_manager
 ):
-    document = machine_rows(parse_machine(name).inventory)
+    document = machine_rows(parse_machine(name))
     assert document["fabric-manager"] is fabric_manager
     assert document["virtual"] is False
     del document["fabric-manager"]
@@ -338,13 +341,13 @@ def test_a_key_in_two_spellings_is_an_error():
 
 
 def test_a_machine_is_written_in_the_spelling_of_its_format():
-    inventory = load_machine("examples/07-mixed-node/machine.json").inventory
-    as_yaml, as_json = machine_text(inventory, as_yaml=True), machine_text(inventory, as_yaml=False)
+    machine = load_machine("examples/07-mixed-node/machine.json")
+    as_yaml, as_json = machine_text(machine, as_yaml=True), machine_text(machine, as_yaml=False)
     assert "\n  memory-bytes: " in as_yaml
     assert '"memoryBytes": ' in as_json
     assert "_" not in "".join(set(_keys(yaml.safe_load(as_yaml))) | set(_keys(json.loads(as_json))))
     for text in (as_yaml, as_json):
-        assert read_machine(text.encode(), "m").inventory == inventory
+        assert read_machine(text.encode(), "m").inventory == machine.inventory
 
 
 def _keys(value):
@@ -379,8 +382,53 @@ def test_a_geometry_of_the_file_is_that_of_the_gpu_and_survives_a_recording():
     assert geometry.profiles[1].starts == (0, 6)
     assert gpu.mig_mode is not None
     for as_yaml in (True, False):
-        text = machine_text(machine.inventory, as_yaml=as_yaml)
+        text = machine_text(machine, as_yaml=as_yaml)
         assert read_machine(text.encode(), "m").inventory == machine.inventory
+
+
+DAEMONS: list[dict[str, object]] = [
+    {"device": "GPU-1", "memory-bytes": 2**34, "threads-percent": 25},
+    {"device": "GPU-2", "namespaces": [{"name": "big", "memory-bytes": 2**30}, {"name": "rest"}]},
+]
+
+
+def cards(*rows: object) -> dict[str, Any]:
+    gpus = [{"name": "NVIDIA L4", "uuid": f"GPU-{n}"} for n in (1, 2)]
+    return {"driver": "615.10.01", "cuda-driver": "13.3", "gpus": gpus, "mps-daemons": list(rows)}
+
+
+@pytest.mark.parametrize("as_yaml", [True, False])
+def test_daemons_and_time_slices_survive_a_recording(as_yaml: bool) -> None:
+    document = cards(*DAEMONS)
+    document["gpus"][0]["time-slice"], document["gpus"][1]["time-slice"] = "long", "not-supported"
+    machine = read(document)
+    assert [spec.device for spec in machine.daemons] == ["GPU-1", "GPU-2"]
+    assert machine.daemons[0].limits.memory_bytes == 2**34
+    again = read_machine(machine_text(machine, as_yaml=as_yaml).encode(), "m")
+    assert (again.daemons, again.time_slices) == (machine.daemons, machine.time_slices)
+
+
+@pytest.mark.parametrize(
+    ("row", "problem"),
+    [
+        ({}, "device"),
+        ({"device": "GPU-3"}, "has the UUID GPU-3"),
+        (DAEMONS[0], "has a daemon already"),
+        ({"device": "GPU-2", "memory-bytes": 5}, "not in whole MiB"),
+        ({"device": "GPU-2", "threads-percent": 101}, "100"),
+        ({"device": "GPU-2", "namespaces": [{"name": "default"}]}, "no valid or unique name"),
+        ({"device": "GPU-2", "namespaces": [{}]}, "name"),
+        ({"device": "GPU-2", "clients": []}, "clients"),
+    ],
+)
+def test_a_daemon_that_cannot_be_is_a_problem(row: object, problem: str) -> None:
+    found = problems(cards(DAEMONS[0], row))
+    assert problem in str(found)
+
+
+def test_a_daemon_needs_what_hardware_needs_for_it() -> None:
+    found = problems({**cards(DAEMONS[1]), "driver": "580.95.05", "cuda-driver": "13.0"})
+    assert list(found) == ["mps-daemons[0]"]
 
 
 def test_what_the_driver_said_counts_before_the_catalogue():
@@ -508,9 +556,10 @@ def test_a_value_of_any_type_at_any_key_never_ends_in_a_traceback(data):
     geometry = geometry_of(machine.gpus[0])
     assert geometry is not None
     devices = create_layout(machine.gpus[0], geometry, [LayoutItem.parse("3g.20gb")], "t")
-    document = machine_rows(
-        replace(machine, gpus=(replace(machine.gpus[0], mig_devices=devices), machine.gpus[1]))
-    )
+    gpus = (replace(machine.gpus[0], mig_devices=devices), machine.gpus[1])
+    spec = DaemonSpec(gpus[1].uuid, gpus[1].uuid, 2**30, 10, True, (MpsNamespace("big", 2**30, 20),))
+    slices: dict[int, Interval | None] = {0: None, 1: Interval.SHORT}
+    document = machine_rows(Machine("", replace(machine, gpus=gpus), time_slices=slices, daemons=(spec,)))
     place = document
     while True:
         key = data.draw(st.sampled_from(sorted(place) if isinstance(place, dict) else range(len(place))))

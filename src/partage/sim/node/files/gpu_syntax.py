@@ -43,7 +43,10 @@ class _Slice(Frozen):
     interval: Interval | None
 
 
-_TIME_SLICES = {interval.value: _Slice(interval) for interval in Interval} | {"not-supported": _Slice(None)}
+NOT_SUPPORTED = "not-supported"
+"""The time slice of a GPU that keeps its own."""
+
+_TIME_SLICES = {interval.value: _Slice(interval) for interval in Interval} | {NOT_SUPPORTED: _Slice(None)}
 
 
 class ReadGpu(Frozen):

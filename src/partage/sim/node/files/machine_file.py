@@ -30,6 +30,7 @@ from partage.sim.node.faults import TimedFault
 from partage.sim.node.files.fault_syntax import read_timed_fault
 from partage.sim.node.files.gpu_syntax import ReadGpu, read_gpu
 from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
+from partage.sim.node.files.mps_syntax import read_daemons
 from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
 from partage.sim.node.state import power_on
 from partage.sim.node.topology import has_nvswitch, links_between
@@ -38,6 +39,7 @@ VERSION, KIND = "partage/v1", "Machine"
 _KEYS = (
     "version", "kind", "recorded", "driver", "cuda-driver", "no-driver", "gpus", "lost", "links",
     "device-nodes", "boot-id", "open-to-env", "fabric-manager", "virtual", "machine-type", "vgpu", "faults",
+    "mps-daemons",
 )  # fmt: skip
 _DIALECT = Dialect(
     any_spelling=True,
@@ -93,7 +95,8 @@ def _machine(top: Table, name: str) -> Machine:
     )
     faults = _faults(top, inventory)
     slices = {row.gpu.index: row.time_slice for row in rows if row.time_slice is not Interval.DEFAULT}
-    return Machine(name, inventory, tuple(faults), _recorded(top), slices)
+    daemons = tuple(read_daemons(top, inventory))
+    return Machine(name, inventory, tuple(faults), _recorded(top), slices, daemons)
 
 
 def _header(top: Table) -> None:

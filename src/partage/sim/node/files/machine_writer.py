@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, MigDevice
 from partage.model.ids import GpuUuid
+from partage.model.mps import DaemonSpec, MpsNamespace
+from partage.model.policy import Interval
+from partage.sim.node.files.gpu_syntax import NOT_SUPPORTED
 from partage.sim.node.files.machine_file import KIND, VERSION
+from partage.sim.node.machine import Machine
 
 _YAML = frozenset({".yaml", ".yml"})
 
@@ -19,12 +24,11 @@ def is_yaml_name(name: str | None) -> bool:
     return name is not None and Path(name).suffix.lower() in _YAML
 
 
-def machine_text(inventory: Inventory, recorded: str = "", *, as_yaml: bool) -> str:
-    """The text of a machine file: YAML or JSON. Read back, it is the same inventory except for ``simulated``.
-
-    recorded: date of the recording, ``2025-11-21``; empty leaves it out.
+def machine_text(machine: Machine, *, as_yaml: bool) -> str:
+    """The text of a machine file: YAML or JSON. Read back, it is the same machine except for ``simulated``,
+    its name and its faults. recorded: left out if it is empty.
     """
-    rows = machine_rows(inventory, recorded)
+    rows = machine_rows(machine)
     if not as_yaml:
         return json.dumps(_in_camel_case(rows), indent=2) + "\n"
     import yaml
@@ -32,14 +36,15 @@ def machine_text(inventory: Inventory, recorded: str = "", *, as_yaml: bool) -> 
     return str(yaml.safe_dump(rows, sort_keys=False, allow_unicode=True, width=110))
 
 
-def machine_rows(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
+def machine_rows(machine: Machine) -> dict[str, Any]:
     """What a machine file says of a node, with the keys of YAML."""
+    inventory, slices = machine.inventory, machine.time_slices
     index = {gpu.uuid: gpu.index for gpu in inventory.gpus}
     vgpu = inventory.vgpu
     return {
         "version": VERSION,
         "kind": KIND,
-        **_recorded(inventory, recorded),
+        **_recorded(inventory, machine.recorded),
         **_driver(inventory),
         "boot-id": inventory.boot_id,
         "open-to-env": inventory.open_to_env,
@@ -48,12 +53,13 @@ def machine_rows(inventory: Inventory, recorded: str = "") -> dict[str, Any]:
         "machine-type": inventory.machine_type,
         "vgpu": vgpu and {"version": vgpu.version, "branch": vgpu.branch},
         "device-nodes": list(inventory.control_nodes),
-        "gpus": [_gpu(gpu) for gpu in inventory.gpus],
+        "gpus": [{**_gpu(gpu), **_time_slice(slices, gpu.index)} for gpu in inventory.gpus],
         "lost": [
             {"index": row.index, "uuid": row.uuid, "pci-bus-id": row.pci_bus_id, "reason": row.reason}
             for row in inventory.lost
         ],
         "links": [_link(link, index) for link in inventory.links],
+        "mps-daemons": [_daemon(spec) for spec in machine.daemons],
     }
 
 
@@ -117,6 +123,26 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "vbios-version": gpu.vbios_version,
         **({"mig-geometry": _geometry(gpu.geometry)} if gpu.geometry else {}),
     }
+
+
+def _time_slice(slices: Mapping[int, Interval | None], gpu: int) -> dict[str, str]:
+    if gpu not in slices:
+        return {}
+    interval = slices[gpu]
+    return {"time-slice": NOT_SUPPORTED if interval is None else interval.value}
+
+
+def _daemon(spec: DaemonSpec) -> dict[str, Any]:
+    return {
+        "device": spec.device,
+        **_limits(spec),
+        "multi-user": spec.multi_user,
+        "namespaces": [{"name": one.name, **_limits(one)} for one in spec.namespaces],
+    }
+
+
+def _limits(of: DaemonSpec | MpsNamespace) -> dict[str, int | None]:
+    return {"memory-bytes": of.memory_bytes, "threads-percent": of.threads_percent}
 
 
 def _geometry(geometry: Geometry) -> dict[str, Any]:

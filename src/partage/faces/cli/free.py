@@ -1,0 +1,43 @@
+"""``partage free``: a share is given away although a process of its former pod still runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from partage.errors import InputError
+from partage.faces.cli import common_node, common_options
+
+
+@click.command(name="free")
+@click.argument("shares", nargs=-1, required=True, metavar="SHARE...")
+@common_options.machine_option
+@common_options.run_dir_option
+def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None) -> None:
+    """Give shares away although processes of their former pods still run, named by id.
+
+    A pod that was deleted by force can leave a process behind that never ends, stuck in the driver. Its share
+    is given to nobody, and its GPU does not change, until the process has ended or this verb says not to wait
+    for it. The next container then shares the GPU and its memory with that process, whatever its share
+    guarantees. A reboot of the node is the safe way.
+    """
+    report = common_node.agent_report(machine, run_dir)
+    if report is None:
+        raise InputError("no agent runs here", "name its run directory: --run-dir")
+    from partage.edges.files.left_holds import LeftHolds
+
+    left = {str(entry.id): entry for entry in report.held if entry.left}
+    if unknown := [share for share in shares if share not in left]:
+        raise InputError(
+            f"no process is waited for with {unknown[0][:80]}",
+            f"the agent waits with {', '.join(sorted(left))}"
+            if left
+            else "the agent waits for none: partage show",
+        )
+    for share in dict.fromkeys(shares):
+        names = ", ".join(map(str, left[share].left))
+        click.echo(f"warning: {names} goes on beside the next container that gets {share}", err=True)
+    pods = {process.pod for share in shares for process in left[share].left}
+    LeftHolds(Path(run_dir or common_options.DEFAULT_RUN_DIR)).free(pods)
+    click.echo(f"freed: {', '.join(sorted(set(shares)))}")

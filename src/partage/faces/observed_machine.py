@@ -1,0 +1,35 @@
+"""A node as a machine for the simulation: with what Partage has set on it, besides the inventory."""
+
+from __future__ import annotations
+
+from partage.edges.hardware.port import Hardware
+from partage.model.gpu import NoDriver
+from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
+from partage.model.policy import Interval
+from partage.sim.node.machine import Machine
+
+
+async def observed_machine(hardware: Hardware) -> Machine:
+    """The machine. Daemons that do not serve are left out, and so are time slices of a real GPU that could
+    not be read. Raises HardwareError.
+    """
+    inventory = await hardware.observe()
+    if isinstance(inventory.driver, NoDriver):
+        return Machine("", inventory)
+    slices: dict[int, Interval | None] = {}
+    for one in await hardware.time_slices():
+        gpu = inventory.gpu(one.gpu)
+        keeps_its_own = one.interval is None and inventory.simulated and gpu and not gpu.mig_enabled
+        if gpu and (keeps_its_own or one.interval not in (None, Interval.DEFAULT)):
+            slices[gpu.index] = one.interval
+    daemons = [_spec(one) for one in await hardware.daemons()]
+    return Machine("", inventory, time_slices=slices, daemons=tuple(filter(None, daemons)))
+
+
+def _spec(one: DaemonState) -> DaemonSpec | None:
+    if one.gpu is None or one.phase not in (DaemonPhase.SERVING, DaemonPhase.FAULT):
+        return None
+    limits = one.limits
+    return DaemonSpec(
+        one.gpu, one.device, limits.memory_bytes, limits.threads_percent, one.multi_user, limits.namespaces
+    )

@@ -1,0 +1,157 @@
+"""A pod that is deleted by force leaves a process behind: nobody gets its share, its GPU does not change."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import grpc
+import pytest
+
+from partage.edges.kubelet.checkpoint import CHECKPOINT
+from partage.faces.cli.main import run
+from partage.model.ids import ContainerId, PodUid
+from partage.sim.node.faults import HangCall, HealCall, HideProcesses, Occupy, Vacate
+from tests.agent.harness import MACHINE, AgentProcess, healthy, ids, native, registered, running, spawn
+from tests.kubelet_script import PluginCalls, held, wait_for
+
+GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+WHOLE = native("{select: all, exclusive: {}}")
+HALF = native("{select: all, time-slicing: {replicas: 2}}")
+FORMER, NEXT = PodUid("0aa9e3a1-0000-4000-8000-000000000001"), PodUid("0aa9e3a1-0000-4000-8000-000000000002")
+LEFT = Occupy(0, "train", pid=4711, pod=FORMER, container=ContainerId("c" * 64))
+
+
+def books(directory: Path, **pods: Iterable[str]) -> None:
+    """The kubelet writes its checkpoint: the ids that each pod holds. None is there at a start."""
+    entries = [
+        {"PodUID": uid, "ContainerName": "main", "ResourceName": GPU, "DeviceIDs": {"-1": list(shares)}}
+        for uid, shares in pods.items()
+    ]
+    beside = directory / "checkpoint.new"
+    beside.write_text(json.dumps({"Data": {"PodDeviceEntries": entries, "RegisteredDevices": {}}}))
+    beside.replace(directory / CHECKPOINT)
+
+
+@pytest.fixture
+def agent(node, kubelet, helper):
+    """On it, a pod holds GPU 0, and one process of it has the GPU open."""
+    books(node.kubelet_dir)
+    with running(spawn(node, machine=None, policy=WHOLE)) as one:
+        share = first(kubelet)
+        calls(kubelet).allocate([share])
+        books(node.kubelet_dir, **{FORMER: [share]})
+        kubelet.pod_resources = held({"a/train": {"main": {GPU: [share]}}})
+        helper.inject(LEFT)
+        one.wait(lambda: [row["certainty"] for row in one.report()["held"]] == ["observed"], "held")
+        yield one
+
+
+def calls(kubelet) -> PluginCalls:
+    found = registered(kubelet, GPU).calls
+    assert found is not None
+    return found
+
+
+def first(kubelet) -> str:
+    registered(kubelet, GPU)
+    return ids(kubelet, GPU)[0]
+
+
+def entry(agent: AgentProcess) -> dict[str, Any]:
+    return next(iter(agent.report()["held"]), {})
+
+
+def forget(node, kubelet) -> None:
+    """The pod is deleted by force."""
+    kubelet.pod_resources = held({})
+    books(node.kubelet_dir)
+
+
+def test_the_next_pod_is_refused_at_once_and_no_other_is_tried(node, kubelet, helper, agent) -> None:
+    share = first(kubelet)
+    forget(node, kubelet)
+    with pytest.raises(grpc.RpcError) as refused:
+        calls(kubelet).allocate([share])
+    assert "process train (pid 4711)" in str(refused.value)
+    assert f"partage free {share}" in str(refused.value)
+    wait_for(lambda: share not in healthy(kubelet, GPU), what="unhealthy with the refusal", limit_s=1)
+    assert len(healthy(kubelet, GPU)) == 7
+    agent.wait(lambda: entry(agent).get("left"), "reported")
+    row = entry(agent)
+    assert row["certainty"] == "ending"
+    assert row["left"] == [{"pod": FORMER, "container": "c" * 64, "pid": 4711, "name": "train"}]
+    assert row["endedAt"] > row["since"]
+    assert agent.degraded() == ["process-left"]
+    assert agent.health() == (200, [])
+    helper.inject(Vacate(0))
+    wait_for(lambda: len(healthy(kubelet, GPU)) == 8, what="free when the process has ended")
+    assert calls(kubelet).allocate([share]).envs["PARTAGE_STRATEGY"] == "exclusive"
+
+
+def test_a_gpu_does_not_change_while_a_process_of_a_forgotten_pod_runs(node, kubelet, helper, agent) -> None:
+    share = first(kubelet)
+    forget(node, kubelet)
+    agent.wait(lambda: entry(agent).get("left"), "seen by the look that follows PodResources", limit_s=20)
+    node.write_policy(HALF)
+    wait_for(lambda: len(healthy(kubelet, SHARED)) == 14, what="the other GPUs changed")
+    assert agent.gpu(0)["phase"] == "waiting"
+    assert (
+        "process train (pid 4711) of pods that the kubelet has forgotten still runs" in agent.gpu(0)["reason"]
+    )
+    assert agent.gpu(0)["waitingFor"][0]["id"] == share
+    assert agent.gpu(0)["processes"] == ["process train (pid 4711)"]
+    helper.inject(Vacate(0))
+    wait_for(lambda: len(healthy(kubelet, SHARED)) == 16, what="it changes, too")
+
+
+def test_a_person_frees_the_share_and_is_warned(node, kubelet, helper, agent, capsys) -> None:
+    share = first(kubelet)
+    where = [f"--machine={MACHINE}", f"--run-dir={node.run_dir}"]
+    node.in_report_file('"certainty":"observed"')
+    assert run(["free", share, *where]) == 2
+    assert "no process is waited for" in capsys.readouterr().err
+    forget(node, kubelet)
+    agent.wait(lambda: entry(agent).get("left"), "waited for", limit_s=20)
+    node.in_report_file('"certainty":"ending"')
+    assert run(["show", *where]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "process train (pid 4711) of it still runs; if it cannot end: partage free" in shown
+    assert run(["free", share, *where]) == 0
+    said = capsys.readouterr()
+    assert said.out == f"freed: {share}\n"
+    assert "warning: process train (pid 4711) goes on beside the next container" in said.err
+    wait_for(lambda: len(healthy(kubelet, GPU)) == 8, what="freed")
+    assert calls(kubelet).allocate([share]).envs
+
+
+def test_without_an_answer_in_time_the_kubelets_word_counts(node, kubelet, helper, agent) -> None:
+    share = first(kubelet)
+    forget(node, kubelet)
+    helper.inject(HangCall("left", times=None, seconds=0.3))
+    assert calls(kubelet).allocate([share]).envs["PARTAGE_STRATEGY"] == "exclusive"
+    helper.inject(HealCall("left"))
+    books(node.kubelet_dir, **{NEXT: [share]})
+    kubelet.pod_resources = held({"a/next": {"main": {GPU: [share]}}})
+    agent.wait(lambda: [who["pod"] for who in entry(agent)["holders"]] == ["next"], "the next pod holds it")
+    assert share in healthy(kubelet, GPU)
+    forget(node, kubelet)
+    agent.wait(lambda: entry(agent).get("left"), "the first one is still waited for", limit_s=20)
+    assert share not in healthy(kubelet, GPU)
+
+
+def test_where_nobody_can_look_it_is_said_and_the_kubelets_word_decides(node, kubelet, helper) -> None:
+    books(node.kubelet_dir)
+    helper.inject(HideProcesses())
+    with running(spawn(node, machine=None, policy=WHOLE)) as agent:
+        share = first(kubelet)
+        agent.wait(lambda: agent.degraded() == ["processes-unseen"], "said")
+        calls(kubelet).allocate([share])
+        books(node.kubelet_dir, **{FORMER: [share]})
+        kubelet.pod_resources = held({"a/train": {"main": {GPU: [share]}}})
+        helper.inject(LEFT)
+        agent.wait(lambda: entry(agent).get("certainty") == "observed", "held")
+        forget(node, kubelet)
+        assert calls(kubelet).allocate([share]).envs

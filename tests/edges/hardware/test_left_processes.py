@@ -1,0 +1,192 @@
+"""What is left of pods: real processes in real cgroups, of every form of path that runtimes give them."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path
+from uuid import uuid4
+
+import pytest
+
+from partage.edges import procfs
+from partage.edges.hardware.left_processes import MOST_OF_POD, left_of
+from partage.model.ids import ContainerId, PodUid
+from tests.kubelet_script import wait_for
+
+PROC = Path("/proc")
+HIERARCHIES = {
+    name: Path(mounted)
+    for name, mounted in procfs.cgroup_mounts(PROC, "self")
+    if name in ("memory", "") and os.access(Path(mounted, "cgroup.procs"), os.W_OK)
+}
+pytestmark = [
+    pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups"),
+    pytest.mark.skipif(not HIERARCHIES, reason="no cgroups of the node can be written here"),
+    pytest.mark.skipif(not procfs.sees_all_pids(PROC), reason="not in the node's pid namespace"),
+]
+
+STUCK = """
+import ctypes, threading, time
+threading.Thread(target=time.sleep, args=(1000,)).start()
+print("ready", flush=True)
+ctypes.CDLL(None).pthread_exit(None)
+"""
+"""Its leader ends and a thread lives, as when a killed process has a thread that waits in the driver."""
+
+
+class Node:
+    """Cgroups of pods in one hierarchy, and processes in them; all is gone after the test."""
+
+    def __init__(self, root: Path, stack: ExitStack) -> None:
+        self.root, self._stack = root, stack
+
+    def cgroup(self, path: str) -> Path:
+        made = self.root
+        for part in path.strip("/").split("/"):
+            made = made / part
+            with suppress(FileExistsError):
+                made.mkdir()
+                self._stack.callback(_remove, made)
+        return made
+
+    def start(self, cgroup: Path, *command: str, executable: str | None = None) -> subprocess.Popen[str]:
+        process = subprocess.Popen(command, executable=executable, stdout=subprocess.PIPE, text=True)
+        self._stack.callback(_end, process)
+        self.move(cgroup, process.pid)
+        return process
+
+    def move(self, cgroup: Path, pid: int) -> None:
+        (cgroup / "cgroup.procs").write_text(str(pid))
+
+
+def _remove(cgroup: Path) -> None:
+    wait_for(lambda: not (cgroup / "cgroup.procs").read_text(), what=f"nothing left in {cgroup}")
+    cgroup.rmdir()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    process.kill()
+    process.wait()
+    assert process.stdout is not None
+    process.stdout.close()
+
+
+@pytest.fixture(params=sorted(HIERARCHIES), ids=lambda name: name or "v2")
+def node(request: pytest.FixtureRequest) -> Iterator[Node]:
+    with ExitStack() as stack:
+        yield Node(HIERARCHIES[request.param], stack)
+
+
+def _uid() -> PodUid:
+    return PodUid(str(uuid4()))
+
+
+def _container() -> ContainerId:
+    return ContainerId(uuid4().hex * 2)
+
+
+def _pids(*pods: PodUid) -> set[int]:
+    left = left_of(PROC, pods)
+    assert not left.unseen
+    assert {one.pod for one in left.processes} <= set(pods)
+    return {one.pid for one in left.processes}
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "kubepods-t/pod{uid}/{id}",
+        "kubepods-t/burstable/pod{uid}/{id}",
+        "kubepods-t.slice/kubepods-t-besteffort.slice/kubepods-t-besteffort-pod{slice}.slice/cri-containerd-{id}.scope",
+        "kubepods-t.slice/kubepods-t-pod{slice}.slice/crio-{id}.scope/container",
+        "kubelet-t.slice/kubelet-t-kubepods.slice/kubelet-t-kubepods-pod{slice}.slice/cri-containerd-{id}.scope",
+        "system-t.slice/containerd.service/kubepods-burstable-pod{slice}.slice:cri-containerd:{id}",
+    ],
+)
+def test_a_process_is_found_in_every_form_of_path_as_long_as_it_runs(node: Node, form: str) -> None:
+    uid, other, container = _uid(), _uid(), _container()
+    path = form.format(uid=uid, slice=uid.replace("-", "_"), id=container)
+    sleep = node.start(node.cgroup(path), "sleep", "1000")
+    wait_for(lambda: procfs.name_of(PROC, sleep.pid) == "sleep", what="it runs")
+    (found,) = left_of(PROC, [uid, other]).processes
+    assert (found.pod, found.container, found.pid, found.name) == (uid, container, sleep.pid, "sleep")
+    assert not left_of(PROC, [other]).processes
+    sleep.kill()
+    wait_for(lambda: not _pids(uid), what="a zombie that nobody has reaped is no process")
+    assert sleep.poll() is not None
+
+
+def test_a_thread_of_a_process_whose_leader_is_a_zombie_is_found(node: Node) -> None:
+    uid = _uid()
+    stuck = node.start(node.cgroup(f"kubepods-t/pod{uid}/{_container()}"), sys.executable, "-c", STUCK)
+    assert stuck.stdout is not None
+    assert stuck.stdout.readline() == "ready\n"
+    wait_for(lambda: procfs.thread_fields(PROC, stuck.pid)["State"].startswith("Z"), what="its leader ended")
+    (found,) = left_of(PROC, [uid]).processes
+    assert found.pid == stuck.pid
+    assert found.state == "S", "of the thread that lives"
+    stuck.kill()
+    wait_for(lambda: not _pids(uid), what="all its threads have ended")
+
+
+def test_the_sandbox_does_not_count_and_nobody_else_can_look_like_it(node: Node) -> None:
+    uid, sandbox, container = _uid(), _container(), _container()
+
+    def shim(*words: str) -> int:
+        """The child of a runtime's process with these words."""
+        script = ["-c", "sleep 1000 & echo $!; wait", *words]
+        process = node.start(
+            node.cgroup("runtime-t"), "containerd-shim-runc-v2", *script, executable="/bin/sh"
+        )
+        assert process.stdout is not None
+        return int(process.stdout.readline())
+
+    pod = f"kubepods-t/pod{uid}"
+    pause = shim("-namespace", "k8s.io", "-id", sandbox)
+    node.move(node.cgroup(f"{pod}/{sandbox}"), pause)
+    assert not _pids(uid)
+    other = shim("-namespace", "k8s.io", "-id", sandbox)
+    node.move(node.cgroup(f"{pod}/{container}"), other)
+    assert _pids(uid) == {other}, "a container of the pod has the same shim"
+    docker = shim("-namespace", "moby", "-id", container)
+    node.move(node.cgroup(f"{pod}/{container}"), docker)
+    assert _pids(uid) == {other, docker}, "docker's has the id of every container"
+    for pid in (pause, other, docker):
+        os.kill(pid, 9)
+    wait_for(lambda: not _pids(uid), what="all have ended")
+
+
+def test_a_process_called_pause_under_a_false_shim_of_the_tenant_is_found(node: Node) -> None:
+    uid, container = _uid(), _container()
+    words = ["-c", "sleep 1000 & echo $!; wait", "-namespace", "k8s.io", "-id", container]
+    cgroup = node.cgroup(f"kubepods-t/pod{uid}/{container}")
+    shim = node.start(cgroup, "containerd-shim-runc-v2", *words, executable="/bin/sh")
+    assert shim.stdout is not None
+    pause = int(shim.stdout.readline())
+    node.move(cgroup, pause)
+    assert _pids(uid) == {shim.pid, pause}
+    os.kill(pause, 9)
+
+
+def test_a_cgroup_that_another_pod_makes_with_this_name_says_nothing(node: Node) -> None:
+    uid, other = _uid(), _uid()
+    false = node.cgroup(f"kubepods-t/pod{other}/{_container()}/kubepods/pod{uid}/{_container()}")
+    node.start(false, "sleep", "1000")
+    assert not _pids(uid)
+    assert len(_pids(other)) == 1
+
+
+def test_of_many_processes_some_are_named(node: Node) -> None:
+    uid = _uid()
+    cgroup = node.cgroup(f"kubepods-t/pod{uid}/{_container()}")
+    for _ in range(MOST_OF_POD + 2):
+        node.start(cgroup, "sleep", "1000")
+    assert len(_pids(uid)) == MOST_OF_POD
+
+
+def test_where_the_nodes_processes_cannot_be_seen_nothing_is_known(tmp_path: Path) -> None:
+    assert "hostPID" in left_of(tmp_path, [_uid()]).unseen
