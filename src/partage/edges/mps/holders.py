@@ -85,7 +85,7 @@ def holders(proc: Path, paths: DaemonPaths, programs: Programs) -> Holders:
 
 
 def _is_trusted(proc: Path, pid: int, *, root: bool) -> bool:
-    """Not a tenant's: in no container but this process's own, and in no other pid namespace.
+    """Not a tenant's: in no container but this process's own or the node, and in no other pid namespace.
 
     root: all its user ids are this process's, which is root; a server may have its clients' user.
     """
@@ -96,7 +96,9 @@ def _is_trusted(proc: Path, pid: int, *, root: bool) -> bool:
     except OSError:
         return False
     owner = parse_cgroup(procfs.cgroups_of(proc, pid))
-    return same and (not owner or owner == parse_cgroup(procfs.self_cgroups(proc)))
+    # A node may be a container itself (kind): then that of process 1 has its daemons, too.
+    ours = (parse_cgroup(procfs.self_cgroups(proc)), parse_cgroup(procfs.cgroups_of(proc, 1)))
+    return same and (not owner or owner in ours)
 
 
 def _is_one_of(program: FileId | None, programs: frozenset[FileId] | None) -> bool:
