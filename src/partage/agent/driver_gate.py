@@ -16,6 +16,7 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.ticks import until_tick
 from partage.errors import HardwareError
 from partage.model.ids import GpuUuid
+from partage.model.mps import DaemonPhase
 from partage.model.step import StopDaemon
 from partage.plan.driver_pause import not_validated, paused_by
 
@@ -106,6 +107,9 @@ class DriverGate:
             daemons, staying[""] = (), str(error)
         for one in daemons:
             if one.pid is None:
+                continue
+            if one.phase is DaemonPhase.SILENT:
+                staying[one.device] = f"it may have clients: {one.reason}"
                 continue
             gpu = one.gpu or GpuUuid(one.device)
             try:

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from partage.values import Frozen
 
-_STATE, _START = 0, 19
+_STATE, _PARENT, _START = 0, 1, 19
 """Indexes after the name in ``/proc/<pid>/stat``; the start time is field 22 of all (proc_pid_stat(5))."""
 
 _DEAD_STATES = frozenset("ZXx")
@@ -48,6 +48,23 @@ def start_of(proc: Path, pid: int, *, running: bool = False) -> int | None:
         return None if running and words[_STATE] in _DEAD_STATES else int(words[_START])
     except (IndexError, ValueError):
         return None
+
+
+def parent_of(proc: Path, pid: int) -> int | None:
+    """Pid of its parent."""
+    words = _read(proc, pid, "stat").rpartition(")")[2].split()
+    try:
+        return int(words[_PARENT])
+    except (IndexError, ValueError):
+        return None
+
+
+def uids_of(proc: Path, pid: int) -> tuple[int, ...]:
+    """Real, effective, saved and file system user id; empty if there is no such process."""
+    for line in _read(proc, pid, "status").splitlines():
+        if line.startswith("Uid:"):
+            return tuple(map(int, line.split()[1:5]))
+    return ()
 
 
 def boot_id(proc: Path) -> str:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from partage.codec.values import decode, encode
+from partage.edges import procfs
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
@@ -172,23 +173,116 @@ async def test_a_daemon_that_a_killed_client_has_wedged_is_replaced_once_it_is_i
 # --- whose process is it ----------------------------------------------------------------------------
 
 
-async def test_a_pid_that_another_process_has_by_now_is_no_daemon_and_is_left_alone(simulated: Subject):
-    keeper = simulated.keeper()
-    await keeper.start(simulated.spec())
+async def test_a_tenant_that_removes_or_rewrites_the_pid_file_changes_nothing(simulated: Subject):
+    started = await simulated.keeper().start(simulated.spec())
+    neighbour = await simulated.tenant()
     pid_file = simulated.home() / "pipe/nvidia-cuda-mps-control.pid"
-    real = int(pid_file.read_text())
-    os.kill(real, signal.SIGKILL)
     bystander = await asyncio.create_subprocess_exec("sleep", "60")
-    pid_file.write_text(f"{bystander.pid}\n")
-
-    async def is_dead() -> bool:
-        return (await only(simulated)).phase is DaemonPhase.DEAD
-
-    await until(is_dead)
-    await keeper.start(simulated.spec())
+    for change in (pid_file.unlink, lambda: pid_file.write_text(f"{bystander.pid}\n")):
+        change()
+        state = await only(simulated)
+        assert (state.phase, state.pid) == (DaemonPhase.SERVING, started.pid)
+        assert (await simulated.keeper().start(simulated.spec())).pid == started.pid
+        assert await neighbour.says("launch") == "ok"
+    await neighbour.leaves()
+    await simulated.keeper().stop(GPUS[0])
     assert bystander.returncode is None
     bystander.kill()
     await bystander.wait()
+
+
+async def test_a_name_and_an_environment_make_no_server(simulated: Subject):
+    """What a tenant can choose: neither adopted nor ended."""
+    await simulated.keeper().start(simulated.spec())
+    posing = await asyncio.create_subprocess_exec(
+        "bash",
+        "-c",
+        "exec -a nvidia-cuda-mps-server sleep 60",
+        env={"PATH": os.defpath, "CUDA_MPS_PIPE_DIRECTORY": str(simulated.home() / "pipe")},
+    )
+    await simulated.keeper().stop(GPUS[0])
+    await simulated.keeper().start(simulated.spec())
+    assert posing.returncode is None
+    posing.kill()
+    await posing.wait()
+
+
+async def test_a_process_in_the_directory_that_nobody_knows_is_named_and_not_ended(simulated: Subject):
+    started = await simulated.keeper().start(simulated.spec())
+    assert started.pid is not None
+    stranger = await asyncio.create_subprocess_exec(
+        "sh", "-c", 'exec 3>>"$0"; exec sleep 60', str(simulated.home() / "log/control.log")
+    )
+    assert (await only(simulated)).phase is DaemonPhase.SERVING, "the daemon itself is known"
+    os.kill(started.pid, signal.SIGKILL)
+
+    async def is_named() -> bool:
+        return f"kill {stranger.pid}" in (await only(simulated)).reason
+
+    await until(is_named)
+    assert (await only(simulated)).phase is DaemonPhase.SILENT
+    with pytest.raises(DaemonError, match=f"process {stranger.pid} works in its directory"):
+        await simulated.keeper().start(simulated.spec())
+    with pytest.raises(DaemonError, match="are not removed"):
+        await simulated.keeper().stop(GPUS[0])
+    assert stranger.returncode is None
+    stranger.kill()
+    await stranger.wait()
+    assert (await simulated.keeper().start(simulated.spec())).phase is DaemonPhase.SERVING
+
+
+async def test_of_two_that_may_be_the_daemon_none_is_taken(simulated: Subject):
+    started = await simulated.keeper().start(simulated.spec())
+    edited(simulated.home() / "daemon.json", identity=None)
+    second = await asyncio.create_subprocess_exec(
+        sys.executable,
+        "-c",
+        "import sys, time; file = open(sys.argv[1], 'a'); print(flush=True); time.sleep(60)",
+        str(simulated.home() / "log/control.log"),
+        stdout=subprocess.PIPE,
+    )
+    assert second.stdout is not None
+    await second.stdout.readline()
+    state = await only(simulated)
+    assert state.phase is DaemonPhase.SILENT
+    assert "may each be its control daemon" in state.reason
+    with pytest.raises(DaemonError, match="may each be"):
+        await simulated.keeper().start(simulated.spec())
+    assert second.returncode is None
+    second.kill()
+    await second.communicate()
+    assert (await only(simulated)).pid == started.pid
+
+
+async def test_a_daemon_that_does_not_answer_is_ended_by_its_pid(simulated: Subject):
+    started = await simulated.keeper().start(simulated.spec())
+    assert started.pid is not None
+    os.kill(started.pid, signal.SIGSTOP)
+    keeper = simulated.keeper(answer_s=0.5)
+    with pytest.raises(DaemonError, match="did not answer"):
+        await keeper.start(simulated.spec())
+    assert procfs.runs(Path("/proc"), started.pid), "clients cannot be looked for"
+    await keeper.stop(GPUS[0])
+    assert not procfs.runs(Path("/proc"), started.pid)
+    assert await keeper.states() == ()
+
+
+async def test_a_tenant_that_removes_or_takes_the_socket_is_noticed(simulated: Subject):
+    started = await simulated.keeper().start(simulated.spec())
+    control = simulated.home() / "pipe/control"
+    control.unlink()
+    state = await only(simulated)
+    assert (state.phase, state.pid) == (DaemonPhase.SILENT, started.pid)
+    assert "its socket control was removed" in state.reason
+    with socket.socket(socket.AF_UNIX) as taken:
+        taken.bind(str(control))
+        taken.listen()
+        assert "its socket control was changed by somebody else" in (await only(simulated)).reason
+        with pytest.raises(DaemonError, match="changed by somebody else"):
+            await simulated.keeper().start(simulated.spec())
+        await simulated.keeper().stop(GPUS[0])
+    again = await simulated.keeper().start(simulated.spec())
+    assert (again.phase, again.pid == started.pid) == (DaemonPhase.SERVING, False)
 
 
 async def test_the_daemon_of_another_directory_is_not_taken_for_ours(simulated: Subject):
@@ -206,27 +300,35 @@ async def test_the_daemon_of_another_directory_is_not_taken_for_ours(simulated: 
     assert await only(simulated) == other
 
 
-async def test_servers_that_a_dead_daemon_left_are_ended_at_the_next_start(simulated: Subject):
+async def test_servers_that_a_dead_daemon_left_are_ended_when_the_gpu_is_free(simulated: Subject):
+    """Their clients may be working: nobody can ask them any more."""
     state = await simulated.keeper().start(simulated.spec())
     assert state.pid is not None
-    (simulated.home() / "pipe/control").stat()
-    orphan = subprocess.Popen(
-        [simulated.root / "usr/bin/nvidia-cuda-mps-server", str(os.geteuid()), "1"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        env={"CUDA_MPS_PIPE_DIRECTORY": str(simulated.home() / "pipe")},
-    )
+    with (simulated.home() / "log/server.log").open("ab") as log:
+        orphan = subprocess.Popen(
+            [simulated.root / "usr/bin/nvidia-cuda-mps-server", str(os.geteuid()), "1"],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=log,
+            env={"CUDA_MPS_PIPE_DIRECTORY": str(simulated.home() / "pipe")},
+        )
     assert orphan.stdout is not None
     assert orphan.stdout.readline() == b"ready\n"
     os.kill(state.pid, signal.SIGKILL)
 
-    async def is_dead() -> bool:
-        return (await only(simulated)).phase is DaemonPhase.DEAD
+    async def is_named() -> bool:
+        return f"kill {orphan.pid}" in (await only(simulated)).reason
 
-    await until(is_dead)
-    await simulated.keeper().start(simulated.spec())
-    assert orphan.wait(5) == -signal.SIGTERM
+    await until(is_named)
+    assert (await only(simulated)).phase is DaemonPhase.SILENT
+    with pytest.raises(GpuInUse, match="its clients may be working"):
+        await simulated.keeper(answer_s=0.2).start(simulated.spec())
+    assert orphan.poll() is None
+    ended = asyncio.create_task(asyncio.to_thread(orphan.wait, 5))
+    await simulated.keeper().stop(GPUS[0])
+    assert await ended == -signal.SIGTERM
     orphan.communicate()
+    assert (await simulated.keeper().start(simulated.spec())).phase is DaemonPhase.SERVING
 
 
 async def test_a_new_daemon_is_found_where_running_containers_have_it_mounted(
@@ -495,7 +597,7 @@ async def test_where_systemd_takes_calls_the_daemon_is_a_unit_of_its_own(simulat
     assert state.bound_to.endswith(f"could not be moved to the unit partage-mps-{GPUS[0]}.service")
     options = json.loads(seen.read_text())
     assert f"--unit=partage-mps-{GPUS[0]}.service" in options
-    assert f"--property=PIDFile={simulated.home()}/pipe/nvidia-cuda-mps-control.pid" in options
+    assert not any("PIDFile" in option for option in options), "a tenant can write it, and 535 writes none"
     assert {"--collect", "--service-type=forking", f"--setenv=CUDA_VISIBLE_DEVICES={GPUS[0]}"} <= set(options)
     assert "2048M" not in "".join(options)  # limits are no part of the call
 

@@ -97,9 +97,16 @@ def test_a_daemon_that_has_to_be_started_again_waits_for_its_clients() -> None:
     assert not clients_in_the_way([], [busy])
 
 
-@pytest.mark.parametrize("phase", [DaemonPhase.SERVING, DaemonPhase.FAULT, DaemonPhase.SILENT])
+@pytest.mark.parametrize("phase", [DaemonPhase.SERVING, DaemonPhase.FAULT])
 def test_a_daemon_that_runs_as_asked_is_left_to_its_clients(phase: DaemonPhase) -> None:
     assert settings_steps(SET, WANT, [daemon(phase)], OriginalSettings(DEFAULT)).settled
+
+
+def test_a_daemon_that_does_not_answer_is_ended_and_started_again_once_nobody_holds_a_share() -> None:
+    silent = daemon(DaemonPhase.SILENT)
+    steps = settings_steps(SET, WANT, [silent], OriginalSettings(DEFAULT))
+    assert steps.end == (StopDaemon(CARD.uuid, silent.device, None),)  # what is in ``end`` waits for holders
+    assert steps.make == (StartDaemon(CARD.uuid, SPEC),)
 
 
 @pytest.mark.parametrize("phase", [DaemonPhase.DEAD, DaemonPhase.STARTING])

@@ -8,12 +8,13 @@ from pathlib import Path
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, find_daemon, observe_daemon
+from partage.edges.mps.holders import Programs, file_ids
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.program import DEADLINE_S
 from partage.model.ids import DeviceUuid
-from partage.model.mps import DaemonState, is_device_uuid
+from partage.model.mps import CONTROL_PROGRAM, SERVER_PROGRAM, DaemonPhase, DaemonState, is_device_uuid
 from partage.values import Frozen
 
 
@@ -65,11 +66,23 @@ class DaemonAccess:
             return []
         return [DaemonPaths.of(self.run_dir, name) for name in names if is_device_uuid(name)]
 
+    def programs(self) -> Programs:
+        """The programs that a daemon and its servers can have. Blocking."""
+        return Programs(
+            file_ids(self.driver.files_of(CONTROL_PROGRAM)), file_ids(self.driver.files_of(SERVER_PROGRAM))
+        )
+
     async def find(self, paths: DaemonPaths) -> FoundDaemon:
         """What is known of a daemon before it is queried."""
-        return await asyncio.to_thread(find_daemon, paths, self.processes)
+        return await asyncio.to_thread(find_daemon, paths, self.processes, self.programs)
 
     async def state(self, paths: DaemonPaths) -> DaemonState:
         """What a daemon says of itself, or why it says nothing."""
         found = await self.find(paths)
+        state = await self._observed(found)
+        if found.identity is not None and state.phase is DaemonPhase.DEAD:  # it has ended meanwhile
+            return await self._observed(await self.find(paths))
+        return state
+
+    async def _observed(self, found: FoundDaemon) -> DaemonState:
         return await observe_daemon(found, self.control(found), self.processes, self.deadlines.answer_s)

@@ -10,15 +10,25 @@ from partage.edges.mps import directories, unit_daemon
 from partage.edges.mps.access import DaemonAccess
 from partage.edges.mps.daemon_state import FoundDaemon, list_servers
 from partage.edges.mps.paths import DaemonPaths
-from partage.edges.mps.stopping import kill, kill_orphans, wait_until_gone
+from partage.edges.mps.record import DaemonIdentity
+from partage.edges.mps.stopping import kill_all, wait_until_gone
 from partage.errors import DaemonError, GpuInUse, HardwareError
 
 _ADVICE = "end the clients, or stop it by force, which ends their work on the GPU"
 
 
-async def quit_daemon(access: DaemonAccess, found: FoundDaemon) -> None:
-    """Stop a daemon that has no clients. Raises GpuInUse, DaemonError."""
+async def quit_daemon(access: DaemonAccess, found: FoundDaemon, *, free: bool) -> None:
+    """Stop a daemon that has no clients. Raises GpuInUse, DaemonError.
+
+    free: nobody holds a share of its GPU: a daemon that does not answer, and so cannot say that it has no
+    clients, is ended all the same.
+    """
     assert found.identity is not None
+    if found.unheard:  # nothing that is said there is its own word
+        if not free:
+            raise DaemonError(f"the MPS daemon of {found.paths.device}: {found.unheard}", _ADVICE)
+        await _kill(access, found.identity)
+        return
     control = access.control(found)
     try:
         servers = await list_servers(control, access.processes)
@@ -26,10 +36,13 @@ async def quit_daemon(access: DaemonAccess, found: FoundDaemon) -> None:
         if not clients:
             # The daemon waits for a client that came meanwhile, and takes no new ones.
             await control.quit(access.deadlines.stop_s)
-    except DaemonError:
-        if await asyncio.to_thread(access.processes.lives, found.identity):
+    except (DaemonError, HardwareError):
+        if not await asyncio.to_thread(access.processes.lives, found.identity):
+            return  # it has ended meanwhile
+        if not free:
             raise
-        return  # it has ended meanwhile
+        await _kill(access, found.identity)
+        return
     if clients:
         names = tuple(str(client) for client in clients)
         raise GpuInUse(f"the MPS daemon of {found.paths.device} has {', '.join(names)}", _ADVICE, uses=names)
@@ -43,10 +56,17 @@ async def force_quit(access: DaemonAccess, found: FoundDaemon) -> None:
     """Stop a daemon, even with clients, and even if it does not answer."""
     if found.identity is None:
         return
-    with contextlib.suppress(DaemonError, HardwareError):  # then signals are sent
-        await access.control(found).quit_by_force()
-        await wait_until_gone(access.processes, found.identity, access.deadlines.stop_s)
-    await kill(access.processes, found.identity, access.deadlines.answer_s)
+    if not found.unheard:
+        with contextlib.suppress(DaemonError, HardwareError):  # then signals are sent
+            await access.control(found).quit_by_force()
+            await wait_until_gone(access.processes, found.identity, access.deadlines.stop_s)
+    await _kill(access, found.identity)
+
+
+async def _kill(access: DaemonAccess, identity: DaemonIdentity) -> None:
+    """End a daemon, and its servers, by their pids."""
+    servers = await asyncio.to_thread(access.processes.children, identity)
+    await kill_all(access.processes, (identity, *servers), access.deadlines.answer_s)
 
 
 async def remove_all(access: DaemonAccess, found: FoundDaemon) -> None:
@@ -60,7 +80,12 @@ async def remove_files(access: DaemonAccess, found: FoundDaemon) -> None:
 
 
 async def _clean_up(access: DaemonAccess, found: FoundDaemon, remove: Callable[[DaemonPaths], None]) -> None:
-    await kill_orphans(access.processes, found.paths, access.deadlines.answer_s)
+    left = await access.find(found.paths)
+    if left.doubt:
+        raise DaemonError(
+            f"the files of the MPS daemon of {found.paths.device} are not removed: {left.doubt}"
+        )
+    await kill_all(access.processes, left.servers, access.deadlines.answer_s)
     await unit_daemon.stop_unit(access.host, found.paths, access.deadlines.answer_s)
     # Before the directories: who is killed in between leaves a cgroup that nobody would know of.
     await asyncio.to_thread(access.host.remove_cgroup, found.paths)

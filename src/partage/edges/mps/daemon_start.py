@@ -17,9 +17,11 @@ from partage.edges.mps.control_v2 import ControlV2, limits_environment
 from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
 from partage.edges.mps.daemon_end import force_quit, quit_daemon
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, list_servers, state_from_reply
+from partage.edges.mps.holders import Programs
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity, DaemonRecord
-from partage.edges.mps.stopping import in_thread, wait_until
+from partage.edges.mps.sockets import answers_elsewhere, socket_ids
+from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, HardwareError, Unsupported
 from partage.model.daemon_home import DaemonHome, HomeKind
 from partage.model.mps import (
@@ -50,7 +52,7 @@ class DaemonStart:
         shared = ((self._access.run_dir, self._access.run_dir), self._access.driver.places)
         home = await asyncio.to_thread(self._access.host.home, shared)
         if found.identity is not None:
-            await quit_daemon(self._access, found)
+            await quit_daemon(self._access, found, free=False)
         await clean_up(self._access, found)
         return await self._start_daemon(spec, found.paths, home, clean_up)
 
@@ -128,11 +130,17 @@ class DaemonStart:
         )
 
     async def _daemon_process(self, paths: DaemonPaths) -> DaemonIdentity:
-        """The process of the new daemon."""
-        if await wait_until(in_thread(self._access.processes.daemon, paths), self._access.deadlines.start_s):
-            identity = await asyncio.to_thread(self._access.processes.daemon, paths)
-            if identity is not None:
-                return identity
+        """The process of the new daemon: before it was started, nobody was in its directory."""
+        daemons: tuple[DaemonIdentity, ...] = ()
+
+        async def is_there() -> bool:
+            nonlocal daemons
+            found = self._access.processes.holders
+            daemons = (await asyncio.to_thread(found, paths, Programs(control=None))).daemons
+            return len(daemons) == 1
+
+        if await wait_until(is_there, self._access.deadlines.start_s):
+            return daemons[0]
         last = await asyncio.to_thread(starting.last_line, paths.log / "control.log")
         raise DaemonError(f"the MPS control daemon ended at its start: {last}")
 
@@ -153,9 +161,21 @@ class DaemonStart:
             await _verified(control, spec)
             servers = await self._running_servers(found.paths, control)
             limits = await control.limits(spec, servers)
-        if found.record.identity != found.identity:
-            await self._write(found.paths, replace(found.record, identity=found.identity))
+        if found.record.identity != found.identity or not found.record.sockets:
+            found = replace(found, record=await self._note(found.paths, found.record, found.identity))
         return await asyncio.to_thread(state_from_reply, found, self._access.processes, servers, limits)
+
+    async def _note(
+        self, paths: DaemonPaths, known: DaemonRecord, identity: DaemonIdentity | None
+    ) -> DaemonRecord:
+        """Write down which process it is, and which sockets it has made. Raises DaemonError."""
+        assert identity is not None
+        made = await asyncio.to_thread(socket_ids, paths)
+        if other := await asyncio.to_thread(answers_elsewhere, paths, identity.pid):
+            raise DaemonError(f"clients cannot reach the MPS daemon of {paths.device}: {other}")
+        noted = replace(known, identity=identity, sockets=made)
+        await self._write(paths, noted)
+        return noted
 
     async def _running_servers(self, paths: DaemonPaths, control: DaemonControl) -> tuple[MpsServer, ...]:
         """Wait until a server runs: an error at its start would otherwise appear only with the first client.

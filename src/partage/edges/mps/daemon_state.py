@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable, Iterable, Mapping
 
+from msgspec import field
 from msgspec.structs import replace
 
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import ControlV3
+from partage.edges.mps.holders import Holders, Programs
 from partage.edges.mps.locks import is_locked
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.record import DaemonIdentity, DaemonRecord, load_record
+from partage.edges.mps.sockets import CLIENTS, COMMANDS, changed
 from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError, HardwareError
 from partage.model.ids import GpuUuid
@@ -34,13 +38,24 @@ class FoundDaemon(Frozen):
     """What is known before the daemon is queried.
 
     record: None if there is no readable record. protocol: version of the interface that the daemon uses, 2
-    if none runs.
+    if none runs. doubt: which processes work in its directory although none of them is known to be the
+    daemon, a sentence; none of them is ended. servers: that have lost their daemon. changed:
+    as ``sockets.changed``.
     """
 
     paths: DaemonPaths
     record: DaemonRecord | None
     identity: DaemonIdentity | None
     protocol: int = 2
+    doubt: str = ""
+    servers: tuple[DaemonIdentity, ...] = ()
+    changed: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def unheard(self) -> str:
+        """Why commands may not reach it, but somebody else; empty: they do."""
+        made = self.record.sockets if self.record else {}
+        return self.changed.get(COMMANDS if COMMANDS in made else CLIENTS, "")
 
     @property
     def gpu(self) -> GpuUuid | None:
@@ -51,17 +66,41 @@ class FoundDaemon(Frozen):
         return GpuUuid(device) if device.startswith("GPU-") else None
 
 
-def find_daemon(paths: DaemonPaths, processes: ProcessTable) -> FoundDaemon:
-    """Read a daemon's directory. Blocking."""
-    identity = processes.daemon(paths)
-    protocol = 2 if identity is None else processes.protocol(identity.pid)
-    return FoundDaemon(paths, load_record(paths.record), identity, protocol)
+def find_daemon(paths: DaemonPaths, processes: ProcessTable, programs: Callable[[], Programs]) -> FoundDaemon:
+    """The daemon that was recorded at its start, or the only process that can be it. Blocking."""
+    record = load_record(paths.record)
+    identity = record.identity if record and record.spec.device == paths.device else None
+    if identity is None or not processes.lives(identity):
+        found = processes.holders(paths, programs())
+        if len(found.daemons) != 1:
+            return FoundDaemon(paths, record, None, doubt=_doubt(found), servers=found.servers)
+        identity = found.daemons[0]
+    made = record.sockets if record and record.identity == identity else {}
+    return FoundDaemon(
+        paths, record, identity, processes.protocol(identity.pid), changed=changed(paths, made)
+    )
+
+
+def _doubt(found: Holders) -> str:
+    which = ", ".join(str(one.pid) for one in found.daemons or found.strangers)
+    if found.daemons:
+        return (
+            f"processes {which} may each be its control daemon: none is ended; end the wrong ones: kill PID"
+        )
+    if found.strangers:
+        return (
+            f"process {which} works in its directory, is no daemon that Partage knows, and is not ended; "
+            f"end it if nobody needs it: kill {which.replace(',', '')}"
+        )
+    return ""
 
 
 async def observe_daemon(
     found: FoundDaemon, control: DaemonControl, processes: ProcessTable, deadline_s: float
 ) -> DaemonState:
     """The state of the daemon, after at most deadline_s. Raises nothing for errors of the daemon."""
+    if found.doubt or found.unheard:
+        return _silent(found, found.doubt or found.unheard)
     if found.identity is None:
         return await asyncio.to_thread(_absent, found)
     try:
@@ -141,6 +180,8 @@ def _judge(
         return DaemonPhase.FAULT, _fault(faults[0])
     if found.record is None:
         return DaemonPhase.STARTING, "there is no record of how this daemon was started"
+    if found.changed:
+        return DaemonPhase.STARTING, "; ".join(found.changed.values())
     if found.record.spec.namespaces and not has_named_server(servers):
         return (
             DaemonPhase.STARTING,
@@ -163,8 +204,19 @@ def _fault(server: MpsServer) -> str:
     )
 
 
+def left_servers(servers: Iterable[DaemonIdentity]) -> str:
+    """Why servers that have lost their daemon are left alone."""
+    pids = " ".join(str(one.pid) for one in servers)
+    return (
+        f"its control daemon has ended, and server {pids} still runs: its clients may be working, so it is "
+        f"replaced when nobody holds a share of the GPU; or end it now: kill {pids}"
+    )
+
+
 def _absent(found: FoundDaemon) -> DaemonState:
     limits = found.record.spec.limits if found.record else ClientLimits()
+    if found.servers:
+        return replace(_silent(found, left_servers(found.servers)), limits=limits)
     known = DaemonState(found.gpu, found.paths.device, DaemonPhase.DEAD, limits=limits)
     identity = found.record.identity if found.record else None
     if identity is None and is_locked(found.paths.lock):

@@ -12,11 +12,13 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
-from pathlib import Path
+from pathlib import Path, PurePath
 
+from partage.edges.empty_directory import empty_directory
 from partage.edges.mps.launch import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RELATIME, mount, unmount
 from partage.edges.mps.paths import DaemonPaths
 from partage.errors import DaemonError, NotPermitted
+from partage.model.mps import SERVER, is_mps_name
 
 _PASSABLE = 0o711
 """Parents: every user may pass, only root may list."""
@@ -60,26 +62,28 @@ def remove_directories(paths: DaemonPaths) -> None:
     with _translated(paths.home):
         while paths.shm.is_mount():
             unmount(str(paths.shm))
+        for written in (paths.pipe, paths.shm):  # as deep and as full as a tenant has made them
+            empty_directory(written)
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(paths.home)
 
 
 def empty_directories(paths: DaemonPaths) -> None:
-    """Remove what a dead daemon left in its directories, but keep the directories, also those of namespaces
-    below ``pipe``.
+    """Remove what a dead daemon and its tenants left in its directories, but keep the directories, also those
+    of namespaces below ``pipe``.
 
-    Running containers have them mounted: new directories would not be visible to them. Raises NotPermitted,
-    DaemonError.
+    Running containers have them mounted: new directories would not be visible to them, and what is removed
+    here may change at every moment. Raises NotPermitted, DaemonError.
     """
     with _translated(paths.home):
-        for directory, _, names in os.walk(paths.pipe):
-            for name in names:
-                Path(directory, name).unlink(missing_ok=True)
-        for entry in paths.shm.iterdir() if paths.shm.is_dir() else ():
-            if entry.is_dir() and not entry.is_symlink():
-                shutil.rmtree(entry)
-            else:
-                entry.unlink(missing_ok=True)
+        empty_directory(paths.pipe, keep=_is_of_namespace)
+        empty_directory(paths.shm)
+
+
+def _is_of_namespace(below: PurePath) -> bool:
+    """``gpu`` and ``gpu/<namespace>``."""
+    first, *names = below.parts
+    return first == SERVER and all(map(is_mps_name, names)) and len(names) <= 1
 
 
 def is_own_shm(paths: DaemonPaths) -> bool:

@@ -14,12 +14,18 @@ from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.daemon_end import force_quit, quit_daemon, remove_all, remove_files
 from partage.edges.mps.daemon_start import DaemonStart
-from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, has_named_server, list_servers
+from partage.edges.mps.daemon_state import (
+    DaemonControl,
+    FoundDaemon,
+    has_named_server,
+    left_servers,
+    list_servers,
+)
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.locks import hold_lock
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.stopping import wait_until
-from partage.errors import DaemonError, NotFound
+from partage.errors import DaemonError, GpuInUse, NotFound
 from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState, MpsServer
 
@@ -47,7 +53,7 @@ class MpsKeeper:
         access = self._access
         paths = DaemonPaths.of(access.run_dir, spec.device)
         async with hold_lock(paths.lock, access.deadlines.lock_s):
-            found = await access.find(paths)
+            found = await _without_servers(access, paths)
             control = access.control(found)
             if found.identity is not None and await _matches(found, spec, control):
                 now = await self._start.set_and_verify(found, control)
@@ -69,7 +75,7 @@ class MpsKeeper:
         async with hold_lock(paths.lock, access.deadlines.lock_s):
             found = await access.find(paths)
             if found.identity is not None:
-                await (force_quit if force else quit_daemon)(access, found)
+                await (force_quit(access, found) if force else quit_daemon(access, found, free=True))
             await remove_all(access, found)
 
     async def states(self) -> tuple[DaemonState, ...]:
@@ -95,6 +101,25 @@ class MpsKeeper:
                 f"client {client_pid} was to be terminated, and server {server_pid} still has it",
                 "a client that ignores this may have to be killed, which can make the server fail",
             )
+
+
+async def _without_servers(access: DaemonAccess, paths: DaemonPaths) -> FoundDaemon:
+    """What is known of a daemon, once servers that have lost theirs have ended: they do so by themselves, or
+    their clients are still working. Raises DaemonError, GpuInUse.
+    """
+    found = await access.find(paths)
+    if found.doubt or found.unheard:
+        raise DaemonError(f"the MPS daemon of {paths.device} is not started: {found.doubt or found.unheard}")
+
+    async def have_ended() -> bool:
+        nonlocal found
+        found = await access.find(paths)
+        return not found.servers
+
+    if found.servers and not await wait_until(have_ended, access.deadlines.answer_s):
+        uses = tuple(f"MPS server (pid {one.pid})" for one in found.servers)
+        raise GpuInUse(f"{paths.device}: {left_servers(found.servers)}", uses=uses)
+    return found
 
 
 async def _matches(found: FoundDaemon, spec: DaemonSpec, control: DaemonControl) -> bool:

@@ -83,11 +83,6 @@ class DaemonPaths(Frozen):
         """Locked during a step on this daemon. Not in ``home``, which is created and removed."""
         return self.home.with_name(f"{self.home.name}.lock")
 
-    @property
-    def pid_file(self) -> Path:
-        """The daemon writes it itself."""
-        return self.pipe / f"{CONTROL_PROGRAM}.pid"
-
 
 class NodeProgram(Frozen):
     """The control program as the node itself finds it.
@@ -114,12 +109,15 @@ class DriverFiles(Frozen):
         """Where the driver is here, and where on the node."""
         return self.root, self.on_node or self.root
 
+    def files_of(self, name: str) -> list[Path]:
+        """All places below the root that have a program of this name."""
+        places = (self.root / directory / name for directory in _PROGRAM_DIRECTORIES)
+        return [path for path in places if os.access(path, os.X_OK)]
+
     def program(self) -> Path:
         """The control program. Raises Unsupported."""
-        for directory in _PROGRAM_DIRECTORIES:
-            path = self.root / directory / CONTROL_PROGRAM
-            if os.access(path, os.X_OK):
-                return path
+        for path in self.files_of(CONTROL_PROGRAM):
+            return path
         raise Unsupported(
             f"there is no {CONTROL_PROGRAM} below {self.root}",
             "it comes with the driver's compute utilities; --driver-root says where the driver is",

@@ -1,7 +1,7 @@
-"""Finds the process of a control daemon in /proc. Blocking and fast: a few small files.
+"""What /proc says of control daemons and their servers. Blocking and fast: a few small files.
 
-A pid file may be older than its process, and pids are reused. A process is the daemon of a directory only
-if it has the program's name, its environment names this pipe directory, and it has not ended.
+A process is told from a later one with the same pid by its start time and the boot. Which one is the daemon,
+the record of its start says, or ``holders``.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from itertools import pairwise
 from pathlib import Path, PurePath
 
 from partage.edges import procfs
+from partage.edges.mps.holders import Holders, Programs, holders
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity
-from partage.edges.read_file import read_regular
 from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, SERVER_PROGRAM
 
 _NAME_AMONG = 3
@@ -46,13 +46,18 @@ class ProcessTable:
     def __init__(self, proc: Path = Path("/proc")) -> None:
         self._proc = proc
 
-    def daemon(self, paths: DaemonPaths) -> DaemonIdentity | None:
-        """The running daemon of these directories; None if there is none."""
-        try:
-            pid = int(read_regular(paths.pid_file, 32))
-        except (OSError, ValueError):
-            return None
-        return self._identity(pid) if self._belongs(pid, paths) else None
+    def holders(self, paths: DaemonPaths, programs: Programs) -> Holders:
+        """Who works in these directories; see ``holders``."""
+        return holders(self._proc, paths, programs)
+
+    def children(self, parent: DaemonIdentity) -> tuple[DaemonIdentity, ...]:
+        """The processes that it has started, and that still run: a daemon's servers."""
+        found = (self._identity(pid) for pid in procfs.pids(self._proc) if self._is_child(pid, parent.pid))
+        children = tuple(identity for identity in found if identity is not None)
+        return children if self.lives(parent) else ()
+
+    def _is_child(self, pid: int, parent: int) -> bool:
+        return procfs.parent_of(self._proc, pid) == parent
 
     def lives(self, identity: DaemonIdentity) -> bool:
         """Whether this process still runs."""
@@ -113,14 +118,6 @@ class ProcessTable:
         words = (word for word in self._words(pid, "environ") if word.startswith("PATH="))
         return next(words, "").removeprefix("PATH=").split(":")
 
-    def orphans(self, paths: DaemonPaths) -> tuple[DaemonIdentity, ...]:
-        """Servers and partly started daemons of these directories; not control programs that only query."""
-        return tuple(
-            identity
-            for pid in procfs.pids(self._proc)
-            if self._is_orphan(pid, paths) and (identity := self._identity(pid)) is not None
-        )
-
     def signal(self, identity: DaemonIdentity, number: signal.Signals) -> None:
         """Send a signal to exactly this process. Raises PermissionError."""
         with contextlib.suppress(ProcessLookupError):
@@ -132,18 +129,6 @@ class ProcessTable:
                 os.close(handle)
 
     # --- /proc --------------------------------------------------------------------------------
-
-    def _belongs(self, pid: int, paths: DaemonPaths) -> bool:
-        words = self._words(pid, "cmdline")[:_NAME_AMONG]
-        if not any(map(_is_program, words)):
-            return False
-        return f"CUDA_MPS_PIPE_DIRECTORY={paths.pipe}" in self._words(pid, "environ")
-
-    def _is_orphan(self, pid: int, paths: DaemonPaths) -> bool:
-        words = self._words(pid, "cmdline")
-        names = {PurePath(word).name for word in words}
-        ours = SERVER_PROGRAM in names or (CONTROL_PROGRAM in names and "-d" in words)
-        return ours and f"CUDA_MPS_PIPE_DIRECTORY={paths.pipe}" in self._words(pid, "environ")
 
     def _identity(self, pid: int) -> DaemonIdentity | None:
         start = procfs.start_of(self._proc, pid, running=True)

@@ -7,10 +7,12 @@ can be told from one that died.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
 
-from msgspec import convert, to_builtins
+from msgspec import convert, field, to_builtins
 
+from partage.edges.mps.sockets import SocketId
 from partage.edges.read_file import read_regular
 from partage.model.mps import DaemonSpec
 from partage.values import Frozen
@@ -32,13 +34,14 @@ class DaemonIdentity(Frozen):
 
 class DaemonRecord(Frozen):
     """identity: None while the daemon is being started. remark: a problem with its directories, while it
-    runs. bound_to: as in ``DaemonState``.
+    runs. bound_to: as in ``DaemonState``. sockets: that it has made; empty: an older Partage did not look.
     """
 
     spec: DaemonSpec
     identity: DaemonIdentity | None = None
     remark: str = ""
     bound_to: str = ""
+    sockets: Mapping[str, SocketId] = field(default_factory=dict)
 
 
 def save_record(path: Path, record: DaemonRecord) -> None:

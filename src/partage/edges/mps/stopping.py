@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 from typing import ParamSpec
 
-from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.record import DaemonIdentity
 from partage.errors import DaemonError, NotPermitted
@@ -57,7 +56,6 @@ async def kill(processes: ProcessTable, identity: DaemonIdentity, grace_s: float
     )
 
 
-async def kill_orphans(processes: ProcessTable, paths: DaemonPaths, grace_s: float) -> None:
-    """End all processes that still run for these directories, concurrently."""
-    orphans = await asyncio.to_thread(processes.orphans, paths)
-    await asyncio.gather(*(kill(processes, orphan, grace_s) for orphan in orphans))
+async def kill_all(processes: ProcessTable, ended: Iterable[DaemonIdentity], grace_s: float) -> None:
+    """End these processes, concurrently."""
+    await asyncio.gather(*(kill(processes, one, grace_s) for one in ended))

@@ -47,7 +47,6 @@ def unit_command(
         *_FIXED,
         f"--unit={unit_name(paths.device)}",
         f"--description=MPS control daemon of {paths.device}",
-        f"--property=PIDFile={paths.pid_file}",
         f"--property=EnvironmentFile={paths.unit_limits}",
         f"--property=StandardOutput=file:{paths.start_log}",
         "--property=StandardError=inherit",

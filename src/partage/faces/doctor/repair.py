@@ -13,6 +13,7 @@ from typing import assert_never
 from partage.edges.files.directory_lock import RUN_LOCK, is_locked
 from partage.edges.listening import is_listening
 from partage.edges.mps.directories import remove_directories
+from partage.edges.mps.holders import Holders, Programs, holders
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.node.cdi_files import cdi_files
 from partage.edges.node.processes import mps_processes
@@ -63,9 +64,11 @@ def _remove_daemon(place: DoctorPlace, repair: RemoveMpsDirectory) -> str:
         processes = mps_processes(place.root)
         if not free or isinstance(processes, Unseen):
             return "it is not known whether a process uses it now"
-        if any(one.pipe.startswith(f"{repair.path}/") for one in processes):
+        paths = DaemonPaths(home)
+        inside = holders(place.root.proc, paths, Programs())
+        if inside != Holders() or any(one.pipe.startswith(f"{repair.path}/") for one in processes):
             return "a process uses it now"
-        remove_directories(DaemonPaths(home))
+        remove_directories(paths)
     return ""
 
 

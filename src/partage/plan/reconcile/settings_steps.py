@@ -54,7 +54,8 @@ def settings_steps(
     wanted = {spec.device: spec for spec in want.daemons}
     running = {one.device: one for one in daemons}
     for device, one in running.items():
-        if device not in wanted or not _is_as_wanted(one, wanted[device]):
+        silent = one.phase is DaemonPhase.SILENT  # ended when nobody can be its client, and started again
+        if silent or device not in wanted or not _is_as_wanted(one, wanted[device]):
             end.append(StopDaemon(gpu.uuid, device, _spec(gpu.uuid, one)))
     stopping = {step.device for step in end if isinstance(step, StopDaemon)}
     if want.exclusive_process and gpu.compute_mode is not _EXCLUSIVE:
@@ -74,9 +75,8 @@ def _is_set_by_us(gpu: Gpu, before: OriginalSettings) -> bool:
 
 
 def _is_as_wanted(one: DaemonState, spec: DaemonSpec) -> bool:
-    """Its settings match, or are not known: a daemon that does not run or answer is started with the wanted
-    ones."""
-    if one.phase in (DaemonPhase.DEAD, DaemonPhase.STARTING, DaemonPhase.SILENT):
+    """Its settings match, or are not known: a daemon that does not run is started with the wanted ones."""
+    if one.phase in (DaemonPhase.DEAD, DaemonPhase.STARTING):
         return True
     users = spec.multi_user is None or spec.multi_user is one.multi_user
     return users and one.limits == spec.limits

@@ -84,7 +84,7 @@ class ControlDaemon:
         self._state = _state(settings)
         self._selector = selectors.DefaultSelector()
         self._peers: dict[SimulatedClient, _Peer] = {}
-        self._servers = ServerProcesses(settings.programs, settings.environment)
+        self._servers = ServerProcesses(settings.programs, settings.log / "server.log", settings.environment)
         self._quitting: _Peer | None = None
         self._forced_s: float | None = None
         self._log_file = (settings.log / "control.log").open("a", encoding="utf-8", buffering=1)

@@ -11,10 +11,11 @@ from partage.model.mps import SERVER_PROGRAM
 
 
 class ServerProcesses:
-    """Starts servers and stops them. programs: the directory of the server program."""
+    """Starts servers and stops them. programs: directory of the server program. log: they keep it open."""
 
-    def __init__(self, programs: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, programs: Path, log: Path, environment: Mapping[str, str]) -> None:
         self._program = programs / SERVER_PROGRAM
+        self._log = log.open("ab")
         self._environment = environment
         self._running: dict[int, subprocess.Popen[bytes]] = {}
 
@@ -24,7 +25,7 @@ class ServerProcesses:
             [self._program, str(uid), str(devices)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
+            stderr=self._log,
             cwd="/",
             env=self._environment,
         )

@@ -1,0 +1,99 @@
+"""Which process is the daemon, with NVIDIA's own control programs, and a tenant that removes its files.
+
+Without a GPU no server starts, so the keeper cannot start such a daemon to the end: it is started here.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from partage.edges.mps import directories
+from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
+from partage.edges.mps.daemon_end import force_quit, quit_daemon
+from partage.edges.mps.home import DaemonHost
+from partage.edges.mps.paths import DaemonPaths, DriverFiles
+from partage.edges.mps.record import DaemonIdentity, DaemonRecord, save_record
+from partage.edges.mps.sockets import CLIENTS, COMMANDS, answers_elsewhere, socket_ids
+from partage.errors import DaemonError
+from partage.model.mps import DaemonPhase, DaemonSpec
+from tests.edges.mps.real_programs import SUITES, unpacked
+from tests.edges.mps.subjects import GPUS
+
+
+@dataclass
+class Real:
+    access: DaemonAccess
+    paths: DaemonPaths
+
+    async def identity(self) -> DaemonIdentity:
+        found = (await self.access.find(self.paths)).identity
+        assert found is not None
+        return found
+
+    async def phase(self) -> tuple[DaemonPhase, str]:
+        state = await self.access.state(self.paths)
+        return state.phase, state.reason
+
+
+@pytest.fixture(scope="module", params=SUITES)
+def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = unpacked(request.param, tmp_path_factory.mktemp(request.param))
+    if isinstance(root, str):
+        pytest.skip(root)
+    return root
+
+
+@pytest.fixture
+async def real(driver: Path, short_dir: Path) -> AsyncIterator[Real]:
+    """A daemon that is recorded as Partage does."""
+    host, deadlines = DaemonHost(own_shm=False), DaemonDeadlines(answer_s=2.0)
+    access = DaemonAccess(short_dir, DriverFiles(driver), host, deadlines)
+    paths = DaemonPaths.of(short_dir, GPUS[0])
+    directories.make_directories(paths, proc=host.proc, selinux=host.selinux, own_shm=False)
+    subprocess.run(
+        [access.driver.program(), "-d"],
+        env=access.driver.environment(paths) | {"CUDA_VISIBLE_DEVICES": GPUS[0]},
+        check=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        start_new_session=True,
+    )
+    real = Real(access, paths)
+    identity = await real.identity()
+    spec = DaemonSpec(GPUS[0], GPUS[0])
+    save_record(paths.record, DaemonRecord(spec, identity, sockets=socket_ids(paths)))
+    try:
+        yield real
+    finally:
+        await force_quit(access, await access.find(paths))
+
+
+async def test_it_is_adopted_without_a_record_and_without_its_pid_file(real: Real):
+    before = await real.identity()
+    assert answers_elsewhere(real.paths, before.pid) == ""
+    assert await real.phase() == (DaemonPhase.SERVING, "")
+    (real.paths.pipe / "nvidia-cuda-mps-control.pid").unlink(missing_ok=True)  # 535 has none
+    assert await real.phase() == (DaemonPhase.SERVING, "")
+    real.paths.record.unlink()
+    assert await real.identity() == before
+
+
+async def test_its_sockets_are_looked_for(real: Real):
+    (real.paths.pipe / CLIENTS).unlink()
+    reason = f"its socket {CLIENTS} was removed, so it has to be replaced"
+    assert await real.phase() == (DaemonPhase.STARTING, reason), "it answers root on the other one"
+    (real.paths.pipe / COMMANDS).unlink()
+    phase, _ = await real.phase()
+    assert phase is DaemonPhase.SILENT
+    found = await real.access.find(real.paths)
+    with pytest.raises(DaemonError, match=f"{COMMANDS} was removed"):
+        await quit_daemon(real.access, found, free=False)
+    assert await real.identity() == found.identity
+    await quit_daemon(real.access, found, free=True)
+    assert (await real.access.find(real.paths)).identity is None
