@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
 import signal
 import subprocess
 import time
@@ -450,3 +451,17 @@ def test_agent_and_helper_load_no_openssl(node: Place, kubelet: ScriptedKubelet)
         assert agent.get("/metrics")[0] == 200
         assert "libcrypto" not in maps(agent.pid) + maps(helper)
         assert "lzma" not in maps(agent.pid) + maps(helper)
+
+
+def test_a_report_of_another_machine_brings_no_gpus(node: Place, kubelet: ScriptedKubelet) -> None:
+    """The state is lost, and the run directory is of a disk that was moved, or of a test."""
+    with running(spawn(node, machine="4xa100-sxm4-40gb")) as agent:
+        registered(kubelet, GPU)
+        node.in_report_file("A100")
+        agent.process.send_signal(signal.SIGTERM)
+        assert agent.finish() == 0
+    shutil.rmtree(node.state_dir)
+    with running(spawn(node)) as agent:
+        agent.wait(lambda: len(healthy(kubelet, GPU)) == 8, "the GPUs of this machine")
+        agent.wait(lambda: len(agent.report()["gpus"]) == 8, "no GPU that is not there")
+        agent.wait(lambda: len(ids(kubelet, GPU)) == 8, "nor an id of one")

@@ -49,7 +49,7 @@ from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import may_exist, socket_identity
 from partage.model.gpu import devices_of
-from partage.model.ids import DeviceUuid, ResourceName
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.share import resources_of
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan, Phase
@@ -232,7 +232,10 @@ class _Agent:
         self._served_before = {
             one.device for devices in answerable_offer(saved.serving).values() for one in devices
         }
-        self._loop.state = after_restart(NodeState(saved.serving, saved.health))
+        # Without the boot in which they were served (a report in place of the state), they may be of another
+        # machine: those that do not answer are not waited for.
+        absent = frozenset[GpuUuid]() if saved.boot_id else frozenset(saved.serving)
+        self._loop.state = after_restart(NodeState(saved.serving, saved.health, absent=absent))
         self._loop.boot_id = saved.boot_id
         self._reconciler.in_hand = dict.fromkeys(self._unfinished.read(), Phase.VERIFYING)
         return saved
