@@ -85,7 +85,8 @@ def test_five_lines_install_it_and_its_removal_leaves_what_the_page_names(
     def line(command: str) -> str:
         return cluster.run("sh", "-c", f"cd {tmp_path} && {command}")
 
-    install, pods, nodes, label = _lines(cluster)
+    namespace, install, pods, nodes, label = _lines(cluster)
+    line(namespace)
     line(f"{install} {WITHOUT_GPU}")
     cluster.until_allocatable_count("nvidia.com/gpu", 4)
     assert line(pods).count("Running") == 2, line(pods)

@@ -77,6 +77,16 @@ def test_an_edit_of_the_config_map_is_noticed(node: Cluster) -> None:
     node.kubectl("patch", "configmap", "partage-policies", "-n", NAMESPACE, "-p", node.json(broken))
     node.until("the report says what is wrong", lambda: "many" in str(_policy(node)), timeout_s=150)
     node.until_allocatable({"nvidia.com/gpu.shared": 12})
+    node.kubectl(
+        "patch",
+        "configmap",
+        "partage-policies",
+        "-n",
+        NAMESPACE,
+        "-p",
+        node.json({"data": {"shared": SHARED % 2}}),
+    )
+    node.until_allocatable({"nvidia.com/gpu.shared": 8}, timeout_s=150)
     _label(node, **{LABEL: "-"})
     node.until_allocatable({"nvidia.com/gpu": 4})
 
