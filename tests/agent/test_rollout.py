@@ -17,6 +17,7 @@ from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.leases import Rollout, RolloutPlace
 from partage.plan.report import UNASKED
+from partage.sim.kubelet.checkpoint import write_checkpoint
 from tests.agent.harness import AgentProcess, Place, native, place, running, spawn
 from tests.agent.test_cluster import _kubeconfig
 from tests.edges.kube.store import (
@@ -53,6 +54,7 @@ class Fleet:
     def start(self, name: str, machine: str = "1xl4", policy: str | None = None, **labels: str) -> None:
         if name not in self.places:
             here = self.places[name] = self.stack.enter_context(place())
+            write_checkpoint(here.kubelet_dir, {}, {})
             self.store.node(name, **labels)
         here = self.places[name]
         kubeconfig = _kubeconfig(here.root, self.store.server.url)

@@ -81,12 +81,12 @@ def test_a_container_over_its_share_is_in_log_report_and_metrics_and_a_doubtful_
     """The kubelet names two pods for one share of GPU 1, and has no checkpoint."""
     first, second = load_machine(MACHINE).inventory.gpus
     doubtful = [f"{second.uuid}::0"]
-    kubelet.pod_resources = pods(train=[f"{first.uuid}::0"], notebook=doubtful, other=doubtful)
     with simulated_helper(node, MACHINE) as helper:
         helper.inject(works(11, 15 * GIB, mps=False), works(12, 15 * GIB, mps=False))
         helper.inject(works(21, 70 * GIB, NOTEBOOK, gpu=1, mps=False))
         with running(spawn(node, machine=None, policy=WARN)) as agent:
             registered(kubelet, SHARED)
+            kubelet.pod_resources = pods(train=[f"{first.uuid}::0"], notebook=doubtful, other=doubtful)
             line = WHO.format(gpu=first.uuid)
             agent.wait(lambda: agent.metric(f"partage_container_over_share{{{line}}}") == 1.0, "over", 20)
             used = "partage_container_memory_used_bytes"

@@ -77,7 +77,7 @@ def test_nothing_is_given_twice(node: Cluster, away_s: int) -> None:
     finally:
         node.start_api_server()
     node.until("the agent has the holder", lambda: "holder" in node.ledger())
-    # Before, the scheduler does not know that those hold shares, and would send pods that the kubelet refuses.
+    # Before, the scheduler does not know of their shares, and sends pods that the kubelet refuses.
     for number in range(4):
         node.until_phase(f"file-{number}-{node.node}", "Running")
     assert before.items() <= _shares(node).items()

@@ -38,8 +38,6 @@ async def test_scenario_16_whatever_works_in_a_container_counts_as_the_container
     driver.see_all()
     for pid, (name, cgroup) in enumerate(WITHIN.items(), 4_000_000):
         driver.works(pid, name[:15], used=6 * GIB, cgroup=f"0::{cgroup}")
-    share = [f"{driver.uuid(0)}::0"]
-    kubelet.pod_resources = held({"team/train": {"main": {SHARED: share}}})
     node.write_policy(native("{select: all, time-slicing: {replicas: 4}}"))
     write_logs(node.container_logs)
     options = AgentOptions(
@@ -54,6 +52,8 @@ async def test_scenario_16_whatever_works_in_a_container_counts_as_the_container
     hardware, stop, status = NvmlHardware(host=driver.host), asyncio.Event(), AgentStatus(time.monotonic)
     agent = asyncio.create_task(run(options, hardware, stop=stop, status=status))
     try:
+        await asyncio.to_thread(registered, kubelet, SHARED)
+        kubelet.pod_resources = held({"team/train": {"main": {SHARED: [f"{driver.uuid(0)}::0"]}}})
         await until(lambda: (seen := status.watch_observation()) and seen.watched.violations)
         observation = status.watch_observation()
         assert observation is not None

@@ -10,7 +10,6 @@ import pytest
 from partage.edges.hardware.port import Events
 from partage.errors import DriverUnavailable
 from partage.model.gpu import Driver, NoDriver
-from partage.model.health import Xid
 from partage.model.ids import PodUid
 from tests.edges.hardware.conftest import Subject
 
@@ -84,7 +83,8 @@ async def test_an_xid_reaches_who_waits_and_only_once(subject: Subject) -> None:
     waiting = asyncio.create_task(subject.hardware.events(LIMIT_S))
     await asyncio.sleep(0)
     await subject.raise_xid(1, 43)
-    assert await waiting == Events(xids=(Xid(inventory.gpus[1].uuid, 43),))
+    (xid,) = (await waiting).xids
+    assert (xid.gpu, xid.code, xid.gi_id, xid.ci_id) == (inventory.gpus[1].uuid, 43, None, None)
     assert await subject.hardware.events(0.05) == Events()
 
 

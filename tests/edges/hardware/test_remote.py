@@ -382,7 +382,7 @@ async def test_events_reach_a_waiter_across_the_socket_and_survive_between_two_w
         async with asyncio.timeout(LIMIT_S):
             while len(xids) < 2:
                 xids += (await hardware.events(1)).xids
-        assert xids == (Xid(uuids[0], 13), Xid(uuids[1], 31))
+        assert xids == (Xid(uuids[0], 13, resets=0), Xid(uuids[1], 31, resets=0))
         await hardware.close()
 
 

@@ -116,7 +116,7 @@ async def test_an_xid_is_delivered_once():
     uuid = (await gpu(hardware, 2)).uuid
     await hardware.inject(RaiseXid(2, 43))
     await hardware.inject(RaiseXid(None, 43))
-    assert (await hardware.events(0)).xids == (Xid(uuid, 43), Xid(None, 43))
+    assert (await hardware.events(0)).xids == (Xid(uuid, 43, resets=0), Xid(None, 43))
     assert (await hardware.events(0)).xids == ()
 
 
@@ -124,7 +124,7 @@ async def test_without_mig_mode_an_xid_may_name_instance_0():
     hardware = node()
     await hardware.inject(RaiseXid(2, 43, gi=0, ci=0))
     uuid = (await gpu(hardware, 2)).uuid
-    assert (await hardware.events(0)).xids == (Xid(uuid, 43, 0, 0),)
+    assert (await hardware.events(0)).xids == (Xid(uuid, 43, 0, 0, resets=0),)
 
 
 @pytest.mark.parametrize(

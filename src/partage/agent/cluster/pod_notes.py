@@ -31,7 +31,7 @@ class PodNotes:
         self._written: dict[_Pod, Mapping[str, str]] = {}
 
     async def run(self) -> None:
-        """Until it is cancelled, or the account may not do it."""
+        """Until it is cancelled. Where the account may not do it, nothing is written."""
         last: Report | None = None
         while True:
             last = await self._status.until(lambda report: report is not last)  # noqa: B023 - asked at once
@@ -41,7 +41,7 @@ class PodNotes:
                 await self._write(wanted)
             except Rejected as error:
                 log.info("pods are not annotated", extra={"reason": error.problems[0].message})
-                return
+                await asyncio.Event().wait()  # a task that returns is taken for one that has failed
             except PartageError:  # no answer: said by the others already
                 last = None
                 await asyncio.sleep(self._retry.pause_s())
