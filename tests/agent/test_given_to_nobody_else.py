@@ -22,7 +22,13 @@ class ChangingNode(Turning):
         super().__init__()
         self.left = Left()
         hooks = PluginHooks(
-            self.ledger, lambda: self.now_s, _nobody, self.left_of, lambda: None, lambda *_: None
+            self.ledger,
+            lambda: self.now_s,
+            _nobody,
+            self.left_of,
+            allocated=lambda: None,
+            registering=lambda: None,
+            refused=lambda *_: None,
         )
         self.plugins = PluginSet(hooks)
         self.first, self.second, self.third, self.fourth = (share_id(gpu.uuid) for gpu in self.inventory)

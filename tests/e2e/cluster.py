@@ -273,14 +273,18 @@ class Cluster:
     def register_again(self, resource: str) -> None:
         """A second Register for each socket of the own cluster's node that serves this resource already.
 
-        A kubelet of 1.37 or newer refuses it.
+        A kubelet of 1.37 or newer refuses it. The agent then registers at a fresh socket, which is waited for:
+        between the two the kubelet has nothing to give.
         """
         folder = self.path_on_node("/var/lib/kubelet/device-plugins")
         what = ResourceName(resource)
         options = pb.DevicePluginOptions(get_preferred_allocation_available=True)
-        for socket in list(folder.glob("nvidia-gpu*.sock")):
+        before = set(folder.glob("nvidia-gpu*.sock"))
+        for socket in before:
 
             def answered() -> bool:
+                if not socket.exists():  # noqa: B023 - the agent has left it meanwhile, for a fresh one
+                    return True
                 call = register(folder / KUBELET_SOCKET, endpoint=socket.name, resource=what, options=options)  # noqa: B023
                 try:
                     asyncio.run(call)
@@ -291,6 +295,8 @@ class Cluster:
                 return True
 
             self.until("the kubelet answers a second Register", answered)
+        self.until("the agent has a fresh socket", lambda: set(folder.glob("nvidia-gpu*.sock")) - before)
+        self.until("the agent is registered again", self.registered)
 
     # --- what is there ----------------------------------------------------------------------------
 

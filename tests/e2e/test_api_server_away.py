@@ -38,7 +38,8 @@ def node(whole: Cluster) -> Iterator[Cluster]:
     whole.remove_tenants()
     whole.until("no container is left", lambda: not whole.given())
     whole.choose(None)
-    whole.until_allocatable({GPU: 4})
+    # A share whose pod has ended before anybody named it is held for two minutes (docs/adr/0020).
+    whole.until_allocatable({GPU: 4}, timeout_s=180)
 
 
 def _shares(node: Cluster) -> dict[str, set[str]]:

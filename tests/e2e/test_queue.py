@@ -208,6 +208,7 @@ def test_a_restarted_kubelet_fails_none_of_the_holders(node: Cluster) -> None:
     assert _phases(node).get("Running") == set(holders)
     assert "Failed" not in _phases(node)
     node.nothing_is_given_twice()
+    node.until_allocatable_count(GPU, 0)  # until their holders are named, shares are given on
     for number, name in enumerate(holders, 1):
         _delete(node, name)
         node.until_allocatable_count(SHARED, 2 * number, timeout_s=30)

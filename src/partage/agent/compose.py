@@ -150,6 +150,7 @@ class _Agent:
             holders=kubelet.ask_holders,
             left=kubelet.left_at_once,
             allocated=kubelet.soon,
+            registering=kubelet.now,
             refused=self._refused,
         )
         self._plugins = PluginSet(hooks)

@@ -64,8 +64,14 @@ class Node:
 
 
 def _remove(cgroup: Path) -> None:
-    wait_for(lambda: not (cgroup / "cgroup.procs").read_text(), what=f"nothing left in {cgroup}")
-    cgroup.rmdir()
+    """The kernel needs a moment after the last process has left it."""
+
+    def removed() -> bool:
+        with suppress(OSError):
+            cgroup.rmdir()
+        return not cgroup.exists()
+
+    wait_for(removed, what=f"{cgroup} removed")
 
 
 def _end(process: subprocess.Popen[str]) -> None:

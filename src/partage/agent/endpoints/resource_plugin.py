@@ -47,7 +47,7 @@ class PluginHooks(Frozen):
 
     holders: asks PodResources. left: asks which processes of pods still run, for a moment; None: no answer.
     allocated: an Allocate was answered. refused: one was not, because no device has the amount of memory
-    free.
+    free. registering: the kubelet may be another one, which has to name the holders again.
     """
 
     ledger: Ledger
@@ -55,6 +55,7 @@ class PluginHooks(Frozen):
     holders: Callable[[], Awaitable[Sequence[ContainerHold]]]
     left: Callable[[frozenset[PodUid]], Awaitable[Left | None]]
     allocated: Callable[[], None]
+    registering: Callable[[], None]
     refused: Callable[[ResourceName, NoRoom], None]
 
 
@@ -200,7 +201,7 @@ class ResourcePlugin:
         )
         if rows != self._list.rows:
             self._send(rows)
-        self._hooks.allocated()
+        self._hooks.registering()
 
     def _note_refusal(self, refusal: AllocationRefused) -> None:
         """The kubelet fails the pod for it, for good."""

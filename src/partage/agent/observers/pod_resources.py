@@ -41,6 +41,10 @@ MOST_PODS = 500
 """Pods that the helper is asked about at once."""
 
 
+_UNNAMED = (Certainty.TENTATIVE, Certainty.UNCONFIRMED)
+"""Their container is expected to be named soon: after its admission, or after a restart of the kubelet."""
+
+
 class NodeNames(Frozen):
     """Partage's resource names, the UUIDs of the node's GPUs, and of all GPUs and MIG devices."""
 
@@ -188,7 +192,7 @@ class PodResourcesPoller(Struct):
         ending = bool(self.ledger.ending_pods)
         often = self._waited or self._answer or ending
         longest_s = self.intervals.holders_waited_s if often else self.intervals.holders_s
-        unnamed = any(entry.certainty is Certainty.TENTATIVE for entry in self.ledger.entries())
+        unnamed = any(entry.certainty in _UNNAMED for entry in self.ledger.entries())
         soon_s = max(self._pause_s, self.intervals.holders_first_s) * 2
         return min(soon_s, longest_s) if unnamed or ending else longest_s
 
