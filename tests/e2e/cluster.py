@@ -273,8 +273,8 @@ class Cluster:
     def register_again(self, resource: str) -> None:
         """A second Register for each socket of the own cluster's node that serves this resource already.
 
-        A kubelet of 1.37 or newer refuses it. The agent then registers at a fresh socket, which is waited for:
-        between the two the kubelet has nothing to give.
+        A kubelet of 1.37 or newer refuses it. The agent then registers at a fresh socket, which is waited
+        for: between the two the kubelet has nothing to give.
         """
         folder = self.path_on_node("/var/lib/kubelet/device-plugins")
         what = ResourceName(resource)
