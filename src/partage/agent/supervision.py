@@ -28,7 +28,7 @@ class TaskEnded(Exception):
 async def unending(name: str, work: Coroutine[Any, Any, object]) -> NoReturn:
     """Do work that must not end. Raises what it raises, TaskEnded if it ends in any other way.
 
-    It runs in a task of its own: whoever cancels that by mistake neither ends this one, nor makes a TaskGroup
+    It runs in a task of its own: to cancel that by mistake neither ends this one, nor makes a TaskGroup
     believe that all is well.
     """
     task = asyncio.create_task(work, name=name)

@@ -127,7 +127,7 @@ def desired_for_undo(inventory: Inventory, layouts: Mapping[GpuUuid, DesiredMig]
     return DesiredState(ALL_EXCLUSIVE, inventory, offer={}, layouts=layouts)
 
 
-class Drain(Protocol):
+class AskHolders(Protocol):
     """Asks holders to end."""
 
     async def __call__(self, plan: NodePlan, inventory: Inventory, left_s: float) -> None:
@@ -202,7 +202,7 @@ class ApplyRun(Struct):
     digest: str = ""
     original_in: Callable[[str], Mapping[GpuUuid, OriginalSettings]] = lambda _: {}
     save: Callable[[Mapping[GpuUuid, OriginalSettings]], Awaitable[None]] | None = None
-    drain: Drain | None = None
+    drain: AskHolders | None = None
     timeout_s: float = 0.0
     dry_run: bool = False
     only_layouts: bool = False

@@ -63,7 +63,7 @@ ends sooner after a pause.
 _SETTLED_NS = 2_000_000_000
 """Younger than this, the time of a directory may stand for several changes of it."""
 _KEPT_BY_KUBELET = "already connected"
-"""What a kubelet from 1.37 on says of a path that is in its table, whoever listens there now."""
+"""What a kubelet from 1.37 on says of a path that is in its table, whichever process listens there now."""
 
 log = logging.getLogger(__name__)
 

@@ -43,7 +43,7 @@ class RunningPod(Frozen):
     critical: bool = False
 
 
-class Asked(Frozen):
+class AskedPods(Frozen):
     """The pods of one controller were asked to leave for one GPU. pods: UIDs of those that held a share of it
     then. held: for how many shares the GPU waited then.
     """
@@ -62,7 +62,7 @@ class DrainState(Frozen):
     gave_up: Mapping[GpuUuid, str] = field(default_factory=dict)
     due_s: float | None = None
     policy: Policy | None = None
-    asked: Mapping[GpuUuid, Mapping[str, Asked]] = field(default_factory=dict)
+    asked: Mapping[GpuUuid, Mapping[str, AskedPods]] = field(default_factory=dict)
 
 
 def next_drain(
@@ -205,5 +205,5 @@ def after_asking(
         known = before.get(controller)
         if name in there and (known is None or pods[name].uid not in known.pods):
             alike = frozenset(pods[one].uid for one in there if pods[one].controller == controller)
-            asked[gpu.uuid] = {**before, controller: Asked(alike, _shares(gpu))}
+            asked[gpu.uuid] = {**before, controller: AskedPods(alike, _shares(gpu))}
     return replace(state, asked=asked)

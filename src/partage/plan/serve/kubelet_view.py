@@ -211,8 +211,9 @@ def _device_rows(
     held: frozenset[ShareId],
     left: Collection[ShareId],
 ) -> Iterator[DeviceRow]:
-    """Of a cordoned GPU, what is held stays healthy: a container that starts again needs it. left: ids of
-    which only processes of a former holder are left; nobody gets them."""
+    """Of a cordoned GPU, what is held is healthy here: ``given_to_nobody_else`` decides. left: ids of which
+    only processes of a former holder are left; nobody gets them.
+    """
     for row in rows:
         if row.offering is None or row.id in left:
             numa_node = row.offering.numa_node if row.offering else None

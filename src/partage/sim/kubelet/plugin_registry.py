@@ -5,7 +5,8 @@ Its table of plugins follows Kubernetes, also where that is surprising:
 - A registration that fails takes the living plugin of its resource (from 1.37 on: of its path) out of the
   table. Nobody is told when the stream of a plugin ends that is not in the table: its last list goes on
   counting, and from 1.37 on its path stays connected until the kubelet starts again.
-- The end of a stream closes whoever is in the table at its place: up to 1.36 this may be a newer plugin.
+- The end of a stream closes the plugin that is in the table at its place: up to 1.36 this may be a newer
+  one.
 """
 
 # ruff: noqa: N802  (gRPC's methods are called as the protocol calls them)
