@@ -205,6 +205,9 @@ class DaemonState(Frozen):
     multi_user: from its command line.
     reason: a sentence: why it does not serve, or a problem although it serves; else empty.
     bound_to: a sentence: with what else on the node it ends; empty: with nothing that Partage stops.
+    outdated: it works in directories that were there before it, or that an older Partage has made; it is
+    started again, in new ones, when nobody holds a share of its GPU.
+    full: a sentence: which of its directories have no room left; empty: none.
     """
 
     gpu: GpuUuid | None
@@ -216,6 +219,8 @@ class DaemonState(Frozen):
     multi_user: bool = False
     reason: str = ""
     bound_to: str = ""
+    outdated: bool = False
+    full: str = ""
 
     @property
     def clients(self) -> tuple[ConnectedClient, ...]:

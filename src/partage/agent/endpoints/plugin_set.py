@@ -21,6 +21,7 @@ class AllocateContext(Frozen):
     """What an Allocate response depends on, besides its resource.
 
     run_dir: the host's path. cdi_classes: with a spec. guard_dir: host path of the guard, where it is needed.
+    read_only_pipe: as for ``AllocateResponder``.
     unwatched: GPUs with guarded shares that are not watched: their containers get a weaker guarantee.
     """
 
@@ -30,6 +31,7 @@ class AllocateContext(Frozen):
     cdi_classes: tuple[str, ...] = ()
     guard_dir: str = ""
     unwatched: frozenset[GpuUuid] = frozenset()
+    read_only_pipe: bool = False
 
 
 class _Made(Frozen):
@@ -112,5 +114,6 @@ class PluginSet:
                 terms.run_dir,
                 cdi_classes=terms.cdi_classes,
                 guard_dir=terms.guard_dir,
+                read_only_pipe=terms.read_only_pipe,
             )
         return ServedResource(tuple(listed), allocator, responder, awaited)
