@@ -10,7 +10,7 @@ import signal
 import socket
 import subprocess
 import sys
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection
 from pathlib import Path
 
 import pytest
@@ -22,7 +22,7 @@ from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.errors import DaemonError, GpuInUse, InputError, NotPermitted, Unsupported
 from partage.model.daemon_home import HomeKind
-from partage.model.ids import GpuUuid
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.sim.mps.node import MpsNode
 from partage.units import GIB, MIB
@@ -267,6 +267,28 @@ async def test_a_daemon_that_does_not_answer_is_ended_by_its_pid(simulated: Subj
     assert await keeper.states() == ()
 
 
+async def test_before_a_daemon_is_ended_that_does_not_answer_its_clients_are_looked_for(simulated: Subject):
+    started = await simulated.keeper().start(simulated.spec())
+    assert started.pid is not None
+    tenant = await simulated.tenant()
+    asked: list[tuple[str, set[int]]] = []
+
+    async def users(device: DeviceUuid, without: Collection[int]) -> tuple[str, ...]:
+        """What the driver sees: the tenant, until it has left."""
+        asked.append((device, set(without)))
+        return (f"process python (pid {tenant.pid})",) if procfs.runs(Path("/proc"), tenant.pid) else ()
+
+    os.kill(started.pid, signal.SIGSTOP)
+    keeper = simulated.keeper(answer_s=0.5)
+    with pytest.raises(GpuInUse, match=f"pid {tenant.pid}.* may be one: process {started.pid}, .*not ended"):
+        await keeper.stop(GPUS[0], users=users)
+    assert procfs.runs(Path("/proc"), started.pid)
+    assert asked == [(GPUS[0], {started.pid, *(one.pid for one in started.servers)})]
+    await tenant.leaves()
+    await keeper.stop(GPUS[0], users=users)
+    assert not procfs.runs(Path("/proc"), started.pid)
+
+
 async def test_a_tenant_that_removes_or_takes_the_socket_is_noticed(simulated: Subject):
     started = await simulated.keeper().start(simulated.spec())
     control = simulated.home() / "pipe/control"
@@ -323,6 +345,14 @@ async def test_servers_that_a_dead_daemon_left_are_ended_when_the_gpu_is_free(si
     assert (await only(simulated)).phase is DaemonPhase.SILENT
     with pytest.raises(GpuInUse, match="its clients may be working"):
         await simulated.keeper(answer_s=0.2).start(simulated.spec())
+    assert orphan.poll() is None
+
+    async def busy(device: DeviceUuid, without: Collection[int]) -> tuple[str, ...]:
+        assert (device, set(without)) == (GPUS[0], {orphan.pid})
+        return ("process python (pid 4711)",)
+
+    with pytest.raises(GpuInUse, match="process python .pid 4711. may be one"):
+        await simulated.keeper().stop(GPUS[0], users=busy)
     assert orphan.poll() is None
     ended = asyncio.create_task(asyncio.to_thread(orphan.wait, 5))
     await simulated.keeper().stop(GPUS[0])

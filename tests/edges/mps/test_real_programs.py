@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from partage.edges.device_users import nobody
 from partage.edges.mps import directories
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.daemon_end import force_quit, quit_daemon
@@ -23,7 +24,7 @@ from partage.edges.mps.sockets import CLIENTS, COMMANDS, answers_elsewhere, sock
 from partage.errors import DaemonError
 from partage.model.mps import DaemonPhase, DaemonSpec
 from tests.edges.mps.real_programs import SUITES, unpacked
-from tests.edges.mps.subjects import GPUS, fill
+from tests.edges.mps.subjects import GPUS, fill, until
 
 
 @dataclass
@@ -96,9 +97,9 @@ async def test_its_sockets_are_looked_for(real: Real):
     assert phase is DaemonPhase.SILENT
     found = await real.access.find(real.paths)
     with pytest.raises(DaemonError, match=f"{COMMANDS} was removed"):
-        await quit_daemon(real.access, found, free=False)
+        await quit_daemon(real.access, found)
     assert await real.identity() == found.identity
-    await quit_daemon(real.access, found, free=True)
+    await quit_daemon(real.access, found, nobody)
     assert (await real.access.find(real.paths)).identity is None
 
 
@@ -133,9 +134,13 @@ async def test_its_log_is_cut_while_it_writes_and_it_answers_when_the_log_is_ful
     size = log.stat().st_size
     assert log.stat().st_blocks * 512 < LARGEST_BYTES / 2
     assert await real.phase() == (DaemonPhase.SERVING, "")
-    with log.open("rb") as file:
-        file.seek(size)
-        assert b"Cmd:" in file.read(), "it appends behind the hole"
+
+    async def is_appended() -> bool:
+        with log.open("rb") as file:
+            file.seek(size)
+            return b"Cmd:" in file.read()
+
+    await until(is_appended)  # it answers before it writes
 
     with pytest.raises(OSError, match="No space left"):
         fill(real.paths.log)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partage.edges.device_users import UsersOf, nobody
 from partage.edges.hardware.port import DaemonKeeper
 from partage.errors import DaemonError, HardwareError, Unsupported
 from partage.model.mps import DaemonState
@@ -11,8 +12,11 @@ DaemonStep = StartDaemon | StopDaemon | EndClient
 """A step on a daemon."""
 
 
-async def perform_daemon_step(keeper: DaemonKeeper | None, step: DaemonStep) -> None:
-    """Perform the step. Raises Unsupported if there is no keeper, GpuInUse, NotFound, HardwareError."""
+async def perform_daemon_step(keeper: DaemonKeeper | None, step: DaemonStep, users: UsersOf = nobody) -> None:
+    """Perform the step. users: as for ``DaemonKeeper.stop``.
+
+    Raises Unsupported if there is no keeper, GpuInUse, NotFound, HardwareError.
+    """
     if keeper is None:
         raise Unsupported(
             f"cannot {step}: this process does not manage MPS daemons", "the agent's helper does"
@@ -22,7 +26,7 @@ async def perform_daemon_step(keeper: DaemonKeeper | None, step: DaemonStep) -> 
             case StartDaemon(_, spec):
                 await keeper.start(spec)
             case StopDaemon(_, device):
-                await keeper.stop(device)
+                await keeper.stop(device, users=users)
             case EndClient(_, device, server, client):
                 await keeper.terminate(device, server, client)
     except DaemonError as error:

@@ -24,7 +24,7 @@ from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.nvml_samples import PERIOD_S, NvmlSampler
 from partage.edges.hardware.persistence_mode import PersistenceMode
 from partage.edges.hardware.port import COLD_GPU_S, DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
-from partage.edges.hardware.processes import processes
+from partage.edges.hardware.processes import processes, users_of
 from partage.edges.hardware.reset import (
     check_nvidia_smi,
     is_in_force,
@@ -40,7 +40,7 @@ from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.gpu import PAUSED, Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
-from partage.model.ids import PodUid
+from partage.model.ids import DeviceUuid, PodUid
 from partage.model.mps import DaemonState
 from partage.model.process import Left, Processes
 from partage.model.samples import Samples
@@ -159,7 +159,7 @@ class NvmlHardware:
             case StartDaemon() if running := running_reset(self._host):
                 raise DriverUnavailable(running, "wait until it has ended")
             case StartDaemon() | StopDaemon() | EndClient():
-                await perform_daemon_step(self._keeper, step)
+                await perform_daemon_step(self._keeper, step, self._users_of)
             case _:
                 return await self._perform_alone(step)
         return None
@@ -185,6 +185,10 @@ class NvmlHardware:
                     self._nvml.something_changed()
                     self._mailbox.put(Events(changed=True))  # not every driver raises an event for it
         return None
+
+    async def _users_of(self, device: DeviceUuid, without: Collection[int]) -> tuple[str, ...]:
+        """As ``UsersOf``: who may be a client of an MPS daemon that cannot say so."""
+        return users_of(await self.processes(), device, without)
 
     async def uses(self) -> tuple[GpuUse, ...]:
         return await self._query(lambda: uses(self._nvml, self._host))

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Protocol
 
+from partage.edges.device_users import UsersOf, nobody
 from partage.model.gpu import Inventory
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid
@@ -172,11 +173,12 @@ class DaemonKeeper(Protocol):
         """
         ...
 
-    async def stop(self, device: DeviceUuid, *, force: bool = False) -> None:
+    async def stop(self, device: DeviceUuid, *, force: bool = False, users: UsersOf = nobody) -> None:
         """Stop the daemon of a device and remove its directories. Nothing happens if there is none.
 
-        force: also end the work of its clients, and a daemon that does not answer. Without it, raises
-        GpuInUse with the clients, and DaemonError if the daemon does not answer.
+        force: also end the work of its clients. Without it, raises GpuInUse with the clients. A daemon that
+        does not answer, or servers that have lost theirs, cannot say who their clients are: then ``users`` is
+        asked before they are ended, and GpuInUse is raised with what it names.
         """
         ...
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from partage.edges import procfs
@@ -16,7 +16,8 @@ from partage.edges.hardware.running_processes import (
 )
 from partage.edges.procfs import ProcessInfo, own_pids, read_process
 from partage.model.cgroup import parse_cgroup
-from partage.model.ids import GpuUuid
+from partage.errors import Unsupported
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
 from partage.units import MIB
 
@@ -37,6 +38,21 @@ def processes(nvml: Nvml, host: Host) -> Processes:
     rows = listed(devices, host, read)
     memory = tuple(_memory(nvml, devices))
     return Processes(rows, memory, why_hidden(host.proc, seen, rows, memory))
+
+
+def users_of(found: Processes, device: DeviceUuid, without: Collection[int]) -> tuple[str, ...]:
+    """The processes that compute on a GPU or MIG device, except those with these pids: a name for each.
+
+    A name or a kind does not make a server of a process: a tenant can choose its name. Raises Unsupported
+    where processes may be hidden.
+    """
+    if found.hidden:
+        raise Unsupported(f"nobody can see whether {device} has clients of MPS: {found.hidden}")
+    return tuple(
+        f"process {row.name or 'unknown'} (pid {row.pid})"
+        for row in found.rows
+        if device in (row.device, row.gpu) and row.pid not in without and row.kind is not ProcessKind.GRAPHICS
+    )
 
 
 def listed(devices: NvmlDevices, host: Host, read: ReadProcesses) -> tuple[GpuProcess, ...]:

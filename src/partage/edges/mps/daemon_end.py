@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
+from partage.edges.device_users import UsersOf
 from partage.edges.mps import directories, unit_daemon
 from partage.edges.mps.access import DaemonAccess
 from partage.edges.mps.daemon_state import FoundDaemon, list_servers
@@ -13,21 +14,22 @@ from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity
 from partage.edges.mps.stopping import kill_all, wait_until_gone
 from partage.errors import DaemonError, GpuInUse, HardwareError
+from partage.model.ids import DeviceUuid
 
 _ADVICE = "end the clients, or stop it by force, which ends their work on the GPU"
 
 
-async def quit_daemon(access: DaemonAccess, found: FoundDaemon, *, free: bool) -> None:
+async def quit_daemon(access: DaemonAccess, found: FoundDaemon, users: UsersOf | None = None) -> None:
     """Stop a daemon that has no clients. Raises GpuInUse, DaemonError.
 
-    free: nobody holds a share of its GPU: a daemon that does not answer, and so cannot say that it has no
-    clients, is ended all the same.
+    users: asked about a daemon that does not answer, and so cannot say that it has no clients; if it names
+    nobody, the daemon is ended all the same. None: such a daemon stays.
     """
     assert found.identity is not None
     if found.unheard:  # nothing that is said there is its own word
-        if not free:
+        if users is None:
             raise DaemonError(f"the MPS daemon of {found.paths.device}: {found.unheard}", _ADVICE)
-        await _kill(access, found.identity)
+        await _kill_silent(access, found, found.identity, users)
         return
     control = access.control(found)
     try:
@@ -39,9 +41,9 @@ async def quit_daemon(access: DaemonAccess, found: FoundDaemon, *, free: bool) -
     except (DaemonError, HardwareError):
         if not await asyncio.to_thread(access.processes.lives, found.identity):
             return  # it has ended meanwhile
-        if not free:
+        if users is None:
             raise
-        await _kill(access, found.identity)
+        await _kill_silent(access, found, found.identity, users)
         return
     if clients:
         names = tuple(str(client) for client in clients)
@@ -61,6 +63,26 @@ async def force_quit(access: DaemonAccess, found: FoundDaemon) -> None:
             await access.control(found).quit_by_force()
             await wait_until_gone(access.processes, found.identity, access.deadlines.stop_s)
     await _kill(access, found.identity)
+
+
+async def _kill_silent(
+    access: DaemonAccess, found: FoundDaemon, identity: DaemonIdentity, users: UsersOf
+) -> None:
+    servers = await asyncio.to_thread(access.processes.children, identity)
+    await refuse_users(found.paths.device, (identity, *servers), users)
+    await _kill(access, identity)
+
+
+async def refuse_users(device: DeviceUuid, ended: Iterable[DaemonIdentity], users: UsersOf) -> None:
+    """Raises GpuInUse if anybody else uses the device: they may be clients of those that are to be ended."""
+    if names := await users(device, {one.pid for one in ended}):
+        pids = ", ".join(str(one.pid) for one in ended)
+        raise GpuInUse(
+            f"the MPS daemon of {device} cannot say who its clients are, and {', '.join(names)} may be one: "
+            f"process {pids} is not ended",
+            "end them, or end it all the same: kill PID",
+            uses=names,
+        )
 
 
 async def _kill(access: DaemonAccess, identity: DaemonIdentity) -> None:

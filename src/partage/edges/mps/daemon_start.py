@@ -52,7 +52,7 @@ class DaemonStart:
         shared = ((self._access.run_dir, self._access.run_dir), self._access.driver.places)
         home = await asyncio.to_thread(self._access.host.home, shared)
         if found.identity is not None:
-            await quit_daemon(self._access, found, free=False)
+            await quit_daemon(self._access, found)
         await clean_up(self._access, found)
         return await self._start_daemon(spec, found.paths, home, clean_up)
 

@@ -10,9 +10,10 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
+from partage.edges.device_users import UsersOf, nobody
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.control_v3 import ControlV3
-from partage.edges.mps.daemon_end import force_quit, quit_daemon, remove_all, remove_files
+from partage.edges.mps.daemon_end import force_quit, quit_daemon, refuse_users, remove_all, remove_files
 from partage.edges.mps.daemon_logs import cut_logs
 from partage.edges.mps.daemon_start import DaemonStart
 from partage.edges.mps.daemon_state import (
@@ -68,7 +69,7 @@ class MpsKeeper:
                 found = await access.find(paths)
             raise DaemonError(f"the MPS daemon of {spec.device} does not become ready: {now.reason}")
 
-    async def stop(self, device: DeviceUuid, *, force: bool = False) -> None:
+    async def stop(self, device: DeviceUuid, *, force: bool = False, users: UsersOf = nobody) -> None:
         access = self._access
         paths = access.known(device)
         if paths is None:
@@ -76,7 +77,9 @@ class MpsKeeper:
         async with hold_lock(paths.lock, access.deadlines.lock_s):
             found = await access.find(paths)
             if found.identity is not None:
-                await (force_quit(access, found) if force else quit_daemon(access, found, free=True))
+                await (force_quit(access, found) if force else quit_daemon(access, found, users))
+            elif found.servers and not force:
+                await refuse_users(device, found.servers, users)
             await remove_all(access, found)
 
     async def states(self) -> tuple[DaemonState, ...]:
