@@ -31,7 +31,7 @@ def test_what_is_no_regular_file_is_refused_at_once(tmp_path):
         read_regular(tmp_path, 9)
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(str(tmp_path / "s"))
-        with pytest.raises(OSError, match="No such device"):
+        with pytest.raises(OSError, match="not a regular file, but a socket"):
             read_regular(tmp_path / "s", 9)
     with pytest.raises(FileNotFoundError):
         read_regular(tmp_path / "nothing", 9)

@@ -13,11 +13,51 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
 
     Opening a pipe without O_NONBLOCK waits until another process writes to it, possibly for ever.
     """
-    handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    handle = _opened(path)
     try:
         return read_regular_at(handle, limit_bytes, path)
     finally:
         os.close(handle)
+
+
+def read_named(path: Path, limit_bytes: int) -> bytes:
+    """The same of a file that a person has named for this command, which may also be a pipe that the shell
+    has made for it (``<(...)``, ``/dev/stdin``): that has a writer, and is read to its end.
+
+    A pipe with a name of its own is refused: nobody may ever write to it.
+    """
+    handle = _opened(path)
+    try:
+        if not _is_anonymous_pipe(handle):
+            return read_regular_at(handle, limit_bytes, path)
+        os.set_blocking(handle, True)
+        with os.fdopen(handle, "rb", closefd=False) as stream:
+            return stream.read(limit_bytes)
+    finally:
+        os.close(handle)
+
+
+def check_regular(path: Path) -> None:
+    """Raises OSError for what ``read_regular`` does not read: before a library opens it, which may wait."""
+    read_regular(path, 1)
+
+
+def _opened(path: Path) -> int:
+    try:
+        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+    except OSError as error:
+        if error.errno == errno.ENXIO:
+            raise OSError(errno.EINVAL, "not a regular file, but a socket", str(path)) from error
+        raise
+
+
+def _is_anonymous_pipe(handle: int) -> bool:
+    if not stat.S_ISFIFO(os.fstat(handle).st_mode):
+        return False
+    try:
+        return str(Path(f"/proc/self/fd/{handle}").readlink()).startswith("pipe:")
+    except OSError:
+        return False
 
 
 def read_regular_at(handle: int, limit_bytes: int, path: Path) -> bytes:
@@ -26,6 +66,7 @@ def read_regular_at(handle: int, limit_bytes: int, path: Path) -> bytes:
     if stat.S_ISDIR(mode):
         raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        raise OSError(errno.EINVAL, "not a regular file", str(path))
+        kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
+        raise OSError(errno.EINVAL, f"not a regular file, but {kind}", str(path))
     with os.fdopen(handle, "rb", closefd=False) as stream:
         return stream.read(limit_bytes)

@@ -17,6 +17,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
+from partage.edges.read_file import check_regular
 from partage.errors import InputError, Problem
 from partage.faces.token_file import read_token
 from partage.values import Frozen
@@ -167,6 +168,8 @@ class HttpAccess:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
+            for file in filter(None, (options.cert, options.key, options.client_ca)):
+                check_regular(file)
             context.load_cert_chain(options.cert, options.key)
             if options.client_ca is not None:
                 context.verify_mode = ssl.CERT_OPTIONAL  # probes have none

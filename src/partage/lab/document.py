@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 from partage.codec.values import decode, from_plain, to_plain
+from partage.edges.read_file import read_named
 from partage.errors import InputError, Problem
 from partage.values import Frozen
 
@@ -63,8 +64,7 @@ class DocumentKind(Frozen, Generic[T]):
     def read(self, file: str) -> T:
         """The value in a file. Raises InputError for anything else."""
         try:
-            with Path(file).open("rb") as stream:
-                content = stream.read(self.largest_bytes + 1)
+            content = read_named(Path(file), self.largest_bytes + 1)
             if len(content) > self.largest_bytes:
                 raise _wrong(file, f"is larger than {self.largest_bytes >> 20} MiB")
             document = decode(cast("type[object]", Any), content, strict=False)

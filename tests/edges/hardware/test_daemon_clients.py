@@ -61,7 +61,7 @@ async def test_who_computes_on_the_gpu_may_be_a_client_and_is_named(
     for server in state.servers:
         node.works(server.pid, "nvidia-cuda-mps", kinds="C")
     node.works(4711, "python", kinds="M")
-    with pytest.raises(GpuInUse, match="process python .pid 4711. may be one") as caught:
+    with pytest.raises(GpuInUse, match=r"process python \(pid 4711\) may be one") as caught:
         await hardware.perform(STOP)
     assert caught.value.uses == ("process python (pid 4711)",), "the server is ended with its daemon"
     assert runs(state)
@@ -88,7 +88,7 @@ async def test_where_processes_may_be_hidden_it_is_not_ended(
 ) -> None:
     hardware, state = silent
     (node.host.proc / "self/ns/pid").unlink()
-    with pytest.raises(Unsupported, match="nobody can see whether GPU-.* has clients of MPS: .*hostPID"):
+    with pytest.raises(Unsupported, match=r"nobody can see whether GPU-.* has clients of MPS: .*hostPID"):
         await hardware.perform(STOP)
     assert runs(state)
 

@@ -74,9 +74,13 @@ def test_what_is_no_recorded_run_is_refused_in_a_sentence(tmp_path, text, words)
         BENCH.read(str(file))
 
 
-def test_a_file_without_end_is_refused():
+def test_a_file_without_end_is_refused(tmp_path):
+    large = tmp_path / "large.json"
+    large.write_bytes(b" " * 2000)
     with pytest.raises(InputError, match="is larger than 0 MiB"):
-        replace(BENCH, largest_bytes=1000).read("/dev/zero")
+        replace(BENCH, largest_bytes=1000).read(str(large))
+    with pytest.raises(InputError, match="not a regular file"):
+        BENCH.read("/dev/zero")
 
 
 def test_a_file_that_is_not_there_is_refused():

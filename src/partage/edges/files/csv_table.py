@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from partage.edges.read_file import read_regular
+from partage.edges.read_file import read_named
 from partage.errors import InputError, Problem
 from partage.units import format_bytes
 
@@ -65,7 +65,7 @@ def read_table(
 
 def _read(path: Path) -> bytes:
     try:
-        content = read_regular(path, LARGEST_BYTES + 1)
+        content = read_named(path, LARGEST_BYTES + 1)
     except OSError as error:
         raise InputError([Problem(str(path), "", "error", f"cannot be read: {error.strerror}")]) from error
     if len(content) > LARGEST_BYTES:

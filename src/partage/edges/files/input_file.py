@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 import errno
-import os
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
 
 from partage.codec.yaml_document import LIMIT_BYTES, check_size
-from partage.edges.read_file import read_regular
+from partage.edges.read_file import read_named, read_regular
 from partage.errors import InputError, Problem
 
 STDIN = "-"
 
 
 def read_input(name: str) -> bytes:
-    """A file named on the command line, standard input for ``-``. A pipe is read to its end.
+    """A file named on the command line, standard input for ``-``. A pipe of the shell is read to its end.
 
-    Raises InputError: no such file, unreadable, too large.
+    Raises InputError: no such file, unreadable, too large, a named pipe, a device.
     """
     with _reported(name):
         if name == STDIN:
-            return _bounded(sys.stdin.buffer, name)
-        with Path(name).open("rb") as stream:
-            check_size(os.fstat(stream.fileno()).st_size, name)
-            return _bounded(stream, name)
+            content = sys.stdin.buffer.read(LIMIT_BYTES + 1)
+        else:
+            check_size(Path(name).stat().st_size, name)
+            content = read_named(Path(name), LIMIT_BYTES + 1)
+        check_size(len(content), name)
+        return content
 
 
 def read_regular_input(name: str) -> bytes:
@@ -39,12 +39,6 @@ def read_regular_input(name: str) -> bytes:
         content = read_regular(Path(name), LIMIT_BYTES + 1)
         check_size(len(content), name)
         return content
-
-
-def _bounded(stream: BinaryIO, name: str) -> bytes:
-    content = stream.read(LIMIT_BYTES + 1)
-    check_size(len(content), name)
-    return content
 
 
 @contextmanager

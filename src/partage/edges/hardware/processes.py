@@ -15,8 +15,8 @@ from partage.edges.hardware.running_processes import (
     skip_failures,
 )
 from partage.edges.procfs import ProcessInfo, own_pids, read_process
-from partage.model.cgroup import parse_cgroup
 from partage.errors import Unsupported
+from partage.model.cgroup import parse_cgroup
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
 from partage.units import MIB

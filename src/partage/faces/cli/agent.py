@@ -20,6 +20,7 @@ from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
 from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
+from partage.faces import umask
 from partage.faces.cli.common_options import (
     choice_rules,
     config_option,
@@ -245,6 +246,7 @@ def _run(
     log_level: str,
 ) -> None:
     """Start the helper, or find it, and run the agent until it is stopped."""
+    umask.of_a_service()
     # Before our helper takes the socket of another agent's.
     check_unlocked(options.state_dir, wait_s=options.intervals.other_ends_s)
     check_unlocked(options.run_dir, RUN_LOCK, wait_s=options.intervals.other_ends_s)

@@ -128,7 +128,9 @@ def _run(options: argparse.Namespace) -> int:
 
     from partage.agent import log
     from partage.errors import PartageError
+    from partage.faces import umask
 
+    umask.of_a_service()
     log.configure()
     try:
         if options.no_network:

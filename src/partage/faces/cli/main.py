@@ -23,6 +23,7 @@ import click
 
 from partage import __version__
 from partage.errors import InputError, PartageError, Problem
+from partage.faces import umask
 from partage.faces.cli.common_options import OUTPUT_KEY
 from partage.faces.cli.common_output import print_document, print_problems
 from partage.faces.lean_imports import lean_imports
@@ -139,6 +140,7 @@ def partage() -> None:
 
 def main(arguments: Sequence[str] | None = None) -> NoReturn:
     """Run the command and exit the process with its code."""
+    umask.of_a_command()
     # Python has None for a stream that was closed (``>&-``).
     sys.stdout = sys.stdout or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115
     sys.stderr = sys.stderr or Path(os.devnull).open("w", encoding="utf-8")  # noqa: SIM115

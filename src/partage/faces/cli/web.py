@@ -160,6 +160,7 @@ def _fleet(
         import asyncio  # noqa: F401 - with TLS, before others import it without (faces.lean_imports)
     import ssl
 
+    from partage.edges.read_file import check_regular
     from partage.faces.token_file import read_token
     from partage.faces.web.agents import FleetAgents
     from partage.faces.web.sources import FleetReports, ReportFolder
@@ -182,6 +183,8 @@ def _fleet(
         urls[name] = url
     token = "" if token_file is None else read_token(token_file)
     try:
+        if ca is not None:
+            check_regular(ca)
         tls = ssl.create_default_context(cafile=None if ca is None else str(ca))
     except (OSError, ssl.SSLError) as error:
         raise InputError([Problem(str(ca), "", "error", f"cannot be used: {error}")]) from error
