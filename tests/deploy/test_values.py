@@ -34,6 +34,10 @@ def _template(*options: str) -> subprocess.CompletedProcess[str]:
         ("--set=config.default=a --set=config.map.b=c", "is not in config.map, which has b"),
         ("--set=cluster.enabled=false --set=cluster.drain=true", "cluster.drain needs cluster.enabled"),
         ("--set=cluster.drainNamespaces={a}", "cluster.drainNamespaces needs cluster.drain"),
+        (
+            "--set=cluster.podAnnotations=true --set=admission.ownNodeOnly=false",
+            "cluster.podAnnotations needs admission.ownNodeOnly",
+        ),
         ("--set=rollout.canary.pool=test", "rollout.canary needs rollout.maxChanging"),
         ("--kube-version=1.29.4-gke.1", "admission.ownNodeOnly needs Kubernetes 1.30"),
         (
@@ -54,6 +58,7 @@ def test_what_cannot_work_is_refused_before_anything_is_installed(options: str, 
     [
         "--kube-version=1.27 --set=admission.ownNodeOnly=false",
         "--set=affinity=null",
+        "--set=cluster.podAnnotations=true",
         "--set=rollout.maxChanging=1 --set=rollout.canary.pool=true",
         f"--values={CHART / 'presets' / 'gpu-operator.yaml'}",
     ],
