@@ -82,6 +82,19 @@ async def test_a_directory_full_of_files_is_full(simulated: Subject, monkeypatch
     assert (await only(simulated)).full.startswith("pipe of its MPS daemon")
 
 
+async def test_in_pipe_and_log_no_link_is_followed(simulated: Subject):
+    await simulated.keeper().start(simulated.spec())
+    target = simulated.root / "file-of-the-node"
+    target.touch()
+    for part in ("pipe", "log"):
+        link = simulated.home() / part / "link"
+        link.symlink_to(target)
+        with pytest.raises(OSError, match="Too many levels"):
+            link.read_bytes()
+    (simulated.home() / "shm/link").symlink_to(target)
+    assert (simulated.home() / "shm/link").read_bytes() == b"", "a program's own"
+
+
 async def test_they_are_mounted_once_and_gone_with_the_daemon(simulated: Subject):
     keeper = simulated.keeper()
     first = await keeper.start(simulated.spec())

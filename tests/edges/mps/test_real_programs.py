@@ -149,3 +149,20 @@ async def test_its_log_is_cut_while_it_writes_and_it_answers_when_the_log_is_ful
         DaemonPhase.SERVING,
         f"log of its MPS daemon has no room left: {real.paths.home}",
     )
+
+
+def test_a_link_that_a_tenant_has_left_leads_it_nowhere(driver: Path, short_dir: Path):
+    """Without the mount's flag, 550 and 555 write their pid into the file that the link names."""
+    paths, files = DaemonPaths.of(short_dir, GPUS[0]), DriverFiles(driver)
+    directories.make_directories(paths, DaemonHost())
+    target = short_dir / "file-of-the-node"
+    target.write_text("kept")
+    link = paths.pipe / "nvidia-cuda-mps-control.pid"
+    link.symlink_to(target)
+    env = files.environment(paths) | {"CUDA_VISIBLE_DEVICES": GPUS[0]}
+    try:
+        subprocess.run([files.program(), "-d"], env=env, input=b"", capture_output=True, check=False)
+        assert target.read_text() == "kept"
+    finally:
+        subprocess.run([files.program()], env=env, input=b"quit\n", capture_output=True, check=False)
+        directories.remove_directories(paths)

@@ -10,10 +10,11 @@ import ctypes
 import os
 import sys
 
-MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = (
+MS_NOSUID, MS_NODEV, MS_NOEXEC, MS_NOSYMFOLLOW, MS_BIND, MS_REC, MS_SLAVE, MS_RELATIME = (
     2,
     4,
     8,
+    256,
     4096,
     16384,
     1 << 19,

@@ -13,7 +13,15 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from partage.edges.mps.launch import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RELATIME, mount, unmount
+from partage.edges.mps.launch import (
+    MS_NODEV,
+    MS_NOEXEC,
+    MS_NOSUID,
+    MS_NOSYMFOLLOW,
+    MS_RELATIME,
+    mount,
+    unmount,
+)
 from partage.edges.mps.paths import DaemonPaths
 from partage.units import MIB
 
@@ -33,6 +41,10 @@ LOG_FILES = 256
 _LEAST_SHM_BYTES = 64 * MIB
 """Size of shm if the node's memory is not known; NVIDIA's default too."""
 _FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RELATIME
+_NO_LINKS = _FLAGS | MS_NOSYMFOLLOW
+"""A daemon makes its files as root, by name, where a tenant may be faster and put a link there. Linux 5.10 and
+newer follow none on such a mount; older ones do not know the flag, and ignore it. Not for shm: programs may have
+links of their own in it."""
 _FULL = 0.01
 """A file system with less than this part of its space or its files left counts as full."""
 
@@ -45,16 +57,16 @@ def mount_all(paths: DaemonPaths, directories: Iterable[Path], *, proc: Path, no
     cannot look. Raises OSError.
     """
     limits = {
-        paths.pipe: (READABLE, PIPE_BYTES, PIPE_FILES),
-        paths.log: (READABLE, LOG_BYTES, LOG_FILES),
-        paths.shm: (SHARED, _shm_bytes(proc), 0),  # 0: no limit but that of the bytes
+        paths.pipe: (READABLE, PIPE_BYTES, PIPE_FILES, _NO_LINKS),
+        paths.log: (READABLE, LOG_BYTES, LOG_FILES, _NO_LINKS),
+        paths.shm: (SHARED, _shm_bytes(proc), 0, _FLAGS),  # 0: no limit but that of the bytes
     }
     mounted: list[Path] = []
     for directory in directories:
-        mode, size_bytes, files = limits[directory]
+        mode, size_bytes, files, flags = limits[directory]
         options = f"mode={mode:o},size={size_bytes // 1024}k" + (f",nr_inodes={files}" if files else "")
         try:
-            mount(directory.name, str(directory), "tmpfs", _FLAGS, options)
+            mount(directory.name, str(directory), "tmpfs", flags, options)
         except OSError as error:
             unmount_all(mounted)
             if error.errno not in (errno.EPERM, errno.EACCES):
