@@ -337,6 +337,7 @@ int nvmlDeviceGetUUID(void *device, char *to, unsigned size) {
 int nvmlDeviceGetPciInfo_v3(void *device, Pci *to) {
     START(device);
     to->device_id = or_zero(text("gpu.%d.device", GPU_OF(device)));
+    to->subsystem_id = or_zero(text("gpu.%d.subsystem", GPU_OF(device)));
     return copy(to->bus_id, sizeof to->bus_id, text("gpu.%d.bus", GPU_OF(device)));
 }
 

@@ -94,6 +94,7 @@ class StubNode:
                     "uuid": self.uuid(index),
                     "bus": self.bus(index),
                     "device": "0x233010de",
+                    "subsystem": "0x16c110de",
                     "name": "NVIDIA H100 80GB HBM3",
                     "minor": count - 1 - index,
                     "arch": 9,
