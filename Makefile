@@ -51,7 +51,7 @@ wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
-test: $(READY) build/.slurm-tried build/.browser-tried build/.prometheus-tried  ## all tests
+test: $(READY) build/.slurm-tried build/.browser-tried build/.prometheus-tried build/.nvidia-tried  ## all tests
 	@$(PYTEST) || { test $$? -eq 1 && $(FAILED_ALONE); }
 
 # Some tests watch real processes, and a machine that is busy elsewhere can make one late. What failed is
@@ -72,6 +72,10 @@ build/.browser-tried: tests/faces/web/prepare.sh
 # Once: as root it installs Prometheus, else the tests with a real Prometheus are skipped.
 build/.prometheus-tried: tests/prometheus/prepare.sh
 	@mkdir -p build && tests/prometheus/prepare.sh && touch $@
+
+# Once: NVIDIA's own libraries and MPS programs by driver branch, unpacked; else their tests are skipped.
+build/.nvidia-tried: tests/nvidia/prepare.sh
+	@mkdir -p build && tests/nvidia/prepare.sh build/nvidia && touch $@
 
 slurm: $(READY)  ## the tests with real Slurms, 22.05 and 24.11 (installs them: root, 190 MB)
 	tests/slurm/prepare.sh $(SLURM_ROOT)

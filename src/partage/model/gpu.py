@@ -218,10 +218,14 @@ class Link(Frozen):
 
 
 class Driver(Tagged):
-    """A working driver. version: ``550.163.01``; cuda: ``12.4``."""
+    """A working driver. version: ``550.163.01``; cuda: ``12.4``.
+
+    lacks: functions of ``model.nvml_functions`` that its library does not have.
+    """
 
     version: str
     cuda: str
+    lacks: tuple[str, ...] = ()
 
 
 PAUSED = "paused"

@@ -172,6 +172,15 @@ class StubNode:
             count = sum(key.startswith(f"gpu.{gpu}.process.") for key in self.keys)
             self.write(**{f"gpu.{gpu}.process.{count}": f"{pid} {listed}"})
 
+    def lacks(self, *functions: str) -> None:
+        """The library has these no more: its table of symbols calls them otherwise."""
+        data = self.library.read_bytes()
+        for name in functions:
+            before = b"\0" + name.encode() + b"\0"
+            assert before in data, name
+            data = data.replace(before, b"\0X" + name.encode()[1:] + b"\0")
+        self.library.write_bytes(data)
+
     def see_all(self) -> StubNode:
         """/proc shows the node's own pid namespace."""
         own = self.root / "proc/self/ns"

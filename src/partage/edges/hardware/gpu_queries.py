@@ -103,7 +103,7 @@ class GpuQueries(Binding):
 
     def driver(self) -> Driver:
         cuda = int(self.optional("nvmlSystemGetCudaDriverVersion_v2") or 0)
-        return Driver(str(self.call("nvmlSystemGetDriverVersion")), cuda_version(cuda))
+        return Driver(str(self.call("nvmlSystemGetDriverVersion")), cuda_version(cuda), self.lacks)
 
     def count(self) -> int:
         return int(self.call("nvmlDeviceGetCount"))
