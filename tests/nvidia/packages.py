@@ -21,3 +21,11 @@ def unpacked(branch: str) -> Path:
 def nvml_library(branch: str) -> Path:
     """``libnvidia-ml.so.1`` of a branch. It loads without a driver."""
     return unpacked(branch) / "usr/lib/x86_64-linux-gnu/nvidia/current/libnvidia-ml.so.1"
+
+
+def toolkit() -> Path:
+    """The folder with ``nvidia-ctk`` and ``nvidia-cdi-hook``; skips the test where they are not."""
+    folder = FOLDER / "toolkit"
+    if not (folder / "nvidia-ctk").exists():
+        pytest.skip("NVIDIA's container toolkit is not there: tests/nvidia/prepare-toolkit.sh says why")
+    return folder
