@@ -42,9 +42,9 @@ _LEAST_SHM_BYTES = 64 * MIB
 """Size of shm if the node's memory is not known; NVIDIA's default too."""
 _FLAGS = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RELATIME
 _NO_LINKS = _FLAGS | MS_NOSYMFOLLOW
-"""A daemon makes its files as root, by name, where a tenant may be faster and put a link there. Linux 5.10 and
-newer follow none on such a mount; older ones do not know the flag, and ignore it. Not for shm: programs may have
-links of their own in it."""
+"""A daemon makes its files as root, by name, where a tenant may be faster and put a link there. Linux 5.10
+and newer follow none on such a mount; older ones do not know the flag, and ignore it. Not for shm: programs
+may have links of their own in it."""
 _FULL = 0.01
 """A file system with less than this part of its space or its files left counts as full."""
 
