@@ -8,7 +8,7 @@ import pytest
 
 from partage.edges.files.journal import UnreadableJournal, read_journal
 from partage.edges.files.state import read_state
-from partage.edges.read_file import read_regular
+from partage.edges.read_file import read_regular, read_tail
 from partage.faces.documents.report import Unreadable, read_report
 
 
@@ -19,6 +19,20 @@ def test_no_more_than_the_limit_is_read(tmp_path):
     assert read_regular(file, 9) == b"123456"
     (tmp_path / "link").symlink_to(file)
     assert read_regular(tmp_path / "link", 9) == b"123456"
+
+
+def test_the_end_of_a_log_is_read_however_large_it_is(tmp_path):
+    log = tmp_path / "control.log"
+    with log.open("wb") as file:
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"the last line\n")
+    assert read_tail(log, 14) == b"the last line\n"
+    log.write_bytes(b"all")
+    assert read_tail(log, 14) == b"all"
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="not a regular file"):
+        read_tail(tmp_path / "pipe", 9)
 
 
 def test_what_is_no_regular_file_is_refused_at_once(tmp_path):

@@ -20,6 +20,17 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
         os.close(handle)
 
 
+def read_tail(path: Path, limit_bytes: int) -> bytes:
+    """As ``read_regular``, the last limit_bytes: the beginning of a log may be a hole of any size."""
+    handle = _opened(path)
+    try:
+        if stat.S_ISREG(os.fstat(handle).st_mode):
+            os.lseek(handle, max(0, os.fstat(handle).st_size - limit_bytes), os.SEEK_SET)
+        return read_regular_at(handle, limit_bytes, path)
+    finally:
+        os.close(handle)
+
+
 def read_named(path: Path, limit_bytes: int) -> bytes:
     """The same of a file that a person has named for this command, which may also be a pipe that the shell
     has made for it (``<(...)``, ``/dev/stdin``): that has a writer, and is read to its end.

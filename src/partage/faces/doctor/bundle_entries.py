@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from partage import __version__
 from partage.codec.values import to_plain
-from partage.edges.read_file import read_regular
+from partage.edges.read_file import read_regular, read_tail
 from partage.errors import InputError, PartageError, Problem
 from partage.faces.doctor.place import DoctorPlace
 from partage.model.gpu import Driver, Inventory
@@ -217,7 +217,7 @@ def _json(path: Path) -> Any:  # noqa: ANN401 - values of JSON
 def _tail(path: Path) -> str | None:
     """The last part of a text file; None if it cannot be read."""
     try:
-        return read_regular(path, _LARGEST_BYTES)[-_TAIL_BYTES:].decode("utf-8", "replace")
+        return read_tail(path, _TAIL_BYTES).decode("utf-8", "replace")
     except OSError:
         return None
 
