@@ -24,7 +24,8 @@ from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger_entry import HeldIds, Hold, LedgerEntry
+from partage.plan.serve.held_ids import HeldIds
+from partage.plan.serve.ledger_entry import Hold, LedgerEntry
 from partage.values import Frozen
 
 

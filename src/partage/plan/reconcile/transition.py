@@ -14,7 +14,8 @@ from msgspec import Struct, field
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
-from partage.plan.serve.ledger_entry import HeldIds, Hold, LedgerEntry
+from partage.plan.serve.held_ids import HeldIds
+from partage.plan.serve.ledger_entry import Hold, LedgerEntry
 from partage.values import Frozen
 
 

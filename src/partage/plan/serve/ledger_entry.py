@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-
-from msgspec import field
 
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
@@ -97,16 +94,3 @@ class EndingHold(Frozen):
 
     entry: LedgerEntry
     pods: frozenset[PodUid]
-
-
-class HeldIds(Frozen):
-    """Ids held now, by resource, for all GPUs.
-
-    admitted: those whose pod the running kubelet has admitted. largest: how many ids of a resource one pod
-    holds at most. left: those that no container holds, only processes that are left of former holders.
-    """
-
-    ids: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
-    admitted: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
-    largest: Mapping[ResourceName, int] = field(default_factory=dict)
-    left: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
