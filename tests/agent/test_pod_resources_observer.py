@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from partage.agent.observers.former_holders import FormerHolders
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.options import Intervals
 from partage.edges.files.left_holds import LeftHolds
@@ -88,18 +89,18 @@ def hold(pod: str, *ids: str, resource: ResourceName = GPU) -> ContainerHold:
 
 
 def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GPU-a"]) -> PodResourcesPoller:
+    ledger = Ledger()
     return PodResourcesPoller(
         pod_resources=kubelet,
         checkpoint=File(kubelet),
-        ledger=Ledger(),
+        ledger=ledger,
         clock=lambda: asyncio.get_running_loop().time(),
         ask=lambda: None,
         intervals=QUICK,
         names=lambda: NodeNames({GPU}, frozenset(map(GpuUuid, gpus())), frozenset(map(GpuUuid, gpus()))),
         kubelet=lambda: kubelet.life,
         resend=kubelet.resend,
-        left=kubelet.left_of,
-        left_holds=LeftHolds(kubelet.run_dir),
+        former=FormerHolders(ledger, lambda: None, kubelet.left_of, LeftHolds(kubelet.run_dir)),
         accepted=lambda: kubelet.accepted,
         may_know=lambda: kubelet.may_know,
     )
@@ -395,11 +396,11 @@ async def test_where_nobody_can_look_the_kubelets_word_decides_and_it_is_said() 
     one = questions(kubelet)
     async with asking(one):
         await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
-        await until(lambda: one.unseen == "no hostPID")
+        await until(lambda: one.former.unseen == "no hostPID")
         kubelet.says = ()
         await until(lambda: not one.ledger.entries())
         kubelet.left = Left()
-        await until(lambda: not one.unseen)
+        await until(lambda: not one.former.unseen)
 
 
 async def test_a_helper_that_does_not_answer_is_asked_again_and_allocate_does_not_wait_for_it() -> None:
@@ -413,7 +414,7 @@ async def test_a_helper_that_does_not_answer_is_asked_again_and_allocate_does_no
         await answers.wait()
         return await look(pods)
 
-    one.left = slow
+    one.former.left = slow
     async with asking(one):
         await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
         assert await one.left_at_once(frozenset({PodUid("u1")})) is None
