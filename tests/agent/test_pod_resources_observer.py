@@ -100,7 +100,13 @@ def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GP
         names=lambda: NodeNames({GPU}, frozenset(map(GpuUuid, gpus())), frozenset(map(GpuUuid, gpus()))),
         kubelet=lambda: kubelet.life,
         resend=kubelet.resend,
-        former=FormerHolders(ledger, lambda: None, kubelet.left_of, LeftHolds(kubelet.run_dir)),
+        former=FormerHolders(
+            ledger=ledger,
+            clock=lambda: asyncio.get_running_loop().time(),
+            ask=lambda: None,
+            left=kubelet.left_of,
+            files=LeftHolds(kubelet.run_dir),
+        ),
         accepted=lambda: kubelet.accepted,
         may_know=lambda: kubelet.may_know,
     )

@@ -255,7 +255,11 @@ class _Agent:
             kubelet=lambda: (socket_identity(options.pod_resources), socket_identity(options.kubelet_socket)),
             resend=self._resend,
             former=FormerHolders(
-                self._ledger, self._requests.ask, hardware.left_of, LeftHolds(options.run_dir)
+                ledger=self._ledger,
+                clock=self._status.clock,
+                ask=self._requests.ask,
+                left=hardware.left_of,
+                files=LeftHolds(options.run_dir),
             ),
             accepted=lambda: any(state.registered for state in self._endpoints.states()),
             may_know=lambda: bool(self._served_before) or may_exist(options.pod_resources),

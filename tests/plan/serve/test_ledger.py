@@ -14,7 +14,7 @@ from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import ContainerId, PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, EndingHold, Holder, LedgerEntry
 
 A = ShareId("a")
 B = ShareId("b")
@@ -415,7 +415,9 @@ def held_by(pod: str, *ids: ShareId) -> Ledger:
 def test_a_hold_ends_when_the_kubelet_names_nobody_and_nothing_of_its_pod_is_left():
     ledger = held_by("u1", A)
     ledger.observed([], 3)
-    assert only(ledger) == LedgerEntry(GPU, A, Certainty.ENDING, (holder("web"),), 1, ended_s=3)
+    u1 = (PodUid("u1"),)
+    ending = LedgerEntry(GPU, A, Certainty.ENDING, (holder("web"),), 1, ended_s=3, former_pods=u1)
+    assert only(ledger) == ending
     assert ledger.ending_pods == {"u1"}
     ledger.looked(frozenset({PodUid("u1")}), [process("u1"), process("u2")])
     assert only(ledger).left == (process("u1"),)
@@ -426,6 +428,33 @@ def test_a_hold_ends_when_the_kubelet_names_nobody_and_nothing_of_its_pod_is_lef
     ledger.looked(frozenset({PodUid("u1")}), [])
     assert (ledger.entries(), ledger.ending_pods) == ((), frozenset())
     assert ledger.version > version
+
+
+def test_while_nobody_can_look_a_hold_is_waited_for_and_it_is_said_since_when():
+    ledger = held_by("u1", A)
+    ledger.observed([], 3)
+    ledger.not_looked(ledger.ending_pods, "an error", 4)
+    assert (only(ledger).unseen, only(ledger).unseen_s) == ("an error", 4)
+    version = ledger.version
+    ledger.not_looked(ledger.ending_pods, "an error", 9)
+    assert ledger.version == version, "nothing new"
+    ledger.looked(ledger.ending_pods, [process("u1")])
+    assert (only(ledger).unseen, only(ledger).unseen_s) == ("", None)
+
+
+def test_by_the_kubelets_word_ends_what_nobody_has_seen_and_nothing_else():
+    ledger = held_by("u1", A)
+    ledger.allocated(GPU, [B], 1)
+    ledger.observed([says("web", A), says("db", B)], 2)
+    ledger.know_pods(pods(a="u1", b="u2"))
+    ledger.observed([], 3)
+    ledger.looked(ledger.ending_pods, [process("u1"), process("u2")])
+    ledger.looked(frozenset({PodUid("u2")}), [])
+    ledger.restore_ending(
+        [EndingHold(LedgerEntry(GPU, C, Certainty.ENDING, (), 1), frozenset({PodUid("u3")}))]
+    )
+    ledger.by_the_kubelets_word(ledger.ending_pods, "no hostPID", 5)
+    assert (only(ledger).id, only(ledger).left, only(ledger).unseen) == (A, (process("u1"),), "no hostPID")
 
 
 @pytest.mark.parametrize("end", ["free", "checkpoint"])

@@ -267,11 +267,15 @@ def _would_wait(uuid: GpuUuid, draft: GpuDraft, now: Snapshot) -> bool:
     return draft.stuck is Phase.WAITING or (draft.stuck is None and differs)
 
 
-def _why_held(entries: Iterable[LedgerEntry]) -> str:
+def _why_held(entries: Collection[LedgerEntry]) -> str:
     """What else is to be said of shares that no container seems to hold; empty for others."""
     if left := [str(process) for entry in entries for process in entry.left]:
         runs = "runs" if len(set(left)) == 1 else "run"
         return f"; {listed(sorted(set(left)), 4)} of pods that the kubelet has forgotten still {runs}"
+    if unseen := sorted({entry.unseen for entry in entries if entry.unseen}):
+        return (
+            f"; nobody has looked for processes of pods that the kubelet has forgotten: {listed(unseen, 2)}"
+        )
     if any(entry.certainty is Certainty.UNCONFIRMED for entry in entries):
         return "; the kubelet's checkpoint has holds that PodResources does not name now"
     return ""

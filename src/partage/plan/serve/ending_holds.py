@@ -26,6 +26,13 @@ class EndingHolds:
         """All of them."""
         return tuple(self._by_hold.values())
 
+    def entries(self) -> dict[Hold, LedgerEntry]:
+        """What the ledger says of them."""
+        return {
+            hold: replace(ending.entry, former_pods=tuple(sorted(ending.pods)))
+            for hold, ending in self._by_hold.items()
+        }
+
     def pods(self) -> frozenset[PodUid]:
         """The pods of which it has to be looked whether anything is left."""
         return frozenset().union(*(one.pods for one in self._by_hold.values()))
@@ -55,7 +62,22 @@ class EndingHolds:
             self.gone(hold, gone)
             if hold in self._by_hold and (seen := ending.pods & pods - gone):
                 found = tuple(process for pod in sorted(seen) for process in by_pod[pod])
-                self._put(hold, EndingHold(replace(ending.entry, left=found), ending.pods - gone))
+                entry = replace(ending.entry, left=found, unseen="", unseen_s=None)
+                self._put(hold, EndingHold(entry, ending.pods - gone))
+
+    def not_looked(self, pods: frozenset[PodUid], reason: str, since_s: float) -> None:
+        """Nobody could look for processes of these pods, since then or longer: they are waited for."""
+        for hold, ending in list(self._by_hold.items()):
+            if ending.pods & pods:
+                known_s = ending.entry.unseen_s
+                entry = replace(ending.entry, unseen=reason, unseen_s=since_s if known_s is None else known_s)
+                self._put(hold, EndingHold(entry, ending.pods))
+
+    def by_the_kubelets_word(self, pods: frozenset[PodUid], reason: str, since_s: float) -> None:
+        """Nobody can look for processes of these pods: those of which none was seen have ended."""
+        seen = frozenset(process.pod for one in self._by_hold.values() for process in one.entry.left)
+        self.looked(pods - seen, ())
+        self.not_looked(pods & seen, reason, since_s)
 
     def gone(self, hold: Hold, pods: frozenset[PodUid]) -> None:
         """Nothing of these pods has to be gone before this hold has ended."""

@@ -241,10 +241,18 @@ class Ledger:
         """It was looked for processes of these pods, and only these are left."""
         self._ending.looked(pods, left)
 
+    def not_looked(self, pods: frozenset[PodUid], reason: str, since_s: float) -> None:
+        """Nobody could look for processes of these pods since then: they are waited for."""
+        self._ending.not_looked(pods, reason, since_s)
+
+    def by_the_kubelets_word(self, pods: frozenset[PodUid], reason: str, since_s: float) -> None:
+        """Nobody can look for processes of these pods: those of which none was seen have ended."""
+        self._ending.by_the_kubelets_word(pods, reason, since_s)
+
     def entries(self) -> tuple[LedgerEntry, ...]:
         """All held ids, ordered by resource and id."""
         if self._entries[0] != self.version:
-            found = {ending.entry.hold: ending.entry for ending in self._ending.all()}
+            found = self._ending.entries()
             found |= {entry.hold: entry for rows in self._rows.values() for entry in rows.values()}
             self._entries = (self.version, tuple(found[hold] for hold in sorted(found)))
         return self._entries[1]

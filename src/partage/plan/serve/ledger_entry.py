@@ -53,7 +53,9 @@ class LedgerEntry(Frozen):
     since_s: when it was allocated, or first observed as held.
     checkpoint_pods: how many pods hold it by the kubelet's checkpoint; 0: not compared.
     unlisted: the running kubelet allocated it some time ago, and PodResources does not list it.
-    ended_s: since when it is ending, left: what still runs of its former holders; None and empty otherwise.
+    ended_s: since when it is ending, former_pods: the pods whose processes have not been seen to be gone;
+    left: what was seen of them. unseen: why nobody can look for them now, and unseen_s since when; empty and
+    None if somebody can. All are empty and None if it is not ending.
     """
 
     resource: ResourceName
@@ -65,6 +67,9 @@ class LedgerEntry(Frozen):
     unlisted: bool = False
     ended_s: float | None = None
     left: tuple[LeftProcess, ...] = ()
+    former_pods: tuple[PodUid, ...] = ()
+    unseen: str = ""
+    unseen_s: float | None = None
 
     @property
     def hold(self) -> Hold:
