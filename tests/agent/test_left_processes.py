@@ -164,7 +164,7 @@ def test_without_an_answer_in_time_the_kubelets_word_counts(node, kubelet, helpe
     assert share in healthy(kubelet, GPU)
     forget(node, kubelet)
     agent.wait(lambda: entry(agent).get("left"), "the first one is still waited for", limit_s=20)
-    assert share not in healthy(kubelet, GPU)
+    wait_for(lambda: share not in healthy(kubelet, GPU), what="given to nobody")
 
 
 def test_where_nobody_can_look_it_is_said_and_the_kubelets_word_decides(node, kubelet, helper) -> None:

@@ -18,7 +18,7 @@ from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, ShareId
 from partage.model.process import Left, LeftProcess
-from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.ledger import ADMISSION_S, Ledger
 from partage.plan.serve.ledger_entry import Certainty
 from tests.kubelet_script import until
 
@@ -137,6 +137,32 @@ async def test_an_allocate_is_followed_by_questions_until_its_pod_is_named() -> 
         await until(lambda: kubelet.asked >= 3)
         kubelet.says = (hold("pod", "GPU-a"),)
         await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+
+
+@pytest.mark.parametrize("written_since", [True, False])
+async def test_a_pod_that_ended_unnamed_is_over_when_the_checkpoint_that_had_it_has_it_no_more(
+    written_since: bool,
+) -> None:
+    """If the file was not written since its Allocate, its id in it may be of the pod before."""
+    kubelet = Kubelet()
+    one, passed_s = questions(kubelet), [0.0]
+    one.clock = lambda: asyncio.get_running_loop().time() + passed_s[0]
+    async with asking(one):
+        one.ledger.allocated(GPU, [GPU_A], one.clock())
+        one.allocated()
+        await asyncio.sleep(0)
+        kubelet.has, kubelet.written = holds(a="u1"), kubelet.written + written_since
+        await until(lambda: one.ledger.former_pods(GPU, [GPU_A]) == {"u1"})
+        kubelet.has = holds()
+        passed_s[0] = ADMISSION_S + 1
+        asked = kubelet.asked
+        await until(lambda: kubelet.asked > asked + 3)
+        if written_since:
+            await until(lambda: not one.ledger.entries())
+        else:
+            assert (certainties(one), kubelet.lists) == ({"GPU-a": Certainty.TENTATIVE}, 0)
+            passed_s[0] = 121
+            await until(lambda: not one.ledger.entries())
 
 
 async def test_many_allocates_ask_one_question() -> None:

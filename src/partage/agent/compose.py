@@ -150,7 +150,7 @@ class _Agent:
             clock=clock,
             holders=kubelet.ask_holders,
             left=kubelet.left_at_once,
-            allocated=kubelet.soon,
+            allocated=kubelet.allocated,
             registering=kubelet.now,
             refused=self._refused,
         )

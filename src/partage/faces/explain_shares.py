@@ -23,7 +23,7 @@ _CERTAINTY = {
     Certainty.TENTATIVE: "the kubelet has just given it away and has not named the container yet",
     Certainty.OBSERVED: "the kubelet names this container as the holder",
     Certainty.PROVEN: "the kubelet named this container before it started",
-    Certainty.UNCONFIRMED: "named earlier; the kubelet does not confirm it now, and its end is not proven",
+    Certainty.UNCONFIRMED: "the kubelet names no container with it now, and its end is not proven",
     Certainty.ENDING: "the kubelet has forgotten this pod; whether a process of it runs is looked at now",
 }
 

@@ -37,6 +37,10 @@ _UNNAMED = (Certainty.TENTATIVE, Certainty.UNCONFIRMED)
 """Their container is expected to be named soon: after its admission, or after a restart of the kubelet."""
 
 
+_NOT_LOOKED = object()
+"""In place of the checkpoint's identity: an Allocate is being answered."""
+
+
 class NodeNames(Frozen):
     """Partage's resource names, the UUIDs of the node's GPUs, and of all GPUs and MIG devices."""
 
@@ -82,6 +86,7 @@ class PodResourcesPoller(Struct):
     unproven: str = ""
     answered_s: float = -inf
     _read: object = None
+    _at_allocate: object = None
     _is_complete: bool = False
     _was_read: bool = False
     _kubelet: object = None
@@ -98,8 +103,18 @@ class PodResourcesPoller(Struct):
         """Whether it is known now who holds what."""
         return bool(self.known) and not self.trouble
 
+    def allocated(self) -> None:
+        """An Allocate is answered: ask soon. A checkpoint that is another one than now, after the answer, has
+        been written since."""
+        self._at_allocate = _NOT_LOOKED
+        asyncio.get_running_loop().call_soon(self._note_checkpoint)
+        self.soon()
+
+    def _note_checkpoint(self) -> None:
+        self._at_allocate = self.checkpoint.identity()
+
     def soon(self) -> None:
-        """Ask soon: an Allocate was answered, and PodResources will list its pod shortly."""
+        """Ask soon: PodResources will list a pod shortly."""
         if not self.trouble:
             self.now()
 
@@ -272,8 +287,9 @@ class PodResourcesPoller(Struct):
         if now == self._read:
             return
         self._read = now
+        is_newer = self._at_allocate is not _NOT_LOOKED and now[0] != self._at_allocate
         try:
-            self.ledger.know_pods(self.checkpoint.held() or {})
+            self.ledger.know_pods(self.checkpoint.held() or {}, is_newer=is_newer)
         except Unreachable as error:  # ids of unknown pods end by the kubelet's word
             log.debug("pods of holders are not known", extra={"reason": str(error)})
 

@@ -42,7 +42,8 @@ class Ledger:
     The cost of Allocate depends on its own ids; the cost of an observation on all held ids.
 
     unlisted_grace_s: after how long an allocated id that PodResources never lists (an ordinary init
-    container, or a pod that was refused in the end) becomes unconfirmed.
+    container, or a pod that was refused in the end) becomes unconfirmed; after ADMISSION_S where a checkpoint
+    that was written after its Allocate had it.
     """
 
     def __init__(self, unlisted_grace_s: float = 120.0) -> None:
@@ -50,6 +51,7 @@ class Ledger:
         self._rows: dict[ResourceName, dict[ShareId, LedgerEntry]] = {}
         self._former = FormerNames()
         self._pods: dict[Hold, frozenset[PodUid]] = {}
+        self._in_checkpoint: set[Hold] = set()
         self._ending = EndingHolds()
         self._suspected: frozenset[Hold] = frozenset()
         self._observed_s = -inf
@@ -67,6 +69,7 @@ class Ledger:
         for share in ids:
             self._former.remember(resource, share, self._give_up(resource, share), now_s)
             self._pods.pop((resource, share), None)
+            self._in_checkpoint.discard((resource, share))
             self._put(LedgerEntry(resource, share, Certainty.TENTATIVE, (), now_s))
 
     def restored(self, resource: ResourceName, ids: Iterable[ShareId], now_s: float) -> None:
@@ -202,15 +205,19 @@ class Ledger:
             for entry in rows.values()
         )
 
-    def know_pods(self, checkpoint: CheckpointHolds) -> None:
+    def know_pods(self, checkpoint: CheckpointHolds, *, is_newer: bool = False) -> None:
         """The checkpoint as it is now. Of a tentative entry it may still name the former holder: it is asked
-        again for that."""
+        again for that. is_newer: it was written after the last Allocate: what is in it belongs to a pod that
+        the kubelet has noted, and will be in all later ones until that pod has ended.
+        """
         for resource, rows in self._rows.items():
             by_id = checkpoint.get(resource, {})
             for share, entry in rows.items():
                 pods = by_id.get(share)
                 if pods and entry.certainty is Certainty.TENTATIVE:
                     self._pods[entry.hold] = pods
+                    if is_newer:
+                        self._in_checkpoint.add(entry.hold)
                 elif pods and entry.hold not in self._pods:
                     self._pods[entry.hold] = pods
                     self._ending.gone(entry.hold, pods)
@@ -285,8 +292,9 @@ class Ledger:
             self._drop(entry.resource, entry.id, asked_s)
         elif entry.certainty is Certainty.TENTATIVE:
             late = asked_s - entry.since_s >= self._grace_s
-            certainty = Certainty.UNCONFIRMED if late else Certainty.TENTATIVE
             unlisted = entry.unlisted or asked_s - entry.since_s >= ADMISSION_S
+            noted = unlisted and entry.hold in self._in_checkpoint
+            certainty = Certainty.UNCONFIRMED if late or noted else Certainty.TENTATIVE
             self._put(replace(entry, certainty=certainty, holders=(), unlisted=unlisted))
 
     def _name(self, resource: ResourceName, share: ShareId, named: set[Holder], asked_s: float) -> None:
@@ -354,6 +362,7 @@ class Ledger:
         """The kubelet has ended this hold. It is ending, where it is known whose processes have to go."""
         rows, hold = self._rows[resource], (resource, share)
         entry = rows.pop(share)
+        self._in_checkpoint.discard(hold)
         if pods := self._pods.pop(hold, None):
             self._ending.begin(entry, pods, now_s)
         if not rows:
