@@ -22,6 +22,7 @@ from partage.agent.endpoints.resource_plugin import PluginHooks
 from partage.agent.endpoints.served import ServedResources
 from partage.agent.loop import Loop, LoopParts, TurnRequests
 from partage.agent.observers.cordon import CordonObserver
+from partage.agent.observers.former_holders import FormerHolders
 from partage.agent.observers.hardware import HardwareObserver, XidLog
 from partage.agent.observers.history import HistoryObserver
 from partage.agent.observers.other_plugins import OtherPluginObserver
@@ -149,7 +150,7 @@ class _Agent:
             clock=clock,
             holders=kubelet.ask_holders,
             left=kubelet.left_at_once,
-            allocated=kubelet.soon,
+            allocated=kubelet.allocated,
             registering=kubelet.now,
             refused=self._refused,
         )
@@ -253,8 +254,13 @@ class _Agent:
             names=self._names,
             kubelet=lambda: (socket_identity(options.pod_resources), socket_identity(options.kubelet_socket)),
             resend=self._resend,
-            left=hardware.left_of,
-            left_holds=LeftHolds(options.run_dir),
+            former=FormerHolders(
+                ledger=self._ledger,
+                clock=self._status.clock,
+                ask=self._requests.ask,
+                left=hardware.left_of,
+                files=LeftHolds(options.run_dir),
+            ),
             accepted=lambda: any(state.registered for state in self._endpoints.states()),
             may_know=lambda: bool(self._served_before) or may_exist(options.pod_resources),
         )
