@@ -1,4 +1,4 @@
-"""What ``make check`` can fetch has to be there where PARTAGE_REAL_PARTS is set, as in continuous integration.
+"""What ``make check`` can fetch has to be there where PARTAGE_REAL_PARTS is set: in continuous integration.
 
 Elsewhere the tests of a part that could not be had are skipped, with the reason. There a skip would hide that
 a part is no longer tried.
