@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -64,7 +63,7 @@ def fresh_socket(directory: Path, resource: ResourceName) -> Path:
     stem = plugin_socket_name(resource).removesuffix(".sock")
     room = LONGEST_SOCKET_PATH - len(os.fsencode(directory)) - 1 - _ENDING
     while True:
-        path = directory / f"{stem[: max(room, 1)]}_partage-{secrets.token_hex(3)}.sock"
+        path = directory / f"{stem[: max(room, 1)]}_partage-{os.urandom(3).hex()}.sock"
         check_socket_path(path, SHORTEN)
         if not may_exist(path) and not may_exist(_mark(path)):
             return path
