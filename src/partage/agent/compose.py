@@ -36,7 +36,7 @@ from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.reconciler.unfinished import UnfinishedChange
 from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus
-from partage.agent.supervision import Supervisor, unending
+from partage.agent.supervision import Supervisor
 from partage.agent.watchdog import Watchdog
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
@@ -48,6 +48,7 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import may_exist, socket_identity
+from partage.edges.own_task import unending
 from partage.model.gpu import devices_of
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.share import resources_of
