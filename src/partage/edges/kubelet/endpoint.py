@@ -32,9 +32,9 @@ from partage.edges.kubelet.server import PluginServer
 from partage.edges.kubelet.sockets import (
     SocketIdentity,
     fresh_socket,
+    is_named_after,
     kept_sockets,
     mark_kept,
-    plain_name,
     socket_identity,
     sockets_of,
     unmark_kept,
@@ -412,7 +412,7 @@ class ResourceEndpoint:
         kept = set(kept_sockets(self._directory))
         plain = plugin_socket_name(self._resource)
         found = {path for path in (*sockets_of(self._directory, self._resource), *kept) if path.name != plain}
-        for path in sorted(one for one in found if plain_name(one.name) == plain):
+        for path in sorted(one for one in found if is_named_after(one.name, plain)):
             if is_listening(path):
                 continue
             if path not in kept:
