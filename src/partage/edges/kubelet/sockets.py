@@ -127,7 +127,7 @@ def unmark_kept(path: Path) -> None:
         _mark(path).unlink()
 
 
-def kept_sockets(directory: Path) -> list[Path]:
+def marked_sockets(directory: Path) -> list[Path]:
     """The paths that the running kubelet keeps, as noted."""
     try:
         marks = sorted(path for path in directory.iterdir() if path.suffix == _KEPT)
