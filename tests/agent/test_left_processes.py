@@ -111,7 +111,7 @@ def test_a_gpu_does_not_change_while_a_process_of_a_forgotten_pod_runs(
     shown = " ".join(capsys.readouterr().out.split())
     assert "GPU 0 changes to time-slicing when process train (pid 4711) of a/train has ended" in shown
     assert "waiting for process train (pid 4711)" in " ".join(shown.replace("│", " ").split())
-    assert "held by a/train" not in shown, "the pod has gone"
+    assert "waits for a/train" not in shown, "the pod has gone"
     helper.inject(Vacate(0))
     wait_for(lambda: len(healthy(kubelet, SHARED)) == 16, what="it changes, too")
 

@@ -103,7 +103,7 @@ def unsettled_lines(plan: NodePlan, inventory: Inventory) -> list[str]:
 
 def _reason(plan: GpuPlan) -> str:
     pods = _pods_of(plan.waiting_for)
-    return f"{plan.reason}; held by {listed(pods, 4)}" if pods else plan.reason
+    return f"{plan.reason}; it waits for {listed(pods, 4)}" if pods else plan.reason
 
 
 def _pods_of(entries: Sequence[LedgerEntry | EntryRow]) -> list[str]:
