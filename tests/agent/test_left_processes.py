@@ -92,7 +92,9 @@ def test_the_next_pod_is_refused_at_once_and_no_other_is_tried(node, kubelet, he
     assert calls(kubelet).allocate([share]).envs["PARTAGE_STRATEGY"] == "exclusive"
 
 
-def test_a_gpu_does_not_change_while_a_process_of_a_forgotten_pod_runs(node, kubelet, helper, agent) -> None:
+def test_a_gpu_does_not_change_while_a_process_of_a_forgotten_pod_runs(
+    node, kubelet, helper, agent, capsys
+) -> None:
     share = first(kubelet)
     forget(node, kubelet)
     agent.wait(lambda: entry(agent).get("left"), "seen by the look that follows PodResources", limit_s=20)
@@ -104,6 +106,13 @@ def test_a_gpu_does_not_change_while_a_process_of_a_forgotten_pod_runs(node, kub
     )
     assert agent.gpu(0)["waitingFor"][0]["id"] == share
     assert agent.gpu(0)["processes"] == ["process train (pid 4711)"]
+    node.in_report_file('"phase":"waiting"')
+    for verb in (["show"], ["plan", f"--policy={node.policy}"]):
+        assert run([*verb, f"--machine={MACHINE}", f"--run-dir={node.run_dir}"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "GPU 0 changes to time-slicing when process train (pid 4711) of a/train has ended" in shown
+    assert "waiting for process train (pid 4711)" in " ".join(shown.replace("│", " ").split())
+    assert "waits for a/train" not in shown, "the pod has gone"
     helper.inject(Vacate(0))
     wait_for(lambda: len(healthy(kubelet, SHARED)) == 16, what="it changes, too")
 
