@@ -343,7 +343,7 @@ class Loop(Struct):
             kubelet=self._kubelet_trouble(resources),
             pod_resources=parts.pod_resources.trouble,
             checkpoint=parts.pod_resources.unreadable or parts.pod_resources.unproven,
-            processes=parts.pod_resources.unseen,
+            processes=parts.pod_resources.former.unseen,
             state_dir=parts.state_writer.trouble,
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,

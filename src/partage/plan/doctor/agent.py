@@ -125,6 +125,8 @@ REASONS: dict[str, _Row] = {
                            "Let the agent read the kubelet's checkpoint in --kubelet-dir"),
     "process-left": _Row("warning", "A process of a pod that the kubelet has forgotten still runs",
                          "End it, or give its share away all the same: partage free SHARE"),
+    "process-unknown": _Row("warning", "It is not known whether a process of a forgotten pod still runs",
+                            f"{_READ_LOG}; or do not wait for it: partage free SHARE"),
     "processes-unseen": _Row("warning", "Nobody can look for processes that a forgotten pod has left",
                              "Give the helper the host's processes: hostPID, and a helper of this version"),
     "shares-conflict": _Row("error", "Containers hold shares of a GPU that exclude each other",
