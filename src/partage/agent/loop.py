@@ -34,7 +34,7 @@ from partage.model.policy import Policy
 from partage.model.share import GpuOffer, resources_of
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.mig_config import mig_config_report
-from partage.plan.offer.guarantees import promised
+from partage.plan.offer.guarantees import promised, served_by_own_users
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
@@ -268,10 +268,8 @@ class Loop(Struct):
             parts.cdi.request(inventory, options)
             parts.guard.request(one for devices in self.view.offer.values() for one in devices)
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
-            unwatched = parts.watchdog.unwatched
-            self._terms = AllocateContext(
-                inventory, options, run_dir, parts.cdi.classes, guard_dir, unwatched
-            )
+            unheld = parts.watchdog.unwatched | served_by_own_users(desired.settings)
+            self._terms = AllocateContext(inventory, options, run_dir, parts.cdi.classes, guard_dir, unheld)
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.view, self._terms):
                 parts.serve(plugin)
@@ -289,7 +287,10 @@ class Loop(Struct):
             made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
             offer=promised(
-                done.view.offer, seen.desired.watch_of if seen.desired else {}, seen.node.inventory
+                done.view.offer,
+                seen.desired.watch_of if seen.desired else {},
+                seen.node.inventory,
+                seen.desired.settings if seen.desired else {},
             ),
             gpus=gpu_reports(seen.snapshot, done, seen.desired, entries),
             resources=resources,

@@ -197,6 +197,13 @@ class MpsServer(Frozen):
     name: str = ""
 
 
+BEFORE_UPGRADE = (
+    "its daemon was started by an older Partage, with directories that a tenant could fill or change; it is "
+    "replaced when nobody holds a share of the GPU"
+)
+"""A ``DaemonState.doubt``."""
+
+
 class DaemonState(Frozen):
     """One control daemon, as observed.
 
@@ -205,6 +212,9 @@ class DaemonState(Frozen):
     multi_user: from its command line.
     reason: a sentence: why it does not serve, or a problem although it serves; else empty.
     bound_to: a sentence: with what else on the node it ends; empty: with nothing that Partage stops.
+    unsettled: a sentence: why its limits have to be set again, although it serves: somebody else gave it a
+    command, or nobody can tell; empty: nobody did since they were set and read back.
+    doubt: a sentence: why they cannot be relied upon, whatever is set; empty: they can.
     """
 
     gpu: GpuUuid | None
@@ -216,6 +226,8 @@ class DaemonState(Frozen):
     multi_user: bool = False
     reason: str = ""
     bound_to: str = ""
+    unsettled: str = ""
+    doubt: str = ""
 
     @property
     def clients(self) -> tuple[ConnectedClient, ...]:

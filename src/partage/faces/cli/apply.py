@@ -292,7 +292,9 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
         dry_run=applied.dry_run,
         resumed=None if unfinished is None else str(unfinished),
         gpus=gpus,
-        resources=resource_rows(promised(now.desired.offer, now.desired.watch_of, now.inventory), verify),
+        resources=resource_rows(
+            promised(now.desired.offer, now.desired.watch_of, now.inventory, now.desired.settings), verify
+        ),
         problems=found,
     )
     common_output.print_document(answer, output)

@@ -172,7 +172,9 @@ def _resolved(
     except (InputError, Unsatisfiable) as error:
         problem = error.problems[0]
         return Refusal(way, problem.message.removeprefix("GPU 0: "), problem.hint or FEWER_OR_NEWER)
-    shares = ResolvedShares(promised(state.offer, state.watch_of, inventory)[inventory.gpus[0].uuid])
+    shares = ResolvedShares(
+        promised(state.offer, state.watch_of, inventory, state.settings)[inventory.gpus[0].uuid]
+    )
     count = situation.tenants if way is Way.VGPU else shares.count
     asks = _asks(situation.sizes, shares)
     if short := _short(situation, shares, count, asks, facts):
