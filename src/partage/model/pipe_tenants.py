@@ -56,7 +56,8 @@ class PipeTenant(Frozen):
     pod, container, job: as its cgroup says; job: empty for a container of a pod.
     whole: it reaches the daemon's own sockets; else only directories of namespaces (protocol 3).
     rights: of its processes, and of all other processes of its pod, which can be handed an open directory;
-    each kind once. more: there are more than MOST_RIGHTS kinds.
+    each kind once. more: there are more than MOST_RIGHTS kinds, or they changed too fast to be read.
+    beside: the other containers of its pod that run. pids: its pid namespace, where no cgroup names it.
     """
 
     device: DeviceUuid
@@ -66,11 +67,15 @@ class PipeTenant(Frozen):
     whole: bool = True
     rights: tuple[ProcessRights, ...] = ()
     more: bool = False
+    beside: tuple[ContainerId, ...] = ()
+    pids: str = ""
 
     def __str__(self) -> str:
         if self.job:
             return f"job {self.job}"
-        return f"container {self.container[:12]}" if self.container else f"pod {self.pod}"
+        if self.container:
+            return f"container {self.container[:12]}"
+        return f"pod {self.pod}" if self.pod else "a container without a name"
 
 
 class PipeTenants(Frozen):

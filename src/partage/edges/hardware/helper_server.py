@@ -108,6 +108,7 @@ VERBS: Mapping[str, Verb] = {
     "samples": _query(lambda hardware: hardware.samples()),
     "time-slices": _query(lambda hardware: hardware.time_slices()),
     "daemons": _query(lambda hardware: hardware.daemons()),
+    "tenants": _query(lambda hardware: hardware.tenants()),
 }
 """All verbs of the helper."""
 

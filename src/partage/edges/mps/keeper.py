@@ -82,6 +82,9 @@ class MpsKeeper:
         homes = await asyncio.to_thread(self._access.homes)
         return tuple(await asyncio.gather(*(self._access.state(paths) for paths in homes)))
 
+    def pipes(self) -> dict[DeviceUuid, Path]:
+        return {paths.device: paths.pipe for paths in self._access.homes() if paths.pipe.is_dir()}
+
     async def terminate(self, device: DeviceUuid, server_pid: int, client_pid: int) -> None:
         access = self._access
         paths = access.known(device)
