@@ -67,8 +67,14 @@ class _Ours:
     inventory: Inventory
     resources: Mapping[ResourceName, Resource]
 
-    def answerer(self, name: ResourceName) -> AllocateResponder:
-        return AllocateResponder(self.resources[name], self.inventory, self.policy.options, _RUN_DIR)
+    def answerer(self, name: ResourceName, *, read_only_pipe: bool = False) -> AllocateResponder:
+        return AllocateResponder(
+            self.resources[name],
+            self.inventory,
+            self.policy.options,
+            _RUN_DIR,
+            read_only_pipe=read_only_pipe,
+        )
 
     def chooser(self, name: ResourceName) -> PreferredAllocator:
         return PreferredAllocator(self.resources[name], self.inventory.links, self.policy.options.allocation)
@@ -130,6 +136,18 @@ def _with_mps_paths_of_the_gpu(answer: Json, gpu: str) -> Json:
         return {**mount, "host_path": f"{_RUN_DIR}/mps/{gpu}/{host.rpartition('/')[2]}"}
 
     return {**answer, "mounts": [ours(mount) for mount in answer["mounts"]]} if "mounts" in answer else answer
+
+
+def _with_a_pipe_that_can_be_written(answer: Json, resource: ResourceName) -> Json:
+    """``--mps-pipe-read-only``, off unless asked for, adds this key to this mount (ADR 132)."""
+    if "mounts" not in answer:
+        return answer
+    pipe = f"/mps/{resource}/pipe"
+    mounts = [dict(mount) for mount in answer["mounts"]]
+    for mount in mounts:
+        if mount["container_path"] == pipe:
+            assert mount.pop("read_only") is True
+    return {**answer, "mounts": mounts}
 
 
 def _with_honoured_devices(resource: Json, config: Json) -> Json:
@@ -259,6 +277,19 @@ def test_allocate_answers_alike(machine: str, name: str) -> None:
         answerer = ours.answerer(resource["register"]["resource_name"])
         for call in resource["allocate"]:
             assert _allocated(answerer, call["ids"]) == _expected(call, ours), call["ids"]
+
+
+@pytest.mark.parametrize(("machine", "name"), _cases(refused=False))
+def test_allocate_answers_alike_but_for_one_key_where_the_pipe_is_read_only(machine: str, name: str) -> None:
+    ours = _ours(machine, name)
+    for resource in _theirs(machine, name):
+        of = resource["register"]["resource_name"]
+        answerer = ours.answerer(of, read_only_pipe=True)
+        for call in resource["allocate"]:
+            answer = _allocated(answerer, call["ids"])
+            if not isinstance(answer, str):
+                answer = _in_any_order(_with_a_pipe_that_can_be_written(answer, of))
+            assert answer == _expected(call, ours), call["ids"]
 
 
 def _allocated(answerer: AllocateResponder, ids: Sequence[ShareId]) -> Json:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 
 import pytest
@@ -46,15 +46,19 @@ NAMES = {TRAIN: Holder("default", "train", "main"), NOTEBOOK: Holder("default", 
 
 @contextmanager
 def one_gpu(
-    sharing: Sharing, kind: type[SimulatedHardware] = SimulatedHardware
+    sharing: Sharing,
+    kind: type[SimulatedHardware] = SimulatedHardware,
+    options: Mapping[str, object] | None = None,
 ) -> Iterator[Callable[[Callable[[World], Coroutine[None, None, None]]], None]]:
-    """Runs a story on a node of one GPU that is shared so, with a kubelet and an agent."""
+    """Runs a story on a node of one GPU that is shared so, with a kubelet and an agent. options: more of
+    the agent's."""
     with place() as somewhere, asyncio.Runner(loop_factory=SimulatedTimeLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, SimulatedTimeLoop)
         write_logs(somewhere.container_logs, NAMES)
         world = World.of(somewhere, loop, load_machine("1xl40s"), Behaviour(), 0)
         world.hardware = kind(load_machine("1xl40s"), clock=loop.time)
+        world.options = options or {}
 
         async def play(story: Callable[[World], Coroutine[None, None, None]]) -> None:
             world.write_policy([sharing])

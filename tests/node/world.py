@@ -9,11 +9,11 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Self, get_args
+from typing import Any, Self, get_args
 
 from msgspec.structs import replace
 
@@ -80,6 +80,7 @@ class World:
     may_refuse: the policy has been wrong since the agent started; it may end over that before its first turn.
     troubles: faults that last until they are healed. quiet_since_s: nothing happened since. unrecorded:
     pods, and the shares that they held when the agent's state was lost. reports: the agent writes its report.
+    options: more of the agent's.
     """
 
     place: Place
@@ -100,6 +101,7 @@ class World:
     log: list[str] = field(default_factory=list)
     unrecorded: set[tuple[str, Share]] = field(default_factory=set)
     reports: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict)
     _number: int = 0
 
     @classmethod
@@ -158,6 +160,7 @@ class World:
             cdi_dir=self.place.root / "cdi",
             container_logs=self.place.container_logs,
             policy=self.place.policy,
+            **self.options,
         )
         stop, status = asyncio.Event(), AgentStatus(self.loop.time)
         beside = partial(self._report, settings) if self.reports else None

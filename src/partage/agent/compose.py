@@ -35,6 +35,7 @@ from partage.agent.reconciler.node_port import NodePort
 from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.reconciler.unfinished import UnfinishedChange
 from partage.agent.state_writer import StateWriter
+from partage.agent.status.mps_clients import MpsClientsSeen
 from partage.agent.status.status import AgentStatus
 from partage.agent.supervision import Supervisor, unending
 from partage.agent.watchdog import Watchdog
@@ -185,6 +186,7 @@ class _Agent:
         self._history = self._history_of() if options.history_days else None
         self._loop = self._loop_of()
         status.watch_observation = lambda: self._watchdog.observation
+        status.mps_clients = MpsClientsSeen() if options.mps_pipe_read_only else None
         status.endpoints = self._endpoints.states
         status.ended_tasks = lambda: self._supervisor.trouble
         status.counts.asked = self._plugins.asked

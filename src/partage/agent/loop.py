@@ -135,6 +135,10 @@ class Loop(Struct):
         while True:
             self.parts.status.pulse_s = self.parts.clock()
             report = self.parts.status.report
+            if report and (seen := self.parts.status.mps_clients) is not None:
+                watched = self.parts.watchdog.observation
+                daemons = (one for gpu in report.gpus for one in gpu.daemons)
+                seen.note(daemons, watched.watched if watched else None)
             if report and self._kubelet_trouble(report.resources) != report.dependencies.kubelet:
                 self.parts.requests.ask()
             await until_tick(self.parts.options.intervals.policy_s)
@@ -269,7 +273,15 @@ class Loop(Struct):
             parts.guard.request(one for devices in self.view.offer.values() for one in devices)
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
             unheld = parts.watchdog.unwatched | served_by_own_users(desired.settings)
-            self._terms = AllocateContext(inventory, options, run_dir, parts.cdi.classes, guard_dir, unheld)
+            self._terms = AllocateContext(
+                inventory,
+                options,
+                run_dir,
+                parts.cdi.classes,
+                guard_dir,
+                unheld,
+                read_only_pipe=parts.options.mps_pipe_read_only,
+            )
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.view, self._terms):
                 parts.serve(plugin)

@@ -119,6 +119,7 @@ class AgentOptions(Frozen):
     validations:   directory in which the GPU Operator says that driver and toolkit work; None: do not wait.
     dcgm_names:    which metrics are served under dcgm-exporter's names, too.
     history_days:  how many days of the use of GPUs are kept in the state directory; 0: none.
+    mps_pipe_read_only: containers get the pipe of their MPS daemon read-only.
     takeover:      register also what another process offers to the kubelet.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
     """
@@ -139,6 +140,7 @@ class AgentOptions(Frozen):
     cluster: ClusterConfig | None = None
     node_name: str = ""
     history_days: int = 0
+    mps_pipe_read_only: bool = False
     takeover: bool = False
     labels: WrittenLabels = WrittenLabels.ALL
     features_file: Path | None = None

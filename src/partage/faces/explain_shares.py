@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
+from partage.agent.status.readiness import PIPE_READ_ONLY
 from partage.faces.documents.explain import ExplainedShareRow
 from partage.faces.documents.report import EntryRow, ReportDocument
 from partage.faces.documents.resources import ResourceDeviceRow, ResourceGpuRow
@@ -70,6 +71,8 @@ def _row(
     device = _device_row(report, row.resource, row, shares[0])
     stated = row.guarantee if device is None else device.guarantee
     state, standing, step = _standing(view, row, entry, report.at)
+    if entry is not None:
+        standing = "; ".join((standing, *_unconnected(report, row)))
     return ExplainedShareRow(
         node=view.name,
         gpu=row.gpu_index,
@@ -88,6 +91,14 @@ def _row(
         standing=standing,
         next=step,
     )
+
+
+def _unconnected(report: ReportDocument, row: DeviceOffer) -> Iterator[str]:
+    """What keeps its containers from the MPS daemon, maybe."""
+    for reason in report.degraded:
+        where, _, what = reason.message.partition(": ")
+        if reason.code == PIPE_READ_ONLY and where.endswith(row.device):
+            yield what
 
 
 def _not_offered(report: ReportDocument, view: NodeView, what: str) -> Iterator[ExplainedShareRow]:

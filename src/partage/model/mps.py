@@ -197,13 +197,6 @@ class MpsServer(Frozen):
     name: str = ""
 
 
-BEFORE_UPGRADE = (
-    "its daemon was started by an older Partage, with directories that a tenant could fill or change; it is "
-    "replaced when nobody holds a share of the GPU"
-)
-"""A ``DaemonState.doubt``."""
-
-
 class DaemonState(Frozen):
     """One control daemon, as observed.
 
@@ -215,6 +208,9 @@ class DaemonState(Frozen):
     unsettled: a sentence: why its limits have to be set again, although it serves: somebody else gave it a
     command, or nobody can tell; empty: nobody did since they were set and read back.
     doubt: a sentence: why they cannot be relied upon, whatever is set; empty: they can.
+    outdated: it works in directories that were there before it, or that an older Partage has made; it is
+    started again, in new ones, when nobody holds a share of its GPU.
+    full: a sentence: which of its directories have no room left; empty: none.
     """
 
     gpu: GpuUuid | None
@@ -228,6 +224,8 @@ class DaemonState(Frozen):
     bound_to: str = ""
     unsettled: str = ""
     doubt: str = ""
+    outdated: bool = False
+    full: str = ""
 
     @property
     def clients(self) -> tuple[ConnectedClient, ...]:

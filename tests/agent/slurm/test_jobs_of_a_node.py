@@ -193,7 +193,7 @@ def test_the_reason_of_a_drain_is_plain(node):
 
 async def test_a_daemon_of_partage_apply_is_replaced(node):
     """It has the limits of the policy, and jobs have their own."""
-    keeper = MpsKeeper(node.run_dir, node.driver_root, host=DaemonHost(own_shm=False))
+    keeper = MpsKeeper(node.run_dir, node.driver_root, host=DaemonHost(own_mounts=False))
     before = await keeper.start(DaemonSpec(gpu(2), gpu(2), memory_bytes=SIZE // 4, threads_percent=25))
     assert (await asyncio.to_thread(begin_job, node, request(1, 2, percent=50))).refused == ""
     (now,) = await keeper.states()

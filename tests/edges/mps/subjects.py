@@ -137,6 +137,13 @@ def has_driver() -> bool:
     return True
 
 
+def fill(directory: Path) -> None:
+    """Write a file until the file system is full. Raises OSError then."""
+    with (directory / "filler").open("wb", buffering=0) as file:
+        while file.write(bytes(2**16)):
+            pass
+
+
 async def until(condition: object, limit_s: float = ANSWER_S) -> None:
     """Wait for a condition, a coroutine function; fail where it does not come true."""
     async with asyncio.timeout(limit_s):

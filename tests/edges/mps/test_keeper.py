@@ -526,7 +526,7 @@ async def test_each_daemon_has_a_shared_memory_of_its_own(simulated: Subject):
 
 
 async def test_without_a_shared_memory_of_its_own_a_daemon_uses_the_nodes(simulated: Subject):
-    state = await simulated.keeper(host=DaemonHost(own_shm=False)).start(simulated.spec())
+    state = await simulated.keeper(host=DaemonHost(own_mounts=False)).start(simulated.spec())
     assert Path("/proc/self/ns/mnt").readlink() == Path(f"/proc/{state.pid}/ns/mnt").readlink()
     assert not (simulated.home() / "shm").is_mount()
 
@@ -587,7 +587,7 @@ async def test_where_systemd_takes_calls_the_daemon_is_a_unit_of_its_own(simulat
     for name, text in programs.items():
         (simulated.root / name).write_text(text)
         (simulated.root / name).chmod(0o755)
-    host = DaemonHost(run=run, path=str(simulated.root), own_shm=False)
+    host = DaemonHost(run=run, path=str(simulated.root), own_mounts=False)
 
     with socket.socket(socket.AF_UNIX) as listener:
         listener.bind(str(run / "systemd/private"))

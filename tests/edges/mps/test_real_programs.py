@@ -15,6 +15,7 @@ import pytest
 from partage.edges.mps import directories
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.daemon_end import force_quit, quit_daemon
+from partage.edges.mps.daemon_logs import LARGEST_BYTES, cut_logs
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.record import DaemonIdentity, DaemonRecord, save_record
@@ -22,7 +23,7 @@ from partage.edges.mps.sockets import CLIENTS, COMMANDS, answers_elsewhere, sock
 from partage.errors import DaemonError
 from partage.model.mps import DaemonPhase, DaemonSpec
 from tests.edges.mps.real_programs import SUITES, unpacked
-from tests.edges.mps.subjects import GPUS
+from tests.edges.mps.subjects import GPUS, fill
 
 
 @dataclass
@@ -51,10 +52,10 @@ def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 @pytest.fixture
 async def real(driver: Path, short_dir: Path) -> AsyncIterator[Real]:
     """A daemon that is recorded as Partage does."""
-    host, deadlines = DaemonHost(own_shm=False), DaemonDeadlines(answer_s=2.0)
+    host, deadlines = DaemonHost(), DaemonDeadlines(answer_s=2.0)
     access = DaemonAccess(short_dir, DriverFiles(driver), host, deadlines)
     paths = DaemonPaths.of(short_dir, GPUS[0])
-    directories.make_directories(paths, proc=host.proc, selinux=host.selinux, own_shm=False)
+    made = directories.make_directories(paths, host)
     subprocess.run(
         [access.driver.program(), "-d"],
         env=access.driver.environment(paths) | {"CUDA_VISIBLE_DEVICES": GPUS[0]},
@@ -67,11 +68,13 @@ async def real(driver: Path, short_dir: Path) -> AsyncIterator[Real]:
     real = Real(access, paths)
     identity = await real.identity()
     spec = DaemonSpec(GPUS[0], GPUS[0])
-    save_record(paths.record, DaemonRecord(spec, identity, sockets=socket_ids(paths)))
+    record = DaemonRecord(spec, identity, sockets=socket_ids(paths), directories=made.kind)
+    save_record(paths.record, record)
     try:
         yield real
     finally:
         await force_quit(access, await access.find(paths))
+        directories.remove_directories(paths)
 
 
 async def test_it_is_adopted_without_a_record_and_without_its_pid_file(real: Real):
@@ -97,3 +100,47 @@ async def test_its_sockets_are_looked_for(real: Real):
     assert await real.identity() == found.identity
     await quit_daemon(real.access, found, free=True)
     assert (await real.access.find(real.paths)).identity is None
+
+
+READ_ONLY = """
+mount --bind "$CUDA_MPS_PIPE_DIRECTORY" "$CUDA_MPS_PIPE_DIRECTORY"
+mount -o remount,bind,ro "$CUDA_MPS_PIPE_DIRECTORY"
+echo get_default_active_thread_percentage | "$0"
+rm "$CUDA_MPS_PIPE_DIRECTORY/control"
+"""
+
+
+async def test_on_a_pipe_that_is_mounted_read_only_it_answers_and_nothing_can_be_removed(real: Real):
+    """As root in a mount namespace of its own, which is what a container's root has."""
+    program = real.access.driver.program()
+    asked = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", READ_ONLY, program],
+        env=real.access.driver.environment(real.paths),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert asked.stdout == "100.0\n"
+    assert "Read-only file system" in asked.stderr
+    assert await real.phase() == (DaemonPhase.SERVING, "")
+
+
+async def test_its_log_is_cut_while_it_writes_and_it_answers_when_the_log_is_full(real: Real):
+    log = real.paths.log / "control.log"
+    with log.open("ab") as file:
+        file.write(bytes(b"a line\n" * (LARGEST_BYTES // 7 + 100)))
+    cut_logs(real.paths)
+    size = log.stat().st_size
+    assert log.stat().st_blocks * 512 < LARGEST_BYTES / 2
+    assert await real.phase() == (DaemonPhase.SERVING, "")
+    with log.open("rb") as file:
+        file.seek(size)
+        assert b"Cmd:" in file.read(), "it appends behind the hole"
+
+    with pytest.raises(OSError, match="No space left"):
+        fill(real.paths.log)
+    full = await real.access.state(real.paths)
+    assert (full.phase, full.full) == (
+        DaemonPhase.SERVING,
+        f"log of its MPS daemon has no room left: {real.paths.home}",
+    )

@@ -16,7 +16,7 @@ from partage.edges.files.policy import parse_policy
 from partage.model.gpu import ComputeMode, Inventory, NoDriver
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, ResourceName, ShareId, share_id
-from partage.model.mps import ClientLimits, DaemonPhase, DaemonState
+from partage.model.mps import ClientLimits, ConnectedClient, DaemonPhase, DaemonState, MpsServer
 from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.model.step import (
@@ -303,6 +303,47 @@ def test_other_limits_wait_until_no_share_is_held() -> None:
     share = entry("nvidia.com/gpu.shared", ShareId(f"{daemon.gpu}::0"))
     plan = plan_node(desired, replace(wrong, held=held_of([share]), entries=(share,)), geometry_of)
     assert (first(plan).phase, first(plan).waiting_for, plan.ready) == (Phase.WAITING, (share,), ())
+
+
+def out_of_date(now: Snapshot) -> Snapshot:
+    (daemon,) = now.observed.daemons or ()
+    old = replace(daemon, outdated=True)
+    return replace(now, observed=replace(now.observed, daemons=(old,)))
+
+
+def test_a_daemon_that_is_out_of_date_serves_until_nobody_holds_a_share_and_is_then_started_again() -> None:
+    desired, now = with_mps(observe())
+    gpu = now.observed.node.inventory.gpus[0].uuid
+    share = entry("nvidia.com/gpu.shared", share_id(gpu, 0))
+    now, planner = out_of_date(now), Planner(geometry_of)
+
+    held = planner.plan(desired, replace(now, held=held_of([share]), entries=(share,)))
+    assert held.settled, "nobody waits for its holders"
+    assert held.serving[gpu] == GpuServing(desired.offer[gpu])
+
+    free = planner.plan(desired, now)
+    assert first(free).phase is Phase.WITHDRAWING, "a planner that remembers the node as settled looks again"
+    assert free.ready == ()
+    came = planner.plan(desired, replace(now, served=free.serving, held=held_of([share]), entries=(share,)))
+    assert came.settled, "somebody was faster"
+    assert came.serving[gpu] == GpuServing(desired.offer[gpu])
+
+    empty = planner.plan(desired, replace(now, now_s=now.now_s + 2, served=free.serving))
+    withdrawn = planner.plan(desired, replace(now, now_s=now.now_s + 2, served=empty.serving))
+    assert [[type(step) for step in one.steps] for one in withdrawn.ready] == [[StopDaemon, StartDaemon]]
+
+
+@pytest.mark.parametrize("why", ["it has clients", "only the agent knows who holds shares"])
+def test_a_daemon_that_is_out_of_date_is_left_alone_where(why: str) -> None:
+    desired, now = with_mps(observe())
+    now = out_of_date(now)
+    if why == "it has clients":
+        (daemon,) = now.observed.daemons or ()
+        busy = replace(daemon, servers=(MpsServer(8, clients=(ConnectedClient(4711),)),))
+        now = replace(now, observed=replace(now.observed, daemons=(busy,)))
+    else:
+        now = replace(now, served={})
+    assert plan_node(desired, now, geometry_of).settled
 
 
 def test_a_time_slice_is_set_at_once_and_given_back() -> None:

@@ -174,6 +174,18 @@ def test_a_share_with_a_namespace_is_given_nothing_else_of_its_daemon() -> None:
     )
 
 
+@pytest.mark.parametrize("pipe", ["", "gpu/share1"])
+def test_the_pipe_is_read_only_where_that_is_switched_on_and_nothing_else_is(pipe: str) -> None:
+    wanted, row = [share(0, 0)], _mps(0, pipe=pipe)
+    usual = _answer(wanted, row)
+    read_only = AllocateResponder(
+        resource(row), node(gpu(0)), _DEFAULTS, "/run/partage", read_only_pipe=True
+    ).answer(wanted)
+    pipe_mount, shm = usual.mounts
+    assert (pipe_mount.read_only, shm.read_only) == (False, False)
+    assert read_only == replace(usual, mounts=(replace(pipe_mount, read_only=True), shm))
+
+
 @pytest.mark.parametrize("other", [_mps(1), offering(1), offering(1, 4)], ids=["mps", "whole", "sliced"])
 def test_mps_shares_stand_alone_on_one_gpu(other: DeviceOffer) -> None:
     """One pipe directory leads to one daemon, and that one serves one GPU."""

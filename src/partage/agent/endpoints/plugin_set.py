@@ -23,6 +23,7 @@ class AllocateContext(Frozen):
     run_dir: the host's path. cdi_classes: with a spec. guard_dir: host path of the guard, where it is needed.
     unheld: GPUs with guarded shares that are not watched, or whose servers their users command: their
     containers get a weaker guarantee.
+    read_only_pipe: as for ``AllocateResponder``.
     """
 
     inventory: Inventory
@@ -31,6 +32,7 @@ class AllocateContext(Frozen):
     cdi_classes: tuple[str, ...] = ()
     guard_dir: str = ""
     unheld: frozenset[GpuUuid] = frozenset()
+    read_only_pipe: bool = False
 
 
 class _Made(Frozen):
@@ -113,5 +115,6 @@ class PluginSet:
                 terms.run_dir,
                 cdi_classes=terms.cdi_classes,
                 guard_dir=terms.guard_dir,
+                read_only_pipe=terms.read_only_pipe,
             )
         return ServedResource(tuple(listed), allocator, responder, awaited)

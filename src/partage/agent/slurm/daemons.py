@@ -29,8 +29,10 @@ def stop_daemons(node: JobNode, devices: Iterable[DeviceUuid]) -> tuple[str, ...
 
 
 def _keeper(node: JobNode) -> MpsKeeper:
-    """Jobs see the node's /dev/shm, so the daemons have no other."""
-    return MpsKeeper(node.run_dir, node.driver_root, host=DaemonHost(own_shm=False))
+    """Jobs see the node's /dev/shm, so the daemons have no other. They are no root, and make no files in pipe
+    and log; with mount namespaces of their own they would not see what is mounted when they run.
+    """
+    return MpsKeeper(node.run_dir, node.driver_root, host=DaemonHost(own_mounts=False))
 
 
 async def _started(keeper: MpsKeeper, specs: tuple[DaemonSpec, ...]) -> tuple[DaemonState, ...]:

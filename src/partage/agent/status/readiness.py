@@ -29,6 +29,7 @@ from partage.text import gpus, listed
 from partage.values import Frozen
 
 _OTHER_PLUGIN = "other-plugin"
+PIPE_READ_ONLY = "mps-pipe-read-only"
 _SHOWN = 4
 
 _POLICY_CODES = {
@@ -77,7 +78,7 @@ def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
     unhealthy += [*hardware, *_not_served(status, report, intervals)]
     if report.policy.state is PolicyState.NONE and report.policy.problems and not hardware:
         unhealthy.append(ReadinessReason("no-policy", report.policy.message))
-    degraded = [*_degraded(report), *_unwatched(status), *_kept(status)]
+    degraded = [*_degraded(report), *_unwatched(status), *_kept(status), *_unconnected(status, report)]
     if not any(one.code == _OTHER_PLUGIN for one in unhealthy):
         degraded += _held_back(report)
     return Readiness(tuple(unhealthy), tuple(degraded))
@@ -163,6 +164,22 @@ def _unwatched(status: AgentStatus) -> Iterator[ReadinessReason]:
         yield ReadinessReason("processes-hidden", f"containers cannot be watched: {found.hidden}")
 
 
+def _unconnected(status: AgentStatus, report: Report) -> Iterator[ReadinessReason]:
+    if (seen := status.mps_clients) is None:
+        return
+    now_s = status.clock()
+    for gpu in report.gpus:
+        for one in gpu.daemons:
+            if seen.missing(one, report.entries, now_s):
+                message = (
+                    f"GPU {gpu.index}, {one.device}: shares are held, and since the agent began no process "
+                    "has connected to the MPS daemon, whose pipe is mounted read-only: if those containers "
+                    "fail, run the agent without --mps-pipe-read-only (chart: agent.mpsPipeReadOnly), and "
+                    "start them again"
+                )
+                yield ReadinessReason(PIPE_READ_ONLY, message)
+
+
 def _degraded(report: Report) -> Iterator[ReadinessReason]:
     code = _POLICY_CODES.get(report.policy.reason, "policy-refused")
     for problem in report.policy.problems:
@@ -195,6 +212,8 @@ def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
                 )
             elif one.bound_to:
                 yield ReadinessReason("mps-daemon-bound", f"GPU {gpu.index}, {one.device}: {one.bound_to}")
+            if one.full:
+                yield ReadinessReason("mps-directory-full", f"GPU {gpu.index}, {one.device}: {one.full}")
     if cold := [gpu.index for gpu in report.node.inventory if gpu.persistence is False]:
         yield ReadinessReason(
             "persistence-off", f"{gpus(cold)}: initialised anew by each first client, 1 to 3 s each"

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from msgspec import Raw, Struct, field
 
+from partage.agent.status.mps_clients import MpsClientsSeen
 from partage.edges.kubelet.port import EndpointState
 from partage.model.samples import Samples
 from partage.plan.report import Report
@@ -67,6 +68,7 @@ class AgentStatus(Struct):
     helper_trouble: why the helper does not answer; empty if it does, or if there is none.
     watch_observation: the watchdog's last check; None if nothing is watched, or was checked yet.
     history: reads the days of the history of use as they are on the disk; None: none is kept.
+    mps_clients: of which MPS daemons clients were seen; None: their pipes can be written.
     usage: asks what is used now. Takes some milliseconds, a second at most; never call it in the agent's
     loop.
     """
@@ -81,6 +83,7 @@ class AgentStatus(Struct):
     watch_observation: Callable[[], WatchObservation | None] = lambda: None
     usage: Callable[[], UsageObservation | None] = lambda: None
     history: Callable[[], Iterable[Raw]] | None = None
+    mps_clients: MpsClientsSeen | None = None
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:

@@ -74,7 +74,10 @@ class DaemonAccess:
 
     async def find(self, paths: DaemonPaths) -> FoundDaemon:
         """What is known of a daemon before it is queried."""
-        return await asyncio.to_thread(find_daemon, paths, self.processes, self.programs)
+        own_mounts = self.host.own_mounts
+        return await asyncio.to_thread(
+            find_daemon, paths, self.processes, self.programs, own_mounts=own_mounts
+        )
 
     async def state(self, paths: DaemonPaths) -> DaemonState:
         """What a daemon says of itself, or why it says nothing."""

@@ -64,14 +64,8 @@ class DaemonStart:
         clean_up: CleanUp,
     ) -> DaemonState:
         """Start the daemon. clean_up: called if it does not start."""
-        remark = await asyncio.to_thread(
-            directories.make_directories,
-            paths,
-            proc=self._access.host.proc,
-            selinux=self._access.host.selinux,
-            own_shm=self._access.host.own_shm,
-        )
-        written = DaemonRecord(spec, remark=remark)
+        made = await asyncio.to_thread(directories.make_directories, paths, self._access.host)
+        written = DaemonRecord(spec, remark=made.remark, directories=made.kind)
         await self._write(paths, written)
         if spec.namespaces:
             await self._configure(paths, spec)
@@ -113,7 +107,7 @@ class DaemonStart:
         spec = written.spec
         limits = {} if spec.namespaces else limits_environment(spec)
         driver, deadline_s = self._access.driver, self._access.deadlines.start_s
-        own_shm = self._access.host.own_shm and directories.is_own_shm(paths)
+        own_shm = self._access.host.own_mounts and directories.is_own_shm(paths)
         if home.kind is HomeKind.UNIT:
             return await unit_daemon.start_unit(
                 driver, options, limits, paths, host=self._access.host, own_shm=own_shm, deadline_s=deadline_s

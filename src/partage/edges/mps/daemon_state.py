@@ -12,9 +12,10 @@ from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.holders import Holders, Programs
 from partage.edges.mps.locks import is_locked
+from partage.edges.mps.mounts import full_directories
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
-from partage.edges.mps.record import DaemonIdentity, DaemonRecord, load_record
+from partage.edges.mps.record import DaemonIdentity, DaemonRecord, DirectoryKind, load_record
 from partage.edges.mps.sockets import CLIENTS, COMMANDS, changed
 from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError, HardwareError
@@ -39,8 +40,8 @@ class FoundDaemon(Frozen):
 
     record: None if there is no readable record. protocol: version of the interface that the daemon uses, 2
     if none runs. doubt: which processes work in its directory although none of them is known to be the
-    daemon, a sentence; none of them is ended. servers: that have lost their daemon. changed:
-    as ``sockets.changed``.
+    daemon, a sentence; none of them is ended. servers: that have lost their daemon. changed: as
+    ``sockets.changed``. outdated, full: as in ``DaemonState``.
     """
 
     paths: DaemonPaths
@@ -50,6 +51,8 @@ class FoundDaemon(Frozen):
     doubt: str = ""
     servers: tuple[DaemonIdentity, ...] = ()
     changed: Mapping[str, str] = field(default_factory=dict)
+    outdated: bool = False
+    full: str = ""
 
     @property
     def unheard(self) -> str:
@@ -66,18 +69,30 @@ class FoundDaemon(Frozen):
         return GpuUuid(device) if device.startswith("GPU-") else None
 
 
-def find_daemon(paths: DaemonPaths, processes: ProcessTable, programs: Callable[[], Programs]) -> FoundDaemon:
-    """The daemon that was recorded at its start, or the only process that can be it. Blocking."""
+def find_daemon(
+    paths: DaemonPaths, processes: ProcessTable, programs: Callable[[], Programs], *, own_mounts: bool = False
+) -> FoundDaemon:
+    """The daemon that was recorded at its start, or the only process that can be it. Blocking.
+
+    own_mounts: whether its directories are to be file systems of their own.
+    """
     record = load_record(paths.record)
+    full = full_directories(paths)
     identity = record.identity if record and record.spec.device == paths.device else None
     if identity is None or not processes.lives(identity):
         found = processes.holders(paths, programs())
         if len(found.daemons) != 1:
-            return FoundDaemon(paths, record, None, doubt=_doubt(found), servers=found.servers)
+            return FoundDaemon(paths, record, None, doubt=_doubt(found), servers=found.servers, full=full)
         identity = found.daemons[0]
     made = record.sockets if record and record.identity == identity else {}
     return FoundDaemon(
-        paths, record, identity, processes.protocol(identity.pid), changed=changed(paths, made)
+        paths,
+        record,
+        identity,
+        processes.protocol(identity.pid),
+        changed=changed(paths, made),
+        outdated=own_mounts and (record is None or record.directories is DirectoryKind.OLD),
+        full=full,
     )
 
 
@@ -132,7 +147,14 @@ def _silent(found: FoundDaemon, reason: str) -> DaemonState:
     pid = found.identity.pid if found.identity else None
     bound_to = found.record.bound_to if found.record else ""
     return DaemonState(
-        found.gpu, found.paths.device, DaemonPhase.SILENT, pid=pid, reason=reason, bound_to=bound_to
+        found.gpu,
+        found.paths.device,
+        DaemonPhase.SILENT,
+        pid=pid,
+        reason=reason,
+        bound_to=bound_to,
+        outdated=found.outdated,
+        full=found.full,
     )
 
 
@@ -217,7 +239,7 @@ def _absent(found: FoundDaemon) -> DaemonState:
     limits = found.record.spec.limits if found.record else ClientLimits()
     if found.servers:
         return replace(_silent(found, left_servers(found.servers)), limits=limits)
-    known = DaemonState(found.gpu, found.paths.device, DaemonPhase.DEAD, limits=limits)
+    known = DaemonState(found.gpu, found.paths.device, DaemonPhase.DEAD, limits=limits, full=found.full)
     identity = found.record.identity if found.record else None
     if identity is None and is_locked(found.paths.lock):
         return replace(known, phase=DaemonPhase.STARTING, reason="it is being started")

@@ -15,53 +15,67 @@ from collections.abc import Iterator
 from pathlib import Path, PurePath
 
 from partage.edges.empty_directory import empty_directory
-from partage.edges.mps.launch import MS_NODEV, MS_NOEXEC, MS_NOSUID, MS_RELATIME, mount, unmount
+from partage.edges.mps.home import DaemonHost
+from partage.edges.mps.mounts import READABLE, SHARED, mount_all, unmount_all
 from partage.edges.mps.paths import DaemonPaths
+from partage.edges.mps.record import DirectoryKind
 from partage.errors import DaemonError, NotPermitted
 from partage.model.mps import SERVER, is_mps_name
+from partage.values import Frozen
 
 _PASSABLE = 0o711
 """Parents: every user may pass, only root may list."""
-_READABLE = 0o755
-"""pipe and log: the daemon creates files in them that every user uses. As with NVIDIA's daemon."""
-_SHARED = 0o1777
-"""shm: every user creates files, and may remove only their own."""
 _UNUSED = 0o700
 """shm where the daemon has the node's: in a plain directory other users could fill the run directory."""
 
 _SELINUX_LABEL = b"system_u:object_r:container_file_t:s0\0"
-_LEAST_SHM_BYTES = 64 * 2**20
-"""Size of shm if the node's memory is not known; NVIDIA's default too."""
 
 
-def make_directories(paths: DaemonPaths, *, proc: Path, selinux: Path, own_shm: bool) -> str:
-    """Create all directories of a daemon. own_shm: shm becomes a tmpfs; else nobody uses it.
+class MadeDirectories(Frozen):
+    """kind: how a daemon that is started in them has them. remark: a sentence about remaining problems."""
 
-    Returns a sentence about remaining problems, or nothing. Raises NotPermitted, DaemonError.
+    kind: DirectoryKind
+    remark: str = ""
+
+
+def make_directories(paths: DaemonPaths, host: DaemonHost) -> MadeDirectories:
+    """Create the directories of a daemon that are not there yet, each as a file system of its own if the host
+    is to have those.
+
+    What is there stays as it is: containers may have it mounted. Raises NotPermitted, DaemonError.
     """
     with _translated(paths.home):
         run_dir = paths.home.parent.parent
-        run_dir.mkdir(mode=_READABLE, parents=True, exist_ok=True)
+        run_dir.mkdir(mode=READABLE, parents=True, exist_ok=True)
         for parent in (run_dir, paths.home.parent, paths.home):
             parent.mkdir(mode=_PASSABLE, exist_ok=True)
             _let_pass(parent)
-        shm_mode = _SHARED if own_shm else _UNUSED
-        for directory, mode in ((paths.pipe, _READABLE), (paths.log, _READABLE), (paths.shm, shm_mode)):
-            directory.mkdir(exist_ok=True)
+        ours = (paths.pipe, paths.log, paths.shm)
+        new = [directory for directory in ours if _made(directory)]
+        plain = mount_all(paths, new, proc=host.proc, node=host.node_root) if host.own_mounts else ""
+        shm_mode = SHARED if host.own_mounts else _UNUSED
+        for directory, mode in zip(ours, (READABLE, READABLE, shm_mode), strict=True):
             directory.chmod(mode)  # not by mkdir, which applies the umask
+        kind = DirectoryKind.PLAIN
+        if host.own_mounts and not plain:
+            bounded = all(directory.is_mount() for directory in ours)
+            kind = DirectoryKind.BOUNDED if bounded else DirectoryKind.OLD
         remarks = [
-            _mount_shm(paths.shm, proc) if own_shm else "",
-            _label(paths, selinux),
+            f"pipe, log and shm are no file systems of their own: {plain}" if plain else "",
+            _label(paths, host.selinux),
             _impassable(run_dir),
         ]
-    return "; ".join(remark for remark in remarks if remark)
+    return MadeDirectories(kind, "; ".join(remark for remark in remarks if remark))
 
 
 def remove_directories(paths: DaemonPaths) -> None:
     """Remove the directories with everything in them. Raises NotPermitted, DaemonError."""
     with _translated(paths.home):
-        while paths.shm.is_mount():
-            unmount(str(paths.shm))
+        ours = (paths.pipe, paths.log, paths.shm)
+        for one in filter(Path.is_mount, ours):
+            with contextlib.suppress(OSError):  # else its memory is in use where others still have it mounted
+                empty_directory(one)
+        unmount_all(ours)
         for written in (paths.pipe, paths.shm):  # as deep and as full as a tenant has made them
             empty_directory(written)
         with contextlib.suppress(FileNotFoundError):
@@ -103,27 +117,13 @@ def _impassable(run_dir: Path) -> str:
     return f"only the owner of {closed[-1]} can be a client: others cannot pass it" if closed else ""
 
 
-def _mount_shm(shm: Path, proc: Path) -> str:
-    """Mount a tmpfs: tenants write into it, and must not fill the file system of the run directory."""
-    if shm.is_mount():
-        return ""
-    flags = MS_NOSUID | MS_NODEV | MS_NOEXEC | MS_RELATIME
+def _made(directory: Path) -> bool:
+    """Whether it had to be made."""
     try:
-        mount("shm", str(shm), "tmpfs", flags, f"mode={_SHARED:o},size={_shm_bytes(proc) // 1024}k")
-    except OSError as error:
-        if error.errno not in (errno.EPERM, errno.EACCES):
-            raise
-        return "shm is not a tmpfs: mounting is not permitted here"
-    return ""
-
-
-def _shm_bytes(proc: Path) -> int:
-    """Half of the node's memory, as with NVIDIA's daemon."""
-    with contextlib.suppress(OSError, ValueError, IndexError):
-        for line in (proc / "meminfo").read_text(encoding="ascii").splitlines():
-            if line.startswith("MemTotal:"):
-                return int(line.split()[1]) * 1024 // 2
-    return _LEAST_SHM_BYTES
+        directory.mkdir()
+    except FileExistsError:
+        return False
+    return True
 
 
 def _label(paths: DaemonPaths, selinux: Path) -> str:

@@ -38,7 +38,8 @@ class DaemonHost(Frozen):
     """The node around the daemons. The directories are parameters, so that tests can use their own.
 
     run: ``/run``, with the sockets of systemd and D-Bus. path: where systemd-run is looked for.
-    own_shm: whether a daemon gets its own /dev/shm, which needs CAP_SYS_ADMIN. choice: the operator's.
+    own_mounts: whether a daemon's directories are file systems of their own, shm as its /dev/shm; that needs
+    CAP_SYS_ADMIN. choice: the operator's.
     node_pids: the node's pid namespace.
     """
 
@@ -46,7 +47,7 @@ class DaemonHost(Frozen):
     run: Path = Path("/run")
     selinux: Path = Path("/sys/fs/selinux")
     path: str | None = None
-    own_shm: bool = True
+    own_mounts: bool = True
     choice: HomeChoice = HomeChoice.AUTO
     node_pids: str = procfs.INITIAL_PID_NAMESPACE
 
@@ -54,6 +55,12 @@ class DaemonHost(Frozen):
     def sees_node_pids(self) -> bool:
         """Whether process 1 is the node's."""
         return procfs.pid_namespace(self.proc) == self.node_pids
+
+    @property
+    def node_root(self) -> Path | None:
+        """The node's root, seen from a container; None outside of one, or if process 1 is not the node's."""
+        contained = self._is_contained(procfs.self_cgroups(self.proc))
+        return self.proc / "1/root" if contained and self.sees_node_pids else None
 
     def systemd(self) -> HostSystemd:
         """The node's systemd, asked from here or, in a container, through process 1. Blocking."""

@@ -13,6 +13,7 @@ from pathlib import Path
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.daemon_end import force_quit, quit_daemon, remove_all, remove_files
+from partage.edges.mps.daemon_logs import cut_logs
 from partage.edges.mps.daemon_start import DaemonStart
 from partage.edges.mps.daemon_state import (
     DaemonControl,
@@ -80,7 +81,9 @@ class MpsKeeper:
 
     async def states(self) -> tuple[DaemonState, ...]:
         homes = await asyncio.to_thread(self._access.homes)
-        return tuple(await asyncio.gather(*(self._access.state(paths) for paths in homes)))
+        found = tuple(await asyncio.gather(*(self._access.state(paths) for paths in homes)))
+        await asyncio.to_thread(_cut_logs, homes)
+        return found
 
     def pipes(self) -> dict[DeviceUuid, Path]:
         return {paths.device: paths.pipe for paths in self._access.homes() if paths.pipe.is_dir()}
@@ -104,6 +107,12 @@ class MpsKeeper:
                 f"client {client_pid} was to be terminated, and server {server_pid} still has it",
                 "a client that ignores this may have to be killed, which can make the server fail",
             )
+
+
+def _cut_logs(homes: Iterable[DaemonPaths]) -> None:
+    """After each look: what it has read is what is let go."""
+    for paths in homes:
+        cut_logs(paths)
 
 
 async def _without_servers(access: DaemonAccess, paths: DaemonPaths) -> FoundDaemon:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from enum import StrEnum
 from pathlib import Path
 
 from msgspec import convert, field, to_builtins
@@ -32,9 +33,23 @@ class DaemonIdentity(Frozen):
     boot: str
 
 
+class DirectoryKind(StrEnum):
+    """What the directories of a daemon are.
+
+    bounded: a file system of their own each, so that nothing else is filled where they are. plain:
+    directories, because the host is not to have those file systems, or does not permit them. old: directories
+    that were there before the daemon, or were made by an older Partage.
+    """
+
+    BOUNDED = "bounded"
+    PLAIN = "plain"
+    OLD = "old"
+
+
 class DaemonRecord(Frozen):
     """identity: None while the daemon is being started. remark: a problem with its directories, while it
     runs. bound_to: as in ``DaemonState``. sockets: that it has made; empty: an older Partage did not look.
+    directories: a record without is an older Partage's.
     """
 
     spec: DaemonSpec
@@ -42,6 +57,7 @@ class DaemonRecord(Frozen):
     remark: str = ""
     bound_to: str = ""
     sockets: Mapping[str, SocketId] = field(default_factory=dict)
+    directories: DirectoryKind = DirectoryKind.OLD
 
 
 def save_record(path: Path, record: DaemonRecord) -> None:

@@ -148,6 +148,12 @@ def _directory(
     "for that before it opens the driver; auto: /run/nvidia/validations, if there is such a directory.",
 )
 @click.option(
+    "--mps-pipe-read-only",
+    is_flag=True,
+    help="Mount the directory with the MPS daemon's sockets read-only into containers, so that no tenant "
+    "removes or fills it. Whether CUDA programs work then was not seen on a real GPU yet.",
+)
+@click.option(
     "--takeover",
     is_flag=True,
     help="Register also what another device plugin offers: the kubelet then asks Partage in its place. "
@@ -178,6 +184,7 @@ def command(
     taints: tuple[str, ...],
     rollout: str,
     validations: str,
+    mps_pipe_read_only: bool,
     takeover: bool,
     log_level: str,
     dcgm_names: str,
@@ -214,6 +221,7 @@ def command(
         driver_root=str(driver_root) if driver_root is not None else None,
         cluster=config_of_cluster,
         node_name=node_name,
+        mps_pipe_read_only=mps_pipe_read_only,
         takeover=takeover,
         labels=WrittenLabels(labels),
         features_file=_features_file(features_file, labels),

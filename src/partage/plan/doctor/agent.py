@@ -147,6 +147,13 @@ REASONS: dict[str, _Row] = {
     "mps-daemon-bound": _Row("warning", "An MPS daemon ends with the container or service that started it",
                              "End the pods on that GPU before you upgrade the agent; or start it through "
                              "systemd: --mps-daemons systemd"),
+    "mps-directory-full": _Row("warning", "A directory of an MPS daemon has no room left: new programs may "
+                               "not become its clients", "A tenant has filled pipe or shm: end the pods on "
+                               "that GPU, it is emptied when the daemon starts again. If it is log: does the "
+                               "helper run? It cuts the logs"),
+    "mps-pipe-read-only": _Row("warning", "Nobody has become a client of an MPS daemon whose pipe is mounted "
+                               "read-only", "If the containers on that GPU fail, run the agent without "
+                               "--mps-pipe-read-only (chart: agent.mpsPipeReadOnly), and start them again"),
     "processes-hidden": _Row("warning", "The agent does not see the node's processes and cannot watch shares",
                              "Run the helper in the node's pid namespace: hostPID: true in a pod"),
     "labels-written-twice": _Row("warning", "NVIDIA's feature discovery writes the same labels of the Node",

@@ -21,6 +21,7 @@ from partage.plan.reconcile.settings_steps import (
     OriginalSettings,
     SettingsSteps,
     clients_in_the_way,
+    renewal,
     settings_steps,
     slice_steps,
     unusable_devices,
@@ -98,6 +99,9 @@ class SettingsDrafter:
             return GpuDraft(offer if serves else (), unknown, Phase.UNKNOWN)
         # Time slices change while containers run, so nothing waits for them.
         slices = slice_steps(gpu.uuid, want, self._observed.slices.get(gpu.uuid), self.original(gpu))
+        if steps.settled and gpu.uuid in self._served and self._pods_in_the_way(gpu) is None:
+            # Served: only an agent knows all holders.
+            steps = renewal(gpu, want, self._observed.daemons_of(gpu.uuid))
         if steps.settled:
             return self._slice_draft(gpu, offer, want, slices)
         todo = (*steps.end, *steps.make)

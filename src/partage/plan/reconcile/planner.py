@@ -87,7 +87,7 @@ class Planner(Struct):
     def _draft(self, desired: DesiredState, now: Snapshot) -> NodeDraft:
         """The cached draft if its inputs have not changed.
 
-        While the node is settled, uses of GPUs do not matter.
+        While the node is settled, uses of GPUs do not matter, unless a daemon waits for their end.
         """
         renew = {gpu: one.renew for gpu, one in now.attempts.items() if one.renew}
         observed = now.observed
@@ -103,7 +103,8 @@ class Planner(Struct):
         uses = (*observed.uses, *entry_uses(now.entries, desired.inventory))
         if self._last is not None and self._last[0] is desired:
             _, (last_key, last_uses), last = self._last
-            if last_key == key and (last.settled or last_uses == uses):
+            waits = any(one.outdated for one in observed.daemons or ())
+            if last_key == key and ((last.settled and not waits) or last_uses == uses):
                 return last
         draft = _draft(desired, now, self.geometry_of, uses, renew)
         self._last = desired, (key, uses), draft

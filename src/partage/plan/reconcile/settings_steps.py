@@ -69,6 +69,18 @@ def settings_steps(
     return SettingsSteps(tuple(end), tuple(make))
 
 
+def renewal(gpu: Gpu, want: GpuSettings, daemons: Iterable[DaemonState]) -> SettingsSteps:
+    """The steps that start daemons again which are out of date and have no clients, on a GPU of which nobody
+    holds a share. Nothing waits for them: until then they serve as they are.
+    """
+    wanted = {spec.device: spec for spec in want.daemons}
+    old = [one for one in daemons if one.outdated and one.device in wanted and not one.clients]
+    return SettingsSteps(
+        tuple(StopDaemon(gpu.uuid, one.device, _spec(gpu.uuid, one)) for one in old),
+        tuple(StartDaemon(gpu.uuid, wanted[one.device]) for one in old),
+    )
+
+
 def _is_set_by_us(gpu: Gpu, before: OriginalSettings) -> bool:
     """The compute mode is still the one that Partage set."""
     return before.mode not in (None, _EXCLUSIVE) and gpu.compute_mode is _EXCLUSIVE

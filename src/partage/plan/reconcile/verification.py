@@ -40,7 +40,8 @@ def verified_guarantee(
     if share.guarantee is not Guarantee.GUARDED:
         return share.guarantee
     alone = gpu.compute_mode is ComputeMode.EXCLUSIVE_PROCESS
-    return Guarantee.GUARDED if alone and share.gpu in watched else Guarantee.ADVISORY
+    kept = alone and share.gpu in watched and not daemon.outdated
+    return Guarantee.GUARDED if kept else Guarantee.ADVISORY
 
 
 def stated_guarantee(share: DeviceOffer, seen: Guarantee | None) -> Guarantee:

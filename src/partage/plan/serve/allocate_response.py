@@ -49,6 +49,8 @@ class AllocateResponder:
     cdi_classes: classes besides ``gpu`` that have a CDI spec (``gds``, ``mofed``, ``gdrcopy``); a name
     without a spec would keep the container from starting.
     guard_dir: host path of the guard's files; empty if they do not exist, then no container gets the guard.
+    read_only_pipe: containers cannot write to the directory of their MPS daemon's sockets (ADR 132). It is
+    the one key of the one mount in which the answer differs from NVIDIA's then.
     """
 
     def __init__(
@@ -60,8 +62,10 @@ class AllocateResponder:
         cdi_classes: Sequence[str] = (),
         *,
         guard_dir: str = "",
+        read_only_pipe: bool = False,
     ) -> None:
         self._name = resource.name
+        self._read_only_pipe = read_only_pipe
         self._guard_dir = guard_dir
         self._options = options
         self._run_dir = run_dir.rstrip("/")
@@ -152,7 +156,8 @@ class AllocateResponder:
         first = offerings[0]
         below = f"{first.pipe}{len(offerings)}" if first.pipe and first.by_memory else first.pipe
         envs["CUDA_MPS_PIPE_DIRECTORY"] = inside
-        mounts.append(Mount(inside, f"{host}/pipe/{below}" if below else f"{host}/pipe"))
+        pipe = f"{host}/pipe/{below}" if below else f"{host}/pipe"
+        mounts.append(Mount(inside, pipe, read_only=self._read_only_pipe))
         mounts.append(Mount("/dev/shm", f"{host}/shm"))  # noqa: S108 - a path in the container
         if any(offering.limits_in_env for offering in offerings):
             threads = [offering.threads_percent for offering in offerings if offering.threads_percent]

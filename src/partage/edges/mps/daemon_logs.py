@@ -1,0 +1,48 @@
+"""Keeps the logs of a daemon small: what is old is let go, in place. Blocking.
+
+A control daemon writes four lines (220 bytes) for each command, also Partage's own ones. It keeps its log open
+and appends (535, 550, 555), so the log cannot be replaced. A hole is punched: the size stays what it was and
+only grows, the space is free again, and who reads on from where they were misses nothing new.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+
+from partage.edges.mps.paths import DaemonPaths
+from partage.units import MIB
+
+LARGEST_BYTES = 4 * MIB
+"""A log that takes more space than this is cut."""
+KEPT_BYTES = MIB
+"""What stays of it, its end."""
+
+_KEEP_SIZE, _PUNCH_HOLE = 1, 2
+_BLOCK_BYTES = 512
+"""The unit of ``st_blocks``, whatever the file system."""
+
+
+def cut_logs(paths: DaemonPaths) -> None:
+    """Let go of the beginning of each log that has grown. A log that cannot be cut stays as it is: that its
+    file system is full is said elsewhere.
+    """
+    for log in (paths.log / "control.log", paths.log / "server.log", paths.server_log):
+        with contextlib.suppress(OSError):
+            handle = os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            try:
+                _cut(handle)
+            finally:
+                os.close(handle)
+
+
+def _cut(handle: int) -> None:
+    found = os.fstat(handle)
+    if found.st_blocks * _BLOCK_BYTES <= LARGEST_BYTES:
+        return
+    libc = ctypes.CDLL(None, use_errno=True)
+    end = ctypes.c_int64(max(0, found.st_size - KEPT_BYTES))
+    if libc.fallocate64(handle, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), end):
+        number = ctypes.get_errno()
+        raise OSError(number, os.strerror(number))
