@@ -1,8 +1,8 @@
 """Keeps the logs of a daemon small: what is old is let go, in place. Blocking.
 
-A control daemon writes four lines (220 bytes) for each command, also Partage's own ones. It keeps its log open
-and appends (535, 550, 555), so the log cannot be replaced. A hole is punched: the size stays what it was and
-only grows, the space is free again, and who reads on from where they were misses nothing new.
+A control daemon writes four lines (220 bytes) for each command, also Partage's own ones. It keeps its log
+open and appends (535, 550, 555), so the log cannot be replaced. A hole is punched: the size stays what it was
+and only grows, the space is free again, and who reads on from where they were misses nothing new.
 """
 
 from __future__ import annotations
