@@ -284,7 +284,8 @@ def told(world: World) -> set[Guarantee]:
     assert now is not None
     shares = [share for rows in report.offer.values() for share in rows]
     return {
-        stated_guarantee(share, verified_guarantee(share, now.observed, report.watched)) for share in shares
+        stated_guarantee(share, verified_guarantee(share, now.observed, report.watched, report.doubts))
+        for share in shares
     }
 
 

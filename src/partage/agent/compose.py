@@ -25,6 +25,7 @@ from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.hardware import HardwareObserver, XidLog
 from partage.agent.observers.history import HistoryObserver
 from partage.agent.observers.other_plugins import OtherPluginObserver
+from partage.agent.observers.pipe_tenants import PipeTenantsObserver
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
@@ -140,7 +141,9 @@ class _Agent:
         self._labels = labels
         self._served_before: set[DeviceUuid] = set()
         ask, clock, intervals = self._requests.ask, status.clock, options.intervals
-        self._hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
+        self._hardware = HardwareObserver(
+            hardware, ask, intervals, XidLog(clock), restricted_mps=options.restricted_mps
+        )
         self._gate = DriverGate(options.run_dir, options.validations, hardware, self._hardware.observe)
         self._settings = SettingsObserver(hardware, clock, intervals.observe_s)
         self._pod_resources, self._refusals = self._poller_of(hardware), Refusals()
@@ -150,7 +153,7 @@ class _Agent:
             clock=clock,
             holders=kubelet.ask_holders,
             left=kubelet.left_at_once,
-            allocated=kubelet.soon,
+            allocated=self._allocated,
             registering=kubelet.now,
             refused=self._refused,
         )
@@ -174,6 +177,16 @@ class _Agent:
         self._unfinished = UnfinishedChange(options.state_dir)
         self._reconciler = self._reconciler_of()
         self._watchdog = self._watchdog_of(hardware)
+        self._pipe_tenants = PipeTenantsObserver(
+            hardware=hardware,
+            ledger=self._ledger,
+            directory=options.container_logs,
+            changes=self._changes,
+            clock=clock,
+            ask=ask,
+            intervals=intervals,
+            observation=lambda: self._watchdog.observation,
+        )
         self._usage = UsageObserver(
             hardware=hardware,
             ledger=self._ledger,
@@ -323,6 +336,7 @@ class _Agent:
             cdi=self._cdi,
             guard=GuardFiles(self._options.run_dir),
             watchdog=self._watchdog,
+            pipe_tenants=self._pipe_tenants,
             serve=self._endpoints.serve,
             retire=self._endpoints.retire,
             rules=XidRules.of_environment(self._options.environ),
@@ -353,6 +367,7 @@ class _Agent:
             "state": self._state_writer.run,
             "cdi": self._cdi.run,
             "watchdog": self._watchdog.run,
+            "pipe tenants": self._pipe_tenants.run,
             "usage": self._usage.run,
         }
         if self._history is not None:
@@ -394,6 +409,10 @@ class _Agent:
 
     def _plan(self) -> NodePlan:
         return self._loop.plan()
+
+    def _allocated(self) -> None:
+        self._pod_resources.soon()
+        self._pipe_tenants.soon()
 
     def _refused(self, resource: ResourceName, refusal: NoRoom) -> None:
         now_s = self._status.clock()

@@ -16,6 +16,7 @@ from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
 from partage.agent.endpoints.resource_plugin import ResourcePlugin
 from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.hardware import HardwareObservation, HardwareObserver
+from partage.agent.observers.pipe_tenants import PipeTenantsObserver
 from partage.agent.observers.pod_resources import PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
@@ -93,6 +94,7 @@ class LoopParts(Struct):
     cdi: CdiSpecs
     guard: GuardFiles
     watchdog: Watchdog
+    pipe_tenants: PipeTenantsObserver
     serve: Callable[[ResourcePlugin], None]
     retire: Callable[[ResourceName], None]
     rules: XidRules = DEFAULT_RULES
@@ -312,6 +314,9 @@ class Loop(Struct):
             policy_in_force=seen.desired.policy if seen.desired else None,
             snapshot=replace(seen.snapshot, served=done.plan.serving),
             watched=parts.watchdog.watched,
+            doubts=parts.pipe_tenants.doubts(
+                done.view.offer, seen.snapshot.observed.daemons or (), seen.node.inventory.driver
+            ),
             mig_config=self._mig_config(done),
             labels=parts.policies.labels,
             other_labels=parts.other_labels(),

@@ -34,7 +34,7 @@ from partage.faces.documents.resources import ResourceRow, Verify, resource_rows
 from partage.faces.documents.watch import TimeOf, watch_row
 from partage.model.mps import DaemonState
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
-from partage.plan.reconcile.verification import verified_guarantee
+from partage.plan.reconcile.verification import verifier
 from partage.plan.report import GpuReport, Report, ResourceReport
 from partage.plan.serve.ledger_entry import LedgerEntry
 
@@ -71,7 +71,8 @@ def verify_of(report: Report) -> Verify | None:
     now = report.snapshot
     if now is None:
         return None
-    return lambda share: verified_guarantee(share, now.observed, report.watched)
+    kinds = {gpu: (*one.offer, *one.leaving) for gpu, one in now.served.items()}
+    return verifier(kinds, now.observed, report.watched, report.doubts)
 
 
 def _planned_from(report: Report) -> PlannedFrom | None:

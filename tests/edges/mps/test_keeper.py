@@ -652,7 +652,9 @@ async def test_after_a_command_of_somebody_else_all_limits_are_set_again(simulat
     driver, paths = DriverFiles(simulated.root), DaemonPaths.of(simulated.run_dir, GPUS[0])
     control = ControlV2(driver.program, driver.environment(paths), 10.0)
     assert await control.ask(f"get_active_thread_percentage {server}") == "25.0\n"
-    assert [one.unsettled for one in await simulated.keeper().states()] == [""], "another helper knows it, too"
+    assert [one.unsettled for one in await simulated.keeper().states()] == [""], (
+        "another helper knows it, too"
+    )
     assert await tenant.says("launch") == "ok"
 
 
