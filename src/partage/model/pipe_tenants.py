@@ -6,6 +6,9 @@ depends on the user (``plan/offer/mps_command.py``).
 
 from __future__ import annotations
 
+from collections.abc import Collection
+
+from partage.model.cgroup import Owner
 from partage.model.ids import ContainerId, DeviceUuid, PodUid
 from partage.values import Frozen
 
@@ -83,3 +86,10 @@ class PipeTenants(Frozen):
 
     rows: tuple[PipeTenant, ...] = ()
     unseen: str = ""
+
+    def without(self, owners: Collection[Owner]) -> PipeTenants:
+        """Without the pods and containers of Partage itself."""
+        pods = {owner.pod for owner in owners if owner.pod}
+        containers = {owner.container for owner in owners if owner.container}
+        kept = (row for row in self.rows if row.pod not in pods and row.container not in containers)
+        return PipeTenants(tuple(kept), self.unseen)

@@ -16,7 +16,8 @@ import pytest
 from partage.edges import procfs
 from partage.edges.hardware.pipe_tenants import pipe_tenants
 from partage.edges.mps.launch import mount, unmount
-from partage.model.ids import GpuUuid
+from partage.model.cgroup import Owner
+from partage.model.ids import ContainerId, GpuUuid, PodUid
 from partage.model.pipe_tenants import NO_HOST_PIDS, PipeTenant
 from partage.plan.reconcile.pipe_access import why_tenant_commands
 from tests.edges.hardware.test_left_processes import HIERARCHIES, Node
@@ -248,6 +249,16 @@ def test_where_the_pipe_is_a_plain_directory_its_file_system_alone_is_not_enough
         identity = machine.container("namespace", has, hide, "drop=1000")
         machine.container("namespace", f"bind={other}:{there}", hide, "drop=1000")
         assert machine.tenants().keys() == {identity}
+
+
+def test_the_pods_of_partage_itself_are_no_tenants(machine: Machine) -> None:
+    """The agent has the run directory, and runs as root; it is known because the helper speaks with it."""
+    agent = machine.container(*machine.has_pipe)
+    other = machine.container(*machine.has_pipe, pod=str(uuid4()))
+    seen = pipe_tenants(PROC, {GPU: machine.pipe})
+    assert {one.container for one in seen.rows} == {agent, other}
+    owner = Owner(PodUid(machine.uid), ContainerId(agent), "containerd")
+    assert [one.container for one in seen.without([owner, Owner()]).rows] == [other]
 
 
 def test_a_pipe_that_is_not_there_says_nothing(machine: Machine) -> None:

@@ -24,15 +24,19 @@ from partage.edges.hardware import frames
 from partage.edges.hardware.deadlines import CallDeadlines
 from partage.edges.hardware.peer import peer_of
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware, longer_s
+from partage.edges.procfs import cgroups_of
 from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
+from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.ids import PodUid
 from partage.model.paths import check_socket_path
+from partage.model.pipe_tenants import PipeTenants
 from partage.model.step import Step
 
 PROTOCOL = 7
 """Agent and helper may have different versions during an upgrade; both sides check this number."""
 
 LONGEST_WAIT_S = 60.0
+_PROC = Path("/proc")
 _MOST_REQUESTS = 32
 
 log = logging.getLogger(__name__)
@@ -139,6 +143,7 @@ class HelperServer:
         self._ask_cold_s = cold_s
         self._cold_s = 0.0
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._peers: dict[asyncio.Task[None], Owner] = {}
         self._end: asyncio.Future[bool] | None = None
 
     async def run(self, path: Path, stop: asyncio.Event) -> bool:
@@ -176,6 +181,7 @@ class HelperServer:
         requests: set[asyncio.Task[None]] = set()
         try:
             if self._welcome(writer):
+                self._peers[task] = parse_cgroup(cgroups_of(_PROC, peer_of(writer).pid))
                 await self._converse(reader, writer, requests)
         except frames.FrameError as error:
             log.warning("invalid request from peer", extra={"reason": str(error)})
@@ -185,6 +191,7 @@ class HelperServer:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
             del self._connections[task]
+            self._peers.pop(task, None)
 
     def _welcome(self, writer: asyncio.StreamWriter) -> bool:
         peer = peer_of(writer)
@@ -231,6 +238,8 @@ class HelperServer:
             raise Unsupported(f"the helper has no verb {verb[:40]!r}")
         async with self._deadlines.within(verb, _extra_s(verb, arguments) + self._cold_s):
             result = await function(self._hardware, arguments)
+        if isinstance(result, PipeTenants):  # the agent has the run directory mounted, too
+            return result.without(self._peers.values())
         return await self._with_cold_s(result) if isinstance(result, frames.Greeting) else result
 
     async def _with_cold_s(self, greeting: frames.Greeting) -> frames.Greeting:

@@ -166,6 +166,7 @@ def _resolved(
     """The proof: the policy is resolved on the GPU, and what it offers is compared with what is needed."""
     entry = _entry(way, situation, facts, profiles)
     inventory = _in_machine(facts.inventory, situation.tenants) if way is Way.VGPU else facts.inventory
+    inventory = replace(inventory, restricted_mps=True)  # ``reasons`` says what that takes
     geometry = None if way is Way.VGPU else facts.geometry
     try:
         state = resolve(Policy(entries=(entry,)), inventory, lambda _: geometry)
