@@ -20,6 +20,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 import pytest
 import yaml
