@@ -259,7 +259,7 @@ def test_a_compute_mode_that_went_with_the_last_client_is_set_again_under_held_s
         wait_for(lambda: modes(helper) == [ComputeMode.EXCLUSIVE_PROCESS], what="the mode is set again")
         agent.wait(lambda: agent.gpu(0)["phase"] == "settled", "settled")
         (row,) = [row for row in agent.report()["resources"] if row["name"] == SHARED]
-        assert row["verified"] == "guarded"
+        assert row["verified"] == "advisory", "the pod's processes were not seen"
 
 
 def test_a_daemon_without_its_limits_loses_guarantee_and_free_shares_and_is_replaced_when_idle(
@@ -274,7 +274,7 @@ def test_a_daemon_without_its_limits_loses_guarantee_and_free_shares_and_is_repl
         agent.wait(lambda: agent.gpu(0)["phase"] == "waiting", "the client is waited for")
         assert "client greedy (pid 4711)" in agent.gpu(0)["reason"]
         (row,) = [row for row in agent.report()["resources"] if row["name"] == SHARED]
-        assert (row["promised"], row["verified"]) == ("guarded", "none")
+        assert (row["promised"], row["verified"]) == ("advisory", "none")
         assert daemons(helper)[0].pid == first, "its client was not ended"
         helper.inject(Vacate(0, "greedy"))
         offered(kubelet, SHARED, 2)

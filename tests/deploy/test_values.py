@@ -44,6 +44,10 @@ def _template(*options: str) -> subprocess.CompletedProcess[str]:
             "--kube-version=1.29 --set=cluster.enabled=false --set=admission.denyVisibleDevices.enabled=true",
             "admission.denyVisibleDevices needs Kubernetes 1.30",
         ),
+        (
+            "--kube-version=1.29 --set=cluster.enabled=false --set=admission.restrictedMps.enabled=true",
+            "admission.restrictedMps needs Kubernetes 1.30",
+        ),
         ("--kube-version=1.26", "kubeVersion: >=1.27"),
     ],
 )

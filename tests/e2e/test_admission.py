@@ -20,6 +20,7 @@ from functools import partial
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import Any, Self
+from uuid import uuid4
 
 import pytest
 import yaml
@@ -34,7 +35,12 @@ from tests.edges.kube.scripted import PKI
 
 Json = dict[str, Any]
 NODES, OWN, OTHER = "/api/v1/nodes", "n1", "n2"
-VALUES = {"cluster": {"drain": True, "podAnnotations": True}}
+VALUES = {
+    "cluster": {"drain": True, "podAnnotations": True},
+    "admission": {"restrictedMps": {"enabled": True}},
+}
+MPS = {"limits": {"nvidia.com/gpu.shared": "1"}}
+SAFE = {"runAsNonRoot": True, "allowPrivilegeEscalation": False}
 ADMISSION = "/apis/admissionregistration.k8s.io/v1"
 COLLECTIONS = {
     "ServiceAccount": "/api/v1/namespaces/partage/serviceaccounts",
@@ -404,3 +410,50 @@ async def test_an_eviction_that_is_given_up_behind_a_slow_webhook_evicts_nobody(
             assert "deletionTimestamp" in found["metadata"]
         finally:
             plane.ask("DELETE", f"{hooks}/slow")
+
+
+def _asking(security: Json | None = None, **more: object) -> Json:
+    """A container that asks for an MPS share."""
+    own = {} if security is None else {"securityContext": security}
+    return {"name": "main", "image": "none", "resources": MPS, **own, **more}
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        ({"containers": [_asking(SAFE)]}, ""),
+        ({"containers": [_asking()], "hostUsers": False}, ""),
+        (
+            {
+                "containers": [_asking({"allowPrivilegeEscalation": False})],
+                "securityContext": {"runAsNonRoot": True},
+            },
+            "",
+        ),
+        ({"containers": [{"name": "main", "image": "none"}]}, ""),
+        ({"containers": [_asking()]}, "runAsNonRoot"),
+        ({"containers": [_asking({"runAsNonRoot": True})]}, "allowPrivilegeEscalation"),
+        ({"containers": [_asking({**SAFE, "runAsUser": 0})]}, "runAsNonRoot"),
+        ({"containers": [_asking({**SAFE, "capabilities": {"add": ["NET_ADMIN"]}})]}, "runAsNonRoot"),
+        (
+            {"containers": [_asking(SAFE)], "initContainers": [{"name": "init", "image": "none"}]},
+            "runAsNonRoot",
+        ),
+        ({"containers": [_asking(SAFE)], "hostPID": True}, "host namespaces"),
+        (
+            {"containers": [_asking(SAFE)], "volumes": [{"name": "v", "hostPath": {"path": "/run"}}]},
+            "hostPath",
+        ),
+        ({"containers": [_asking({"privileged": True})], "hostUsers": False}, "privileged"),
+    ],
+)
+async def test_pods_that_could_command_an_mps_daemon_are_refused(
+    agent: ApiCluster, plane: ControlPlane, spec: Json, why: str
+) -> None:
+    del agent  # the policies are in force
+    name = f"mps-{uuid4().hex[:8]}"
+    if not why:
+        assert _created(plane, name, OWN, "gpus", **spec)
+        return
+    with pytest.raises(AssertionError, match=why):
+        _created(plane, name, OWN, "gpus", **spec)

@@ -398,7 +398,7 @@ def test_apply_carries_out_daemons_modes_and_slices_and_gives_them_back(helper, 
     acts, answer = told(MPS)
     assert acts == {"set-compute-mode", "start-daemon"}
     (row,) = answer["resources"]
-    assert (row["promised"], row["verified"], row["guarantee"]) == ("guarded", "advisory", "advisory")
+    assert (row["promised"], row["verified"], row["guarantee"]) == ("advisory", "advisory", "advisory")
     assert told(MPS)[0] == set(), "a second time there is nothing to do"
     back = {"stop-daemon", "set-compute-mode"}
     assert found(["assert"], EXCLUSIVE, "differences") == back

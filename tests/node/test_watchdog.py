@@ -17,6 +17,7 @@ from partage.errors import HardwareTimeout
 from partage.faces.documents.watch import WatchRow
 from partage.faces.report import report_document
 from partage.model.ids import ContainerId
+from partage.model.pipe_tenants import PipeTenant, PipeTenants, ProcessRights
 from partage.model.process import Processes
 from partage.model.share import Guarantee
 from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee
@@ -284,7 +285,8 @@ def told(world: World) -> set[Guarantee]:
     assert now is not None
     shares = [share for rows in report.offer.values() for share in rows]
     return {
-        stated_guarantee(share, verified_guarantee(share, now.observed, report.watched)) for share in shares
+        stated_guarantee(share, verified_guarantee(share, now.observed, report.watched, report.doubts))
+        for share in shares
     }
 
 
@@ -293,6 +295,20 @@ def undisturbed(world: World) -> bool:
     report = status_of(world).report
     assert report is not None
     return world.kubelet.allocatable() == {SHARED: 2} and not any(gpu.waits for gpu in report.gpus)
+
+
+class Restricted(SimulatedHardware):
+    """All containers with names have the pipe, and none of them is or becomes root."""
+
+    async def tenants(self) -> PipeTenants:
+        rights = (ProcessRights(7, 1000, 1000, 1000, no_new_privs=True, permitted=0),)
+        devices = [one.device for one in await self.daemons()]
+        return PipeTenants(
+            tuple(PipeTenant(device, container=one, rights=rights) for device in devices for one in NAMES)
+        )
+
+
+RESTRICTED = {"restricted_mps": True}
 
 
 def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_is_withdrawn() -> None:
@@ -311,7 +327,7 @@ def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_i
         assert readiness_of(status_of(world), Intervals()).degraded == ()
         assert undisturbed(world)
 
-    with one_gpu(WARNED) as play:
+    with one_gpu(WARNED, Restricted, RESTRICTED) as play:
         play(story)
 
 
@@ -330,13 +346,14 @@ def test_a_policy_that_stops_watching_promises_less_and_withdraws_nothing() -> N
         await until(lambda: told(world) == {Guarantee.GUARDED})
         assert undisturbed(world)
 
-    with one_gpu(WARNED) as play:
+    with one_gpu(WARNED, Restricted, RESTRICTED) as play:
         play(story)
 
 
 def test_hardware_that_does_not_answer_twice_watches_nobody() -> None:
     async def story(world: World) -> None:
         await admitted(world, "train")
+        await until(lambda: told(world) == {Guarantee.GUARDED})
         await world.fault(FailCall("processes", HardwareTimeout("no answer")))
         await asyncio.sleep(WATCH_S + 1)
         assert told(world) == {Guarantee.GUARDED}, "once may be a helper that is replaced"
@@ -346,7 +363,7 @@ def test_hardware_that_does_not_answer_twice_watches_nobody() -> None:
         await until(lambda: not look(world).hidden)
         await until(lambda: told(world) == {Guarantee.GUARDED})
 
-    with one_gpu(WARNED) as play:
+    with one_gpu(WARNED, Restricted, RESTRICTED) as play:
         play(story)
 
 

@@ -153,6 +153,7 @@ class _Agent:
             "state": parts.state_writer.run,
             "cdi": parts.cdi.run,
             "watchdog": parts.watchdog.run,
+            "pipe tenants": parts.pipe_tenants.run,
             "usage": parts.usage.run,
         }
         if parts.history is not None:

@@ -16,6 +16,7 @@ from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
 from partage.agent.endpoints.resource_plugin import ResourcePlugin
 from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.hardware import HardwareObservation, HardwareObserver
+from partage.agent.observers.pipe_tenants import PipeTenantsObserver
 from partage.agent.observers.pod_resources import PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
@@ -34,7 +35,7 @@ from partage.model.policy import Policy
 from partage.model.share import GpuOffer, resources_of
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.mig_config import mig_config_report
-from partage.plan.offer.guarantees import promised
+from partage.plan.offer.guarantees import promised, served_by_own_users
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
@@ -93,6 +94,7 @@ class LoopParts(Struct):
     cdi: CdiSpecs
     guard: GuardFiles
     watchdog: Watchdog
+    pipe_tenants: PipeTenantsObserver
     serve: Callable[[ResourcePlugin], None]
     retire: Callable[[ResourceName], None]
     rules: XidRules = DEFAULT_RULES
@@ -274,14 +276,14 @@ class Loop(Struct):
             parts.cdi.request(inventory, options)
             parts.guard.request(one for devices in self.view.offer.values() for one in devices)
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
-            unwatched = parts.watchdog.unwatched
+            unheld = parts.watchdog.unwatched | served_by_own_users(desired.settings)
             self._terms = AllocateContext(
                 inventory,
                 options,
                 run_dir,
                 parts.cdi.classes,
                 guard_dir,
-                unwatched,
+                unheld,
                 read_only_pipe=parts.options.mps_pipe_read_only,
             )
         if self._terms is not None:
@@ -301,7 +303,10 @@ class Loop(Struct):
             made=ReportTime(at_s=time.time(), clock_s=now_s, number=self._number, took_s=now_s - began_s),
             node=seen.node,
             offer=promised(
-                done.view.offer, seen.desired.watch_of if seen.desired else {}, seen.node.inventory
+                done.view.offer,
+                seen.desired.watch_of if seen.desired else {},
+                seen.node.inventory,
+                seen.desired.settings if seen.desired else {},
             ),
             gpus=gpu_reports(seen.snapshot, done, seen.desired, entries),
             resources=resources,
@@ -311,6 +316,9 @@ class Loop(Struct):
             policy_in_force=seen.desired.policy if seen.desired else None,
             snapshot=replace(seen.snapshot, served=done.plan.serving),
             watched=parts.watchdog.watched,
+            doubts=parts.pipe_tenants.doubts(
+                done.view.offer, seen.snapshot.observed.daemons or (), seen.node.inventory.driver
+            ),
             mig_config=self._mig_config(done),
             labels=parts.policies.labels,
             other_labels=parts.other_labels(),

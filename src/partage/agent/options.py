@@ -55,6 +55,8 @@ class Intervals(Frozen):
     watch_s: how much of a shared GPU each container uses. One request to the helper, a few NVML calls per GPU
         and a few files of /proc per process. A container is ended after two checks; processes that MPS limits
         stay limited meanwhile.
+    look_gap_s, look_longest_s: who has the pipes of MPS daemons: at most and at least so often while there
+        are guarded shares. Each look reads every process of the node; it is made when a container starts.
     usage_s: how much every container uses, while somebody scrapes the metrics. Peaks are kept by the helper;
     this is
         often enough to know the names of containers that live shorter than the pause between two scrapes.
@@ -85,6 +87,8 @@ class Intervals(Frozen):
     withdraw_s: float = 1.0
     turn_gap_s: float = 0.05
     watch_s: float = 5.0
+    look_gap_s: float = 0.5
+    look_longest_s: float = 60.0
     usage_s: float = 10.0
     usage_answer_s: float = 1.0
     history_s: float = 30.0
@@ -121,6 +125,8 @@ class AgentOptions(Frozen):
     history_days:  how many days of the use of GPUs are kept in the state directory; 0: none.
     mps_pipe_read_only: containers get the pipe of their MPS daemon read-only.
     takeover:      register also what another process offers to the kubelet.
+    restricted_mps: pods that ask for MPS shares are refused unless none of their processes is or can become
+                   root: the cluster's admission does that.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
     """
 
@@ -135,6 +141,7 @@ class AgentOptions(Frozen):
     awaits_labels: bool = False
     environ: Mapping[str, str] = field(default_factory=dict)
     driver_root: str | None = None
+    restricted_mps: bool = False
     cdi_dir: Path = Path("/var/run/cdi")
     container_logs: Path = LOGS
     cluster: ClusterConfig | None = None

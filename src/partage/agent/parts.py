@@ -19,6 +19,7 @@ from partage.agent.observers.former_holders import FormerHolders
 from partage.agent.observers.hardware import HardwareObserver, XidLog
 from partage.agent.observers.history import HistoryObserver
 from partage.agent.observers.other_plugins import OtherPluginObserver
+from partage.agent.observers.pipe_tenants import PipeTenantsObserver
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
@@ -79,7 +80,9 @@ class Parts:
         self.endpoints = ServedResources(options, self.changes, status.clock, self.supervisor)
         self.served_before: set[DeviceUuid] = set()
         ask, clock, intervals = self.requests.ask, status.clock, options.intervals
-        self.hardware = HardwareObserver(hardware, ask, intervals, XidLog(clock))
+        self.hardware = HardwareObserver(
+            hardware, ask, intervals, XidLog(clock), restricted_mps=options.restricted_mps
+        )
         self.gate = DriverGate(options.run_dir, options.validations, hardware, self.hardware.observe)
         self.settings = SettingsObserver(hardware, clock, intervals.observe_s)
         self.pod_resources, self.refusals = self._poller_of(hardware), Refusals()
@@ -89,7 +92,7 @@ class Parts:
             clock=clock,
             holders=kubelet.ask_holders,
             left=kubelet.left_at_once,
-            allocated=kubelet.allocated,
+            allocated=self._allocated,
             registering=kubelet.now,
             refused=self._refused,
         )
@@ -113,6 +116,16 @@ class Parts:
         self.unfinished = UnfinishedChange(options.state_dir)
         self.reconciler = self._reconciler_of()
         self.watchdog = self._watchdog_of(hardware)
+        self.pipe_tenants = PipeTenantsObserver(
+            hardware=hardware,
+            ledger=self.ledger,
+            directory=options.container_logs,
+            changes=self.changes,
+            clock=clock,
+            ask=ask,
+            intervals=intervals,
+            observation=lambda: self.watchdog.observation,
+        )
         self.usage = UsageObserver(
             hardware=hardware,
             ledger=self.ledger,
@@ -223,6 +236,7 @@ class Parts:
             cdi=self.cdi,
             guard=GuardFiles(self.options.run_dir),
             watchdog=self.watchdog,
+            pipe_tenants=self.pipe_tenants,
             serve=self.endpoints.serve,
             retire=self.endpoints.retire,
             rules=XidRules.of_environment(self.options.environ),
@@ -242,6 +256,10 @@ class Parts:
 
     def _plan(self) -> NodePlan:
         return self.loop.plan()
+
+    def _allocated(self) -> None:
+        self.pod_resources.allocated()
+        self.pipe_tenants.soon()
 
     def _refused(self, resource: ResourceName, refusal: NoRoom) -> None:
         now_s = self.status.clock()

@@ -85,7 +85,7 @@ def self_cgroups(proc: Path) -> tuple[str, ...]:
 def cgroup_mounts(proc: Path, process: str) -> Iterator[tuple[str, str]]:
     """Hierarchy (empty: v2) and mount point of every cgroup file system that a process has mounted
     (proc_pid_mountinfo(5))."""
-    for line in _text(proc / process / "mountinfo").splitlines():
+    for line in mount_lines(proc, process):
         before, _, after = line.partition(" - ")
         words = after.split()
         if words[:1] == ["cgroup2"]:
@@ -110,6 +110,11 @@ _NO_CONTROLLERS = frozenset({"rw", "ro", "xattr", "clone_children", "noprefix"})
 def _is_of_name(option: str) -> bool:
     """Whether a mount option is a part of the hierarchy's name in ``/proc/<pid>/cgroup``."""
     return option.startswith("name=") or ("=" not in option and option not in _NO_CONTROLLERS)
+
+
+def mount_lines(proc: Path, process: str) -> list[str]:
+    """The lines of its ``mountinfo`` (proc_pid_mountinfo(5)); none if it cannot be read."""
+    return _text(proc / process / "mountinfo").splitlines()
 
 
 def thread_fields(proc: Path, tid: int) -> dict[str, str]:
@@ -148,8 +153,13 @@ def pids(proc: Path) -> list[int]:
 
 def pid_namespace(proc: Path) -> str:
     """The pid namespace of this process, ``pid:[4026531836]``; empty if it cannot be read."""
+    return namespace_of(proc, "self", "pid")
+
+
+def namespace_of(proc: Path, process: str, kind: str) -> str:
+    """A namespace of a process, ``mnt:[4026531841]``. kind: ``mnt``, ``pid``; empty if it cannot be read."""
     try:
-        return str((proc / "self/ns/pid").readlink())
+        return str((proc / process / "ns" / kind).readlink())
     except OSError:
         return ""
 
@@ -174,6 +184,11 @@ def exists(pid: int) -> bool:
     except (ProcessLookupError, OverflowError):
         return False
     return True
+
+
+def uid_map_of(proc: Path, pid: int) -> str:
+    """Its user namespace: lines of user id there, user id here, how many (user_namespaces(7))."""
+    return _read(proc, pid, "uid_map")
 
 
 def _read(proc: Path, pid: int, file: str) -> str:

@@ -269,6 +269,8 @@ def _reasons(
         yield f"the policy promises {device.promised}, and that was not seen in force now"
     else:
         yield _of_strategy(row, stated)
+    for gpu in report.gpus:
+        yield from (one.doubt for one in gpu.mps_daemons if one.device == row.device and one.doubt)
     if device is not None and device.verified is None:
         yield "it could not be seen in force: the device or its MPS daemon does not answer"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -32,9 +33,10 @@ from partage.faces.documents.report import (
 )
 from partage.faces.documents.resources import ResourceRow, Verify, resource_rows
 from partage.faces.documents.watch import TimeOf, watch_row
+from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonState
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
-from partage.plan.reconcile.verification import verified_guarantee
+from partage.plan.reconcile.verification import verifier
 from partage.plan.report import GpuReport, Report, ResourceReport
 from partage.plan.serve.ledger_entry import LedgerEntry
 
@@ -51,7 +53,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         policy=row(PolicyRow, policy, problems=(*policy.problems, *policy.warnings)),
         mig_config=None if report.mig_config is None else row(MigConfigRow, report.mig_config),
         node=node_row(report.node.inventory),
-        gpus=tuple(_gpu_row(gpu, time_of) for gpu in report.gpus),
+        gpus=tuple(_gpu_row(gpu, time_of, report.doubts) for gpu in report.gpus),
         resources=_resource_rows(report, status),
         held=tuple(_entry_row(entry, time_of) for entry in report.entries),
         watch=None if observation is None else watch_row(observation, time_of),
@@ -71,7 +73,8 @@ def verify_of(report: Report) -> Verify | None:
     now = report.snapshot
     if now is None:
         return None
-    return lambda share: verified_guarantee(share, now.observed, report.watched)
+    kinds = {gpu: (*one.offer, *one.leaving) for gpu, one in now.served.items()}
+    return verifier(kinds, now.observed, report.watched, report.doubts)
 
 
 def _planned_from(report: Report) -> PlannedFrom | None:
@@ -90,7 +93,7 @@ def _time_of(report: Report) -> TimeOf:
     return time_of
 
 
-def _gpu_row(gpu: GpuReport, time_of: TimeOf) -> ReportedGpuRow:
+def _gpu_row(gpu: GpuReport, time_of: TimeOf, doubts: Mapping[DeviceUuid, str]) -> ReportedGpuRow:
     plan = gpu.plan or GpuPlan(Phase.UNKNOWN)
     return row(
         ReportedGpuRow,
@@ -104,12 +107,12 @@ def _gpu_row(gpu: GpuReport, time_of: TimeOf) -> ReportedGpuRow:
         steps=tuple(map(str, plan.steps)),
         waiting_for=tuple(_entry_row(entry, time_of) for entry in plan.waiting_for),
         retry_at=None if plan.again_s is None else time_of(plan.again_s),
-        mps_daemons=tuple(_daemon_row(one) for one in gpu.daemons),
+        mps_daemons=tuple(_daemon_row(one, doubts) for one in gpu.daemons),
         processes=plan.processes,
     )
 
 
-def _daemon_row(one: DaemonState) -> DaemonRow:
+def _daemon_row(one: DaemonState, doubts: Mapping[DeviceUuid, str]) -> DaemonRow:
     return DaemonRow(
         device=one.device,
         state=one.phase,
@@ -118,6 +121,7 @@ def _daemon_row(one: DaemonState) -> DaemonRow:
         memory_bytes=one.limits.memory_bytes,
         threads_percent=one.limits.threads_percent,
         reason=one.reason or None,
+        doubt=doubts.get(one.device),
     )
 
 

@@ -5,13 +5,19 @@ No setting of a daemon that is there is changed.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import shutil
+import sys
 import tempfile
+from asyncio.subprocess import PIPE
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import msgspec
+
+import partage
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
 from partage.edges.mps.paths import DriverFiles
@@ -38,6 +44,7 @@ class MpsDaemon:
     def __init__(self, pipe: Path, driver_root: Path = Path("/"), *, named: bool = False) -> None:
         environment = {"PATH": os.environ.get("PATH", os.defpath), PIPE_VARIABLE: str(pipe)}
         program = DriverFiles(driver_root).program
+        self._environment = environment
         self._limits = ControlV2(program, environment, _ANSWER_S)
         self._listing = ControlV3(program, environment, _ANSWER_S) if named else self._limits
 
@@ -47,6 +54,20 @@ class MpsDaemon:
             return sum(len(server.clients) for server in await self._listing.listed())
         except (DaemonError, Unsupported):
             return None
+
+    async def tell(self, command: str, uid: int | None = None) -> str:
+        """What a simulated daemon answers to a command of a user; None: this one. Raises OSError."""
+        folders = [str(Path(package.__file__ or "").parents[1]) for package in (partage, msgspec)]
+        become = "" if uid is None else f"os.setgroups([]); os.setresuid({uid}, {uid}, {uid})"
+        program = (
+            f"import os, sys\nsys.path[:0] = {folders!r}\nfrom partage.sim.mps.control import main\n"
+            f"{become}\nsys.exit(main(['nvidia-cuda-mps-control']))"
+        )
+        asked = await asyncio.create_subprocess_exec(
+            sys.executable, "-ISc", program, stdin=PIPE, stdout=PIPE, env=self._environment
+        )
+        answer, _ = await asked.communicate(f"{command}\n".encode())
+        return answer.decode()
 
     async def memory_limit(self, likely_bytes: int) -> int | None:
         """Bytes that each client may have; None: no limit. Raises DaemonError, Unsupported.

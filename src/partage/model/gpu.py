@@ -281,6 +281,8 @@ class Inventory(Frozen):
     machine_type: name of the machine in its firmware, ``DGXH100``; empty if not known.
     vgpu: the GPUs are vGPUs of this host; None: they are not.
     toolkit: where open_to_env was read; None: nowhere.
+    restricted_mps: pods that ask for MPS shares are refused unless none of their processes is or can become
+    the node's root. No machine knows that: whoever runs Partage says it.
     """
 
     driver: Driver | NoDriver
@@ -296,6 +298,7 @@ class Inventory(Frozen):
     machine_type: str = ""
     vgpu: VgpuHost | None = None
     toolkit: ToolkitConfig | None = None
+    restricted_mps: bool = False
 
     def __iter__(self) -> Iterator[Gpu]:
         return iter(self.gpus)

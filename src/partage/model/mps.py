@@ -205,6 +205,9 @@ class DaemonState(Frozen):
     multi_user: from its command line.
     reason: a sentence: why it does not serve, or a problem although it serves; else empty.
     bound_to: a sentence: with what else on the node it ends; empty: with nothing that Partage stops.
+    unsettled: a sentence: why its limits have to be set again, although it serves: somebody else gave it a
+    command, or nobody can tell; empty: nobody did since they were set and read back.
+    doubt: a sentence: why they cannot be relied upon, whatever is set; empty: they can.
     outdated: it works in directories that were there before it, or that an older Partage has made; it is
     started again, in new ones, when nobody holds a share of its GPU.
     full: a sentence: which of its directories have no room left; empty: none.
@@ -219,6 +222,8 @@ class DaemonState(Frozen):
     multi_user: bool = False
     reason: str = ""
     bound_to: str = ""
+    unsettled: str = ""
+    doubt: str = ""
     outdated: bool = False
     full: str = ""
 

@@ -15,8 +15,8 @@ class Guarantee(StrEnum):
     """What a share guarantees about its memory, strongest first.
 
     hard:     the hardware or the driver's cgroup limit enforces it.
-    guarded:  the limit of the MPS daemon equals the share, in exclusive-process mode, and Partage watches
-    the use.
+    guarded:  the limit of the MPS daemon equals the share, in exclusive-process mode, nobody who has the
+    daemon's pipe can change it, and Partage watches the use.
     advisory: an environment variable or a framework's limit, which a tenant can remove.
     none:     nothing; when one tenant uses all memory, the others fail.
     """

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from enum import StrEnum
 
+from msgspec import field
 from msgspec.structs import replace
 
 from partage.errors import Problem
@@ -218,6 +219,7 @@ class Report(Frozen):
 
     offer: what is promised. policy_in_force, snapshot: what the planner looked at, so that others can plan as
     the agent does; None: there is no policy yet. watched: UUIDs of GPUs whose use is watched at this moment.
+    doubts: why the limits of an MPS daemon may not be what was set, by its device.
     mig_config: what became of the label that asks for a layout; None: the node has no such label, or its
     labels are not known. labels: of the Node; None: not known. other_labels: who else writes the same
     labels, a sentence; empty for nobody.
@@ -234,6 +236,7 @@ class Report(Frozen):
     policy_in_force: Policy | None = None
     snapshot: Snapshot | None = None
     watched: frozenset[GpuUuid] = frozenset()
+    doubts: Mapping[DeviceUuid, str] = field(default_factory=dict)
     mig_config: MigConfigReport | None = None
     labels: NodeLabels | None = None
     other_labels: str = ""

@@ -41,6 +41,10 @@ async def test_of_a_pod_that_never_was_nothing_is_left(subject: Subject) -> None
     assert not (await subject.hardware.left_of([PodUid("0aa9e3a1-0000-4000-8000-000000000001")])).processes
 
 
+async def test_without_mps_daemons_nobody_has_a_pipe(subject: Subject) -> None:
+    assert not (await subject.hardware.tenants()).rows
+
+
 async def test_waiting_for_events_ends_in_time_and_with_none_when_nothing_happens(subject: Subject) -> None:
     async with asyncio.timeout(LIMIT_S):
         assert await subject.hardware.events(0.05) == Events()

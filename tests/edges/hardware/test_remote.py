@@ -246,11 +246,12 @@ async def test_a_cancelled_call_leaves_the_helper_alone(remote: RemoteHardware) 
 async def test_an_older_helper_does_not_look_for_processes_and_is_kept(
     short_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    known = {verb: call for verb, call in helper_server.VERBS.items() if verb != "left"}
+    known = {verb: call for verb, call in helper_server.VERBS.items() if verb not in ("left", "tenants")}
     monkeypatch.setattr(helper_server, "VERBS", known)
     async with serving(SimulatedHardware(parse_machine("l4")), short_dir / "s"):
         hardware = RemoteHardware(short_dir / "s")
         assert "older than the agent" in (await hardware.left_of([PodUid("u")])).unseen
+        assert "older than the agent" in (await hardware.tenants()).unseen
         assert hardware.state.up
         assert not hardware.state.restarts
         await hardware.close()

@@ -27,6 +27,7 @@ from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
 from partage.model.ids import PodUid
 from partage.model.mps import DaemonState
+from partage.model.pipe_tenants import PipeTenants
 from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import Created, Step, TimeSlice
@@ -80,6 +81,7 @@ async def test_the_list_of_verbs_is_closed(simulation: SimulatedHardware, short_
         "left",
         "time-slices",
         "daemons",
+        "tenants",
     }
     async with serving(simulation, short_dir / "s"):
         peer = await Peer.at(short_dir / "s")
@@ -390,6 +392,9 @@ class Broken:
 
     async def daemons(self) -> tuple[DaemonState, ...]:
         return ()
+
+    async def tenants(self) -> PipeTenants:
+        return PipeTenants()
 
     async def close(self) -> None:
         return

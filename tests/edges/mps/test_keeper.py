@@ -655,3 +655,56 @@ async def test_a_state_crosses_the_helpers_socket_unchanged(simulated: Subject):
     states = await simulated.keeper().states()
     assert decode(tuple[DaemonState, ...], encode(states)) == states
     assert states[0].limits.memory_bytes == LIMIT
+
+
+# --- who else gives commands ------------------------------------------------------------------------
+
+
+def tell(subject: Subject, command: str, device: str = GPUS[0]) -> None:
+    """A tenant's command, through the directory that its container has."""
+    driver, paths = DriverFiles(subject.root), DaemonPaths.of(subject.run_dir, GpuUuid(device))
+    environment = driver.environment(paths)
+    subprocess.run([driver.program()], env=environment, input=f"{command}\n", text=True, check=True)
+
+
+async def test_after_a_command_of_somebody_else_all_limits_are_set_again(simulated: Subject):
+    keeper, spec = simulated.keeper(), simulated.spec()
+    server = (await keeper.start(spec)).servers[0].pid
+    assert [one.unsettled for one in await keeper.states()] == [""]
+    tell(simulated, f"set_active_thread_percentage {server} 100")
+    tell(simulated, f"set_device_pinned_mem_limit {server} 0 60G")
+    (seen,) = await keeper.states()
+    assert "60G" in seen.unsettled
+    tenant = await simulated.tenant()
+    again = await keeper.start(spec)
+    assert (again.phase, again.unsettled, again.limits) == (DaemonPhase.SERVING, "", spec.limits)
+    assert again.servers[0].pid == server, "nobody is ended, nothing is replaced"
+    driver, paths = DriverFiles(simulated.root), DaemonPaths.of(simulated.run_dir, GPUS[0])
+    control = ControlV2(driver.program, driver.environment(paths), 10.0)
+    assert await control.ask(f"get_active_thread_percentage {server}") == "25.0\n"
+    assert [one.unsettled for one in await simulated.keeper().states()] == [""], (
+        "another helper knows it, too"
+    )
+    assert await tenant.says("launch") == "ok"
+
+
+async def test_a_tenant_that_gives_commands_all_the_time_is_said_and_ends_nothing(
+    simulated: Subject, monkeypatch: pytest.MonkeyPatch
+):
+    keeper, spec = simulated.keeper(), simulated.spec()
+    pid = (await keeper.start(spec)).pid
+    ask = ControlV2.ask
+
+    async def between(self: ControlV2, command: str, deadline_s: float | None = None) -> str:
+        answer = await ask(self, command, deadline_s)
+        if command.startswith("set_"):
+            await ask(self, "set_default_active_thread_percentage 99")
+            await ask(self, "set_default_active_thread_percentage 25")
+        return answer
+
+    monkeypatch.setattr(ControlV2, "ask", between)
+    with pytest.raises(DaemonError, match="keeps telling"):
+        await keeper.start(spec)
+    monkeypatch.undo()
+    (now,) = await keeper.states()
+    assert (now.pid, now.phase, bool(now.unsettled)) == (pid, DaemonPhase.SERVING, True)

@@ -11,10 +11,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from msgspec.structs import replace
 
 from partage.edges.device_users import nobody
 from partage.edges.mps import directories
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
+from partage.edges.mps.control_log import end_of_log
+from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.daemon_end import force_quit, quit_daemon
 from partage.edges.mps.daemon_logs import LARGEST_BYTES, cut_logs
 from partage.edges.mps.home import DaemonHost
@@ -23,6 +26,7 @@ from partage.edges.mps.record import DaemonIdentity, DaemonRecord, save_record
 from partage.edges.mps.sockets import CLIENTS, COMMANDS, answers_elsewhere, socket_ids
 from partage.errors import DaemonError
 from partage.model.mps import DaemonPhase, DaemonSpec
+from partage.units import MIB
 from tests.edges.mps.real_programs import SUITES, unpacked
 from tests.edges.mps.subjects import GPUS, fill, until
 
@@ -101,6 +105,71 @@ async def test_its_sockets_are_looked_for(real: Real):
     assert await real.identity() == found.identity
     await quit_daemon(real.access, found, nobody)
     assert (await real.access.find(real.paths)).identity is None
+
+
+LIMITED = DaemonSpec(GPUS[0], GPUS[0], 3500 * MIB, 25)
+"""A limit that reads back as ``3G``, as every other from 3072 to 4095 MiB."""
+
+
+async def settle(real: Real) -> None:
+    """What the keeper does once it has started a daemon; without a GPU it gets no further than that."""
+    found = await real.access.find(real.paths)
+    control = real.access.control(found)
+    assert isinstance(control, ControlV2)
+    await control.set_limits(LIMITED)
+    assert await control.limits(LIMITED) == LIMITED.limits
+    assert found.record is not None
+    end = end_of_log(real.paths.log / "control.log")
+    save_record(real.paths.record, replace(found.record, spec=LIMITED, settled=end))
+
+
+def tell(real: Real, command: str, uid: int = 0) -> str:
+    """A tenant's command: the control program in the same pipe directory, as some user."""
+    as_user = ["setpriv", f"--reuid={uid}", "--clear-groups", "--no-new-privs"]
+    asked = subprocess.run(
+        [*as_user, real.access.driver.program()],
+        env=real.access.driver.environment(real.paths),
+        input=f"{command}\n",
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return asked.stdout
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "set_default_device_pinned_mem_limit 0 3999M",
+        "set_default_device_pinned_mem_limit 0 60G\nset_default_device_pinned_mem_limit 0 3500M",
+        "set_active_thread_percentage 99 100",
+    ],
+)
+async def test_a_command_of_somebody_else_is_noticed_though_all_reads_back_as_before(
+    real: Real, command: str
+):
+    await settle(real)
+    for _ in range(2):
+        assert (await real.access.state(real.paths)).unsettled == "", "Partage's own questions change nothing"
+    tell(real, "get_default_device_pinned_mem_limit 0\nps")
+    assert (await real.access.state(real.paths)).unsettled == "", "nor do those of others"
+    tell(real, command)
+    seen = await real.access.state(real.paths)
+    assert (seen.phase, seen.limits) == (DaemonPhase.SERVING, LIMITED.limits), "so it reads back"
+    assert command.rpartition("\n")[2] in seen.unsettled
+    assert (await real.access.state(real.paths)).unsettled == seen.unsettled, "until they are set again"
+    await settle(real)
+    assert (await real.access.state(real.paths)).unsettled == ""
+
+
+async def test_since_550_a_user_that_is_not_root_changes_nothing(real: Real, driver: Path):
+    await settle(real)
+    said = tell(real, "set_default_device_pinned_mem_limit 0 60G", uid=65534)
+    refused = "Insufficient privileges for UID 65534" in said
+    assert refused is ("535" not in driver.parent.name)
+    seen = await real.access.state(real.paths)
+    assert (seen.limits == LIMITED.limits) is refused
+    assert "60G" in seen.unsettled, "the log does not say who gave it, nor that it was refused"
 
 
 READ_ONLY = """

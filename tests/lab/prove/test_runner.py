@@ -32,6 +32,8 @@ IN_MPS = {
     "mps-two-processes": KEPT,
     "mps-two-users": KEPT if ROOT else NOT_TRIED,
     "mps-without-pipe": NOT_TRIED,
+    "mps-command-as-user": KEPT if ROOT else NOT_TRIED,
+    "mps-command-as-root": WEAKER if ROOT else NOT_TRIED,
     "mps-neighbours-fault": KEPT,
 }
 

@@ -30,6 +30,7 @@ from partage.plan.advise.situation import (
     Workload,
 )
 from partage.plan.offer.desired import resolve
+from partage.plan.offer.guarantees import promised
 from partage.units import GIB
 
 H100, A30, A100, L4, L40S, RTX, P100 = (
@@ -279,7 +280,9 @@ def check(found: Advice) -> None:
             check_asks(one, found.situation.sizes, {name: of.count for name, of in offered.items()})
             continue
         assert list(offered) == [one.resource]
-        rows = offered[one.resource].offerings
+        restricted = replace(found.facts.inventory, restricted_mps=True)
+        weaker = promised(state.offer, state.watch_of, restricted, state.settings)
+        rows = resources_of(weaker)[one.resource].offerings
         assert one.guarantee.strength >= found.situation.isolation.least.strength
         assert all(row.guarantee is one.guarantee for row in rows)
         if one.way is not Way.VGPU:

@@ -5,13 +5,16 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from partage.model.gpu import Driver
 from partage.model.ids import GpuUuid
+from partage.model.mps import DaemonSpec
 from partage.model.policy import Strategy, WatchAction
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.offer.guarantees import gpus_to_watch, gpus_unwatched, promised, with_current_guarantees
+from partage.plan.offer.settings import GpuSettings
 from tests.plan.offers import node, offering
 
-CLOSED = node()
+CLOSED = replace(node(driver="580.95.05"), restricted_mps=True)
 SLICED = offering(0, 4)
 WHOLE = replace(
     SLICED,
@@ -57,7 +60,7 @@ def test_only_guarded_shares_guarantee_less_without_a_watcher() -> None:
         b: (WHOLE,),
         c: (replace(GUARDED, guarantee=Guarantee.ADVISORY),),
     }
-    assert with_current_guarantees(offer, gpus_unwatched(offer, seen=offer), CLOSED) is offer
+    assert with_current_guarantees(offer, gpus_unwatched(offer, seen=offer), CLOSED) == offer
 
 
 def test_a_policy_promises_less_if_it_turns_watching_off() -> None:
@@ -72,3 +75,20 @@ def test_where_pods_choose_their_gpus_themselves_nothing_is_more_than_advisory()
     assert [row.guarantee for row in open_[GPU]] == [Guarantee.ADVISORY, Guarantee.ADVISORY, Guarantee.NONE]
     unknown = replace(CLOSED, open_to_env=None)
     assert promised(offer, {GPU: WatchAction.WARN}, unknown) == offer
+
+
+def test_where_pods_may_be_root_only_namespaces_are_promised_as_guarded() -> None:
+    named = replace(GUARDED, pipe="gpu/share0")
+    offer = {GPU: (GUARDED, named, WHOLE)}
+    words = [Guarantee.ADVISORY, Guarantee.GUARDED, Guarantee.HARD]
+    may_be_root = replace(CLOSED, restricted_mps=False)
+    old = replace(CLOSED, driver=Driver("535.261.03", "12.2"))
+    own_servers = replace(CLOSED, driver=Driver("550.163.01", "12.4"))
+    for inventory in (may_be_root, old, own_servers):
+        assert [row.guarantee for row in promised(offer, {}, inventory)[GPU]] == words
+    assert promised(offer, {}, CLOSED) == offer
+
+
+def test_users_with_a_server_of_their_own_command_it() -> None:
+    settings = {GPU: GpuSettings((DaemonSpec(GPU, GPU, multi_user=False),), exclusive_process=True)}
+    assert promised({GPU: (GUARDED,)}, {}, CLOSED, settings)[GPU][0].guarantee is Guarantee.ADVISORY

@@ -102,6 +102,21 @@ def test_a_daemon_that_runs_as_asked_is_left_to_its_clients(phase: DaemonPhase) 
     assert settings_steps(SET, WANT, [daemon(phase)], OriginalSettings(DEFAULT)).settled
 
 
+@pytest.mark.parametrize("phase", [DaemonPhase.SERVING, DaemonPhase.STARTING])
+def test_limits_are_set_again_under_the_clients_after_a_command_of_somebody_else(phase: DaemonPhase) -> None:
+    told = replace(daemon(phase), unsettled="somebody else told it 'set...'")
+    busy = replace(told, servers=(MpsServer(7, clients=(ConnectedClient(8),)),))
+    settling = settings_steps(SET, WANT, [busy], OriginalSettings(DEFAULT))
+    assert (settling.end, settling.make) == ((), (StartDaemon(CARD.uuid, SPEC),))
+    assert not clients_in_the_way(settling.make, [busy])
+    assert not unusable_devices(WANT, [busy]) or phase is DaemonPhase.STARTING
+
+
+def test_a_log_that_says_nothing_is_no_reason_to_set_limits_for_ever() -> None:
+    told = replace(daemon(), doubt="the file system of its control.log is full")
+    assert settings_steps(SET, WANT, [told], OriginalSettings(DEFAULT)).settled
+
+
 def test_a_daemon_that_does_not_answer_is_ended_and_started_again_once_nobody_holds_a_share() -> None:
     silent = daemon(DaemonPhase.SILENT)
     steps = settings_steps(SET, WANT, [silent], OriginalSettings(DEFAULT))

@@ -6,9 +6,10 @@ import pytest
 from msgspec.structs import replace
 
 from partage.model.gpu import ComputeMode
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import ClientLimits, DaemonPhase
 from partage.model.share import Guarantee
-from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee
+from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee, verifier
 from tests.plan.reconcile.test_planner import WHOLE, desired_of, observe, snapshot, with_mps
 
 
@@ -17,8 +18,8 @@ def test_a_guarded_share_is_verified_by_daemon_mode_and_watchdog_together() -> N
     observed, uuid = now.observed, next(iter(desired.offer))
     (share,) = desired.offer[uuid]
     assert share.guarantee is Guarantee.GUARDED
-    assert verified_guarantee(share, observed, {uuid}) is Guarantee.GUARDED
-    assert verified_guarantee(share, observed, ()) is Guarantee.ADVISORY, "nothing watches it"
+    assert verified_guarantee(share, observed, {uuid}, {}) is Guarantee.GUARDED
+    assert verified_guarantee(share, observed, (), {}) is Guarantee.ADVISORY, "nothing watches it"
 
 
 @pytest.mark.parametrize(
@@ -39,7 +40,7 @@ def test_what_the_daemon_does_not_hold_is_not_verified(change, seen) -> None:
     observed = replace(now.observed, daemons=(replace(daemon, **change),))
     uuid = now.observed.node.inventory.gpus[0].uuid
     (share,) = desired.offer[uuid]
-    assert verified_guarantee(share, observed, {uuid}) is seen
+    assert verified_guarantee(share, observed, {uuid}, {}) is seen
 
 
 def test_in_another_compute_mode_a_tenant_can_go_past_the_daemon() -> None:
@@ -49,7 +50,28 @@ def test_in_another_compute_mode_a_tenant_can_go_past_the_daemon() -> None:
     inventory = replace(node.inventory, gpus=(first, *node.inventory.gpus[1:]))
     observed = replace(now.observed, node=replace(node, inventory=inventory))
     (share,) = desired.offer[first.uuid]
-    assert verified_guarantee(share, observed, {first.uuid}) is Guarantee.ADVISORY
+    assert verified_guarantee(share, observed, {first.uuid}, {}) is Guarantee.ADVISORY
+
+
+def test_what_somebody_else_may_have_changed_is_advisory() -> None:
+    desired, now = with_mps(observe())
+    uuid = next(iter(desired.offer))
+    (share,) = desired.offer[uuid]
+    doubts = {share.device: "root"}
+    assert verified_guarantee(share, now.observed, {uuid}, doubts) is Guarantee.ADVISORY
+    other: dict[DeviceUuid, str] = {GpuUuid("GPU-9"): "root"}
+    assert verified_guarantee(share, now.observed, {uuid}, other) is Guarantee.GUARDED
+
+
+def test_what_is_promised_less_is_still_looked_at() -> None:
+    desired, now = with_mps(observe())
+    uuid = next(iter(desired.offer))
+    (share,) = desired.offer[uuid]
+    promised = replace(share, guarantee=Guarantee.ADVISORY)
+    assert verifier(desired.offer, now.observed, {uuid}, {})(promised) is Guarantee.GUARDED
+    (daemon,) = now.observed.daemons or ()
+    lost = replace(now.observed, daemons=(replace(daemon, limits=ClientLimits()),))
+    assert verifier(desired.offer, lost, {uuid}, {})(promised) is Guarantee.NONE
 
 
 def test_a_whole_gpu_is_verified_while_it_answers() -> None:
@@ -57,15 +79,15 @@ def test_a_whole_gpu_is_verified_while_it_answers() -> None:
     desired, now = desired_of(WHOLE, inventory), snapshot(inventory)
     uuid = inventory.gpus[0].uuid
     (share,) = desired.offer[uuid]
-    assert verified_guarantee(share, now.observed, ()) is Guarantee.HARD
+    assert verified_guarantee(share, now.observed, (), {}) is Guarantee.HARD
     lost = replace(now.observed, node=replace(now.observed.node, lost={uuid: "it fell off the bus"}))
-    assert verified_guarantee(share, lost, ()) is None
+    assert verified_guarantee(share, lost, (), {}) is None
 
 
 def test_a_device_that_has_still_to_be_made_is_only_promised() -> None:
     inventory = observe()
     text = "version: partage/v1\ngpus: [{select: {index: 0}, mig: {layout: [7g.80gb]}}]\n"
     (share,) = desired_of(text, inventory).offer[inventory.gpus[0].uuid]
-    assert verified_guarantee(share, snapshot(inventory).observed, ()) is None
+    assert verified_guarantee(share, snapshot(inventory).observed, (), {}) is None
     assert stated_guarantee(share, None) is Guarantee.HARD
     assert stated_guarantee(share, Guarantee.NONE) is Guarantee.NONE

@@ -311,5 +311,5 @@ def test_what_is_no_command_and_no_pid_gets_words_and_changes_nothing():
         "start_server",
     ):
         assert world.says(line)
-    assert world.says("") == ""
+    assert world.says("") == 'Unknown command ""'
     assert len(world.state.servers) == 1

@@ -21,8 +21,9 @@ class AllocateContext(Frozen):
     """What an Allocate response depends on, besides its resource.
 
     run_dir: the host's path. cdi_classes: with a spec. guard_dir: host path of the guard, where it is needed.
+    unheld: GPUs with guarded shares that are not watched, or whose servers their users command: their
+    containers get a weaker guarantee.
     read_only_pipe: as for ``AllocateResponder``.
-    unwatched: GPUs with guarded shares that are not watched: their containers get a weaker guarantee.
     """
 
     inventory: Inventory
@@ -30,7 +31,7 @@ class AllocateContext(Frozen):
     run_dir: str
     cdi_classes: tuple[str, ...] = ()
     guard_dir: str = ""
-    unwatched: frozenset[GpuUuid] = frozenset()
+    unheld: frozenset[GpuUuid] = frozenset()
     read_only_pipe: bool = False
 
 
@@ -70,7 +71,7 @@ class PluginSet:
         if self._last is not None and self._last[0] is rows and self._last[1] == terms:
             return []
         self._last = rows, terms
-        resources = resources_of(with_current_guarantees(rows.offer, terms.unwatched, terms.inventory))
+        resources = resources_of(with_current_guarantees(rows.offer, terms.unheld, terms.inventory))
         new = []
         for name in dict.fromkeys((*rows.by_resource, *self._plugins)):
             listed = rows.by_resource.get(name, ())

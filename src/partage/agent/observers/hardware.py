@@ -8,6 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from partage.agent.options import Intervals
 from partage.agent.waiting import wait_at_most
@@ -58,7 +59,8 @@ class XidLog(Struct):
 class HardwareObserver(Struct):
     """Polls the hardware. After a failure the loop continues with the last known node.
 
-    ask: asks for a turn. xid_counts: XIDs since the start, by GPU (empty: unknown) and code.
+    ask: asks for a turn. restricted_mps: as in ``Inventory``.
+    xid_counts: XIDs since the start, by GPU (empty: unknown) and code.
     last_xids: the code that came last, by GPU.
     """
 
@@ -66,6 +68,7 @@ class HardwareObserver(Struct):
     ask: Callable[[], None]
     intervals: Intervals
     xid_log: XidLog
+    restricted_mps: bool = False
     node: KnownNode | None = None
     xid_counts: Counter[tuple[str, int]] = field(default_factory=Counter)
     last_xids: dict[str, int] = field(default_factory=dict)
@@ -118,7 +121,7 @@ class HardwareObserver(Struct):
     async def observe(self) -> bool:
         """Observe once. False: no answer."""
         try:
-            observed = await self.hardware.observe()
+            observed = await self._observed()
         except HardwareError as error:
             self._note_unobserved(str(error))
             return False
@@ -129,6 +132,10 @@ class HardwareObserver(Struct):
             self._fresh, self.node = True, node
             self.ask()
         return True
+
+    async def _observed(self) -> Inventory:
+        found = await self.hardware.observe()
+        return replace(found, restricted_mps=True) if self.restricted_mps else found
 
     async def observe_now(self) -> Inventory:
         """Observe until there is an answer; the next turn treats it as fresh."""

@@ -21,6 +21,7 @@ from partage.model.health import GpuCondition
 from partage.model.ids import PodUid
 from partage.model.mps import DaemonState
 from partage.model.paths import check_socket_path
+from partage.model.pipe_tenants import PipeTenants
 from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import Created, Step, TimeSlice
@@ -102,6 +103,12 @@ class RemoteHardware:
 
     async def daemons(self) -> tuple[DaemonState, ...]:
         return await self._ask("daemons", tuple[DaemonState, ...])
+
+    async def tenants(self) -> PipeTenants:
+        try:
+            return await self._ask("tenants", PipeTenants)
+        except Unsupported:
+            return PipeTenants(unseen="the helper is older than the agent and does not look for tenants")
 
     async def events(self, timeout_s: float) -> Events:
         self._supervisor.start()

@@ -24,6 +24,7 @@ from partage.edges.hardware import frames
 from partage.edges.hardware.deadlines import CallDeadlines
 from partage.edges.hardware.peer import peer_of
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware, longer_s
+from partage.edges.procfs import cgroups_of
 from partage.errors import (
     DriverUnavailable,
     HardwareTimeout,
@@ -32,14 +33,17 @@ from partage.errors import (
     PartageError,
     Unsupported,
 )
+from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.ids import PodUid
 from partage.model.paths import check_socket_path
+from partage.model.pipe_tenants import PipeTenants
 from partage.model.step import Step
 
 PROTOCOL = 7
 """Agent and helper may have different versions during an upgrade; both sides check this number."""
 
 LONGEST_WAIT_S = 60.0
+_PROC = Path("/proc")
 _MOST_REQUESTS = 32
 
 log = logging.getLogger(__name__)
@@ -115,6 +119,7 @@ VERBS: Mapping[str, Verb] = {
     "samples": _query(lambda hardware: hardware.samples()),
     "time-slices": _query(lambda hardware: hardware.time_slices()),
     "daemons": _query(lambda hardware: hardware.daemons()),
+    "tenants": _query(lambda hardware: hardware.tenants()),
 }
 """All verbs of the helper."""
 
@@ -149,6 +154,7 @@ class HelperServer:
         self._ask_cold_s = cold_s
         self._cold_s = 0.0
         self._connections: dict[asyncio.Task[None], asyncio.StreamWriter] = {}
+        self._peers: dict[asyncio.Task[None], Owner] = {}
         self._end: asyncio.Future[bool] | None = None
 
     async def run(self, path: Path, stop: asyncio.Event) -> bool:
@@ -186,6 +192,7 @@ class HelperServer:
         requests: set[asyncio.Task[None]] = set()
         try:
             if self._welcome(writer):
+                self._peers[task] = parse_cgroup(cgroups_of(_PROC, peer_of(writer).pid))
                 await self._converse(reader, writer, requests)
         except frames.FrameError as error:
             log.warning("invalid request from peer", extra={"reason": str(error)})
@@ -195,6 +202,7 @@ class HelperServer:
             with contextlib.suppress(ConnectionError):
                 await writer.wait_closed()
             del self._connections[task]
+            self._peers.pop(task, None)
 
     def _welcome(self, writer: asyncio.StreamWriter) -> bool:
         peer = peer_of(writer)
@@ -242,6 +250,8 @@ class HelperServer:
             raise Unsupported(f"the helper has no verb {verb[:40]!r}")
         async with self._deadlines.within(verb, _extra_s(verb, arguments) + self._cold_s):
             result = await function(self._hardware, arguments)
+        if isinstance(result, PipeTenants):  # the agent has the run directory mounted, too
+            return result.without(self._peers.values())
         return await self._with_cold_s(result) if isinstance(result, frames.Greeting) else result
 
     async def _with_cold_s(self, greeting: frames.Greeting) -> frames.Greeting:

@@ -150,7 +150,7 @@ def _processes(proc: Path, container: _Container) -> Sequence[LeftProcess]:
         state, pid = status.get("State", "")[:1], status.get("Tgid", "")
         if state in _ENDED or int(pid) in found:
             continue
-        if _is_sandbox(proc, int(status.get("PPid", "0")), container.id):
+        if is_sandbox(proc, int(status.get("PPid", "0")), container.id):
             return ()
         found[int(pid)] = LeftProcess(container.pod, container.id, int(pid), status.get("Name", ""), state)
     return tuple(found.values())
@@ -165,7 +165,7 @@ def _threads(container: _Container) -> Iterator[int]:
         yield from map(int, lines)
 
 
-def _is_sandbox(proc: Path, parent: int, container: ContainerId) -> bool:
+def is_sandbox(proc: Path, parent: int, container: ContainerId) -> bool:
     """Whether a container whose process has this parent is the sandbox of its pod.
 
     containerd has one shim for each pod, with the id of the sandbox; CRI-O one monitor for each container,

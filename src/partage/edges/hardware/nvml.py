@@ -23,6 +23,7 @@ from partage.edges.hardware.mig_mode import set_mig_mode
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.nvml_samples import PERIOD_S, NvmlSampler
 from partage.edges.hardware.persistence_mode import PersistenceMode
+from partage.edges.hardware.pipe_tenants import pipe_tenants
 from partage.edges.hardware.port import COLD_GPU_S, DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes, users_of
 from partage.edges.hardware.reset import (
@@ -42,6 +43,7 @@ from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, PodUid
 from partage.model.mps import DaemonState
+from partage.model.pipe_tenants import PipeTenants
 from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import (
@@ -113,6 +115,7 @@ class NvmlHardware:
         self._paused = paused
         self._worker = Worker("nvml", self._between_calls)
         self._looker = Worker("left processes")  # of its own: the driver may be what they are stuck in
+        self._tenants_looker = Worker("tenants")  # of its own: an Allocate waits for the one above
         self._mailbox = EventQueue()
         self._one_step = asyncio.Lock()
         self._idle = asyncio.Event()
@@ -208,6 +211,12 @@ class NvmlHardware:
     async def daemons(self) -> tuple[DaemonState, ...]:
         return await observe_daemons(self._keeper)
 
+    async def tenants(self) -> PipeTenants:
+        return await self._tenants_looker.call(self._tenants, self._deadline_s)
+
+    def _tenants(self) -> PipeTenants:
+        return pipe_tenants(self._host.proc, self._keeper.pipes() if self._keeper else {})
+
     async def close(self) -> None:
         self._publish = None
         if (watch := self._watch) is not None:
@@ -216,6 +225,7 @@ class NvmlHardware:
             await self._worker.call(self._leave, min(self._deadline_s, _CLOSE_S))
         self._worker.stop()
         self._looker.stop()
+        self._tenants_looker.stop()
 
     async def _reset(self, step: Reset) -> None:
         """Reset with nvidia-smi. No session is open meanwhile, because its handles would block the reset."""

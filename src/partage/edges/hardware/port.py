@@ -8,7 +8,8 @@ helper process), ``sim.node.hardware`` (simulated). One contract test suite hold
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from partage.edges.device_users import UsersOf, nobody
@@ -17,6 +18,7 @@ from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid
 from partage.model.ids import DeviceUuid, PodUid
 from partage.model.mps import DaemonSpec, DaemonState
+from partage.model.pipe_tenants import PipeTenants
 from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import Created, Reset, Step, TimeSlice
@@ -148,6 +150,13 @@ class Hardware(Protocol):
         """
         ...
 
+    async def tenants(self) -> PipeTenants:
+        """Who has the pipe directories of the daemons, and what their processes may become. Needs no driver.
+
+        Looks at every process of the node: for when a container starts, not for every tick.
+        """
+        ...
+
     async def close(self) -> None:
         """Release everything. Idempotent. MPS daemons keep running."""
         ...
@@ -186,6 +195,10 @@ class DaemonKeeper(Protocol):
         """Every daemon that was started and not stopped, ordered by device. A fault, no answer and a dead
         daemon are states.
         """
+        ...
+
+    def pipes(self) -> Mapping[DeviceUuid, Path]:
+        """The pipe directories of all daemons that were started and not stopped. Blocks for a listing."""
         ...
 
     async def terminate(self, device: DeviceUuid, server_pid: int, client_pid: int) -> None:

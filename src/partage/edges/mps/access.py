@@ -5,6 +5,9 @@ from __future__ import annotations
 import asyncio
 from pathlib import Path
 
+from msgspec.structs import replace
+
+from partage.edges.mps.control_log import Commands
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, find_daemon, observe_daemon
@@ -37,7 +40,10 @@ class DaemonDeadlines(Frozen):
 
 
 class DaemonAccess:
-    """Finds the daemons of one run directory and speaks to them. It has no state."""
+    """Finds the daemons of one run directory and speaks to them.
+
+    It remembers how far it has read their logs, and nothing else.
+    """
 
     def __init__(
         self, run_dir: Path, driver: DriverFiles, host: DaemonHost, deadlines: DaemonDeadlines
@@ -47,6 +53,7 @@ class DaemonAccess:
         self.host = host
         self.deadlines = deadlines
         self.processes = ProcessTable(host.proc)
+        self.commands = Commands()
 
     def control(self, found: FoundDaemon) -> DaemonControl:
         """The control of the running daemon, in the version that the daemon uses."""
@@ -88,4 +95,15 @@ class DaemonAccess:
         return state
 
     async def _observed(self, found: FoundDaemon) -> DaemonState:
-        return await observe_daemon(found, self.control(found), self.processes, self.deadlines.answer_s)
+        state = await observe_daemon(found, self.control(found), self.processes, self.deadlines.answer_s)
+        return await self.with_commands(found, state)
+
+    async def with_commands(self, found: FoundDaemon, state: DaemonState) -> DaemonState:
+        """Whether somebody else may have set its limits. Only version 2 can be told so by a tenant."""
+        limited = (state.limits.memory_bytes, state.limits.threads_percent) != (None, None)
+        answers = found.record is not None and state.phase not in (DaemonPhase.DEAD, DaemonPhase.SILENT)
+        if not (answers and limited and found.protocol == 2):
+            return state
+        settled = found.record.settled if found.record else None
+        unsettled, doubt = await asyncio.to_thread(self.commands.look, found.paths, settled)
+        return replace(state, unsettled=unsettled, doubt=doubt)

@@ -171,23 +171,27 @@ class ControlV2(ControlProgram):
 
     # --- changes: the daemon reports no errors for them --------------------------------
 
-    async def set_limits(self, spec: DaemonSpec) -> None:
-        """Set the limits of ``spec`` for servers that start later.
+    async def set_limits(self, spec: DaemonSpec, *, again: bool = False) -> tuple[str, ...]:
+        """Set the limits of ``spec``; the commands that were given, in their order.
 
-        The percentage also for later clients of servers that run; their memory limit stays what it is, so
-        that it shows whether they ever took clients without.
+        For servers that start later, and the percentage also for later clients of servers that run. again:
+        the memory limit of these, too: it was theirs before, and somebody else may have changed it. Without,
+        it stays what it is, so that it shows whether they ever took clients without a limit.
         """
+        memory = threads = ""
+        defaults = []
         if spec.memory_bytes is not None:
-            await self.set_memory_limit(spec.memory_bytes // MIB)
+            memory = f"{ORDINAL} {spec.memory_bytes // MIB}M"
+            defaults.append(f"set_default_device_pinned_mem_limit {memory}")
         if spec.threads_percent is not None:
-            await self.set_threads_limit(spec.threads_percent)
-            for server in await self.servers():
-                await self.ask(f"set_active_thread_percentage {server} {spec.threads_percent}")
-
-    async def set_memory_limit(self, limit_mib: int) -> None:
-        """For clients of servers that start later."""
-        await self.ask(f"set_default_device_pinned_mem_limit {ORDINAL} {limit_mib}M")
-
-    async def set_threads_limit(self, percent: int) -> None:
-        """For clients of servers that start later."""
-        await self.ask(f"set_default_active_thread_percentage {percent}")
+            threads = str(spec.threads_percent)
+            defaults.append(f"set_default_active_thread_percentage {threads}")
+        for command in defaults:
+            await self.ask(command)
+        own = []
+        for server in await self.servers():  # those that start from now on have the defaults
+            own += [f"set_device_pinned_mem_limit {server} {memory}"] if memory and again else []
+            own += [f"set_active_thread_percentage {server} {threads}"] if threads else []
+        for command in own:
+            await self.ask(command)
+        return (*defaults, *own)

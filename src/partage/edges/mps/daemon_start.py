@@ -13,6 +13,7 @@ from msgspec.structs import replace
 
 from partage.edges.mps import directories, record, starting, unit_daemon
 from partage.edges.mps.access import DaemonAccess
+from partage.edges.mps.control_log import LogMark, end_of_log, read_log, shown
 from partage.edges.mps.control_v2 import ControlV2, limits_environment
 from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
 from partage.edges.mps.daemon_end import force_quit, quit_daemon
@@ -33,6 +34,9 @@ from partage.model.mps import (
     MpsServer,
     ServerStatus,
 )
+
+_TRIES = 3
+"""So often limits are set when somebody else gives commands at the same time."""
 
 CleanUp = Callable[[DaemonAccess, FoundDaemon], Awaitable[None]]
 """What is done with the files of a daemon that has ended."""
@@ -146,18 +150,67 @@ class DaemonStart:
         its server.
         """
         assert found.record is not None
-        spec = found.record.spec
+        before = found.record
+        spec = before.spec
         if isinstance(control, ControlV3):
             servers = await self._running_servers(found.paths, control)
             limits = await _verified(control, spec)
         else:
-            await control.set_limits(spec)
-            await _verified(control, spec)
+            settled = await self._set(found, control)
             servers = await self._running_servers(found.paths, control)
             limits = await control.limits(spec, servers)
-        if found.record.identity != found.identity or not found.record.sockets:
+            settled = settled if limits == spec.limits else None
+            found = replace(found, record=replace(found.record, settled=settled))
+        assert found.record is not None
+        if found.record != before or found.record.identity != found.identity or not found.record.sockets:
             found = replace(found, record=await self._note(found.paths, found.record, found.identity))
-        return await asyncio.to_thread(state_from_reply, found, self._access.processes, servers, limits)
+        now = await asyncio.to_thread(state_from_reply, found, self._access.processes, servers, limits)
+        return await self._access.with_commands(found, now)
+
+    async def _set(self, found: FoundDaemon, control: ControlV2) -> LogMark | None:
+        """Set and read back the limits, and nobody else in between; the end of the log then.
+
+        None: the log says nothing, or at the start of a daemon somebody else gives it commands all the time.
+        Raises DaemonError, also if that is so later.
+        """
+        assert found.record is not None
+        spec, log = found.record.spec, found.paths.log / "control.log"
+        servers = await self._ready_servers(control)
+        # Else a server may have taken clients without a limit, and has to show that.
+        known = found.record.settled is not None and found.record.identity == found.identity
+        again = known or await control.limits(spec, servers) == spec.limits
+        others = ""
+        for _ in range(_TRIES):
+            before = await asyncio.to_thread(end_of_log, log)
+            ours = await control.set_limits(spec, again=again)
+            await _verified(control, spec)
+            if before is None:
+                return None
+            news = await asyncio.to_thread(read_log, log, before)
+            if not news.lost and (news.changes == ours or not news.asked):
+                return news.end  # one that writes nothing to its log is told from a quiet one by each look
+            others = next((one for one in news.changes if one not in ours), "")
+        if others and known:
+            raise DaemonError(
+                f"somebody else keeps telling the MPS daemon of {spec.device} {shown(others)}",
+                "a container whose processes are root, or any under driver branch 535, may do so",
+            )
+        return None
+
+    async def _ready_servers(self, control: ControlV2) -> tuple[MpsServer, ...]:
+        """The servers, once none is about to be ready: such a one takes no settings, and does not say so
+        (seen with 550 and 555).
+        """
+        servers: tuple[MpsServer, ...] = ()
+
+        async def are_ready() -> bool:
+            nonlocal servers
+            servers = await control.listed()
+            return all(one.status is not ServerStatus.INITIALIZING for one in servers)
+
+        if not await wait_until(are_ready, self._access.deadlines.probe_s):
+            raise DaemonError("an MPS server does not become ready", "see server.log")
+        return servers
 
     async def _note(
         self, paths: DaemonPaths, known: DaemonRecord, identity: DaemonIdentity | None

@@ -88,6 +88,9 @@ class MpsKeeper:
         await asyncio.to_thread(_cut_logs, homes)
         return found
 
+    def pipes(self) -> dict[DeviceUuid, Path]:
+        return {paths.device: paths.pipe for paths in self._access.homes() if paths.pipe.is_dir()}
+
     async def terminate(self, device: DeviceUuid, server_pid: int, client_pid: int) -> None:
         access = self._access
         paths = access.known(device)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from msgspec import convert, field, to_builtins
 
+from partage.edges.mps.control_log import LogMark
 from partage.edges.mps.sockets import SocketId
 from partage.edges.read_file import read_regular
 from partage.model.mps import DaemonSpec
@@ -49,7 +50,8 @@ class DirectoryKind(StrEnum):
 class DaemonRecord(Frozen):
     """identity: None while the daemon is being started. remark: a problem with its directories, while it
     runs. bound_to: as in ``DaemonState``. sockets: that it has made; empty: an older Partage did not look.
-    directories: a record without is an older Partage's.
+    directories: a record without is an older Partage's. settled: the end of its log when its limits were set
+    and read back; None: not yet, or somebody else kept changing them.
     """
 
     spec: DaemonSpec
@@ -58,6 +60,7 @@ class DaemonRecord(Frozen):
     bound_to: str = ""
     sockets: Mapping[str, SocketId] = field(default_factory=dict)
     directories: DirectoryKind = DirectoryKind.OLD
+    settled: LogMark | None = None
 
 
 def save_record(path: Path, record: DaemonRecord) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sys
 from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Sequence
@@ -22,7 +23,11 @@ from partage.errors import DaemonError, Unsupported
 from partage.model.daemon_home import DaemonHome
 
 _TAIL_BYTES = 16384
-_CHATTER = ("Accepting connection...", "User did not send valid credentials")
+_CHATTER = re.compile(
+    r"(?:\] |^)(?:Accepting connection\.\.\.|User did not send valid credentials|NEW UI|Removed Shm file .*)$"
+)
+_ASKED = re.compile(r"(?:\] |^)Cmd:")
+_ANSWERED = re.compile(r"(?:\] |^)UI closed$")
 
 
 async def start_daemon(
@@ -81,14 +86,18 @@ async def _finish(process: Process, output: Path, program: str, deadline_s: floa
 def last_line(path: Path, otherwise: str = "no reason given") -> str:
     """The last useful line of a log, or another text if there is none.
 
-    Lines about queries are skipped: a control daemon logs every query, and that it comes from no valid
-    client.
+    What is between a command and the end of its connection is its answer; Partage asks again and again.
     """
     try:
         with path.open("rb") as file:
             file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
             text = file.read().decode(errors="replace")
-            lines = [line for line in text.splitlines() if line.strip() and not line.endswith(_CHATTER)]
     except OSError:
-        lines = []
-    return lines[-1].strip()[:400] if lines else otherwise
+        return otherwise
+    found, asked = otherwise, False
+    for line in text.splitlines():
+        if _ASKED.search(line) or _ANSWERED.search(line):
+            asked = _ASKED.search(line) is not None
+        elif line.strip() and not asked and not _CHATTER.search(line):
+            found = line.strip()[:400]
+    return found

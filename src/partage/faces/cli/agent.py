@@ -155,6 +155,13 @@ def _directory(
     "removes or fills it. Whether CUDA programs work then was not seen on a real GPU yet.",
 )
 @click.option(
+    "--restricted-mps",
+    is_flag=True,
+    help="The cluster refuses pods that ask for MPS shares and whose processes are or can become root, as "
+    "the chart's admission policy does. Only then these shares are promised as guarded: root in a container "
+    "can change the limits of an MPS daemon.",
+)
+@click.option(
     "--takeover",
     is_flag=True,
     help="Register also what another device plugin offers: the kubelet then asks Partage in its place. "
@@ -186,6 +193,7 @@ def command(
     rollout: str,
     validations: str,
     mps_pipe_read_only: bool,
+    restricted_mps: bool,
     takeover: bool,
     log_level: str,
     dcgm_names: str,
@@ -223,6 +231,7 @@ def command(
         cluster=config_of_cluster,
         node_name=node_name,
         mps_pipe_read_only=mps_pipe_read_only,
+        restricted_mps=restricted_mps,
         takeover=takeover,
         labels=WrittenLabels(labels),
         features_file=_features_file(features_file, labels),

@@ -274,7 +274,7 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
     from partage.faces.documents.document import PolicySource, row
     from partage.faces.documents.resources import resource_rows
     from partage.plan.offer.guarantees import promised
-    from partage.plan.reconcile.verification import verified_guarantee
+    from partage.plan.reconcile.verification import verifier
 
     found = (*applied.first.desired.warnings, *problems(applied))
     common_output.print_problems(found)
@@ -286,13 +286,15 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
         return exit_code(applied)
     now = applied.now
     # Without an agent nothing watches what containers use.
-    verify = None if applied.dry_run else lambda share: verified_guarantee(share, now.now.observed, ())
+    verify = None if applied.dry_run else verifier(now.desired.offer, now.now.observed, (), {})
     answer = ApplyDocument(
         policy=None if goal.policy is None else row(PolicySource, goal.policy),
         dry_run=applied.dry_run,
         resumed=None if unfinished is None else str(unfinished),
         gpus=gpus,
-        resources=resource_rows(promised(now.desired.offer, now.desired.watch_of, now.inventory), verify),
+        resources=resource_rows(
+            promised(now.desired.offer, now.desired.watch_of, now.inventory, now.desired.settings), verify
+        ),
         problems=found,
     )
     common_output.print_document(answer, output)

@@ -154,7 +154,7 @@ def make_plan(
             now = replace(now, gave_up={}, spared={})
         desired = resolve(policy, common_node.need_driver(now.observed.node.inventory), geometry_of)
     inventory = now.observed.node.inventory
-    offer = promised(desired.offer, desired.watch_of, inventory)
+    offer = promised(desired.offer, desired.watch_of, inventory, desired.settings)
     return PolicyOnNode(
         inventory=inventory,
         policy=policy,

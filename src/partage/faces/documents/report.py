@@ -104,7 +104,9 @@ class EntryRow(Frozen):
 
 
 class DaemonRow(Frozen):
-    """One MPS daemon. clients: number of processes. memory_bytes, threads_percent: its limits."""
+    """One MPS daemon. clients: number of processes. memory_bytes, threads_percent: its limits. doubt: why
+    these may not be what was set, and what to change; null: nobody else can have changed them.
+    """
 
     device: DeviceUuid
     state: DaemonPhase
@@ -113,6 +115,7 @@ class DaemonRow(Frozen):
     memory_bytes: int | None
     threads_percent: int | None
     reason: str | None
+    doubt: str | None = None
 
 
 class ReportedGpuRow(Frozen):

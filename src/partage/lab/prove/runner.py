@@ -6,7 +6,16 @@ from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import AsyncExitStack
 
 from partage.errors import InputError, PartageError
-from partage.lab.prove import exclusive, mig, mps_bypass, mps_faults, mps_memory, mps_tenants, slicing
+from partage.lab.prove import (
+    exclusive,
+    mig,
+    mps_bypass,
+    mps_commands,
+    mps_faults,
+    mps_memory,
+    mps_tenants,
+    slicing,
+)
 from partage.lab.prove.attack import Attack
 from partage.lab.prove.model import AttackOutcome, EvidenceKind, ProofRow, ProofVerdict, not_tried
 from partage.lab.prove.share import PromisedShare
@@ -20,6 +29,7 @@ CATALOGUE: tuple[Attack, ...] = (
     *mps_memory.ATTACKS,
     *mps_tenants.ATTACKS,
     *mps_bypass.ATTACKS,
+    *mps_commands.ATTACKS,
     *mps_faults.ATTACKS,
     *slicing.ATTACKS,
 )

@@ -16,7 +16,7 @@ from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSet
 from partage.model.policy import Strategy
 from partage.sim.mps.node import CLIENT_PROGRAM
 
-_POSSIBLE = (AttackNeed.FAULTS, AttackNeed.ROOT, AttackNeed.NEIGHBOUR)
+_POSSIBLE = (AttackNeed.FAULTS, AttackNeed.ROOT, AttackNeed.COMMANDS, AttackNeed.NEIGHBOUR)
 
 
 @dataclass(frozen=True, slots=True)

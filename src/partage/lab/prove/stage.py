@@ -37,12 +37,14 @@ class AttackNeed(StrEnum):
 
     gpu: a real one: the simulation has MPS clients, and neither compute modes nor multiprocessors.
     faults: permission to end the work of processes that a fault hits. root: processes of other users.
+    commands: a daemon that may be given commands, a simulated one.
     torch: PyTorch. container: to run in a container that holds a share. neighbour: a second MIG device.
     """
 
     GPU = "gpu"
     FAULTS = "faults"
     ROOT = "root"
+    COMMANDS = "commands"
     TORCH = "torch"
     CONTAINER = "container"
     NEIGHBOUR = "neighbour"
@@ -87,6 +89,8 @@ class ProofEngine(ABC):
             return "it ends the work of the processes that the fault hits: --faults tries it"
         if need is AttackNeed.ROOT and os.geteuid() != 0:
             return "only root can start processes of other users"
+        if need is AttackNeed.COMMANDS and self.evidence is not EvidenceKind.SIMULATED:
+            return "it would change the limits of a daemon that is there; the simulation tries it"
         return ""
 
     async def holder(self, gpu: GpuUuid) -> str:
@@ -134,6 +138,17 @@ class ExperimentStage:
             self._clients.add(tenant)
             await self._verify()
         return tenant
+
+    async def tell(self, command: str, uid: int | None = None) -> str:
+        """What the daemon answers to a command, of root or of another user. Raises CannotTry."""
+        if self._setup.daemon is None:
+            raise CannotTry("there is no daemon")
+        return await self._setup.daemon.tell(command, uid)
+
+    async def servers(self) -> list[str]:
+        """Pids of the daemon's servers, once a tenant was there."""
+        await self.end(await self.tenant())
+        return (await self.tell("get_server_list")).split()
 
     async def begin(
         self,

@@ -166,13 +166,16 @@ def _resolved(
     """The proof: the policy is resolved on the GPU, and what it offers is compared with what is needed."""
     entry = _entry(way, situation, facts, profiles)
     inventory = _in_machine(facts.inventory, situation.tenants) if way is Way.VGPU else facts.inventory
+    inventory = replace(inventory, restricted_mps=True)  # ``reasons`` says what that takes
     geometry = None if way is Way.VGPU else facts.geometry
     try:
         state = resolve(Policy(entries=(entry,)), inventory, lambda _: geometry)
     except (InputError, Unsatisfiable) as error:
         problem = error.problems[0]
         return Refusal(way, problem.message.removeprefix("GPU 0: "), problem.hint or FEWER_OR_NEWER)
-    shares = ResolvedShares(promised(state.offer, state.watch_of, inventory)[inventory.gpus[0].uuid])
+    shares = ResolvedShares(
+        promised(state.offer, state.watch_of, inventory, state.settings)[inventory.gpus[0].uuid]
+    )
     count = situation.tenants if way is Way.VGPU else shares.count
     asks = _asks(situation.sizes, shares)
     if short := _short(situation, shares, count, asks, facts):

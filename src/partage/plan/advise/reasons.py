@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partage.model.share import Guarantee
 from partage.plan.advise.candidate import Candidate
 from partage.plan.advise.situation import (
     GpuFacts,
@@ -75,6 +76,8 @@ def _against(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[
             yield "A fatal error of one tenant ends the work of all tenants of the GPU."
             if limits_clients(facts.gpu):
                 yield "The limits apply to each process: one process in each container is the safe use."
+                if one.guarantee is Guarantee.GUARDED:
+                    yield "They hold where no container may be root: have such pods refused."
             else:
                 yield "A GPU older than Volta limits neither memory nor threads of a tenant."
             if one.asks:

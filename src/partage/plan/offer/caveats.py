@@ -7,7 +7,8 @@ from collections.abc import Collection, Iterator, Sequence
 from partage.model.gpu import Inventory, ToolkitConfig
 from partage.model.ids import GpuUuid
 from partage.model.policy import DeviceListStrategy, Exclusive, GpuEntry, Policy, Strategy
-from partage.model.share import DeviceOffer, NodeOffer
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.plan.offer.mps_command import why_not_promised
 from partage.plan.offer.mps_shares import client_cap
 from partage.text import gpus
 from partage.values import Frozen
@@ -71,6 +72,7 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
         yield Caveat(
             "Under MPS the limits apply to each process: two of one container can use its share twice."
         )
+    yield from _commanded(inventory, offer)
 
 
 def draining(policy: Policy) -> tuple[str, ...]:
@@ -111,6 +113,14 @@ def refused_ways(toolkit: ToolkitConfig | None, ways: Collection[DeviceListStrat
     else:
         wrong = f": use deviceListStrategy volume-mounts, with {_MOUNTS} = true, or cdi-cri"
     return wrong and f"Unprivileged containers get no GPU: {toolkit.path} has {ACCEPTS_ENV} = false{wrong}."
+
+
+def _commanded(inventory: Inventory, offer: NodeOffer) -> Iterator[Caveat]:
+    """Why shares whose daemon holds their limit are only advisory: who may change that limit."""
+    why = why_not_promised(inventory.driver, restricted=inventory.restricted_mps)
+    whole = [o for some in offer.values() for o in some if o.shared is Strategy.MPS and not o.pipe]
+    if why and any(o.guarantee is Guarantee.ADVISORY and not o.limits_in_env for o in whole):
+        yield Caveat(f"MPS shares are 'advisory': {why}.")
 
 
 def _of_units(units: Sequence[DeviceOffer], inventory: Inventory) -> Iterator[Caveat]:

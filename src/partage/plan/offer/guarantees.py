@@ -1,9 +1,9 @@
-"""Which GPUs must be watched, and how that and the container toolkit change the guarantees. Pure.
+"""Which GPUs must be watched, and what weakens the guarantees of an offer. Pure.
 
-A guarded share needs two things: the MPS daemon, which limits each process, and the watchdog, which adds up
-the processes of a container. Without the watchdog the guarantee is only advisory: two processes may use
-twice the share. And where pods can set NVIDIA_VISIBLE_DEVICES themselves, no share is more than advisory.
-Nothing else changes: offers and holds stay (docs/adr/0054).
+A guarded share needs three things: the MPS daemon, which limits each process; tenants that cannot command
+that daemon; and the watchdog, which adds up the processes of a container. Without one of them the guarantee
+is only advisory. And where pods can set NVIDIA_VISIBLE_DEVICES themselves, no share is more than advisory.
+Nothing else changes: offers and holds stay (docs/adr/0054, 0131).
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from msgspec.structs import replace
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy, WatchAction
-from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.plan.offer.mps_command import why_not_promised
+from partage.plan.offer.settings import GpuSettings
 
 
 def gpus_to_watch(offer: NodeOffer, watch_of: Mapping[GpuUuid, WatchAction]) -> frozenset[GpuUuid]:
@@ -41,31 +43,44 @@ def gpus_unwatched(offer: NodeOffer, seen: Collection[GpuUuid]) -> frozenset[Gpu
     )
 
 
-def promised(offer: NodeOffer, watch_of: Mapping[GpuUuid, WatchAction], inventory: Inventory) -> NodeOffer:
+def served_by_own_users(settings: Mapping[GpuUuid, GpuSettings]) -> frozenset[GpuUuid]:
+    """GPUs where each user is to have an MPS server of its own (``users: single``), and commands it."""
+    return frozenset(
+        gpu for gpu, one in settings.items() if any(spec.multi_user is False for spec in one.daemons)
+    )
+
+
+def promised(
+    offer: NodeOffer,
+    watch_of: Mapping[GpuUuid, WatchAction],
+    inventory: Inventory,
+    settings: Mapping[GpuUuid, GpuSettings] | None = None,
+) -> NodeOffer:
     """What a policy's shares guarantee on a node if the watchdog works: under ``watch: off`` nothing is
-    watched.
+    watched. settings: what the policy wants GPUs to be set to.
     """
     unwatched = gpus_unwatched(offer, gpus_to_watch(offer, watch_of))
-    return with_current_guarantees(offer, unwatched, inventory)
+    return with_current_guarantees(offer, unwatched | served_by_own_users(settings or {}), inventory)
 
 
-def with_current_guarantees(
-    offer: NodeOffer, unwatched: Collection[GpuUuid], inventory: Inventory
-) -> NodeOffer:
-    """The offer with its current guarantees: on GPUs that are not watched, guarded shares are advisory; where
-    pods can take any GPU, all that were more are.
+def with_current_guarantees(offer: NodeOffer, unheld: Collection[GpuUuid], inventory: Inventory) -> NodeOffer:
+    """The offer with its current guarantees: advisory are guarded shares of GPUs that are not watched or
+    whose servers their users command (unheld), those that tenants of this node may command, and where pods
+    can take any GPU, all that were more.
     """
     if inventory.open_to_env:
-        return {gpu: _advisory(rows, Guarantee.GUARDED, Guarantee.HARD) for gpu, rows in offer.items()}
-    if not unwatched:
-        return offer
+        stronger = Guarantee.GUARDED, Guarantee.HARD
+        return {gpu: tuple(_advisory(row, *stronger) for row in rows) for gpu, rows in offer.items()}
+    commanded = bool(why_not_promised(inventory.driver, restricted=inventory.restricted_mps))
     return {
-        gpu: _advisory(rows, Guarantee.GUARDED) if gpu in unwatched else rows for gpu, rows in offer.items()
+        gpu: tuple(
+            _advisory(row, Guarantee.GUARDED) if gpu in unheld or (commanded and not row.pipe) else row
+            for row in rows
+        )
+        for gpu, rows in offer.items()
     }
 
 
-def _advisory(rows: GpuOffer, *stronger: Guarantee) -> GpuOffer:
-    """The rows, advisory where they have one of these guarantees."""
-    return tuple(
-        replace(row, guarantee=Guarantee.ADVISORY) if row.guarantee in stronger else row for row in rows
-    )
+def _advisory(row: DeviceOffer, *stronger: Guarantee) -> DeviceOffer:
+    """Advisory if it has one of these guarantees."""
+    return replace(row, guarantee=Guarantee.ADVISORY) if row.guarantee in stronger else row

@@ -12,6 +12,7 @@ from partage.model.ids import ResourceName, parse_resource_name
 from partage.model.mps import SERVER, MpsNamespace
 from partage.model.policy import Mps, Strategy
 from partage.model.share import DeviceOffer, Guarantee
+from partage.plan.offer.mps_command import branch_of
 from partage.units import MIB, format_bytes
 from partage.values import Frozen
 
@@ -129,21 +130,15 @@ def client_cap(compute_capability: tuple[int, int], driver: Driver | NoDriver) -
     """
     if compute_capability < _VOLTA:
         return ClientCap(16, "the GPU is older than Volta")
-    branch = _branch(driver)
+    branch = branch_of(driver)
     if branch >= _MORE_CLIENTS_SINCE:
         return ClientCap(60, f"the limit of driver branch {branch}")
     return ClientCap(48, f"the limit of drivers before branch {_MORE_CLIENTS_SINCE}")
 
 
-def _branch(driver: Driver | NoDriver) -> int:
-    """550 for ``550.54.15``; 0 if not known."""
-    branch = driver.version.partition(".")[0] if isinstance(driver, Driver) else ""
-    return int(branch) if branch.isdecimal() else 0
-
-
 def too_old_for_namespaces(driver: Driver | NoDriver) -> str:
     """Why this driver's control program has no namespaces; empty if it has them."""
-    branch = _branch(driver)
+    branch = branch_of(driver)
     if branch >= _NAMESPACES_SINCE:
         return ""
     has = f"it is of branch {branch}" if branch else "its version is not known"

@@ -64,7 +64,7 @@ def settings_steps(
         assert before.mode is not None
         end.append(SetComputeMode(gpu.uuid, before.mode, gpu.compute_mode))
     for device, spec in wanted.items():
-        if device in stopping or not _is_running(running.get(device)):
+        if device in stopping or not _is_settled(running.get(device)):
             make.append(StartDaemon(gpu.uuid, spec))
     return SettingsSteps(tuple(end), tuple(make))
 
@@ -99,6 +99,11 @@ def _is_running(one: DaemonState | None) -> bool:
     return one is not None and one.phase not in (DaemonPhase.DEAD, DaemonPhase.STARTING)
 
 
+def _is_settled(one: DaemonState | None) -> bool:
+    """It runs, and its limits are those that were set."""
+    return _is_running(one) and not (one and one.unsettled and one.phase is DaemonPhase.SERVING)
+
+
 def _spec(gpu: GpuUuid, one: DaemonState) -> DaemonSpec | None:
     """The spec to start the daemon again; None if it does not answer."""
     if one.phase in (DaemonPhase.DEAD, DaemonPhase.SILENT):
@@ -113,7 +118,8 @@ def _spec(gpu: GpuUuid, one: DaemonState) -> DaemonSpec | None:
 def clients_in_the_way(steps: Iterable[Step], daemons: Iterable[DaemonState]) -> str:
     """Which daemons cannot be started again yet, because they run and have clients; empty if all can."""
     starting = {step.spec.device for step in steps if isinstance(step, StartDaemon)}
-    busy = [one for one in daemons if one.device in starting and one.clients]
+    # Where somebody else has given commands, limits are set again, and nothing is replaced.
+    busy = [one for one in daemons if one.device in starting and one.clients and not one.unsettled]
     return "; ".join(
         f"the MPS daemon of {one.device} has to be started again, and has "
         f"{', '.join(map(str, one.clients))}: {one.reason}"

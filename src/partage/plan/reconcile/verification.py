@@ -1,28 +1,34 @@
 """Which guarantees were seen in force: what driver and MPS daemons say, against what is promised. Pure.
 
 A promise follows from the policy. It is verified once the node was read back and shows it: the device exists,
-its MPS daemon serves with the limits of the share, the compute mode keeps other processes out, and the
-watchdog sees the GPU.
+its MPS daemon serves with the limits of the share, nobody else can have changed them, the compute mode keeps
+other processes out, and the watchdog sees the GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Mapping
+
+from msgspec.structs import replace
 
 from partage.model.gpu import ComputeMode, Gpu
-from partage.model.ids import GpuUuid
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Strategy
-from partage.model.share import DeviceOffer, Guarantee, weakest
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
 from partage.plan.reconcile.node_plan import Observed
 
 
 def verified_guarantee(
-    share: DeviceOffer, observed: Observed, watched: Collection[GpuUuid]
+    share: DeviceOffer,
+    observed: Observed,
+    watched: Collection[GpuUuid],
+    doubts: Mapping[DeviceUuid, str],
 ) -> Guarantee | None:
     """The guarantee that was seen in force; None where nothing could be seen.
 
-    watched: UUIDs of GPUs whose use is watched at this moment.
+    watched: UUIDs of GPUs whose use is watched at this moment. doubts: devices whose daemon's limits somebody
+    else may change or have changed (``limit_trust``).
     """
     gpu = observed.node.inventory.gpu(share.gpu)
     if gpu is None or share.gpu in observed.node.lost or not _exists(share, gpu):
@@ -40,8 +46,31 @@ def verified_guarantee(
     if share.guarantee is not Guarantee.GUARDED:
         return share.guarantee
     alone = gpu.compute_mode is ComputeMode.EXCLUSIVE_PROCESS
-    kept = alone and share.gpu in watched and not daemon.outdated
+    kept = alone and share.gpu in watched and share.device not in doubts
     return Guarantee.GUARDED if kept else Guarantee.ADVISORY
+
+
+def verifier(
+    kinds: NodeOffer, observed: Observed, watched: Collection[GpuUuid], doubts: Mapping[DeviceUuid, str]
+) -> Callable[[DeviceOffer], Guarantee | None]:
+    """``verified_guarantee`` for shares of an offer whose guarantees were weakened: what is promised of a
+    share of MPS can be less than what its daemon was seen to hold, and more than what it holds now.
+
+    kinds: the same offer, with the guarantees of its kinds.
+    """
+    guarded = {
+        (row.device, row.resource, row.first)
+        for rows in kinds.values()
+        for row in rows
+        if row.guarantee is Guarantee.GUARDED
+    }
+
+    def verify(share: DeviceOffer) -> Guarantee | None:
+        if (share.device, share.resource, share.first) in guarded and not observed.node.inventory.open_to_env:
+            share = replace(share, guarantee=Guarantee.GUARDED)
+        return verified_guarantee(share, observed, watched, doubts)
+
+    return verify
 
 
 def stated_guarantee(share: DeviceOffer, seen: Guarantee | None) -> Guarantee:

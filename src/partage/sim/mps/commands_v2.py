@@ -1,7 +1,8 @@
 """The commands of version 2 of the control interface: text in, text out.
 
-Where NVIDIA's guide gives no words for a reply (an unknown pid, an unknown command) they are ours. Nothing
-may depend on them.
+The words are those of NVIDIA's programs 535.261.03, 550.163.01 and 555.58.02, also where they are misspelt.
+Without a GPU these have no server that is ready, so what they say to commands for one is known from their
+messages alone: who may change settings of a server, or terminate its clients.
 """
 
 from __future__ import annotations
@@ -17,14 +18,39 @@ from partage.sim.mps.state import MpsControlState
 Reply = Callable[[MpsControlState, Sequence[str]], str]
 """From the state and the words after the command to what is printed."""
 
+NO_QUIT = "Not enough privilege to execute quit command"
+_DEFAULTS = "Control deamon settings can only be modified by the user started it or by the root user."
+_OF_OTHERS = {
+    "set": "Only the root user may change settings for another user's server.",
+    "shutdown": "Only the root user may shutdown another user's server.",
+    "terminate": "Only the root user may terminate clients on another user's server.",
+    "start": "Only the root user may start server for another user.",
+}
 
-def run_command(state: MpsControlState, line: str) -> str:
-    """What one command prints, without the last newline. ``quit`` is not here: the daemon handles it."""
-    words = line.split()
-    if not words:
+
+def run_command(state: MpsControlState, line: str, uid: int = 0) -> str:
+    """What one command prints, without the last newline. uid: of the user who gives it.
+
+    ``quit`` is not here: the daemon handles it.
+    """
+    word, *more = line.split() or [""]
+    if refused := _refusal(state, word, more, uid):
+        return f"Insufficient privileges for UID {uid}. {refused}"
+    reply = _COMMANDS.get(word)
+    return reply(state, more) if reply else f'Unknown command "{word}"'
+
+
+def _refusal(state: MpsControlState, word: str, words: Sequence[str], uid: int) -> str:
+    """Why a user may not give this command; empty: it may."""
+    verb = word.partition("_")[0]
+    if state.is_root(uid) or not state.node.root_alone or verb not in _OF_OTHERS:
         return ""
-    reply = _COMMANDS.get(words[0])
-    return reply(state, words[1:]) if reply else f"Unrecognized command: {words[0]}"
+    if word.startswith("set_default_"):
+        return _DEFAULTS
+    if verb == "start":
+        return _OF_OTHERS[verb] if words[-1:] != [str(uid)] else ""
+    server = state.server(int(words[0])) if words and words[0].isdecimal() else None
+    return _OF_OTHERS[verb] if server is not None and server.uid != uid else ""
 
 
 def _server_list(state: MpsControlState, _words: Sequence[str]) -> str:
@@ -47,6 +73,8 @@ def _device_client_list(state: MpsControlState, words: Sequence[str]) -> str:
 
 def _ps(state: MpsControlState, words: Sequence[str]) -> str:
     """Columns as the guide shows them; the device by the first part of its UUID."""
+    if not state.servers:
+        return "Server not found"
     only = words[1] if len(words) == 2 and words[0] == "-p" else None
     rows = [f"{'PID':<10}{'ID':<6}{'SERVER':<10}{'DEVICE':<19}{'NAMESPACE':<15}COMMAND"]
     device = state.defaults.devices[0][:18] if state.defaults.devices else "-"
@@ -115,13 +143,15 @@ def _terminate(state: MpsControlState, words: Sequence[str]) -> str:
     if len(words) == 2 and all(word.isdecimal() for word in words):
         if state.terminate(int(words[0]), int(words[1])):
             return ""
+        if state.server(int(words[0])) is None:
+            return f"Server {words[0]} not found\nServer {words[0]} not found!\n1"
         return f"No client {words[1]} of server {words[0]}"
     return "Usage: terminate_client <server pid> <client pid>"
 
 
 def _of_server(state: MpsControlState, words: Sequence[str], reply: Callable[[SimulatedServer], str]) -> str:
     server = state.server(int(words[0])) if words and words[0].isdecimal() else None
-    return reply(server) if server else f"No server with pid {words[0] if words else ''}"
+    return reply(server) if server else f"Server {words[0] if words else ''} not found"
 
 
 def _unless_ignored(state: MpsControlState, before: DaemonLimits, after: DaemonLimits) -> DaemonLimits:

@@ -29,7 +29,7 @@ from partage.sim.mps.actions import (
     WriteServerLog,
 )
 from partage.sim.mps.clients import SimulatedClient
-from partage.sim.mps.commands_v2 import run_command
+from partage.sim.mps.commands_v2 import NO_QUIT, run_command
 from partage.sim.mps.named_state import CommandError, NamedState
 from partage.sim.mps.node import MpsNode
 from partage.sim.mps.server_processes import ServerProcesses
@@ -172,15 +172,17 @@ class ControlDaemon:
     # --- commands -----------------------------------------------------------------------------
 
     def _command(self, peer: _Peer, command: str) -> None:
-        # As real daemons log it: a control program is no client and sends no client's credentials.
-        self._log("User did not send valid credentials")
-        if peer.uid not in (0, os.geteuid()):
-            return self._print(peer, "Permission denied")  # the words of a real daemon are not known
+        self._log("NEW UI")
+        self._log(f"Cmd:{command}")
         words = command.split()
         if isinstance(self._state, NamedState):
+            if not self._state.is_root(peer.uid):
+                return self._print(peer, "Permission denied")  # the words of a real daemon are not known
             return self._command_v3(self._state, peer, words)
         if words[:1] != ["quit"]:
-            return self._print(peer, run_command(self._state, command))
+            return self._print(peer, run_command(self._state, command, peer.uid))
+        if not self._state.is_root(peer.uid):
+            return self._print(peer, NO_QUIT)
         self._state.close()
         self._quitting = peer
         if len(words) == 3 and words[1] == "-t" and words[2].isdecimal():
@@ -200,6 +202,9 @@ class ControlDaemon:
 
     def _print(self, peer: _Peer, text: str) -> None:
         """Answer a control program; the end of the connection ends the answer."""
+        for line in text.splitlines():
+            self._log(line)
+        self._log("UI closed")
         with contextlib.suppress(OSError):  # it did not wait
             peer.sock.sendall(text.encode())
         self._drop(peer)

@@ -24,7 +24,8 @@ MOST_CLIENTS = 48
 class MpsNode(Frozen):
     """gpus: UUID (of a GPU or MIG device) to its memory in bytes, in the order of their ordinals.
 
-    clients: the most clients of one server. multi_user: whether the program has that option.
+    clients: the most clients of one server. multi_user: whether the program has that option, as from driver
+    branch 555 on. root_alone: limits are set by root, or by the user of a server; False, as in 535: by all.
     protocol: the newest version of the control interface that it has: 3 from driver branch 615 on.
     ignores_limits: it ignores valid limits too; a fault for tests.
     reads_limits: it takes limits from its environment when it starts. Without, it serves without limits until
@@ -34,6 +35,7 @@ class MpsNode(Frozen):
     gpus: Mapping[str, int] = field(default_factory=dict)
     clients: int = MOST_CLIENTS
     multi_user: bool = True
+    root_alone: bool = True
     ignores_limits: bool = False
     protocol: int = 3
     reads_limits: bool = True

@@ -42,6 +42,10 @@ class MpsControlState:
         self._pending: list[SimulatedClient] = []
         self._starting: int | None = None
 
+    def is_root(self, uid: int) -> bool:
+        """Whether this user may give every command."""
+        return uid in (0, self._uid)
+
     # --- what happened ------------------------------------------------------------------------
 
     def connect(self, client: SimulatedClient) -> None:

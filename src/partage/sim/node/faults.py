@@ -31,6 +31,7 @@ Call = Literal[
     "samples",
     "time-slices",
     "daemons",
+    "tenants",
 ]
 """A verb of the hardware port."""
 

@@ -17,6 +17,7 @@ from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid
 from partage.model.ids import PodUid
 from partage.model.mps import DaemonState
+from partage.model.pipe_tenants import PipeTenants
 from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import Created, Step, TimeSlice
@@ -34,7 +35,7 @@ from partage.sim.node.faults import (
 )
 from partage.sim.node.machine import Machine
 from partage.sim.node.observation import conditions_of, describe_node, inventory_of
-from partage.sim.node.processes import left_of, processes_of
+from partage.sim.node.processes import left_of, processes_of, tenants_of
 from partage.sim.node.sampling import SimulatedSampler
 from partage.sim.node.settings import time_slices_of
 from partage.sim.node.state import SimulatedNode, gpu_at, power_on
@@ -161,6 +162,11 @@ class SimulatedHardware:
         """What was started and not stopped."""
         await self._begin_call("daemons")
         return daemons_of(self._state)
+
+    async def tenants(self) -> PipeTenants:
+        """Whose clients were put on GPUs."""
+        await self._begin_call("tenants")
+        return tenants_of(self._state)
 
     async def close(self) -> None:
         """There is nothing to give back."""

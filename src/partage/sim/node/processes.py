@@ -11,6 +11,7 @@ from partage.errors import NotPermitted
 from partage.model.cgroup import parse_cgroup
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, PodUid
+from partage.model.pipe_tenants import NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
 from partage.model.process import (
     GpuMemory,
     GpuProcess,
@@ -53,6 +54,25 @@ def left_of(state: SimulatedNode, pods: Collection[PodUid]) -> Left:
         if owner.pod in pods
     }
     return Left(tuple(found.values()))
+
+
+def tenants_of(state: SimulatedNode) -> PipeTenants:
+    """The containers and jobs of clients. A simulated process that is not root's cannot become root."""
+    if state.processes_hidden:
+        return PipeTenants(unseen=NO_HOST_PIDS)
+    found: dict[PipeTenant, dict[ProcessRights, None]] = {}
+    for row in all_rows(state):
+        process = state.processes.get((row.gpu, row.pid))
+        owner = parse_cgroup(row.cgroups)
+        device = row.device or row.gpu
+        if process is not None and process.mps and owner and device in state.daemons:
+            uid = process.uid
+            rights = ProcessRights(row.pid, uid, uid, uid, no_new_privs=uid != 0, permitted=0)
+            job = owner.job.job if owner.job else ""
+            tenant = PipeTenant(device, owner.pod, owner.container, job)
+            whole = not state.daemons[device].spec.namespaces
+            found.setdefault(replace(tenant, whole=whole), {})[rights] = None
+    return PipeTenants(tuple(replace(one, rights=tuple(rights)) for one, rights in found.items()))
 
 
 def end_process(state: SimulatedNode, step: EndProcess) -> SimulatedNode:

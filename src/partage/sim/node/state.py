@@ -106,6 +106,7 @@ class SimulatedNode(Frozen):
     now_s: float = 0.0
     machine_type: str = ""
     vgpu: VgpuHost | None = None
+    restricted_mps: bool = False
 
     @property
     def all_uses(self) -> tuple[GpuUse, ...]:
@@ -142,6 +143,7 @@ def power_on(machine: Machine) -> SimulatedNode:
         control_nodes=inventory.control_nodes,
         first_boot_id=inventory.boot_id,
         open_to_env=inventory.open_to_env,
+        restricted_mps=inventory.restricted_mps,
         fabric_manager=inventory.fabric_manager,
         machine_type=inventory.machine_type,
         vgpu=inventory.vgpu,

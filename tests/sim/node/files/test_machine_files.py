@@ -609,6 +609,7 @@ def test_lost_gpus_mig_devices_and_unknowns_read_back_the_same():
         control_nodes=("/dev/nvidiactl",),
         boot_id="",
         open_to_env=True,
+        restricted_mps=True,
         fabric_manager=None,
         virtual=True,
     )

@@ -38,8 +38,8 @@ from partage.sim.node.topology import has_nvswitch, links_between
 VERSION, KIND = "partage/v1", "Machine"
 _KEYS = (
     "version", "kind", "recorded", "driver", "cuda-driver", "no-driver", "gpus", "lost", "links",
-    "device-nodes", "boot-id", "open-to-env", "fabric-manager", "virtual", "machine-type", "vgpu", "faults",
-    "mps-daemons",
+    "device-nodes", "boot-id", "open-to-env", "restricted-mps", "fabric-manager", "virtual", "machine-type",
+    "vgpu", "faults", "mps-daemons",
 )  # fmt: skip
 _DIALECT = Dialect(
     any_spelling=True,
@@ -87,6 +87,7 @@ def _machine(top: Table, name: str) -> Machine:
         control_nodes=tuple(_device_nodes(top)),
         boot_id=top.text("boot-id", derived_uuid("", "boot", 0)),
         open_to_env=top.nullable("open-to-env", Field.boolean, None),
+        restricted_mps=top.value("restricted-mps", Field.boolean, False),
         fabric_manager=top.nullable("fabric-manager", Field.boolean, nvswitch),
         virtual=top.nullable("virtual", Field.boolean, False),
         simulated=True,

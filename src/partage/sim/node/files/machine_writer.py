@@ -48,6 +48,7 @@ def machine_rows(machine: Machine) -> dict[str, Any]:
         **_driver(inventory),
         "boot-id": inventory.boot_id,
         "open-to-env": inventory.open_to_env,
+        **({"restricted-mps": True} if inventory.restricted_mps else {}),
         "fabric-manager": inventory.fabric_manager,
         "virtual": inventory.virtual,
         "machine-type": inventory.machine_type,

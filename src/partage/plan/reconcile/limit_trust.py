@@ -1,0 +1,192 @@
+"""Whether the limits of MPS daemons are what was set, from looks at who could change them. Pure.
+
+A look tells who has a daemon's pipe at one moment. Between looks, what was not seen counts as what may: a
+container that was given a share and has not been seen yet, and one that ended unseen (an init container, a
+short-lived one). After such a time clients may have connected while a limit was raised. So the limits are
+doubted until none of those clients is left, or each was seen with no more than its share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from math import inf
+
+from msgspec import field
+from msgspec.structs import replace
+
+from partage.model.gpu import Driver, NoDriver
+from partage.model.ids import ContainerId, DeviceUuid, device_of
+from partage.model.mps import DaemonState
+from partage.model.pipe_tenants import PipeTenants
+from partage.plan.reconcile.pipe_access import why_commanded
+from partage.plan.serve.ledger_entry import Hold, Holder, LedgerEntry
+from partage.values import Frozen
+
+UNSEEN_S = 5.0
+"""A container that the kubelet names and that was not seen for so long has ended: it takes a moment from the
+name to the process."""
+
+OUTDATED = "its daemon is an older Partage's, in directories that tenants could change, until its GPU is free"
+
+
+class Look(Frozen):
+    """What was seen at one moment. names: containers of the node, by id, also those that have ended."""
+
+    tenants: PipeTenants
+    names: Mapping[ContainerId, Holder]
+    at_s: float
+
+
+class Suspicion(Frozen):
+    """Limits may have been changed until since_s. clients: pids of those that may have connected by then."""
+
+    reason: str
+    clients: frozenset[int]
+    since_s: float
+
+
+class Answered(Frozen, order=True):
+    """A share that was given at some time: one container waits to be seen for each."""
+
+    hold: Hold
+    since_s: float
+
+
+class LimitTrust(Frozen):
+    """What is remembered between looks.
+
+    known: devices whose daemons were looked at. told_apart: containers that need not be seen any more.
+    missing: named ones that were not seen, since when. waiting: shares whose container was not seen yet, by
+    device. suspected: devices whose limits are doubted for what was.
+    """
+
+    known: frozenset[DeviceUuid] = frozenset()
+    told_apart: frozenset[ContainerId] = frozenset()
+    missing: Mapping[ContainerId, float] = field(default_factory=dict)
+    waiting: Mapping[DeviceUuid, frozenset[Answered]] = field(default_factory=dict)
+    suspected: Mapping[DeviceUuid, Suspicion] = field(default_factory=dict)
+    doubts: Mapping[DeviceUuid, str] = field(default_factory=dict)
+
+    @property
+    def open(self) -> bool:
+        """A later look may change it, although it sees the same."""
+        return bool(self.missing or self.suspected or any(self.waiting.values()))
+
+
+class Now(Frozen):
+    """The node at this moment. look: the last one. within: pids of clients that were seen with no more than
+    their share, at within_s.
+    """
+
+    at_s: float
+
+    daemons: tuple[DaemonState, ...]
+    entries: tuple[LedgerEntry, ...]
+    driver: Driver | NoDriver
+    look: Look
+    within: Collection[int] = ()
+    within_s: float = -inf
+
+
+def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
+    """What is to be remembered, with the reasons why limits are doubted. The look may be an older one."""
+    entries: dict[DeviceUuid, list[LedgerEntry]] = {one.device: [] for one in now.daemons}
+    for entry in now.entries:
+        if (device := device_of(entry.id)) in entries:
+            entries[device].append(entry)
+    rows = now.look.tenants.rows
+    running = {identity for row in rows for identity in (row.container, *row.beside) if identity}
+    pods = {pod for held in entries.values() for entry in held for pod in entry.pods}
+    named = {one for one, holder in now.look.names.items() if (holder.namespace, holder.pod) in pods}
+    if not before.known:  # nobody looked before: what those may have done is suspected below
+        before = LimitTrust(told_apart=frozenset(now.look.names) - running)
+    missing = {
+        one: before.missing.get(one, now.look.at_s) for one in sorted(named - before.told_apart - running)
+    }
+    ended = {one for one, since_s in missing.items() if now.look.at_s - since_s >= UNSEEN_S}
+    told_apart = (before.told_apart | ended | running) & (frozenset(now.look.names) | running)
+    waiting, suspected, doubts = {}, {}, {}
+    for daemon in now.daemons:
+        device = daemon.device
+        waiting[device] = _waiting(entries[device], now.look, running | (before.told_apart - ended))
+        ended_here = _of(entries[device], ended, now.look.names) or _gave_up(
+            before.waiting.get(device, frozenset()), entries[device]
+        )
+        found = _suspicion(before, now, daemon, ended_here)
+        if found is not None:
+            suspected[device] = found
+        if why := _may_now(now, daemon) or _unseen(waiting[device]) or (found.reason if found else ""):
+            doubts[device] = why
+    kept = {one: since_s for one, since_s in missing.items() if one not in ended}
+    known = frozenset(one.device for one in now.daemons)
+    return LimitTrust(known, told_apart, kept, waiting, suspected, doubts)
+
+
+def _may_now(now: Now, daemon: DaemonState) -> str:
+    """Why the limits are or may be changed at this moment."""
+    said = daemon.unsettled or daemon.doubt
+    if said:
+        return f"the limits of its MPS daemon are not certain: {said}"
+    return (OUTDATED if daemon.outdated else "") or why_commanded(daemon, now.look.tenants, now.driver)
+
+
+def _suspicion(before: LimitTrust, now: Now, daemon: DaemonState, ended: str) -> Suspicion | None:
+    clients = frozenset(client.pid for client in daemon.clients)
+    last = before.suspected.get(daemon.device)
+    of_before = (last.clients & clients) if last else frozenset()
+    if why := _may_now(now, daemon) or ended:
+        return Suspicion(f"{why}; {_UNTIL}", clients | of_before, now.at_s)
+    if daemon.device not in before.known:
+        reason = f"nobody watched its MPS daemon before; {_UNTIL}"
+        last, of_before = Suspicion(reason, clients, now.at_s), clients
+    if last is None or not of_before:
+        return None
+    if now.within_s > last.since_s and of_before <= frozenset(now.within):
+        return None
+    return replace(last, clients=of_before)
+
+
+_UNTIL = "its clients of that time may use more until they end, or each is seen with no more than its share"
+
+
+def _waiting(
+    entries: Iterable[LedgerEntry], look: Look, seen: Collection[ContainerId]
+) -> frozenset[Answered]:
+    """Shares whose container was not seen yet."""
+    return frozenset(
+        Answered(entry.hold, entry.since_s)
+        for entry in entries
+        if entry.ended_s is None and not (entry.holder and _has(entry, look.names, seen))
+    )
+
+
+def _has(entry: LedgerEntry, names: Mapping[ContainerId, Holder], seen: Collection[ContainerId]) -> bool:
+    return any(names.get(one) == entry.holder for one in seen)
+
+
+def _unseen(waiting: Collection[Answered]) -> str:
+    if not waiting:
+        return ""
+    return (
+        "a container that was given a share has not been seen yet"
+        if len(waiting) == 1
+        else f"containers that were given {len(waiting)} shares have not been seen yet"
+    )
+
+
+def _of(
+    entries: Iterable[LedgerEntry], ended: Collection[ContainerId], names: Mapping[ContainerId, Holder]
+) -> str:
+    """Which container of a pod with a share ended unseen, a clause; empty: none."""
+    pods = {pod for entry in entries for pod in entry.pods}
+    for one in sorted(ended):
+        holder = names[one]
+        if (holder.namespace, holder.pod) in pods:
+            return f"container {holder.container} of {holder.namespace}/{holder.pod} ended before it was seen"
+    return ""
+
+
+def _gave_up(waited: Collection[Answered], entries: Iterable[LedgerEntry]) -> str:
+    """That a share was given back, or on, before its container was seen."""
+    there = {Answered(entry.hold, entry.since_s) for entry in entries}
+    return "" if there.issuperset(waited) else "a container that was given a share ended before it was seen"

@@ -1,0 +1,152 @@
+"""Whether the limits of MPS daemons are what was set: containers come, are seen, end unseen."""
+
+from __future__ import annotations
+
+from msgspec.structs import replace
+
+from partage.model.gpu import Driver
+from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, share_id
+from partage.model.mps import ConnectedClient, DaemonPhase, DaemonState, MpsServer
+from partage.model.pipe_tenants import NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
+from partage.plan.reconcile.limit_trust import OUTDATED, UNSEEN_S, LimitTrust, Look, Now, next_trust
+from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
+
+GPU, OTHER = GpuUuid("GPU-1"), GpuUuid("GPU-2")
+POD = PodUid("0aa9e3a1-0000-4000-8000-000000000001")
+HOLDER = Holder("ml", "train", "main")
+INIT = Holder("ml", "train", "init")
+SAFE = ProcessRights(7, 1000, 1000, 1000, no_new_privs=True, permitted=0)
+ROOT = replace(SAFE, uid=0, no_new_privs=False)
+A, B = ContainerId("a" * 64), ContainerId("b" * 64)
+
+
+def daemon(*clients: int, device: GpuUuid = GPU, **more: object) -> DaemonState:
+    server = MpsServer(20, 0, clients=tuple(map(ConnectedClient, clients)))
+    known = DaemonState(device, device, DaemonPhase.SERVING, 19, (server,), multi_user=True)
+    return replace(known, **more)
+
+
+def entry(*holders: Holder, since_s: float = 0.0, number: int = 0) -> LedgerEntry:
+    certainty = Certainty.OBSERVED if holders else Certainty.TENTATIVE
+    return LedgerEntry(
+        ResourceName("nvidia.com/gpu.shared"), share_id(GPU, number), certainty, holders, since_s
+    )
+
+
+def tenant(identity: ContainerId = A, *rights: ProcessRights) -> PipeTenant:
+    return PipeTenant(GPU, POD, identity, rights=rights or (SAFE,))
+
+
+class Node:
+    """Moments of one node, one after the other."""
+
+    def __init__(self) -> None:
+        self.at_s = 100.0
+        self.trust = LimitTrust()
+        self.now = Now(
+            self.at_s, (daemon(),), (), Driver("580.95.05", "13.0"), Look(PipeTenants(), {}, self.at_s)
+        )
+        self.then()
+
+    def then(self, *, after_s: float = 1.0, look: bool = True, **changes: object) -> str:
+        """Some time later; why the limits of the first GPU are doubted, empty: they are not."""
+        self.at_s += after_s
+        seen = self.now.look
+        rows = changes.pop("tenants", seen.tenants)
+        rows = rows if isinstance(rows, PipeTenants) else PipeTenants(tuple(rows))  # type: ignore[arg-type]
+        seen = Look(rows, changes.pop("names", seen.names), self.at_s) if look else seen  # type: ignore[arg-type]
+        self.now = replace(self.now, at_s=self.at_s, look=seen, **changes)
+        self.trust = next_trust(self.trust, self.now)
+        return self.trust.doubts.get(GPU, "")
+
+
+def test_a_container_counts_as_one_that_may_from_the_answer_until_it_was_seen():
+    node = Node()
+    assert node.then() == ""
+    assert "has not been seen yet" in node.then(entries=(entry(since_s=101),), look=False)
+    names = {A: HOLDER}
+    assert "has not been seen yet" in node.then(entries=(entry(HOLDER, since_s=101),), names=names)
+    assert node.then(tenants=[tenant()]) == ""
+    assert not node.trust.suspected
+
+
+def test_one_that_may_is_told_with_what_to_change_and_its_time_is_not_forgotten():
+    node = Node()
+    held = (entry(HOLDER),)
+    said = node.then(entries=held, names={A: HOLDER}, tenants=[tenant(A, ROOT)], daemons=(daemon(5),))
+    assert "runAsNonRoot" in said
+    after = node.then(entries=(), tenants=[], names={})
+    assert "its clients of that time" in after, "client 5 may have connected while the limit was another"
+    assert node.then(within=frozenset({5}), within_s=node.at_s - 1.5), "seen before: that says nothing"
+    assert node.then(within=frozenset({6}), within_s=node.at_s + 0.5), "another process was seen"
+    assert node.then(within=frozenset({5}), within_s=node.at_s + 0.5) == ""
+
+
+def test_it_is_certain_again_when_no_client_of_that_time_is_left():
+    node = Node()
+    node.then(tenants=[tenant(A, ROOT)], daemons=(daemon(5),))
+    assert node.then(tenants=[], daemons=(daemon(5, 6),))
+    assert node.then(daemons=(daemon(6),)) == ""
+    assert node.then(daemons=(daemon(5, 6),)) == "", "a new process with that pid"
+
+
+def test_an_init_container_that_ended_unseen_counts_as_one_that_may_have():
+    node = Node()
+    names = {A: HOLDER, B: INIT}
+    held = (entry(HOLDER),)
+    assert node.then(entries=held, names=names, tenants=[tenant(A)], daemons=(daemon(5),)) == ""
+    said = node.then(after_s=UNSEEN_S)
+    assert "container init of ml/train ended before it was seen" in said
+    assert node.then(within=frozenset({5}), within_s=node.at_s + 0.5) == ""
+    assert node.then(after_s=100) == "", "told apart once and for all"
+
+
+def test_a_container_beside_the_one_with_the_share_was_seen_with_it():
+    node = Node()
+    seen = [replace(tenant(A), beside=(B,))]
+    node.then(entries=(entry(HOLDER),), names={A: HOLDER, B: INIT}, tenants=seen)
+    assert node.then(after_s=UNSEEN_S) == ""
+
+
+def test_a_container_that_started_again_has_to_be_seen_again():
+    node = Node()
+    node.then(entries=(entry(HOLDER),), names={A: HOLDER}, tenants=[tenant(A)])
+    node.then(names={A: HOLDER, B: HOLDER}, tenants=[], daemons=(daemon(5),))
+    assert "ended before it was seen" in node.then(after_s=UNSEEN_S)
+
+
+def test_a_share_that_was_given_back_unseen_was_somebodys_who_may_have():
+    for gone in ((), (entry(since_s=103),)):
+        node = Node()
+        node.then(entries=(entry(since_s=101),))
+        said = node.then(entries=gone, daemons=(daemon(5),))
+        assert said
+        assert node.trust.suspected[GPU].clients == {5}
+
+
+def test_what_was_before_the_first_look_is_not_known():
+    first = Node()
+    trust = next_trust(LimitTrust(), replace(first.now, daemons=(daemon(5),)))
+    assert "nobody watched" in trust.doubts[GPU]
+    assert next_trust(LimitTrust(), first.now).doubts == {}, "without clients there is nothing to know"
+
+
+def test_commands_logs_and_old_directories_are_doubts_of_their_own():
+    for change, words in (
+        ({"unsettled": "somebody else told it"}, "somebody else"),
+        ({"doubt": "the log is full"}, "full"),
+        ({"outdated": True}, OUTDATED),
+        ({"multi_user": False}, "users: single"),
+    ):
+        node = Node()
+        assert words in node.then(daemons=(daemon(5, **change),))
+        assert node.trust.suspected[GPU].clients == {5}
+        node = Node()
+        assert "hostPID" in node.then(tenants=PipeTenants(unseen=NO_HOST_PIDS))
+
+
+def test_each_daemon_is_doubted_for_itself():
+    node = Node()
+    both = (daemon(), daemon(device=OTHER))
+    node.then(daemons=both, tenants=[tenant(A, ROOT)])
+    assert set(node.trust.doubts) == {GPU}
