@@ -48,6 +48,7 @@ def parse_node(text: str) -> LiveNode:
         raise CodecError(f"this is no answer of 'scontrol show node': {text[:60]!r}")
     away = ["NOT_RESPONDING"] if state.endswith("*") else []
     gres, reason = fields.get("Gres", ""), fields.get("Reason", "")
+    features = fields.get("AvailableFeatures", "").replace("(null)", "")
     by = _BY.search(reason)
     return LiveNode(
         name=name,
@@ -57,6 +58,7 @@ def parse_node(text: str) -> LiveNode:
         gres="" if gres == "(null)" else gres,
         version=_version(fields.get("Version", "")),
         started_s=_seconds(fields.get("SlurmdStartTime", "")),
+        features=tuple(filter(None, features.split(","))),
     )
 
 
