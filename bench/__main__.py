@@ -18,9 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bench import bench_mig, bench_packing, bench_slurm, bench_verbs, peer
-from bench.cells import Cell, cells_of, measure, plain_plugins
+from bench.cells import Cell, cells_of, measure, plain_plugins, queue_cell, waiting_cell
 from bench.client import Client, client, go_binary
-from bench.node import WHOLE, Starts, node, sliced, starts
+from bench.node import WHOLE, Starts, behind_a_queue, node, sliced, starts
 from bench.processes import AtRest, Memory, at_rest, memory
 from bench.storm import PODS_PER_S, Storm, storm
 from tests.agent.harness import MACHINE
@@ -33,6 +33,9 @@ gpus:
   - {select: {index: [2, 3]}, mps: {replicas: 4}}
   - {select: {index: [4]}, mig: {layout: [3g.40gb, 2g.20gb, 1g.10gb]}}
 """
+
+
+WAITING = "8 x 48 shares, all but two held"
 
 
 @dataclass(frozen=True)
@@ -118,6 +121,12 @@ def _calls(caller: Client, go: Path | None, effort: Effort) -> tuple[Cases, list
         with node(policy) as other:
             cases[case] = cells_of(caller, other, case)
             measure(caller, cases[case], effort.calls, effort.rounds)
+    with behind_a_queue() as waiting:
+        waits = waiting_cell(waiting)
+        measure(caller, [waits], effort.calls, effort.rounds)
+        full = queue_cell(caller, waiting)
+        measure(caller, [full], effort.calls, effort.rounds)
+        cases[WAITING] = [waits, full]
     return cases, plain, costs
 
 
@@ -264,6 +273,9 @@ def _print_budgets(started: Starts, cases: Cases, costs: Costs, weather: Storm, 
         assert known is not None
         raw = both[size].p50 / known.p50
         _verdict(f"preferred + Allocate {size}, of NVIDIA's (raw {raw:.2f})", raw / slower, times)
+    (alone,) = (cell for cell in cases["8 x 48 shares"] if (cell.what, cell.size) == ("Allocate", 1))
+    for cell in cases[WAITING]:
+        _verdict(f"{cell.what}, of one where none waits", cell.p50 / alone.p50, 1.25)
     _verdict("exec to Register, ms", started.register, 300)
     _verdict("kubelet restart to Register, ms", started.again, 50)
     _verdict("SIGTERM to the end, ms", started.stop, 50)

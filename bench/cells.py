@@ -10,12 +10,12 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from bench import peer
 from bench.client import Answered, Call, Client, call
-from bench.node import RESOURCE, Node
+from bench.node import Node
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from tests.kubelet_script import wait_for
 
@@ -53,9 +53,7 @@ def measure(client: Client, cells: Sequence[Cell], calls: int, rounds: int) -> N
 
 def cells_of(client: Client, node: Node, case: str) -> list[Cell]:
     """All cells of one agent, its ids in random order as the kubelet sends them."""
-    found = node.kubelet.last(RESOURCE)
-    assert found is not None
-    socket = node.place.kubelet_dir / found.request.endpoint
+    socket = _socket_of(node)
     ids = list(node.ids)
     random.Random(1).shuffle(ids)
     cells = []
@@ -69,6 +67,29 @@ def cells_of(client: Client, node: Node, case: str) -> list[Cell]:
             Cell("both", size, socket, [prefer, allocate], peer.together(case, size)),
         ]
     return sorted(cells, key=lambda cell: ("preferred", "Allocate", "both").index(cell.what))
+
+
+def waiting_cell(node: Node) -> Cell:
+    """Allocate of one of the free shares, while a GPU waits for the ends of its holders."""
+    return Cell("Allocate, a GPU waits", 1, _socket_of(node), [allocate_call(node.ids[:1])], peer.allocate(1))
+
+
+def queue_cell(client: Client, node: Node) -> Cell:
+    """The same when no share is free any more: the held ones of the GPU that waits are unhealthy."""
+    found = node.kubelet.last(node.resource)
+    assert found is not None
+    watch = found.watch
+    assert watch is not None
+    socket = _socket_of(node)
+    client.ask(socket, [allocate_call([id_]) for id_ in node.ids])
+    wait_for(lambda: "Unhealthy" in watch.health.values(), what="held shares are unhealthy")
+    return replace(waiting_cell(node), what="Allocate, behind a queue")
+
+
+def _socket_of(node: Node) -> Path:
+    found = node.kubelet.last(node.resource)
+    assert found is not None
+    return node.place.kubelet_dir / found.request.endpoint
 
 
 def preferred_call(ids: Sequence[str], size: int) -> Call:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from bench.processes import cpu_ms
 from tests.agent.harness import AgentProcess, Place, place, registered, running, spawn
-from tests.kubelet_script import ScriptedKubelet, scripted_kubelet, wait_for
+from tests.kubelet_script import ScriptedKubelet, held, scripted_kubelet, wait_for
 
 RESOURCE = "nvidia.com/gpu"
 WHOLE = "version: v1\n"
@@ -41,12 +41,13 @@ def sliced(replicas: int) -> str:
 
 @dataclass(frozen=True)
 class Node:
-    """One agent that runs. ids: what it offers."""
+    """One agent that runs. ids: what it offers, or what of it is free."""
 
     place: Place
     kubelet: ScriptedKubelet
     agent: AgentProcess
     ids: list[str]
+    resource: str = RESOURCE
 
     @property
     def pids(self) -> list[int]:
@@ -69,6 +70,41 @@ def node(policy: str) -> Iterator[Node]:
             assert watch is not None
             agent.wait(lambda: agent.health()[0] == 200, "healthy")
             yield Node(directories, kubelet, agent, list(watch.health))
+
+
+FREE_BEHIND_A_QUEUE = 2
+_SHARED = "nvidia.com/gpu.shared"
+_BEFORE = "version: partage/v1\ngpus:\n  - {select: all, time-slicing: {replicas: 48}}\n"
+_AFTER = """\
+version: partage/v1
+gpus:
+  - {select: {index: [0]}, time-slicing: {replicas: 24}}
+  - {select: rest, time-slicing: {replicas: 48}}
+"""
+
+
+@contextmanager
+def behind_a_queue() -> Iterator[Node]:
+    """The first of 8 GPUs x 48 has to change, and is held as all others are, but for the last few shares.
+
+    With these the held ones of the first become unhealthy, so that nobody gets them when their holders end.
+    """
+    with (
+        place() as directories,
+        scripted_kubelet(directories.kubelet_dir, directories.pod_resources) as kubelet,
+    ):
+        agent = spawn_as_shipped(directories, policy=_BEFORE)
+        with running(agent):
+            watch = registered(kubelet, _SHARED).watch
+            assert watch is not None
+            ids = list(watch.health)
+            taken, free = ids[:-FREE_BEHIND_A_QUEUE], ids[-FREE_BEHIND_A_QUEUE:]
+            pods = {f"bench/pod-{n}": {"main": {_SHARED: [id_]}} for n, id_ in enumerate(taken)}
+            kubelet.pod_resources = held(pods)
+            agent.wait(lambda: len(agent.report()["held"]) == len(taken), "all are held")
+            directories.write_policy(_AFTER)
+            agent.wait(lambda: agent.gpu(0).get("phase") == "waiting", "the first GPU waits")
+            yield Node(directories, kubelet, agent, free, _SHARED)
 
 
 @dataclass(frozen=True)

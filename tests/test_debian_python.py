@@ -1,4 +1,4 @@
-"""The tests of all that waits for the kubelet, on the Python of Debian 12 (3.11.2).
+"""The tests of all that waits for kubelet and API server, on the Python of Debian 12 (3.11.2).
 
 Up to 3.11.2 a task that was cancelled once stays so (gh-102780). The interpreter runs the packages of this
 environment where both have the same version of the C API.
@@ -19,7 +19,9 @@ TESTS = (
     "tests/edges/kubelet/test_calls.py",
     "tests/edges/kubelet/test_endpoint.py",
     "tests/edges/kubelet/test_pod_resources.py",
+    "tests/edges/kube/test_leases.py",
     "tests/agent/test_supervision.py",
+    "tests/agent/test_taints_left.py",
 )
 
 
@@ -32,7 +34,7 @@ def _version() -> str:
 
 
 @pytest.mark.timeout(300)
-def test_what_waits_for_the_kubelet_passes_on_the_python_of_debian() -> None:
+def test_what_waits_for_others_passes_on_the_python_of_debian() -> None:
     version = _version()
     if version not in ("3.11.0", "3.11.1", "3.11.2"):
         pytest.skip(

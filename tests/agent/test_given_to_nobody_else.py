@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
@@ -12,6 +15,7 @@ from partage.model.allocation import AllocationRefused, ContainerHold
 from partage.model.ids import ContainerId, PodUid, ShareId, share_id
 from partage.model.policy import Options
 from partage.model.process import Left, LeftProcess
+from partage.plan.serve.kubelet_view import given_to_nobody_else
 from tests.plan.test_turn import GPU, SHARED_ONES, Turning, desired
 
 
@@ -129,3 +133,36 @@ async def test_a_share_with_a_process_left_is_refused_and_listed_as_unhealthy_be
     assert node.plugin.asked.refusals == 1
     await node.plugin.allocate([node.third])
     assert node.asked == {former, ended}, "for a share whose holders have all ended nobody is asked"
+
+
+@given(
+    st.lists(
+        st.sampled_from(
+            ["allocate 2", "allocate 3", "allocate 0", "free 0", "free 2", "name 2", "turn", "register"]
+        ),
+        max_size=12,
+    )
+)
+def test_what_is_prepared_for_an_allocate_says_what_the_ledger_says(story: list[str]):
+    """The list between two turns, by the rule of a turn on the ledger as it is then."""
+    node = ChangingNode()
+    ids = [node.first, node.second, node.third, node.fourth]
+    for step in story:
+        what, _, number = step.partition(" ")
+        share = ids[int(number or 0)]
+        if what == "turn":
+            node.publish()
+        elif what == "register":
+            node.plugin.registering()
+        elif what == "name":
+            node.named(node.first, node.second, share)
+        elif what == "free":
+            node.ledger.offered_as_free(GPU, [share], node.now_s)
+        else:
+            rows = node.plugin.devices().rows
+            asyncio.run(node.plugin.allocate([share]))
+            held = node.ledger.held()
+            mine, admitted = (by.get(GPU, frozenset()) for by in (held.ids, held.admitted))
+            awaited = node.plugin.served.awaited - (mine - admitted)
+            expected = given_to_nobody_else(rows, awaited, mine, held.largest.get(GPU, 1))
+            assert node.plugin.devices().rows == expected, story

@@ -11,9 +11,10 @@ import grpc
 import pytest
 
 from partage.edges.kubelet.checkpoint import CHECKPOINT
+from partage.errors import NotPermitted
 from partage.faces.cli.main import run
 from partage.model.ids import ContainerId, PodUid
-from partage.sim.node.faults import HangCall, HealCall, HideProcesses, Occupy, Vacate
+from partage.sim.node.faults import FailCall, HangCall, HealCall, HideProcesses, Occupy, Vacate
 from tests.agent.harness import MACHINE, AgentProcess, healthy, ids, native, registered, running, spawn
 from tests.kubelet_script import PluginCalls, held, wait_for
 
@@ -91,7 +92,9 @@ def test_the_next_pod_is_refused_at_once_and_no_other_is_tried(node, kubelet, he
     assert calls(kubelet).allocate([share]).envs["PARTAGE_STRATEGY"] == "exclusive"
 
 
-def test_a_gpu_does_not_change_while_a_process_of_a_forgotten_pod_runs(node, kubelet, helper, agent) -> None:
+def test_a_gpu_does_not_change_while_a_process_of_a_forgotten_pod_runs(
+    node, kubelet, helper, agent, capsys
+) -> None:
     share = first(kubelet)
     forget(node, kubelet)
     agent.wait(lambda: entry(agent).get("left"), "seen by the look that follows PodResources", limit_s=20)
@@ -103,6 +106,13 @@ def test_a_gpu_does_not_change_while_a_process_of_a_forgotten_pod_runs(node, kub
     )
     assert agent.gpu(0)["waitingFor"][0]["id"] == share
     assert agent.gpu(0)["processes"] == ["process train (pid 4711)"]
+    node.in_report_file('"phase":"waiting"')
+    for verb in (["show"], ["plan", f"--policy={node.policy}"]):
+        assert run([*verb, f"--machine={MACHINE}", f"--run-dir={node.run_dir}"]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "GPU 0 changes to time-slicing when process train (pid 4711) of a/train has ended" in shown
+    assert "waiting for process train (pid 4711)" in " ".join(shown.replace("│", " ").split())
+    assert "waits for a/train" not in shown, "the pod has gone"
     helper.inject(Vacate(0))
     wait_for(lambda: len(healthy(kubelet, SHARED)) == 16, what="it changes, too")
 
@@ -127,6 +137,30 @@ def test_a_person_frees_the_share_and_is_warned(node, kubelet, helper, agent, ca
     assert calls(kubelet).allocate([share]).envs
 
 
+def test_a_helper_that_answers_with_errors_is_named_and_a_person_need_not_wait_for_it(
+    node, kubelet, helper, agent, capsys
+) -> None:
+    share = first(kubelet)
+    where = [f"--machine={MACHINE}", f"--run-dir={node.run_dir}"]
+    helper.inject(FailCall("left", NotPermitted("/proc/4711/status: permission denied"), times=None))
+    forget(node, kubelet)
+    node.write_policy(HALF)
+    agent.wait(lambda: entry(agent).get("unseen"), "it is said", limit_s=20)
+    assert entry(agent)["formerPods"] == [FORMER]
+    assert agent.degraded() == ["process-unknown"]
+    agent.wait(lambda: "permission denied" in agent.gpu(0)["reason"], "the GPU says why it waits")
+    assert agent.gpu(0)["phase"] == "waiting"
+    node.in_report_file("process-unknown")
+    assert run(["show", *where]) == 0
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "nobody could look whether a process of it still runs: /proc/4711/status" in shown
+    assert run(["explain", "share", share, *where]) == 0
+    assert "nobody can look since" in " ".join(capsys.readouterr().out.split())
+    assert run(["free", share, *where]) == 0
+    assert "warning: a process that nobody has looked for goes on" in capsys.readouterr().err
+    wait_for(lambda: len(healthy(kubelet, SHARED)) == 16, what="it changes")
+
+
 def test_without_an_answer_in_time_the_kubelets_word_counts(node, kubelet, helper, agent) -> None:
     share = first(kubelet)
     forget(node, kubelet)
@@ -139,7 +173,7 @@ def test_without_an_answer_in_time_the_kubelets_word_counts(node, kubelet, helpe
     assert share in healthy(kubelet, GPU)
     forget(node, kubelet)
     agent.wait(lambda: entry(agent).get("left"), "the first one is still waited for", limit_s=20)
-    assert share not in healthy(kubelet, GPU)
+    wait_for(lambda: share not in healthy(kubelet, GPU), what="given to nobody")
 
 
 def test_where_nobody_can_look_it_is_said_and_the_kubelets_word_decides(node, kubelet, helper) -> None:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from partage.agent.observers.former_holders import FormerHolders
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.options import Intervals
 from partage.edges.files.left_holds import LeftHolds
@@ -17,7 +18,7 @@ from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, ShareId
 from partage.model.process import Left, LeftProcess
-from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.ledger import ADMISSION_S, Ledger
 from partage.plan.serve.ledger_entry import Certainty
 from tests.kubelet_script import until
 
@@ -88,18 +89,24 @@ def hold(pod: str, *ids: str, resource: ResourceName = GPU) -> ContainerHold:
 
 
 def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GPU-a"]) -> PodResourcesPoller:
+    ledger = Ledger()
     return PodResourcesPoller(
         pod_resources=kubelet,
         checkpoint=File(kubelet),
-        ledger=Ledger(),
+        ledger=ledger,
         clock=lambda: asyncio.get_running_loop().time(),
         ask=lambda: None,
         intervals=QUICK,
         names=lambda: NodeNames({GPU}, frozenset(map(GpuUuid, gpus())), frozenset(map(GpuUuid, gpus()))),
         kubelet=lambda: kubelet.life,
         resend=kubelet.resend,
-        left=kubelet.left_of,
-        left_holds=LeftHolds(kubelet.run_dir),
+        former=FormerHolders(
+            ledger=ledger,
+            clock=lambda: asyncio.get_running_loop().time(),
+            ask=lambda: None,
+            left=kubelet.left_of,
+            files=LeftHolds(kubelet.run_dir),
+        ),
         accepted=lambda: kubelet.accepted,
         may_know=lambda: kubelet.may_know,
     )
@@ -130,6 +137,32 @@ async def test_an_allocate_is_followed_by_questions_until_its_pod_is_named() -> 
         await until(lambda: kubelet.asked >= 3)
         kubelet.says = (hold("pod", "GPU-a"),)
         await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
+
+
+@pytest.mark.parametrize("written_since", [True, False])
+async def test_a_pod_that_ended_unnamed_is_over_when_the_checkpoint_that_had_it_has_it_no_more(
+    written_since: bool,
+) -> None:
+    """If the file was not written since its Allocate, its id in it may be of the pod before."""
+    kubelet = Kubelet()
+    one, passed_s = questions(kubelet), [0.0]
+    one.clock = lambda: asyncio.get_running_loop().time() + passed_s[0]
+    async with asking(one):
+        one.ledger.allocated(GPU, [GPU_A], one.clock())
+        one.allocated()
+        await asyncio.sleep(0)
+        kubelet.has, kubelet.written = holds(a="u1"), kubelet.written + written_since
+        await until(lambda: one.ledger.former_pods(GPU, [GPU_A]) == {"u1"})
+        kubelet.has = holds()
+        passed_s[0] = ADMISSION_S + 1
+        asked = kubelet.asked
+        await until(lambda: kubelet.asked > asked + 3)
+        if written_since:
+            await until(lambda: not one.ledger.entries())
+        else:
+            assert (certainties(one), kubelet.lists) == ({"GPU-a": Certainty.TENTATIVE}, 0)
+            passed_s[0] = 121
+            await until(lambda: not one.ledger.entries())
 
 
 async def test_many_allocates_ask_one_question() -> None:
@@ -395,11 +428,11 @@ async def test_where_nobody_can_look_the_kubelets_word_decides_and_it_is_said() 
     one = questions(kubelet)
     async with asking(one):
         await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
-        await until(lambda: one.unseen == "no hostPID")
+        await until(lambda: one.former.unseen == "no hostPID")
         kubelet.says = ()
         await until(lambda: not one.ledger.entries())
         kubelet.left = Left()
-        await until(lambda: not one.unseen)
+        await until(lambda: not one.former.unseen)
 
 
 async def test_a_helper_that_does_not_answer_is_asked_again_and_allocate_does_not_wait_for_it() -> None:
@@ -413,7 +446,7 @@ async def test_a_helper_that_does_not_answer_is_asked_again_and_allocate_does_no
         await answers.wait()
         return await look(pods)
 
-    one.left = slow
+    one.former.left = slow
     async with asking(one):
         await until(lambda: certainties(one) == {"GPU-a": Certainty.OBSERVED})
         assert await one.left_at_once(frozenset({PodUid("u1")})) is None

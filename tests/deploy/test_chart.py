@@ -17,8 +17,8 @@ import jsonschema
 import pytest
 import yaml
 
+from partage.faces.cli import hardware_options
 from partage.faces.cli.agent import command as agent_command
-from partage.faces.cli.hardware import parser as hardware_parser
 from partage.model.choice_rules import Fallback
 from partage.model.node_taints import NodeTaint
 from partage.plan.cluster.rollout import RolloutSettings, settings_of
@@ -100,6 +100,7 @@ def test_the_agent_has_no_privilege(path: Path) -> None:
         "/run/partage",
         "/var/lib/partage",
         "/var/run/cdi",
+        "/etc/cdi",
         "/etc/kubernetes/node-feature-discovery/features.d",
     }
 
@@ -258,7 +259,7 @@ def test_the_options_of_both_parts_exist(path: Path) -> None:
     arguments = [one.replace("$(NODE_NAME)", "node1") for one in _container(path, "agent")["args"]]
     # With the names of the real command: click remembers the help option of the first context.
     agent_command.make_context("partage agent", arguments, help_option_names=["-h", "--help"]).close()
-    hardware_parser().parse_args(_container(path, "hardware")["args"])
+    hardware_options.parse(_container(path, "hardware")["args"])
 
 
 def test_daemons_of_a_pod_outlive_an_upgrade_because_their_pod_is_not_replaced() -> None:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness
 from partage.agent.status.status import AgentStatus, WatchObservation
@@ -47,11 +49,13 @@ def a_report(
     pods: Sequence[tuple[str, str, str]] = (),
     faults: Mapping[int, int] | None = None,
     served: bool = True,
+    wanted: str | None = None,
 ) -> Report:
     """held: resource to the positions of its shares, in the offer's order, that are held: 10 s ago allocated.
 
     pods: namespace, pod, container of each of them, as far as they go. faults: GPU index to an XID. served:
-    the GPUs have served what the policy says before this turn.
+    the GPUs have served what the policy says before this turn. wanted: the policy that is in force since the
+    last turn, if it is another one.
     """
     inventory = asyncio.run(SimulatedHardware(load_machine(machine)).observe())
     node = with_observed(None, inventory)
@@ -77,6 +81,12 @@ def a_report(
         entries=ledger.entries(),
     )
     xids = tuple(Xid(inventory.gpus[index].uuid, code) for index, code in (faults or {}).items())
+    if wanted is not None:
+        policy = parse_policy(wanted, "policy.yaml").policy
+        desired = resolve(policy, inventory, geometry_of)
+        first = TurnInput(now, desired, held_version=ledger.version)
+        state = turn(first, NodeState(now.served), EMPTY_VIEW, Planner(geometry_of)).state
+        now = replace(now, served=state.serving)
     seen = TurnInput(now, desired, xids=xids, held_version=ledger.version)
     done = turn(seen, NodeState(now.served), EMPTY_VIEW, Planner(geometry_of))
     return Report(

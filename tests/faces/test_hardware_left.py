@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from partage.faces.cli.hardware import _hardware, parser
+from partage.faces.cli.hardware import _hardware
+from partage.faces.cli.hardware_options import parse
 from partage.model.ids import PodUid
 from partage.model.process import Left
 
@@ -27,10 +28,10 @@ async def test_a_real_process_is_seen_beside_simulated_gpus() -> None:
     process = subprocess.Popen(["sleep", "60"])
     try:
         container.joinpath("cgroup.procs").write_text(str(process.pid))
-        with_pods = _hardware(parser().parse_args([MACHINE, "--allow-container=a/b*/c"]))
+        with_pods = _hardware(parse([MACHINE, "--allow-container=a/b*/c"]))
         (found,) = (await with_pods.left_of({UID})).processes
         assert (found.pod, found.pid) == (UID, process.pid)
-        alone = _hardware(parser().parse_args([MACHINE]))
+        alone = _hardware(parse([MACHINE]))
         assert await alone.left_of({UID}) == Left()
     finally:
         process.kill()

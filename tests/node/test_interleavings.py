@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from partage.errors import DriverUnavailable, HardwareTimeout
+from partage.model.ids import ContainerId
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
@@ -30,11 +31,13 @@ from partage.sim.node.faults import (
     HangCall,
     HealCall,
     LoseGpu,
+    Occupy,
     RaiseXid,
     ResetGpu,
     SetCondition,
     SetDaemonPhase,
     SetMig,
+    Vacate,
 )
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import Place, place
@@ -60,6 +63,7 @@ BEHAVIOURS = st.builds(
     list_delay_s=st.sampled_from([0.0, 0.0, 0.4]),
     allocate_delay_s=st.sampled_from([0.0, 0.0, 0.4]),
     always_asks_preference=st.booleans(),
+    keeps_by_path=st.booleans(),
 )
 CALLS = st.sampled_from(["observe", "conditions", "events", "perform", "daemons"])
 ERRORS = st.sampled_from([HardwareTimeout("no answer"), DriverUnavailable("the helper is gone")])
@@ -159,6 +163,19 @@ class Node(RuleBasedStateMachine):
             pod = Pod("default", f"pod-{next(self.names)}", containers, inits)
             self.do(self.world.admit(pod, bound=bound, patience_s=patience_s))
 
+    @precondition(lambda self: self.world.kubelet_runs)
+    @rule(count=st.integers(1, 3), which=NUMBERS, main=st.integers(1, 2), then_s=PAUSES_S)
+    def pods_wait(self, count: int, which: int, main: int, then_s: float) -> None:
+        """Each takes what it asks for in the moment in which it is free."""
+        resource = self._resource(which)
+        for _ in range(count):
+            pod = Pod("default", f"pod-{next(self.names)}", (Container("main", {resource: main}),))
+            self.do(self._wait(pod))
+        self.do(self.world.passes(then_s))
+
+    async def _wait(self, pod: Pod) -> None:
+        self.world.wait(pod)
+
     def _resource(self, which: int) -> str:
         names = sorted(name for name, count in self.world.kubelet.allocatable().items() if count)
         return names[which % len(names)] if names else "nvidia.com/gpu"
@@ -183,9 +200,35 @@ class Node(RuleBasedStateMachine):
     @rule(which=NUMBERS, times=st.integers(1, 3))
     def container_crashes(self, which: int, times: int) -> None:
         pod = self._live(which)
-        if pod is not None and pod.key not in self.world.admissions:
+        if pod is not None and pod.key not in self.world.under_way():
             for _ in range(times):
                 self.do(self.world.restart_container(pod, "main"))
+
+    @precondition(lambda self: self.world.kubelet_runs and self.world.live())
+    @rule(which=NUMBERS, lives_s=PAUSES_S, then_s=PAUSES_S)
+    def pod_is_deleted_by_force(self, which: int, lives_s: float, then_s: float) -> None:
+        """The kubelet forgets it at once; its processes run on for a while."""
+        pod = self._live(which)
+        if pod is not None and pod.key not in self.world.under_way():
+            self.do(self._delete_by_force(pod, lives_s, then_s))
+
+    async def _delete_by_force(self, pod: Pod, lives_s: float, then_s: float) -> None:
+        world = self.world
+        (uid,) = (status.uid for status in world.live() if status.pod == pod)
+        gpus = {one.gpu for one in world.held() if one.pod == pod.key}
+        there = [number for number, gpu in world.hardware.state.gpus.items() if gpu.uuid in gpus]
+        for number in there:
+            await world.hardware.inject(
+                Occupy(number, pod.key, pid=77, container=ContainerId("c" * 64), pod=uid)
+            )
+        await world.delete_by_force(pod)
+        await world.passes(lives_s)
+        for left in [status for status in world.kubelet.left() if status.uid == uid]:
+            world.kubelet.processes_end(left)
+        for number in there:
+            await world.hardware.inject(Vacate(number, pod.key))
+        world.note(f"processes of {pod.key} end")
+        await world.passes(then_s)
 
     @rule(seconds=st.sampled_from([0.01, 1.0, 80.0, 130.0, 400.0]))
     def time_passes(self, seconds: float) -> None:
@@ -289,6 +332,20 @@ class Node(RuleBasedStateMachine):
         self.world.note("sockets wiped")
         self.world.kubelet.wipe()
 
+    @precondition(lambda self: self.world.kubelet_runs)
+    @rule(seconds=st.sampled_from([0.5, 3.0, 12.0, 80.0]), then_s=PAUSES_S)
+    def kubelet_stands_still(self, seconds: float, then_s: float) -> None:
+        """What arrives meanwhile is dealt with afterwards."""
+        self.do(self._stand_still(seconds, then_s))
+
+    async def _stand_still(self, seconds: float, then_s: float) -> None:
+        self.world.note(f"kubelet stands still for {seconds} s")
+        self.world.kubelet.stand_still()
+        await asyncio.sleep(seconds)
+        self.world.note("kubelet goes on")
+        self.world.kubelet.go_on()
+        await self.world.passes(then_s)
+
     @rule(answers=st.booleans(), serves=st.booleans(), then_s=PAUSES_S)
     def kubelet_is_moody(self, answers: bool, serves: bool, then_s: float) -> None:
         mode = PodResourcesMode.SERVES if serves else PodResourcesMode.REFUSES
@@ -381,7 +438,7 @@ class Node(RuleBasedStateMachine):
     async def _faults_stop(self) -> None:
         world = self.world
         world.note("faults stop")
-        await world.admitted()
+        await world.queue_leaves()
         world.behave(answers_registration=True, pod_resources=PodResourcesMode.SERVES, knows_pods=True)
         if not world.kubelet_runs:
             await world.start_kubelet()

@@ -86,7 +86,7 @@ class Truth:
     def _ledger_says_everything(self, in_use: list[Held]) -> None:
         """Once all have had time to speak, it is exact; in doubt only where ended pods are named, too."""
         world = self._world
-        if world.agent is None or not world.kubelet_runs or world.admissions:
+        if world.agent is None or not world.kubelet_runs or world.under_way():
             return
         report = world.agent.status.report
         assert report is not None, "the agent says nothing"

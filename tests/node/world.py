@@ -288,12 +288,27 @@ class World:
         self.note(f"wait {pod.key} {pod.requests()}")
         self.queue[pod.key] = self.loop.create_task(self.kubelet.admit(pod, waits=True))
 
+    def under_way(self) -> set[str]:
+        """Pods that are being admitted: those that wait no more among them."""
+        waiting = {pod.key for pod in self.kubelet.waiting()}
+        bound = {key for key, task in self.queue.items() if key not in waiting and not task.done()}
+        return self.admissions.keys() | bound
+
     async def admitted(self) -> None:
         """Wait until no admission is under way."""
-        if self.admissions:
-            await asyncio.wait(self.admissions.values(), timeout=LONG_S)
+        tasks = {**self.admissions, **self.queue}
+        if under_way := [tasks[key] for key in self.under_way()]:
+            await asyncio.wait(under_way, timeout=LONG_S)
         self.notice_admissions()
-        assert not self.admissions, "an admission does not end"
+        assert not self.under_way(), "an admission does not end"
+
+    async def queue_leaves(self) -> None:
+        """Somebody deletes the pods that wait."""
+        self.note("the queue is deleted")
+        for pod in self.kubelet.waiting():
+            await self.kubelet.delete(pod)
+        await asyncio.sleep(0)
+        await self.admitted()
 
     def live(self) -> list[PodStatus]:
         """Pods that hold what they were given."""
@@ -317,14 +332,14 @@ class World:
     async def retry(self) -> None:
         """The kubelet tries once more to start what could not be started."""
         for status in self.live():
-            if status.waiting and status.pod.key not in self.admissions:
+            if status.waiting and status.pod.key not in self.under_way():
                 await self.kubelet.retry(status.pod)
 
     async def forget_ended(self) -> None:
         """Somebody deletes the pods that ended."""
         self.note("ended pods deleted")
         for status in self.kubelet.pods():
-            if not status.holds and status.pod.key not in self.admissions:
+            if not status.holds and status.pod.key not in self.under_way():
                 await self.kubelet.delete(status.pod)
 
     # --- the hardware ---
@@ -351,7 +366,7 @@ class World:
     def is_used(self, index: int) -> bool:
         """Whether somebody has, or may be getting, a share of that GPU: then nobody can reset it."""
         uuid = self.hardware.state.gpus[index].uuid
-        return bool(self.admissions) or any(one.gpu == uuid for one in self.held())
+        return bool(self.under_way()) or any(one.gpu == uuid for one in self.held())
 
     async def reboot(self) -> None:
         """Everything ends; GPUs are reset. The kubelet and the agent start again when they are started."""

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import argparse
 import inspect
 from collections.abc import Iterator
 
 import click
 
-from partage.faces.cli.hardware import parser
+from partage.faces.cli.hardware_options import DESCRIPTION, OPTIONS
 from partage.faces.cli.main import VERBS, partage
 from tools.reference.tables import code, table
 
@@ -26,8 +25,7 @@ def _sections(ctx: click.Context, verb: str) -> Iterator[str]:
     command = partage.get_command(ctx, verb)
     assert command is not None
     if verb == "hardware":
-        made = parser()
-        yield f"## partage {verb}\n\n{made.description}\n\n{table(_HEADS, _argparse_rows(made))}"
+        yield f"## partage {verb}\n\n{DESCRIPTION}\n\n{table(_HEADS, _helper_rows())}"
     elif isinstance(command, click.Group):
         yield from (_section(ctx, f"{verb} {name}", one) for name, one in sorted(command.commands.items()))
     else:
@@ -56,12 +54,10 @@ def _row(option: click.Option, ctx: click.Context) -> tuple[str, str, str]:
     )
 
 
-def _argparse_rows(made: argparse.ArgumentParser) -> Iterator[tuple[str, str, str]]:
-    for action in made._actions:  # noqa: SLF001 - argparse has no public list of them
-        if "--help" in action.option_strings:
-            continue
-        metavar = "" if action.nargs == 0 else f" {_words(str(action.metavar or action.dest.upper()))}"
-        yield ", ".join(code(name + metavar) for name in action.option_strings), "", action.help or ""
+def _helper_rows() -> Iterator[tuple[str, str, str]]:
+    for option in OPTIONS:
+        if option.name != "help":
+            yield code(f"--{option.name} {_words(option.metavar)}".rstrip()), "", option.help
 
 
 def _words(metavar: str) -> str:

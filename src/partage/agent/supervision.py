@@ -5,10 +5,11 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine
-from typing import Any, NoReturn
+from typing import Any
 
 from msgspec import Struct
 
+from partage.edges.own_task import TaskEnded, unending
 from partage.errors import InputError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0
@@ -19,31 +20,6 @@ GIVEN_UP = 8
 the same."""
 
 log = logging.getLogger(__name__)
-
-
-class TaskEnded(Exception):
-    """A task returned, or was cancelled, and nobody had asked it to end."""
-
-
-async def unending(name: str, work: Coroutine[Any, Any, object]) -> NoReturn:
-    """Do work that must not end. Raises what it raises, TaskEnded if it ends in any other way.
-
-    It runs in a task of its own: to cancel that by mistake neither ends this one, nor makes a TaskGroup
-    believe that all is well.
-    """
-    task = asyncio.create_task(work, name=name)
-    try:
-        await asyncio.wait({task})
-    except asyncio.CancelledError:
-        task.cancel()
-        await asyncio.wait({task})
-        if not task.cancelled():
-            task.result()  # what went wrong while it ended
-        raise
-    if task.cancelled():
-        raise TaskEnded(f"{name} was cancelled")
-    task.result()
-    raise TaskEnded(f"{name} returned")
 
 
 class _Ends(Struct):

@@ -16,14 +16,15 @@ from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.explain.gpus import obstacle_words
 from partage.plan.explain.node import GpuView, NodeView
 from partage.plan.serve.ledger_entry import Certainty
+from partage.text import listed
 from partage.units import format_bytes, format_duration
 
 _CERTAINTY = {
     Certainty.TENTATIVE: "the kubelet has just given it away and has not named the container yet",
     Certainty.OBSERVED: "the kubelet names this container as the holder",
     Certainty.PROVEN: "the kubelet named this container before it started",
-    Certainty.UNCONFIRMED: "named earlier; the kubelet does not confirm it now, and its end is not proven",
-    Certainty.ENDING: "the kubelet has forgotten this pod, and processes of it may still run",
+    Certainty.UNCONFIRMED: "the kubelet names no container with it now, and its end is not proven",
+    Certainty.ENDING: "the kubelet has forgotten this pod; whether a process of it runs is looked at now",
 }
 
 
@@ -196,8 +197,20 @@ def _standing(view: NodeView, row: DeviceOffer, entry: EntryRow | None, at: str)
 def _held(entry: EntryRow, at: str) -> tuple[str, str, str]:
     pods = entry.pods
     said = f"held{f' by {pods}' if pods else ''} since {_moment(entry.since)}{_age(entry.since, at)}: "
+    if entry.left or entry.unseen:
+        return "held", said + _of_forgotten_pod(entry, at), f"wait, or: partage free {entry.id}"
     step = f"kubectl describe pod {_kubectl(entry)}" if entry.holders else "wait a moment, then ask again"
     return "held", said + _CERTAINTY[entry.certainty], step
+
+
+def _of_forgotten_pod(entry: EntryRow, at: str) -> str:
+    """What is left of the pod that held it, as far as somebody could look."""
+    runs = f"{listed([str(process) for process in entry.left], 4)} of it still runs"
+    unseen = f"nobody can look since {_moment(entry.unseen_at or '')}{_age(entry.unseen_at or '', at)}"
+    known = [runs] if entry.left else ["it is not known whether a process of it still runs"]
+    if entry.unseen:
+        known.append(f"{unseen}: {entry.unseen}")
+    return f"the kubelet has forgotten this pod, and {'; '.join(known)}"
 
 
 def _kubectl(entry: EntryRow) -> str:

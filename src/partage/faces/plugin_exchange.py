@@ -15,7 +15,7 @@ from partage.codec.values import CodecError, decode, encode
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.other_plugins import HANDBACK, OtherPlugin, at_socket
 from partage.edges.kubelet.pod_resources import PodResourcesClient
-from partage.edges.kubelet.sockets import kept_sockets
+from partage.edges.kubelet.sockets import marked_sockets
 from partage.edges.procfs import pid_namespace, runs
 from partage.edges.read_file import read_regular
 from partage.errors import DaemonError, InputError, Unreachable, Unsatisfiable
@@ -77,7 +77,7 @@ class AgentPlace(Frozen):
 
     def kept(self) -> tuple[str, ...]:
         """Names of earlier sockets of Partage that the kubelet keeps until it starts again."""
-        return tuple(path.name for path in kept_sockets(self.kubelet_dir))
+        return tuple(path.name for path in marked_sockets(self.kubelet_dir))
 
     @contextmanager
     def asked_back(self) -> Iterator[None]:

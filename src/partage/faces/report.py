@@ -146,8 +146,14 @@ def _resource_row(
 
 
 def _entry_row(entry: LedgerEntry, time_of: TimeOf) -> EntryRow:
-    ended_at = None if entry.ended_s is None else time_of(entry.ended_s)
-    return row(EntryRow, entry, since=time_of(entry.since_s), ended_at=ended_at)
+    return row(
+        EntryRow,
+        entry,
+        since=time_of(entry.since_s),
+        ended_at=None if entry.ended_s is None else time_of(entry.ended_s),
+        unseen=entry.unseen or None,
+        unseen_at=None if entry.unseen_s is None else time_of(entry.unseen_s),
+    )
 
 
 # --- the file ----------------------------------------------------------------------------------------

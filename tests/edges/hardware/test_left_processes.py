@@ -14,6 +14,7 @@ import pytest
 
 from partage.edges import procfs
 from partage.edges.hardware.left_processes import MOST_OF_POD, left_of
+from partage.errors import HardwareError
 from partage.model.ids import ContainerId, PodUid
 from tests.kubelet_script import wait_for
 
@@ -196,3 +197,10 @@ def test_of_many_processes_some_are_named(node: Node) -> None:
 
 def test_where_the_nodes_processes_cannot_be_seen_nothing_is_known(tmp_path: Path) -> None:
     assert "hostPID" in left_of(tmp_path, [_uid()]).unseen
+
+
+def test_what_no_kernel_is_known_to_say_is_an_error_and_does_not_end_the_helper(tmp_path: Path) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/mountinfo").write_text("short - cgroup2 cgroup2 rw\n")
+    with pytest.raises(HardwareError, match="cannot be read"):
+        left_of(tmp_path, [_uid()])

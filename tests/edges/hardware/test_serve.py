@@ -341,6 +341,23 @@ async def test_a_call_that_hangs_is_answered_and_ends_the_helper(
         await peer.leave()
 
 
+async def test_a_look_for_processes_that_hangs_ends_no_helper(
+    simulation: SimulatedHardware, short_dir: Path
+) -> None:
+    """The next one would hang, too, and meanwhile nobody would look at the GPUs."""
+    await simulation.inject(HangCall("left", times=None))
+    async with serving(simulation, short_dir / "s", deadline_s=0.05) as (_, task):
+        peer = await Peer.at(short_dir / "s")
+        answer = await peer.ask(id=1, verb="left", arguments=[])
+        assert answer is not None
+        assert answer["error"]["type"] == "HardwareTimeout"
+        answer = await peer.ask(id=2, verb="observe")
+        assert answer is not None
+        assert "error" not in answer or answer["error"] is None
+        assert not task.done()
+        await peer.leave()
+
+
 class Broken:
     """Hardware with a bug."""
 

@@ -105,6 +105,31 @@ async def test_settings_are_followed_and_nodes_only_while_they_name_canaries() -
             await asyncio.wait([task])
 
 
+@pytest.mark.parametrize("what", ["settings", "leases", "nodes"])
+async def test_a_watch_that_is_cancelled_by_mistake_ends_following_with_an_error(what: str) -> None:
+    """As by a deadline on Python 3.11.0 to 3.11.2: else nobody would hear of changes any more."""
+    async with rollout(canary="pool=test") as (store, found):
+        store.node("c1", pool="test")
+        seen = _Seen()
+
+        def cancelled(state: SeenRollout) -> None:
+            seen(state)
+            task = asyncio.current_task()
+            assert task is not None
+            if not state.trouble and task.get_name() == f"watch {what}":
+                task.cancel()
+
+        task = asyncio.create_task(found.follow(cancelled))
+        await seen.until("", nodes={"c1"})
+        if what != "nodes":
+            meta = {"name": "r", "namespace": "ns"}
+            store.put(config_maps_path("ns"), {"metadata": meta, "data": {"canary": "pool=test"}})
+            await found.write((await found.leases())[0], MINE)
+        with pytest.raises(ExceptionGroup) as ended:
+            await asyncio.wait_for(task, 10)
+        assert [str(one) for one in ended.value.exceptions] == [f"watch {what} was cancelled"]
+
+
 # --- a person --------------------------------------------------------------------------------------
 
 

@@ -14,10 +14,11 @@ from socket import AF_UNIX
 
 import pytest
 
-from partage.edges.kubelet.endpoint import LONGEST_PAUSE_S, ResourceEndpoint, pause_s
+from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.other_plugins import HANDBACK
 from partage.edges.kubelet.registration import NextAction, ObservedSockets, next_action
-from partage.edges.kubelet.sockets import SocketIdentity, kept_sockets
+from partage.edges.kubelet.retries import LONGEST_PAUSE_S, pause_s
+from partage.edges.kubelet.sockets import SocketIdentity, marked_sockets
 from partage.errors import InputError
 from partage.model.ids import ShareId
 from partage.model.share import DeviceRow
@@ -408,7 +409,7 @@ async def test_a_path_that_the_kubelet_keeps_is_served_until_it_starts_again(sho
             await until(lambda: endpoint.state.registered)
             await until(lambda: kubelet.offered(RESOURCE) == {"a"})
         assert kubelet.offered(RESOURCE) == set(), "it keeps the last list, in which nothing can be given"
-        assert kept_sockets(short_dir) == [short_dir / poisoned]
+        assert marked_sockets(short_dir) == [short_dir / poisoned]
         async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
             await until(lambda: endpoint.state.registered)
             assert endpoint.state.kept == (poisoned,)
@@ -419,7 +420,7 @@ async def test_a_path_that_the_kubelet_keeps_is_served_until_it_starts_again(sho
             await asyncio.to_thread(kubelet.restart)
             await until(lambda: not endpoint.state.kept)
             await until(lambda: kubelet.offered(RESOURCE) == {"a"})
-        assert kept_sockets(short_dir) == []
+        assert marked_sockets(short_dir) == []
         assert not list(short_dir.glob("nvidia-gpu*"))
 
 

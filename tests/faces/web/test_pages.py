@@ -176,6 +176,19 @@ def test_what_is_wrong_is_told() -> None:
     assert "XID 79" in shown(a_document(report)).text
 
 
+def test_shares_that_nobody_gets_are_not_counted_as_free() -> None:
+    sliced = "version: partage/v1\ngpus: [{select: all, time-slicing: {replicas: 3}}]\n"
+    wanted = (
+        "version: partage/v1\n"
+        "gpus: [{select: {index: [0]}, exclusive: {}}, {select: rest, time-slicing: {replicas: 3}}]\n"
+    )
+    pods = [("team", "train", "main")]
+    seen = shown(
+        a_document(a_report("4xa100-sxm4-40gb", sliced, held={SHARED: (0,)}, pods=pods, wanted=wanted))
+    )
+    assert "nvidia.com/gpu.shared 1 of 12, 2 withdrawn time-slicing" in " ".join(seen.rows)
+
+
 def test_units_of_memory_are_drawn_as_amounts_and_not_as_boxes(tmp_path: Path) -> None:
     units = ResourceName("aliyun.com/gpu-mem")
     pods = [("team", "big" if number < 30 else "tiny", "main") for number in range(31)]

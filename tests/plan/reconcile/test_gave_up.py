@@ -1,14 +1,16 @@
-"""A GPU whose pods were asked to leave in vain: it offers what it did before, and nothing of it changes."""
+"""A GPU whose pods were asked to leave in vain: what is free is given once more, what ends to nobody else."""
 
 from __future__ import annotations
 
 import itertools
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
-from partage.model.ids import ResourceName, share_id
+from partage.model.ids import ResourceName, ShareId, share_id
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.reconcile.planner import plan_node
 from partage.plan.reconcile.transition import listed_shares
@@ -48,6 +50,48 @@ def test_free_shares_come_back_and_the_gpu_says_why() -> None:
     assert (plan.gpus[gpu].phase, plan.gpus[gpu].reason) == (Phase.FAILED, VAIN)
     assert len(listed_shares(plan.serving, now.held)[SHARED]) == 4
     assert not any(gpu in one.gpus for one in plan.ready)
+
+
+@given(
+    st.integers(1, 4),
+    st.lists(st.tuples(st.sampled_from(["comes", "ends", "time"]), st.integers(0, 9)), max_size=40),
+)
+def test_behind_a_queue_it_changes_after_one_more_holder_of_each_free_share(
+    first: int, happens: list[tuple[str, int]]
+) -> None:
+    """Nobody gets a share whose holder has ended; with the last one it changes, whoever waits."""
+    inventory = observe(HOPPER)
+    gpu = inventory.gpus[0].uuid
+    wanted, served = desired_of(MPS, inventory), serving(desired_of(ROOMY, inventory))
+    held = {share_id(gpu, number) for number in range(first)}
+    ended, now_s = set[ShareId](), 0.0
+    for what, which in [("time", 0), *happens]:
+        now_s += 2
+        entries = [entry(SHARED, share) for share in sorted(held)]
+        now = replace(
+            snapshot(inventory, *entries, served=served, gave_up={gpu: VAIN} if held else {}), now_s=now_s
+        )
+        plan = plan_node(wanted, now, geometry_of)
+        served = dict(plan.serving)
+        if not held:
+            break
+        listed = {one.id for one in listed_shares(plan.serving, now.held)[SHARED]}
+        assert held <= listed
+        assert not listed & ended, "given again"
+        assert plan.gpus[gpu].phase is Phase.FAILED
+        free = sorted(listed - held)
+        if what == "comes" and free:
+            held.add(free[which % len(free)])
+        elif what == "ends":
+            over = sorted(held)[which % len(held)]
+            held.remove(over)
+            ended.add(over)
+    if not held:
+        for _ in range(2):
+            now_s += 2
+            now = replace(snapshot(inventory, served=served), now_s=now_s)
+            served = dict(plan_node(wanted, now, geometry_of).serving)
+        assert SHARED not in listed_shares(served, now.held)
 
 
 def test_who_is_not_evicted_is_said_beside_whom_it_waits_for() -> None:

@@ -38,7 +38,8 @@ from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Observed, Phase,
 from partage.plan.reconcile.planner import Planner, plan_node
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger_entry import Certainty, HeldIds, Holder, LedgerEntry
+from partage.plan.serve.held_ids import HeldIds
+from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 

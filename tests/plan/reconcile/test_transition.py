@@ -21,7 +21,8 @@ from partage.plan.reconcile.transition import (
     transition,
     withdrawn,
 )
-from partage.plan.serve.ledger_entry import Certainty, HeldIds, Holder, LedgerEntry
+from partage.plan.serve.held_ids import HeldIds
+from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 
 GPU_0_0 = ShareId("GPU-0::0")
 GPU_0_1 = ShareId("GPU-0::1")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from copy import deepcopy
 from dataclasses import dataclass, field
 from time import perf_counter
 
@@ -13,8 +14,8 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import ContainerId, PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
-from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger import ADMISSION_S, Ledger
+from partage.plan.serve.ledger_entry import Certainty, EndingHold, Holder, LedgerEntry
 
 A = ShareId("a")
 B = ShareId("b")
@@ -99,6 +100,33 @@ def test_a_share_that_is_never_named_is_held_until_the_checkpoint_no_longer_has_
     assert only(ledger).certainty is Certainty.UNCONFIRMED
     ledger.checked({OTHER: {A: frozenset({PodUid("uid")})}}, 9_000)
     assert ledger.entries() == ()
+
+
+def test_a_pod_that_ended_before_it_was_named_is_over_once_the_checkpoint_that_had_it_has_it_no_more():
+    ledger = Ledger()
+    ledger.allocated(GPU, [A, B], 0)
+    ledger.know_pods(pods(a="old", b="old"))
+    ledger.observed([], ADMISSION_S)
+    assert not ledger.must_check, "it may be of before the Allocate"
+    ledger.know_pods(pods(b="new"), is_newer=True)
+    ledger.observed([], ADMISSION_S + 1)
+    assert ledger.must_check == {(GPU, B)}, "the kubelet may not have noted the other one yet"
+    ledger.checked({}, ADMISSION_S + 1)
+    ledger.looked(ledger.ending_pods, [])
+    assert only(ledger) == LedgerEntry(GPU, A, Certainty.TENTATIVE, (), 0, unlisted=True)
+    ledger.observed([], 120)
+    ledger.checked({}, 120)
+    ledger.looked(ledger.ending_pods, [])
+    assert ledger.entries() == ()
+
+
+def test_what_a_checkpoint_has_says_nothing_of_an_allocate_after_it():
+    ledger = Ledger()
+    ledger.allocated(GPU, [A], 0)
+    ledger.know_pods(pods(a="first"), is_newer=True)
+    ledger.allocated(GPU, [A], 1)
+    ledger.observed([], ADMISSION_S + 1)
+    assert not ledger.must_check
 
 
 def test_what_a_kubelet_that_has_just_started_does_not_name_is_still_held():
@@ -415,7 +443,9 @@ def held_by(pod: str, *ids: ShareId) -> Ledger:
 def test_a_hold_ends_when_the_kubelet_names_nobody_and_nothing_of_its_pod_is_left():
     ledger = held_by("u1", A)
     ledger.observed([], 3)
-    assert only(ledger) == LedgerEntry(GPU, A, Certainty.ENDING, (holder("web"),), 1, ended_s=3)
+    u1 = (PodUid("u1"),)
+    ending = LedgerEntry(GPU, A, Certainty.ENDING, (holder("web"),), 1, ended_s=3, former_pods=u1)
+    assert only(ledger) == ending
     assert ledger.ending_pods == {"u1"}
     ledger.looked(frozenset({PodUid("u1")}), [process("u1"), process("u2")])
     assert only(ledger).left == (process("u1"),)
@@ -426,6 +456,33 @@ def test_a_hold_ends_when_the_kubelet_names_nobody_and_nothing_of_its_pod_is_lef
     ledger.looked(frozenset({PodUid("u1")}), [])
     assert (ledger.entries(), ledger.ending_pods) == ((), frozenset())
     assert ledger.version > version
+
+
+def test_while_nobody_can_look_a_hold_is_waited_for_and_it_is_said_since_when():
+    ledger = held_by("u1", A)
+    ledger.observed([], 3)
+    ledger.not_looked(ledger.ending_pods, "an error", 4)
+    assert (only(ledger).unseen, only(ledger).unseen_s) == ("an error", 4)
+    version = ledger.version
+    ledger.not_looked(ledger.ending_pods, "an error", 9)
+    assert ledger.version == version, "nothing new"
+    ledger.looked(ledger.ending_pods, [process("u1")])
+    assert (only(ledger).unseen, only(ledger).unseen_s) == ("", None)
+
+
+def test_by_the_kubelets_word_ends_what_nobody_has_seen_and_nothing_else():
+    ledger = held_by("u1", A)
+    ledger.allocated(GPU, [B], 1)
+    ledger.observed([says("web", A), says("db", B)], 2)
+    ledger.know_pods(pods(a="u1", b="u2"))
+    ledger.observed([], 3)
+    ledger.looked(ledger.ending_pods, [process("u1"), process("u2")])
+    ledger.looked(frozenset({PodUid("u2")}), [])
+    ledger.restore_ending(
+        [EndingHold(LedgerEntry(GPU, C, Certainty.ENDING, (), 1), frozenset({PodUid("u3")}))]
+    )
+    ledger.by_the_kubelets_word(ledger.ending_pods, "no hostPID", 5)
+    assert (only(ledger).id, only(ledger).left, only(ledger).unseen) == (A, (process("u1"),), "no hostPID")
 
 
 @pytest.mark.parametrize("end", ["free", "checkpoint"])
@@ -507,7 +564,9 @@ class Pod:
 class Kubelet:
     """Gives shares to pods as the kubelet does; lists_ended: as before Kubernetes 1.36.
 
-    books: what its checkpoint has. unknown: pods that it does not know yet after a start.
+    books: what it has noted. file: its checkpoint, and how often it was written. unknown: pods that it does
+    not know yet after a start. admitted: a pod whose Allocate was answered, and the kubelet has not noted
+    that yet; it admits one after the other.
     """
 
     lists_ended: bool
@@ -515,6 +574,28 @@ class Kubelet:
     books: dict[str, frozenset[str]] = field(default_factory=dict)
     unknown: set[str] = field(default_factory=set)
     count: int = 0
+    file: dict[str, frozenset[str]] = field(default_factory=dict)
+    written: int = 0
+    admitted: Pod | None = None
+
+    def note(self) -> None:
+        """The answer to Allocate has arrived."""
+        if self.admitted is not None:
+            self.books[self.admitted.name] = self.admitted.ids
+            self.admitted = None
+            self.write()
+
+    def write(self) -> None:
+        self.file = dict(self.books)
+        self.written += 1
+
+    def restart(self) -> None:
+        """It has what its file has. What it was about to give away is not given."""
+        if self.admitted is not None:
+            self.pods.remove(self.admitted)
+        self.admitted = None
+        self.books = dict(self.file)
+        self.unknown = {pod.name for pod in self.pods}
 
     def in_use(self) -> set[ShareId]:
         return {share for pod in self.pods if not pod.ended for share in pod.ids}
@@ -531,11 +612,12 @@ class Kubelet:
 
     def list(self) -> list[ContainerHold]:
         self.update()
-        listed = [pod for pod in self.pods if not pod.init_only and (self.lists_ended or not pod.ended)]
+        there = [pod for pod in self.pods if pod is not self.admitted]
+        listed = [pod for pod in there if not pod.init_only and (self.lists_ended or not pod.ended)]
         return [says(pod.name, *sorted(pod.ids)) for pod in listed if pod.name not in self.unknown]
 
     def checkpoint(self) -> CheckpointHolds:
-        uids = {share: {name for name, ids in self.books.items() if share in ids} for share in IDS}
+        uids = {share: {name for name, ids in self.file.items() if share in ids} for share in IDS}
         return {GPU: {share: frozenset(map(PodUid, names)) for share, names in uids.items() if names}}
 
 
@@ -549,19 +631,30 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
         self.now_s = 0.0
         self.asked: tuple[float, list[ContainerHold]] | None = None
         self.restarted = False
+        self.at_allocate = 0
+        self.allocated_s = 0.0
         self.ended_unseen: set[str] = set()
         self.ids_ended_unseen: set[ShareId] = set()
 
-    def tick(self) -> float:
-        self.now_s += 1
+    def tick(self, seconds: float = 1) -> float:
+        """A kubelet that stands still has no answer for longer than the grace: not here."""
+        self.now_s += seconds
+        if self.now_s - self.allocated_s > 15:
+            self.kubelet.note()
         return self.now_s
 
     @initialize(lists_ended=st.booleans())
     def kubelet_of_another_version(self, lists_ended: bool) -> None:
         self.kubelet.lists_ended = lists_ended
 
-    @rule(size=st.integers(1, 3), init=st.sampled_from(["none", "too", "only"]), ask_first=st.booleans())
-    def pod_comes(self, size: int, init: str, ask_first: bool) -> None:
+    @precondition(lambda self: self.kubelet.admitted is None)
+    @rule(
+        size=st.integers(1, 3),
+        init=st.sampled_from(["none", "too", "only"]),
+        ask_first=st.booleans(),
+        at_once=st.booleans(),
+    )
+    def pod_comes(self, size: int, init: str, ask_first: bool, at_once: bool) -> None:
         free = self.kubelet.free()
         if len(free) < size:
             return
@@ -570,21 +663,47 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
         taken = free[:size]
         for _ in range(2 if init == "too" else 1):
             self.ledger.allocated(GPU, taken, self.tick())
+        self.at_allocate, self.allocated_s = self.kubelet.written, self.now_s
         self.kubelet.count += 1
         pod = Pod(f"pod-{self.kubelet.count}", frozenset(taken), init_only=init == "only")
         self.kubelet.pods.append(pod)
-        self.kubelet.books[pod.name] = pod.ids
+        self.kubelet.admitted = pod
+        if at_once:
+            self.kubelet.note()
 
-    @precondition(lambda self: any(not pod.ended for pod in self.kubelet.pods))
+    @precondition(lambda self: self.kubelet.admitted)
+    @rule()
+    def admission_goes_on(self) -> None:
+        self.kubelet.note()
+
+    @rule()
+    def list_is_sent(self) -> None:
+        """Whatever the kubelet does meanwhile, it writes its checkpoint."""
+        self.kubelet.write()
+
+    @rule()
+    def checkpoint_is_read(self) -> None:
+        newer = self.kubelet.written != self.at_allocate
+        self.ledger.know_pods(self.kubelet.checkpoint(), is_newer=newer)
+
+    @rule()
+    def look_for_processes(self) -> None:
+        self.ledger.looked(self.ledger.ending_pods, [])
+
+    @precondition(lambda self: any(self.runs(pod) for pod in self.kubelet.pods))
     @rule(data=st.data())
     def pod_starts(self, data: st.DataObject) -> None:
-        pod = data.draw(st.sampled_from([pod for pod in self.kubelet.pods if not pod.ended]))
+        pod = data.draw(st.sampled_from([pod for pod in self.kubelet.pods if self.runs(pod)]))
         self.ledger.proven(GPU, sorted(pod.ids), self.kubelet.list(), self.tick())
 
-    @precondition(lambda self: self.kubelet.pods)
+    def runs(self, pod: Pod) -> bool:
+        return not pod.ended and pod is not self.kubelet.admitted
+
+    @precondition(lambda self: any(pod is not self.kubelet.admitted for pod in self.kubelet.pods))
     @rule(data=st.data(), deleted=st.booleans())
     def pod_ends(self, data: st.DataObject, deleted: bool) -> None:
-        pod = data.draw(st.sampled_from(self.kubelet.pods))
+        there = [pod for pod in self.kubelet.pods if pod is not self.kubelet.admitted]
+        pod = data.draw(st.sampled_from(there))
         if not pod.ended:
             named = {name.pod for entry in self.ledger.entries() for name in entry.holders}
             if pod.name not in named:
@@ -609,8 +728,10 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
     def checkpoint_after_a_question(self) -> None:
         asked_s = self.tick()
         self.ledger.observed(self.kubelet.list(), asked_s)
+        self.kubelet.write()
         self.ledger.checked(self.kubelet.checkpoint(), asked_s)
 
+    @precondition(lambda self: self.kubelet.admitted is None)
     @rule()
     def agent_restarts(self) -> None:
         self.ledger = Ledger(unlisted_grace_s=20)
@@ -624,7 +745,7 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
     def kubelet_restarts(self) -> None:
         """It knows no pods at first."""
         self.asked = None
-        self.kubelet.unknown = {pod.name for pod in self.kubelet.pods}
+        self.kubelet.restart()
         self.ledger.kubelet_started()
 
     @precondition(lambda self: self.kubelet.unknown)
@@ -634,7 +755,7 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
 
     @rule(seconds=st.sampled_from([5, 30]))
     def time_passes(self, seconds: int) -> None:
-        self.now_s += seconds
+        self.tick(seconds)
 
     @invariant()
     def no_held_share_is_missing(self) -> None:
@@ -658,21 +779,16 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
     @invariant()
     def the_ledger_settles_to_what_the_kubelet_says(self) -> None:
         """A copy of the ledger that gets two fresh answers and one list of free ids holds what is in use."""
-        settled = Ledger(unlisted_grace_s=0)
-        settled.__dict__.update(
-            {name: _copy(value) for name, value in self.ledger.__dict__.items() if name != "_grace_s"}
-        )
+        settled = deepcopy(self.ledger)
+        settled._grace_s = 0
         settled.observed(self.kubelet.list(), self.now_s + 0.1)
         settled.offered_as_free(GPU, sorted(set(IDS) - self.kubelet.in_use()), self.now_s + 0.2)
         settled.observed(self.kubelet.list(), self.now_s + 0.3)
+        settled.looked(settled.ending_pods, [])
         in_use = self.kubelet.in_use()
         assert settled.held().ids.get(GPU, frozenset()) <= in_use
         listed = {share for row in self.kubelet.list() for share in row.ids}
         assert in_use & listed <= settled.held().ids.get(GPU, frozenset())
-
-
-def _copy(value: object) -> object:
-    return {key: _copy(item) for key, item in value.items()} if isinstance(value, dict) else value
 
 
 TestLedgerBesideAKubelet = LedgerBesideAKubelet.TestCase

@@ -23,7 +23,7 @@ from partage.sim.mps.clients import (
 from partage.sim.mps.commands_v2 import run_command
 from partage.sim.mps.limits import DaemonLimits, client_limit
 from partage.sim.mps.node import MpsNode
-from partage.sim.mps.state import SimulatedDaemon
+from partage.sim.mps.state import MpsControlState
 from partage.units import GIB, MIB
 
 GPU = "GPU-aaaaaaaa-0000-0000-0000-000000000000"
@@ -35,7 +35,7 @@ class World:
     """A state, and servers that start and stop as soon as they are wanted."""
 
     def __init__(self, *, multi_user: bool = False, uid: int = ROOT, clients: int = 48) -> None:
-        self.state = SimulatedDaemon(
+        self.state = MpsControlState(
             MpsNode({GPU: 16 * GIB}, clients=clients), (GPU,), uid=uid, multi_user=multi_user
         )
         self.told: dict[SimulatedClient, str] = {}

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable
 
 from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.status.status import AgentStatus
-from partage.agent.supervision import unending
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import (
     Cluster,
@@ -20,6 +19,7 @@ from partage.edges.kube.port import (
     Truth,
     WatchState,
 )
+from partage.edges.own_task import unending
 from partage.errors import Conflict, PartageError, Rejected, Unreachable
 from partage.model.allocation import CheckpointHolds
 from partage.plan.cluster.conditions import WantedCondition, node_conditions

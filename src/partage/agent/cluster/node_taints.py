@@ -8,9 +8,9 @@ from collections.abc import Callable, Collection, Mapping
 
 from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.status.status import AgentStatus
-from partage.agent.supervision import unending
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, Taint, WatchState
+from partage.edges.own_task import bounded, unending
 from partage.errors import Conflict, PartageError
 from partage.model.node_taints import NO_SCHEDULE, NodeTaint
 from partage.plan.cluster.taints import node_taints
@@ -113,12 +113,15 @@ class NodeTaints:
         if node is None or _with(node, none) is None:
             return
         try:
-            async with asyncio.timeout(LEAVE_S):
-                node = await self._cluster.node(self._name)
-                if (taints := _with(node, none)) is not None:
-                    await self._cluster.set_taints(node, taints)
+            await bounded(self._take_away(none), LEAVE_S)
         except (PartageError, TimeoutError) as error:
-            log.warning("taints stay on the Node", extra={"reason": str(error)})
+            reason = str(error) or f"no answer within {LEAVE_S:g} s"
+            log.warning("taints stay on the Node", extra={"reason": reason})
+
+    async def _take_away(self, none: Mapping[NodeTaint, bool]) -> None:
+        node = await self._cluster.node(self._name)
+        if (taints := _with(node, none)) is not None:
+            await self._cluster.set_taints(node, taints)
 
     def _say(self, reason: str) -> None:
         text = f"taints are not written: {reason}" if reason else ""

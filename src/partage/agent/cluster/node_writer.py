@@ -14,10 +14,10 @@ from msgspec.structs import replace
 
 from partage.agent.node_labels import labels_of
 from partage.agent.status.status import AgentStatus
-from partage.agent.supervision import unending
 from partage.agent.waiting import wait_at_most
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, WatchState
+from partage.edges.own_task import unending
 from partage.errors import PartageError
 from partage.model.node_labels import FEATURE_DISCOVERY, WrittenLabels
 from partage.plan.cluster.gpu_memory import GPU_MEMORY, count_cards, memory_annotation, node_memory

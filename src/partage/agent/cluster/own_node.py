@@ -12,8 +12,8 @@ from partage.agent.cluster.node_writer import NodeWriter
 from partage.agent.cluster.pod_drain import PodDrain
 from partage.agent.cluster.pod_notes import PodNotes
 from partage.agent.status.status import AgentStatus
-from partage.agent.supervision import unending
 from partage.edges.kube.port import Cluster, ClusterNode
+from partage.edges.own_task import unending
 from partage.model.allocation import CheckpointHolds
 from partage.model.node_labels import WrittenLabels
 from partage.model.node_taints import NodeTaint

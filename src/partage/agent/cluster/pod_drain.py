@@ -10,9 +10,9 @@ from msgspec.structs import replace
 
 from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.status.status import AgentStatus
-from partage.agent.supervision import unending
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.port import Cluster, ClusterPod, Eviction
+from partage.edges.own_task import unending
 from partage.errors import PartageError, Rejected
 from partage.model.ids import GpuUuid
 from partage.plan.cluster.drain import (

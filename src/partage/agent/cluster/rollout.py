@@ -13,10 +13,10 @@ import random
 from collections.abc import Callable, Mapping
 
 from partage.agent.status.status import AgentStatus
-from partage.agent.supervision import unending
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.leases import UNANSWERED, Rollout, SeenRollout, slot_of
 from partage.edges.kube.port import Lease
+from partage.edges.own_task import unending
 from partage.errors import Conflict, PartageError, Rejected
 from partage.plan.cluster.rollout import (
     Fleet,

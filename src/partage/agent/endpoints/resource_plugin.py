@@ -7,6 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Sequence
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from partage.agent.status.status import RequestCounts
@@ -17,7 +18,6 @@ from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.process import Left
 from partage.model.share import DeviceRow
 from partage.plan.serve.allocate_response import AllocateResponder
-from partage.plan.serve.kubelet_view import given_to_nobody_else
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.preferred_allocation import PreferredAllocator
 from partage.plan.serve.unit_allocation import NoRoom, UnitAllocator
@@ -59,6 +59,18 @@ class PluginHooks(Frozen):
     refused: Callable[[ResourceName, NoRoom], None]
 
 
+class _Free(Struct):
+    """What the kubelet can give away, at one version of the ledger. awaited: of these, what nobody else may
+    get. largest: as many as one pod may need. Kept up to date with each Allocate, for it takes a millisecond
+    to make for 400 shares.
+    """
+
+    version: int
+    ids: set[ShareId]
+    awaited: set[ShareId]
+    largest: int
+
+
 class ResourcePlugin:
     """The ``PluginHandler`` of one resource. Without devices it stays registered, with an empty list."""
 
@@ -68,6 +80,7 @@ class ResourcePlugin:
         self._hooks = hooks
         self._list = DeviceList(1, served.rows)
         self._listed = frozenset(row.id for row in served.rows)
+        self._free: _Free | None = None
         self._news = asyncio.Event()
         self._allocations = self._refusals = 0
 
@@ -85,7 +98,7 @@ class ResourcePlugin:
 
     def publish(self, served: ServedResource) -> None:
         """Serve this from now on. The kubelet gets a message only if the rows differ."""
-        self._served = served
+        self._served, self._free = served, None
         if served.rows != self._list.rows:
             self._send(served.rows)
 
@@ -94,7 +107,7 @@ class ResourcePlugin:
         self._send(self._list.rows)
 
     def _send(self, rows: tuple[DeviceRow, ...]) -> None:
-        self._listed = frozenset(row.id for row in rows)
+        self._listed, self._free = frozenset(row.id for row in rows), None
         self._list = DeviceList(self._list.version + 1, rows)
         self._news.set()
         self._news = asyncio.Event()
@@ -149,9 +162,11 @@ class ResourcePlugin:
             raise
         self._allocations += 1
         log.debug("allocated", extra={"resource": self.resource, "ids": list(ids)})
+        free = self._known_free()
         self._hooks.ledger.allocated(self.resource, ids, now_s)
         self._hooks.allocated()
-        self._keep_awaited()
+        if free is not None:
+            self._keep_awaited(free, ids)
         return answer
 
     async def _must_have_ended(self, ids: Sequence[ShareId], former: frozenset[PodUid]) -> None:
@@ -176,19 +191,35 @@ class ResourcePlugin:
             f"runs; if it cannot end, partage free {kept[0]} frees the share all the same"
         )
 
-    def _keep_awaited(self) -> None:
-        """What nobody else may get is listed as unhealthy before the kubelet admits the next pod, where it
-        could not avoid it any more. The next turn is later.
-        """
+    def _known_free(self) -> _Free | None:
+        """What is free before this Allocate; None where nothing has to be kept from others, or all is."""
         if not self._served.awaited:
-            return
-        held = self._hooks.ledger.held()
-        ids = held.ids.get(self.resource, frozenset[ShareId]())
-        waiting = ids - held.admitted.get(self.resource, frozenset[ShareId]())
-        awaited, largest = self._served.awaited - waiting, held.largest.get(self.resource, 1)
-        rows = given_to_nobody_else(self._list.rows, awaited, ids, largest)
-        if rows != self._list.rows:
-            self._send(rows)
+            return None
+        ledger, rows = self._hooks.ledger, self._list.rows
+        if self._free is None or self._free.version != ledger.version:
+            if not any(row.healthy and row.id in self._served.awaited for row in rows):
+                return None
+            held = ledger.held()
+            ids = held.ids.get(self.resource, frozenset[ShareId]())
+            waiting = ids - held.admitted.get(self.resource, frozenset[ShareId]())
+            awaited = self._served.awaited - waiting
+            healthy = {row.id for row in rows if row.healthy}
+            largest = held.largest.get(self.resource, 1)
+            self._free = _Free(ledger.version, healthy - ids - awaited, healthy & awaited, largest)
+        return self._free
+
+    def _keep_awaited(self, free: _Free, ids: Sequence[ShareId]) -> None:
+        """What nobody else may get is listed as unhealthy before the kubelet admits the next pod, where it
+        could not avoid it any more (``given_to_nobody_else``). The next turn is later.
+        """
+        free.ids.difference_update(ids)
+        free.awaited.difference_update(ids)  # not before the kubelet has admitted this pod
+        free.version = self._hooks.ledger.version
+        if free.awaited and len(free.ids) < free.largest:
+            awaited = free.awaited
+            self._send(
+                tuple(replace(row, healthy=False) if row.id in awaited else row for row in self._list.rows)
+            )
 
     def registering(self) -> None:
         """The resource is about to be registered. A kubelet that has just started fails a pod that it admits

@@ -8,23 +8,23 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec import Struct, field
 
+from partage.agent.observers.former_holders import FormerHolders
 from partage.agent.options import Intervals
 from partage.agent.waiting import wait_at_most
-from partage.edges.files.left_holds import LeftHolds
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.pod_resources import Refused
 from partage.edges.kubelet.port import Checkpoint, PodResources
-from partage.errors import HardwareError, Unreachable
+from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId, device_of
 from partage.model.process import Left
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.ledger_entry import Certainty, EndingHold
+from partage.plan.serve.ledger_entry import Certainty
 from partage.values import Frozen
 
 log = logging.getLogger(__name__)
@@ -33,16 +33,12 @@ CHECKPOINT_S = 1.0
 """How long the kubelet has to write its checkpoint after a list, in seconds. It does so at once."""
 CHECKPOINT_STEP_S = 0.02
 
-LOOK_S = 1.0
-"""How long the helper may look for processes that are left, in seconds. It takes milliseconds."""
-ALLOCATE_LOOK_S = 0.05
-"""The same while the kubelet waits for the answer to Allocate."""
-MOST_PODS = 500
-"""Pods that the helper is asked about at once."""
-
-
 _UNNAMED = (Certainty.TENTATIVE, Certainty.UNCONFIRMED)
 """Their container is expected to be named soon: after its admission, or after a restart of the kubelet."""
+
+
+_NOT_LOOKED = object()
+"""In place of the checkpoint's identity: an Allocate is being answered."""
 
 
 class NodeNames(Frozen):
@@ -62,14 +58,13 @@ class PodResourcesPoller(Struct):
     """Asks PodResources soon after an Allocate, else regularly; pauses longer after a refusal.
 
     names: the current names. kubelet: the identity of the running kubelet. resend: sends the kubelet every
-    list once more; False: it watches none now. left: asks which processes of pods still run. left_holds: what
-    the run directory says of them. accepted: whether the kubelet has accepted a registration. may_know:
-    whether there may be a kubelet that knows of holds and has no checkpoint. known: UUIDs of the GPUs whose
-    holders are known. listed: ids in the last lists of the plugins before, as the first checkpoint that was
-    read has them. trouble: why the last request failed; unreadable: why the checkpoint could not be read;
-    unproven: why the ends of holds cannot be proven; unseen: why nobody can look for processes that are left;
-    empty if they could. answered_s: when the last question was asked that was answered. asked_once: set after
-    the first request, also if it failed.
+    list once more; False: it watches none now. former: looks for processes that are left of former holders.
+    accepted: whether the kubelet has accepted a registration. may_know: whether there may be a kubelet that
+    knows of holds and has no checkpoint. known: UUIDs of the GPUs whose holders are known. listed: ids in the
+    last lists of the plugins before, as the first checkpoint that was read has them. trouble: why the last
+    request failed; unreadable: why the checkpoint could not be read; unproven: why the ends of holds cannot
+    be proven; empty if they could. answered_s: when the last question was asked that was answered.
+    asked_once: set after the first request, also if it failed.
     """
 
     pod_resources: PodResources
@@ -81,8 +76,7 @@ class PodResourcesPoller(Struct):
     names: Callable[[], NodeNames]
     kubelet: Callable[[], object]
     resend: Callable[[], bool]
-    left: Callable[[Collection[PodUid]], Awaitable[Left]]
-    left_holds: LeftHolds
+    former: FormerHolders
     accepted: Callable[[], bool]
     may_know: Callable[[], bool]
     known: frozenset[GpuUuid] = frozenset()
@@ -90,11 +84,9 @@ class PodResourcesPoller(Struct):
     trouble: str = ""
     unreadable: str = ""
     unproven: str = ""
-    unseen: str = ""
     answered_s: float = -inf
     _read: object = None
-    _written: tuple[EndingHold, ...] | None = None
-    _looked: bool = False
+    _at_allocate: object = None
     _is_complete: bool = False
     _was_read: bool = False
     _kubelet: object = None
@@ -111,8 +103,18 @@ class PodResourcesPoller(Struct):
         """Whether it is known now who holds what."""
         return bool(self.known) and not self.trouble
 
+    def allocated(self) -> None:
+        """An Allocate is answered: ask soon. A checkpoint that is another one than now, after the answer, has
+        been written since."""
+        self._at_allocate = _NOT_LOOKED
+        asyncio.get_running_loop().call_soon(self._note_checkpoint)
+        self.soon()
+
+    def _note_checkpoint(self) -> None:
+        self._at_allocate = self.checkpoint.identity()
+
     def soon(self) -> None:
-        """Ask soon: an Allocate was answered, and PodResources will list its pod shortly."""
+        """Ask soon: PodResources will list a pod shortly."""
         if not self.trouble:
             self.now()
 
@@ -130,12 +132,18 @@ class PodResourcesPoller(Struct):
             self._soon.set()
         self._waited, self._answer = waited, answer
 
+    async def left_at_once(self, pods: frozenset[PodUid]) -> Left | None:
+        """What still runs of these pods, for Allocate; None if that is not known at once."""
+        left = await self.former.look_at_once(pods)
+        if left is not None and left.processes:  # it is said what is waited for, and soon asked again
+            self.soon()
+            self.ask()
+        return left
+
     async def ask_holders(self) -> tuple[ContainerHold, ...]:
         """Ask once. Raises Unreachable."""
         names, before = self.names(), self.ledger.version
-        if self._written is None:
-            self._written = self.left_holds.read()
-            self.ledger.restore_ending(self._written)
+        self.former.restore()
         self._restore(names)
         asked_s = self.clock()
         try:
@@ -157,7 +165,7 @@ class PodResourcesPoller(Struct):
         self.answered_s = max(self.answered_s, asked_s)
         self._know_pods()
         if self.ledger.ending_pods:
-            await self._look()
+            await self.former.look()
         if self._answer:
             self.ask()
         self._know(names, before)
@@ -183,8 +191,8 @@ class PodResourcesPoller(Struct):
             else:
                 self._pause_s = self._next_pause_s()
             self.asked_once.set()
-            if self.trouble or self.unseen or not self._looked:
-                await self._look()
+            if self.trouble or self.former.wants_look:
+                await self.former.look()
             await self._check(asked_s)
 
     def _next_pause_s(self) -> float:
@@ -270,8 +278,6 @@ class PodResourcesPoller(Struct):
             await asyncio.sleep(CHECKPOINT_STEP_S)
         return False
 
-    # --- the processes of former holders ---
-
     def _know_pods(self) -> None:
         """The checkpoint says which pod holds an id. It is read when there is an id of an unknown pod, and
         something is new."""
@@ -281,62 +287,11 @@ class PodResourcesPoller(Struct):
         if now == self._read:
             return
         self._read = now
+        is_newer = self._at_allocate is not _NOT_LOOKED and now[0] != self._at_allocate
         try:
-            self.ledger.know_pods(self.checkpoint.held() or {})
+            self.ledger.know_pods(self.checkpoint.held() or {}, is_newer=is_newer)
         except Unreachable as error:  # ids of unknown pods end by the kubelet's word
             log.debug("pods of holders are not known", extra={"reason": str(error)})
-
-    async def _look(self) -> None:
-        """Whether anything is left of the holders that the kubelet has forgotten; asked while there are any.
-        Also at first, and while nobody can look: it is said then, as long as it is so."""
-        pods, before = self.ledger.ending_pods, self.ledger.version
-        if pods:
-            self.ledger.looked(self.left_holds.freed(), ())
-        elif self._looked and not self.unseen:
-            return
-        asked = frozenset(sorted(self.ledger.ending_pods)[:MOST_PODS])
-        try:
-            async with asyncio.timeout(LOOK_S):
-                self._note_left(asked, await self.left(asked))
-        except (HardwareError, TimeoutError) as error:  # they are waited for until somebody has looked
-            log.debug("not looked for processes", extra={"reason": str(error)})
-        self._write_ending()
-        if self.ledger.version != before:
-            self.ask()
-
-    async def left_at_once(self, pods: frozenset[PodUid]) -> Left | None:
-        """What still runs of these pods; None if that is not known in ALLOCATE_LOOK_S."""
-        try:
-            async with asyncio.timeout(ALLOCATE_LOOK_S):
-                left = await self.left(pods - self.left_holds.freed())
-        except (HardwareError, TimeoutError) as error:
-            log.warning("former holders are not looked for", extra={"reason": str(error) or "no answer"})
-            return None
-        if left.processes:  # it is said what is waited for, and soon asked again
-            self.soon()
-            self.ask()
-            asyncio.get_running_loop().call_soon(self._write_ending)
-        return left
-
-    def _write_ending(self) -> None:
-        """For the next agent: nobody else knows which shares these pods had."""
-        ending = self.ledger.ending
-        if ending == self._written:
-            return
-        try:
-            self.left_holds.write(ending)
-            self._written = ending
-        except OSError as error:
-            log.warning("ending holds are not remembered", extra={"reason": str(error)})
-
-    def _note_left(self, asked: frozenset[PodUid], left: Left) -> None:
-        """Where nobody can look, the kubelet's word decides."""
-        self._looked = True
-        if left.unseen != self.unseen:
-            log.warning("processes that are left are not seen", extra={"reason": left.unseen or None})
-            self.unseen = left.unseen
-            self.ask()
-        self.ledger.looked(asked, left.processes)
 
     # --- what follows ---
 

@@ -25,13 +25,14 @@ from partage.agent.slurm.node_files import NodeFiles
 from partage.agent.slurm.options import SlurmOptions
 from partage.agent.slurm.status import SlurmStatus
 from partage.agent.slurm.upkeep import SlurmUpkeep
-from partage.agent.supervision import Supervisor, unending
+from partage.agent.supervision import Supervisor
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.directory_lock import locked_run_directory
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
+from partage.edges.own_task import unending
 from partage.edges.slurm.control import SlurmControl
 from partage.edges.ticks import until_tick
 from partage.model.gpu import Inventory

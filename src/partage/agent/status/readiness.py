@@ -205,16 +205,33 @@ def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
 
 def _left(report: Report) -> Iterator[ReadinessReason]:
     for entry in report.entries:
+        names = " or ".join(f"{holder.namespace}/{holder.pod}" for holder in entry.holders)
+        pod = names or listed(list(entry.former_pods), 2)
+        forgotten = f"the kubelet has forgotten pod {pod} since {_moment(report, entry.ended_s)}"
         if entry.left:
-            names = " or ".join(f"{holder.namespace}/{holder.pod}" for holder in entry.holders)
-            ended_s = report.made.at_s - report.made.clock_s + (entry.ended_s or 0.0)
-            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(round(ended_s)))
+            unseen = entry.unseen and (
+                f", as far as it is known: since {_moment(report, entry.unseen_s)} nobody could look "
+                f"({entry.unseen})"
+            )
             message = (
-                f"{entry.id} is given to nobody: the kubelet has forgotten pod {names or entry.left[0].pod} "
-                f"since {since}, and {listed([str(process) for process in entry.left], 4)} of it still runs; "
+                f"{entry.id} is given to nobody: {forgotten}, and "
+                f"{listed([str(process) for process in entry.left], 4)} of it still runs{unseen}; "
                 f"if it cannot end: partage free {entry.id}"
             )
             yield ReadinessReason("process-left", message)
+        elif entry.unseen:
+            message = (
+                f"a GPU that has to change waits for {entry.id}: {forgotten}, and since "
+                f"{_moment(report, entry.unseen_s)} nobody could look whether a process of it still runs: "
+                f"{entry.unseen}; without waiting: partage free {entry.id}"
+            )
+            yield ReadinessReason("process-unknown", message)
+
+
+def _moment(report: Report, clock_s: float | None) -> str:
+    """The time of day of a moment on the agent's clock, RFC 3339."""
+    at_s = report.made.at_s - report.made.clock_s + (clock_s or 0.0)
+    return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(round(at_s)))
 
 
 def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:

@@ -13,7 +13,7 @@ from partage.edges.hardware.deadlines import PERFORM, CallDeadlines
 from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.helper_connection import HelperConnection
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events, longer_s
-from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, Supervisor
+from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, HelperSupervisor
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, Unsupported
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
@@ -57,7 +57,7 @@ class RemoteHardware:
         check_socket_path(socket_path)
         self._deadlines = CallDeadlines(deadline_s + _GRACE_S, step_deadline_s + _GRACE_S)
         self._mailbox = EventQueue()
-        self._supervisor = Supervisor(
+        self._supervisor = HelperSupervisor(
             Path(socket_path), spawn, lambda: self._mailbox.put(Events(changed=True)), first
         )
         self._pump: asyncio.Task[None] | None = None

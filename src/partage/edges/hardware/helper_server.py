@@ -24,7 +24,14 @@ from partage.edges.hardware import frames
 from partage.edges.hardware.deadlines import CallDeadlines
 from partage.edges.hardware.peer import peer_of
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware, longer_s
-from partage.errors import HardwareTimeout, InputError, NotPermitted, PartageError, Unsupported
+from partage.errors import (
+    DriverUnavailable,
+    HardwareTimeout,
+    InputError,
+    NotPermitted,
+    PartageError,
+    Unsupported,
+)
 from partage.model.ids import PodUid
 from partage.model.paths import check_socket_path
 from partage.model.step import Step
@@ -110,6 +117,10 @@ VERBS: Mapping[str, Verb] = {
     "daemons": _query(lambda hardware: hardware.daemons()),
 }
 """All verbs of the helper."""
+
+
+_APART = "left"
+"""It has a thread of its own, and reads no driver: where it hangs, a new helper would hang, too."""
 
 
 class HelperServer:
@@ -203,7 +214,8 @@ class HelperServer:
             request := await frames.read_message(reader, frames.Request, frames.MOST_REQUEST_BYTES)
         ) is not None:
             if len(requests) >= _MOST_REQUESTS:
-                writer.write(_refusal(request.id, Unsupported("too many requests at the same time")))
+                busy = DriverUnavailable("too many requests at the same time")
+                writer.write(_refusal(request.id, busy))
                 continue
             task = asyncio.create_task(self._serve(request, writer), name=f"helper-{request.verb[:20]}")
             requests.add(task)
@@ -216,7 +228,7 @@ class HelperServer:
             result = Raw(encode(await self._call(request.verb, request.arguments)))
             answer = frames.pack_message(frames.Answer(request.id, result))
         except PartageError as error:
-            hangs = isinstance(error, HardwareTimeout)
+            hangs = isinstance(error, HardwareTimeout) and request.verb != _APART
             answer = _refusal(request.id, error)
         with contextlib.suppress(ConnectionError):
             writer.write(answer)

@@ -17,6 +17,7 @@ from pathlib import Path, PurePosixPath
 
 from partage.edges import procfs
 from partage.edges.hardware.processes import sees_other_pods
+from partage.errors import HardwareError
 from partage.model.cgroup import owner_of, parse_cgroup
 from partage.model.ids import ContainerId, PodUid
 from partage.model.process import Left, LeftProcess
@@ -44,7 +45,17 @@ class _Container(Frozen):
 
 
 def left_of(proc: Path, pods: Collection[PodUid]) -> Left:
-    """What still runs of these pods. Blocks for some milliseconds."""
+    """What still runs of these pods. Blocks for some milliseconds. Raises HardwareError where /proc or a
+    cgroup cannot be read, or says what no kernel is known to say."""
+    try:
+        return _left_of(proc, pods)
+    except (OSError, ValueError, KeyError, IndexError) as error:
+        raise HardwareError(
+            f"the processes of pods cannot be read: {error or type(error).__name__}"
+        ) from error
+
+
+def _left_of(proc: Path, pods: Collection[PodUid]) -> Left:
     roots = _roots(proc)
     if reason := _why_unseen(proc, roots):
         return Left(unseen=reason)

@@ -43,7 +43,7 @@ class HelperState(Frozen):
         return "" if self.up else self.last_error
 
 
-class Supervisor:
+class HelperSupervisor:
     """Keeps a connection to a helper that serves, until it is closed."""
 
     def __init__(

@@ -24,6 +24,7 @@ from partage.edges.kube.objects import (
 )
 from partage.edges.kube.port import ClusterNode, Lease
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
+from partage.edges.own_task import unending
 from partage.errors import ClusterError, Rejected
 from partage.plan.cluster.rollout import LEASE_S, RolloutSettings, Slot, settings_of
 from partage.values import Frozen
@@ -127,7 +128,7 @@ class Rollout:
 
     async def follow(self, seen: Callable[[SeenRollout], None], *, all_nodes: bool = False) -> None:
         """Settings and Leases, and the Nodes of canaries, or all: ``seen`` is called at every change. Never
-        returns.
+        returns. Raises a group of TaskEnded if a watch ends.
         """
         await _Follower(self._cluster, self._place, seen, all_nodes=all_nodes).run()
 
@@ -152,9 +153,11 @@ class _Follower:
     async def run(self) -> None:
         connection = self._cluster.connection
         async with asyncio.TaskGroup() as group:
-            group.create_task(CollectionWatch(connection, self._place.settings, self._settings).run())
-            group.create_task(CollectionWatch(connection, self._place.leases, self._leases).run())
-            group.create_task(self._follow_nodes(group))
+            settings = CollectionWatch(connection, self._place.settings, self._settings).run()
+            leases = CollectionWatch(connection, self._place.leases, self._leases).run()
+            group.create_task(unending("watch settings", settings))
+            group.create_task(unending("watch leases", leases))
+            group.create_task(unending("follow nodes", self._follow_nodes(group)))
 
     async def _follow_nodes(self, group: asyncio.TaskGroup) -> None:
         watch: asyncio.Task[None] | None = None
@@ -173,7 +176,8 @@ class _Follower:
             nodes = Collection[ClusterNode](
                 _NODES, NodeList, NodeJson, {"labelSelector": followed} if followed else {}
             )
-            watch = group.create_task(CollectionWatch(self._cluster.connection, nodes, self._nodes).run())
+            following = CollectionWatch(self._cluster.connection, nodes, self._nodes).run()
+            watch = group.create_task(unending("watch nodes", following))
 
     def _settings(self, now: CollectionState[ConfigMapJson]) -> None:
         state = replace(self._state, settings=None)

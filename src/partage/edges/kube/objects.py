@@ -156,7 +156,7 @@ class PodSpec(Frozen):
     node_name: str = ""
 
 
-class PodStatus(Frozen):
+class PodStatusJson(Frozen):
     """status of a pod."""
 
     phase: str = ""
@@ -168,10 +168,10 @@ class PodJson(Frozen):
 
     metadata: Meta
     spec: PodSpec | None = None
-    status: PodStatus | None = None
+    status: PodStatusJson | None = None
 
     def value(self) -> ClusterPod:
-        meta, spec, status = self.metadata, self.spec or PodSpec(), self.status or PodStatus()
+        meta, spec, status = self.metadata, self.spec or PodSpec(), self.status or PodStatusJson()
         owner = next((one for one in meta.owner_references or () if one.controller), OwnerReference())
         return ClusterPod(
             namespace=meta.namespace,

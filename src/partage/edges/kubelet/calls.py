@@ -1,11 +1,9 @@
-"""A gRPC call to the kubelet: its deadline, and its failures as errors of Partage."""
+"""A gRPC call to the kubelet: its failures as errors of Partage. Deadlines: ``edges.own_task``."""
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Coroutine, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
 
 from google.protobuf.message import DecodeError
 from grpclib.const import Status
@@ -15,8 +13,6 @@ from h2.exceptions import H2Error
 from partage.edges.kubelet.messages import MessageTooLong
 from partage.errors import ClusterError, Rejected, Unreachable
 
-_Answer = TypeVar("_Answer")
-
 _PASSING = {
     Status.CANCELLED,
     Status.DEADLINE_EXCEEDED,
@@ -25,31 +21,6 @@ _PASSING = {
     Status.UNAVAILABLE,
 }
 """Temporary statuses: the same call may succeed later."""
-
-
-async def bounded(call: Coroutine[Any, Any, _Answer], limit_s: float) -> _Answer:
-    """The answer of a call, which runs in a task of its own. Raises TimeoutError, and what the call raises.
-
-    grpclib ends a call, at its deadline or with its connection, by cancelling the task that waits for it, and
-    never takes that back. In Python 3.11.0 to 3.11.2 each later ``asyncio.timeout`` of such a task raises
-    CancelledError, and a TaskGroup takes that for a normal end (gh-102780): so no call runs in a task that
-    goes on, and none has grpclib's own deadline.
-    """
-    task = asyncio.ensure_future(call)
-    try:
-        await asyncio.wait({task}, timeout=limit_s)
-        if not task.done():
-            raise TimeoutError
-        return task.result()
-    finally:
-        if task.cancel():
-            task.add_done_callback(_forget)
-
-
-def _forget(task: asyncio.Future[Any]) -> None:
-    """How a call ends that nobody waits for does not matter."""
-    if not task.cancelled():
-        task.exception()
 
 
 @contextmanager

@@ -17,6 +17,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from partage.edges.directory_changes import DirectoryChanges
+from partage.edges.kubelet.kept_sockets import KeptSockets
 from partage.edges.kubelet.other_plugins import HANDBACK, OtherPlugin, in_directory, of_resource
 from partage.edges.kubelet.port import EndpointState, PluginHandler
 from partage.edges.kubelet.registration import (
@@ -28,37 +29,21 @@ from partage.edges.kubelet.registration import (
     observe_sockets,
     register,
 )
+from partage.edges.kubelet.retries import LastFailure, pause_s
 from partage.edges.kubelet.server import PluginServer
-from partage.edges.kubelet.sockets import (
-    SocketIdentity,
-    fresh_socket,
-    kept_sockets,
-    mark_kept,
-    plain_name,
-    socket_identity,
-    sockets_of,
-    unmark_kept,
-)
-from partage.edges.listening import is_listening
+from partage.edges.kubelet.sockets import SocketIdentity, fresh_socket, socket_identity, sockets_of
+from partage.edges.kubelet.stream_watch import StreamWatch
 from partage.edges.ticks import until_tick
 from partage.errors import ClusterError, Rejected, Unreachable
-from partage.model.ids import device_of, plugin_socket_name
-from partage.values import Frozen
+from partage.model.ids import device_of
 
 CHECK_S, POLL_S = 1.0, 0.5
 """The two sockets are checked this often, with two calls of stat: where the kernel tells of changes of their
 directory, and where it does not.
 """
-FIRST_PAUSE_S = 0.02
-LONGEST_PAUSE_S = 10.0
 HAND_OVER_S = 0.2
 """Seconds between the end of another plugin and a new registration. A kubelet up to 1.36 that notices the end
 later believes that the new registration has ended (kubernetes #121994).
-"""
-UNWATCHED_S = 10.0
-"""Register again if the kubelet has accepted the resource and opened no ListAndWatch stream for this long: it
-would count every device as unhealthy for ever. A stream that ends after so long is replaced at once, one that
-ends sooner after a pause.
 """
 _SETTLED_NS = 2_000_000_000
 """Younger than this, the time of a directory may stand for several changes of it."""
@@ -66,29 +51,6 @@ _KEPT_BY_KUBELET = "already connected"
 """What a kubelet from 1.37 on says of a path that is in its table, whichever process listens there now."""
 
 log = logging.getLogger(__name__)
-
-
-def pause_s(failures: int) -> float:
-    """Seconds to wait after this many failures in a row, at least one: 0.02 s, doubled each time up to 10
-    s. A kubelet that has just made its socket listens a moment later.
-    """
-    return float(min(FIRST_PAUSE_S * 2 ** min(failures - 1, 16), LONGEST_PAUSE_S))
-
-
-class LastFailure(Frozen):
-    """The last failure, and until when to wait.
-
-    need, sockets: what failed, and with which sockets. Another action, or another socket, is tried at once.
-    """
-
-    failures: int
-    until: float
-    need: NextAction
-    sockets: ObservedSockets
-
-    def concerns(self, need: NextAction, sockets: ObservedSockets) -> bool:
-        """Whether the same is about to be tried again."""
-        return (need, sockets) == (self.need, self.sockets)
 
 
 class ResourceEndpoint:
@@ -122,15 +84,11 @@ class ResourceEndpoint:
         self._told: SocketIdentity | None = None
         self._told_before: SocketIdentity | None = None
         self._known_to: SocketIdentity | None = None
-        self._kept: list[PluginServer] = []
-        self._kept_by: SocketIdentity | None = None
-        self._late: SocketIdentity | None = None
+        self._kept = KeptSockets(kubelet_dir, handler.resource, self._server_at)
         self._others: dict[Path, SocketIdentity] = {}
         self._looked_ns = 0
         self._registered_options = self._server.options
-        self._watched_s: float | None = None
-        self._accepted_s = 0.0
-        self._short_streams = 0
+        self._stream = StreamWatch(clock)
         self._backoff: LastFailure | None = None
         self._state = EndpointState(handler.resource, since=clock())
 
@@ -141,20 +99,19 @@ class ResourceEndpoint:
     def state(self) -> EndpointState:
         """The current state of the resource."""
         watching = self._server.watching if self._state.other is None else 0
-        unwatched_since = self._watched_s if self._state.registered and not watching else None
-        kept = tuple(server.socket_path.name for server in self._kept)
-        return replace(self._state, watching=watching, unwatched_since=unwatched_since, kept=kept)
+        unwatched_since = self._stream.since_s if self._state.registered and not watching else None
+        return replace(self._state, watching=watching, unwatched_since=unwatched_since, kept=self._kept.names)
 
     @property
     def sockets(self) -> list[SocketIdentity]:
         """The sockets that it serves now."""
-        served = (self._server, *self._kept)
+        served = (self._server, *self._kept.servers)
         return [server.socket for server in served if server.socket is not None]
 
     async def run(self) -> None:
         """Keep the resource served and registered until cancelled; then remove the sockets."""
         try:
-            await self._serve_kept()
+            await self._kept.take_over(socket_identity(self._kubelet_socket))
             while True:
                 longest_s = self._watch()
                 await self._rest(await self.turn(), longest_s)
@@ -165,14 +122,12 @@ class ResourceEndpoint:
     async def stop(self) -> None:
         """Serve no more. A kubelet that may keep the last list is told that nothing can be given."""
         await self._leave(unhealthy=self._tangled)
-        kept, self._kept = self._kept, []
-        for server in kept:
-            await server.stop()
+        await self._kept.stop()
 
     @property
     def _tangled(self) -> bool:
         """Whether this kubelet may have a path of ours in its table for which it watches no stream."""
-        return bool(self._kept) or self._late is not None or self._server.asked_again
+        return self._kept.possible or self._server.asked_again
 
     def _watch(self) -> float:
         """Watch the directory. Returns after how many seconds the sockets have to be checked anyway."""
@@ -191,10 +146,10 @@ class ResourceEndpoint:
         """Check the sockets and do the one action that is needed. Returns the seconds until the next turn;
         infinity if nothing is needed until something changes."""
         sockets = self._observed()
-        await self._drop_kept(sockets.kubelet)
+        await self._kept.drop(sockets.kubelet)
         match self._next_action(sockets):
             case NextAction.NOTHING:
-                return self._stream_due_s()
+                return self._stream.due_s(self._server)
             case NextAction.WAIT_FOR_KUBELET:
                 self._wait_for_kubelet()
                 return math.inf
@@ -213,7 +168,7 @@ class ResourceEndpoint:
             found = socket_identity(asking)
             self._others = {} if found is None else {asking: found}
             self._others |= sockets_of(self._directory, self._resource)
-        ours = {server.socket_path for server in (self._server, *self._kept)}
+        ours = {server.socket_path for server in (self._server, *self._kept.servers)}
         self._others = {path: one for path, one in self._others.items() if path not in ours}
         others = frozenset(self._others.values())
         return observe_sockets(self._kubelet_socket, self._server.socket_path, others)
@@ -230,30 +185,15 @@ class ResourceEndpoint:
             return NextAction.REGISTER
         return need
 
-    # --- the stream ---------------------------------------------------------------------------
-
     def _lost_stream(self) -> bool:
-        """Whether the kubelet has closed its stream, or had enough time to open one since it accepted."""
-        now_s = self._clock()
-        if self._server.watching:
-            self._watched_s = now_s
-            return False
-        if self._watched_s is None or self._stream_due_s() > 0:
-            return False
-        log.warning("not watched", extra={"resource": self._resource})
-        return True
-
-    def _stream_due_s(self) -> float:
-        """In how many seconds a resource without a stream is registered again; infinity with one."""
-        if self._watched_s is None or self._server.watching:
-            return math.inf
-        limit_s = UNWATCHED_S
-        if self._server.was_watched:
-            limit_s = pause_s(self._short_streams) if self._short_streams else 0.0
-        return max(0.0, max(self._watched_s, self._accepted_s) + limit_s - self._clock())
+        lost = self._stream.is_lost(self._server)
+        if lost:
+            log.warning("not watched", extra={"resource": self._resource})
+        return lost
 
     def _wait_for_kubelet(self) -> None:
-        self._known_to = self._watched_s = None
+        self._known_to = None
+        self._stream.forget()
         self._set_state(replace(self._state, other=None))
         self._not_registered(f"no kubelet at {self._kubelet_socket}")
 
@@ -274,7 +214,7 @@ class ResourceEndpoint:
             self._backoff = LastFailure(failures, self._clock() + pause_s(failures), need, sockets)
             return pause_s(failures)
         self._backoff = None
-        return self._stream_due_s() if need is NextAction.REGISTER else 0.0
+        return self._stream.due_s(self._server) if need is NextAction.REGISTER else 0.0
 
     async def _act(self, need: NextAction, sockets: ObservedSockets) -> None:
         """Raises ClusterError."""
@@ -354,9 +294,9 @@ class ResourceEndpoint:
 
     async def _register(self, sockets: ObservedSockets) -> None:
         """Register with the observed kubelet; if it was replaced meanwhile, the next turn registers again."""
-        self._count_short_streams()
+        self._stream.registering()
         if self._told_before != sockets.kubelet:
-            self._watched_s = None
+            self._stream.forget()
         self._known_to = None  # not known until the kubelet accepts
         self._told = self._told_before = sockets.kubelet
         self._registered_options = self._server.options
@@ -376,68 +316,20 @@ class ResourceEndpoint:
             raise
         except Unreachable as error:
             if isinstance(error.__cause__, TimeoutError):
-                self._late = sockets.kubelet
+                self._kept.may_answer_late(sockets.kubelet)
             raise
         self._takeover = False  # who comes later is newer, and keeps it
-        self._known_to, self._accepted_s = sockets.kubelet, self._clock()
-        if self._watched_s is None:
-            self._watched_s = self._accepted_s  # the kubelet opens the stream now, or never
+        self._known_to = sockets.kubelet
+        self._stream.accepted()
         registrations = self._state.registrations + 1
         self._set_state(replace(self._state, registered=True, registrations=registrations, last_error=""))
         log.info("registered", extra={"resource": self._resource})
 
-    def _count_short_streams(self) -> None:
-        """A kubelet that closes each stream at once is not asked without a pause."""
-        short = self._watched_s is not None and self._clock() - self._accepted_s < UNWATCHED_S
-        self._short_streams = self._short_streams + 1 if short else 0
-
-    # --- paths that the kubelet keeps ---------------------------------------------------------
-
     def _keep(self) -> None:
-        """Go on serving at the current path: the kubelet may ask there as soon as a later path ends."""
-        path = self._server.socket_path
-        log.warning("the kubelet keeps a socket", extra={"resource": self._resource, "socket": path.name})
-        self._kept.append(self._server)
-        self._kept_by = self._told
-        try:
-            mark_kept(path)
-        except OSError as error:
-            reason = error.strerror or str(error)
-            log.warning("socket cannot be marked", extra={"socket": path.name, "reason": reason})
+        """Leave the current path to the kubelet that keeps it, and go on at another."""
+        self._kept.keep(self._server, self._told)
         self._server = self._server_at(fresh_socket(self._directory, self._resource))
         self._told = None
-
-    async def _serve_kept(self) -> None:
-        """Serve what the kubelet keeps of an agent that ran before, and remove what such a one has left."""
-        kept = set(kept_sockets(self._directory))
-        plain = plugin_socket_name(self._resource)
-        found = {path for path in (*sockets_of(self._directory, self._resource), *kept) if path.name != plain}
-        for path in sorted(one for one in found if plain_name(one.name) == plain):
-            if is_listening(path):
-                continue
-            if path not in kept:
-                path.unlink(missing_ok=True)
-                continue
-            server = self._server_at(path)
-            try:
-                await server.start()
-            except Unreachable as error:
-                log.warning("socket cannot be served", extra={"socket": path.name, "reason": str(error)})
-                continue
-            self._kept.append(server)
-            self._kept_by = socket_identity(self._kubelet_socket)
-
-    async def _drop_kept(self, kubelet: SocketIdentity | None) -> None:
-        """A kubelet that has started again knows no paths."""
-        if kubelet is None:
-            return
-        if self._late is not None and self._late != kubelet:
-            self._late = None
-        if self._kept and self._kept_by != kubelet:
-            kept, self._kept = self._kept, []
-            for server in kept:
-                await server.stop()
-                unmark_kept(server.socket_path)
 
     def _not_registered(self, reason: str) -> None:
         if reason != self._state.last_error:

@@ -13,7 +13,13 @@ from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
 from partage.edges.kubelet.checkpoint import CheckpointFile
-from partage.edges.kubelet.sockets import SocketIdentity, plain_name, socket_identity, sockets_of
+from partage.edges.kubelet.sockets import (
+    SocketIdentity,
+    is_named_after,
+    plain_name,
+    socket_identity,
+    sockets_of,
+)
 from partage.edges.listening import listener
 from partage.edges.procfs import name_of
 from partage.errors import Unreachable
@@ -130,11 +136,11 @@ def serving_gpus(
         return None
     named = _OTHERS_NAMES | {plugin_socket_name(name): name for name in resources}
     for path, pid in others.items():
-        plain = plain_name(path.name)
-        if plain in named or plain.startswith(_OF_NVIDIA):
-            of_nvidia = plain.removeprefix(_OF_NVIDIA).removesuffix(".sock")
-            name = named.get(plain) or ResourceName(f"{VENDOR}/{of_nvidia}")
-            return OtherPlugin(name, path, _process(pid))
+        known = next((name for plain, name in named.items() if is_named_after(path.name, plain)), None)
+        found = plain_name(path.name)
+        if known or found.startswith(_OF_NVIDIA):
+            of_nvidia = found.removeprefix(_OF_NVIDIA).removesuffix(".sock")
+            return OtherPlugin(known or ResourceName(f"{VENDOR}/{of_nvidia}"), path, _process(pid))
     try:
         listed = CheckpointFile(directory).listed() or {}
     except Unreachable:

@@ -12,8 +12,9 @@ from msgspec import Struct
 
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerStub
-from partage.edges.kubelet.calls import bounded, translate_errors
+from partage.edges.kubelet.calls import translate_errors
 from partage.edges.kubelet.messages import LimitedCodec, held_by, share_ids
+from partage.edges.own_task import bounded
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName, ShareId

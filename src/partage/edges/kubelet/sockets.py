@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
-import secrets
 import stat
 from collections.abc import Iterable
 from contextlib import suppress
@@ -21,6 +21,9 @@ SHORTEN = "choose a shorter --kubelet-dir, or a shorter resource name"
 
 _OURS = re.compile(r"(.+)_partage-[0-9a-f]{6}\.sock")
 _ENDING = len("_partage-123456.sock")
+_CUT = re.compile(r"(.*)~([0-9a-f]{6})")
+"""A name that was cut, with a digest of all of it: others may begin alike. "~" is in no resource name."""
+_CUT_ENDING = len("~123456")
 _KEPT = ".kept"
 """Ends the name of a mark beside the socket that a kubelet keeps. The mark is a socket file, too, so that a
 kubelet that starts removes both."""
@@ -59,12 +62,14 @@ def fresh_socket(directory: Path, resource: ResourceName) -> Path:
     """A path for a plugin's socket that no kubelet knows: ``nvidia-gpu.shared_partage-3f09a1.sock``.
 
     NVIDIA's plugin keeps the name without our ending, and "_" is in no resource name. A name that is too long
-    is cut. Raises InputError for a directory whose path leaves no room.
+    is cut (``is_named_after``). Raises InputError for a directory whose path leaves no room.
     """
     stem = plugin_socket_name(resource).removesuffix(".sock")
     room = LONGEST_SOCKET_PATH - len(os.fsencode(directory)) - 1 - _ENDING
+    if len(stem) > room:
+        stem = f"{stem[: max(room - _CUT_ENDING, 0)]}~{_digest(stem)}"
     while True:
-        path = directory / f"{stem[: max(room, 1)]}_partage-{secrets.token_hex(3)}.sock"
+        path = directory / f"{stem}_partage-{os.urandom(3).hex()}.sock"
         check_socket_path(path, SHORTEN)
         if not may_exist(path) and not may_exist(_mark(path)):
             return path
@@ -76,6 +81,22 @@ def plain_name(name: str) -> str:
     return f"{found[1]}.sock" if found else name
 
 
+def is_named_after(name: str, plain: str) -> bool:
+    """Whether a plugin whose socket has this plain name (``plugin_socket_name``) gives it the name, too, also
+    cut, as the path of another directory may need it.
+    """
+    found = plain_name(name)
+    cut = _CUT.fullmatch(found.removesuffix(".sock"))
+    if cut is None:
+        return found == plain
+    stem = plain.removesuffix(".sock")
+    return stem.startswith(cut[1]) and _digest(stem) == cut[2]
+
+
+def _digest(stem: str) -> str:
+    return hashlib.sha256(stem.encode()).hexdigest()[:6]
+
+
 def sockets_of(directory: Path, resource: ResourceName) -> dict[Path, SocketIdentity]:
     """The sockets that a plugin of this resource may have made, ours and others'."""
     return _sockets_named(directory, plugin_socket_name(resource))
@@ -84,7 +105,7 @@ def sockets_of(directory: Path, resource: ResourceName) -> dict[Path, SocketIden
 def _sockets_named(directory: Path, plain: str) -> dict[Path, SocketIdentity]:
     try:
         with os.scandir(directory) as entries:
-            paths = [directory / entry.name for entry in entries if plain_name(entry.name) == plain]
+            paths = [directory / entry.name for entry in entries if is_named_after(entry.name, plain)]
     except OSError:
         return {}
     return {path: found for path in sorted(paths) if (found := socket_identity(path)) is not None}
@@ -106,7 +127,7 @@ def unmark_kept(path: Path) -> None:
         _mark(path).unlink()
 
 
-def kept_sockets(directory: Path) -> list[Path]:
+def marked_sockets(directory: Path) -> list[Path]:
     """The paths that the running kubelet keeps, as noted."""
     try:
         marks = sorted(path for path in directory.iterdir() if path.suffix == _KEPT)

@@ -19,25 +19,26 @@ def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None
 
     A pod that was deleted by force can leave a process behind that never ends, stuck in the driver. Its share
     is given to nobody, and its GPU does not change, until the process has ended or this verb says not to wait
-    for it. The next container then shares the GPU and its memory with that process, whatever its share
-    guarantees. A reboot of the node is the safe way.
+    for it. So it is, too, while nobody can look whether there is one. The next container then shares the GPU
+    and its memory with that process, whatever its share guarantees. A reboot of the node is the safe way.
     """
     report = common_node.agent_report(machine, run_dir)
     if report is None:
         raise InputError("no agent runs here", "name its run directory: --run-dir")
     from partage.edges.files.left_holds import LeftHolds
 
-    left = {str(entry.id): entry for entry in report.held if entry.left}
-    if unknown := [share for share in shares if share not in left]:
+    waited = {str(entry.id): entry for entry in report.held if entry.left or entry.unseen}
+    if unknown := [share for share in shares if share not in waited]:
         raise InputError(
             f"no process is waited for with {unknown[0][:80]}",
-            f"the agent waits with {', '.join(sorted(left))}"
-            if left
+            f"the agent waits with {', '.join(sorted(waited))}"
+            if waited
             else "the agent waits for none: partage show",
         )
     for share in dict.fromkeys(shares):
-        names = ", ".join(map(str, left[share].left))
+        names = ", ".join(map(str, waited[share].left)) or "a process that nobody has looked for"
         common_output.say(f"warning: {names} goes on beside the next container that gets {share}", err=True)
-    pods = {process.pod for share in shares for process in left[share].left}
+    pods = {pod for share in shares for pod in waited[share].former_pods}
+    pods |= {process.pod for share in shares for process in waited[share].left}  # of an older agent
     LeftHolds(Path(run_dir or common_options.DEFAULT_RUN_DIR)).free(pods)
     common_output.say(f"freed: {', '.join(sorted(set(shares)))}")

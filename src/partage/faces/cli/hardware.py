@@ -2,7 +2,8 @@
 
 The agent starts it as ``python -m partage.faces.cli.hardware``, which imports neither click nor TLS: a
 helper that was killed during a hanging driver call must be back quickly, and importing click takes
-30 ms. This is the only verb that reads its options with argparse; its errors look like those of the others.
+30 ms. This is the only verb that reads its options itself (``hardware_options``); its errors look like those
+of the others.
 """
 
 from __future__ import annotations
@@ -16,15 +17,14 @@ from typing import TYPE_CHECKING, NoReturn
 from partage.text import printable
 
 if TYPE_CHECKING:
-    import argparse
     import asyncio
 
     import click
 
     from partage.edges.hardware.port import Hardware
+    from partage.errors import PartageError
+    from partage.faces.cli.hardware_options import HardwareOptions
 
-DEFAULT_SOCKET = "/run/partage/hardware.sock"
-DEFAULT_RUN_DIR = "/run/partage"
 _HUNG = 4
 
 
@@ -33,7 +33,7 @@ def helper_argv(
     *,
     machine: str | None = None,
     driver_root: str | Path = "/",
-    run_dir: str | Path = DEFAULT_RUN_DIR,
+    run_dir: str | Path = "/run/partage",
 ) -> list[str]:
     """The command line with which the agent starts its helper.
 
@@ -51,79 +51,21 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
     At once: a thread may wait for events in the driver, which must not be unloaded below it, and the end of
     the interpreter takes 50 ms.
     """
-    os._exit(_run(parser().parse_args(arguments)))
+    from partage.errors import InputError
+    from partage.faces.cli.hardware_options import parse, usage
+
+    try:
+        options = parse(sys.argv[1:] if arguments is None else arguments)
+    except InputError as error:
+        _say(error)
+        sys.exit(error.exit_code)
+    if options.help:
+        sys.stdout.write(usage())
+        sys.exit()
+    os._exit(_run(options))
 
 
-def parser() -> argparse.ArgumentParser:
-    """The options of the helper."""
-    import argparse
-
-    class Parser(argparse.ArgumentParser):
-        """Says what is wrong as all verbs do."""
-
-        def error(self, message: str) -> NoReturn:
-            self.exit(2, f"error: {message} ({self.prog} --help shows how to use it)\n")
-
-    found = Parser(
-        prog="partage hardware",
-        description="Serve the node's GPUs on a unix socket, to root and to the user that runs it.",
-    )
-    found.add_argument(
-        "--socket", type=Path, default=Path(DEFAULT_SOCKET), help=f"path of the socket ({DEFAULT_SOCKET})"
-    )
-    found.add_argument("--machine", metavar="NAME|FILE", help="use a simulated node instead of this one")
-    found.add_argument(
-        "--driver-root", type=Path, default=Path("/"), help="where the driver is installed (/)"
-    )
-    found.add_argument(
-        "--driver-root-on-node",
-        type=Path,
-        metavar="DIR",
-        help="where that is in the node's own file system, if this is a container (as --driver-root)",
-    )
-    found.add_argument(
-        "--run-dir",
-        type=Path,
-        default=Path(DEFAULT_RUN_DIR),
-        metavar="DIR",
-        help=f"MPS daemons have their directories below it ({DEFAULT_RUN_DIR})",
-    )
-    found.add_argument(
-        "--mps-daemons",
-        choices=("auto", "systemd", "pod"),
-        default="auto",
-        help="where MPS daemons live: in units of the node's systemd; with the pod, or in the node's cgroups "
-        "where those can be written; auto: as units where systemd takes calls",
-    )
-    found.add_argument(
-        "--allow-uid",
-        type=int,
-        action="append",
-        default=[],
-        metavar="UID",
-        help="another user id that may connect; repeatable",
-    )
-    found.add_argument(
-        "--allow-container",
-        metavar="NAMESPACE/POD*/CONTAINER",
-        help="serve only this container of pods whose names begin like this; needs the node's process ids",
-    )
-    found.add_argument(
-        "--container-logs",
-        type=Path,
-        default=Path("/var/log/containers"),
-        metavar="DIR",
-        help="where the kubelet links containers' logs by container id, for --allow-container "
-        "(/var/log/containers)",
-    )
-    found.add_argument(
-        "--no-network", action="store_true", help="leave the network; only sockets with a path remain"
-    )
-    found.add_argument("--until-eof", action="store_true", help="exit when standard input is closed")
-    return found
-
-
-def _run(options: argparse.Namespace) -> int:
+def _run(options: HardwareOptions) -> int:
     import asyncio
 
     from partage.agent import log
@@ -137,12 +79,16 @@ def _run(options: argparse.Namespace) -> int:
             leave_network()
         return asyncio.run(_serve(options))
     except PartageError as error:
-        for problem in error.problems:
-            sys.stderr.write(f"{printable(f'{problem.severity}: {problem}')}\n")
+        _say(error)
         return error.exit_code
 
 
-async def _serve(options: argparse.Namespace) -> int:
+def _say(error: PartageError) -> None:
+    for problem in error.problems:
+        sys.stderr.write(f"{printable(f'{problem.severity}: {problem}')}\n")
+
+
+async def _serve(options: HardwareOptions) -> int:
     import asyncio
     import signal
 
@@ -169,7 +115,7 @@ async def _serve(options: argparse.Namespace) -> int:
     return 0
 
 
-def _peer_check(options: argparse.Namespace) -> Callable[[int], str]:
+def _peer_check(options: HardwareOptions) -> Callable[[int], str]:
     """Why a peer's process is refused, as ``--allow-container`` says. Raises InputError for a wrong value."""
     if options.allow_container is None:
         return lambda _: ""
@@ -181,25 +127,27 @@ def _peer_check(options: argparse.Namespace) -> Callable[[int], str]:
     return partial(why_not_allowed, allowed, proc=Path("/proc"), logs=options.container_logs)
 
 
-def _hardware(options: argparse.Namespace) -> Hardware:
+def _hardware(options: HardwareOptions) -> Hardware:
     """The real or the simulated node; only one of them is imported."""
     from functools import partial
 
     if options.machine is not None:
-        from partage.edges.hardware.left_processes import left_of
         from partage.sim.node.files.load import load_machine
         from partage.sim.node.hardware import SimulatedHardware
 
-        real_left = partial(left_of, Path("/proc")) if options.allow_container else None
+        real_left = None
+        if options.allow_container:  # its pods are real
+            from partage.edges.hardware.left_processes import left_of
+
+            real_left = partial(left_of, Path("/proc"))
         return SimulatedHardware(load_machine(options.machine), real_left=real_left)
     from partage.edges.hardware.driver_pause import read_pause
     from partage.edges.hardware.nvml import NvmlHardware
     from partage.edges.mps.home import DaemonHost
     from partage.edges.mps.keeper import MpsKeeper
     from partage.faces.unknown_models import lacks_geometry
-    from partage.model.daemon_home import HomeChoice
 
-    host = DaemonHost(choice=HomeChoice(options.mps_daemons))
+    host = DaemonHost(choice=options.mps_daemons)
     on_node = options.driver_root_on_node
     keeper = MpsKeeper(options.run_dir, options.driver_root, driver_on_node=on_node, host=host)
     paused = partial(read_pause, options.run_dir)

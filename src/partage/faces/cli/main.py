@@ -19,13 +19,15 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
 
-import click
-
 from partage import __version__
-from partage.errors import InputError, PartageError, Problem
-from partage.faces.cli.common_options import OUTPUT_KEY
-from partage.faces.cli.common_output import print_document, print_problems
 from partage.faces.lean_imports import lean_imports
+
+with lean_imports():
+    import click
+
+    from partage.errors import InputError, PartageError, Problem
+    from partage.faces.cli.common_options import OUTPUT_KEY
+    from partage.faces.cli.common_output import print_document, print_problems
 
 VERBS = {
     "show": "Show the node: its GPUs, offers and holders, and a picture.",

@@ -15,7 +15,7 @@ from partage.edges.files.directory_lock import RUN_LOCK, STATE_LOCK, is_locked
 from partage.edges.files.state import STATE_FILE, read_state, state_problem
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.other_plugins import serving_gpus
-from partage.edges.kubelet.sockets import kept_sockets, socket_identity, sockets_of
+from partage.edges.kubelet.sockets import marked_sockets, socket_identity, sockets_of
 from partage.edges.listening import listener
 from partage.edges.mps import locks
 from partage.edges.node.kubelet import kubelet_seen
@@ -163,7 +163,7 @@ def kubelet_seen_by_agent(
         kubelet,
         checkpoint_problem=_checkpoint_problem(directory),
         other_plugin=_other_plugin(directory, agent, report, looked),
-        kept_sockets=tuple(f"{place.kubelet_dir}/{path.name}" for path in kept_sockets(directory)),
+        kept_sockets=tuple(f"{place.kubelet_dir}/{path.name}" for path in marked_sockets(directory)),
         idle_sockets=tuple(
             f"{place.kubelet_dir}/{path.name}"
             for name in looked.resources

@@ -18,7 +18,7 @@ from partage.faces.documents.resources import ResourceRow
 from partage.faces.documents.watch import WatchRow
 from partage.faces.wording import pod_name, standing
 from partage.model.health import HealthState
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
+from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId
 from partage.model.mps import DaemonPhase
 from partage.model.policy import Policy, Strategy
 from partage.model.process import LeftProcess
@@ -80,8 +80,10 @@ class HealthRow(Frozen):
 class EntryRow(Frozen):
     """One held share. holders: several: ambiguous. since: RFC 3339, as all times here.
 
-    ended_at: when the kubelet named nobody any more; left: processes of the former holder that still run: the
-    share is given to nobody until they have ended.
+    ended_at: when the kubelet named nobody any more. former_pods: UIDs of the pods whose processes have not
+    been seen to be gone; left: those that were seen to run: the share is given to nobody until they have
+    ended; unseen: why nobody can look for them now, so that a GPU that has to change waits; unseen_at: since
+    when.
     """
 
     resource: ResourceName
@@ -91,6 +93,9 @@ class EntryRow(Frozen):
     since: str
     ended_at: str | None = None
     left: tuple[LeftProcess, ...] = ()
+    former_pods: tuple[PodUid, ...] = ()
+    unseen: str | None = None
+    unseen_at: str | None = None
 
     @property
     def pods(self) -> str:
@@ -224,7 +229,7 @@ class ReportDocument(Document, kw_only=True):
                 gpu.index,
                 gpu.phase,
                 gpu.reason or "",
-                {one.pods or "?" for one in gpu.waiting_for},
+                {one.pods or "?" for one in gpu.waiting_for if not one.left},
                 gpu.processes,
             )
             for gpu in self.gpus

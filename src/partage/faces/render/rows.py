@@ -12,13 +12,13 @@ from partage.model.gpu import Gpu, Inventory, Link, LostGpu
 from partage.model.ids import GpuUuid
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
-from partage.plan.serve.ledger_entry import Hold
+from partage.plan.serve.ledger_entry import Hold, LedgerEntry
 from partage.text import count_of, listed, numbers
 from partage.units import format_bytes
 from partage.values import Frozen
 
 if TYPE_CHECKING:  # the report imports all of the agent's status
-    from partage.faces.documents.report import ReportedGpuRow
+    from partage.faces.documents.report import EntryRow, ReportedGpuRow
     from partage.faces.documents.show import ShownShare
 
 
@@ -102,8 +102,22 @@ def unsettled_lines(plan: NodePlan, inventory: Inventory) -> list[str]:
 
 
 def _reason(plan: GpuPlan) -> str:
-    pods = sorted({pod_name(holder) for entry in plan.waiting_for for holder in entry.holders})
-    return f"{plan.reason}, by {listed(pods, 4)}" if pods else plan.reason
+    pods = _pods_of(plan.waiting_for)
+    return f"{plan.reason}; it waits for {listed(pods, 4)}" if pods else plan.reason
+
+
+def _pods_of(entries: Sequence[LedgerEntry | EntryRow]) -> list[str]:
+    """The pods that hold these shares, without those that the kubelet has forgotten."""
+    return sorted({pod_name(holder) for entry in entries if not entry.left for holder in entry.holders})
+
+
+def _left_of(entries: Sequence[LedgerEntry | EntryRow]) -> list[str]:
+    """The processes that are left of those."""
+    found = set()
+    for entry in entries:
+        of_pods = f" of {listed(sorted(map(pod_name, entry.holders)), 4)}" if entry.holders else ""
+        found |= {f"{process}{of_pods}" for process in entry.left}
+    return sorted(found)
 
 
 def waiting_lines(waiting: Sequence[ReportedGpuRow]) -> list[str]:
@@ -112,12 +126,10 @@ def waiting_lines(waiting: Sequence[ReportedGpuRow]) -> list[str]:
     for gpu in waiting:
         if gpu.phase is Phase.WAITING and gpu.reason and not gpu.waiting_for:
             continue  # its reason says for what
-        pods = {pod_name(holder) for entry in gpu.waiting_for for holder in entry.holders}
+        awaited = [*_pods_of(gpu.waiting_for), *_left_of(gpu.waiting_for)]
         change = f"GPU {gpu.index} changes to {gpu.wanted_strategy or 'nothing'}"
-        if pods:
-            lines.append(
-                f"{change} when {listed(sorted(pods), 4)} {'has' if len(pods) == 1 else 'have'} ended"
-            )
+        if awaited:
+            lines.append(f"{change} when {listed(awaited, 4)} {'has' if len(awaited) == 1 else 'have'} ended")
         else:
             lines.append(f"{change} when {'its holders have ended' if gpu.waiting_for else 'it has settled'}")
     return lines

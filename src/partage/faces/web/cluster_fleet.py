@@ -13,6 +13,7 @@ from partage.edges.kube.objects import second
 from partage.edges.kube.overview import watch_nodes, watch_pods
 from partage.edges.kube.port import ClusterNode, ClusterPod
 from partage.edges.kube.watch import CollectionState
+from partage.edges.own_task import unending
 from partage.faces.web.cluster_source import Followed, source_section
 from partage.faces.web.node_page import Sections
 from partage.faces.web.published import PublishedNode, is_of_interest, published
@@ -141,7 +142,9 @@ class ClusterFleet:
         async with asyncio.TaskGroup() as group:
             nodes = watch_nodes(self._connection, self._nodes_seen, clock=self._clock)
             pods = watch_pods(self._connection, self._pods_seen, is_of_interest, clock=self._clock)
-            both = [group.create_task(nodes, name="nodes"), group.create_task(pods, name="pods")]
+            both = [
+                group.create_task(unending(name, one)) for name, one in (("nodes", nodes), ("pods", pods))
+            ]
             self._runs.set()
             await stop.wait()
             for one in both:

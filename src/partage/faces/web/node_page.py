@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
@@ -241,10 +242,11 @@ def _amount(text: str, *, over: bool) -> Element:
 
 
 def _resources(report: ReportDocument) -> Element:
+    gone = Counter(name for name, _ in report.withdrawn)  # free, and given to nobody
     rows: list[tuple[Child, ...]] = [
         (
             foreign(one.name),
-            f"{one.held} of {one.count}",
+            f"{one.held} of {one.count}" + (f", {gone[one.name]} withdrawn" if gone[one.name] else ""),
             one.strategy or "",
             element("span", str(one.guarantee), title=GUARANTEES[one.guarantee]) if one.guarantee else "",
             "yes" if one.registered else f"no: {one.last_error or 'not yet'}",

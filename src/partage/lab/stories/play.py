@@ -230,12 +230,12 @@ class StoryPlayer:
     async def _end(self, step: EndPods) -> None:
         running = [status.pod for status in self.stage.kubelet.pods() if status.holds]
         ending = [pod for pod in running if fnmatchcase(pod.key, step.pattern)]
+        given_up = [key for key in self.stage.waiting if fnmatchcase(key, step.pattern)]
+        for key in given_up:  # first: they would take the shares of the others
+            await self.stage.give_up(key)
         for pod in ending:
             await self.stage.kubelet.end(pod)
         await self.stage.work.update(self.stage.kubelet.pods())
-        given_up = [key for key in self.stage.waiting if fnmatchcase(key, step.pattern)]
-        for key in given_up:
-            del self.stage.waiting[key]
         names = [short_key(key) for key in (*(pod.key for pod in ending), *given_up)]
         self._report("end", ", ".join(names) or f"no pod is called {step.pattern}", None if names else False)
 

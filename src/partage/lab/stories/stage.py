@@ -66,6 +66,7 @@ class StoryStage:
         self.scheduled = scheduled
         self.clock: StoryClock = StoryClock()
         self.waiting: dict[str, PodStatus] = {}
+        self._queue: dict[str, asyncio.Task[PodStatus]] = {}
         self._stop: asyncio.Event = asyncio.Event()
         self._agent: asyncio.Task[None] | None = None
         kubelet_dir, pod_resources = self.folder / "device-plugins", self.folder / "pod-resources"
@@ -110,6 +111,9 @@ class StoryStage:
         try:
             await self.stop_agent()
         finally:
+            for task in self._queue.values():
+                task.cancel()
+            await asyncio.gather(*self._queue.values(), return_exceptions=True)
             await self.kubelet.stop()
             await self.hardware.close()
 
@@ -206,6 +210,8 @@ class StoryStage:
         report = self.agent_status.report
         if report is None or not self.settled():
             return False
+        if self._queue.keys() != {pod.key for pod in self.kubelet.waiting()}:
+            return False  # one of them has found room
         inventory = inventory_of(self.hardware.state)
         return at_rest(report, inventory, self.kubelet.pods(), self.kubelet.allocatable())
 
@@ -233,7 +239,8 @@ class StoryStage:
     # --- pods ---
 
     async def admit(self, pod: Pod, *, may_wait: bool) -> PodStatus:
-        """Bring a pod to the node. may_wait: where it finds no room, it tries again later.
+        """Bring a pod to the node. may_wait: where it finds no room, it gets it in the moment in which there
+        is some.
 
         Raises InputError where a pod of that name is there or waits.
         """
@@ -245,21 +252,24 @@ class StoryStage:
             raise InputError(str(error), _OTHER_NAME) from error
         if may_wait and _found_no_room(status):
             self.waiting[pod.key] = status
+            self._queue[pod.key] = asyncio.create_task(self.kubelet.admit(pod, waits=True))
         await self.work.update(self.kubelet.pods())
         return status
 
+    async def give_up(self, key: str) -> None:
+        """A pod that waits is deleted."""
+        pod, task = self.waiting.pop(key).pod, self._queue.pop(key)
+        await self.kubelet.delete(pod)
+        await task
+
     async def schedule(self) -> bool:
-        """Waiting pods try again once the agent is at rest. Whether one of them was admitted."""
-        admitted = False
-        for key, status in list(self.waiting.items()):
-            if self.at_rest():
-                again = await self.kubelet.admit(status.pod)
-                if not _found_no_room(again):
-                    del self.waiting[key]
-                    admitted = True
-                    await self.work.update(self.kubelet.pods())
-                    self.scheduled(again)
-        return admitted
+        """Notice the pods that have found room. Whether there is one."""
+        found = [(key, task) for key, task in self._queue.items() if task.done()]
+        for key, task in found:
+            del self._queue[key], self.waiting[key]
+            await self.work.update(self.kubelet.pods())
+            self.scheduled(task.result())
+        return bool(found)
 
 
 def _found_no_room(status: PodStatus) -> bool:

@@ -109,8 +109,8 @@ def _sentence(
     spared = spared_sentence(_judged(state, gpu, pods))
     return (
         f"after a drain of {format_duration(drain.deadline_s)} it still waited for {awaited(plan)}"
-        f"{f' ({spared})' if spared else ''}; it offers what it "
-        "did before, until nothing of it is held or the policy is changed"
+        f"{f' ({spared})' if spared else ''}; it offers its free shares once more, "
+        "and changes when every holder has ended"
     )
 
 

@@ -74,8 +74,9 @@ def plan_annotation(pending: tuple[PendingGpu, ...], before: str, now: str) -> s
 
 
 def pods_of(entries: Iterable[LedgerEntry]) -> tuple[str, ...]:
-    """``namespace/pod`` of all pods that may hold these shares."""
-    return tuple(sorted({f"{namespace}/{pod}" for entry in entries for namespace, pod in entry.pods}))
+    """``namespace/pod`` of all pods that may hold these shares; not of those of which a process is left."""
+    held = (entry for entry in entries if not entry.left)
+    return tuple(sorted({f"{namespace}/{pod}" for entry in held for namespace, pod in entry.pods}))
 
 
 def certain_holder(entry: LedgerEntry) -> Holder | None:

@@ -24,7 +24,8 @@ from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger_entry import HeldIds, Hold, LedgerEntry
+from partage.plan.serve.held_ids import HeldIds
+from partage.plan.serve.ledger_entry import Hold, LedgerEntry
 from partage.values import Frozen
 
 
@@ -81,7 +82,7 @@ class Snapshot(Frozen):
     of GPUs before Partage changed them. absent: GPUs that were served before the node booted and have not
     answered since. attempts: what failed. in_hand: GPUs whose steps are being carried out (``changing``) or
     read back (``verifying``). checkpoint: whether held ids can be compared with the kubelet's checkpoint.
-    gave_up: GPUs whose pods were asked to leave and did not, and a sentence: they stay as they were.
+    gave_up: GPUs whose pods were asked to leave and did not, and a sentence: they wait, and evict nobody.
     spared: GPUs that wait for pods which are not asked to leave under ``change: drain``, and which these are.
     cordoned: GPUs of which nobody gets another share; they change as all others do.
     other_plugin: which other device plugin offers GPUs of this node, a sentence; empty for none. Pods that it

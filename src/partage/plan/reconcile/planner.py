@@ -6,7 +6,7 @@ compare or carry out the same ``NodePlan``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct
 from msgspec.structs import replace
@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from partage.model.gpu import NoDriver, gpu_of_mig_devices
 from partage.model.gpu_use import GpuUse
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.share import GpuOffer
 from partage.model.step import PlannedStep, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
@@ -159,21 +158,21 @@ def _next_serving(
     wanted = {
         gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still and gpu not in now.unknown
     }
-    wanted |= _as_before(now, moving, [gpu for gpu in wanted if gpu not in in_conflict])
     new = {gpu: offer for gpu, offer in wanted.items() if gpu not in now.served and gpu not in starts}
     doubtful = unknown_terms(new, now.held, now.listed_before, gpu_of)
     drained = [*(gpu for gpu in in_conflict if gpu in moving or gpu in wanted), *doubtful]
-    moved = transition(moving, wanted, now.held, now.now_s, withdraw_s, gpu_of=gpu_of, in_conflict=drained)
+    moved = transition(
+        moving,
+        wanted,
+        now.held,
+        now.now_s,
+        withdraw_s,
+        gpu_of=gpu_of,
+        in_conflict=drained,
+        gave_up=now.gave_up,
+    )
     both = {**moved, **{gpu: now.served[gpu] for gpu in still}}
     return {gpu: both[gpu] for gpu in (*draft.gpus, *sorted(unseen)) if gpu in both}
-
-
-def _as_before(
-    now: Snapshot, moving: Mapping[GpuUuid, GpuServing], gpus: Iterable[GpuUuid]
-) -> dict[GpuUuid, GpuOffer]:
-    """What those GPUs offer whose pods were asked to leave in vain: all that they have offered before."""
-    kept = [gpu for gpu in gpus if gpu in now.gave_up and gpu in moving]
-    return {gpu: (*moving[gpu].offer, *moving[gpu].leaving) for gpu in kept}
 
 
 # --- phases --------------------------------------------------------------------------------------
@@ -267,11 +266,15 @@ def _would_wait(uuid: GpuUuid, draft: GpuDraft, now: Snapshot) -> bool:
     return draft.stuck is Phase.WAITING or (draft.stuck is None and differs)
 
 
-def _why_held(entries: Iterable[LedgerEntry]) -> str:
+def _why_held(entries: Collection[LedgerEntry]) -> str:
     """What else is to be said of shares that no container seems to hold; empty for others."""
     if left := [str(process) for entry in entries for process in entry.left]:
         runs = "runs" if len(set(left)) == 1 else "run"
         return f"; {listed(sorted(set(left)), 4)} of pods that the kubelet has forgotten still {runs}"
+    if unseen := sorted({entry.unseen for entry in entries if entry.unseen}):
+        return (
+            f"; nobody has looked for processes of pods that the kubelet has forgotten: {listed(unseen, 2)}"
+        )
     if any(entry.certainty is Certainty.UNCONFIRMED for entry in entries):
         return "; the kubelet's checkpoint has holds that PodResources does not name now"
     return ""

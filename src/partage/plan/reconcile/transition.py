@@ -14,7 +14,8 @@ from msgspec import Struct, field
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
-from partage.plan.serve.ledger_entry import HeldIds, Hold, LedgerEntry
+from partage.plan.serve.held_ids import HeldIds
+from partage.plan.serve.ledger_entry import Hold, LedgerEntry
 from partage.values import Frozen
 
 
@@ -26,6 +27,8 @@ class GpuServing(Frozen):
     draining: the GPU waits to change: only held ids are listed. draining_since_s: on the caller's clock; None
     if it does not drain.
     empty_since_s: since when no awaited share is held; None while one is held, or none is awaited.
+    once_more: of what waits, the free ids that are still given, each once: nobody is asked to leave any more.
+    None: no drain was given up.
     """
 
     offer: GpuOffer
@@ -33,6 +36,7 @@ class GpuServing(Frozen):
     draining: bool = False
     draining_since_s: float | None = None
     empty_since_s: float | None = None
+    once_more: tuple[Hold, ...] | None = None
 
 
 class ListedShare(Frozen):
@@ -52,11 +56,14 @@ class ListedShare(Frozen):
 
 
 class _GpuHolds(Struct):
-    """The held ids of one GPU. own: with the offers they belong to. in_conflict: they exclude each other."""
+    """The held ids of one GPU. own: with the offers they belong to. in_conflict: they exclude each other.
+    drained_in_vain: their pods were asked to leave, and are not asked any more.
+    """
 
     own: list[tuple[Hold, DeviceOffer]] = field(default_factory=list)
     foreign: list[Hold] = field(default_factory=list)
     in_conflict: bool = False
+    drained_in_vain: bool = False
 
     @property
     def must_end(self) -> bool:
@@ -73,6 +80,7 @@ def transition(
     *,
     gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None,
     in_conflict: Collection[GpuUuid] = (),
+    gave_up: Collection[GpuUuid] = (),
 ) -> dict[GpuUuid, GpuServing]:
     """One step from ``serving`` towards ``wanted``, GPU by GPU.
 
@@ -81,6 +89,7 @@ def transition(
     that is no longer wanted drains and is dropped. A GPU with a foreign hold (``foreign_holds``) drains
     too, and so does one whose holds exclude each other (in_conflict). withdraw_s gives the kubelet time: an
     Allocate for an id that was just withdrawn may be under way, and is still answered (``answerable_offer``).
+    Of a GPU whose pods were asked to leave in vain (gave_up) what is free is given once more.
     Planned MIG devices are not served. gpu_of: MIG device UUID to GPU UUID, for held ids of devices that are
     in no offer.
     """
@@ -88,6 +97,8 @@ def transition(
     loads = _loads({**live, **answerable_offer(serving)}, held, gpu_of or {})
     for gpu in in_conflict:
         loads.setdefault(gpu, _GpuHolds()).in_conflict = True
+    for gpu in gave_up:
+        loads.setdefault(gpu, _GpuHolds()).drained_in_vain = True
     steps = {
         gpu: _step(serving.get(gpu), live.get(gpu), loads.get(gpu, _GpuHolds()), now_s, withdraw_s)
         for gpu in {**serving, **live}
@@ -114,10 +125,15 @@ def listed_shares(
     for name, resource in resources_of(answerable_offer(serving)).items():
         rows[name] = [
             ListedShare(
-                name, share, offering.gpu, offering, awaited=_is_awaited(offering, serving[offering.gpu])
+                name,
+                share,
+                offering.gpu,
+                offering,
+                awaited=share in ids and _is_awaited(offering, serving[offering.gpu]),
             )
             for offering in resource.offerings
-            for share in _listed_ids(offering, serving[offering.gpu], held.ids.get(name, frozenset()))
+            for ids in [held.ids.get(name, frozenset[ShareId]())]
+            for share in _listed_ids(offering, serving[offering.gpu], ids)
         ]
     for gpu, holds in foreign_holds(serving, held, gpu_of).items():
         for name, share in sorted(holds):
@@ -178,7 +194,11 @@ def next_due_s(serving: Mapping[GpuUuid, GpuServing], withdraw_s: float) -> floa
 
 
 def _step(
-    now: GpuServing | None, wanted: GpuOffer | None, load: _GpuHolds, now_s: float, withdraw_s: float
+    now: GpuServing | None,
+    wanted: GpuOffer | None,
+    load: _GpuHolds,
+    now_s: float,
+    withdraw_s: float,
 ) -> GpuServing | None:
     if now is None:
         return _start(wanted, load, now_s)
@@ -190,7 +210,20 @@ def _step(
         if now_s - empty_since_s >= withdraw_s:
             return None if wanted is None else GpuServing(wanted)
     since_s = now.draining_since_s if now.draining_since_s is not None else now_s
-    return GpuServing((*now.offer, *now.leaving), (), True, since_s, empty_since_s)
+    offer = (*now.offer, *now.leaving)
+    once_more = _once_more(now, offer, load)
+    return GpuServing(offer, (), True, since_s, empty_since_s, once_more)
+
+
+def _once_more(now: GpuServing, waiting: GpuOffer, load: _GpuHolds) -> tuple[Hold, ...] | None:
+    """What is given once more of a GPU whose pods were asked to leave in vain: a share of which the holder
+    ends is given to nobody else. None once nothing is held: then it changes.
+    """
+    held = {hold for hold, offering in load.own if offering in waiting}
+    if not load.drained_in_vain or load.must_end or not held:
+        return None
+    free = [(one.resource, share) for one in waiting for share in one.share_ids]
+    return tuple(hold for hold in (free if now.once_more is None else now.once_more) if hold not in held)
 
 
 def _start(wanted: GpuOffer | None, load: _GpuHolds, now_s: float) -> GpuServing | None:
@@ -215,7 +248,8 @@ def _change_in_place(
         empty_since_s = now.empty_since_s if waited else now_s
     if empty_since_s is not None and now_s - empty_since_s >= withdraw_s:
         return GpuServing(wanted)
-    return GpuServing(wanted, leaving, empty_since_s=empty_since_s)
+    once_more = _once_more(now, leaving, load)
+    return GpuServing(wanted, leaving, empty_since_s=empty_since_s, once_more=once_more)
 
 
 def _fits_in_place(now: GpuServing, wanted: GpuOffer) -> bool:
@@ -292,7 +326,8 @@ def _is_awaited(offering: DeviceOffer, now: GpuServing) -> bool:
 
 def _listed_ids(offering: DeviceOffer, now: GpuServing, held: frozenset[ShareId]) -> Iterable[ShareId]:
     if _is_awaited(offering, now):
-        return [share for share in offering.share_ids if share in held]
+        more = set(now.once_more or ())
+        return [share for share in offering.share_ids if share in held or (offering.resource, share) in more]
     return offering.share_ids
 
 

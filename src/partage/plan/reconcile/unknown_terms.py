@@ -11,7 +11,8 @@ from collections.abc import Mapping
 
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
 from partage.model.share import GpuOffer, NodeOffer
-from partage.plan.serve.ledger_entry import HeldIds, Hold
+from partage.plan.serve.held_ids import HeldIds
+from partage.plan.serve.ledger_entry import Hold
 
 Listed = Mapping[ResourceName, frozenset[ShareId]]
 """Ids in the last lists that plugins sent to the kubelet."""

@@ -19,7 +19,7 @@ from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable_offer, listed_shares
 from partage.plan.serve.fragmentation import RefusedAmounts, one_device_where_needed
-from partage.plan.serve.ledger_entry import HeldIds
+from partage.plan.serve.held_ids import HeldIds
 from partage.values import Frozen
 
 _Key = tuple[

@@ -12,14 +12,12 @@ The kubelet tells it in five ways (docs/adr/0020):
 So an id that PodResources does not name is free only if the same kubelet has named it before, or if the
 checkpoint, written after that question, does not have it either.
 
-The kubelet forgets a pod that is deleted by force while its processes run. So an id whose holder's pod is
-known by its UID is *ending* first, until somebody has looked and has found no process of it (docs/adr/0125).
+An id whose holder's pod is known by its UID is *ending* first (``ending_holds``).
 """
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from math import inf
 
 from msgspec.structs import replace
@@ -27,26 +25,15 @@ from msgspec.structs import replace
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
-from partage.plan.serve.ledger_entry import NAMED, Certainty, EndingHold, HeldIds, Hold, Holder, LedgerEntry
-from partage.values import Frozen
-
-
-class _Past(Frozen):
-    """Containers that released an id at since_s or before and are still listed with it.
-
-    free: the kubelet reported the id as free and has not allocated it since: every name is out of date.
-    """
-
-    holders: frozenset[Holder]
-    since_s: float
-    free: bool = False
-
+from partage.plan.serve.ending_holds import EndingHolds
+from partage.plan.serve.former_names import FormerNames
+from partage.plan.serve.held_ids import HeldIds, held_ids
+from partage.plan.serve.ledger_entry import NAMED, Certainty, EndingHold, Hold, Holder, LedgerEntry
 
 ADMISSION_S = 5.0
 """An id that Allocate returned so long ago belongs to an admitted pod, also if PodResources never lists it
 (an ordinary init container): the kubelet asks for all containers of a pod within milliseconds."""
 _Names = dict[ShareId, set[Holder]]
-_NOBODY: frozenset[Holder] = frozenset()
 
 
 class Ledger:
@@ -55,15 +42,17 @@ class Ledger:
     The cost of Allocate depends on its own ids; the cost of an observation on all held ids.
 
     unlisted_grace_s: after how long an allocated id that PodResources never lists (an ordinary init
-    container, or a pod that was refused in the end) becomes unconfirmed.
+    container, or a pod that was refused in the end) becomes unconfirmed; after ADMISSION_S where a checkpoint
+    that was written after its Allocate had it.
     """
 
     def __init__(self, unlisted_grace_s: float = 120.0) -> None:
         self._grace_s = unlisted_grace_s
         self._rows: dict[ResourceName, dict[ShareId, LedgerEntry]] = {}
-        self._past: dict[ResourceName, dict[ShareId, _Past]] = {}
+        self._former = FormerNames()
         self._pods: dict[Hold, frozenset[PodUid]] = {}
-        self._ending: dict[Hold, EndingHold] = {}
+        self._in_checkpoint: set[Hold] = set()
+        self._ending = EndingHolds()
         self._suspected: frozenset[Hold] = frozenset()
         self._observed_s = -inf
         self._version = 0
@@ -73,13 +62,14 @@ class Ledger:
     @property
     def version(self) -> int:
         """Increases with every change of an entry; equal versions mean equal entries."""
-        return self._version
+        return self._version + self._ending.version
 
     def allocated(self, resource: ResourceName, ids: Sequence[ShareId], now_s: float) -> None:
         """Allocate returned these ids: for a new holder, or for the next container of the same pod."""
         for share in ids:
-            self._remember(resource, share, _Past(self._give_up(resource, share), now_s))
+            self._former.remember(resource, share, self._give_up(resource, share), now_s)
             self._pods.pop((resource, share), None)
+            self._in_checkpoint.discard((resource, share))
             self._put(LedgerEntry(resource, share, Certainty.TENTATIVE, (), now_s))
 
     def restored(self, resource: ResourceName, ids: Iterable[ShareId], now_s: float) -> None:
@@ -134,7 +124,7 @@ class Ledger:
                 self._put(replace(entry, checkpoint_pods=len(pods)))
                 continue
             if entry.certainty is not Certainty.UNCONFIRMED:  # its pods have ended, and are still named
-                self._remember(resource, share, _Past(self._give_up(resource, share), asked_s))
+                self._former.remember(resource, share, self._give_up(resource, share), asked_s)
             self._drop(resource, share, asked_s)
 
     def offered_as_free(
@@ -153,7 +143,7 @@ class Ledger:
         if not rows:
             return
         for share in (rows.keys() & available) - set(must_include):
-            self._remember(resource, share, _Past(self._give_up(resource, share), now_s, free=True))
+            self._former.remember(resource, share, self._give_up(resource, share), now_s, free=True)
             self._drop(resource, share, now_s)
 
     def observed(self, holders: Sequence[ContainerHold], asked_s: float) -> None:
@@ -172,7 +162,7 @@ class Ledger:
             names = said.setdefault(row.resource, {})
             for share in row.ids:
                 names.setdefault(share, set()).add(holder)
-        for resource in {*said, *self._rows, *self._past}:
+        for resource in {*said, *self._rows, *self._former.resources}:
             self._observe(resource, said.get(resource, {}), asked_s)
 
     def proven(
@@ -190,7 +180,7 @@ class Ledger:
             if row.resource == resource:
                 held_by.setdefault(Holder(row.namespace, row.pod, row.container), set()).update(row.ids)
         wanted = set(ids)
-        former = frozenset[Holder]().union(*(self._former(resource, share) for share in ids))
+        former = frozenset[Holder]().union(*(self._former.holders(resource, share) for share in ids))
         starting = [holder for holder, held in held_by.items() if held == wanted and holder not in former]
         for share in ids:
             if self._changed_s(resource, share) > asked_s:
@@ -201,7 +191,7 @@ class Ledger:
             elif named:
                 self._name(resource, share, named, asked_s)
             elif share not in self._rows.get(resource, {}):
-                self._remember(resource, share, _Past(self._former(resource, share), asked_s))
+                self._former.remember(resource, share, self._former.holders(resource, share), asked_s)
                 self._put(LedgerEntry(resource, share, Certainty.TENTATIVE, (), asked_s))
 
     # --- whose processes have to be gone -------------------------------------------------------
@@ -215,102 +205,86 @@ class Ledger:
             for entry in rows.values()
         )
 
-    def know_pods(self, checkpoint: CheckpointHolds) -> None:
+    def know_pods(self, checkpoint: CheckpointHolds, *, is_newer: bool = False) -> None:
         """The checkpoint as it is now. Of a tentative entry it may still name the former holder: it is asked
-        again for that."""
+        again for that. is_newer: it was written after the last Allocate: what is in it belongs to a pod that
+        the kubelet has noted, and will be in all later ones until that pod has ended.
+        """
         for resource, rows in self._rows.items():
             by_id = checkpoint.get(resource, {})
             for share, entry in rows.items():
                 pods = by_id.get(share)
                 if pods and entry.certainty is Certainty.TENTATIVE:
                     self._pods[entry.hold] = pods
+                    if is_newer:
+                        self._in_checkpoint.add(entry.hold)
                 elif pods and entry.hold not in self._pods:
                     self._pods[entry.hold] = pods
-                    self._gone(entry.hold, pods)
+                    self._ending.gone(entry.hold, pods)
 
     @property
     def ending(self) -> tuple[EndingHold, ...]:
         """The holds that are ending."""
-        return tuple(self._ending.values())
+        return self._ending.all()
 
     def restore_ending(self, holds: Iterable[EndingHold]) -> None:
         """Holds that were ending for the agent before. What is held again since is another holder's."""
-        for hold in holds:
-            self._await(hold.entry.hold, hold)
+        self._ending.restore(holds)
 
     @property
     def ending_pods(self) -> frozenset[PodUid]:
         """The pods of holds that are ending: it has to be looked whether anything of them is left."""
-        return frozenset().union(*(one.pods for one in self._ending.values()))
+        return self._ending.pods()
 
     def former_pods(self, resource: ResourceName, ids: Iterable[ShareId]) -> frozenset[PodUid]:
         """The pods of holders of these ids whose end has not been seen."""
         found: set[PodUid] = set()
         for share in ids:
             hold = resource, share
-            found |= self._pods.get(hold, frozenset())
-            if hold in self._ending:
-                found |= self._ending[hold].pods
+            found |= self._pods.get(hold, frozenset()) | self._ending.pods_of(hold)
         return frozenset(found)
 
     def looked(self, pods: frozenset[PodUid], left: Collection[LeftProcess]) -> None:
         """It was looked for processes of these pods, and only these are left."""
-        by_pod: dict[PodUid, list[LeftProcess]] = {}
-        for process in left:
-            by_pod.setdefault(process.pod, []).append(process)
-        gone = pods - by_pod.keys()
-        for hold, ending in list(self._ending.items()):
-            self._gone(hold, gone)
-            if hold in self._ending and (seen := ending.pods & pods - gone):
-                found = tuple(process for pod in sorted(seen) for process in by_pod[pod])
-                self._await(hold, EndingHold(replace(ending.entry, left=found), ending.pods - gone))
+        self._ending.looked(pods, left)
 
-    def _gone(self, hold: Hold, pods: frozenset[PodUid]) -> None:
-        """Nothing of these pods has to be gone before this hold has ended."""
-        ending = self._ending.get(hold)
-        if ending is None or not ending.pods & pods:
-            return
-        if ending.pods <= pods:
-            del self._ending[hold]
-            self._version += 1
-        else:
-            self._await(hold, EndingHold(ending.entry, ending.pods - pods))
+    def not_looked(self, pods: frozenset[PodUid], reason: str, since_s: float) -> None:
+        """Nobody could look for processes of these pods since then: they are waited for."""
+        self._ending.not_looked(pods, reason, since_s)
 
-    def _await(self, hold: Hold, ending: EndingHold) -> None:
-        if self._ending.get(hold) != ending:
-            self._ending[hold] = ending
-            self._version += 1
+    def by_the_kubelets_word(self, pods: frozenset[PodUid], reason: str, since_s: float) -> None:
+        """Nobody can look for processes of these pods: those of which none was seen have ended."""
+        self._ending.by_the_kubelets_word(pods, reason, since_s)
 
     def entries(self) -> tuple[LedgerEntry, ...]:
         """All held ids, ordered by resource and id."""
-        if self._entries[0] != self._version:
-            found = {hold: ending.entry for hold, ending in self._ending.items()}
+        if self._entries[0] != self.version:
+            found = self._ending.entries()
             found |= {entry.hold: entry for rows in self._rows.values() for entry in rows.values()}
-            self._entries = (self._version, tuple(found[hold] for hold in sorted(found)))
+            self._entries = (self.version, tuple(found[hold] for hold in sorted(found)))
         return self._entries[1]
 
     def held(self) -> HeldIds:
         """All held ids, by resource."""
-        if self._held[0] != self._version:
-            self._held = (self._version, _held_ids(self.entries()))
+        if self._held[0] != self.version:
+            self._held = (self.version, held_ids(self.entries()))
         return self._held[1]
 
     # --- one resource, one id ------------------------------------------------------------------
 
     def _observe(self, resource: ResourceName, names: _Names, asked_s: float) -> None:
-        rows, past = self._rows.get(resource, {}), self._past.get(resource, {})
+        rows = self._rows.get(resource, {})
         news = [
             share
             for share, named in names.items()
-            if share in past or share not in rows or not _is_known(rows[share], named)
+            if self._former.find(resource, share) or share not in rows or not _is_known(rows[share], named)
         ]
         for share in news:
             self._name(resource, share, names[share], asked_s)
         for entry in [row for share, row in self._rows.get(resource, {}).items() if share not in names]:
             if entry.since_s < asked_s:
                 self._not_named(entry, asked_s)
-        for share in [share for share, gone in past.items() if share not in names and gone.since_s < asked_s]:
-            del past[share]
+        self._former.forget_unnamed(resource, names.keys(), asked_s)
 
     def _not_named(self, entry: LedgerEntry, asked_s: float) -> None:
         """An answer does not list this id."""
@@ -318,8 +292,9 @@ class Ledger:
             self._drop(entry.resource, entry.id, asked_s)
         elif entry.certainty is Certainty.TENTATIVE:
             late = asked_s - entry.since_s >= self._grace_s
-            certainty = Certainty.UNCONFIRMED if late else Certainty.TENTATIVE
             unlisted = entry.unlisted or asked_s - entry.since_s >= ADMISSION_S
+            noted = unlisted and entry.hold in self._in_checkpoint
+            certainty = Certainty.UNCONFIRMED if late or noted else Certainty.TENTATIVE
             self._put(replace(entry, certainty=certainty, holders=(), unlisted=unlisted))
 
     def _name(self, resource: ResourceName, share: ShareId, named: set[Holder], asked_s: float) -> None:
@@ -327,11 +302,11 @@ class Ledger:
         if self._changed_s(resource, share) >= asked_s:
             return
         entry = self._rows.get(resource, {}).get(share)
-        past = self._past.get(resource, {}).get(share)
+        past = self._former.find(resource, share)
         if entry is None and past and past.free:
-            self._remember(resource, share, replace(past, holders=frozenset(named)))
+            self._former.rename(resource, share, frozenset(named))
             return
-        former = self._still_named(resource, share, named)
+        former = self._former.still_named(resource, share, named)
         current = named - former
         if current:
             self._see(entry, resource, share, tuple(sorted(current)), asked_s)
@@ -363,40 +338,19 @@ class Ledger:
         """``holder`` starts with this id; other containers listed with it have released it."""
         entry = self._rows.get(resource, {}).get(share)
         since_s = entry.since_s if entry else asked_s
-        self._remember(resource, share, _Past(frozenset(named - {holder}), since_s))
+        self._former.remember(resource, share, frozenset(named - {holder}), since_s)
         self._put(LedgerEntry(resource, share, Certainty.PROVEN, (holder,), since_s))
 
     def _changed_s(self, resource: ResourceName, share: ShareId) -> float:
         """When the id was last allocated or released; answers to earlier questions are out of date."""
         entry = self._rows.get(resource, {}).get(share)
-        past = self._past.get(resource, {}).get(share)
         given = entry is not None and entry.certainty is not Certainty.UNCONFIRMED
-        return max(entry.since_s if entry and given else -inf, past.since_s if past else -inf)
-
-    def _former(self, resource: ResourceName, share: ShareId) -> frozenset[Holder]:
-        past = self._past.get(resource, {}).get(share)
-        return past.holders if past else _NOBODY
-
-    def _still_named(self, resource: ResourceName, share: ShareId, named: set[Holder]) -> frozenset[Holder]:
-        """Former holders that have been listed ever since; others are forgotten and would count as new."""
-        past = self._past.get(resource, {}).get(share)
-        if past is None:
-            return _NOBODY
-        still = past.holders & named
-        if still != past.holders:
-            self._remember(resource, share, replace(past, holders=still))
-        return still
-
-    def _remember(self, resource: ResourceName, share: ShareId, past: _Past) -> None:
-        if past.holders or past.free:
-            self._past.setdefault(resource, {})[share] = past
-        else:
-            self._past.get(resource, {}).pop(share, None)
+        return max(entry.since_s if entry and given else -inf, self._former.since_s(resource, share))
 
     def _give_up(self, resource: ResourceName, share: ShareId) -> frozenset[Holder]:
         """All containers listed with the id until now."""
         entry = self._rows.get(resource, {}).get(share)
-        return self._former(resource, share).union(entry.holders if entry else ())
+        return self._former.holders(resource, share).union(entry.holders if entry else ())
 
     def _put(self, entry: LedgerEntry) -> None:
         rows = self._rows.setdefault(entry.resource, {})
@@ -408,39 +362,15 @@ class Ledger:
         """The kubelet has ended this hold. It is ending, where it is known whose processes have to go."""
         rows, hold = self._rows[resource], (resource, share)
         entry = rows.pop(share)
+        self._in_checkpoint.discard(hold)
         if pods := self._pods.pop(hold, None):
-            before = self._ending[hold].pods if hold in self._ending else frozenset()
-            names = () if entry.certainty is Certainty.TENTATIVE else entry.holders
-            entry = LedgerEntry(resource, share, Certainty.ENDING, names, entry.since_s, ended_s=now_s)
-            self._ending[hold] = EndingHold(entry, before | pods)
+            self._ending.begin(entry, pods, now_s)
         if not rows:
             del self._rows[resource]
         self._version += 1
-
-
-def _held_ids(entries: Iterable[LedgerEntry]) -> HeldIds:
-    ids: dict[ResourceName, set[ShareId]] = {}
-    admitted: dict[ResourceName, set[ShareId]] = {}
-    left: dict[ResourceName, set[ShareId]] = {}
-    pods: dict[ResourceName, Counter[tuple[str, str]]] = {}
-    for entry in entries:
-        resource = entry.resource
-        ids.setdefault(resource, set()).add(entry.id)
-        if entry.admitted:
-            admitted.setdefault(resource, set()).add(entry.id)
-        if entry.left:
-            left.setdefault(resource, set()).add(entry.id)
-        if entry.certainty is not Certainty.ENDING:
-            pods.setdefault(resource, Counter()).update(entry.pods)
-    largest = {resource: max(counts.values(), default=1) for resource, counts in pods.items()}
-    return HeldIds(_frozen(ids), _frozen(admitted), largest, _frozen(left))
 
 
 def _is_known(entry: LedgerEntry, named: set[Holder]) -> bool:
     """Whether an answer with these names changes nothing. Almost always so, hence this fast path."""
     known = entry.certainty in NAMED and len(entry.holders) == len(named)
     return known and named.issuperset(entry.holders)
-
-
-def _frozen(ids: Mapping[ResourceName, set[ShareId]]) -> dict[ResourceName, frozenset[ShareId]]:
-    return {resource: frozenset(some) for resource, some in ids.items()}

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from enum import StrEnum
-
-from msgspec import field
 
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
@@ -56,7 +53,9 @@ class LedgerEntry(Frozen):
     since_s: when it was allocated, or first observed as held.
     checkpoint_pods: how many pods hold it by the kubelet's checkpoint; 0: not compared.
     unlisted: the running kubelet allocated it some time ago, and PodResources does not list it.
-    ended_s: since when it is ending, left: what still runs of its former holders; None and empty otherwise.
+    ended_s: since when it is ending, former_pods: the pods whose processes have not been seen to be gone;
+    left: what was seen of them. unseen: why nobody can look for them now, and unseen_s since when; empty and
+    None if somebody can. All are empty and None if it is not ending.
     """
 
     resource: ResourceName
@@ -68,6 +67,9 @@ class LedgerEntry(Frozen):
     unlisted: bool = False
     ended_s: float | None = None
     left: tuple[LeftProcess, ...] = ()
+    former_pods: tuple[PodUid, ...] = ()
+    unseen: str = ""
+    unseen_s: float | None = None
 
     @property
     def hold(self) -> Hold:
@@ -97,16 +99,3 @@ class EndingHold(Frozen):
 
     entry: LedgerEntry
     pods: frozenset[PodUid]
-
-
-class HeldIds(Frozen):
-    """Ids held now, by resource, for all GPUs.
-
-    admitted: those whose pod the running kubelet has admitted. largest: how many ids of a resource one pod
-    holds at most. left: those that no container holds, only processes that are left of former holders.
-    """
-
-    ids: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
-    admitted: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
-    largest: Mapping[ResourceName, int] = field(default_factory=dict)
-    left: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)

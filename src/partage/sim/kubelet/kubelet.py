@@ -29,6 +29,7 @@ from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
 from partage.sim.kubelet.pod import ContainerState, Pod, PodPhase, PodStatus
 from partage.sim.kubelet.pod_resources import PodResourcesService, TokenBucket, device_message, pod_message
+from partage.sim.kubelet.scheduler import Scheduler
 from partage.sim.node.machine import derived_uuid
 
 
@@ -73,8 +74,7 @@ class EmbeddedKubelet:
             listed=self._listed_devices,
             gone=self._note_change,
         )
-        self._waiting: dict[str, tuple[Pod, asyncio.Future[bool]]] = {}
-        self._bound: dict[str, Pod] = {}
+        self._scheduler = Scheduler(self.allocatable, lambda: bool(self._servers))
         self._uids: dict[str, PodUid] = {}
         self._namesakes: Counter[str] = Counter()
         self._pods: dict[str, PodStatus] = {}
@@ -212,7 +212,7 @@ class EmbeddedKubelet:
 
     def waiting(self) -> tuple[Pod, ...]:
         """Pods that wait until the scheduler finds room for them, oldest first."""
-        return tuple(pod for pod, _ in self._waiting.values())
+        return self._scheduler.waiting()
 
     def left(self) -> tuple[PodStatus, ...]:
         """Pods that were deleted by force and whose processes run on: the kubelet knows nothing of them."""
@@ -236,12 +236,13 @@ class EmbeddedKubelet:
         """
         if not self._servers:
             raise RuntimeError("the kubelet does not run")
-        if pod.key in self._bound or pod.key in self._waiting:
+        if self._scheduler.knows(pod):
             raise ValueError(f"pod {pod.key} is there already")
-        if not bound and (lacking := self._insufficient(pod)) and not (waits and await self._fits(pod)):
+        if bound:
+            self._scheduler.bind(pod)
+        elif lacking := await self._scheduler.place(pod, waits=waits):
             reasons = ", ".join(f"1 Insufficient {resource}" for resource in lacking)
             return PodStatus(pod, PodPhase.PENDING, "Unschedulable", f"0/1 nodes are available: {reasons}.")
-        self._bound[pod.key] = pod
         await self._awake.wait()
         self._update_allocated()
         self._uids[pod.key] = self._new_uid(pod)
@@ -267,23 +268,6 @@ class EmbeddedKubelet:
         self._namesakes[pod.key] += 1
         return PodUid(derived_uuid("", "pod", pod.key, *([before] if before else [])))
 
-    async def _fits(self, pod: Pod) -> bool:
-        """Wait until the scheduler has bound it. False: it was deleted before."""
-        bound: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        self._waiting[pod.key] = pod, bound
-        try:
-            return await bound
-        finally:
-            self._waiting.pop(pod.key, None)
-
-    def _schedule(self) -> None:
-        """Bind the pods that wait and fit, oldest first."""
-        for key, (pod, bound) in list(self._waiting.items()):
-            if self._servers and not self._insufficient(pod):
-                del self._waiting[key]
-                self._bound[key] = pod
-                bound.set_result(True)
-
     async def _make_ready(self, pod: Pod) -> None:
         """Wait for sandbox and image. The pod has its devices; PodResources does not name it at first."""
         if self.behaviour.unlisted_s:
@@ -293,17 +277,8 @@ class EmbeddedKubelet:
         if self.behaviour.start_delay_s:
             await asyncio.sleep(self.behaviour.start_delay_s)
 
-    def _insufficient(self, pod: Pod) -> list[str]:
-        """Resources that lack devices, as the scheduler sees it: allocatable, less requests of bound pods."""
-        allocatable = self.allocatable()
-        used: Counter[str] = Counter()
-        for other in self._bound.values():
-            used.update(other.requests())
-        wanted = pod.requests().items()
-        return [name for name, count in wanted if count > allocatable.get(name, 0) - used[name]]
-
     def _refused(self, pod: Pod, error: Exception) -> PodStatus:
-        del self._bound[pod.key]
+        self._scheduler.unbind(pod)
         return self._put(PodStatus(pod, PodPhase.FAILED, *_unexpected(error)))
 
     async def retry(self, pod: Pod) -> PodStatus:
@@ -367,14 +342,13 @@ class EmbeddedKubelet:
         if not status.holds:
             return status
         self._ended.append(pod)
-        del self._bound[pod.key]
+        self._scheduler.unbind(pod)
         ended = tuple(replace(one, state=ContainerState.TERMINATED) for one in status.containers)
         return self._put(replace(status, phase=phase, reason=reason, message=message, containers=ended))
 
     async def delete(self, pod: Pod, *, force: bool = False) -> None:
         """End it if it runs, and forget it. force: its processes run on, and nobody waits for them."""
-        if pod.key in self._waiting:
-            self._waiting[pod.key][1].set_result(False)
+        self._scheduler.give_up(pod)
         if pod.key in self._pods:
             status = self._pods[pod.key]
             if force and any(one.state is ContainerState.RUNNING for one in status.containers):
@@ -410,7 +384,7 @@ class EmbeddedKubelet:
             self._ended.clear()
 
     def _note_change(self) -> None:
-        self._schedule()
+        self._scheduler.schedule()
         self._changed.set()
 
     def _report(self, protocol_error: str) -> None:

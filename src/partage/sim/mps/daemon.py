@@ -33,7 +33,7 @@ from partage.sim.mps.commands_v2 import run_command
 from partage.sim.mps.named_state import CommandError, NamedState
 from partage.sim.mps.node import MpsNode
 from partage.sim.mps.server_processes import ServerProcesses
-from partage.sim.mps.state import SimulatedDaemon
+from partage.sim.mps.state import MpsControlState
 from partage.sim.mps.wire import COMMAND_PREFIX, ERROR_PREFIX, QUIT
 from partage.values import Frozen
 
@@ -298,11 +298,11 @@ class ControlDaemon:
             self._log_file.write(f"[{now} Control {os.getpid()}] {text}\n")
 
 
-def _state(settings: DaemonSettings) -> SimulatedDaemon:
+def _state(settings: DaemonSettings) -> MpsControlState:
     """Raises CommandError for a bad configuration."""
     uid, many = os.geteuid(), settings.multi_user
     if settings.protocol == 2:
-        plain = SimulatedDaemon(settings.node, settings.devices, uid=uid, multi_user=many)
+        plain = MpsControlState(settings.node, settings.devices, uid=uid, multi_user=many)
         if settings.node.reads_limits and not settings.node.ignores_limits:
             plain.defaults = plain.defaults.with_environment(settings.environment)
         return plain

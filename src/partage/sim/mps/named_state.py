@@ -23,7 +23,7 @@ from partage.sim.mps.clients import (
     SimulatedServer,
 )
 from partage.sim.mps.limits import ALL_THREADS, DaemonLimits, parse_value
-from partage.sim.mps.state import SimulatedDaemon
+from partage.sim.mps.state import MpsControlState
 
 SCHEMA = "1.0"
 
@@ -39,7 +39,7 @@ class NamedServer(SimulatedServer, eq=False):
     namespaces: dict[str, DaemonLimits] = field(default_factory=dict)
 
 
-class NamedState(SimulatedDaemon):
+class NamedState(MpsControlState):
     """One daemon with version 3 of the control interface."""
 
     # --- commands ---------------------------------------------------------------------------------

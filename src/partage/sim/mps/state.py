@@ -28,7 +28,7 @@ from partage.sim.mps.limits import DaemonLimits, client_limit
 from partage.sim.mps.node import MpsNode
 
 
-class SimulatedDaemon:
+class MpsControlState:
     """One daemon. uid: its own user; only root can start servers for other users."""
 
     def __init__(self, node: MpsNode, devices: tuple[str, ...], *, uid: int, multi_user: bool) -> None:

@@ -1,0 +1,51 @@
+"""The end of an agent whose API server is silent: the taints that stay are said."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from partage.agent.cluster import node_taints
+from partage.agent.cluster.node_taints import NodeTaints
+from partage.agent.status.status import AgentStatus
+from partage.edges.kube.cluster import ApiCluster
+from partage.edges.kube.port import WatchState
+from partage.model.node_taints import NO_SCHEDULE, NodeTaint
+from tests.edges.kube.scripted import Answer, Request, api_server, node, quick
+
+
+async def test_taints_that_cannot_be_taken_away_are_said(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """On Python 3.11.0 to 3.11.2 a deadline in a task that is being cancelled ended without a word."""
+    monkeypatch.setattr(node_taints, "LEAVE_S", 0.2)
+    silent = asyncio.Event()
+
+    async def answer(_: Request) -> Answer:
+        if silent.is_set():
+            await asyncio.Event().wait()
+        tainted = node(1)
+        tainted["spec"] = {"taints": [{"key": NodeTaint.NOT_READY.key, "effect": NO_SCHEDULE, "value": ""}]}
+        return Answer(tainted)
+
+    async with api_server() as server:
+        server.answer = answer
+        cluster = ApiCluster(server.config(), backoff=quick)
+        found = await cluster.node("n1")
+        taints = NodeTaints(
+            cluster,
+            "n1",
+            AgentStatus(lambda: 0.0),
+            asked=(),
+            watched=lambda: WatchState(found, trouble=""),
+            ask=lambda: None,
+        )
+        task = asyncio.create_task(taints.run())
+        await asyncio.sleep(0)
+        silent.set()
+        task.cancel()
+        await asyncio.wait({task}, timeout=10)
+        assert task.cancelled()
+    (said,) = [one for one in caplog.records if one.getMessage() == "taints stay on the Node"]
+    assert said.__dict__["reason"] == "no answer within 0.2 s"
