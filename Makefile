@@ -85,9 +85,9 @@ slurm: $(READY)  ## the tests with real Slurms, 22.05 and 24.11 (installs them: 
 	tests/slurm/prepare.sh $(SLURM_ROOT)
 	PARTAGE_SLURM_ALL=1 $(BIN)/python -m pytest tests/slurm -rs -v
 
-slurm-many: $(READY)  ## 200 jobs in random order on 8 GPUs, whole and shared, on both Slurms (15 minutes)
+slurm-many: $(READY)  ## 200 jobs in random order on 8 GPUs, whole and shared, and 200 of two users on two GPUs, on each Slurm (20 minutes)
 	tests/slurm/prepare.sh $(SLURM_ROOT)
-	PARTAGE_SLURM_ALL=1 PARTAGE_SLURM_JOBS=200 $(BIN)/python -m pytest tests/slurm/test_many_jobs.py -rs -v --timeout 600
+	PARTAGE_SLURM_ALL=1 PARTAGE_SLURM_JOBS=200 $(BIN)/python -m pytest tests/slurm/test_many_jobs.py tests/slurm/test_refused_jobs.py -rs -v --timeout 600
 
 check: build/.toolkit-tried format lint types contracts docs test  ## what continuous integration runs
 

@@ -9,6 +9,9 @@ local MOST_SHARDS = nil -- the largest 'replicas' of your policies, such as 4; n
 -- that are never shared. Then every job has to name the type of its GPUs, and cannot have a shared one whole.
 local NAME_TYPES = false
 local SHARED = "_shared" -- how the types of shared GPUs end, as 'partage slurm config' writes them
+-- What stands behind Features= of your nodes with shares, such as { "h100" }: only this is advised for --constraint,
+-- since a job with another one is not accepted.
+local FEATURES = {}
 
 local function number(text)
   local digits, scale = string.match(text or "", "^(%d+)([kKmM]?)$")
@@ -37,6 +40,17 @@ local function parts(text)
   return found
 end
 
+-- Of a share with a type: the same without it, and the feature that says the same, if a node has it.
+local function without_type(one)
+  local advice = "write " .. one.name .. ":" .. one.count
+  for _, feature in ipairs(FEATURES) do
+    if one.kind == feature or one.kind == feature .. SHARED then
+      return advice .. " and --constraint=" .. feature
+    end
+  end
+  return advice
+end
+
 -- Why a job is refused, a sentence; nil: it is not.
 function partage_refusal(job)
   local has = {}
@@ -44,7 +58,7 @@ function partage_refusal(job)
     for _, one in ipairs(parts(job[key])) do
       has[one.name] = has[one.name] or one
       if (one.name == "mps" or one.name == "shard") and one.kind ~= nil then
-        return one.name .. " has no type: write " .. one.name .. ":" .. one.count .. " and --constraint=" .. one.kind
+        return one.name .. " has no type: " .. without_type(one)
       end
       if one.name == "mps" and MOST_MPS ~= nil and one.count > MOST_MPS then
         return "mps:" .. one.count .. " would wait for ever: a job's mps come from one GPU, which has " .. MOST_MPS

@@ -30,6 +30,8 @@ def test_a_node():
     assert node.reason_by == "root@2026-11-22T19:17:11"
     assert (node.gres, node.version) == ("gpu:h100_1g.10gb:2,gpu:h100:3", SlurmVersion(22, 5, 8))
     assert node.started_s == 1795375029
+    assert node.features == ("h100",)
+    assert parse_node(NODE.replace("AvailableFeatures=h100", "AvailableFeatures=(null)")).features == ()
 
 
 @pytest.mark.parametrize(

@@ -25,10 +25,12 @@ SCRIPTS = _HERE / "deploy" / "slurm"
 
 
 class JobLab(Lab):
-    """A node ``g1`` with a policy, and Partage around its jobs.
+    """Nodes that are alike, ``g1`` and so on, with a policy, and Partage around their jobs.
 
     multi_user: whether the control program can serve several users at the same time. everyone: the scripts
-    run on a Python that every user can reach. conf: more lines of slurm.conf.
+    run on a Python that every user can reach. conf: more lines of slurm.conf. select: SelectTypeParameters.
+    nodes: how many; run_dir and what is said of records and daemons are those of the first. A job that is put
+    back into the queue begins again after 20 s; without ``cred_expire`` after 130 s.
     """
 
     def __init__(
@@ -41,25 +43,35 @@ class JobLab(Lab):
         everyone: bool = False,
         conf: str = "",
         idle: bool = True,
+        nodes: int = 1,
+        select: str = "CR_Core",
     ) -> None:
+        names = [f"g{number + 1}" for number in range(nodes)]
         written = make_config(
-            (configs.source(policy, machine),), SlurmVersion.parse(build.version), TypeNames("short")
+            (configs.source(policy, machine, names),), SlurmVersion.parse(build.version), TypeNames("short")
         )
-        super().__init__(build, config_files(written.config), ["g1"], idle=idle)
+        super().__init__(build, config_files(written.config), names, idle=idle)
         self.devices = written.devices[0].devices
-        self.run_dir = self.d / "p"
+        self.run_dir = self.d / "p-g1"
         self.devices_file = self.d / "devices.json"
         self.devices_file.write_text(devices_text(written.devices[0]))
         driver = self.d / "driver"
         memory = {str(one.uuid): one.memory_bytes for one in self.devices}
         install_programs(driver / "usr/bin", MpsNode(memory, multi_user=multi_user))
+        self._everyone = everyone
         python = _python_for_all(self.d) if everyone else sys.executable
         self._install_scripts(python, driver)
-        with (self.d / "slurm.conf").open("a") as file:
-            file.write(
-                f"Prolog={self.d}/prolog\nEpilog={self.d}/epilog\nTaskProlog={self.d}/task-prolog\n"
-                f"PrologFlags=Alloc\n{conf}\n"
-            )
+        text = (self.d / "slurm.conf").read_text()
+        for before, after in (
+            ("Parameters=CR_Core\n", f"Parameters={select}\n"),
+            ("m.sock\n", "m.sock,cred_expire=10\n"),
+            ("AuthType=auth/slurm\n", "AuthType=auth/slurm\nAuthInfo=cred_expire=10\n"),
+        ):
+            text = text.replace(before, after)
+        (self.d / "slurm.conf").write_text(
+            f"{text}Prolog={self.d}/prolog\nEpilog={self.d}/epilog\nTaskProlog={self.d}/task-prolog\n"
+            f"PrologFlags=Alloc\n{conf}\n"
+        )
 
     def _install_scripts(self, python: str, driver: Path) -> None:
         shims = self.d / "bin"
@@ -67,7 +79,7 @@ class JobLab(Lab):
         values = {
             "PYTHON": python,
             "PATH": f"{shims}:/usr/sbin:/usr/bin:/sbin:/bin",
-            "RUN_DIR": str(self.run_dir),
+            "RUN_DIR": f"{self.d}/p-$SLURMD_NODENAME",
             "DEVICES": str(self.devices_file),
             "DRIVER_ROOT": str(driver),
         }
@@ -79,15 +91,27 @@ class JobLab(Lab):
             script = self.d / f"{name}.real"
             script.write_text(text)
             into = f"2>>{self.d}/log/{name}.said" if name != "task-prolog" else ""
-            enter = "" if self.build.root is None else "/usr/sbin/chroot /host "
+            inside = self.build.root is None or (self._everyone and name == "task-prolog")
+            enter = "" if inside else "/usr/sbin/chroot /host "  # as which users there is no chroot
             (self.d / name).write_text(f"#!/bin/sh\nexec {enter}{script} {into}\n")
             for path in (script, self.d / name):
                 path.chmod(0o755)
-        if self.build.root is not None:
-            for program in ("scontrol", "squeue"):
-                shim = shims / program
-                shim.write_text(f'#!/bin/sh\nexec chroot {self.build.root} /usr/bin/{program} "$@"\n')
-                shim.chmod(0o755)
+        for program in ("scontrol", "squeue"):
+            self._shim(program)
+
+    def _shim(self, program: str, before: str = "") -> None:
+        """What the scripts find as a program of Slurm, outside the chroot and inside."""
+        root, real = self.build.root, f'/usr/bin/{program} "$@"'
+        run = real if root is None else f"chroot {root} {real}"
+        shim = self.d / "bin" / program
+        shim.write_text(f"#!/bin/sh\n{before}\n[ ! -d /host/usr ] || exec {real}\nexec {run}\n")
+        shim.chmod(0o755)
+
+    def silence_slurmctld(self, seconds: int) -> None:
+        """The next time that a script asks, slurmctld is stopped before it answers, for so long."""
+        pid = (self.d / "c.pid").read_text().strip()
+        once, again = self.d / "stopped", f"(sleep {seconds}; kill -CONT {pid}) </dev/null >/dev/null 2>&1 &"
+        self._shim("scontrol", f"[ -e {once} ] || {{ touch {once}; kill -STOP {pid}; {again} }}")
 
     def environment(self, *request: str, user: int | None = None) -> dict[str, str]:
         """What a job's task has in its environment; there must be room for the request."""
@@ -98,12 +122,13 @@ class JobLab(Lab):
     def srun(self, *words: str, user: int | None = None) -> subprocess.CompletedProcess[str]:
         """Run a job for which there is room, also as another user: it starts once the job before it has given
         back what it had, which takes long on a busy machine."""
-        become = [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
-        return self.run(*become, "srun", "--immediate=60", *words, timeout=90)
+        return self.run(*_become(user), "srun", "--immediate=60", *words, timeout=90)
 
-    def batch(self, *words: str, wrap: str = "sleep 60", out: str = "/dev/null") -> int:
+    def batch(
+        self, *words: str, wrap: str = "sleep 60", out: str = "/dev/null", user: int | None = None
+    ) -> int:
         """Submit a job; its number."""
-        done = self.run("sbatch", "--parsable", "-o", out, *words, "--wrap", wrap)
+        done = self.run(*_become(user), "sbatch", "--parsable", "-o", out, *words, "--wrap", wrap)
         assert done.returncode == 0, done.stderr
         return int(done.stdout)
 
@@ -155,14 +180,27 @@ class JobLab(Lab):
         super().close()
 
 
+def _become(user: int | None) -> list[str]:
+    return [] if user is None else ["setpriv", f"--reuid={user}", f"--regid={user}", "--clear-groups"]
+
+
 def _python_for_all(directory: Path) -> str:
-    """An interpreter that other users can run, with this Partage. sys.executable may be in root's home."""
+    """An interpreter that other users can run, with this Partage. sys.executable may be in root's home.
+
+    In a chroot it is this machine's, which is there as /host, with this machine's libraries.
+    """
     system = shutil.which("python3", path="/usr/bin")
     assert system is not None
-    folders = [str(_HERE / "src"), sysconfig.get_path("purelib")]
+    folders = [str(_HERE / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
     wrapper = directory / "python"
-    code = f"import sys; sys.path[:0] = {folders!r}; from partage.faces.cli.main import main; main()"
-    wrapper.write_text(f'#!/bin/sh\nshift 3\nexec {system} -I -c "{code}" "$@"\n')
+    code = f"import sys; sys.path[:0] = ['$at' + one for one in {folders!r}]; "
+    code += "from partage.faces.cli.main import main; main()"
+    libraries = f"/host/usr/lib/{sysconfig.get_config_var('MULTIARCH')}"
+    wrapper.write_text(
+        "#!/bin/sh\nshift 3\nat= with=\n[ ! -d /host/usr ] || { at=/host; "
+        f'with="$(echo {libraries}/ld-linux-*) --library-path {libraries}"; }}\n'
+        f'exec $with $at{Path(system).resolve()} -I -c "{code}" "$@"\n'
+    )
     wrapper.chmod(0o755)
     return str(wrapper)
 

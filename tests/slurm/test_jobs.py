@@ -220,32 +220,42 @@ def test_two_users_on_one_gpu(multi_user):
 
 @pytest.mark.skipif(why_not(OLD) != "", reason=why_not(OLD) or "-")
 def test_what_22_05_gives_away_twice_is_refused():
-    """Once a job with shares has ended, 22.05 takes its GPU for free, although another still uses it."""
+    """Once a job with shares has ended, 22.05 takes its GPU for free, although another still uses it.
+
+    A job that may not be put back into the queue ends, with the reason.
+    """
     policy = "version: partage/v1\ngpus: [{select: {index: [0]}, time-slicing: {replicas: 4}}]\n"
     with JobLab(OLD, policy) as lab:
         first = lab.batch("--gres=shard:1")
         lab.environment("--gres=shard:1")
         out = lab.d / "log" / "whole.txt"
         lab.wait_for(lambda: lab.records() == {first: "shard:1"})
-        lab.batch("--gres=gpu:h100_shared:1", wrap="echo it ran", out=str(out))
+        words = ["--gres=gpu:h100_shared:1", "--no-requeue"]
+        lab.batch(*words, wrap="echo it ran", out=str(out))
         lab.wait_for(lambda: out.exists() and "TaskProlog failed" in out.read_text())
         said = out.read_text()
         assert f"GPU 0 is not free: job {first} has shard:1 of it. Slurm 22.05.8 gave it away twice" in said
         assert "it ran" not in said
         lab.wait_for(lambda: lab.job_states() == {first: "RUNNING"})
         assert lab.states() == {"g1": "mix"}
+        again = lab.batch(words[0], wrap="sleep 1")
+        lab.wait_for(lambda: lab.job_states() == {first: "RUNNING", again: "PENDING"})
+        lab.run("scancel", str(first))
+        lab.wait_for(lambda: lab.records() == {again: "gpu:h100_shared:1"})
 
 
 REFUSED = {
     configs.MPS: {
         "mps:150": "mps:150 would wait for ever: a job's mps come from one GPU",
-        "mps:h100:25": "mps has no type: write mps:25 and --constraint=h100",
+        "mps:h100:25": "mps has no type: write mps:25 and --constraint=h100\n",
+        "mps:h100_shared:25": "mps has no type: write mps:25 and --constraint=h100\n",
+        "mps:a100:25": "mps has no type: write mps:25\n",
         "gpu:1": "name the type of the GPU",
         "gpu:h100_shared:1": "gpu:h100_shared is shared by several jobs",
     },
     configs.SHARDS: {
         "shard:5": "shard:5 would wait for ever: a job's shards come from one GPU, which has 4",
-        "shard:h100:2": "shard has no type: write shard:2 and --constraint=h100",
+        "shard:h100:2": "shard has no type: write shard:2 and --constraint=h100\n",
     },
 }
 LUA_POLICIES = [pytest.param(configs.MPS, id="mps")]
@@ -259,6 +269,7 @@ def test_job_submit_lua_tells_the_owner_why(build, policy):
     for name, value in (
         ("MOST_SHARDS = nil", "MOST_SHARDS = 4"),
         ("NAME_TYPES = false", "NAME_TYPES = true"),
+        ("FEATURES = {}", 'FEATURES = { "h100" }'),
     ):
         assert name in lua
         lua = lua.replace(name, value)
@@ -280,7 +291,7 @@ def test_job_submit_lua_tells_the_owner_why(build, policy):
             assert lab.run("scontrol", "update", f"jobid={held}", f"Gres={request}").returncode == 1, request
         lab.run("scancel", held)
         assert lab.job_states() == {}
-        for request in (f"{share}:2", "gpu:h100:2"):
-            done = lab.srun(f"--gres={request}", "true")
+        for request in (f"{share}:2 --constraint=h100", "gpu:h100:2"):
+            done = lab.srun(*f"--gres={request}".split(), "true")
             assert done.returncode == 0, done.stderr
         assert lab.srun("true").returncode == 0

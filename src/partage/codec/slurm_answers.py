@@ -48,6 +48,7 @@ def parse_node(text: str) -> LiveNode:
         raise CodecError(f"this is no answer of 'scontrol show node': {text[:60]!r}")
     away = ["NOT_RESPONDING"] if state.endswith("*") else []
     gres, reason = fields.get("Gres", ""), fields.get("Reason", "")
+    features = fields.get("AvailableFeatures", "").replace("(null)", "")
     by = _BY.search(reason)
     return LiveNode(
         name=name,
@@ -57,6 +58,7 @@ def parse_node(text: str) -> LiveNode:
         gres="" if gres == "(null)" else gres,
         version=_version(fields.get("Version", "")),
         started_s=_seconds(fields.get("SlurmdStartTime", "")),
+        features=tuple(filter(None, features.split(","))),
     )
 
 
@@ -164,24 +166,25 @@ def find_held(gres: str) -> list[re.Match[str]]:
 
 
 def held_devices(found: Iterable[re.Match[str]]) -> HeldDevices | None:
-    """What a job has on one node; None: not said how many shards of which GPU.
+    """What a job has on one node; None: not said how many units of which GPU.
 
-    22.05 has ``shard:2(IDX:2)``, 24.11 ``shard:2(0/0,0/0,2/4)``: what it holds of what there is, GPU by GPU.
+    22.05 has ``shard:2(IDX:2)``, 24.11 ``shard:2(0/0,0/0,2/4)``: what it holds of what there is, GPU by GPU;
+    ``mps`` alike.
     """
     indexes: set[int] = set()
-    shards: dict[int, int] = {}
+    units: dict[int, int] = {}
     for one in found:
         own = list(indexes_of(one))
         indexes |= set(own)
-        if one[1] == "shard":
+        if one[1] != "gpu":
             parts = one[4].split(",")
             if not one[4].startswith("IDX:"):
-                shards |= {at: int(parts[at].partition("/")[0]) for at in own}
+                units |= {at: int(parts[at].partition("/")[0]) for at in own}
             elif len(own) == 1:
-                shards[own[0]] = int(one[3])
+                units[own[0]] = int(one[3])
             else:
                 return None
-    return HeldDevices(tuple(sorted(indexes)), shards)
+    return HeldDevices(tuple(sorted(indexes)), units)
 
 
 def held_in_json(content: str, job: JobId, node: str) -> HeldDevices | None:

@@ -24,11 +24,11 @@ RECORD_VERSION = 1
 
 class HeldDevices(Frozen):
     """What slurmctld says that a job has on a node. indexes: Slurm's, of its GPUs, those too of which it has
-    a share. shards: how many, by index.
+    a share. units: of ``mps`` or ``shard``, by index.
     """
 
     indexes: tuple[int, ...] = ()
-    shards: Mapping[int, int] = field(default_factory=dict)
+    units: Mapping[int, int] = field(default_factory=dict)
 
 
 class JobDevice(Frozen):
@@ -61,7 +61,9 @@ class JobRecord(Frozen):
     """What the prolog knows of a job. uid: of its owner. user: the owner's name; empty if it is not known.
 
     refused: why the job must not run here, a sentence that its owner reads; empty: it may. guard_dir: where
-    the guard's files are; empty: it gets none.
+    the guard's files are; empty: it gets none. leader: the first component of a heterogeneous job, if this is
+    one of its components: the tasks of all components are told the leader's number as SLURM_JOB_ID, while
+    their prologs have their own (seen on 22.05.8, 24.11.5 and 26.05.5). None: it is a plain job.
     """
 
     job: JobId
@@ -70,6 +72,7 @@ class JobRecord(Frozen):
     user: str = ""
     refused: str = ""
     guard_dir: str = ""
+    leader: JobId | None = None
     version: int = RECORD_VERSION
 
     @property

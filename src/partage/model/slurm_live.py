@@ -20,6 +20,7 @@ class LiveNode(Frozen):
 
     reason_by: who gave the reason, and when: ``root@2026-11-22T19:39:47``. started_s: when slurmd was
     started, or has read its files anew since 23.11 (seconds since 1970); None: it has not registered.
+    features: for ``--constraint``.
     """
 
     name: str
@@ -29,6 +30,7 @@ class LiveNode(Frozen):
     gres: str = ""
     version: SlurmVersion | None = None
     started_s: int | None = None
+    features: tuple[str, ...] = ()
 
     @property
     def drained(self) -> bool:

@@ -2,10 +2,12 @@
 
 import os
 import threading
+import time
 
 import pytest
+from msgspec.structs import replace
 
-from partage.edges.slurm.job_records import JobRecords, read_jobs
+from partage.edges.slurm.job_records import JobRecords, Records, read_jobs, read_records
 from partage.edges.slurm.root_directory import RootDirectory, read_root_file
 from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy
@@ -36,8 +38,8 @@ def test_what_is_written_is_read(tmp_path):
     with JobRecords(tmp_path, make=True) as records, records.locked(1):
         records.put(RECORD)
         records.put(JobRecord(JobId(7), 0, ()))
-        assert records.get(JobId(41)) == RECORD
-        assert records.get(JobId(42)) is None
+        assert records.of_task(JobId(41)) == Records((RECORD,))
+        assert records.of_task(JobId(42)) == Records()
     assert [one.job for one in read_jobs(tmp_path)] == [7, 41]
     assert oct((tmp_path / "jobs").stat().st_mode)[-3:] == "755"
     assert oct((tmp_path / "jobs/41.json").stat().st_mode)[-3:] == "644"
@@ -46,6 +48,56 @@ def test_what_is_written_is_read(tmp_path):
         assert records.remove(JobId(41))
         assert not records.remove(JobId(41))
     assert [one.job for one in read_jobs(tmp_path)] == [7]
+
+
+def test_a_task_of_a_component_finds_its_record(tmp_path):
+    """It is told the number of the job's first component, which may be on another node."""
+    second = replace(RECORD, job=JobId(8), leader=JobId(7))
+    with JobRecords(tmp_path, make=True) as records:
+        records.put(RECORD)
+        records.put(second)
+        assert records.of_task(JobId(7)) == Records((second,))
+        first = replace(RECORD, job=JobId(7), leader=JobId(7))
+        records.put(first)
+        assert records.of_task(JobId(7)) == Records((first,))
+
+
+def test_what_cannot_be_read_is_named(tmp_path):
+    """It is not the same as none: its job has GPUs."""
+    with JobRecords(tmp_path, make=True) as records:
+        records.put(RECORD)
+        records.put(replace(RECORD, job=JobId(42), version=9))
+        jobs = tmp_path / "jobs"
+        (jobs / "43.json").write_text("{")
+        (jobs / "44.json").symlink_to(jobs / "41.json")
+        (jobs / "45.json").write_bytes((jobs / "41.json").read_bytes())
+        found = records.read()
+        assert found.jobs == (RECORD,)
+        assert sorted(found.unreadable) == [42, 43, 44, 45]
+        assert found.unreadable[JobId(42)] == f"{jobs}/42.json cannot be read: its version is 9, not 1"
+        assert found.unreadable[JobId(45)] == f"{jobs}/45.json cannot be read: it is the record of job 41"
+        assert records.of_task(JobId(43)) == Records((), {JobId(43): found.unreadable[JobId(43)]})
+        assert sorted(found.without(JobId(41), JobId(43)).unreadable) == [42, 44, 45]
+        assert found.without(JobId(41)).jobs == ()
+    assert read_records(tmp_path) == found
+    assert read_records(tmp_path / "absent") == Records()
+
+
+def test_whether_a_record_is_the_same():
+    other = replace(RECORD, uid=7)
+    assert Records((RECORD,)).same(JobId(41), Records((RECORD,)))
+    assert not Records((RECORD,)).same(JobId(41), Records((other,)))
+    assert not Records((RECORD,)).same(JobId(41), Records())
+    assert not Records((), {JobId(41): "x"}).same(JobId(41), Records((RECORD,)))
+
+
+def test_once_in_a_while(tmp_path):
+    with JobRecords(tmp_path, make=True) as records, records.locked(1):
+        assert records.asked_within(60)  # the file is new
+        for time_s in (time.time() - 61, time.time() + 3600):  # the clock was ahead
+            os.utime(tmp_path / "jobs/.lock", (time_s, time_s))
+            assert not records.asked_within(60)
+            assert records.asked_within(60)
 
 
 def test_what_is_no_record_is_left_out(tmp_path):

@@ -247,6 +247,13 @@ def test_a_node_of_slurm(capsys: pytest.CaptureFixture[str], node: Node) -> None
     code, answer = _json(capsys, *arguments)
     assert (code, answer["findings"]) == (0, [])
     assert [one["why"] for one in answer["notLooked"]] == ["slurmctld was not asked"]
+    record = node.at("run/partage/jobs/7.json")
+    record.parent.mkdir(parents=True)
+    record.write_text("{}")
+    (finding,) = _json(capsys, *arguments)[1]["findings"]
+    assert finding["code"] == "slurm-record-unreadable"
+    assert "7.json cannot be read" in str(finding["evidence"])
+    record.unlink()
     devices = node.at("etc/partage/slurm/devices.json")
     devices.write_text(devices.read_text().replace('"uuid": "GPU-', '"uuid": "GPU-0'))
     assert _codes(_json(capsys, *arguments)[1]) == ["slurm-devices-stale"]

@@ -273,6 +273,20 @@ def test_requests(request_, outcome, said):
     assert said in verdict.why
 
 
+@pytest.mark.parametrize(
+    ("kind", "hint"),
+    [
+        ("h200", "--gres=shard:2 --constraint=h200"),
+        ("h200_shared", "--gres=shard:2 --constraint=h200"),
+        ("a100", "leave the type away: --gres=shard:2"),  # no node has such a feature
+    ],
+)
+def test_a_constraint_is_advised_only_where_a_node_has_it(kind, hint):
+    checked = _check(MIG_AND_SHARDS)
+    verdict = judge_request(f"shard:{kind}:2", checked.nodes, checked.types, SlurmVersion(24, 11, 5))
+    assert verdict.hint.endswith(hint)
+
+
 def test_shares_of_several_gpus_where_the_cluster_allows_it():
     checked = _check(LAB)
     verdict = judge_request("mps:120", checked.nodes, checked.types, SlurmVersion(24, 11, 5), spread=True)

@@ -6,7 +6,14 @@ from hypothesis import strategies as st
 
 from partage.model.slurm_job import HeldDevices, JobId
 from partage.plan.slurm.job_start import JobRequest, NodeFacts, start_job
-from partage.plan.slurm.task_answer import FACTS, UNTOLD, TaskAnswer, task_answer
+from partage.plan.slurm.task_answer import (
+    FACTS,
+    UNTOLD,
+    TaskAnswer,
+    task_answer,
+    unreadable_answer,
+    without_record,
+)
 from partage.units import MIB
 from tests.plan.slurm.jobs import MIG, NODE, SIZE, gpu
 
@@ -18,8 +25,9 @@ GUARD = "/run/partage/guard/abc"
 
 
 def record(*indexes, percent=None, shards=None):
-    facts = NodeFacts(True, GUARD, HeldDevices((), {3: shards} if shards else {}))
-    return start_job(JobRequest(JobId(1), 1000, indexes, "", percent), NODE, facts, ()).record
+    held = None if percent else HeldDevices(indexes, {3: shards} if shards else {})
+    facts = NodeFacts(True, GUARD, held)
+    return start_job(JobRequest(JobId(1), 1000, indexes, "", percent), NODE, facts, ())
 
 
 def answer(found, **variables):
@@ -104,6 +112,47 @@ def test_a_step_may_have_less_and_never_more(said, units):
     assert found["PARTAGE_MEMORY_BYTES"] == str(SIZE * units // 100 // MIB * MIB)
 
 
+@pytest.mark.parametrize(
+    ("per_task", "step", "units"),
+    [
+        ("gres/mps:20", "0", 20), ("cpu:1,gres/mps=20", "0", 20), ("gres:mps:60", "0", 50),
+        ("gres/shard:2", "0", 50), ("gres/mps:20x", "0", 50), ("gres/mps:20", "", 50), ("", "0", 50),
+    ],
+)  # fmt: skip
+def test_with_tres_per_task_each_task_is_told_its_own(per_task, step, units):
+    """Slurm tells every task the percentage of the step (24.11.5). The batch script has all of the job."""
+    said = {"SLURM_TRES_PER_TASK": per_task, "SLURM_STEP_ID": step, "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50"}
+    found = answer(record(2, percent=50), SLURM_STEP_GPUS="2", **said).exports
+    assert found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(units)
+    assert found["PARTAGE_SHARES"] == f"mps:{units}"
+    shards = {"SLURM_TRES_PER_TASK": "gres/shard:1", "SLURM_STEP_ID": "0", "SLURM_SHARDS_ON_NODE": "3"}
+    assert answer(record(3, shards=3), SLURM_STEP_GPUS="3", **shards).exports["PARTAGE_SHARES"] == "shard:1"
+
+
+def test_a_batch_script_with_exclusive_has_the_shares_that_slurm_gave():
+    """Slurm tells it all GPUs of the node, and a percentage of 0 (24.11.5)."""
+    said = {"SLURM_JOB_GPUS": "0,1,2,3", "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "0"}
+    found = answer(record(2, percent=100), **said).exports
+    assert (found["CUDA_VISIBLE_DEVICES"], found["PARTAGE_SHARES"]) == (gpu(2), "mps:100")
+    assert answer(record(1), SLURM_JOB_GPUS="0,1").code == 1  # of whole GPUs it was not told
+
+
+@pytest.mark.parametrize("gpus", [True, False, None])
+def test_a_task_without_a_record(gpus):
+    variables = {"CUDA_VISIBLE_DEVICES": "0", "CUDA_MPS_PIPE_DIRECTORY": "/run/partage/mps/x/pipe"}
+    found = without_record(gpus, variables, "/run/partage")
+    assert found.code == (1 if gpus else 0)
+    assert bool(found.prints) == (gpus is not False)
+    assert found.exports == ({"CUDA_VISIBLE_DEVICES": ""} if gpus is None else {})
+    assert {*FACTS, "CUDA_MPS_PIPE_DIRECTORY"} <= set(found.unset)
+
+
+def test_a_record_that_cannot_be_read_is_not_none():
+    found = unreadable_answer("/run/partage/jobs/1.json cannot be read: x", {}, "/run/partage")
+    assert found.code == 1
+    assert "does not run here: /run/partage/jobs/1.json cannot be read" in found.text()
+
+
 def test_the_guard_is_before_the_jobs_own_path():
     found = answer(record(3, shards=2), SLURM_STEP_GPUS="3").exports
     assert (found["PYTHONPATH"], found["PARTAGE_GUARANTEE"]) == (GUARD, "advisory")
@@ -116,7 +165,7 @@ def test_the_guard_is_before_the_jobs_own_path():
 
 
 def test_a_refused_job_ends_with_the_reason():
-    other = start_job(JobRequest(JobId(2), 0, (1,)), NODE, NodeFacts(), [record(1)]).record
+    other = start_job(JobRequest(JobId(2), 0, (1,)), NODE, NodeFacts(held=HeldDevices((1,))), [record(1)])
     found = answer(other)
     assert (found.code, found.exports) == (1, {})
     assert found.text().startswith(

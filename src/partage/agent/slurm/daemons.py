@@ -28,6 +28,11 @@ def stop_daemons(node: JobNode, devices: Iterable[DeviceUuid]) -> tuple[str, ...
     return asyncio.run(_stopped(_keeper(node), tuple(devices)))
 
 
+def running_daemons(node: JobNode) -> frozenset[DeviceUuid]:
+    """The devices that have a daemon. Raises PartageError, OSError."""
+    return frozenset(one.device for one in asyncio.run(_keeper(node).states()))
+
+
 def _keeper(node: JobNode) -> MpsKeeper:
     """Jobs see the node's /dev/shm, so the daemons have no other. They are no root, and make no files in pipe
     and log; with mount namespaces of their own they would not see what is mounted when they run.

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from partage.agent.slurm.job_end import end_lost_jobs
 from partage.agent.slurm.job_node import LOCK_S, JobNode, NodeBroken
 from partage.edges.slurm.constrained import constrains_devices
 from partage.edges.slurm.devices_file import read_devices
-from partage.edges.slurm.job_records import JobRecords
-from partage.errors import InputError, PartageError
+from partage.edges.slurm.job_records import JobRecords, Records
+from partage.errors import InputError, PartageError, Unreachable
 from partage.model.slurm_devices import NodeDevices
 from partage.model.slurm_job import JobRecord
 from partage.plan.slurm.job_start import (
     JobRequest,
-    JobStart,
     NodeFacts,
     daemons_of,
     has_to_be_asked,
@@ -24,41 +28,56 @@ from partage.plan.slurm.job_start import (
 def begin_job(node: JobNode, request: JobRequest) -> JobRecord:
     """Let a job begin: its record is written and its daemons run, or the record says why it must not.
 
-    Raises NodeBroken.
+    A job that Slurm does not know any more is in nobody's way: its epilog did not run. Before a job is
+    refused on account of others, Slurm is asked which of them live. Raises NodeBroken.
     """
     try:
         devices = read_devices(node.devices)
     except InputError as error:
         raise NodeBroken(str(error)) from error
-    facts = _facts(node, request, devices)
     try:
+        facts = _facts(node, request, devices)
         with JobRecords(node.run_dir, make=True) as records:
-            with records.locked(LOCK_S):
-                start, others = _start(node, request, devices, facts, records)
-                records.put(start.record)
-            try:
-                record = _with_daemons(node, start.record, devices, others)
-            except NodeBroken:
-                records.remove(request.job)
-                raise
-            if record != start.record:
-                records.put(record)
+            record, others = _begun(node, request, devices, facts, records)
+            if record.refused and end_lost_jobs(node, records, others):
+                record, _ = _begun(node, request, devices, facts, records)
     except TimeoutError as error:
         raise NodeBroken(str(error)) from error
     except OSError as error:
         where = error.filename or node.run_dir / "jobs"
         raise NodeBroken(f"{where}: {error.strerror or error}") from error
-    except ValueError as error:
+    except (ValueError, PartageError) as error:
         raise NodeBroken(str(error)) from error
     return record
 
 
+def requeue_job(node: JobNode, record: JobRecord) -> bool:
+    """Put a refused job back into the queue; whether Slurm did it. Else its tasks end with the reason, so
+    that its owner reads it. Raises NodeBroken: nobody can be asked, and the job would be lost.
+    """
+    try:
+        return node.slurm.requeue(record.job, f"job does not run yet: {record.refused}")
+    except PartageError as error:
+        with JobRecords(node.run_dir) as records:
+            records.remove(record.job)
+        raise NodeBroken(f"a job cannot be put back into the queue: {error}") from error
+
+
 def _facts(node: JobNode, request: JobRequest, devices: NodeDevices) -> NodeFacts:
-    indexes = {at for at in request.indexes if at < len(devices.devices)}
+    """Raises Unsatisfiable: Slurm's programs are not there."""
+    held, silent = None, ""
+    if has_to_be_asked(request, devices):
+        try:
+            held = node.slurm.held(request.job)
+        except Unreachable as error:
+            silent = f"Slurm did not say which GPUs it has: {error}"
+    given = request.indexes if held is None else held.indexes
+    guarded = any(one.guard for one in devices.devices if one.index in given)
     return NodeFacts(
         constrained=node.slurm_conf is not None and constrains_devices(node.slurm_conf),
-        guard_dir=_guard_dir(node) if any(devices.devices[at].guard for at in indexes) else "",
-        held=node.slurm.held(request.job) if has_to_be_asked(request, devices) else None,
+        guard_dir=_guard_dir(node) if guarded else "",
+        held=held,
+        silent=silent,
     )
 
 
@@ -74,25 +93,28 @@ def _guard_dir(node: JobNode) -> str:
         return ""
 
 
-def _start(
+def _begun(
     node: JobNode, request: JobRequest, devices: NodeDevices, facts: NodeFacts, records: JobRecords
-) -> tuple[JobStart, list[JobRecord]]:
-    """The start, and the other jobs on the node. A job that Slurm does not know any more is in nobody's way:
-    its epilog did not run.
-    """
-    others = [one for one in records.all() if one.job != request.job]
-    start = start_job(request, devices, facts, others)
-    if not start.because_of or (living := node.slurm.jobs()) is None:
-        return start, others
-    for one in others:
-        if one.job not in living:
-            records.remove(one.job)
-    others = [one for one in others if one.job in living]
-    return start_job(request, devices, facts, others), others
+) -> tuple[JobRecord, Records]:
+    """The record, as it is on the disk, and those of the other jobs on the node. Raises NodeBroken."""
+    with records.locked(LOCK_S):
+        others = records.read().without(request.job)
+        start = start_job(request, devices, facts, others.jobs)
+        unknown = next(iter(others.unreadable.values()), "")
+        begun = replace(start, refused=unknown) if unknown else start
+        records.put(begun)
+    try:
+        record = _with_daemons(node, begun, devices, others.jobs)
+    except NodeBroken:
+        records.remove(request.job)
+        raise
+    if record != begun:
+        records.put(record)
+    return record, others
 
 
 def _with_daemons(
-    node: JobNode, record: JobRecord, devices: NodeDevices, others: list[JobRecord]
+    node: JobNode, record: JobRecord, devices: NodeDevices, others: Sequence[JobRecord]
 ) -> JobRecord:
     if unwanted := unwanted_daemons(record, devices):
         from partage.agent.slurm.daemons import stop_daemons

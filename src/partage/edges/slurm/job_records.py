@@ -10,13 +10,16 @@ import fcntl
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Self
+
+from msgspec import field
 
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.slurm.root_directory import RootDirectory
 from partage.model.slurm_job import RECORD_VERSION, JobId, JobRecord
+from partage.values import Frozen
 
 _LOCK = ".lock"
 _NAME = re.compile(r"([1-9]\d{0,9})\.json", re.ASCII)
@@ -28,11 +31,37 @@ def read_jobs(run_dir: Path) -> tuple[JobRecord, ...]:
     """The jobs on this node that have GPUs, by number; none where there is no directory. Never raises: what
     cannot be read is left out.
     """
+    return read_records(run_dir).jobs
+
+
+def read_records(run_dir: Path) -> Records:
+    """All records, with those that cannot be read; none where there is no directory. Never raises."""
     try:
         with JobRecords(run_dir) as records:
-            return records.all()
+            return records.read()
     except OSError:
-        return ()
+        return Records()
+
+
+class Records(Frozen):
+    """jobs: by number. unreadable: why a record cannot be read, a sentence with its path. Such a job has
+    GPUs, and nobody knows which.
+    """
+
+    jobs: tuple[JobRecord, ...] = ()
+    unreadable: Mapping[JobId, str] = field(default_factory=dict)
+
+    def without(self, *jobs: JobId) -> Records:
+        """The others."""
+        left = {job: why for job, why in self.unreadable.items() if job not in jobs}
+        return Records(tuple(one for one in self.jobs if one.job not in jobs), left)
+
+    def same(self, job: JobId, others: Records) -> bool:
+        """Whether these have the same of a job as ``others``."""
+        return self._of(job) == others._of(job)
+
+    def _of(self, job: JobId) -> JobRecord | str | None:
+        return next((one for one in self.jobs if one.job == job), None) or self.unreadable.get(job)
 
 
 class JobRecords:
@@ -60,20 +89,49 @@ class JobRecords:
         finally:
             os.close(handle)
 
-    def all(self) -> tuple[JobRecord, ...]:
-        """All that can be read, by number."""
-        ids = sorted(
-            JobId(int(match[1])) for name in self._directory.names() if (match := _NAME.fullmatch(name))
-        )
-        return tuple(found for job in ids if (found := self.get(job)) is not None)
-
-    def get(self, job: JobId) -> JobRecord | None:
-        """One of them; None: there is none that can be read."""
+    def asked_within(self, pause_s: float) -> bool:
+        """Whether this was called in the last ``pause_s``, by any process. The lock's own time says it."""
+        handle = self._directory.open_lock(_LOCK)
         try:
-            found = decode(JobRecord, self._directory.read(_file(job), _LARGEST_BYTES))
-        except (OSError, CodecError):
-            return None
-        return found if found.version == RECORD_VERSION and found.job == job else None
+            if abs(time.time() - os.fstat(handle).st_mtime) < pause_s:
+                return True
+            os.utime(handle)
+        finally:
+            os.close(handle)
+        return False
+
+    def read(self) -> Records:
+        """All of them."""
+        names = self._directory.names()
+        return self._records(JobId(int(match[1])) for name in names if (match := _NAME.fullmatch(name)))
+
+    def of_task(self, job: JobId) -> Records:
+        """Those for a task with this SLURM_JOB_ID: the job's own, else those of components that it leads."""
+        own = self._records([job])
+        if own.jobs or own.unreadable:
+            return own
+        return Records(tuple(one for one in self.read().jobs if one.leader == job))
+
+    def _records(self, jobs: Iterable[JobId]) -> Records:
+        found: list[JobRecord] = []
+        unreadable: dict[JobId, str] = {}
+        for job in sorted(jobs):
+            try:
+                found.append(self._read(job))
+            except FileNotFoundError:
+                continue  # its job has ended meanwhile
+            except (OSError, CodecError) as error:
+                why = getattr(error, "strerror", None) or error
+                unreadable[job] = f"{self._directory.path / _file(job)} cannot be read: {why}"
+        return Records(tuple(found), unreadable)
+
+    def _read(self, job: JobId) -> JobRecord:
+        found = decode(JobRecord, self._directory.read(_file(job), _LARGEST_BYTES))
+        if found.version != RECORD_VERSION:
+            raise CodecError(f"its version is {found.version}, not {RECORD_VERSION}")
+        if found.job != job:
+            raise CodecError(f"it is the record of job {found.job}")
+        return found
 
     def put(self, record: JobRecord) -> None:
         """Write one."""

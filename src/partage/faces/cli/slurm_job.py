@@ -17,6 +17,9 @@ from partage.faces.cli.common_output import say
 
 if TYPE_CHECKING:
     from partage.agent.slurm.job_node import JobNode
+    from partage.edges.slurm.job_records import Records
+    from partage.model.slurm_job import JobId
+    from partage.plan.slurm.task_answer import TaskAnswer
 
 DEFAULT_DEVICES = "/etc/partage/slurm/devices.json"
 
@@ -46,9 +49,10 @@ def prolog_command(*, run_dir: str, driver_root: str, devices: str) -> int:
     """Before a job, as root: write its record, start its MPS daemon.
 
     For Slurm's Prolog: deploy/slurm/prolog calls it. It ends with 0 also for a job that must not run here:
-    that job's tasks are told why. Exit code 4: the node is broken; Slurm drains it then, with the reason.
+    that job is put back into the queue, or if it may not be, its tasks are told why. Exit code 4: the node is
+    broken; Slurm drains it then, with the reason.
     """
-    from partage.agent.slurm.job_begin import begin_job
+    from partage.agent.slurm.job_begin import begin_job, requeue_job
     from partage.agent.slurm.job_node import NodeBroken
     from partage.plan.slurm.job_start import read_request
 
@@ -56,19 +60,21 @@ def prolog_command(*, run_dir: str, driver_root: str, devices: str) -> int:
     try:
         request = read_request(os.environ)
     except ValueError as error:  # no reason to take the node out of service: a job could bring it about
-        _log(f"warning: this job is left as Slurm made it: {error}")
+        _log(f"warning: this job gets no record, so its tasks end: {error}")
         return 0
     if request is None:
         return 0
     try:
         record = begin_job(node, request)
+        requeued = bool(record.refused) and requeue_job(node, record)
     except NodeBroken as error:
         said = " ".join(str(error).split())
         _log(f"error: {said}")
         node.slurm.drain(said)
         return 4
     if record.refused:
-        _log(f"warning: job {record.job} is refused: {record.refused}")
+        what = "goes back into the queue" if requeued else "is refused"
+        _log(f"warning: job {record.job} {what}: {record.refused}")
     return 0
 
 
@@ -98,23 +104,47 @@ def epilog_command(*, run_dir: str, driver_root: str) -> int:
 def task_prolog_command(*, run_dir: str) -> int:
     """Before a task, as the job's user: print its variables, or why the job does not run here.
 
-    For Slurm's TaskProlog: deploy/slurm/task-prolog calls it. Exit code 1: the job is refused, and the task
-    fails with the reason in its output.
+    For Slurm's TaskProlog: deploy/slurm/task-prolog calls it. Exit code 1: the job is refused, or has GPUs
+    without a record; the task fails with the reason in its output.
     """
-    from partage.edges.slurm.job_records import JobRecords
+    from partage.edges.slurm.job_records import JobRecords, Records
     from partage.plan.slurm.job_start import read_job_id
-    from partage.plan.slurm.task_answer import task_answer
 
     try:
+        job = read_job_id(os.environ)
+    except ValueError:
+        return 0
+    try:
         with JobRecords(Path(run_dir)) as records:
-            record = records.get(read_job_id(os.environ))
-    except (OSError, ValueError):
-        return 0
-    if record is None:
-        return 0
-    answer = task_answer(record, os.environ, run_dir.rstrip("/"))
+            found = records.of_task(job)
+    except OSError:
+        found = Records()
+    answer = _answer(job, found, run_dir.rstrip("/"))
     sys.stdout.write(answer.text())
     return answer.code
+
+
+def _answer(job: JobId, found: Records, run_dir: str) -> TaskAnswer:
+    """Of several components on one node, the task belongs to that which has its GPUs."""
+    from partage.plan.slurm.task_answer import GPU_VARIABLES, task_answer, unreadable_answer, without_record
+
+    for why in found.unreadable.values():
+        return unreadable_answer(why, os.environ, run_dir)
+    answers = [task_answer(record, os.environ, run_dir) for record in found.jobs]
+    if answers:
+        return next((one for one in answers if not one.code), answers[0])
+    asked = any(os.environ.get(name) for name in GPU_VARIABLES)
+    return without_record(_has_gpus(job) if asked else False, os.environ, run_dir)
+
+
+def _has_gpus(job: JobId) -> bool | None:
+    from partage.edges.slurm.programs import SlurmPrograms
+    from partage.errors import PartageError
+
+    try:
+        return SlurmPrograms(os.environ.get("SLURMD_NODENAME", "")).has_gpus(job)
+    except PartageError:
+        return None
 
 
 def _log(sentence: str) -> None:

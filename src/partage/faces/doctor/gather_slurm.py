@@ -26,13 +26,18 @@ def slurm_seen(
     place: DoctorPlace, inventory: Inventory, environ: Mapping[str, str]
 ) -> SlurmState | Unseen | None:
     """None: Slurm is not on this node."""
+    from partage.edges.slurm.job_records import read_records
+
     conf = _conf(place, environ)
     devices_file, devices, devices_problem = _devices(place)
     if conf is None and not devices_file:
         return None
     gone = _strangers(devices, inventory)
+    unreadable = tuple(read_records(place.run_path).unreadable.values())
     if conf is None:
-        return SlurmState((), devices_problem, devices_file=devices_file, strangers=gone)
+        return SlurmState(
+            (), devices_problem, devices_file=devices_file, strangers=gone, unreadable=unreadable
+        )
     from partage.edges.files.slurm_files import read_conf_files
     from partage.edges.slurm.control import SlurmControl
     from partage.plan.slurm.check import check_files
@@ -58,6 +63,7 @@ def slurm_seen(
         unseen,
         devices_file,
         gone,
+        unreadable,
     )
 
 

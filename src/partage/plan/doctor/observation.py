@@ -251,7 +251,7 @@ class SlurmState(Frozen):
 
     files: that were read. problems: of them. differs: from the GPUs of the node. live: from what slurmctld
     has read; live_unseen: why that is not known. devices_file: Partage's devices.json; strangers: UUIDs in
-    it that no device of this node has.
+    it that no device of this node has. unreadable: why records of jobs cannot be read.
     """
 
     files: tuple[str, ...]
@@ -261,6 +261,7 @@ class SlurmState(Frozen):
     live_unseen: str = ""
     devices_file: str = ""
     strangers: tuple[str, ...] = ()
+    unreadable: tuple[str, ...] = ()
 
 
 class Observation(Frozen, kw_only=True):

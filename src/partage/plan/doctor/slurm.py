@@ -56,6 +56,19 @@ def _live(now: Observation) -> Finding | Unseen | None:
     )
 
 
+def _records(now: Observation) -> Finding | None:
+    state = _state(now)
+    if not state.unreadable:
+        return None
+    return error(
+        "slurm-record-unreadable",
+        "A job's record cannot be read: nobody knows which GPUs it has, so all others with GPUs go back into "
+        "the queue",
+        listed(state.unreadable, 3),
+        "It goes when its job ends. Sooner: scontrol requeue that job, or cancel it",
+    )
+
+
 def _found(code: str, message: str, problems: Sequence[Problem], fix: str) -> Finding | None:
     if not problems:
         return None
@@ -81,6 +94,7 @@ CHECKS = (
     Check("slurm-devices-stale", _SLURM, ("slurm",), _devices),
     Check("slurm-files-wrong", _SLURM, ("slurm",), _files, frozenset({"slurm-live-differs"})),
     Check("slurm-gpus-differ", _SLURM, ("slurm",), _differ, frozenset({"slurm-live-differs"})),
+    Check("slurm-record-unreadable", "the records of jobs", ("slurm",), _records),
     Check("slurm-live-differs", "the running Slurm", ("slurm",), _live),
 )  # fmt: skip
 """Files that are wrong are corrected first: what slurmctld has read of them follows."""

@@ -24,7 +24,9 @@ WORDS = {
         "an administrator holds it back", "ask an administrator for scontrol release {job}"
     ),
     "BeginTime": SlurmWord(
-        "it may not begin before the time that it was given", "scontrol update jobid={job} starttime=now"
+        "it may not begin before the time that it was given",
+        "wait, if its node has put it back into the queue (AdminComment in scontrol show job {job}); else "
+        "scontrol update jobid={job} starttime=now",
     ),
     "Dependency": SlurmWord(
         "another job has to end first", "wait, or scontrol update jobid={job} dependency="

@@ -24,37 +24,34 @@ from partage.values import Frozen
 _NUMBER = re.compile(r"0|[1-9]\d{0,9}", re.ASCII)
 _RANGE = re.compile(r"(\d{1,4})(?:-(\d{1,4}))?", re.ASCII)
 _USER = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.@-]{0,63}", re.ASCII)
-
-AGAIN = "submit it again"
+_PERCENT, _LEADER = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "SLURM_HET_JOB_ID"
+NOT_SAID = "Slurm does not say clearly which GPUs it has"
 
 
 class JobRequest(Frozen):
-    """What slurmd tells the prolog of a job. indexes: of its GPUs. percent: of ``mps``; None: no ``mps``."""
+    """What slurmd tells the prolog of a job. indexes: of its GPUs. percent: of ``mps``; None: no ``mps``.
+    leader: of a component of a heterogeneous job.
+    """
 
     job: JobId
     uid: int
     indexes: tuple[int, ...]
     user: str = ""
     percent: int | None = None
+    leader: JobId | None = None
 
 
 class NodeFacts(Frozen):
     """What decides besides the job. constrained: Slurm keeps jobs from GPUs that are not theirs, by cgroups.
 
     guard_dir: where the guard's files are; empty: they could not be written. held: what slurmctld says that
-    the job has; None: it was not asked, or does not say.
+    the job has; None: it was not asked, or does not say. silent: why it did not answer.
     """
 
     constrained: bool = False
     guard_dir: str = ""
     held: HeldDevices | None = None
-
-
-class JobStart(Frozen):
-    """record: with ``refused``, if it must not run. because_of: the jobs on whose account it is refused."""
-
-    record: JobRecord
-    because_of: tuple[JobId, ...] = ()
+    silent: str = ""
 
 
 def read_job_id(variables: Mapping[str, str]) -> JobId:
@@ -67,14 +64,16 @@ def read_request(variables: Mapping[str, str]) -> JobRequest | None:
     gpus = variables.get("SLURM_JOB_GPUS", "")
     if not gpus:
         return None
-    percent = variables.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "")
+    percent = variables.get(_PERCENT, "")
     user = variables.get("SLURM_JOB_USER", "")
+    leader = variables.get(_LEADER, "")
     return JobRequest(
         job=read_job_id(variables),
         uid=_number(variables, "SLURM_JOB_UID"),
         indexes=parse_indexes("SLURM_JOB_GPUS", gpus),
         user=user if _USER.fullmatch(user) else "",
-        percent=_percent(percent) if percent else None,
+        percent=_number(variables, _PERCENT) if percent else None,
+        leader=JobId(_number(variables, _LEADER)) if leader else None,
     )
 
 
@@ -96,19 +95,14 @@ def _number(variables: Mapping[str, str], name: str) -> int:
     return int(text)
 
 
-def _percent(text: str) -> int:
-    if _NUMBER.fullmatch(text) is None or not 1 <= int(text) <= 100:
-        raise ValueError(f"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE is {text[:40]!r}, no number from 1 to 100")
-    return int(text)
-
-
 def has_to_be_asked(request: JobRequest, node: NodeDevices) -> bool:
     """Whether slurmctld has to be asked what the job has: the prolog's variables do not say how many shards,
     and of a job with GPUs of two types only those of the last one (seen on 22.05.8 and 24.11.5). Nobody has
-    ``mps`` and other GPUs.
+    ``mps`` and other GPUs; of several GPUs the percentage is the sum, of 100 each, and with ``--exclusive``
+    it is 0 or that of all (24.11.5).
     """
     if request.percent is not None:
-        return False
+        return len(request.indexes) > 1 or not 1 <= request.percent <= 100
     rest = [one for one in node.devices if one.index not in request.indexes]
     own = [one for one in node.devices if one.index in request.indexes]
     several = len({one.type for one in node.devices}) > 1
@@ -117,28 +111,23 @@ def has_to_be_asked(request: JobRequest, node: NodeDevices) -> bool:
 
 def start_job(
     request: JobRequest, node: NodeDevices, facts: NodeFacts, others: Iterable[JobRecord]
-) -> JobStart:
-    """The record of a job that starts. others: the records of the other jobs on this node.
+) -> JobRecord:
+    """The record of a job that starts, with ``refused`` if it must not run. others: the records of the other
+    jobs on this node.
 
     Raises ValueError if the node's devices are not those that slurmd knows.
     """
-    indexes = dict.fromkeys((*request.indexes, *(facts.held.indexes if facts.held else ())))
+    record = JobRecord(request.job, request.uid, (), request.user, leader=request.leader)
+    if facts.held is None and has_to_be_asked(request, node):
+        return replace(record, refused=facts.silent or NOT_SAID)
+    indexes = request.indexes if facts.held is None else facts.held.indexes
     devices = tuple(_job_device(request, node, at, facts) for at in sorted(indexes))
     guard_dir = facts.guard_dir if any(one.guard for one in devices) else ""
-    record = JobRecord(request.job, request.uid, devices, request.user, guard_dir=guard_dir)
-    conflicts = [
-        (other.job, said)
-        for other in others
-        if other.job != request.job and not other.refused
-        for said in _conflicts(devices, other)
-    ]
-    overfull = list(_overfull(record, others))
-    if not conflicts and not overfull:
-        return JobStart(record)
-    jobs = tuple(dict.fromkeys([job for job, _ in conflicts] + [job for job, _ in overfull]))
-    _, said = (conflicts or overfull)[0]
-    refused = f"{said}. Slurm {node.slurm} gave it away twice; {AGAIN}"
-    return JobStart(replace(record, refused=refused), jobs)
+    record = replace(record, devices=devices, guard_dir=guard_dir)
+    held = [one for one in others if one.job != request.job and not one.refused]
+    conflicts = (said for other in held for said in _conflicts(devices, other))
+    said = next(conflicts, "") or next(_overfull(record, held), "")
+    return replace(record, refused=f"{said}. Slurm {node.slurm} gave it away twice") if said else record
 
 
 # --- its devices ------------------------------------------------------------------------------
@@ -151,11 +140,6 @@ def _job_device(request: JobRequest, node: NodeDevices, at: int, facts: NodeFact
             "gres.conf"
         )
     device = node.devices[at]
-    if request.percent is not None and device.shares is not GresName.MPS:
-        raise ValueError(
-            f"slurmd gives a job mps of GPU {at}, which devices.json does not share so: write it again with "
-            "gres.conf"
-        )
     units = _units(request, device, facts)
     memory = device.memory_bytes * units // device.units // MIB * MIB if units else device.memory_bytes
     gres = device.shares if units and device.shares else GresName.GPU
@@ -178,12 +162,15 @@ def _job_device(request: JobRequest, node: NodeDevices, at: int, facts: NodeFact
 
 
 def _units(request: JobRequest, device: NodeDevice, facts: NodeFacts) -> int:
-    if device.shares is GresName.MPS:
-        return request.percent or 0
-    if device.shares is GresName.SHARD:
-        held = 1 if facts.held is None else facts.held.shards.get(device.index, 0)
-        return min(held, device.units)
-    return 0
+    """How many of ``mps`` or ``shard`` the job has of a device. Raises ValueError for one that has none."""
+    units = facts.held.units.get(device.index, 0) if facts.held is not None else request.percent or 0
+    share = device.shares if request.percent is None else GresName.MPS
+    if units and (share is None or device.shares is not share):
+        raise ValueError(
+            f"slurmd gives a job {share or 'shares'} of GPU {device.index}, which devices.json does not "
+            "share so: write it again with gres.conf"
+        )
+    return min(units, device.units)
 
 
 def _guarantee(device: NodeDevice, facts: NodeFacts, *, shared: bool) -> Guarantee:
@@ -210,19 +197,13 @@ def _conflicts(devices: Iterable[JobDevice], other: JobRecord) -> Iterator[str]:
                 yield f"GPU {mine.name} is not free: job {other.job} has {theirs.name} of it"
 
 
-def _overfull(record: JobRecord, others: Iterable[JobRecord]) -> Iterator[tuple[JobId, str]]:
-    held = [one for one in others if one.job != record.job and not one.refused]
+def _overfull(record: JobRecord, held: Sequence[JobRecord]) -> Iterator[str]:
+    """Of which devices all have more than there is."""
     for mine in record.devices:
-        users = {
-            other.job: theirs.units
-            for other in held
-            for theirs in other.devices
-            if theirs.uuid == mine.uuid and theirs.units and mine.units
-        }
-        if sum(users.values()) + mine.units > mine.units_of > 0:
-            left = max(0, mine.units_of - sum(users.values()))
-            for job in users:
-                yield job, f"GPU {mine.name} has {left} of {mine.units_of} {mine.gres} left, not {mine.units}"
+        used = sum(theirs.units for other in held for theirs in other.devices if theirs.uuid == mine.uuid)
+        if used and used + mine.units > mine.units_of > 0:
+            left = max(0, mine.units_of - used)
+            yield f"GPU {mine.name} has {left} of {mine.units_of} {mine.gres} left, not {mine.units}"
 
 
 # --- MPS --------------------------------------------------------------------------------------
@@ -236,11 +217,7 @@ def daemons_of(record: JobRecord, node: NodeDevices) -> tuple[DaemonSpec, ...]:
     if record.refused:
         return ()
     users = {one.uuid: one.multi_user for one in node.devices}
-    return tuple(
-        DaemonSpec(one.gpu, one.uuid, multi_user=users.get(one.uuid))
-        for one in record.devices
-        if one.gres is GresName.MPS
-    )
+    return tuple(DaemonSpec(one.gpu, one.uuid, multi_user=users.get(one.uuid)) for one in mps_of(record))
 
 
 def unwanted_daemons(record: JobRecord, node: NodeDevices) -> tuple[DeviceUuid, ...]:
@@ -271,18 +248,19 @@ def with_other_users(record: JobRecord, daemon: DaemonState, others: Sequence[Jo
     return replace(
         record,
         refused=f"GPU {name} is shared by MPS, its driver serves one user at a time, and job {foreign[0]} is "
-        f"another user's; {AGAIN} when that has ended",
+        "another user's",
     )
 
 
-def idle_daemons(ended: JobRecord, others: Iterable[JobRecord]) -> tuple[DeviceUuid, ...]:
-    """The devices whose MPS daemon nobody needs any more, once a job has ended."""
-    rest = tuple(others)
-    return tuple(
-        one.uuid
-        for one in ended.devices
-        if one.gres is GresName.MPS and not any(_has(other, one.uuid) for other in rest)
-    )
+def mps_of(record: JobRecord) -> tuple[JobDevice, ...]:
+    """The devices of which a job has a share by MPS."""
+    return tuple(one for one in record.devices if one.gres is GresName.MPS)
+
+
+def idle_daemons(devices: Iterable[DeviceUuid], left: Iterable[JobRecord]) -> tuple[DeviceUuid, ...]:
+    """Those of the devices whose MPS daemon no job needs that is left."""
+    rest = tuple(left)
+    return tuple(device for device in sorted(devices) if not any(_has(other, device) for other in rest))
 
 
 def _has(record: JobRecord, device: DeviceUuid) -> bool:

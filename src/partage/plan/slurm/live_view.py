@@ -17,7 +17,8 @@ def live_view(node: LiveNode) -> NodeView:
     gpus = tuple(SeenGpu(one.type) for one in counts if one.name == "gpu" for _ in range(one.count or 1))
     names = dict.fromkeys(one.name for one in counts if one.name in SHARED)
     shares = {name: _units(name, counts, gpus) for name in names}
-    return NodeView(node.name, gpus, {name: units for name, units in shares.items() if any(units)})
+    held = {name: units for name, units in shares.items() if any(units)}
+    return NodeView(node.name, gpus, held, node.features)
 
 
 def _units(name: str, counts: tuple[GresCount, ...], gpus: tuple[SeenGpu, ...]) -> tuple[int, ...]:

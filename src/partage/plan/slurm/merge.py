@@ -64,7 +64,8 @@ class _NodeFiles:
         ]
         gpus = self._merged(found)
         units = {kind: self._units(kind, gpus) for kind in SHARED}
-        return NodeView(self._name, gpus, {kind: one for kind, one in units.items() if one})
+        features = () if self._line is None else self._line.features
+        return NodeView(self._name, gpus, {kind: one for kind, one in units.items() if one}, features)
 
     def _check_duplicates(self) -> None:
         seen: dict[str, GresLine] = {}

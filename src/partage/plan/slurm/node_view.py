@@ -35,11 +35,15 @@ class SeenGpu(Frozen):
 
 
 class NodeView(Frozen):
-    """One node. shares: ``mps`` or ``shard`` to the units of each GPU, in the order of ``gpus``."""
+    """One node. shares: ``mps`` or ``shard`` to the units of each GPU, in the order of ``gpus``.
+
+    features: for ``--constraint``.
+    """
 
     name: str
     gpus: tuple[SeenGpu, ...] = ()
     shares: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    features: tuple[str, ...] = ()
 
 
 class NodeLine(Frozen):
@@ -49,6 +53,7 @@ class NodeLine(Frozen):
     line: int
     names: tuple[str, ...]
     gres: tuple[GresCount, ...]
+    features: tuple[str, ...] = ()
 
 
 def parse_gres(text: str) -> tuple[GresCount, ...]:
@@ -83,7 +88,9 @@ def node_lines(file: ConfFile, notes: Notebook) -> Iterator[NodeLine]:
             message = f"Gres={text[:60]} is written as in a job's request: Slurm does not read it so"
             notes.error(file.name, line.number, message, "write Gres=gpu:h200:8,mps:200")
         try:
-            yield NodeLine(file.name, line.number, tuple(expand_hostlist(names)), parse_gres(text or ""))
+            hosts, gres = tuple(expand_hostlist(names)), parse_gres(text or "")
+            features = line.get("Features") or line.get("Feature") or ""
+            yield NodeLine(file.name, line.number, hosts, gres, tuple(filter(None, features.split(","))))
         except ValueError as error:
             notes.error(file.name, line.number, str(error))
 

@@ -13,6 +13,7 @@ from partage.codec.hostlist import format_hostlist
 from partage.model.slurm import SlurmVersion
 from partage.plan.slurm import releases
 from partage.plan.slurm.node_view import SHARED, GresCount, NodeView, parse_gres
+from partage.plan.slurm.type_names import SHARED_SUFFIX
 from partage.text import listed
 from partage.values import Frozen
 
@@ -74,7 +75,7 @@ def judge_request(
         names = tuple(node.name for node in nodes)
         return Verdict(request, Outcome.ACCEPTED, "it asks for no GRES, and gets none", nodes=names)
     return (
-        _misformed(request, asked, types, version)
+        _misformed(request, asked, nodes, types, version)
         or _impossible(request, asked, nodes)
         or _too_large_for_one(request, asked, nodes, spread=spread and version >= _MULTIPLE_SHARING)
         or _accepted(request, asked, nodes, version)
@@ -82,7 +83,11 @@ def judge_request(
 
 
 def _misformed(
-    request: str, asked: Sequence[GresCount], types: Sequence[str], version: SlurmVersion
+    request: str,
+    asked: Sequence[GresCount],
+    nodes: Sequence[NodeView],
+    types: Sequence[str],
+    version: SlurmVersion,
 ) -> Verdict | None:
     names = [one.name for one in asked]
     for one in asked:
@@ -109,10 +114,18 @@ def _misformed(
     for one in asked:
         if one.name in SHARED and one.type:
             why = f"{one.name} has no type of its own: the job is started, and its steps are refused"
-            by = f"--gres={one.name}:{_amount(one)} --constraint={one.type}"
-            hint = f"choose the kind of GPU by a feature of the node: {by}"
-            return Verdict(request, Outcome.FAILS, why, hint, _INVALID)
+            return Verdict(request, Outcome.FAILS, why, _without_type(one, nodes), _INVALID)
     return None
+
+
+def _without_type(one: GresCount, nodes: Sequence[NodeView]) -> str:
+    """The request for shares that works. Only of what a node has: with another feature no job is accepted."""
+    plain = f"--gres={one.name}:{_amount(one)}"
+    there = {feature for node in nodes if node.shares.get(one.name) for feature in node.features}
+    for feature in (one.type, one.type.removesuffix(SHARED_SUFFIX)):
+        if feature in there:
+            return f"choose the kind of GPU by a feature of the node: {plain} --constraint={feature}"
+    return f"leave the type away: {plain}"
 
 
 def _amount(one: GresCount) -> int:

@@ -7,6 +7,7 @@ written.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 
 from msgspec.structs import replace
@@ -37,9 +38,18 @@ _MPS_THREADS, _MPS_MEMORY = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "CUDA_MPS_PINNE
 _MPS = (_MPS_PIPE, _MPS_LOG, _MPS_MEMORY)
 _INDEXES = ("SLURM_STEP_GPUS", "SLURM_JOB_GPUS")
 _PYTHONPATH = "PYTHONPATH"
+_PER_TASK = re.compile(r"(?:^|,)gres[/:](mps|shard)[:=](\d{1,9})(?=,|$)", re.ASCII)
+GPU_VARIABLES = ("CUDA_VISIBLE_DEVICES", *_INDEXES, "SLURM_GPUS_ON_NODE")
+"""Of which Slurm sets some for a task with GPUs. Users set them too, and sbatch takes them along: they say
+only that it is worth asking."""
 UNTOLD = (
     "partage: this job has GPUs that its prolog was not told of, so it does not run here; submit it again"
 )
+UNRECORDED = (
+    "partage: this job has GPUs of this node, and its prolog has left no record of them, so it does not run "
+    "here; submit it again"
+)
+UNKNOWN = "partage: Slurm does not say whether this job has GPUs of this node; it goes on without any"
 _LONGEST = 32 * 2**10
 
 
@@ -72,7 +82,8 @@ def task_answer(record: JobRecord, variables: Mapping[str, str], run_dir: str) -
     """
     stale = _stale(variables, run_dir)
     if record.refused:
-        return TaskAnswer({}, stale, (f"partage: this job does not run here: {record.refused}",), 1)
+        said = f"partage: this job does not run here: {record.refused}; submit it again"
+        return TaskAnswer({}, stale, (said,), 1)
     exports: dict[str, str] = {}
     if variables.get("CUDA_VISIBLE_DEVICES"):
         devices = _of_task(record, variables)
@@ -86,6 +97,23 @@ def task_answer(record: JobRecord, variables: Mapping[str, str], run_dir: str) -
     return TaskAnswer(exports, tuple(name for name in stale if name not in exports))
 
 
+def unreadable_answer(why: str, variables: Mapping[str, str], run_dir: str) -> TaskAnswer:
+    """What a task is told whose job has a record that cannot be read. why: a sentence."""
+    return TaskAnswer({}, _stale(variables, run_dir), (f"partage: this job does not run here: {why}",), 1)
+
+
+def without_record(gpus: bool | None, variables: Mapping[str, str], run_dir: str) -> TaskAnswer:
+    """What a task of a job without a record is told. gpus: whether the job has GPUs of this node, by Slurm's
+    word; None: that is not known. Then nothing is ended, and no GPU is used beside Partage.
+    """
+    stale = _stale(variables, run_dir)
+    if gpus:
+        return TaskAnswer({}, stale, (UNRECORDED,), 1)
+    if gpus is None:
+        return TaskAnswer({"CUDA_VISIBLE_DEVICES": ""}, stale, (UNKNOWN,))
+    return TaskAnswer({}, stale)
+
+
 def _stale(variables: Mapping[str, str], run_dir: str) -> tuple[str, ...]:
     """What another job may have left. A pipe of the job's own, for a daemon of its own, stays."""
     ours = variables.get(_MPS_PIPE, "").startswith(f"{run_dir}/mps/")
@@ -96,13 +124,17 @@ def _of_task(record: JobRecord, variables: Mapping[str, str]) -> list[JobDevice]
     """Slurm always sets as many CUDA_VISIBLE_DEVICES as the task has. Of which GPUs says SLURM_STEP_GPUS in a
     step, SLURM_JOB_GPUS in a batch script; the other one may be there, too, left from the job in which this
     one was submitted. Empty: they are not all in the record.
+
+    With ``--exclusive`` Slurm tells the batch script all GPUs of the node, and slurmctld has given the job
+    the shares alone (24.11.5): it has these.
     """
     count = variables["CUDA_VISIBLE_DEVICES"].count(",") + 1
     own = {one.index: one for one in record.devices}
     said = [indexes for name in _INDEXES if (indexes := _listed(variables.get(name, "")))]
+    shares = all(one.units for one in record.devices)
     for indexes in said:
-        if len(indexes) == count and own.keys() >= set(indexes):
-            return [own[index] for index in indexes]
+        if len(indexes) == count and (own.keys() >= set(indexes) or (shares and own.keys() < set(indexes))):
+            return [own[index] for index in indexes if index in own]
     return list(record.devices) if not said and count == len(record.devices) else []
 
 
@@ -115,13 +147,15 @@ def _listed(text: str) -> tuple[int, ...]:
 
 
 def _of_step(device: JobDevice, variables: Mapping[str, str]) -> JobDevice:
-    """A step may have less of a share than its job."""
+    """A step may have less of a share than its job, and with ``--tres-per-task`` each task has its own."""
     name = _MPS_THREADS if device.gres is GresName.MPS else "SLURM_SHARDS_ON_NODE"
-    said = variables.get(name, "")
-    if not device.units or not said.isascii() or not said.isdecimal() or len(said) > 9:
-        return device
-    units = int(said)
-    if not 0 < units < device.units:
+    said = [variables.get(name, "")]
+    if variables.get("SLURM_STEP_ID"):  # the batch script, which has none, has all of the job
+        per_task = _PER_TASK.findall(variables.get("SLURM_TRES_PER_TASK", ""))
+        said += [count for gres, count in per_task if gres == device.gres.value]
+    counts = [int(one) for one in said if one.isascii() and one.isdecimal() and len(one) <= 9]
+    units = min((one for one in counts if 0 < one < device.units), default=0)
+    if not units:
         return device
     memory = device.total_bytes * units // device.units_of // MIB * MIB
     return replace(device, units=units, memory_bytes=memory)
