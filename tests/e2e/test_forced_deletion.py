@@ -10,37 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, Cluster
+from tests.e2e.cluster import GPU, SHARED, TWICE, WHOLE, Cluster
 from tests.e2e.tenants import pod
 
-pytestmark = pytest.mark.usefixtures("tenants")
-
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
-POLICIES = {
-    "default": "version: partage/v1\n",
-    "shared": "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: 2}\n",
-}
+pytestmark = pytest.mark.usefixtures("own")
+POLICIES = {"default": WHOLE, "shared": TWICE}
 FREEZER = Path("/sys/fs/cgroup/freezer")
 DEAF = ("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
-
-
-@pytest.fixture(scope="module")
-def whole(cluster: Cluster) -> Iterator[Cluster]:
-    if not cluster.own:
-        pytest.skip("processes of containers are seen only on an own cluster")
-    cluster.install(hardware={"machine": MACHINE}, config={"map": POLICIES})
-    cluster.until_allocatable({GPU: 4})
-    yield cluster
-    cluster.uninstall()
-
-
-@pytest.fixture
-def node(whole: Cluster) -> Iterator[Cluster]:
-    """Four exclusive GPUs that nobody holds."""
-    yield whole
-    whole.remove_tenants()
-    whole.choose(None)
-    whole.until_allocatable({GPU: 4})
 
 
 @contextmanager
