@@ -133,7 +133,7 @@ def test_a_person_gives_a_gpu_away_that_a_process_keeps(node: Cluster) -> None:
         assert "no process is waited for with" in _partage(node, "free", f"{gpu}::0")
         node.until_allocatable({GPU: 3})
         said = _partage(node, "free", gpu)
-        assert "goes on beside the next container" in said, said
+        assert " on beside the next container" in said, said
         assert f"freed: {gpu}" in said, said
         node.until_allocatable({GPU: 4})
         node.apply(pod("next", {GPU: 1}))

@@ -208,10 +208,12 @@ def _left(report: Report) -> Iterator[ReadinessReason]:
         if entry.left:
             names = " or ".join(f"{holder.namespace}/{holder.pod}" for holder in entry.holders)
             ended_s = report.made.at_s - report.made.clock_s + (entry.ended_s or 0.0)
-            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(round(ended_s)))
+            since = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(ended_s))
+            names_left = listed([str(process) for process in entry.left], 4)
+            runs = "runs" if len(entry.left) == 1 else "run"
             message = (
                 f"{entry.id} is given to nobody: the kubelet has forgotten pod {names or entry.left[0].pod} "
-                f"since {since}, and {listed([str(process) for process in entry.left], 4)} of it still runs; "
+                f"since {since}, and {names_left} of it still {runs}; "
                 f"if it cannot end: partage free {entry.id}"
             )
             yield ReadinessReason("process-left", message)

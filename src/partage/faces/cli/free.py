@@ -24,7 +24,10 @@ def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None
     """
     report = common_node.agent_report(machine, run_dir)
     if report is None:
-        raise InputError("no agent runs here", "name its run directory: --run-dir")
+        raise InputError(
+            "no report of an agent is used here",
+            "name its run directory: --run-dir, and for a simulated node its --machine",
+        )
     from partage.edges.files.left_holds import LeftHolds
 
     left = {str(entry.id): entry for entry in report.held if entry.left}
@@ -37,7 +40,8 @@ def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None
         )
     for share in dict.fromkeys(shares):
         names = ", ".join(map(str, left[share].left))
-        common_output.say(f"warning: {names} goes on beside the next container that gets {share}", err=True)
+        goes = "goes" if len(left[share].left) == 1 else "go"
+        common_output.say(f"warning: {names} {goes} on beside the next container that gets {share}", err=True)
     pods = {process.pod for share in shares for process in left[share].left}
     LeftHolds(Path(run_dir or common_options.DEFAULT_RUN_DIR)).free(pods)
     common_output.say(f"freed: {', '.join(sorted(set(shares)))}")

@@ -103,7 +103,8 @@ def unsettled_lines(plan: NodePlan, inventory: Inventory) -> list[str]:
 
 def _reason(plan: GpuPlan) -> str:
     pods = sorted({pod_name(holder) for entry in plan.waiting_for for holder in entry.holders})
-    return f"{plan.reason}, by {listed(pods, 4)}" if pods else plan.reason
+    held, *rest = plan.reason.split("; ")  # what else is said of them follows the names
+    return "; ".join([f"{held}, by {listed(pods, 4)}", *rest]) if pods else plan.reason
 
 
 def waiting_lines(waiting: Sequence[ReportedGpuRow]) -> list[str]:
