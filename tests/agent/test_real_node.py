@@ -55,6 +55,35 @@ def test_the_agents_own_process_never_loads_the_driver(
         assert library not in Path(f"/proc/{agent.pid}/maps").read_text(encoding="utf-8")
 
 
+def test_shares_that_go_out_by_cdi_are_healthy_once_a_spec_has_the_drivers_libraries(
+    node: Place, driver: StubNode, kubelet: ScriptedKubelet
+) -> None:
+    """As in the chart's pod: no nvidia-ctk. The node's own toolkit writes its spec later."""
+    ways = "{device-list-strategy: cdi-cri, nvidia-ctk-path: /nowhere/nvidia-ctk}"
+    cdi = node.root / "cdi"
+    cdi.mkdir()
+    flags = (f"--driver-root={driver.root}", f"--cdi-dir={cdi}")
+    policy = f"version: partage/v1\nresources: {ways}\n"
+    with running(spawn(node, *flags, machine=REAL, policy=policy)) as agent:
+        calls = registered(kubelet, GPU).calls
+        agent.wait(lambda: "cdi-incomplete" in agent.degraded(), "the agent says so")
+        assert healthy(kubelet, GPU) == []
+        library = "/usr/lib64/libcuda.so.550.163.01"
+        spec = {
+            "cdiVersion": "0.5.0",
+            "kind": "nvidia.com/gpu",
+            "devices": [{"name": "all", "containerEdits": {"deviceNodes": [{"path": "/dev/nvidia0"}]}}],
+            "containerEdits": {"mounts": [{"hostPath": library, "containerPath": library}]},
+        }
+        (cdi / "nvidia.json").write_text(json.dumps(spec))
+        agent.wait(lambda: len(healthy(kubelet, GPU)) == 4, "all are healthy", limit_s=LONG_S)
+        assert calls is not None
+        (given,) = calls.allocate([driver.uuid(2)]).cdi_devices
+        ours = json.loads((cdi / "k8s.device-plugin.nvidia.com-gpu.json").read_text())
+        assert given.name in {f"{ours['kind']}={device['name']}" for device in ours["devices"]}
+        assert ours["containerEdits"]["mounts"][0]["hostPath"] == library
+
+
 ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 
 

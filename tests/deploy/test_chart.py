@@ -100,6 +100,7 @@ def test_the_agent_has_no_privilege(path: Path) -> None:
         "/run/partage",
         "/var/lib/partage",
         "/var/run/cdi",
+        "/etc/cdi",
         "/etc/kubernetes/node-feature-discovery/features.d",
     }
 

@@ -232,9 +232,10 @@ class Loop(Struct):
         if snapshot.unknown - self._unknown_before:
             parts.pod_resources.now()
         self._unknown_before = snapshot.unknown
+        desired = parts.policies.desired
         return TurnInput(
             snapshot=snapshot,
-            desired=parts.policies.desired,
+            desired=desired,
             fresh=news.fresh,
             xids=news.xids,
             conditions=news.conditions,
@@ -243,6 +244,7 @@ class Loop(Struct):
             held_version=parts.ledger.version,
             answered_s=parts.pod_resources.answered_s,
             refused=parts.refusals.in_force(snapshot.now_s),
+            bare=parts.cdi.why_unusable(desired.policy.options) if desired else "",
         )
 
     def _has_booted(self, news: HardwareObservation) -> bool:

@@ -33,13 +33,12 @@ def gpu_facts(name: str, driver: str | None) -> GpuFacts:
     if driver is None and model.mig_branch > usual:
         driver = str(model.mig_branch)
     used = DRIVER if driver is None else Driver(version=driver, cuda=DRIVER.cuda)
-    geometry = model.geometry_for(model.memory_bytes)
     return GpuFacts(
         model=model.id,
-        names=(model.id,) if geometry else model.products or (model.id,),
+        names=(model.id,) if model.geometry else model.products or (model.id,),
         inventory=replace(inventory, driver=used),
         mig=model.mig,
-        geometry=geometry,
+        geometry=model.geometry,
         no_geometry=model.no_geometry,
         mig_branch=model.mig_branch,
         mig_needs_reset=model.mig_needs_reset,

@@ -220,11 +220,10 @@ def models_with(profile: str) -> tuple[str, ...]:
     from partage.edges.files.catalogue import load_catalogue
 
     models = load_catalogue().models
-    known = [(model.id, (model.geometry, *model.renamed_geometries.values())) for model in models]
     return tuple(
-        name
-        for name, geometries in known
-        if any(str(spec.profile) == profile for one in geometries if one is not None for spec in one.profiles)
+        model.id
+        for model in models
+        if model.geometry and any(str(spec.profile) == profile for spec in model.geometry.profiles)
     )
 
 

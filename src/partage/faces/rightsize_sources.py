@@ -91,7 +91,7 @@ def gpu_size(name: str) -> GpuSize:
     found = model_named(name)
     gpu, model = new_gpu(0, *found, None), found[0]
     product = gpu.product.removeprefix("NVIDIA ")
-    return GpuSize(product, gpu.memory_bytes, geometry=model.geometry_for(gpu.memory_bytes))
+    return GpuSize(product, gpu.memory_bytes, geometry=model.geometry)
 
 
 def _duration(text: str) -> float:

@@ -137,7 +137,8 @@ class Gpu(Frozen):
 
     index:  NVML's index. minor: the N of ``/dev/nvidiaN``. On real nodes the two can differ.
     product: name as NVML returns it. architecture: ``volta``, ``ampere``, ... or ``unknown``.
-    pci_device_id: device and vendor id, ``0x233010de``, lower case.
+    pci_device_id: device and vendor id, ``0x233010de``, lower case. pci_subsystem_id: the same of the board
+    that carries it; None if not known. Boards of one device id can differ by it.
     mig_mode: None for a GPU without MIG.
     mig_hidden: only root may read where its MIG devices are, and which GPU instances are empty.
     serial, board_part_number, vbios_version: None if the driver does not report it, as for consumer cards.
@@ -166,6 +167,7 @@ class Gpu(Frozen):
     mig_hidden: bool = False
     pci_class: int | None = None
     clique: str | None = None
+    pci_subsystem_id: str | None = None
     geometry: Geometry | None = None
     serial: str | None = None
     board_part_number: str | None = None
@@ -216,10 +218,14 @@ class Link(Frozen):
 
 
 class Driver(Tagged):
-    """A working driver. version: ``550.163.01``; cuda: ``12.4``."""
+    """A working driver. version: ``550.163.01``; cuda: ``12.4``.
+
+    lacks: functions of ``model.nvml_functions`` that its library does not have.
+    """
 
     version: str
     cuda: str
+    lacks: tuple[str, ...] = ()
 
 
 PAUSED = "paused"

@@ -125,7 +125,8 @@ class GpuCriteria(Tagged):
     """GPUs that meet every criterion given; an empty tuple is no criterion.
 
     index: NVML indexes. uuid: UUIDs as written, in any case. model: product names or ids of the catalogue,
-    ``*`` allowed. pci: bus addresses. device_filter: mig-parted's ``0xDDDDVVVV[:0xSSSSVVVV]``, lower case.
+    ``*`` allowed. pci: bus addresses. device_filter: mig-parted's ``0xDDDDVVVV[:0xSSSSVVVV]``, lower case;
+    other text matches no GPU.
     """
 
     index: tuple[int, ...] = ()

@@ -43,7 +43,7 @@ class TurnInput(Frozen):
     the last turn. conditions: since the last turn; None: not asked. silent: why the hardware does not
     answer, else empty. booted: the node has booted since the last turn. held_version: of the ledger.
     refused: amounts of memory that no device had free. answered_s: when the kubelet was asked the last
-    question that it has answered.
+    question that it has answered. bare: why containers would not have the driver's libraries, else empty.
     """
 
     snapshot: Snapshot
@@ -56,6 +56,7 @@ class TurnInput(Frozen):
     held_version: int = 0
     answered_s: float = -inf
     refused: Mapping[ResourceName, RefusedAmounts] = field(default_factory=dict)
+    bare: str = ""
 
     @property
     def node(self) -> KnownNode:
@@ -136,13 +137,15 @@ def _with_blocked(plan: NodePlan, view: KubeletView) -> NodePlan:
 
 def _unusable(seen: TurnInput, plan: NodePlan) -> Mapping[DeviceUuid, str]:
     """Devices whose shares cannot be used: all of them while the driver is paused, because it is known to
-    go. A driver that only does not answer may be back in a moment.
+    go, and while containers would not have its libraries. A driver that only does not answer may be back in a
+    moment.
     """
     driver = seen.node.inventory.driver
-    if not (isinstance(driver, NoDriver) and driver.kind == PAUSED):
+    paused = driver.reason if isinstance(driver, NoDriver) and driver.kind == PAUSED else ""
+    if not (reason := paused or seen.bare):
         return plan.unusable
     served = (one.device for devices in answerable_offer(plan.serving).values() for one in devices)
-    return {**dict.fromkeys(served, driver.reason), **plan.unusable}
+    return {**dict.fromkeys(served, reason), **plan.unusable}
 
 
 def after_restart(state: NodeState) -> NodeState:

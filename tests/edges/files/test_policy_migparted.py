@@ -126,7 +126,6 @@ def test_the_frame_is_strict(text: str, path: str, said: str) -> None:
             "10000000 MIG devices on one GPU",
         ),
         ("{devices: all, mig-enabled: true, mig-devices: [1g.5gb]}", ".mig-devices", "has to be a mapping"),
-        ("{devices: all, mig-enabled: false, device-filter: A100}", ".device-filter", "PCI device id"),
         (
             "{devices: all, mig-enabled: false, device-filter: [0x20B010DE]}",
             ".device-filter[0]",
@@ -139,3 +138,26 @@ def test_an_entry_is_strict(entry: str, path: str, said: str) -> None:
     (problem,) = of_entry(entry)
     assert problem.path == f"mig-configs.c[0]{path}"
     assert said in problem.message
+
+
+def test_a_filter_that_is_no_device_id_is_read_and_matches_nothing_as_in_mig_parted() -> None:
+    loaded = parse_policy(
+        "version: v1\nmig-configs:\n"
+        "  c: [{devices: all, mig-enabled: false, device-filter: [A100, '0x20B010DE']}]",
+        "m.yaml",
+    )
+    (entry,) = loaded.policy.entries
+    assert isinstance(entry, GpuEntry)
+    assert entry.select == GpuCriteria(device_filter=("a100", "0x20b010de"))
+    (warning,) = loaded.warnings
+    assert (warning.path, warning.severity) == ("mig-configs.c[0].device-filter[0]", "warning")
+    assert warning.message == "line 3: 'A100' is not a PCI device id, and matches no GPU"
+
+
+@pytest.mark.parametrize("key", ["hooks", "systemd-services", "config", "migStrategy"])
+def test_another_file_with_version_v1_is_refused(key: str) -> None:
+    """mig-parted's hooks, the MIG manager's list of services, values of Helm: with nothing that NVIDIA's
+    plugin knows they would mean all defaults."""
+    (problem,) = problems(f"version: v1\n{key}: []")
+    assert problem.path == key
+    assert "no key of NVIDIA's device plugin" in problem.message

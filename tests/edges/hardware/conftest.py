@@ -31,16 +31,21 @@ MACHINE = "4xh100-sxm5-80gb"
 NO_CONTAINER = ContainerId("")
 
 
-@pytest.fixture(scope="session")
-def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stand-in for libnvidia-ml.so.1, compiled once."""
+def compiled_stub(folder: Path) -> Path:
+    """The stand-in for libnvidia-ml.so.1, compiled into a folder."""
     compiler = shutil.which("cc")
     if compiler is None:
         pytest.skip("needs a C compiler")
-    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    flags = ["-shared", "-fPIC", "-O1", "-Wall", "-Wextra", "-Werror"]
+    library = folder / "libnvidia-ml.so.1"
+    flags = ["-shared", "-fPIC", "-Wl,-Bsymbolic", "-O1", "-Wall", "-Wextra", "-Werror"]
     subprocess.run([compiler, *flags, "-o", library, SOURCE], check=True)
     return library
+
+
+@pytest.fixture(scope="session")
+def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same, compiled once."""
+    return compiled_stub(tmp_path_factory.mktemp("nvml"))
 
 
 @pytest.fixture

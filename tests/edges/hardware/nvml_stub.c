@@ -292,6 +292,23 @@ int nvmlInitWithFlags(unsigned flags) {
     return (int)code;
 }
 
+/* Partage calls none of these four; NVIDIA's container toolkit does. */
+int nvmlInit(void) { return nvmlInitWithFlags(0); }
+int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
+const char *nvmlErrorString(int code) { return code ? "an error of the stand-in" : "no error"; }
+
+int nvmlDeviceGetHandleByUUID(const char *uuid, void **to) {
+    for (int gpu = 0; gpu < 8; gpu++) {
+        const char *found = text("gpu.%d.uuid", gpu);
+        size_t length = strlen(uuid);
+        if (!found || strncmp(found, uuid, length) || (found[length] && found[length] != ' ')) continue;
+        *to = HANDLE(GPU, gpu, 0);
+        START(*to);
+        return OK;
+    }
+    return NOT_FOUND;
+}
+
 int nvmlShutdown(void) {
     if (!sessions) return UNINITIALIZED;
     if (!--sessions) warm = 0;
@@ -337,6 +354,7 @@ int nvmlDeviceGetUUID(void *device, char *to, unsigned size) {
 int nvmlDeviceGetPciInfo_v3(void *device, Pci *to) {
     START(device);
     to->device_id = or_zero(text("gpu.%d.device", GPU_OF(device)));
+    to->subsystem_id = or_zero(text("gpu.%d.subsystem", GPU_OF(device)));
     return copy(to->bus_id, sizeof to->bus_id, text("gpu.%d.bus", GPU_OF(device)));
 }
 

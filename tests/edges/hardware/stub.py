@@ -94,6 +94,7 @@ class StubNode:
                     "uuid": self.uuid(index),
                     "bus": self.bus(index),
                     "device": "0x233010de",
+                    "subsystem": "0x16c110de",
                     "name": "NVIDIA H100 80GB HBM3",
                     "minor": count - 1 - index,
                     "arch": 9,
@@ -170,6 +171,15 @@ class StubNode:
         if listed is not None:
             count = sum(key.startswith(f"gpu.{gpu}.process.") for key in self.keys)
             self.write(**{f"gpu.{gpu}.process.{count}": f"{pid} {listed}"})
+
+    def lacks(self, *functions: str) -> None:
+        """The library has these no more: its table of symbols calls them otherwise."""
+        data = self.library.read_bytes()
+        for name in functions:
+            before = b"\0" + name.encode() + b"\0"
+            assert before in data, name
+            data = data.replace(before, b"\0X" + name.encode()[1:] + b"\0")
+        self.library.write_bytes(data)
 
     def see_all(self) -> StubNode:
         """/proc shows the node's own pid namespace."""

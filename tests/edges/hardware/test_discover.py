@@ -59,6 +59,7 @@ def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node:
                 memory_bytes=H100_MEMORY_BYTES,
                 pci_bus_id=PciBusId("00000000:1A:00.0"),
                 pci_device_id="0x233010de",
+                pci_subsystem_id="0x16c110de",
                 numa_node=1,
                 mig_mode=MigMode(current=False, pending=True),
                 compute_mode=ComputeMode.EXCLUSIVE_PROCESS,

@@ -46,6 +46,16 @@ def test_a_socket_that_the_kubelet_keeps_is_found_and_says_why() -> None:
     assert "Restart the kubelet" in found.fix
 
 
+def test_an_older_library_says_what_is_not_known_without_its_functions() -> None:
+    old = Inventory(Driver("535.261.03", "12.2", ("nvmlDeviceGetGpuFabricInfoV",)), (gpu(0),))
+    (found,) = diagnose(Observation(inventory=old)).findings
+    assert (found.code, found.severity) == ("driver-lacks", "warning")
+    assert (
+        "nvmlDeviceGetGpuFabricInfoV: without it Partage does not know whether a GPU has joined"
+        in found.evidence[0]
+    )
+
+
 def _policy(*ways: DeviceListStrategy, **more: Any) -> NodePolicy:
     return NodePolicy("p", Policy(options=Options(device_list=ways, **more)))
 

@@ -31,7 +31,7 @@ START_S = 20_000 * DAY_S
 H100_BYTES = 81_559 * MIB
 MODEL = load_catalogue().by_id("h100-sxm5-80gb")
 assert MODEL is not None
-H100 = GpuSize("H100", H100_BYTES, 500 * MIB, MODEL.geometry_for(H100_BYTES))
+H100 = GpuSize("H100", H100_BYTES, 500 * MIB, MODEL.geometry)
 
 
 class Trace(Frozen):

@@ -569,6 +569,25 @@ def test_a_configuration_that_does_not_mean_this_node_is_impossible(entry: str, 
     assert said in problem.message
 
 
+BOARD = "device-filter: '0x233010DE:0x16C110DE'"
+
+
+def test_a_filter_with_a_subsystem_id_selects_only_such_boards() -> None:
+    boards = node(
+        replace(gpu(0), pci_subsystem_id="0x16c110de"), replace(gpu(1), pci_subsystem_id="0x16c010de"), gpu(2)
+    )
+    assignment = lay(mig_parted(f"{{devices: all, {BOARD}, {BALANCED}}}"), boards)
+    assert list(assignment.strategies.values()) == [Strategy.MIG, Strategy.EXCLUSIVE, Strategy.EXCLUSIVE]
+    (unknown,) = [one for one in assignment.warnings if one.path.endswith("device-filter")]
+    assert unknown.message.startswith("GPU 2: passed over: the filter names boards")
+
+
+def test_a_configuration_for_other_boards_names_those_of_the_node() -> None:
+    other = node(replace(gpu(0), pci_subsystem_id="0x16c010de"))
+    (problem,) = refused(Unsatisfiable, mig_parted(f"{{devices: all, {BOARD}, {BALANCED}}}"), other)
+    assert problem.hint == "their PCI device ids: 0x233010de:0x16c010de"
+
+
 def test_a_list_and_a_filter_that_contradict_each_other_are_wrong() -> None:
     entry = f"{{devices: [0, 1], {H100}, {BALANCED}}}"
     (problem,) = refused(InputError, mig_parted(entry), node(gpu(0), without_mig(1)))

@@ -27,7 +27,7 @@ from partage.units import GIB, MIB
 H100_BYTES = 81_559 * MIB
 MODEL = load_catalogue().by_id("h100-sxm5-80gb")
 assert MODEL is not None
-GEOMETRY = MODEL.geometry_for(H100_BYTES)
+GEOMETRY = MODEL.geometry
 assert GEOMETRY is not None
 H100 = GpuSize("H100", H100_BYTES, 500 * MIB, GEOMETRY)
 

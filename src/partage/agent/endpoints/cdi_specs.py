@@ -20,6 +20,9 @@ log = logging.getLogger(__name__)
 
 
 CHECK_S = 60.0
+CHECK_BARE_S = 5.0
+"""While containers would have no libraries, seconds between two looks for a spec that has them."""
+
 WAIT_LIMIT_S = 30.0
 """How long new MIG devices wait for their spec, in seconds: nvidia-ctk may hang."""
 
@@ -28,6 +31,7 @@ class CdiSpecs:
     """The state of the CDI specs, and the task that updates them.
 
     classes: CDI classes besides ``gpu`` that have a spec. trouble: why a spec is missing or incomplete.
+    unusable: why containers have none of the driver's libraries; empty: they have, or need none.
     """
 
     def __init__(
@@ -46,11 +50,19 @@ class CdiSpecs:
         self._news = asyncio.Event()
         self.classes: tuple[str, ...] = ()
         self.trouble = ""
+        self.unusable = ""
+
+    def why_unusable(self, options: Options) -> str:
+        """Why shares that are given under these options cannot be used; empty if they can."""
+        if not options.uses_cdi:
+            return ""
+        return self.unusable if self._written else "its CDI spec is being written"
 
     def request(self, inventory: Inventory, options: Options) -> None:
         """Ask for specs of this node."""
         if not options.uses_cdi:
-            self._wanted, self.trouble, self.classes = None, "", ()
+            self._wanted = self._written = None
+            self.trouble, self.unusable, self.classes = "", "", ()
         elif (inventory, options) != self._wanted:
             self._wanted = inventory, options
             self._renew.set()
@@ -69,9 +81,10 @@ class CdiSpecs:
             log.warning("cdi spec is slow to be written", extra={"waited": f"{WAIT_LIMIT_S:g} s"})
 
     async def run(self) -> None:
-        """Update on changes and every CHECK_S: a file may be gone, or nvidia-ctk may work now."""
+        """Update on changes and every CHECK_S: a file may be gone or there, or nvidia-ctk may work now."""
         while True:
-            await wait_at_most(self._renew, CHECK_S if self._wanted else None)
+            pause_s = CHECK_BARE_S if self.unusable else CHECK_S
+            await wait_at_most(self._renew, pause_s if self._wanted else None)
             self._renew.clear()
             if (wanted := self._wanted) is not None:
                 await self._write(*wanted)
@@ -86,11 +99,13 @@ class CdiSpecs:
         try:
             spec = await self._writer.update(inventory, options, self._clock())
             trouble, classes = spec.reason, spec.classes
+            unusable = f"containers would not have the driver's libraries: {trouble}" if spec.bare else ""
         except HardwareError as error:
-            trouble = str(error)
-        if (trouble, classes) == (self.trouble, self.classes):
+            trouble = unusable = str(error)
+        first = self._written is None
+        if not first and (trouble, unusable, classes) == (self.trouble, self.unusable, self.classes):
             return
-        if trouble:
+        if trouble and trouble != self.trouble:
             log.warning("cdi spec is incomplete", extra={"reason": trouble})
-        self.trouble, self.classes = trouble, classes
+        self.trouble, self.unusable, self.classes = trouble, unusable, classes
         self._ask()

@@ -28,14 +28,14 @@ _VERSION_WITH_HOST_PATHS = "0.5.0"
 _NO_LEGACY = "NVIDIA_VISIBLE_DEVICES=void"
 """Keeps NVIDIA's runtime from injecting devices that CDI injects already."""
 
-_FORMAT = "1"
+_FORMAT = "2"
 """Version of the digest: a new one makes an upgrade write every spec again."""
 
 
 def inventory_digest(inventory: Inventory, options: Options, generator: str) -> str:
     """Digest of everything that a spec depends on, 32 hex digits: driver, GPUs, MIG devices, options.
 
-    generator: path of nvidia-ctk, empty if there is none.
+    generator: path of nvidia-ctk, or the files of others that are read in its place.
     """
     parts: tuple[object, ...] = (
         _FORMAT,

@@ -6,12 +6,21 @@ would ask for CDI 0.6, which older runtimes refuse.
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import json
 import os
 from pathlib import Path
 
 from partage.edges.cdi import toolkit
+from partage.edges.cdi.host_spec import (
+    DIRECTORY,
+    STATIC_DIRECTORY,
+    files_of_others,
+    host_spec,
+    library_error,
+    with_libraries_of,
+)
 from partage.edges.cdi.spec import (
     Spec,
     device_files_spec,
@@ -22,12 +31,11 @@ from partage.edges.cdi.spec import (
 )
 from partage.edges.read_file import read_regular
 from partage.errors import HardwareError
-from partage.model.gpu import Inventory
+from partage.model.gpu import Driver, Inventory
 from partage.model.policy import Options
 from partage.plan.serve.allocate_response import CDI_VENDOR
 from partage.values import Frozen
 
-DIRECTORY = Path("/var/run/cdi")
 RETRY_S = 300.0
 """Seconds until nvidia-ctk is run again after it failed; until then the spec contains no libraries."""
 
@@ -40,12 +48,14 @@ class CdiSpec(Frozen):
 
     complete: with libraries and hooks. reason: why not; empty if complete.
     classes:  besides ``gpu``, those that have a spec (``AllocateResponder``'s cdi_classes).
+    bare: containers get their GPUs without the driver's libraries, and should.
     """
 
     path: Path
     complete: bool
     reason: str = ""
     classes: tuple[str, ...] = ()
+    bare: bool = False
 
 
 class _Kept(Frozen):
@@ -59,11 +69,19 @@ class CdiSpecWriter:
     """The CDI specs of one node. One ``update`` at a time.
 
     directory: where the container runtime looks for specs. deadline_s: for each run of nvidia-ctk.
+    static: where else specs of the node may be. What nvidia-ctk says counts; where it is not there, what the
+    node's own toolkit has written.
     """
 
-    def __init__(self, directory: Path = DIRECTORY, deadline_s: float = toolkit.DEADLINE_S) -> None:
+    def __init__(
+        self,
+        directory: Path = DIRECTORY,
+        deadline_s: float = toolkit.DEADLINE_S,
+        static: Path = STATIC_DIRECTORY,
+    ) -> None:
         self._directory = directory
         self._deadline_s = deadline_s
+        self._others = (static, directory)
         self._kept: _Kept | None = None
 
     async def update(self, inventory: Inventory, options: Options, now_s: float) -> CdiSpec:
@@ -72,7 +90,8 @@ class CdiSpecWriter:
         Raises HardwareError if the directory cannot be written.
         """
         ctk = "" if inventory.simulated else toolkit.find_toolkit(options.nvidia_ctk)
-        wanted = inventory_digest(inventory, options, ctk)
+        source = ctk or ("" if inventory.simulated else repr(files_of_others(self._others)))
+        wanted = inventory_digest(inventory, options, source)
         if self._kept is not None and self._is_valid(self._kept, wanted, now_s):
             return self._kept.spec
         spec = await self._write(inventory, options, ctk, wanted)
@@ -86,7 +105,7 @@ class CdiSpecWriter:
     async def _write(self, inventory: Inventory, options: Options, ctk: str, wanted: str) -> CdiSpec:
         """The valid specs: those that an earlier agent wrote, or new ones."""
         asked = _classes(options)
-        if ctk and all(self._has_digest(name, wanted) for name in ("gpu", *asked)):
+        if all(self._has_digest(name, wanted) for name in ("gpu", *asked)):
             return CdiSpec(self._path("gpu"), complete=True, classes=asked)
         ours = device_files_spec(inventory, options)
         if not ours["devices"]:
@@ -95,24 +114,36 @@ class CdiSpecWriter:
             self._save("gpu", ours)
             reason = "a simulated node: device nodes only"
         else:
-            reason = await self._write_gpus(ours, options, ctk, wanted)
+            reason = await self._write_gpus(ours, inventory, options, ctk, wanted)
+        bare = bool(reason) and not inventory.simulated
         written = [name for name in asked if await self._write_class(name, options, ctk, wanted)]
         if len(written) < len(asked) and not reason:
             reason = f"no spec for {', '.join(name for name in asked if name not in written)}"
-        return CdiSpec(self._path("gpu"), complete=not reason, reason=reason, classes=tuple(written))
+        return CdiSpec(
+            self._path("gpu"), complete=not reason, reason=reason, classes=tuple(written), bare=bare
+        )
 
-    async def _write_gpus(self, ours: Spec, options: Options, ctk: str, wanted: str) -> str:
+    async def _write_gpus(
+        self, ours: Spec, inventory: Inventory, options: Options, ctk: str, wanted: str
+    ) -> str:
         """Write the spec of the GPUs. Returns why it is incomplete; empty if it is complete."""
-        if not ctk:
-            self._save("gpu", ours)
-            return f"{options.nvidia_ctk} is not there: device nodes only, none of the driver's libraries"
-        try:
-            theirs = await toolkit.generate_spec(ctk, options, "gpu", self._deadline_s)
-        except HardwareError as error:
-            self._save("gpu", ours)
-            return f"device nodes only, none of the driver's libraries: {error}"
-        self._save("gpu", with_missing_devices(theirs, ours), wanted)
-        return ""
+        driver = inventory.driver.version if isinstance(inventory.driver, Driver) else ""
+        why = f"{options.nvidia_ctk} is not there"
+        if ctk:
+            try:
+                theirs = await toolkit.generate_spec(ctk, options, "gpu", self._deadline_s)
+                why = f"{ctk} wrote a spec, but {wrong}" if (wrong := library_error(theirs, driver)) else ""
+            except HardwareError as error:
+                why = str(error)
+            if not why:
+                self._save("gpu", with_missing_devices(theirs, ours), wanted)
+                return ""
+        found, missing = await asyncio.to_thread(host_spec, self._others, driver)
+        if found is not None:
+            self._save("gpu", with_libraries_of(found, ours), wanted)
+            return ""
+        self._save("gpu", ours)
+        return f"device nodes only, none of the driver's libraries: {why}, and {missing}"
 
     async def _write_class(self, name: str, options: Options, ctk: str, wanted: str) -> bool:
         """Write the spec of another class. Returns whether there is one now."""

@@ -7,12 +7,12 @@ precedence. ``load_catalogue().models`` is the list of all models with their fac
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
-from msgspec import field
+from msgspec.structs import replace
 
 from partage.edges.files.providers import misprints_of
 from partage.errors import InputError
@@ -58,17 +58,8 @@ class GpuModel(Frozen):
     mig_needs_reset: bool = False
     mig_branch: int = 0
     geometry: Geometry | None = None
-    renamed_geometries: Mapping[int, Geometry] = field(default_factory=dict)
     no_geometry: str = ""
     sources: tuple[str, ...] = ()
-
-    def geometry_for(self, memory_bytes: int) -> Geometry | None:
-        """The geometry, with the profile names of a GPU with this much memory.
-
-        One device id has been sold with 186 and with 189 GiB, and the names depend on the total (GB200).
-        """
-        total_gib = -(-memory_bytes // GIB)
-        return self.renamed_geometries.get(total_gib, self.geometry)
 
     def pci_device_id(self, product: str) -> str:
         """The device id of one of ``products``; the model's first one if that is not known."""
@@ -104,13 +95,17 @@ class Catalogue(Frozen):
     def by_gpu(self, gpu: Gpu) -> GpuModel | None:
         """The model of a GPU: by device id, else by product; only if the memory agrees.
 
-        Where several models share the device id, the one with the GPU's product comes first.
+        Where several models share the device id, those with the GPU's product come first; of them, the one
+        whose memory is nearest.
         """
-        named = self.by_product(gpu.product)
-        by_name = (named[0],) if named else ()
-        found = self.by_pci_device_id(gpu.pci_device_id) or by_name
-        likely = sorted(found, key=lambda model: model not in by_name)
-        return next((model for model in likely if _memory_agrees(model, gpu.memory_bytes)), None)
+        named = tuple(model for model in self.models if _plain(gpu.product) in map(_plain, model.products))
+        found = self.by_pci_device_id(gpu.pci_device_id) or named
+        agreeing = [model for model in found if _memory_agrees(model, gpu.memory_bytes)]
+        return min(
+            agreeing,
+            key=lambda model: (model not in named, abs(model.memory_bytes - gpu.memory_bytes)),
+            default=None,
+        )
 
     def find(self, name: str) -> tuple[GpuModel, str] | None:
         """The model and the product for an id, a product name, or the beginning of one id (``b300``)."""
@@ -166,9 +161,8 @@ def load_catalogue() -> Catalogue:
     """The catalogue; read once."""
     mig = _read("mig.json")
     preferred = {name: row["preferred_starts"] for name, row in mig["geometries"].items()}
-    return Catalogue(
-        tuple(_mig_model(row, preferred) for row in mig["models"]) + _plain_models(_read("gpus.json"))
-    )
+    models = [model for row in mig["models"] for model in _mig_models(row, preferred)]
+    return Catalogue((*models, *_plain_models(_read("gpus.json"))))
 
 
 def model_named(name: str, *others: str) -> tuple[GpuModel, str]:
@@ -206,7 +200,7 @@ def geometry_of(gpu: Gpu) -> Geometry | None:
     if gpu.geometry is not None:
         return gpu.geometry
     model = load_catalogue().by_gpu(gpu)
-    return model.geometry_for(gpu.memory_bytes) if model else None
+    return model.geometry if model else None
 
 
 def lacks_geometry(gpu: Gpu) -> bool:
@@ -269,6 +263,24 @@ def _plain_models(data: Mapping[str, Any]) -> tuple[GpuModel, ...]:
     )
 
 
+def _mig_models(
+    row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list[int]]]
+) -> Iterator[GpuModel]:
+    """The model of a row. Drivers have named the profiles of one device id by two totals, 186 and 189 GiB
+    (GB200): each total is a model of its own."""
+    model = _mig_model(row, preferred)
+    yield model
+    for key, names in (row.get("name_variants") or {}).items():
+        total_gib = int(key.rpartition("_")[2])
+        model_id = model.id.replace(f"{row['name_total_gib']}gb", f"{total_gib}gb")
+        yield replace(
+            model,
+            id=model_id,
+            memory_bytes=total_gib * GIB,
+            geometry=_geometry(row, model_id, names, preferred[row["geometry"]]),
+        )
+
+
 def _mig_model(row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list[int]]]) -> GpuModel:
     names = tuple(profile["name"] for profile in row["profiles"])
     total_mib = row["memory_total_mib"]
@@ -284,11 +296,7 @@ def _mig_model(row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list
         mig_survives_reboot=bool(row["mig_mode_survives_reboot"]),
         mig_needs_reset=bool(row["mig_mode_change_needs_reset"]),
         mig_branch=_branch(row["min_driver"]),
-        geometry=_geometry(row, names, preferred[geometry]) if geometry else None,
-        renamed_geometries={
-            int(key.rpartition("_")[2]): _geometry(row, tuple(variant), preferred[geometry])
-            for key, variant in (row.get("name_variants") or {}).items()
-        },
+        geometry=_geometry(row, row["id"], names, preferred[geometry]) if geometry else None,
         no_geometry=""
         if geometry
         else f"no placements are published for {row['id']}: not plannable offline; {ASK_THE_DRIVER}",
@@ -296,9 +304,11 @@ def _mig_model(row: Mapping[str, Any], preferred: Mapping[str, Mapping[str, list
     )
 
 
-def _geometry(row: Mapping[str, Any], names: tuple[str, ...], preferred: Mapping[str, list[int]]) -> Geometry:
+def _geometry(
+    row: Mapping[str, Any], model_id: str, names: Sequence[str], preferred: Mapping[str, list[int]]
+) -> Geometry:
     return Geometry(
-        model=row["id"],
+        model=model_id,
         compute_slices=row["compute_slices"],
         memory_slices=row["memory_slices"],
         max_instances=row["max_instances"],

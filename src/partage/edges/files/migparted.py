@@ -101,18 +101,17 @@ def _select(table: Table) -> GpuSelector:
 
 
 def _filters(field: Field | None) -> tuple[str, ...]:
-    """An empty filter is ignored, as in mig-parted."""
+    """An empty filter is ignored, and text that is no PCI device id matches no GPU, as in mig-parted."""
     if field is None or field.value in ("", []):
         return ()
-    items = field.one_or_many() or ()
-    return tuple(one for item in items if (one := item.parsed(_filter)) is not None)
-
-
-def _filter(text: str) -> str:
-    lower = text.lower()
-    if not _FILTER.fullmatch(lower):
-        raise ValueError(f"{text[:60]!r} is not a PCI device id such as 0x20B010DE (device, then vendor)")
-    return lower
+    filters = [(item, text) for item in field.one_or_many() or () if (text := item.text()) is not None]
+    for item, text in filters:
+        if not _FILTER.fullmatch(text.lower()):
+            item.warn(
+                f"{text[:60]!r} is not a PCI device id, and matches no GPU",
+                "0x20B010DE (device, then vendor), or with the id of the board, 0x20B010DE:0x134F10DE",
+            )
+    return tuple(text.lower() for _, text in filters)
 
 
 def _items(field: Field) -> tuple[LayoutItem, ...]:

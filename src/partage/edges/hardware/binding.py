@@ -18,6 +18,7 @@ from partage.edges.hardware.host import Host
 from partage.edges.hardware.translate import ABSENT, LIBRARY_NOT_FOUND, VERSION_MISMATCH, no_driver, translate
 from partage.errors import HardwareError
 from partage.model.gpu import NoDriver
+from partage.model.nvml_functions import USES
 from partage.model.paths import LIBRARY_DIRECTORIES
 
 LIBRARY = "libnvidia-ml.so.1"
@@ -34,6 +35,11 @@ def find_library(driver_root: Path) -> Path | None:
     return None
 
 
+def _lacking(library: ctypes.CDLL) -> tuple[str, ...]:
+    """The first function of each group of which the library has none."""
+    return tuple(names[0] for names in USES if not any(hasattr(library, name) for name in names))
+
+
 class Binding:
     """A session with the driver's library. Calls may come from any thread.
 
@@ -47,7 +53,13 @@ class Binding:
         self._pynvml: ModuleType | None = None
         self._library: ctypes.CDLL | None = None
         self._path = ""
+        self._lacks: tuple[str, ...] = ()
         self._open = False
+
+    @property
+    def lacks(self) -> tuple[str, ...]:
+        """Of the functions that Partage can do without, those that the library lacks."""
+        return self._lacks
 
     @property
     def is_open(self) -> bool:
@@ -122,6 +134,7 @@ class Binding:
                     return no_driver(LIBRARY_NOT_FOUND, where)
                 return NoDriver("failed", f"{path} cannot be loaded: {error}", "reinstall the NVIDIA driver")
             self._path = path
+            self._lacks = _lacking(self._library)
         if pynvml.nvmlLib is not self._library:
             # The cached function pointers lead into the library that was loaded before.
             pynvml._nvmlGetFunctionPointer_cache.clear()  # noqa: SLF001

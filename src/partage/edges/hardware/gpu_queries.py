@@ -51,10 +51,13 @@ Handle = NewType("Handle", object)
 
 
 class PciInfo(Frozen):
-    """device_id: device and vendor id, ``0x233010de``."""
+    """device_id, subsystem_id: device and vendor id, ``0x233010de``, of the GPU and of its board.
+    subsystem_id: None if the driver says none.
+    """
 
     bus_id: PciBusId
     device_id: str
+    subsystem_id: str | None
 
 
 class HealthFields(Frozen):
@@ -100,7 +103,7 @@ class GpuQueries(Binding):
 
     def driver(self) -> Driver:
         cuda = int(self.optional("nvmlSystemGetCudaDriverVersion_v2") or 0)
-        return Driver(str(self.call("nvmlSystemGetDriverVersion")), cuda_version(cuda))
+        return Driver(str(self.call("nvmlSystemGetDriverVersion")), cuda_version(cuda), self.lacks)
 
     def count(self) -> int:
         return int(self.call("nvmlDeviceGetCount"))
@@ -146,7 +149,8 @@ class GpuQueries(Binding):
 
     def pci(self, handle: Handle) -> PciInfo:
         info = self.call("nvmlDeviceGetPciInfo", handle)
-        return PciInfo(PciBusId(info.busId), f"0x{info.pciDeviceId:08x}")
+        board = f"0x{info.pciSubSystemId:08x}" if info.pciSubSystemId else None
+        return PciInfo(PciBusId(info.busId), f"0x{info.pciDeviceId:08x}", board)
 
     def product(self, handle: Handle) -> str:
         return str(self.call("nvmlDeviceGetName", handle))

@@ -28,6 +28,7 @@ class StaticGpuFacts(Frozen):
     mig_mode: MigMode | None
     pci_bus_id: PciBusId
     pci_device_id: str
+    pci_subsystem_id: str | None
     minor: int | None
     product: str
     architecture: str

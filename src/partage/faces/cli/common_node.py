@@ -254,5 +254,13 @@ def _why_not_ours(found: ReportDocument, machine: str | None) -> str:
 
 
 def ctk_found(policy: Policy, inventory: Inventory) -> bool:
-    """Whether ``nvidia-ctk`` is on this node where the policy says."""
-    return not inventory.simulated and Path(policy.options.nvidia_ctk).is_file()
+    """Whether ``nvidia-ctk`` is on this node where the policy says, or has written a spec for its driver."""
+    from partage.model.gpu import Driver
+
+    if inventory.simulated or not isinstance(inventory.driver, Driver):
+        return False
+    if Path(policy.options.nvidia_ctk).is_file():
+        return True
+    from partage.edges.cdi.host_spec import DIRECTORIES, host_spec
+
+    return host_spec(DIRECTORIES, inventory.driver.version)[0] is not None

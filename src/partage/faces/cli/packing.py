@@ -63,9 +63,7 @@ def _check_names(demand: Demand, candidates: Sequence[CandidateGpu]) -> None:
     from partage.plan.packing.demand import check_names
 
     geometries = {candidate.geometry for candidate in candidates}
-    for model in load_catalogue().models:
-        geometries |= {model.geometry} if model.geometry else set()
-        geometries |= set(model.renamed_geometries.values())
+    geometries |= {model.geometry for model in load_catalogue().models if model.geometry}
     check_names(demand, {spec.profile for geometry in geometries for spec in geometry.profiles})
 
 

@@ -139,7 +139,10 @@ REASONS: dict[str, _Row] = {
                               "Is the disk of the state directory full, or read-only? Only what partage "
                               "rightsize --history reads is missing"),
     "cdi-incomplete": _Row("error", "The agent's CDI specification has none of the driver's libraries",
-                           "Install the NVIDIA container toolkit, or correct nvidia-ctk-path in the policy"),
+                           "Install the NVIDIA container toolkit on the node: its nvidia-cdi-refresh writes "
+                           "/var/run/cdi/nvidia.yaml, of which the agent takes the libraries. Or write it "
+                           "now: nvidia-ctk cdi generate --output=/var/run/cdi/nvidia.yaml. For an agent "
+                           "that is no pod: correct nvidia-ctk-path in the policy"),
     "device-file-missing": _Row("error", "Device files of MIG devices are missing", "Run nvidia-modprobe -f"),
     "persistence-off": _Row("warning", "Persistence mode is off", "Run nvidia-persistenced"),
     "mps-daemon": _Row("error", "An MPS daemon takes no clients", "If it says fault, end the pods on that "

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from partage.model.gpu import PAUSED, Driver, NoDriver
-from partage.plan.doctor.finding import EVERYTHING, Check, Finding, error
+from partage.model.nvml_functions import USES
+from partage.plan.doctor.finding import EVERYTHING, Check, Finding, error, warning
 from partage.plan.doctor.observation import Card, DeviceFile, DriverParts, Observation
 from partage.text import count_of, listed
 
@@ -226,6 +227,22 @@ def _sentence(text: str) -> str:
     return text[:1].upper() + text[1:] if text else "Install or repair the NVIDIA driver"
 
 
+def _old_library(now: Observation) -> Finding | None:
+    driver = now.inventory.driver
+    if not isinstance(driver, Driver) or not driver.lacks:
+        return None
+    meaning = {names[0]: text for names, text in USES.items()}
+    return warning(
+        "driver-lacks",
+        f"The library of driver {driver.version} lacks functions that Partage can do without",
+        (
+            f"{name}: without it Partage does not know {meaning.get(name, 'what it says')}"
+            for name in driver.lacks
+        ),
+        "Nothing has to be done if you do not need that; a driver of a newer branch has them",
+    )
+
+
 _DRIVER = "the NVIDIA driver"
 
 CHECKS = (
@@ -239,6 +256,7 @@ CHECKS = (
     Check("driver-failed", _DRIVER, (), _driver_failed, OF_GPUS),
     Check("device-file-missing", "device files", ("device_files",), _device_files,
           frozenset({"agent:device-file-missing", "mig-file-missing", "cdi-broken"})),
+    Check("driver-lacks", _DRIVER, (), _old_library),
     Check("gpu-without-driver", "GPUs on the PCI bus", ("cards",), _without_driver,
           frozenset({"labels-stale", "slurm-gpus-differ"})),
 )  # fmt: skip

@@ -56,8 +56,8 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
         yield Caveat(useless)
     if options.uses_cdi and not ctk_found:
         yield Caveat(
-            f"The CDI specification will be incomplete: {options.nvidia_ctk} does not exist, so it "
-            "contains device files and no libraries of the driver."
+            f"Shares will be unhealthy: {options.nvidia_ctk} does not exist, and no CDI specification of "
+            "NVIDIA's toolkit fits the driver, so containers would not have the driver's libraries."
         )
     if cold := [gpu.index for gpu in inventory if gpu.persistence is False]:
         yield Caveat(

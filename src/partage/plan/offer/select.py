@@ -248,14 +248,17 @@ def _matched(entry: GpuEntry, inventory: Inventory, findings: Findings) -> list[
         _name_absent_index(entry, where, inventory, findings)
         for gpu in listed:
             if gpu not in matched:
-                message = (
-                    f"listed, but its PCI device id {gpu.pci_device_id} does not match the device-filter"
-                )
+                message = f"listed, but its PCI device id {_device_id(gpu)} does not match the device-filter"
                 hint = "correct the list or the filter; GPUs of two kinds need two entries"
                 findings.add("wrong", f"{entry.origin}.device-filter", message, hint, [gpu.index])
-    if matched and any(":" in one for one in where.device_filter):
-        message = "subsystem ids are not compared, only the device id before the ':'"
-        findings.add("doubtful", f"{entry.origin}.device-filter", message)
+    for gpu in listed:
+        board_wanted = any(one.startswith(f"{gpu.pci_device_id}:") for one in where.device_filter)
+        if gpu not in matched and gpu.pci_subsystem_id is None and board_wanted:
+            message = (
+                "passed over: the filter names boards, and the PCI subsystem id of this GPU is not known"
+            )
+            hint = "a machine file can say it: pci-subsystem-id"
+            findings.add("doubtful", f"{entry.origin}.device-filter", message, hint, [gpu.index])
     return matched
 
 
@@ -268,8 +271,13 @@ def _name_absent_index(entry: GpuEntry, where: GpuCriteria, inventory: Inventory
 
 
 def filter_matches(gpu: Gpu, filters: Sequence[str]) -> bool:
-    """Whether one of mig-parted's device filters matches this GPU."""
-    return any(one.partition(":")[0] == gpu.pci_device_id.casefold() for one in filters)
+    """Whether one of mig-parted's device filters matches this GPU: its device id, or that and its board's."""
+    return gpu.pci_device_id in filters or _device_id(gpu) in filters
+
+
+def _device_id(gpu: Gpu) -> str:
+    """In the form of a filter, as exactly as it is known."""
+    return f"{gpu.pci_device_id}:{gpu.pci_subsystem_id}" if gpu.pci_subsystem_id else gpu.pci_device_id
 
 
 def _matches_no_gpu(
@@ -280,7 +288,7 @@ def _matches_no_gpu(
         products = ", ".join(dict.fromkeys(gpu.product for gpu in inventory))
         findings.add("impossible", config, f"no GPU of this node has MIG: {products}")
     else:
-        ids = ", ".join(dict.fromkeys(gpu.pci_device_id for gpu in inventory))
+        ids = ", ".join(dict.fromkeys(map(_device_id, inventory)))
         findings.add(
             "impossible",
             config,

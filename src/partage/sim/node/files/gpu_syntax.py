@@ -27,8 +27,8 @@ from partage.units import MIB
 from partage.values import Frozen
 
 GPU_KEYS = (
-    "index", "uuid", "minor", "name", "memory-bytes", "pci-bus-id", "pci-device-id", "compute-capability",
-    "architecture", "brand", "numa-node", "mig-mode", "mig-devices", "empty-instances",
+    "index", "uuid", "minor", "name", "memory-bytes", "pci-bus-id", "pci-device-id", "pci-subsystem-id",
+    "compute-capability", "architecture", "brand", "numa-node", "mig-mode", "mig-devices", "empty-instances",
     "compute-mode", "time-slice", "recovery", "persistence", "mig-geometry",
     "serial", "board-part-number", "vbios-version", "pci-class", "clique",
 )  # fmt: skip
@@ -128,6 +128,7 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
         memory_bytes=row.value("memory-bytes", lambda field: field.integer(MIB), gpu.memory_bytes),
         pci_bus_id=row.value("pci-bus-id", read_pci_bus_id, gpu.pci_bus_id),
         pci_device_id=row.value("pci-device-id", _pci_device_id, gpu.pci_device_id),
+        pci_subsystem_id=row.nullable("pci-subsystem-id", _pci_device_id, gpu.pci_subsystem_id),
         numa_node=_numa(row, gpu.numa_node),
         compute_mode=row.value("compute-mode", _compute_mode, ComputeMode.DEFAULT),
         recovery=row.nullable("recovery", _recovery, gpu.recovery),

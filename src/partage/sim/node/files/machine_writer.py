@@ -107,6 +107,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "memory-bytes": gpu.memory_bytes,
         "pci-bus-id": gpu.pci_bus_id,
         "pci-device-id": gpu.pci_device_id,
+        "pci-subsystem-id": gpu.pci_subsystem_id,
         "compute-capability": list(gpu.compute_capability),
         "architecture": gpu.architecture,
         "numa-node": gpu.numa_node,
