@@ -56,7 +56,7 @@ def _nvidias(node: Cluster, name: str) -> bool:
 
 
 def _nvidia_wanted(node: Cluster) -> bool:
-    return node.get("node", node.node)["metadata"]["labels"].get(LABEL) != "false"
+    return bool(node.get("node", node.node)["metadata"]["labels"].get(LABEL) != "false")
 
 
 def test_a_queue_waits_through_takeover_a_change_and_handback(node: Cluster, tmp_path: Path) -> None:
