@@ -123,16 +123,18 @@ def test_a_person_frees_the_share_and_is_warned(node, kubelet, helper, agent, ca
     node.in_report_file('"certainty":"observed"')
     assert run(["free", share, *where]) == 2
     assert "no process is waited for" in capsys.readouterr().err
+    helper.inject(Occupy(0, "loader", pid=4712, pod=FORMER, container=LEFT.container))
     forget(node, kubelet)
-    agent.wait(lambda: entry(agent).get("left"), "waited for", limit_s=20)
-    node.in_report_file('"certainty":"ending"')
+    agent.wait(lambda: len(entry(agent).get("left") or ()) == 2, "waited for", limit_s=20)
+    node.in_report_file('"pid":4712')
     assert run(["show", *where]) == 0
     shown = " ".join(capsys.readouterr().out.split())
-    assert "process train (pid 4711) of it still runs; if it cannot end: partage free" in shown
+    both = "process train (pid 4711), process loader (pid 4712)"
+    assert f"{both} of it still run; if it cannot end: partage free" in shown
     assert run(["free", share, *where]) == 0
     said = capsys.readouterr()
     assert said.out == f"freed: {share}\n"
-    assert "warning: process train (pid 4711) goes on beside the next container" in said.err
+    assert f"warning: {both} go on beside the next container" in said.err
     wait_for(lambda: len(healthy(kubelet, GPU)) == 8, what="freed")
     assert calls(kubelet).allocate([share]).envs
 

@@ -10,7 +10,7 @@ import shutil
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Awaitable, Callable, Collection, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -21,13 +21,17 @@ from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.registration import KUBELET_SOCKET, register
 from partage.errors import Rejected, Unreachable
-from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "partage"
 NAMESPACE = "gpu-sharing"
 POLICY_LABEL = "nvidia.com/device-plugin.config"
+GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
+WHOLE = "version: partage/v1\n"
+"""The policy of four exclusive GPUs."""
+TWICE = "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: 2}\n"
+"""The policy of eight shares."""
 MACHINE = "4xa100-40gb"
 """The same in all tests: a GPU that leaves the node and comes back is on probation at first."""
 
@@ -112,6 +116,7 @@ class Cluster:
         if self.own:
             self.until("its pods are gone", lambda: not self.get("pods", "-n", NAMESPACE)["items"])
             self.empty("/var/lib/partage")
+            self.empty("/run/partage")
 
     def empty(self, path: str) -> None:
         """Remove what is in a folder of the own cluster's node; the folder itself may be a mount."""
@@ -223,31 +228,34 @@ class Cluster:
 
     def kubelet_holds(self) -> dict[str, set[str]]:
         """Pod to the ids of GPU shares that the own cluster's kubelet says it has (PodResources)."""
+        holds: dict[str, set[str]] = {}
+        for one in self._ask_kubelet(PodResourcesClient.held):
+            if one.ids:
+                holds.setdefault(one.pod, set()).update(one.ids)
+        return holds
+
+    def kubelet_offers(self) -> dict[str, int]:
+        """Resource to how many healthy shares the own cluster's kubelet has of it (PodResources).
+
+        A kubelet that has just started has none until the plugin has registered with it and sent its list.
+        """
+        found = self._ask_kubelet(PodResourcesClient.allocatable)
+        return {str(name): len(ids) for name, ids in found.items() if ids}
+
+    def _ask_kubelet(self, question: Callable[[PodResourcesClient], Awaitable[T]]) -> T:
+        """Raises AssertionError if no kubelet answers."""
         socket = self.path_on_node("/var/lib/kubelet/pod-resources/kubelet.sock")
 
-        async def ask() -> tuple[ContainerHold, ...]:
+        async def ask() -> T:
             client = PodResourcesClient(socket)
             try:
-                return await client.held()
+                return await question(client)
             except Unreachable as error:
                 raise AssertionError(f"the kubelet does not answer: {error}") from error
             finally:
                 client.close()
 
-        holds: dict[str, set[str]] = {}
-        for one in asyncio.run(ask()):
-            if one.ids:
-                holds.setdefault(one.pod, set()).update(one.ids)
-        return holds
-
-    def report_file(self) -> Json:
-        """The file in which the own cluster's agent leaves its report: it needs no API server."""
-        found: Json = json.loads(self.path_on_node("/run/partage/report.json").read_text())
-        return found
-
-    def registered(self) -> bool:
-        """Whether that file says that the kubelet has all resources."""
-        return all(row["registered"] for row in self.report_file()["resources"])
+        return asyncio.run(ask())
 
     def add_static_pod(self, manifest: Mapping[str, Any]) -> None:
         """A pod that the own cluster's kubelet has from a file and not from the API server.
@@ -279,6 +287,7 @@ class Cluster:
         folder = self.path_on_node("/var/lib/kubelet/device-plugins")
         what = ResourceName(resource)
         options = pb.DevicePluginOptions(get_preferred_allocation_available=True)
+        offered = self.until("the kubelet has a list", lambda: self.kubelet_offers().get(resource))
         before = set(folder.glob("nvidia-gpu*.sock"))
         for socket in before:
 
@@ -296,7 +305,7 @@ class Cluster:
 
             self.until("the kubelet answers a second Register", answered)
         self.until("the agent has a fresh socket", lambda: set(folder.glob("nvidia-gpu*.sock")) - before)
-        self.until("the agent is registered again", self.registered)
+        self.until("the kubelet has its list again", lambda: self.kubelet_offers().get(resource) == offered)
 
     # --- what is there ----------------------------------------------------------------------------
 

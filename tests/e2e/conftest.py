@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import ROOT, Cluster
+from tests.e2e.cluster import GPU, MACHINE, ROOT, Cluster
 
 SCRIPTS = ROOT / "tests" / "cluster"
 IMAGE = "docker.io/library/partage:e2e"
@@ -66,6 +66,40 @@ def second_node(cluster: Cluster) -> Iterator[Cluster]:
         yield node
     finally:
         subprocess.run([SCRIPTS / "down", folder], check=False, timeout=60)
+
+
+@pytest.fixture(scope="session")
+def own(cluster: Cluster) -> None:
+    """Skips what looks at processes, or disturbs the kubelet, elsewhere than on a cluster of these tests."""
+    if not cluster.own:
+        pytest.skip("only on the cluster that make e2e starts")
+
+
+@pytest.fixture(scope="module")
+def installed(cluster: Cluster, request: pytest.FixtureRequest) -> Iterator[Cluster]:
+    """The chart with ``POLICIES`` of the test's module: four exclusive GPUs at first. It may evict."""
+    policies = {"map": request.module.POLICIES}
+    cluster.install(hardware={"machine": MACHINE}, config=policies, cluster={"drain": True})
+    cluster.until_allocatable({GPU: 4})
+    yield cluster
+    cluster.uninstall()
+
+
+@pytest.fixture
+def node(installed: Cluster) -> Iterator[Cluster]:
+    """Four exclusive GPUs that nobody holds, whatever the test before has left."""
+    yield installed
+    if installed.own:
+        for name in installed.static_pods():
+            installed.remove_static_pod(name)
+    installed.remove_tenants()
+    if installed.own:
+        installed.until("no container is left", lambda: not installed.given())
+    installed.choose(None)
+    # A share whose pod has ended before anybody named it is held for two minutes (docs/adr/0020).
+    installed.until_allocatable({GPU: 4}, timeout_s=180)
+    if installed.own:  # the Node may say what a kubelet has told it that has been restarted since
+        installed.until("the kubelet has its list", lambda: installed.kubelet_offers() == {GPU: 4})
 
 
 @pytest.fixture

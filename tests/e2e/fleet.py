@@ -14,7 +14,6 @@ from typing import Any
 
 from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
 
-WHOLE = "version: partage/v1\n"
 REPLICAS = "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: %d}\n"
 POLICIES = "fleet-policies"
 LEASE = "partage-rollout-0"

@@ -55,10 +55,10 @@ def _workload(
     }
 
 
-def job(name: str, parallelism: int, completions: int, limits: Mapping[str, int]) -> Json:
+def job(name: str, parallelism: int, completions: int, limits: Mapping[str, int], **spec: Any) -> Json:
     """A Job of such pods; each ends well as soon as it has a file ``/end``."""
     labels = {"app": name, "partage-e2e": "tenant"}
-    template = pod("unused", limits, command=("sh", "-c", "until [ -e /end ]; do sleep 0.1; done"))
+    template = pod("unused", limits, command=("sh", "-c", "until [ -e /end ]; do sleep 0.1; done"), **spec)
     return {
         "apiVersion": "batch/v1",
         "kind": "Job",

@@ -3,43 +3,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, Cluster
+from tests.e2e.cluster import GPU, SHARED, TWICE, WHOLE, Cluster
 from tests.e2e.tenants import pod
 
-pytestmark = pytest.mark.usefixtures("tenants")
-
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
-POLICIES = {
-    "default": "version: partage/v1\n",
-    "shared": "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: 2}\n",
-}
-
-
-@pytest.fixture(scope="module")
-def whole(cluster: Cluster) -> Iterator[Cluster]:
-    if not cluster.own:
-        pytest.skip("only the API server of an own cluster may be killed")
-    cluster.install(hardware={"machine": MACHINE}, config={"map": POLICIES})
-    cluster.until_allocatable({GPU: 4})
-    yield cluster
-    cluster.uninstall()
-
-
-@pytest.fixture
-def node(whole: Cluster) -> Iterator[Cluster]:
-    """Four exclusive GPUs that nobody holds."""
-    yield whole
-    for name in whole.static_pods():
-        whole.remove_static_pod(name)
-    whole.remove_tenants()
-    whole.until("no container is left", lambda: not whole.given())
-    whole.choose(None)
-    # A share whose pod has ended before anybody named it is held for two minutes (docs/adr/0020).
-    whole.until_allocatable({GPU: 4}, timeout_s=180)
+pytestmark = pytest.mark.usefixtures("own")
+POLICIES = {"default": WHOLE, "shared": TWICE}
 
 
 def _shares(node: Cluster) -> dict[str, set[str]]:
@@ -63,12 +34,12 @@ def test_nothing_is_given_twice(node: Cluster, away_s: int) -> None:
         node.until_phase(f"sharer-{number}", "Running")
     node.until("the ledger names all", lambda: len(node.ledger()) == 3)
     before = _shares(node)
-    known = node.report_file()
     node.stop_api_server()
     gone_at = time.monotonic()
     try:
         node.restart_kubelet()
-        node.until("the agent is registered again", lambda: node.report_file() != known and node.registered())
+        # Earlier it refuses the pods of its files, for good: it has nothing to give.
+        node.until("the kubelet has the agent's list", lambda: node.kubelet_offers() == {GPU: 1, SHARED: 6})
         for number in range(4):
             node.add_static_pod(pod(f"file-{number}", {SHARED: 1}))
         node.until("some of them run", lambda: len(_shares(node)) > len(before))

@@ -2,50 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from typing import Any
-
-import pytest
-
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
+from tests.e2e.cluster import GPU, MACHINE, NAMESPACE, SHARED, TWICE, WHOLE, Cluster, Json
 from tests.e2e.tenants import pod
 
-pytestmark = pytest.mark.usefixtures("tenants")
-
-LABEL = "nvidia.com/device-plugin.config"
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
-WAITS = "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: 2}\n"
 POLICIES = {
-    "default": "version: partage/v1\n",
-    "waits": WAITS,
-    "drains": WAITS + "    change: {drain: 10m, also: bare}\n",
-    "hurries": WAITS + "    change: {drain: 8s, also: bare}\n",
+    "default": WHOLE,
+    "waits": TWICE,
+    "drains": TWICE + "    change: {drain: 10m, also: bare}\n",
+    "hurries": TWICE + "    change: {drain: 8s, also: bare}\n",
 }
-VALUES: dict[str, Any] = {"hardware": {"machine": MACHINE}, "config": {"map": POLICIES}}
-
-
-@pytest.fixture(scope="module")
-def node(cluster: Cluster) -> Iterator[Cluster]:
-    cluster.install(**VALUES, cluster={"drain": True})
-    cluster.until_allocatable({GPU: 4})
-    yield cluster
-    cluster.kubectl("label", "node", cluster.node, f"{LABEL}-", check=False)
-    cluster.uninstall()
-
-
-@pytest.fixture
-def chosen(node: Cluster) -> Iterator[Cluster]:
-    """The node, whose label is taken away afterwards."""
-    yield node
-    node.kubectl("delete", "pods", "-l", "partage-e2e=tenant", "--grace-period=0", "--force", check=False)
-    node.kubectl("delete", "poddisruptionbudget", "--all")
-    _choose(node, None)
-    node.until_allocatable({GPU: 4})
-
-
-def _choose(node: Cluster, policy: str | None) -> None:
-    asked = f"{LABEL}-" if policy is None else f"{LABEL}={policy}"
-    node.kubectl("label", "node", node.node, "--overwrite", asked)
 
 
 def _budget(name: str = "none-may-leave") -> Json:
@@ -53,7 +18,7 @@ def _budget(name: str = "none-may-leave") -> Json:
     return {
         "apiVersion": "policy/v1",
         "kind": "PodDisruptionBudget",
-        "metadata": {"name": name},
+        "metadata": {"name": name, "labels": {"partage-e2e": "tenant"}},
         "spec": {"minAvailable": 1, "selector": {"matchLabels": {"partage-e2e": "tenant"}}},
     }
 
@@ -75,13 +40,12 @@ def _in_force(node: Cluster, *reasons: str) -> str:
     return node.until(f"the condition says {reasons}", said) or ""
 
 
-def test_a_pod_that_gets_no_share_during_a_change_is_explained(chosen: Cluster) -> None:
+def test_a_pod_that_gets_no_share_during_a_change_is_explained(node: Cluster) -> None:
     """The scheduler says what is missing, the Node why: what changes, and whom it waits for."""
-    node = chosen
     node.apply(pod("holder", {GPU: 1}), *(pod(f"other-{n}", {GPU: 1}) for n in range(3)))
     for name in ("holder", "other-0", "other-1", "other-2"):
         node.until_phase(name, "Running")
-    _choose(node, "waits")
+    node.choose("waits")
     message = _in_force(node, "ChangeWaits")
     assert "default/holder" in message, message
     node.apply(pod("late", {GPU: 1}))
@@ -114,11 +78,10 @@ def test_a_pod_that_gets_no_share_during_a_change_is_explained(chosen: Cluster) 
     assert "default/holder" in shown, shown
 
 
-def test_a_budget_holds_the_change_up_until_it_is_lifted(chosen: Cluster) -> None:
-    node = chosen
+def test_a_budget_holds_the_change_up_until_it_is_lifted(node: Cluster) -> None:
     node.apply(_budget())
     _hold_a_gpu(node)
-    _choose(node, "drains")
+    node.choose("drains")
     node.until("an event of the pod says so", lambda: node.events("DrainNotAllowed", "holder"), timeout_s=30)
     said = node.events("DrainNotAllowed", "holder")[0]
     assert "PodDisruptionBudget forbids its eviction" in said
@@ -134,12 +97,11 @@ def test_a_budget_holds_the_change_up_until_it_is_lifted(chosen: Cluster) -> Non
     node.until("the plan is gone from the Node", lambda: not node.pending_plan())
 
 
-def test_two_budgets_that_never_allow_are_said_and_waited_for(chosen: Cluster) -> None:
+def test_two_budgets_that_never_allow_are_said_and_waited_for(node: Cluster) -> None:
     """The API server does not evict a pod that has two, and answers with an error of its own (500)."""
-    node = chosen
     node.apply(_budget("one"), _budget("another"))
     _hold_a_gpu(node)
-    _choose(node, "drains")
+    node.choose("drains")
     node.until_allocatable({SHARED: 6})
     said = "more than one PodDisruptionBudget"
     node.until(
@@ -152,12 +114,11 @@ def test_two_budgets_that_never_allow_are_said_and_waited_for(chosen: Cluster) -
     node.until("nothing is wrong any more", lambda: "node-not-updated" not in node.agent_http("healthz"))
 
 
-def test_a_drain_that_takes_too_long_is_given_up(chosen: Cluster) -> None:
+def test_a_drain_that_takes_too_long_is_given_up(node: Cluster) -> None:
     """The GPU offers what it did before; it changes when the pod has left by itself."""
-    node = chosen
     node.apply(_budget())
     _hold_a_gpu(node)
-    _choose(node, "hurries")
+    node.choose("hurries")
     message = _in_force(node, "ChangeFailed")
     assert "after a drain of 8 s it still waited for pod default/holder" in message
     node.until("an event says so", lambda: node.events("ChangeFailed", node.node))
@@ -166,17 +127,16 @@ def test_a_drain_that_takes_too_long_is_given_up(chosen: Cluster) -> None:
     node.until_allocatable({SHARED: 8})
 
 
-def test_without_the_right_nobody_is_evicted_and_it_is_said(chosen: Cluster) -> None:
+def test_without_the_right_nobody_is_evicted_and_it_is_said(node: Cluster) -> None:
     """The last one here: it installs the chart anew, without ``cluster.drain``."""
-    node = chosen
     assert node.agent_may("create", "pods/eviction")
     old = node.component("agent")["metadata"]["name"]
-    node.install(**VALUES, agent={"logLevel": "debug"})
+    node.install(hardware={"machine": MACHINE}, config={"map": POLICIES}, agent={"logLevel": "debug"})
     node.until("another agent runs", lambda: node.component("agent")["metadata"]["name"] != old)
     assert not node.agent_may("create", "pods/eviction")
     node.until_allocatable({GPU: 4})
     _hold_a_gpu(node)
-    _choose(node, "drains")
+    node.choose("drains")
     health = node.until("it is said", lambda: "pods are not evicted" in node.agent_http("healthz"))
     assert health
     said = node.agent_http("healthz")

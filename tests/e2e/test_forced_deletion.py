@@ -10,37 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, Cluster
+from tests.e2e.cluster import GPU, MACHINE, NAMESPACE, SHARED, TWICE, WHOLE, Cluster
 from tests.e2e.tenants import pod
 
-pytestmark = pytest.mark.usefixtures("tenants")
-
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
-POLICIES = {
-    "default": "version: partage/v1\n",
-    "shared": "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: 2}\n",
-}
+pytestmark = pytest.mark.usefixtures("own")
+POLICIES = {"default": WHOLE, "shared": TWICE}
 FREEZER = Path("/sys/fs/cgroup/freezer")
 DEAF = ("sh", "-c", "trap '' TERM; while :; do sleep 0.1; done")
-
-
-@pytest.fixture(scope="module")
-def whole(cluster: Cluster) -> Iterator[Cluster]:
-    if not cluster.own:
-        pytest.skip("processes of containers are seen only on an own cluster")
-    cluster.install(hardware={"machine": MACHINE}, config={"map": POLICIES})
-    cluster.until_allocatable({GPU: 4})
-    yield cluster
-    cluster.uninstall()
-
-
-@pytest.fixture
-def node(whole: Cluster) -> Iterator[Cluster]:
-    """Four exclusive GPUs that nobody holds."""
-    yield whole
-    whole.remove_tenants()
-    whole.choose(None)
-    whole.until_allocatable({GPU: 4})
 
 
 @contextmanager
@@ -138,6 +114,32 @@ def test_a_gpu_does_not_change_while_something_of_its_last_pod_runs(node: Cluste
         _for_seconds(6, lambda: len(node.gpus_in("waiting")) == 1)
         assert node.allocatable()[SHARED] == 6
     node.until_allocatable({SHARED: 8})
+
+
+def _partage(node: Cluster, *words: str) -> str:
+    """What the command prints in the agent's container; a simulated node has to be named there."""
+    agent = node.component("agent")["metadata"]["name"]
+    options = (f"--machine={MACHINE}", "--run-dir=/run/partage")
+    command = ("partage", *words, *options)
+    return node.kubectl("exec", "-n", NAMESPACE, agent, "-c", "agent", "--", *command, check=False)
+
+
+def test_a_person_gives_a_gpu_away_that_a_process_keeps(node: Cluster) -> None:
+    gpu = _hold_all(node)
+    with _stuck(node, "left"):
+        _delete_by_force(node, "left")
+        node.until("the GPU is known as kept", lambda: "process-left" in node.agent_http("healthz"))
+        assert "default/left" in _partage(node, "show")
+        assert "no process is waited for with" in _partage(node, "free", f"{gpu}::0")
+        node.until_allocatable({GPU: 3})
+        said = _partage(node, "free", gpu)
+        assert " on beside the next container" in said, said
+        assert f"freed: {gpu}" in said, said
+        node.until_allocatable({GPU: 4})
+        node.apply(pod("next", {GPU: 1}))
+        node.until_phase("next", "Running")
+        assert node.shares("next") == {"next": {gpu}}
+        node.until("nothing is waited for", lambda: "process-left" not in node.agent_http("healthz"))
 
 
 @pytest.mark.parametrize("name", ["same", "other"])

@@ -3,110 +3,27 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Any
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
-from tests.e2e.tenants import daemon_set, deployment, job, pod
+from tests.e2e.cluster import GPU, NAMESPACE, SHARED, TWICE, WHOLE, Cluster, Json
+from tests.e2e.queues import (
+    QUEUES,
+    SPEC,
+    delete,
+    ends_change_gpus,
+    phases,
+    scheduled,
+    until_full,
+    until_gpus_wait,
+)
+from tests.e2e.tenants import deployment, pod
 
-pytestmark = pytest.mark.usefixtures("tenants")
-
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
-ALL = "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: 2}\n"
 HALF = "version: partage/v1\ngpus:\n  - select: {index: [0, 1]}\n    time-slicing: {replicas: 2}\n"
-POLICIES = {
-    "default": "version: partage/v1\n",
-    "all": ALL,
-    "half": HALF,
-    "drains": ALL + "    change: drain\n",
-}
-SPEC: dict[str, Any] = {"terminationGracePeriodSeconds": 2}
-"""With 0, an ordinary deletion is one by force."""
-
-
-@pytest.fixture(scope="module")
-def whole(cluster: Cluster) -> Iterator[Cluster]:
-    values: dict[str, Any] = {
-        "hardware": {"machine": MACHINE},
-        "config": {"map": POLICIES},
-        "cluster": {"drain": True},
-    }
-    cluster.install(**values)
-    cluster.until_allocatable({GPU: 4})
-    yield cluster
-    cluster.uninstall()
-
-
-@pytest.fixture
-def node(whole: Cluster) -> Iterator[Cluster]:
-    """Four exclusive GPUs that nobody holds."""
-    yield whole
-    whole.remove_tenants()
-    whole.choose(None)
-    whole.until_allocatable({GPU: 4})
-
-
-def _delete(node: Cluster, name: str) -> None:
-    node.kubectl("delete", "pod", name)
-
-
-def _complete(node: Cluster, name: str) -> None:
-    node.kubectl("exec", name, "--", "touch", "/end")
-
-
-def _a_deployment(node: Cluster) -> None:
-    node.apply(deployment("queue", 6, {GPU: 1}, **SPEC))
-
-
-def _daemon_sets(node: Cluster) -> None:
-    """Each makes the next pod as soon as its pod has ended."""
-    node.apply(*(daemon_set(f"queue-{number}", {GPU: 1}, **SPEC) for number in range(5)))
-
-
-def _a_job(node: Cluster) -> None:
-    node.apply(job("queue", 6, 20, {GPU: 1}))
-
-
-QUEUES: Mapping[str, tuple[Callable[[Cluster], None], Callable[[Cluster, str], None]]] = {
-    "Deployment": (_a_deployment, _delete),
-    "DaemonSet": (_daemon_sets, _delete),
-    "Job": (_a_job, _complete),
-}
-
-
-def _phases(node: Cluster) -> dict[str, set[str]]:
-    """Phase to the pods that are in it and not being deleted."""
-    found: dict[str, set[str]] = {}
-    for one in node.get("pods", "-l", "partage-e2e=tenant")["items"]:
-        if "deletionTimestamp" not in one["metadata"]:
-            found.setdefault(one["status"]["phase"], set()).add(one["metadata"]["name"])
-    return found
-
-
-def _holders(node: Cluster, count: int = 4) -> list[str]:
-    """The pods that hold the GPUs, while others wait."""
-
-    def full() -> bool:
-        found = _phases(node)
-        return len(found.get("Running", ())) == count and bool(found.get("Pending"))
-
-    node.until("the GPUs are held and a pod waits", full)
-    node.until("the ledger names the holders", lambda: len(node.ledger()) == count)
-    return sorted(_phases(node)["Running"])
-
-
-def _wait_for_change(node: Cluster, policy: str, count: int) -> None:
-    node.choose(policy)
-    node.until("the GPUs wait for their holders", lambda: len(node.gpus_in("waiting")) == count)
-
-
-def _scheduled(node: Cluster) -> int:
-    """How many tenants were given a place on the node so far."""
-    events = node.get("events", "--field-selector", "reason=Scheduled")["items"]
-    return len({one["involvedObject"]["uid"] for one in events})
+pytestmark = pytest.mark.usefixtures("own")
+POLICIES = {"default": WHOLE, "all": TWICE, "half": HALF, "drains": TWICE + "    change: drain\n"}
 
 
 def _unhurt(node: Cluster) -> dict[str, tuple[str, str]]:
@@ -119,40 +36,31 @@ def _unhurt(node: Cluster) -> dict[str, tuple[str, str]]:
     }
 
 
-def _ends_change_gpus(node: Cluster, holders: list[str], end: Callable[[Cluster, str], None]) -> None:
-    """Each end of a holder changes a GPU, and no other pod gets one meanwhile."""
-    for number, holder in enumerate(holders, 1):
-        end(node, holder)
-        node.until_allocatable_count(SHARED, 2 * number, timeout_s=30)
-        assert len(node.nothing_is_given_twice()) == len(holders) - number
-    node.until_allocatable({SHARED: 2 * len(holders)})
-
-
 @pytest.mark.parametrize("kind", QUEUES)
 def test_each_gpu_changes_when_its_holder_has_ended_once(node: Cluster, kind: str) -> None:
     begin, end = QUEUES[kind]
     begin(node)
-    holders = _holders(node)
-    _wait_for_change(node, "all", 4)
-    _ends_change_gpus(node, holders, end)
+    holders = until_full(node)
+    until_gpus_wait(node, "all", 4)
+    ends_change_gpus(node, holders, end)
 
 
-@pytest.mark.parametrize("kind", ["Deployment", "DaemonSet"])
+@pytest.mark.parametrize("kind", QUEUES)
 def test_a_drain_evicts_each_holder_once(node: Cluster, kind: str) -> None:
     QUEUES[kind][0](node)
-    holders = _holders(node)
-    before = _scheduled(node)
+    holders = until_full(node)
+    before = scheduled(node)
     node.choose("drains")
     node.until_allocatable({SHARED: 8}, timeout_s=90)
-    assert _scheduled(node) == before, "no other pod got a GPU that was to change"
-    assert not set(holders) & _phases(node).get("Running", set())
+    assert scheduled(node) == before, "no other pod got a GPU that was to change"
+    assert not set(holders) & phases(node).get("Running", set())
 
 
 def test_a_container_starts_again_on_a_gpu_that_has_to_change(node: Cluster) -> None:
-    _a_deployment(node)
-    holders = _holders(node)
+    QUEUES["Deployment"][0](node)
+    holders = until_full(node)
     before = _unhurt(node)
-    _wait_for_change(node, "all", 4)
+    until_gpus_wait(node, "all", 4)
     for name in holders:
         node.kill_container(node.pod(name), "main")
 
@@ -162,7 +70,7 @@ def test_a_container_starts_again_on_a_gpu_that_has_to_change(node: Cluster) -> 
 
     node.until("each container runs again", again)
     assert _unhurt(node) == before
-    _ends_change_gpus(node, holders, _delete)
+    ends_change_gpus(node, holders, delete)
 
 
 def _with_init(name: str) -> Json:
@@ -191,46 +99,42 @@ def _restarts(node: Cluster, name: str) -> int:
 
 def test_a_restarted_kubelet_fails_none_of_the_holders(node: Cluster) -> None:
     """It admits each pod anew, and a container that does not run at that moment needs a healthy id."""
-    if not node.own:
-        pytest.skip("only the kubelet of an own cluster may be restarted")
     node.apply(_with_init("initialised"), _that_fails("failing"))
     for name in ("initialised", "failing"):
         node.until_phase(name, "Running")
     node.apply(deployment("queue", 4, {GPU: 1}, **SPEC))
-    holders = _holders(node)
-    _wait_for_change(node, "all", 4)
+    holders = until_full(node)
+    until_gpus_wait(node, "all", 4)
     node.until("it backs off", lambda: _backs_off(node, "failing"), timeout_s=120)
     held, restarts = node.kubelet_holds(), _restarts(node, "failing")
     node.restart_kubelet()
     node.until("the kubelet names them again", lambda: node.kubelet_holds() == held)
     node.until("each GPU waits again", lambda: len(node.gpus_in("waiting")) == 4)
     node.until("the failing one is tried again", lambda: _restarts(node, "failing") > restarts, timeout_s=120)
-    assert _phases(node).get("Running") == set(holders)
-    assert "Failed" not in _phases(node)
+    assert phases(node).get("Running") == set(holders)
+    assert "Failed" not in phases(node)
     node.nothing_is_given_twice()
     node.until_allocatable_count(GPU, 0)  # until their holders are named, shares are given on
     for number, name in enumerate(holders, 1):
-        _delete(node, name)
+        delete(node, name)
         node.until_allocatable_count(SHARED, 2 * number, timeout_s=30)
 
 
 def test_a_new_agent_goes_on_with_the_change(node: Cluster) -> None:
-    _a_deployment(node)
-    holders = _holders(node)
+    QUEUES["Deployment"][0](node)
+    holders = until_full(node)
     before = _unhurt(node)
-    _wait_for_change(node, "all", 4)
+    until_gpus_wait(node, "all", 4)
     old = node.component("agent")["metadata"]["name"]
     node.kubectl("delete", "pod", "-n", NAMESPACE, old)
     node.until("another agent runs", lambda: node.component("agent")["metadata"]["name"] != old)
     node.until("each GPU waits again", lambda: len(node.gpus_in("waiting")) == 4)
     assert _unhurt(node) == before
-    _ends_change_gpus(node, holders, _delete)
+    ends_change_gpus(node, holders, delete)
 
 
 def test_no_kubelet_ends_when_ids_go_while_they_are_given(node: Cluster) -> None:
     """It reads what it has given away once more, and panics if that has left the list meanwhile."""
-    if not node.own:
-        pytest.skip("the pid of the kubelet is known only on an own cluster")
     kubelet = node.pid_of("kubelet")
     for attempt in range(6):
         name = GPU if attempt % 2 == 0 else SHARED
@@ -254,7 +158,7 @@ def test_on_a_half_full_node_what_is_free_elsewhere_can_be_given(node: Cluster) 
     uuids = {one["uuid"]: one["index"] for one in node.report()["gpus"]}
     on = {uuids[next(iter(ids)).split("::")[0]]: name for name, ids in held.items()}
     for index in (1, 3):
-        _delete(node, on[index])
+        delete(node, on[index])
     node.until("two are free", lambda: len(node.ledger()) == 2)
     node.choose("half")  # GPU 0 is held and has to change, GPU 1 is free and changes, 2 is held, 3 is free
     node.until_allocatable_count(SHARED, 2)
@@ -265,10 +169,10 @@ def test_on_a_half_full_node_what_is_free_elsewhere_can_be_given(node: Cluster) 
     node.apply(pod("waits", {GPU: 1}, **SPEC))
     node.until("it waits", lambda: node.pod("waits")["status"]["phase"] == "Pending")
     node.until("the ledger names the third", lambda: "next" in node.ledger())
-    _delete(node, on[0])
+    delete(node, on[0])
     node.until_allocatable({GPU: 2, SHARED: 4})
     assert node.pod("waits")["status"]["phase"] == "Pending"
-    _delete(node, "next")  # what need not change is given to whoever waits
+    delete(node, "next")  # what need not change is given to whoever waits
     node.until_phase("waits", "Running")
     node.nothing_is_given_twice()
 
@@ -283,7 +187,7 @@ def test_a_drain_leaves_pods_that_nobody_makes_again(node: Cluster) -> None:
     node.until("an event of the pod says so", lambda: node.events("DrainSkipped", "bare"))
     assert node.pod("bare")["status"]["phase"] == "Running"
     assert "default/bare" in node.condition("PartagePolicyInForce")["message"]
-    _delete(node, "bare")
+    delete(node, "bare")
     node.until_allocatable({SHARED: 8})
 
 
@@ -324,8 +228,6 @@ def _slow_evictions(node: Cluster) -> Iterator[socket.socket]:
 
 def test_a_drain_ends_when_the_policy_is_taken_back(node: Cluster) -> None:
     """Only the eviction that is under way then may still happen."""
-    if not node.own:
-        pytest.skip("only an own API server can call this machine")
     node.apply(deployment("queue", 4, {GPU: 1}, **SPEC))
     before = set(node.until_running("queue", 4))
     node.until("the ledger names all", lambda: len(node.ledger()) == 4)
@@ -341,4 +243,4 @@ def test_a_drain_ends_when_the_policy_is_taken_back(node: Cluster) -> None:
         first.close()
     node.until_running("queue", 4)
     node.until_allocatable({GPU: 4})
-    assert len(before & _phases(node)["Running"]) >= 3
+    assert len(before & phases(node)["Running"]) >= 3

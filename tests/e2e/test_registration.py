@@ -9,36 +9,18 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster
+from tests.e2e.cluster import GPU, NAMESPACE, SHARED, TWICE, WHOLE, Cluster
 from tests.e2e.tenants import pod
 
-pytestmark = pytest.mark.usefixtures("tenants")
-
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
-POLICIES = {
-    "default": "version: partage/v1\n",
-    "shared": "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: 2}\n",
-}
-
-
-@pytest.fixture(scope="module")
-def whole(cluster: Cluster) -> Iterator[Cluster]:
-    if not cluster.own:
-        pytest.skip("only the kubelet of an own cluster may be disturbed")
-    cluster.install(hardware={"machine": MACHINE}, config={"map": POLICIES})
-    cluster.until_allocatable({GPU: 4})
-    yield cluster
-    cluster.uninstall()
+pytestmark = pytest.mark.usefixtures("own")
+POLICIES = {"default": WHOLE, "shared": TWICE}
 
 
 @pytest.fixture
-def node(whole: Cluster) -> Iterator[Cluster]:
+def node(node: Cluster) -> Iterator[Cluster]:
     """Four exclusive GPUs that nobody holds, whatever a test did to the kubelet's table of plugins."""
-    yield whole
-    whole.remove_tenants()
-    whole.choose(None)
-    whole.restart_kubelet()
-    whole.until_allocatable({GPU: 4})
+    yield node
+    node.restart_kubelet()
 
 
 def _serves(node: Cluster, name: str, resource: str) -> None:

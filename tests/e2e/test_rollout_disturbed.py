@@ -14,13 +14,11 @@ from contextlib import closing, contextmanager
 
 import pytest
 
-from tests.e2e.cluster import NAMESPACE, Cluster
-from tests.e2e.fleet import LEASE, POLICIES, REPLICAS, WHOLE, Fleet, changes
+from tests.e2e.cluster import GPU, NAMESPACE, SHARED, WHOLE, Cluster
+from tests.e2e.fleet import LEASE, POLICIES, REPLICAS, Fleet, changes
 from tests.e2e.tenants import pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
-
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 
 
 @pytest.fixture(scope="module")

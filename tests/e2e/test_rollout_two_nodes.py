@@ -7,13 +7,12 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.e2e.cluster import NAMESPACE, Cluster, Json
-from tests.e2e.fleet import POLICIES, REPLICAS, WHOLE, Fleet, changes
+from tests.e2e.cluster import GPU, NAMESPACE, SHARED, WHOLE, Cluster, Json
+from tests.e2e.fleet import POLICIES, REPLICAS, Fleet, changes
 from tests.e2e.tenants import pod
 
 pytestmark = pytest.mark.usefixtures("tenants")
 
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
 HURRIES = (
     "version: partage/v1\ngpus:\n  - select: all\n    exclusive: {}\n    change: {drain: 3s, also: bare}\n"
 )

@@ -2,30 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import pytest
 
-from tests.e2e.cluster import MACHINE, Cluster
+from tests.e2e.cluster import GPU, SHARED, TWICE, WHOLE, Cluster
 from tests.e2e.tenants import pod
 
-GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
-DRAINS = "version: partage/v1\ngpus:\n  - select: all\n    time-slicing: {replicas: 2}\n    change: drain\n"
-POLICIES = {"default": "version: partage/v1\n", "drains": DRAINS}
-
-
-@pytest.fixture
-def node(cluster: Cluster) -> Iterator[Cluster]:
-    """Four exclusive GPUs."""
-    if not cluster.own:
-        pytest.skip("only the node of an own cluster has a folder of static pods")
-    cluster.install(hardware={"machine": MACHINE}, config={"map": POLICIES}, cluster={"drain": True})
-    cluster.until_allocatable({GPU: 4})
-    yield cluster
-    for name in cluster.static_pods():
-        cluster.remove_static_pod(name)
-    cluster.choose(None)
-    cluster.uninstall()
+pytestmark = pytest.mark.usefixtures("own")
+POLICIES = {"default": WHOLE, "drains": TWICE + "    change: drain\n"}
 
 
 def test_a_static_pod_holds_its_gpu_until_its_file_is_gone(node: Cluster) -> None:

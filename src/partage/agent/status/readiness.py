@@ -228,13 +228,14 @@ def _left(report: Report) -> Iterator[ReadinessReason]:
         pod = names or listed(list(entry.former_pods), 2)
         forgotten = f"the kubelet has forgotten pod {pod} since {_moment(report, entry.ended_s)}"
         if entry.left:
+            names_left = listed([str(process) for process in entry.left], 4)
+            runs = "runs" if len(entry.left) == 1 else "run"
             unseen = entry.unseen and (
                 f", as far as it is known: since {_moment(report, entry.unseen_s)} nobody could look "
                 f"({entry.unseen})"
             )
             message = (
-                f"{entry.id} is given to nobody: {forgotten}, and "
-                f"{listed([str(process) for process in entry.left], 4)} of it still runs{unseen}; "
+                f"{entry.id} is given to nobody: {forgotten}, and {names_left} of it still {runs}{unseen}; "
                 f"if it cannot end: partage free {entry.id}"
             )
             yield ReadinessReason("process-left", message)

@@ -24,7 +24,10 @@ def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None
     """
     report = common_node.agent_report(machine, run_dir)
     if report is None:
-        raise InputError("no agent runs here", "name its run directory: --run-dir")
+        raise InputError(
+            "no report of an agent is used here",
+            "name its run directory: --run-dir, and for a simulated node its --machine",
+        )
     from partage.edges.files.left_holds import LeftHolds
 
     waited = {str(entry.id): entry for entry in report.held if entry.left or entry.unseen}
@@ -37,7 +40,8 @@ def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None
         )
     for share in dict.fromkeys(shares):
         names = ", ".join(map(str, waited[share].left)) or "a process that nobody has looked for"
-        common_output.say(f"warning: {names} goes on beside the next container that gets {share}", err=True)
+        goes = "go" if len(waited[share].left) > 1 else "goes"
+        common_output.say(f"warning: {names} {goes} on beside the next container that gets {share}", err=True)
     pods = {pod for share in shares for pod in waited[share].former_pods}
     pods |= {process.pod for share in shares for process in waited[share].left}  # of an older agent
     LeftHolds(Path(run_dir or common_options.DEFAULT_RUN_DIR)).free(pods)
