@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from partage.faces.cli import common_node, common_options, common_output
+from partage.faces.cli.verb import verb
 
 _FALSE = 1
 
 
-@click.command(name="assert")
+@verb("assert")
 @common_options.policy_options
 @common_options.machine_option
 @common_options.driver_root_option

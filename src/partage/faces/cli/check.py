@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.faces.checked_files import CheckContext, check_file, policy_on_machine
 from partage.faces.cli import common_node, common_options, common_output, completion
+from partage.faces.cli.verb import verb
 from partage.faces.manifest_node import CheckedProblem
 from partage.model.policy import ALL_EXCLUSIVE
 
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 
-@click.command(name="check")
+@verb("check")
 @click.argument("files", nargs=-1, metavar="FILE...", shell_complete=completion.files)
 @click.option(
     "-f",
