@@ -279,9 +279,7 @@ def test_a_name_that_asks_for_nothing_is_an_error_with_the_right_one(capsys, fil
     assert "did you mean nvidia.com/" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(
-    "name", ["cpu", "memory", "hugepages-2Mi", "amd.com/gpu", "intel.com/gpu", "rdma/a"]
-)
+@pytest.mark.parametrize("name", ["cpu", "memory", "hugepages-2Mi", "amd.com/gpu", "intel.com/gpu", "rdma/a"])
 def test_a_resource_of_somebody_else_is_none_of_our_business(capsys, file, name):
     assert _check(capsys, file((POD % 1).replace("nvidia.com/gpu.shared", name))) == (0, [])
 

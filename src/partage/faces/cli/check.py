@@ -86,7 +86,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     if output == "table":
         print_findings(files, problems)
         for line in left_out:
-            common_output.say(line)
+            common_output.console().print(line, style="yellow", markup=False)
     else:
         from partage.faces.documents.document import CheckDocument
 
