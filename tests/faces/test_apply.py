@@ -548,3 +548,9 @@ def test_a_written_machine_is_as_it_was_left(tmp_path, capsys, machine, entry):
     assert run(["assert", *node]) == 0
     assert run(["record", *node[:2], "--to", str(tmp_path / "again.yaml")]) == 0
     assert run(["assert", "--machine", str(tmp_path / "again.yaml"), *node[2:]]) == 0
+
+
+def test_assert_without_a_policy_is_refused_as_apply_is(capsys):
+    """It said "as wanted" of a node that nobody had wanted to be anything."""
+    assert run(["assert", "--machine", "1xl4"]) == 2
+    assert "assert needs --policy" in capsys.readouterr().err

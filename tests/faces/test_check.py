@@ -205,7 +205,83 @@ def test_standard_input_is_a_file_too(capsys, monkeypatch, file):
 
 def test_the_table_ends_in_a_count(capsys, file):
     assert run(["check", file(GOOD)]) == 0
+    said, _, left_out = capsys.readouterr().out.partition("\n")
+    assert said == "1 file: no problems"
+    assert "not compared with the GPUs of a machine" in " ".join(left_out.split())
+    assert run(["check", file(GOOD), "--machine", "1xl4"]) == 0
     assert capsys.readouterr().out == "1 file: no problems\n"
+
+
+def test_a_policy_and_a_pod_given_together_are_compared(capsys, file):
+    policy, machine = file(GOOD, "policy.yaml"), ("--machine", "1xl4")
+    code, problems = _check(capsys, policy, file(POD % 2, "two.yaml"), *machine)
+    assert code == 3
+    assert "may hold one" in problems[0]["message"]
+    assert _check(capsys, file(POD % 1, "one.yaml"), policy, *machine)[0] == 0
+
+
+def test_a_pod_is_for_the_one_of_several_policies_that_has_what_it_asks_for(capsys, file):
+    pod, shared = file(POD % 1, "pod.yaml"), file(GOOD, "shared.yaml")
+    whole = file("version: partage/v1\n", "whole.yaml")
+    code, problems = _check(capsys, pod, shared, whole, "--machine", "1xl4")
+    assert code == 0
+    problem = next(one for one in problems if one["message"].startswith("not for"))
+    assert problem["severity"] == "warning"
+    assert problem["message"].startswith(f"not for {whole}: ")
+    assert "nothing offers nvidia.com/gpu.shared" in problem["message"]
+
+
+def test_f_is_the_policy(capsys, file):
+    code, (problem, *_) = _check(
+        capsys, file(POD % 2, "pod.yaml"), "-f", file(GOOD, "policy.yaml"), "--machine", "1xl4"
+    )
+    assert code == 3
+    assert "may hold one" in problem["message"]
+
+
+@pytest.mark.parametrize(
+    ("texts", "more", "words"),
+    [
+        ([POD % 1], (), ["a policy: name one with --policy FILE, and a machine"]),
+        ([POD % 1], ("--machine", "1xl4"), ["a policy: name one with --policy FILE"]),
+        ([POD % 1, GOOD], (), ["a policy: which GPUs?", "the GPUs of a machine"]),
+        ([POD % 1, GOOD + "more: 1\n"], ("--machine", "1xl4"), ["no policy here can be used"]),
+        ([POD % 1, GOOD], ("--machine", "1xl4"), []),
+    ],
+)
+def test_what_was_not_compared_is_said(capsys, file, texts, more, words):
+    files = [file(text, f"{n}.yaml") for n, text in enumerate(texts)]
+    run(["check", "-o", "json", *files, *more])
+    found = json.loads(capsys.readouterr().out)["notCompared"]
+    assert [word in line for word, line in zip(words, found, strict=True)] == [True] * len(words)
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("gpu", "nvidia.com/gpu"),
+        ("gpu.shared", "nvidia.com/gpu.shared"),
+        ("nvidia/gpu.shared", "nvidia.com/gpu.shared"),
+        ("nvidia.con/gpu", "nvidia.com/gpu"),
+        ("nvdia.com/mig-1g.10gb", "nvidia.com/mig-1g.10gb"),
+        ("NVIDIA.com/gpu", "nvidia.com/gpu"),
+    ],
+)
+@pytest.mark.parametrize("against", [False, True])
+def test_a_name_that_asks_for_nothing_is_an_error_with_the_right_one(capsys, file, name, meant, against):
+    pod = file((POD % 1).replace("nvidia.com/gpu.shared", name), "pod.yaml")
+    policy = file("version: partage/v1\nresources: {}\n", "policy.yaml")
+    code, problems = _check(capsys, pod, *(("-f", policy, "--machine", "1xl4") if against else ()))
+    assert code == 2
+    assert problems[0]["severity"] == "error"
+    assert against or problems[0]["hint"] == f"did you mean {meant}?"
+    assert run(["explain", pod, "--machine", "1xl4"]) == 2
+    assert "did you mean nvidia.com/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["cpu", "memory", "hugepages-2Mi", "amd.com/gpu", "intel.com/gpu", "rdma/a"])
+def test_a_resource_of_somebody_else_is_none_of_our_business(capsys, file, name):
+    assert _check(capsys, file((POD % 1).replace("nvidia.com/gpu.shared", name))) == (0, [])
 
 
 STORY = "machine: 4xl4\npolicy: {version: partage/v1, gpus: [{select: {index: 0}, %s}]}\nsteps: [%s]\n"

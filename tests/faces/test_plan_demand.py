@@ -100,7 +100,8 @@ def test_live_instances_are_used_or_destroyed_by_name(capsys, tmp_path):
     [
         (("--demand", "3g.41gb=1"), 2, "nearest: 3g.40gb"),
         (("--demand", "3g.40gb=0"), 2, "at least 1"),
-        (("--demand", ""), 2, "nothing is demanded"),
+        (("--demand", ""), 2, "the value is empty"),
+        (("--demand", ","), 2, "nothing is demanded"),
         (("--demand", "3g.40gb", "--policy", "x.yaml"), 2, "one of the two"),
         (("--demand", "3g.40gb", "--machines", "9999999*l4"), 2, "no GPU model is called"),
         (("--demand", "3g.40gb", "--machines", "99999*8xh100-sxm5-80gb"), 2, "more than 20000 GPUs"),

@@ -169,7 +169,7 @@ def test_mistakes_in_a_cluster_file_are_named(nodes, said, tmp_path, capsys):
 def test_a_node_has_a_name_and_no_other_line(node, capsys):
     assert run([*ARGUMENTS[:-1], node]) == 2
     said = capsys.readouterr()
-    assert "--node: " in said.err
+    assert "--node" in said.err
     assert not said.out
 
 
@@ -182,3 +182,11 @@ def test_several_nodes_that_are_alike_are_a_list_of_names(capsys):
 def test_settings_stay_in_their_line(settings, capsys):
     assert run([*ARGUMENTS, "--node-settings", settings]) == 2
     assert "is not a setting such as CPUs=64" in capsys.readouterr().err
+
+
+def test_the_include_line_is_the_one_that_a_configless_cluster_sends(capsys):
+    """With its path, slurmd of a configless cluster ended."""
+    assert run(["slurm", "config", "--machine", "1xl4", "--node", "g1", "--slurm-version", "24.11.5"]) == 0
+    said = capsys.readouterr().out
+    assert "Include gpus.conf" in said
+    assert "Include /" not in said

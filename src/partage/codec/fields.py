@@ -15,6 +15,7 @@ from msgspec import field
 
 from partage.codec.yaml_document import LIMIT_PROBLEMS, OldBool, Value, YamlDocument, describe, join_path
 from partage.errors import InputError, Problem, Severity
+from partage.text import listed
 from partage.values import Frozen
 
 T = TypeVar("T")
@@ -37,6 +38,7 @@ class Dialect(Frozen):
     null_is_absent: ``key:`` without a value stands for no key.
     any_spelling:   ``memory-bytes``, ``memoryBytes`` and ``memory_bytes`` are one key.
     homes:          key to the place where it belongs, for keys that people put somewhere else.
+    ignored_by:     who ignores unknown keys, so that a warning says what is lost.
     """
 
     as_in_go: bool = False
@@ -44,6 +46,7 @@ class Dialect(Frozen):
     null_is_absent: bool = False
     any_spelling: bool = False
     homes: Mapping[str, str] = field(default_factory=dict)
+    ignored_by: str = ""
 
 
 class Notes:
@@ -292,7 +295,10 @@ class Table:
         if notes.dialect.unknown is None:
             return
         hint = "" if notes.full else self._advice(written)
-        notes.note(member.place, notes.dialect.unknown, "unknown key", hint)
+        lost = ""
+        if notes.dialect.ignored_by and not notes.full:
+            lost = f", which {notes.dialect.ignored_by} ignores: {_short(member.value)} has no effect"
+        notes.note(member.place, notes.dialect.unknown, f"unknown key{lost}", hint)
 
     def _advice(self, written: str) -> str:
         near = nearest_word(written, self.keys)
@@ -385,3 +391,10 @@ def nearest_word(text: str, known: Sequence[str]) -> str | None:
     plain = {_plain(word): word for word in known}
     near = difflib.get_close_matches(_plain(text[:64]), list(plain), n=1, cutoff=0.7)
     return plain[near[0]] if near else None
+
+
+def _short(value: Value) -> str:
+    """A value in a few words; of a mapping its keys."""
+    if isinstance(value, dict) and value:
+        return listed([str(key)[:30] for key in value], 5)
+    return describe(value)

@@ -106,7 +106,9 @@ def gres_value(counts: Mapping[tuple[GresName, str], int]) -> str:
 
 def slurm_conf(config: SlurmConfig) -> str:
     """The lines of slurm.conf that concern GPUs."""
-    about = ("Lines of slurm.conf to take over, or to include: Include /etc/slurm/partage/slurm.conf",)
+    # By its name alone: the slurmctld of a configless cluster does not send a file that is included with its
+    # path, and slurmd ends after a minute (seen on 22.05.8 and 24.11.5).
+    about = ("Lines of slurm.conf: copy them to gpus.conf beside it, and add there: Include gpus.conf",)
     return _text(config, about, _slurm_lines(config))
 
 

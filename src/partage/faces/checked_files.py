@@ -12,8 +12,8 @@ from partage.faces.manifest_node import CheckedProblem
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.faces.input_files import GroupsInput, ManifestInput
-    from partage.faces.manifest import Resources
+    from partage.faces.checked_offers import PolicyOffer
+    from partage.faces.input_files import GroupsInput, ManifestInput, ManifestObject, Paper
     from partage.faces.provider_check import ProviderContext
     from partage.model.gpu import Inventory
     from partage.model.node_labels import NodeLabels
@@ -21,34 +21,21 @@ if TYPE_CHECKING:
 
 
 class CheckContext(Frozen):
-    """What files are checked against. inventory, offered, labels, provider: None where nothing was given.
-    only_cdi: of the policy for manifests.
+    """What files are checked against. inventory, labels, provider: None where nothing was given. offers: what
+    policies offer there, for the pods of manifests; a pod is for the one that has what it asks for.
     """
 
     config: str | None
     inventory: Inventory | None
-    offered: Resources | None
+    offers: tuple[PolicyOffer, ...] = ()
     labels: NodeLabels | None = None
     provider: ProviderContext | None = None
-    only_cdi: bool = False
 
 
-def check_file(file: str, context: CheckContext) -> Iterator[CheckedProblem]:
+def check_file(paper: Paper, context: CheckContext) -> Iterator[CheckedProblem]:
     """All problems of one file, whatever it is."""
-    from partage.faces.input_files import (
-        GroupsInput,
-        MachineInput,
-        ManifestInput,
-        PolicyInput,
-        StoryInput,
-        read_input_file,
-    )
+    from partage.faces.input_files import GroupsInput, MachineInput, ManifestInput, PolicyInput, StoryInput
 
-    try:
-        paper = read_input_file(file)
-    except InputError as error:
-        yield from (CheckedProblem(problem) for problem in error.problems)
-        return
     match paper:
         case ManifestInput():
             yield from _manifest(paper, context)
@@ -57,7 +44,7 @@ def check_file(file: str, context: CheckContext) -> Iterator[CheckedProblem]:
         case MachineInput():
             yield from _machine(paper.content, paper.file)
         case PolicyInput():
-            yield from _policy(paper.content, file, context)
+            yield from _policy(paper.content, paper.file, context)
         case GroupsInput():
             yield from _worker_groups(paper, context)
 
@@ -179,32 +166,52 @@ def policy_on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterat
 
 
 def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedProblem]:
+    """Each object. Under several policies a pod is for the one that has what it asks for, and the others are
+    named.
+    """
     from partage.edges.files.policy import configurations
-    from partage.faces.dialects import dialect_findings
     from partage.faces.input_files import objects
+
+    for one in objects(paper):
+        if not context.offers:
+            yield from _object(paper, one, context, None)
+            continue
+        judged = [(offer, list(_object(paper, one, context, offer))) for offer in context.offers]
+        _, best = min(judged, key=lambda row: len(errors_of(row[1])))
+        yield from best
+        for offer, found in judged:
+            if len(errors := errors_of(found)) > len(errors_of(best)):
+                sentence = f"not for {offer.policy}: {errors[0].message}"
+                yield CheckedProblem(Problem(paper.file, errors[0].path, "warning", sentence, errors[0].hint))
+    if configurations(paper.content, paper.file):
+        yield from _policy(paper.content, paper.file, context)
+
+
+def _object(
+    paper: ManifestInput, one: ManifestObject, context: CheckContext, offer: PolicyOffer | None
+) -> Iterator[CheckedProblem]:
+    from partage.faces.dialects import dialect_findings
     from partage.faces.manifest import findings
     from partage.faces.manifest_amounts import amount_findings
     from partage.faces.provider_check import judge_manifest
 
-    here = _models_of(context.inventory)
-    for path, document, line_of in objects(paper):
-        yield from findings(
-            document,
-            paper.file,
-            path,
-            context.offered,
-            line_of,
-            only_cdi=context.only_cdi,
-            models_of=models_with,
-            models_here=here,
-        )
-        yield from amount_findings(document, paper.file, path, context.offered, line_of)
-        if context.provider is None:
-            yield from dialect_findings(document, paper.file, path, line_of)
-        else:
-            yield from judge_manifest(document, paper.file, path, line_of, context.provider)
-    if configurations(paper.content, paper.file):
-        yield from _policy(paper.content, paper.file, context)
+    path, document, line_of = one
+    offered = None if offer is None else offer.offered
+    yield from findings(
+        document,
+        paper.file,
+        path,
+        offered,
+        line_of,
+        only_cdi=offer is not None and offer.only_cdi,
+        models_of=models_with,
+        models_here=_models_of(context.inventory),
+    )
+    yield from amount_findings(document, paper.file, path, offered, line_of)
+    if context.provider is None:
+        yield from dialect_findings(document, paper.file, path, line_of)
+    else:
+        yield from judge_manifest(document, paper.file, path, line_of, context.provider)
 
 
 def _models_of(inventory: Inventory | None) -> frozenset[str]:

@@ -98,7 +98,11 @@ def _names_gpus(document: Mapping[str, Any]) -> bool:
     return any(isinstance(row, dict) and "name" in row and "select" not in row for row in rows)
 
 
-def objects(manifest: ManifestInput) -> Iterator[tuple[str, Mapping[str, Any], LineOf]]:
+ManifestObject = tuple[str, Mapping[str, Any], LineOf]
+"""The path of a Kubernetes object in its file, the object, and the lines of its keys."""
+
+
+def objects(manifest: ManifestInput) -> Iterator[ManifestObject]:
     """All Kubernetes objects in the file, those in Lists too, with their paths and lines."""
     for path, document in manifest.documents:
         if isinstance(document.value, dict):

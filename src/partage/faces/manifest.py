@@ -12,6 +12,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from partage.faces.manifest_names import name_findings
 from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
 from partage.faces.manifest_pods import object_name, pod_specs_at
 from partage.faces.manifest_settings import settings_findings
@@ -110,6 +111,8 @@ def _container(container: ManifestNode, asked: _Asked) -> Iterator[CheckedProble
     offered = asked.offered
     limits = container.at("resources", "limits")
     ours = [key for key in limits.keys if _is_ours(key, offered)]
+    for part in ("limits", "requests"):
+        yield from name_findings(container.at("resources", part), offered)
     yield from requests_without_limits(container, offered)
     yield from _environment(container)
     if len(ours) > 1 and not asked.only_cdi:

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from partage.errors import InputError, Problem
 from partage.faces.manifest import gpus_of_whole_pod, requests_without_limits
+from partage.faces.manifest_names import name_findings
 from partage.faces.manifest_node import CheckedProblem, LineOf, ManifestNode
 from partage.faces.manifest_pods import object_name, pod_specs_at
 from partage.faces.pod_not_judged import not_judged, other_pods
@@ -98,6 +99,8 @@ class _Reader:
 
     def _container(self, place: ManifestNode) -> ContainerNeeds:
         limits, requests = place.at("resources", "limits"), place.at("resources", "requests")
+        for amounts_in in (limits, requests):
+            self._refused(name_findings(amounts_in, None))
         self._refused(requests_without_limits(place, None))
         # A limit without a request is the request, too.
         amounts = {**self._amounts(limits), **self._amounts(requests)}

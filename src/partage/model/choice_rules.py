@@ -8,6 +8,8 @@ from partage.values import Frozen
 
 DEFAULT_NAME = "default"
 """The name that the fallback ``named`` takes."""
+POLICY_SUFFIXES = (".yaml", ".yml", ".json")
+"""What policy files are called in a directory of people. A label may leave it out."""
 
 
 class Fallback(StrEnum):

@@ -195,7 +195,7 @@ def test_labels_choose_among_its_keys_as_among_the_files_of_a_directory(
     file.write_text(config_map(**data))
     if in_directory:
         file = tmp_path / "policies"
-        file.mkdir()
+        (file / "..data").mkdir(parents=True)  # as the kubelet mounts it
         for name, text in data.items():
             (file / name).write_text(text)
     found = node_policy(PolicyFiles(file).read(), NodeChoice(labels, rules=ChoiceRules(default)))

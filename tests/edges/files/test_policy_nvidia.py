@@ -586,3 +586,36 @@ def test_overlaps_are_found_without_a_node_exactly_where_they_are_certain(select
         return
     errors = [problem for problem in problems(document) if problem.severity == "error"]
     assert {problem.path for problem in errors} == overlapping
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("version: v1\ngpus:\n  - {select: all, mps: {replicas: 2}}\n", "write version: partage/v1"),
+        ("version: v1\nGpus: []\n", "write version: partage/v1"),
+        ("version: v1\nsharring: {timeSlicing: {}}\n", "nothing here is a key of it: sharring"),
+        ("version: v1\nmigStrategy: mixed\n", "nothing here is a key of it: migStrategy"),
+    ],
+)
+def test_a_file_of_which_nvidias_plugin_reads_nothing_is_an_error(text, words):
+    """As a warning it made every GPU exclusive."""
+    with pytest.raises(InputError) as found:
+        parse_policy(text, "policy.yaml")
+    (problem,) = found.value.problems
+    assert words in f"{problem.message} ({problem.hint})"
+
+
+def test_a_version_alone_is_a_file_of_nvidia():
+    assert parse_policy("version: v1\n", "policy.yaml").policy.entries == ()
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("flags: {plugins: {passDeviceSpecs: true, gfd: {}}}", "passDeviceSpecs, gfd"),
+        ("flags: {migStrategi: mixed}", 'the text "mixed"'),
+    ],
+)
+def test_a_warning_of_a_key_that_is_ignored_says_what_is_lost(text, words):
+    (warning,) = parse_policy(f"version: v1\n{text}\n", "policy.yaml").warnings
+    assert f"which NVIDIA's plugin ignores: {words} has no effect" in warning.message

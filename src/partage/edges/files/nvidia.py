@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from msgspec.structs import replace
 
 from partage.codec.fields import Dialect, Field, Notes, Place, Table
-from partage.codec.yaml_document import describe
+from partage.codec.yaml_document import Value, describe
 from partage.edges.files.nvidia_flags import FLAGS, GFD, PLUGIN, read_flags
 from partage.model.ids import (
     LONGEST_RESOURCE_NAME,
@@ -34,6 +34,7 @@ from partage.model.policy import (
     ResourceEntry,
     TimeSlicing,
 )
+from partage.text import listed
 
 FORMAT = "nvidia/v1"
 MOST_ITEMS = 512
@@ -50,6 +51,7 @@ _SUFFIX = ".shared"
 DIALECT = Dialect(
     as_in_go=True,
     unknown="warning",
+    ignored_by="NVIDIA's plugin",
     null_is_absent=True,
     homes={
         **dict.fromkeys(GFD, "flags.gfd"),
@@ -70,6 +72,9 @@ def read_nvidia(notes: Notes, env: Mapping[str, str]) -> Policy:
         notes.note(
             Place(notes.file, twice.path), "warning", f"{twice.message}; the last one counts", twice.hint
         )
+    if (foreign := _foreign(notes.document.value)) is not None:
+        notes.top().error(*foreign)
+        return Policy(source=notes.file)
     table = notes.top().table(_TOP)
     if table is None:
         return Policy(source=notes.file)
@@ -82,6 +87,27 @@ def read_nvidia(notes: Notes, env: Mapping[str, str]) -> Policy:
     _overlaps(notes, entries)
     gpu_names, mig_names = _patterns(table)
     return Policy(entries, replace(options, gpu_names=gpu_names, mig_names=mig_names), notes.file, FORMAT)
+
+
+def _foreign(value: Value) -> tuple[str, str] | None:
+    """What is wrong with a file of which NVIDIA's plugin would read nothing, and what to do.
+
+    Read as it reads, such a file makes every GPU exclusive, whatever it says.
+    """
+    if not isinstance(value, dict):
+        return None
+    keys = {key.casefold() for key in value} - {"version"}
+    whose = "version: v1 is the format of NVIDIA's device plugin"
+    if "gpus" in keys:
+        return f"{whose}, which has no 'gpus'", "for a strategy for each GPU write version: partage/v1"
+    if keys and not keys & TOP_KEYS:
+        known = f"its keys are {', '.join(_TOP)}; Partage's own format is version: partage/v1"
+        return f"{whose}, and nothing here is a key of it: {_named(value)}", known
+    return None
+
+
+def _named(value: dict[str, Value]) -> str:
+    return listed([key[:40] for key in sorted(value) if key.casefold() != "version"], 8)
 
 
 def _table(field: Field | None, keys: tuple[str, ...]) -> Table | None:

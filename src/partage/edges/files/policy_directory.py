@@ -1,7 +1,8 @@
-"""Where policies are: one file, or a directory of named ones (a ConfigMap that is mounted).
+"""Where policies are: one file, or a directory of named ones.
 
-Named policies are the regular files of a directory whose names do not begin with ``..``, symlinks followed,
-as for NVIDIA's config-manager: the kubelet keeps files of its own there under such names.
+Named policies are regular files, symlinks followed. In a ConfigMap that the kubelet has mounted each key is
+one, as for NVIDIA's config-manager; names that begin with ``..`` are the kubelet's own. In other directories
+other files may lie beside them: only names that end in ``.yaml``, ``.yml`` or ``.json`` count.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from msgspec import Struct, field
 
 from partage.edges.files.input_file import read_input, read_regular_input
 from partage.errors import InputError, Problem
+from partage.model.choice_rules import POLICY_SUFFIXES
 from partage.values import Frozen
 
 UNSETTLED_S = 2.0
@@ -23,6 +25,9 @@ UNSETTLED_S = 2.0
 system's clock have the same times."""
 MOST_POLICIES = 500
 """So many files of a directory are read."""
+
+_MOUNTED = "..data"
+"""What the kubelet exchanges in a mounted ConfigMap, and nobody else makes."""
 
 _Signature = tuple[object, ...]
 
@@ -122,7 +127,9 @@ class PolicyFiles(Struct):
 def _names(directory: Path) -> list[str]:
     """The names of policies, sorted. Raises OSError; NotADirectoryError for a file."""
     with os.scandir(directory) as entries:
-        named = sorted(entry.name for entry in entries if not entry.name.startswith(".."))
+        found = sorted(entry.name for entry in entries)
+    endings = "" if _MOUNTED in found else POLICY_SUFFIXES
+    named = [name for name in found if not name.startswith("..") and name.lower().endswith(endings)]
     return [name for name in named if _is_file(directory / name)][:MOST_POLICIES]
 
 

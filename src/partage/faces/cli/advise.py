@@ -9,6 +9,7 @@ import click
 
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.faces.cli import common_options, common_output
+from partage.faces.cli.verb import verb
 from partage.plan.advise.situation import MOST_TENANTS, Asked, Isolation, Preference, Scheduler, Workload
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ def _words(kind: Any) -> click.Choice[str]:  # noqa: ANN401 - a kind of StrEnum
     return click.Choice([one.value for one in kind])
 
 
-@click.command(name="advise")
+@verb("advise")
 @click.option(
     "--gpu", "gpus", metavar="MODEL", multiple=True, help="GPU model, such as h100-sxm5-80gb; repeatable."
 )

@@ -31,6 +31,7 @@ from partage.faces.cli.common_options import (
 from partage.faces.cli.hardware import helper_argv
 from partage.faces.cli.http_options import http_options, http_protection
 from partage.faces.cli.slurm_agent import slurm_agent_options, slurm_options
+from partage.faces.cli.verb import verb
 from partage.faces.lean_imports import lean_imports
 from partage.model.dcgm_names import DcgmNames
 from partage.model.node_labels import WrittenLabels
@@ -55,7 +56,7 @@ def _directory(
     )
 
 
-@click.command("agent", short_help="Run the node.")
+@verb("agent", short_help="Run the node.")
 @policy_option("Default: every GPU is exclusive.", standard_input=False)
 @config_option
 @machine_option

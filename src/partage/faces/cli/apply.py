@@ -16,6 +16,7 @@ from partage.errors import InputError
 from partage.faces.cli import common_node, common_options, common_output, completion
 from partage.faces.cli.apply_state import ApplyState, SavedOriginals, open_state
 from partage.faces.cli.drain import DrainCommand, drain_command
+from partage.faces.cli.verb import verb
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -47,7 +48,7 @@ class ApplyOptions(Frozen):
     run_dir: str | None
 
 
-@click.command(name="apply")
+@verb("apply")
 @common_options.policy_option("Needed, except with --undo.")
 @common_options.config_option
 @common_options.machine_option

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
+from partage.errors import InputError
 from partage.faces.cli import common_node, common_options, common_output
+from partage.faces.cli.verb import verb
 
 _FALSE = 1
 
 
-@click.command(name="assert")
-@common_options.policy_options
+@verb("assert")
+@common_options.policy_option("Needed.")
+@common_options.config_option
 @common_options.machine_option
 @common_options.driver_root_option
 @common_options.hardware_socket_option
@@ -36,6 +37,8 @@ def command(
     Exit code 0: all GPUs are as the policy wants them; 1: some are not, and what differs is printed; 2: the
     policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
+    if policy is None:
+        raise InputError("assert needs --policy", "name the policy with which the node is compared")
     loaded = common_node.read_policy(policy, config)
     found = common_node.plan_input(
         machine, loaded.policy, hardware_socket, run_dir=run_dir, state_dir=state_dir

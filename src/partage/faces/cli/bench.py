@@ -10,6 +10,7 @@ import click
 
 from partage import __version__
 from partage.faces.cli import common_node, common_options, common_output, completion, lab
+from partage.faces.cli.verb import verb
 
 if TYPE_CHECKING:
     from partage.lab.bench.model import BenchMachine, BenchReport, BenchSettings
@@ -49,7 +50,7 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
         raise click.BadParameter(str(error)) from error
 
 
-@click.command(name="bench")
+@verb("bench")
 @click.option(
     "--read",
     metavar="FILE",

@@ -11,33 +11,24 @@ from msgspec.structs import replace
 
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.faces.checked_files import CheckContext, check_file, policy_on_machine
+from partage.faces.checked_offers import has_policy, not_compared, offer_of, offers_in
 from partage.faces.cli import common_node, common_options, common_output, completion
+from partage.faces.cli.verb import verb
 from partage.faces.manifest_node import CheckedProblem
 from partage.model.policy import ALL_EXCLUSIVE
 
 if TYPE_CHECKING:
+    from partage.faces.input_files import Paper
     from partage.plan.providers.subjects import Group
 
 FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 
-@click.command(name="check")
+@verb("check")
 @click.argument("files", nargs=-1, metavar="FILE...", shell_complete=completion.files)
-@click.option(
-    "-f",
-    "--file",
-    "more_files",
-    multiple=True,
-    metavar="FILE",
-    shell_complete=completion.files,
-    help="The same as FILE without the option.",
-)
 @click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")
-@click.option(
-    "--policy",
-    metavar="FILE",
-    shell_complete=completion.files,
-    help="Check the manifests against what this policy offers.",
+@common_options.policy_option(
+    "Pods are compared with what it offers. Default: with the policies among the files."
 )
 @click.option(
     "--provider",
@@ -55,7 +46,6 @@ FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 @common_options.output_option("table", "json", "yaml")
 def command(  # noqa: PLR0917 - click calls it by keyword
     files: tuple[str, ...],
-    more_files: tuple[str, ...],
     strict: bool,
     policy: str | None,
     provider: str | None,
@@ -71,28 +61,52 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     input.
 
     With --machine or --this-node the policies are also checked against that machine, and warnings say what
-    weakens their guarantees there. Of a file with several configurations one has to fit, or the one that
+    weakens their guarantees there; pods are compared with what the policies offer there. What could not be
+    compared is said. Of a file with several configurations one has to fit, or the one that
     --config names; of the variants that 'when' makes of a policy one, or the one that --node-labels chooses.
 
     Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
     """
-    files += more_files
     if not files and not this_node:
         raise click.UsageError("missing argument 'FILE...'", click.get_current_context())
-    context = _context(policy, config, machine, this_node=this_node)
+    papers, verdicts = _read(files)
+    context = _context(papers, policy, config, machine, this_node=this_node)
     if provider is not None:
-        context = _with_provider(context, provider, files)
-    verdicts = [verdict for file in files for verdict in check_file(file, context)]
+        context = _with_provider(context, provider, papers)
+    verdicts += [verdict for paper in papers for verdict in check_file(paper, context)]
     if not files and context.inventory is not None:
         verdicts += policy_on_machine(ALL_EXCLUSIVE, "this node", context.inventory)
     problems = tuple(verdict.problem for verdict in verdicts)
+    left_out = not_compared(
+        papers,
+        context.offers,
+        machine=context.inventory is not None,
+        policy=policy is not None or has_policy(papers),
+    )
     if output == "table":
         print_findings(files, problems)
+        for line in left_out:
+            common_output.console().print(line, style="yellow", markup=False)
     else:
         from partage.faces.documents.document import CheckDocument
 
-        common_output.print_document(CheckDocument(files=files, problems=problems), output)
+        document = CheckDocument(files=files, problems=problems, not_compared=tuple(left_out))
+        common_output.print_document(document, output)
     return exit_code(verdicts, strict=strict)
+
+
+def _read(files: Sequence[str]) -> tuple[list[Paper], list[CheckedProblem]]:
+    """The files that can be read, and why the others cannot."""
+    from partage.faces.input_files import read_input_file
+
+    papers: list[Paper] = []
+    problems: list[CheckedProblem] = []
+    for file in files:
+        try:
+            papers.append(read_input_file(file))
+        except InputError as error:
+            problems += (CheckedProblem(problem) for problem in error.problems)
+    return papers, problems
 
 
 def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:
@@ -105,38 +119,35 @@ def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:
     return FALSE if verdicts and strict else 0
 
 
-def _context(policy: str | None, config: str | None, machine: str | None, *, this_node: bool) -> CheckContext:
-    from partage.model.share import resources_of
+def _context(
+    papers: Sequence[Paper], policy: str | None, config: str | None, machine: str | None, *, this_node: bool
+) -> CheckContext:
+    from partage.faces.input_files import ManifestInput
 
     labels = common_options.node_labels()
-    inventory = None
-    if machine is not None or policy is not None or this_node:
-        inventory = common_node.need_driver(common_node.observe(machine))
-    if policy is None or inventory is None:
-        return CheckContext(config, inventory, None, labels)
-    from partage.edges.files.catalogue import geometry_of
-    from partage.plan.offer.advertise import advertise
-    from partage.plan.offer.assign import assign
-
+    asked = machine is not None or this_node
+    if not asked and (policy is None or not any(isinstance(paper, ManifestInput) for paper in papers)):
+        return CheckContext(config, None, (), labels)
+    inventory = common_node.need_driver(common_node.observe(machine))
+    if policy is None:
+        offers = tuple(offers_in(papers, config, labels, inventory))
+        return CheckContext(config, inventory, offers, labels)
     read = common_node.read_policy(policy, config).policy
-    offer = advertise(assign(read, inventory, geometry_of), inventory, read)
-    resources = resources_of(offer)
-    return CheckContext(None, inventory, resources, labels, only_cdi=read.options.only_cdi)
+    return CheckContext(None, inventory, (offer_of(policy, read, inventory),), labels)
 
 
-def _with_provider(context: CheckContext, name: str, files: Sequence[str]) -> CheckContext:
+def _with_provider(context: CheckContext, name: str, papers: Sequence[Paper]) -> CheckContext:
     """With the provider's rules, and the worker groups of all cluster files that can be read."""
-    from partage.edges.files.input_file import STDIN
     from partage.edges.files.worker_groups import read_worker_groups
-    from partage.faces.input_files import GroupsInput, read_input_file
+    from partage.faces.input_files import GroupsInput
     from partage.faces.provider_check import provider_context
 
     found = provider_context(name)
     groups: list[Group] = []
-    for file in files:
-        with suppress(InputError):  # said when the file itself is checked
-            if file != STDIN and isinstance(paper := read_input_file(file), GroupsInput):
-                groups += read_worker_groups(paper.document, file)[0]
+    for paper in papers:
+        if isinstance(paper, GroupsInput):
+            with suppress(InputError):  # said when the file itself is checked
+                groups += read_worker_groups(paper.document, paper.file)[0]
     return replace(context, provider=replace(found, groups=tuple(groups)))
 
 

@@ -6,10 +6,8 @@ import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import click
-
 from partage.errors import InputError
-from partage.faces.cli.common_options import Command
+from partage.faces.cli.verb import Command, common_option
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +21,7 @@ _HOW = "in a pod the pod's account, else ~/.kube/config"
 def kubeconfig_option(when: str = "") -> Callable[[Command], Command]:
     """``--kubeconfig``. when: in which case it counts, the beginning of a sentence."""
     text = f"{when}how to reach the cluster ({_HOW})." if when else f"How to reach the cluster ({_HOW})."
-    return click.option("--kubeconfig", metavar="FILE", envvar="KUBECONFIG", help=text)
+    return common_option("--kubeconfig", metavar="FILE", envvar="KUBECONFIG", help=text)
 
 
 def cluster_of(kubeconfig: str | None) -> ClusterConfig:

@@ -9,12 +9,13 @@ import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING
 
 import click
 
 from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR
 from partage.faces.cli import completion
+from partage.faces.cli.verb import Command, common_option
 from partage.model.choice_rules import ChoiceRules, Fallback
 
 if TYPE_CHECKING:
@@ -30,14 +31,22 @@ _DRIVER_ROOT_KEY = "partage.driver-root"
 _KUBELET_DIR_KEY = "partage.kubelet-dir"
 _NO_KUBELET = "none"
 
-DEFAULT_RUN_DIR = str(RUN_DIR)
+POLICY_VARIABLE = "PARTAGE_POLICY"
+MACHINE_VARIABLE = "PARTAGE_MACHINE"
+OTHER_NODES = (
+    *("machines", "hardware_socket", "driver_root", "reports", "cluster", "kubeconfig"),
+    *("model", "node", "story", "trace"),
+)
+"""Parameters that say in another way which node is meant."""
+_OTHER_POLICIES = ("demand", "reports", "cluster", "kubeconfig", "story", "undo")
+"""Parameters that go without a policy, or say in another way which one is meant."""
 
-Command = TypeVar("Command", bound=Callable[..., Any])
+DEFAULT_RUN_DIR = str(RUN_DIR)
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:
     """``-o``: the first format is the default."""
-    return click.option(
+    return common_option(
         "-o",
         "--output",
         type=click.Choice(formats),
@@ -57,17 +66,20 @@ def _remember_output(ctx: click.Context, parameter: click.Parameter, value: str)
 
 def machine_option(command: Command) -> Command:
     """``--machine``."""
-    return click.option(
+    return common_option(
         "--machine",
         metavar="NAME|FILE",
+        envvar=MACHINE_VARIABLE,
+        gives_way_to=OTHER_NODES,
         shell_complete=completion.machines,
-        help="Use a simulated node instead of this one: 8xa100-40gb, 4xh200-141gb+4xl40s, or a machine file.",
+        help="Use a simulated node instead of this one: 8xa100-40gb, 4xh200-141gb+4xl40s, or a machine file "
+        f"(${MACHINE_VARIABLE}).",
     )(command)
 
 
 def driver_root_option(command: Command) -> Command:
     """``--driver-root``, which ``open_hardware`` finds by itself."""
-    return click.option(
+    return common_option(
         "--driver-root",
         type=click.Path(path_type=Path, file_okay=False),
         metavar="DIR",
@@ -90,7 +102,7 @@ def driver_root() -> Path | None:
 
 def kubelet_dir_option(command: Command) -> Command:
     """``--kubelet-dir``, read by ``kubelet_dir``."""
-    return click.option(
+    return common_option(
         "--kubelet-dir",
         metavar="DIR",
         expose_value=False,
@@ -124,27 +136,30 @@ def policy_option(
 ) -> Callable[[Command], Command]:
     """``--policy``. without: what holds where it is left out, a sentence."""
     stdin = " Use - for standard input." if standard_input else ""
-    return click.option(
+    return common_option(
         "-f",
         "--policy",
         metavar="FILE|DIR",
         multiple=multiple,
+        envvar=POLICY_VARIABLE,
+        gives_way_to=_OTHER_POLICIES,
         shell_complete=completion.files,
         help="Policy file: Partage's format, NVIDIA's device-plugin format or mig-parted's, or a ConfigMap "
-        f"of such files. Of a directory of policies, labels of the node choose one.{stdin} {without}",
+        f"of such files. Of a directory of policies (*.yaml, *.yml, *.json), labels of the node choose one "
+        f"(${POLICY_VARIABLE}).{stdin} {without}",
     )
 
 
 def config_option(command: Command) -> Command:
     """``--config``, and ``--fallback`` and ``--node-labels``, which ``choice_options`` finds by itself."""
-    command = click.option(
+    command = common_option(
         "--config",
         metavar="NAME",
         shell_complete=completion.configurations,
         help="Name of a configuration, where the policy file has several; of a directory, the policy of "
         "nodes without a label.",
     )(command)
-    command = click.option(
+    command = common_option(
         "--fallback",
         metavar="LIST",
         expose_value=False,
@@ -157,11 +172,12 @@ def config_option(command: Command) -> Command:
 
 def node_labels_option(command: Command) -> Command:
     """``--node-labels``, read by ``choice_options``."""
-    return click.option(
+    return common_option(
         "--node-labels",
         metavar="KEY=VALUE,...|FILE",
         expose_value=False,
         callback=partial(_remember_choice, "labels"),
+        may_be_empty=True,
         help="The labels of the node, or a file that kubectl get node -o yaml has written; '' is a node "
         "without labels.",
     )(command)
@@ -212,7 +228,7 @@ def choice_rules(config: str | None) -> ChoiceRules:
 
 def state_dir_option(command: Command) -> Command:
     """``--state-dir``: where the agent and ``apply`` keep what they have to remember."""
-    return click.option(
+    return common_option(
         "--state-dir",
         type=click.Path(path_type=Path),
         metavar="DIR",
@@ -227,7 +243,7 @@ def state_directory(named: Path | None, machine: str | None) -> Path | None:
 
 def hardware_socket_option(command: Command) -> Command:
     """``--hardware-socket``: a running helper."""
-    return click.option(
+    return common_option(
         "--hardware-socket",
         type=click.Path(path_type=Path),
         metavar="PATH",
@@ -237,7 +253,7 @@ def hardware_socket_option(command: Command) -> Command:
 
 def run_dir_option(command: Command) -> Command:
     """``--run-dir``: where a running agent writes its report."""
-    return click.option(
+    return common_option(
         "--run-dir",
         metavar="DIR",
         help="Run directory of the agent, with its report and its MPS daemons "

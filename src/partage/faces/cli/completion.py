@@ -7,13 +7,15 @@ from typing import TYPE_CHECKING
 
 import click
 
+from partage.faces.cli.verb import verb
+
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
 SHELLS = ("bash", "zsh", "fish")
 
 
-@click.command(name="completion")
+@verb("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
 def command(shell: str) -> None:
     """Print the script with which a shell completes verbs, options, files and names of machines.

@@ -13,6 +13,7 @@ from partage.errors import Conflict, InputError
 from partage.faces.cli import common_node, common_options
 from partage.faces.cli.cluster_options import cluster_of, kubeconfig_option
 from partage.faces.cli.common_output import say
+from partage.faces.cli.verb import verb
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ def options(command: Callable[..., None]) -> Callable[..., None]:
     return command
 
 
-@click.command(name="cordon")
+@verb("cordon")
 @options
 def command(
     *,

@@ -12,6 +12,7 @@ from partage.agent.options import KUBELET_DIR, STATE_DIR
 from partage.errors import InputError
 from partage.faces.cli import common_options, common_output, completion
 from partage.faces.cli.cluster_options import cluster_of, kubeconfig_option
+from partage.faces.cli.verb import verb
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 FOUND = 1
 
 
-@click.command(name="doctor")
+@verb("doctor")
 @click.option("--fix", is_flag=True, help="Repair what is safe: left-over files and directories of Partage.")
 @click.option("--dry-run", is_flag=True, help="With --fix: say what it would do, and do nothing.")
 @click.option(

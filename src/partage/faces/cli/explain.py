@@ -9,18 +9,21 @@ from click.core import ParameterSource
 
 from partage.faces.cli import common_options
 from partage.faces.cli.explain_nodes import Where
+from partage.faces.cli.verb import common_option, verb
 
 KINDS = ("pod", "share", "job")
 
 
-@click.command(name="explain")
+@verb("explain")
 @click.argument("words", nargs=-1, required=True, metavar="FILE | pod NAME | share WHAT | job ID")
 @common_options.policy_options
-@click.option(
+@common_option(
     "--machine",
     "machines",
     multiple=True,
     metavar="NAME|FILE",
+    envvar=common_options.MACHINE_VARIABLE,
+    gives_way_to=common_options.OTHER_NODES,
     help="A simulated node in place of this one: 8xa100-40gb, or a machine file. Repeatable.",
 )
 @click.option(

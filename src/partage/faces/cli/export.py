@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from partage.errors import Problem
 from partage.faces.cli import common_node, common_options, common_output
+from partage.faces.cli.verb import verb
 
 
-@click.command(name="export")
+@verb("export")
 @common_options.machine_option
 @common_options.driver_root_option
 @common_options.hardware_socket_option

@@ -8,13 +8,14 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.faces.cli import common_node, common_options, common_output
+from partage.faces.cli.verb import verb
 
 if TYPE_CHECKING:
     from partage.faces.documents.fits import FitsDocument
     from partage.model.gpu import Gpu, Inventory
 
 
-@click.command(name="fits")
+@verb("fits")
 @click.argument("model", required=False)
 @common_options.machine_option
 @click.option("--picture", metavar="FILE", help="Also draw the layouts to a file: .svg or .png.")

@@ -8,9 +8,10 @@ import click
 
 from partage.errors import InputError
 from partage.faces.cli import common_node, common_options, common_output
+from partage.faces.cli.verb import verb
 
 
-@click.command(name="free")
+@verb("free")
 @click.argument("shares", nargs=-1, required=True, metavar="SHARE...")
 @common_options.machine_option
 @common_options.run_dir_option

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from partage.faces.cli import common_options, common_output
 from partage.faces.cli.takeover import (
     TakeoverRun,
@@ -15,10 +13,11 @@ from partage.faces.cli.takeover import (
     offered_by_nvidia,
     place_of,
 )
+from partage.faces.cli.verb import verb
 from partage.faces.lean_imports import lean_imports
 
 
-@click.command(name="handback")
+@verb("handback")
 @common_options.policy_option(
     "Default: what NVIDIA's plugin listed before the takeover.", standard_input=True
 )

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import click
 
+from partage.faces.cli.verb import verb
 
-@click.command(name="help")
+
+@verb("help")
 @click.argument("verb", required=False)
 @click.pass_context
 def command(ctx: click.Context, verb: str | None) -> None:

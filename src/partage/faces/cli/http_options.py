@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.faces.cli.common_options import Command
+from partage.faces.cli.verb import Command
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:

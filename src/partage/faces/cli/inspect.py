@@ -11,6 +11,7 @@ import click
 from partage.faces.cli import common_node, common_options
 from partage.faces.cli.cluster_options import cluster_of, kubeconfig_option
 from partage.faces.cli.common_output import say_lines
+from partage.faces.cli.verb import verb
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
 _NONE = "no GPU is shared by amounts of memory here: a policy with mps: {unit: 1Gi} does that"
 
 
-@click.command(name="inspect")
+@verb("inspect")
 @click.argument("node", required=False, metavar="[NODE]")
 @click.option("-d", "--details", is_flag=True, help="The pods, too, and what each of them holds.")
 @click.option("--cluster", is_flag=True, help="All nodes of the cluster, in place of this one.")

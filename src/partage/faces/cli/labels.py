@@ -11,12 +11,13 @@ import click
 
 from partage.errors import InputError, Problem
 from partage.faces.cli import common_node, common_options, common_output
+from partage.faces.cli.verb import verb
 
 if TYPE_CHECKING:
     from partage.plan.labels import Labels
 
 
-@click.command(name="labels")
+@verb("labels")
 @common_options.policy_options
 @common_options.machine_option
 @common_options.run_dir_option

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.faces.cli import common_options, common_output
+from partage.faces.cli.verb import verb
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -14,7 +15,7 @@ if TYPE_CHECKING:
     from partage.faces.documents.machines import CatalogueRow
 
 
-@click.command(name="machines")
+@verb("machines")
 @click.argument("model", required=False)
 @common_options.output_option("table", "json", "yaml")
 def command(model: str | None, output: str) -> None:

@@ -10,6 +10,7 @@ import click
 
 from partage.errors import Problem
 from partage.faces.cli import common_node, common_options, common_output
+from partage.faces.cli.verb import verb
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class PolicyOnNode(Frozen):
     report: ReportDocument | None
 
 
-@click.command(name="plan")
+@verb("plan")
 @common_options.policy_options
 @common_options.machine_option
 @common_options.driver_root_option

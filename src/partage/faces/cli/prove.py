@@ -13,6 +13,7 @@ import click
 
 from partage import __version__
 from partage.faces.cli import common_node, common_options, common_output, completion, lab
+from partage.faces.cli.verb import verb
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ def _names(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
     return tuple(part.strip() for part in value.split(",")) if value is not None else ()
 
 
-@click.command(name="prove")
+@verb("prove")
 @common_options.policy_option("Default: what the agent's report promises, or the MPS daemons that run.")
 @common_options.config_option
 @common_options.machine_option

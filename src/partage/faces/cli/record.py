@@ -8,6 +8,7 @@ import sys
 import click
 
 from partage.faces.cli import common_node, common_options, common_output, completion
+from partage.faces.cli.verb import verb
 
 FORMATS = ("json", "yaml")
 
@@ -19,7 +20,7 @@ def _format(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     return value
 
 
-@click.command(name="record")
+@verb("record")
 @common_options.machine_option
 @common_options.driver_root_option
 @click.option(

@@ -11,6 +11,7 @@ import click
 from partage.agent.options import STATE_DIR
 from partage.errors import InputError
 from partage.faces.cli import common_options, common_output
+from partage.faces.cli.verb import verb
 
 if TYPE_CHECKING:
     from partage.faces.documents.rightsize import RightsizeDocument
@@ -22,7 +23,7 @@ _OWN = ""
 """``--history`` without a path."""
 
 
-@click.command(name="rightsize")
+@verb("rightsize")
 @click.option("--prometheus", metavar="URL", help="A Prometheus that scrapes the agents, http://HOST:9090.")
 @click.option("--token-file", type=click.Path(path_type=Path), metavar="FILE", help="The token it wants.")
 @click.option(

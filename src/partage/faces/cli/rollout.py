@@ -9,6 +9,7 @@ import click
 
 from partage.faces.cli import common_options, common_output
 from partage.faces.cli.cluster_options import cluster_of, kubeconfig_option
+from partage.faces.cli.verb import verb
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
     from partage.faces.rollout import RolloutView
 
 
-@click.command(name="rollout")
+@verb("rollout")
 @click.argument("action", type=click.Choice(["status", "pause", "resume"]), default="status")
 @click.option(
     "-n", "--namespace", metavar="NAME", default="partage", show_default=True, help="Where Partage is."

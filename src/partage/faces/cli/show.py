@@ -8,6 +8,7 @@ import click
 from msgspec.structs import replace
 
 from partage.faces.cli import common_node, common_options, common_output, completion
+from partage.faces.cli.verb import verb
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -33,7 +34,7 @@ class ShownNode(Frozen):
     jobs: ShownJobs | None = None
 
 
-@click.command(name="show")
+@verb("show")
 @common_options.policy_options
 @common_options.machine_option
 @common_options.driver_root_option

@@ -11,6 +11,7 @@ import click
 
 from partage.faces.cli import common_options, common_output, completion
 from partage.faces.cli.http_options import http_options, http_protection
+from partage.faces.cli.verb import verb
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
 FALSE = 1
 
 
-@click.command(name="simulate")
+@verb("simulate")
 @click.argument("story", metavar="[STORY]", required=False, shell_complete=completion.files)
 @common_options.machine_option
 @common_options.policy_option(

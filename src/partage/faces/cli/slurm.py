@@ -11,6 +11,7 @@ import click
 from partage.errors import InputError, Problem
 from partage.faces.cli import common_node, common_options, common_output
 from partage.faces.cli.slurm_version import slurm_version_option, version_of
+from partage.faces.cli.verb import Verb
 
 if TYPE_CHECKING:
     from partage.faces.slurm_cluster import NodeSource
@@ -45,7 +46,7 @@ def command() -> None:
     """Slurm: write its configuration from the policy, check what is there, and serve its jobs."""
 
 
-@command.command(name="config")
+@command.command(name="config", cls=Verb)
 @common_options.policy_options
 @common_options.machine_option
 @slurm_version_option

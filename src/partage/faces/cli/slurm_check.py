@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from partage.errors import ClusterError, InputError, Problem, Unsatisfiable
 from partage.faces.cli import common_node, common_options, common_output
 from partage.faces.cli.slurm_version import slurm_version_option, version_of
+from partage.faces.cli.verb import verb
 
 if TYPE_CHECKING:
     from partage.plan.slurm.against_live import LiveCluster
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 
-@click.command(name="check")
+@verb("check")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--request",

@@ -14,6 +14,7 @@ import click
 
 from partage.faces.cli.common_options import DEFAULT_RUN_DIR
 from partage.faces.cli.common_output import say
+from partage.faces.cli.verb import verb
 
 if TYPE_CHECKING:
     from partage.agent.slurm.job_node import JobNode
@@ -35,7 +36,7 @@ _driver_root = click.option(
 )
 
 
-@click.command(name="prolog")
+@verb("prolog")
 @_run_dir
 @_driver_root
 @click.option(
@@ -78,7 +79,7 @@ def prolog_command(*, run_dir: str, driver_root: str, devices: str) -> int:
     return 0
 
 
-@click.command(name="epilog")
+@verb("epilog")
 @_run_dir
 @_driver_root
 def epilog_command(*, run_dir: str, driver_root: str) -> int:
@@ -99,7 +100,7 @@ def epilog_command(*, run_dir: str, driver_root: str) -> int:
     return 0
 
 
-@click.command(name="task-prolog")
+@verb("task-prolog")
 @_run_dir
 def task_prolog_command(*, run_dir: str) -> int:
     """Before a task, as the job's user: print its variables, or why the job does not run here.

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from partage.agent.options import KUBELET_DIR, STATE_DIR
 from partage.errors import ClusterError, InputError, PartageError, Unsatisfiable
 from partage.faces.cli import cluster_options, common_node, common_options, common_output
+from partage.faces.cli.verb import verb
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -215,7 +216,7 @@ async def switch_back(config: ClusterConfig, node: str, before: str | None) -> N
         common_output.say("warning: the node has its label of before again", err=True)
 
 
-@click.command(name="takeover")
+@verb("takeover")
 @exchange_options
 def command(
     *,

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import click
-
 from partage.faces.cli.common_output import say
 from partage.faces.cli.cordon import change_names, options
+from partage.faces.cli.verb import verb
 
 
-@click.command(name="uncordon")
+@verb("uncordon")
 @options
 def command(
     *,

@@ -14,6 +14,7 @@ from partage.errors import InputError, Problem
 from partage.faces.cli import common_output
 from partage.faces.cli.cluster_options import cluster_of
 from partage.faces.cli.http_options import http_options, http_protection
+from partage.faces.cli.verb import verb
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
     from partage.faces.web.sources import FleetReports
 
 
-@click.command(name="web")
+@verb("web")
 @click.argument("folder", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--agent",

@@ -23,11 +23,14 @@ class ProblemsDocument(Document, kw_only=True):
 
 
 class CheckDocument(Document, kw_only=True):
-    """The answer of ``check``. files: as they were named."""
+    """The answer of ``check``. files: as they were named. not_compared: which of them were not compared with
+    a machine or a policy, sentences.
+    """
 
     kind: Literal["Check"] = "Check"
     files: tuple[str, ...]
     problems: tuple[Problem, ...]
+    not_compared: tuple[str, ...] = ()
 
 
 class PolicySource(Frozen):

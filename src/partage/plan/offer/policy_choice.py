@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from partage.codec.fields import nearest_word
-from partage.model.choice_rules import DEFAULT_NAME, ChoiceRules, Fallback
+from partage.model.choice_rules import DEFAULT_NAME, POLICY_SUFFIXES, ChoiceRules, Fallback
 from partage.model.node_labels import POLICY_LABELS, NodeLabels
 from partage.text import listed
 from partage.values import Tagged
@@ -77,8 +77,8 @@ def _without_label(names: Collection[str], rules: ChoiceRules) -> PolicyChoice:
         by = f"fallback {fallback}"
         match fallback:
             case Fallback.NAMED:
-                if DEFAULT_NAME in names:
-                    return TakePolicy(DEFAULT_NAME, by)
+                if (found := _policy_called(DEFAULT_NAME, names)) is not None:
+                    return TakePolicy(found, by)
             case Fallback.SINGLE:
                 if len(names) == 1:
                     return TakePolicy(next(iter(names)), by)
@@ -92,13 +92,22 @@ def _without_label(names: Collection[str], rules: ChoiceRules) -> PolicyChoice:
 
 
 def _named(names: Collection[str], name: str, by: str) -> PolicyChoice:
-    if name in names:
-        return TakePolicy(name, by)
+    if (found := _policy_called(name, names)) is not None:
+        return TakePolicy(found, by)
     near = nearest_word(name, sorted(names))
     advice = f"did you mean {near[:60]!r}? " if near else ""
     message = f"{by} asks for {name[:60]!r}, and no policy has that name"
     return UnknownName(message, f"{advice}there is: {_shown(names)}")
 
 
+def _policy_called(name: str, names: Collection[str]) -> str | None:
+    """The policy of that name: ``shared``, or the one ``shared.yaml``."""
+    if name in names:
+        return name
+    found = [one for one in names if one.lower() in {f"{name}{suffix}".lower() for suffix in POLICY_SUFFIXES}]
+    return found[0] if len(found) == 1 else None
+
+
 def _shown(names: Collection[str]) -> str:
-    return listed([name[:60] for name in sorted(names)], _MOST_SHOWN) or "none"
+    shown = listed([name[:60] for name in sorted(names)], _MOST_SHOWN)
+    return shown or f"none; in a directory, only files that end in {', '.join(POLICY_SUFFIXES)} count"

@@ -1,0 +1,89 @@
+"""What all verbs of ``partage`` do: they refuse an empty value, and list the options of many verbs last.
+
+Imported by every verb, also the agent: no slow imports at the top.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import click
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class CommonOption(click.Option):
+    """An option that several verbs have: the help lists it after those of the verb.
+
+    may_be_empty: ``''`` is a value. gives_way_to: names of parameters; where one of them stands on the
+    command line, the environment variable of this option is not read.
+    """
+
+    def __init__(
+        self,
+        *args: Any,  # noqa: ANN401 - click's
+        may_be_empty: bool = False,
+        gives_way_to: Iterable[str] = (),
+        **kwargs: Any,  # noqa: ANN401
+    ) -> None:
+        super().__init__(*args, **kwargs)
+        self.may_be_empty = may_be_empty
+        self._gives_way_to = frozenset(gives_way_to)
+
+    def resolve_envvar_value(self, ctx: click.Context) -> str | None:
+        """Click processes what stands on the command line before what does not."""
+        given = click.core.ParameterSource.COMMANDLINE
+        if any(ctx.get_parameter_source(name) is given for name in self._gives_way_to):
+            return None
+        return super().resolve_envvar_value(ctx)
+
+    def value_from_envvar(self, ctx: click.Context) -> Any:  # noqa: ANN401 - click's
+        """One value, where click would split it at spaces."""
+        found = self.resolve_envvar_value(ctx)
+        return (found,) if self.multiple and found is not None else super().value_from_envvar(ctx)
+
+
+def common_option(*names: str, **settings: Any) -> Callable[[Command], Command]:  # noqa: ANN401 - click's
+    """As ``click.option``, for an option that several verbs have."""
+    return click.option(*names, cls=CommonOption, **settings)
+
+
+class Verb(click.Command):
+    """One verb."""
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Refuse an empty value: ``--policy "$UNSET"`` would mean the directory in which it was typed."""
+        if not ctx.resilient_parsing and "" in (word.rpartition("=")[2] for word in args):
+            _refuse_empty(self, ctx, args)
+        return super().parse_args(ctx, args)
+
+    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """The options of the verb, then those of many verbs."""
+        own: list[tuple[str, str]] = []
+        common: list[tuple[str, str]] = []
+        for parameter in self.get_params(ctx):
+            record = parameter.get_help_record(ctx)
+            if record is not None:
+                shared = isinstance(parameter, CommonOption) or parameter is self.get_help_option(ctx)
+                (common if shared else own).append(record)
+        for title, rows in (("Options", own), ("Common options", common)):
+            if rows:
+                with formatter.section(title):
+                    formatter.write_dl(rows)
+
+
+def _refuse_empty(verb: Verb, ctx: click.Context, args: list[str]) -> None:
+    values, _, _ = verb.make_parser(ctx).parse_args(args=list(args))
+    for parameter in verb.get_params(ctx):
+        if getattr(parameter, "may_be_empty", False):
+            continue
+        value = values.get(parameter.name or "")
+        given = value if isinstance(value, list | tuple) else [value]
+        if any(isinstance(one, str) and not one for one in given):
+            raise click.BadParameter("the value is empty", ctx, parameter)
+
+
+def verb(name: str, **settings: Any) -> Callable[[Callable[..., Any]], Verb]:  # noqa: ANN401
+    """As ``click.command``."""
+    return click.command(name, cls=Verb, **settings)
