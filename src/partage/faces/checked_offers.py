@@ -64,7 +64,8 @@ def _policies_in(paper: Paper, config: str | None, labels: NodeLabels | None) ->
     named = configurations(paper.content, paper.file) if config is None else []
     if isinstance(paper, ManifestInput) and not configurations(paper.content, paper.file):
         return
-    for one in named or [config]:
+    chosen: list[str | None] = [*named] or [config]
+    for one in chosen:
         policy = parse_policy(paper.content, paper.file, one, os.environ).policy
         name = f"{paper.file} ({one})" if named else paper.file
         there = [for_node(policy, labels)] if labels is not None else [had for _, had in variants(policy)]

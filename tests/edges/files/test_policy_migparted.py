@@ -152,12 +152,3 @@ def test_a_filter_that_is_no_device_id_is_read_and_matches_nothing_as_in_mig_par
     (warning,) = loaded.warnings
     assert (warning.path, warning.severity) == ("mig-configs.c[0].device-filter[0]", "warning")
     assert warning.message == "line 3: 'A100' is not a PCI device id, and matches no GPU"
-
-
-@pytest.mark.parametrize("key", ["hooks", "systemd-services", "config", "migStrategy"])
-def test_another_file_with_version_v1_is_refused(key: str) -> None:
-    """mig-parted's hooks, the MIG manager's list of services, values of Helm: with nothing that NVIDIA's
-    plugin knows they would mean all defaults."""
-    (problem,) = problems(f"version: v1\n{key}: []")
-    assert problem.path == key
-    assert "no key of NVIDIA's device plugin" in problem.message

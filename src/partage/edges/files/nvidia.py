@@ -89,6 +89,13 @@ def read_nvidia(notes: Notes, env: Mapping[str, str]) -> Policy:
     return Policy(entries, replace(options, gpu_names=gpu_names, mig_names=mig_names), notes.file, FORMAT)
 
 
+_OTHER_FILES = {
+    "hooks": "this is a hooks file of mig-parted; Partage runs no hooks",
+    "systemd-services": "this is the GPU Operator's list of services that use GPUs; Partage needs none",
+}
+"""Files that begin with ``version: v1``, too, by a key of theirs."""
+
+
 def _foreign(value: Value) -> tuple[str, str] | None:
     """What is wrong with a file of which NVIDIA's plugin would read nothing, and what to do.
 
@@ -101,7 +108,8 @@ def _foreign(value: Value) -> tuple[str, str] | None:
     if "gpus" in keys:
         return f"{whose}, which has no 'gpus'", "for a strategy for each GPU write version: partage/v1"
     if keys and not keys & TOP_KEYS:
-        known = f"its keys are {', '.join(_TOP)}; Partage's own format is version: partage/v1"
+        known = next((_OTHER_FILES[key] for key in sorted(keys & _OTHER_FILES.keys())), "")
+        known = known or f"its keys are {', '.join(_TOP)}; Partage's own format is version: partage/v1"
         return f"{whose}, and nothing here is a key of it: {_named(value)}", known
     return None
 

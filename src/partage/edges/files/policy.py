@@ -169,33 +169,10 @@ def _detect(value: Value, name: str) -> str:
         return native.FORMAT
     if "mig-configs" in value and version in (None, "", "v1"):
         return migparted.FORMAT
-    if keys & nvidia.TOP_KEYS - {"version"} and version in (None, "", "v1"):
-        return nvidia.FORMAT
-    if version == "v1":
-        _all_defaults(value, name)
+    if version == "v1" or (version in (None, "") and keys & nvidia.TOP_KEYS - {"version"}):
         return nvidia.FORMAT
     said = (
         f"unknown version: {describe(version)}" if versions else "no version, and no keys of a known format"
     )
     path = "version" if versions else ""
     raise InputError([Problem(name, path, "error", said, f"known formats: {_FORMATS}")])
-
-
-_OTHER_FILES = {
-    "hooks": "the hooks file of mig-parted; Partage runs no hooks",
-    "systemd-services": "the GPU Operator's list of services that use GPUs; Partage needs none",
-}
-"""Files that begin with ``version: v1``, too, by their key."""
-
-
-def _all_defaults(value: Mapping[str, Value], name: str) -> None:
-    """``version: v1`` alone means all defaults. With keys of which NVIDIA's plugin knows none it is another
-    file: raises InputError, where NVIDIA's plugin would share nothing without a word."""
-    others = [key for key in value if key.casefold() != "version"]
-    if not others:
-        return
-    shown = ", ".join(key[:40] for key in others[:5])
-    said = f"not a policy: 'version: v1' with no key of NVIDIA's device plugin, but {shown}"
-    known = next((_OTHER_FILES[key.casefold()] for key in others if key.casefold() in _OTHER_FILES), "")
-    hint = f"this is {known}" if known else f"it begins with {_FORMATS}"
-    raise InputError([Problem(name, others[0], "error", said, hint)])
