@@ -316,6 +316,9 @@ def test_the_report_says_everything_in_camel_case(agent: Agent) -> None:
         "since": "2023-11-14T22:13:10.000Z",
         "endedAt": None,
         "left": [],
+        "formerPods": [],
+        "unseen": None,
+        "unseenAt": None,
     }
     assert not [key for key in _keys(document) if "_" in key]
 

@@ -28,6 +28,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="only root makes cgroups and mounts"),
     pytest.mark.skipif(not HIERARCHIES, reason="no cgroups of the node can be written here"),
     pytest.mark.skipif(not procfs.sees_all_pids(PROC), reason="not in the node's pid namespace"),
+    pytest.mark.xdist_group("cgroups of pods"),  # they would see each other's
 ]
 
 TENANT = r"""
