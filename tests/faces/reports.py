@@ -38,6 +38,8 @@ from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 
 INTERVALS = Intervals()
+AT_S = 1_700_000_000.0
+"""When the reports were made, by the clock of the world."""
 
 
 def a_report(
@@ -90,7 +92,7 @@ def a_report(
     seen = TurnInput(now, desired, xids=xids, held_version=ledger.version)
     done = turn(seen, NodeState(now.served), EMPTY_VIEW, Planner(geometry_of))
     return Report(
-        made=ReportTime(at_s=1_700_000_000.0, clock_s=now_s, number=12, took_s=0.001),
+        made=ReportTime(at_s=AT_S, clock_s=now_s, number=12, took_s=0.001),
         node=node,
         offer=done.view.offer,
         gpus=gpu_reports(now, done, desired, ledger.entries()),

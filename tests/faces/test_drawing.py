@@ -175,7 +175,7 @@ def test_show_draws_a_plan_into_a_file_beside_its_answer(tmp_path, capsys):
 
 @pytest.mark.parametrize(
     ("name", "said"),
-    [("node.pdf", ".svg or .png"), ("", ".svg or .png"), ("no/dir.svg", "cannot be written")],
+    [("node.pdf", ".svg or .png"), ("", "is empty"), ("no/dir.svg", "cannot be written")],
 )
 def test_a_file_that_cannot_be_is_refused(tmp_path, capsys, name, said):
     assert run(["show", "--machine", "l4", "--picture", str(tmp_path / name) if name else ""]) == 2

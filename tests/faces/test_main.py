@@ -98,7 +98,7 @@ READS_THE_NODE = [
     ["assert", "--policy", "policy.yaml"],
     ["export"],
     ["record"],
-    ["check", "policy.yaml", "--policy", "policy.yaml"],
+    ["check", "pod.yaml", "--policy", "policy.yaml"],
     ["prove", "--alone"],
     ["bench"],
 ]
@@ -111,6 +111,7 @@ def test_every_verb_that_reads_the_real_node_finds_the_driver_where_it_is_said(
     """The hint about --driver-root is the same everywhere, and everywhere it can be followed."""
     monkeypatch.chdir(tmp_path)
     (tmp_path / "policy.yaml").write_text("version: partage/v1")
+    (tmp_path / "pod.yaml").write_text("{apiVersion: v1, kind: Pod, metadata: {name: a}, spec: {}}")
     said = {}
 
     class Seen(Exception):

@@ -40,7 +40,7 @@ from partage.model.samples import Samples
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.usage import Amount, ContainerUse, NodeUse
 from partage.units import GIB
-from tests.faces.reports import INTERVALS, a_document, a_report
+from tests.faces.reports import AT_S, INTERVALS, a_document, a_report
 from tests.faces.web.clusters import SINCE, node_object, pod_object
 from tests.faces.web.test_pages import HOSTILE
 
@@ -286,7 +286,7 @@ def reports(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def test_a_hundred_nodes_are_usable(chrome: webdriver.Chrome, reports: Path) -> None:
-    fleet = FleetReports(ReportFolder(reports), pause_s=0.3)
+    fleet = FleetReports(ReportFolder(reports, clock=lambda: AT_S), pause_s=0.3)
     listening = listen("127.0.0.1:0")
     face = HttpFace(listening, FleetPages(fleet, ReportViews()).pages())
     try:

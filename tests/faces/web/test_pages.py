@@ -23,12 +23,13 @@ from partage.errors import InputError
 from partage.faces.agent import listen
 from partage.faces.documents.report import ReportDocument
 from partage.faces.http import HttpFace, PageRequest, Stream, json_answer
+from partage.faces.share_counts import ShareCount, count_by_gpu, count_by_resource
 from partage.faces.web.agents import FleetAgents
 from partage.faces.web.fleet_page import FleetPages
 from partage.faces.web.holdings import measured
 from partage.faces.web.live import changes, difference
 from partage.faces.web.markup import element, html
-from partage.faces.web.node_page import node_sections
+from partage.faces.web.node_page import node_sections, standing_of
 from partage.faces.web.page import document, grouped
 from partage.faces.web.report_views import ReportViews
 from partage.faces.web.sources import FleetReports, NodeReport, ReportFolder
@@ -38,7 +39,7 @@ from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind, WatchResult
 from partage.plan.usage import Amount, ContainerUse, NodeUse
 from partage.units import GIB
-from tests.faces.reports import a_document, a_report
+from tests.faces.reports import AT_S, a_document, a_report
 from tests.kubelet_script import wait_for
 from tests.misbehaving import SERVERS, Speak, misbehaving
 
@@ -142,7 +143,7 @@ def test_the_page_tells_who_holds_what_and_how_much_of_it_is_used() -> None:
     assert "team/train/main" in seen.text
     assert "3 GiB of 10 GiB" in seen.text
     assert "not known yet" in seen.text, "the second share has no holder yet"
-    assert "2 of 8" in seen.text
+    assert "nvidia.com/gpu.shared260" in seen.text
     assert seen.ids == list(dict.fromkeys(seen.ids)), "ids are unique"
     assert {"state", "policy", "waits", "gpu-0", "gpu-3", "resources"} <= set(seen.ids)
 
@@ -186,7 +187,7 @@ def test_shares_that_nobody_gets_are_not_counted_as_free() -> None:
     seen = shown(
         a_document(a_report("4xa100-sxm4-40gb", sliced, held={SHARED: (0,)}, pods=pods, wanted=wanted))
     )
-    assert "nvidia.com/gpu.shared 1 of 12, 2 withdrawn time-slicing" in " ".join(seen.rows)
+    assert "nvidia.com/gpu.shared 1 9 2 time-slicing" in " ".join(seen.rows)
 
 
 def test_units_of_memory_are_drawn_as_amounts_and_not_as_boxes(tmp_path: Path) -> None:
@@ -200,10 +201,10 @@ def test_units_of_memory_are_drawn_as_amounts_and_not_as_boxes(tmp_path: Path) -
     assert "31 GiB of 39 GiB held; 39 units of 1 GiB" in seen.text
     assert "30 units of aliyun.com/gpu-mem" in seen.text
     (tmp_path / "a.json").write_bytes(encode_replacing(made))
-    fleet = FleetReports(ReportFolder(tmp_path), pause_s=60.0)
+    fleet = FleetReports(ReportFolder(tmp_path, clock=lambda: AT_S), pause_s=60.0)
     _, row = get(FleetPages(fleet, ReportViews()), "/")
     fleet.close()
-    assert "31 of 156 units of memory held" in row.text
+    assert "units of memory: 31 held, 125 free" in row.text
 
 
 # --- what is sent to an open page ----------------------------------------------------------------
@@ -246,7 +247,7 @@ def folder(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def fleet(folder: Path) -> Iterator[FleetReports]:
-    made = FleetReports(ReportFolder(folder), pause_s=60.0)
+    made = FleetReports(ReportFolder(folder, clock=lambda: AT_S), pause_s=60.0)
     yield made
     made.close()
 
@@ -261,7 +262,7 @@ def test_all_nodes_are_at_a_glance_and_found_by_what_runs_on_them(fleet: FleetRe
     pages = FleetPages(fleet, ReportViews())
     _, seen = get(pages, "/")
     assert "node-a" in seen.text
-    assert "1 of 10 shares held" in seen.text
+    assert "shares: 1 held, 9 free" in seen.text
     assert str(next(iter(fleet.nodes))) == "node-a"
     assert "2 nodes 2 healthy" in seen.text
     assert list(seen.articles.values()) == [True, True]
@@ -306,7 +307,7 @@ def test_a_report_of_another_version_is_shown_without_drawings(folder: Path) -> 
     plain = json.loads(path.read_bytes())
     plain["plannedFrom"] = {"from": "another version"}
     path.write_text(json.dumps(plain))
-    fleet = FleetReports(ReportFolder(folder), pause_s=60.0)
+    fleet = FleetReports(ReportFolder(folder, clock=lambda: AT_S), pause_s=60.0)
     _, seen = get(FleetPages(fleet, ReportViews()), "/node", name="node-a")
     fleet.close()
     assert "team/train/main" in seen.text
@@ -382,7 +383,7 @@ def test_the_page_says_since_when_an_agent_is_late() -> None:
 
 def test_a_file_name_that_is_not_utf_8_is_one_row(folder: Path) -> None:
     (folder / "node-a.json").rename(folder / os.fsdecode(b"node-\xff\x1b.json"))
-    fleet = FleetReports(ReportFolder(folder), pause_s=60.0)
+    fleet = FleetReports(ReportFolder(folder, clock=lambda: AT_S), pause_s=60.0)
     pages = FleetPages(fleet, ReportViews())
     status, seen = get(pages, "/")
     assert status == HTTPStatus.OK
@@ -454,3 +455,44 @@ def test_a_row_is_written_again_only_for_a_new_report(fleet: FleetReports, folde
     fleet.read()
     assert fleet.nodes["node-a"] is before["node-a"]
     assert fleet.nodes["node-b"] is not before["node-b"]
+
+
+def test_a_gpu_that_cannot_be_used_has_no_free_shares(tmp_path: Path) -> None:
+    """It counted as free: on the node's page, in its row among others, in the small bar."""
+    made = a_document(
+        a_report(
+            "4xa100-sxm4-40gb", POLICY, held={SHARED: (0,)}, pods=[("a", "b", "c")], faults={0: 79, 3: 79}
+        )
+    )
+    assert count_by_gpu(made)[0] == ShareCount(held=1, free=0, not_usable=3)
+    assert count_by_resource(made)[SHARED] == ShareCount(held=1, free=4, not_usable=3)
+    assert count_by_resource(made)[ResourceName("nvidia.com/gpu")] == ShareCount(0, 1, 1)
+    assert "nvidia.com/gpu.shared143" in shown(made).text
+    (tmp_path / "n.json").write_bytes(encode_replacing(made))
+    fleet = FleetReports(ReportFolder(tmp_path, clock=lambda: AT_S), pause_s=60.0)
+    try:
+        _, seen = get(FleetPages(fleet, ReportViews()), "/")
+    finally:
+        fleet.close()
+    assert "shares: 1 held, 5 free, 4 not usable" in seen.text
+    assert "1 held, 0 free, 3 not usable" in seen.text
+
+
+def test_a_node_without_one_usable_gpu_is_bad() -> None:
+    made = a_document(a_report("2xl4", "version: partage/v1\n", faults={0: 79, 1: 79}))
+    assert standing_of(made) == ("no usable GPU", "bad")
+    one_left = a_document(a_report("2xl4", "version: partage/v1\n", faults={1: 79}))
+    assert standing_of(one_left)[0] != "no usable GPU"
+
+
+def test_a_report_of_three_days_ago_is_an_old_one(folder: Path) -> None:
+    """It stayed green, and counted as healthy."""
+    now = [AT_S + 3600.0]
+    source = ReportFolder(folder, clock=lambda: now[0])
+    views = ReportViews()
+    assert [views.standing(one)[0] for one in source.read()] == ["healthy", "healthy"]
+    now[0] += 3 * 24 * 3600
+    old = source.read()
+    assert [views.standing(one) for one in old] == [("old report", "warn")] * 2
+    assert source.read() == old
+    assert "more than 24 hours old" in str(views.sections(old[0])["state"])

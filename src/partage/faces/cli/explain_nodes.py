@@ -114,7 +114,7 @@ def _of_folder(folder: Path) -> SeenNodes:
     for name, report, trouble in read_folder(folder):
         nodes.append(view_of_report(name, report))
         remarks[name] = (
-            *((f"its report cannot be used now: {trouble}",) if trouble else ()),
+            *((f"what is known of it is not up to date: {trouble}",) if trouble else ()),
             *report.messages,
         )
         reports[name] = report

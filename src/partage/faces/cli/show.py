@@ -156,10 +156,11 @@ def _rows(node: ShownNode) -> tuple[JobProcess, ...] | None:
 def _cards(node: ShownNode) -> list[GpuCard]:
     from partage.edges.files.catalogue import geometry_of
     from partage.faces.render.cards import HeldOnNode, cards_of
+    from partage.faces.share_counts import not_usable
 
     report = node.report
     use = (
-        HeldOnNode(report.holders, report.troubles, report.withdrawn, report.standings)
+        HeldOnNode(report.holders, report.troubles, not_usable(report), report.standings)
         if report
         else HeldOnNode()
     )
@@ -182,6 +183,7 @@ def _print(node: ShownNode, console: Console) -> None:
         withdrawn_lines,
     )
     from partage.faces.render.tables import gpus_table, guarantees_used, holders_table, resources_table
+    from partage.faces.share_counts import count_by_resource
     from partage.model.gpu import Driver
     from partage.plan.offer.caveats import mig_hidden
 
@@ -205,7 +207,7 @@ def _print(node: ShownNode, console: Console) -> None:
     console.print()
     console.print(node.source, style="italic")
     console.print()
-    console.print(resources_table(node.offer))
+    console.print(resources_table(node.offer, None if report is None else count_by_resource(report)))
     console.print(guarantees_used(node.offer))
     if node.jobs is not None:
         from partage.faces.render.tables import jobs_table

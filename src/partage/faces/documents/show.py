@@ -10,6 +10,7 @@ from partage.faces.documents.node import NodeRow, node_row
 from partage.faces.documents.plan import HeldRow, held_row
 from partage.faces.documents.report import ReportDocument, ReportedGpuRow
 from partage.faces.documents.resources import ResourceRow, resource_rows
+from partage.faces.share_counts import count_by_resource
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
 from partage.model.share import NodeOffer
@@ -23,11 +24,23 @@ class ShownShare(HeldRow):
     gpu: int | None
 
 
+class ShownCount(Frozen):
+    """How many shares of a resource are held, free, and neither: on a GPU that is lost, unhealthy, cordoned
+    or about to change.
+    """
+
+    resource: str
+    held: int
+    free: int
+    not_usable: int
+
+
 class ShownAgent(Frozen):
     """The agent, from its report at that time. policy: its source, empty for none.
 
     reasons: everything that is wrong. troubles: GPU UUID to what is wrong with it. pending: GPU UUID to why
-    it is not as the policy wants it. waited_for: GPUs that change once their shares are released.
+    it is not as the policy wants it. waited_for: GPUs that change once their shares are released. shares: one
+    row for each resource.
     """
 
     version: str
@@ -37,6 +50,7 @@ class ShownAgent(Frozen):
     troubles: Mapping[GpuUuid, str]
     waited_for: tuple[ReportedGpuRow, ...]
     pending: Mapping[GpuUuid, str]
+    shares: tuple[ShownCount, ...] = ()
 
 
 class NodeAnswer(NodeRow, kw_only=True):
@@ -90,4 +104,8 @@ def _agent(report: ReportDocument) -> ShownAgent:
         policy=report.policy.source,
         reasons=report.messages,
         waited_for=report.waiting,
+        shares=tuple(
+            ShownCount(name, one.held, one.free, one.not_usable)
+            for name, one in count_by_resource(report).items()
+        ),
     )

@@ -13,12 +13,13 @@ from partage.faces.render.fitting_table import FittingTable
 from partage.faces.render.rows import gpu_cells, holder_cells, offer_lines
 from partage.faces.wording import guarantee_words
 from partage.model.gpu import Gpu, Inventory, LostGpu
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, ResourceName
 from partage.model.share import Guarantee, NodeOffer
 from partage.units import format_bytes
 
 if TYPE_CHECKING:
     from partage.faces.documents.show import ShownShare
+    from partage.faces.share_counts import ShareCount
     from partage.plan.slurm.job_processes import JobProcess
 
 _GUARANTEE_STYLES = {
@@ -70,16 +71,20 @@ def jobs_table(processes: Iterable[JobProcess]) -> Table:
     return table
 
 
-def resources_table(offer: NodeOffer) -> Table:
-    """What is offered: one row per name, and one per way and size where a name has several."""
-    table = plain_table(
-        "What is offered", "Resource", "Count", "GPUs", "How", "Each share", "Memory", right=("Count",)
-    )
+def resources_table(offer: NodeOffer, counts: Mapping[ResourceName, ShareCount] | None = None) -> Table:
+    """What is offered: one row per name, and one per way and size where a name has several.
+
+    counts: how many are held, free and not usable, beside the first row of a name; None: not known.
+    """
+    states = () if counts is None else ("Held", "Free", "Not usable")
+    columns = ("Resource", "Count", *states, "GPUs", "How", "Each share", "Memory")
+    table = plain_table("What is offered", *columns, right=("Count", *states))
     for line in offer_lines(offer):
         style = _GUARANTEE_STYLES[line.guarantee]
         table.add_row(
             line.name,
             str(line.count),
+            *(() if counts is None else _state_cells(counts.get(ResourceName(line.name)))),
             line.gpus,
             line.sharing_text,
             line.share,
@@ -88,6 +93,12 @@ def resources_table(offer: NodeOffer) -> Table:
     if not table.rows:
         table.add_row("nothing", "0")
     return table
+
+
+def _state_cells(count: ShareCount | None) -> tuple[str, str, str]:
+    if count is None:
+        return "", "", ""
+    return str(count.held), str(count.free), str(count.not_usable)
 
 
 def guarantees_used(offer: NodeOffer) -> Text:

@@ -42,7 +42,7 @@ def _in_words(card: GpuCard) -> str:
             said = block.held_text
             parts.append(f"{block.label}, {said}" if block.label else said)
         else:
-            parts.append(f"{block.label}, not offered" if block.label else "not cut")
+            parts.append(f"{block.label}, not offered" if block.label else "no MIG device")
     return "; ".join(parts)
 
 
@@ -83,14 +83,15 @@ def _share(cell: ShareCell, block: DeviceBlock, *, named: bool) -> Iterator[Elem
             yield element("text", name, x="6", y="36" if block.label else "28", class_="on-held")
     else:
         kind = "withdrawn" if cell.withdrawn else "planned" if block.planned else "free"
-        yield _box(kind, element("title", f"{kind}{amount}"))
+        word = "not usable" if cell.withdrawn else kind
+        yield _box(kind, element("title", f"{word}{amount}"))
         if named and amount:
-            said = f"{block.amount(cell.count)} {kind}"
+            said = f"{block.amount(cell.count)} {word}"
             yield element("text", said, x="6", y="36" if block.label else "28", class_="ink")
 
 
 def _stripe(block: DeviceBlock) -> Iterator[Element]:
-    """More shares than can be drawn one by one: how many are held, how many are withdrawn."""
+    """More shares than can be drawn one by one: how many are held, how many cannot be used."""
     count, gone = block.count, block.gone
     held = 100 * block.held / count
     yield _box("free")
@@ -99,7 +100,7 @@ def _stripe(block: DeviceBlock) -> Iterator[Element]:
             yield element(
                 "rect", x=f"{left:.3f}%", y=str(_MEMORY - 12), width=f"{width:.3f}%", height="12", class_=kind
             )
-    said = block.held_text + (f", {gone} withdrawn" if gone else "")
+    said = block.held_text + (f", {gone} not usable" if gone else "")
     yield element("text", said, x="6", y="30" if block.label else "24", class_="ink")
 
 
@@ -120,7 +121,7 @@ def _compute(card: GpuCard) -> Iterator[Element]:
         if one.use is SliceUse.RUNS and one.instance is not None:
             block = drawn[one.instance.placement]
             kind = "planned" if block.planned else "held" if block.held else "free" if block.cells else "cut"
-        title = "taken along with its memory, not used" if one.use is SliceUse.IDLE else None
+        title = "belongs to the device with its memory, not used" if one.use is SliceUse.IDLE else None
         yield _cell(left, width, _COMPUTE, _box(kind, element("title", title) if title else None))
 
 

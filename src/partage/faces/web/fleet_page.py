@@ -238,14 +238,20 @@ def _row_id(name: str) -> str:
     return f"node-{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
 
 
-def mini(part: float | None, said: str, kind: str, *, trouble: bool = False) -> Element:
-    """A small bar: how much of a GPU or of a resource is in use, from 0 to 1; None: it has nothing to use."""
+def mini(part: float | None, said: str, kind: str, *, trouble: bool = False, lost: float = 0.0) -> Element:
+    """A small bar: how much of a GPU or of a resource is in use, from 0 to 1; None: it has nothing to use.
+    lost: how much of it cannot be used, hatched.
+    """
     width = min(100.0, 100 * part) if part else 0
+    gone = min(100.0 - width, 100 * lost)
     return element(
         "svg",
         element("title", said),
         element("rect", class_="box uncut" if part is None else "box free"),
         element("rect", width=f"{width:.1f}%", height="100%", class_="held") if width else None,
+        element("rect", x=f"{width:.1f}%", width=f"{gone:.1f}%", height="100%", class_="withdrawn")
+        if gone
+        else None,
         class_=f"mini {kind}{' trouble' if trouble else ''}",
         role="img",
         aria_label=said,

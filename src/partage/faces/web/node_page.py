@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from partage.faces.documents.report import ReportDocument, ReportedGpuRow
 from partage.faces.render.cards import GpuCard, HeldOnNode, cards_of
 from partage.faces.render.rows import pending_lines, waiting_lines, withdrawn_lines
+from partage.faces.share_counts import any_usable, count_by_resource, not_usable
 from partage.faces.web.card import drawing
 from partage.faces.web.holdings import HeldShares, Uses, holdings
 from partage.faces.web.markup import Child, element, foreign, foreign_path, html
@@ -48,6 +48,8 @@ def standing_of(report: ReportDocument) -> tuple[str, str]:
     """In a word how the node is, and the class of the style sheet for it."""
     if not report.healthy:
         return "not healthy", "bad"
+    if not any_usable(report):
+        return "no usable GPU", "bad"
     return ("degraded", "warn") if report.degraded else ("healthy", "good")
 
 
@@ -106,10 +108,8 @@ def _waits(report: ReportDocument, inventory: Inventory | None) -> Element:
         *withdrawn_lines(report.withdrawn),
         *(pending_lines(inventory, report.pending) if inventory is not None else report.pending.values()),
     ]
-    shown = (
-        bullets(dict.fromkeys(lines), "problem") if lines else element("p", "Nothing waits.", class_="dim")
-    )
-    return element("section", element("h2", "What waits, and why"), shown, id="waits")
+    shown = bullets(dict.fromkeys(lines), "unsettled") if lines else element("p", "None.", class_="dim")
+    return element("section", element("h2", "Pending changes"), shown, id="waits")
 
 
 # --- the GPUs ----------------------------------------------------------------------------------
@@ -123,7 +123,7 @@ def _gpus(
 ) -> dict[str, Element]:
     cards: dict[int, GpuCard] = {}
     if inventory is not None:
-        use = HeldOnNode(report.holders, report.troubles, report.withdrawn, report.standings)
+        use = HeldOnNode(report.holders, report.troubles, not_usable(report), report.standings)
         cards = {card.index: card for card in cards_of(inventory, report.offer, use, geometry_of)}
     return {
         f"gpu-{gpu.index}": _gpu(
@@ -242,11 +242,13 @@ def _amount(text: str, *, over: bool) -> Element:
 
 
 def _resources(report: ReportDocument) -> Element:
-    gone = Counter(name for name, _ in report.withdrawn)  # free, and given to nobody
+    counts = count_by_resource(report)
     rows: list[tuple[Child, ...]] = [
         (
             foreign(one.name),
-            f"{one.held} of {one.count}" + (f", {gone[one.name]} withdrawn" if gone[one.name] else ""),
+            str(counts[one.name].held),
+            str(counts[one.name].free),
+            str(counts[one.name].not_usable),
             one.strategy or "",
             element("span", str(one.guarantee), title=GUARANTEES[one.guarantee]) if one.guarantee else "",
             "yes" if one.registered else f"no: {one.last_error or 'not yet'}",
@@ -256,6 +258,10 @@ def _resources(report: ReportDocument) -> Element:
     return element(
         "section",
         element("h2", "What pods can ask for"),
-        table("Resources", ("Resource", "Held", "Shared by", "Guarantee", "Known to the kubelet"), rows),
+        table(
+            "Resources",
+            ("Resource", "Held", "Free", "Not usable", "Shared by", "Guarantee", "Known to the kubelet"),
+            rows,
+        ),
         id="resources",
     )

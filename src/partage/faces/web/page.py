@@ -72,7 +72,7 @@ def grouped(sections: Mapping[str, str]) -> str:
 def legend() -> Element:
     """What the marks of the drawings mean."""
     marks = ("held", "free", "withdrawn", "planned", "uncut", "idle")
-    words = ("held", "free", "withdrawn", "planned", "not cut", "taken along, not used")
+    words = ("held", "free", "not usable", "planned", "no MIG device", "belongs to a device, not used")
     items = [
         element(
             "li",

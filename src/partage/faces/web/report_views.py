@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from partage.edges.files.catalogue import geometry_of
 from partage.faces.documents.report import ReportDocument, ReportedGpuRow
+from partage.faces.share_counts import ShareCount, count_by_gpu, count_by_resource
 from partage.faces.web import page
 from partage.faces.web.fleet_page import mini
 from partage.faces.web.markup import Child, element, html
@@ -45,6 +46,8 @@ class ReportViews:
         """In a word how it is."""
         if node.report is None:
             return "no report", "bad"
+        if node.old:
+            return "old report", "warn"
         return ("not up to date", "warn") if node.trouble else standing_of(node.report)
 
     def words(self, node: NodeReport) -> Sequence[str]:
@@ -53,7 +56,7 @@ class ReportViews:
         if report is None:
             return (node.trouble,)
         return [
-            standing_of(report)[0],
+            self.standing(node)[0],
             node.trouble,
             *report.messages,
             *report.troubles.values(),
@@ -75,10 +78,7 @@ def _late(node: NodeReport) -> list[Child]:
 
 def _about(report: ReportDocument, late: list[Child], standing: tuple[str, str]) -> list[Child]:
     word, kind = standing
-    offered: dict[int, int] = {}
-    for one in report.resources:
-        for gpu in one.gpus:
-            offered[gpu.index] = offered.get(gpu.index, 0) + gpu.count
+    counts = count_by_gpu(report)
     lines: list[list[Child]] = [[line] for line in (*report.messages, *report.troubles.values())]
     if late:
         lines.insert(0, late)
@@ -87,30 +87,30 @@ def _about(report: ReportDocument, late: list[Child], standing: tuple[str, str])
         element(
             "p",
             element("strong", word, class_=f"chip {kind}"),
-            f" {count_of(len(report.gpus), 'GPU')}, {_held(report)} held; as of ",
+            f" {count_of(len(report.gpus), 'GPU')}, {_held(report)}; as of ",
             moment(report.at),
         ),
-        element("p", *(_mini(gpu, offered.get(gpu.index, 0)) for gpu in report.gpus)),
+        element("p", *(_mini(gpu, counts.get(gpu.index)) for gpu in report.gpus)),
         *(element("p", *line, class_="problem small") for line in lines[:3]),
         element("p", waiting, class_="unsettled small") if report.waiting else None,
     ]
 
 
 def _held(report: ReportDocument) -> str:
-    """``3 of 8 shares``, ``24 of 158 units of memory``, or both."""
-    found: dict[str, tuple[int, int]] = {}
+    """``3 of 8 shares held, 5 free``, the same of units of memory, or both."""
+    counts = count_by_resource(report)
+    found: dict[str, ShareCount] = {}
     for one in report.resources:
         by_memory = any(device.by_memory for gpu in one.gpus for device in gpu.devices)
-        word = "unit" if by_memory else "share"
-        count, held = found.get(word, (0, 0))
-        found[word] = count + one.count, held + one.held
-    texts = [f"{held} of {count_of(count, word)}" for word, (count, held) in found.items()]
-    return " and ".join(texts) + (" of memory" if "unit" in found else "") if texts else "0 of 0 shares"
+        word = "units of memory" if by_memory else "shares"
+        found[word] = found.get(word, ShareCount()) + counts[one.name]
+    return "; ".join(f"{word}: {count}" for word, count in found.items()) or "no shares"
 
 
-def _mini(gpu: ReportedGpuRow, offered: int) -> Child:
-    """How many of its shares are held."""
-    said = f"GPU {gpu.index}, {gpu.strategy or 'nothing offered'}: {gpu.held} of {offered} held"
+def _mini(gpu: ReportedGpuRow, count: ShareCount | None) -> Child:
+    """How many of its shares are held, and how many cannot be used."""
+    count = count or ShareCount()
+    said = f"GPU {gpu.index}, {gpu.strategy or 'nothing offered'}: {count}"
     said += f", {gpu.trouble}" if gpu.trouble else ""
-    part = gpu.held / offered if offered else None
-    return mini(part, said, str(gpu.strategy or "none"), trouble=bool(gpu.trouble))
+    held, lost = (part / count.all if count.all else None for part in (count.held, count.not_usable))
+    return mini(held, said, str(gpu.strategy or "none"), trouble=bool(gpu.trouble), lost=lost or 0.0)

@@ -5,8 +5,11 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from datetime import datetime
 from pathlib import Path
+
+from msgspec.structs import replace
 
 from partage.codec.values import CodecError, decode
 from partage.edges.kube.objects import second
@@ -21,13 +24,17 @@ from partage.values import Frozen
 LARGEST_BYTES = 16 * 2**20
 """Of one report; a node of 16 GPUs with thousands of shares has some MiB."""
 
+OLDEST_S = 24 * 3600
+"""A report in a folder is taken for the present one for so many seconds. The agent writes its file when there
+is something new, so that of a quiet node is hours old."""
+
 log = logging.getLogger(__name__)
 
 
 class NodeReport(Frozen):
     """A node by its name. report: the last one that could be read; None: none yet. trouble: why it is not the
     present one; empty if it is. version: another one where the report is another one. since: until when there
-    was no trouble, RFC 3339; empty: not known.
+    was no trouble, RFC 3339; empty: not known. old: the trouble is its age alone.
     """
 
     name: str
@@ -35,16 +42,17 @@ class NodeReport(Frozen):
     trouble: str = ""
     version: object = None
     since: str = ""
+    old: bool = False
 
 
 class ReportFolder:
     """Files ``NAME.json``, or ``NAME/report.json``, of a folder. What has not changed is not read again."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         if not folder.is_dir():
             problem = Problem(str(folder), "", "error", "is no directory", "a folder of report.json files")
             raise InputError([problem])
-        self._folder = folder
+        self._folder, self._clock = folder, clock
         self._known: dict[str, NodeReport] = {}
 
     @property
@@ -61,6 +69,8 @@ class ReportFolder:
             )
             name = printable(name)  # not all names of files are UTF-8
             found[name] = self._file(name, path)
+        now_s = self._clock()
+        found = {name: _aged(one, now_s) for name, one in found.items()}
         self._known = found
         return tuple(found[name] for name in sorted(found))
 
@@ -74,6 +84,19 @@ class ReportFolder:
             return read_answer(name, read_regular(path, LARGEST_BYTES), before, version)
         except OSError as error:
             return NodeReport(name, before.report, f"{path}: {error.strerror}", before.version)
+
+
+def _aged(one: NodeReport, now_s: float) -> NodeReport:
+    """The node; with trouble where nothing but the age of its report is wrong. A file tells nothing of a node
+    that has been switched off meanwhile.
+    """
+    if one.report is None or one.trouble:
+        return one
+    age_s = now_s - datetime.fromisoformat(one.report.at).timestamp()
+    if age_s < OLDEST_S:
+        return one
+    trouble = f"its report is more than {OLDEST_S // 3600} hours old"
+    return replace(one, trouble=trouble, since=one.report.at, old=True)
 
 
 def read_answer(name: str, content: bytes, before: NodeReport, version: object) -> NodeReport:
