@@ -61,6 +61,16 @@ def pytest_configure(config: pytest.Config) -> None:
 
 
 @pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Tests of one group must not meet: a pytest that takes no group from pytest-xdist is refused."""
+    if not config.getoption("loadgroup", default=False):  # in workers only
+        return
+    for item in items:
+        if item.get_closest_marker("xdist_group") and "@" not in item.nodeid:
+            raise pytest.UsageError(f"{item.nodeid} is in no group: pytest-xdist does not fit this pytest")
+
+
+@pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tests that leave a process, a mount or a cgroup on the machine have failed."""
     stash = session.config.stash

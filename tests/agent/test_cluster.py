@@ -329,8 +329,8 @@ async def test_a_label_of_the_node_chooses_the_policy_and_a_layout():
         with place() as here:
             policies = here.root / "policies"
             policies.mkdir()
-            (policies / "default").write_text(native())
-            (policies / "fours").write_text(native("{select: all, time-slicing: {replicas: 4}}"))
+            (policies / "default.yaml").write_text(native())
+            (policies / "fours.yaml").write_text(native("{select: all, time-slicing: {replicas: 4}}"))
             options = [f"--cluster={_kubeconfig(here.root, server.url)}", "--node-name=n1"]
             with running(spawn(here, *options, f"--policy={policies}", machine=FOUR)) as agent:
                 await _until(lambda: api.labels.get("nvidia.com/gpu.replicas") == "1", "default", agent)

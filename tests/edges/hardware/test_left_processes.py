@@ -134,9 +134,14 @@ def test_a_thread_of_a_process_whose_leader_is_a_zombie_is_found(node: Node) -> 
     assert stuck.stdout is not None
     assert stuck.stdout.readline() == "ready\n"
     wait_for(lambda: procfs.thread_fields(PROC, stuck.pid)["State"].startswith("Z"), what="its leader ended")
-    (found,) = left_of(PROC, [uid]).processes
-    assert found.pid == stuck.pid
-    assert found.state == "S", "of the thread that lives"
+
+    def state() -> str:
+        """Of the thread that lives: it may still be on its way into its sleep."""
+        (found,) = left_of(PROC, [uid]).processes
+        assert found.pid == stuck.pid
+        return found.state
+
+    wait_for(lambda: state() == "S", what="its thread sleeps")
     stuck.kill()
     wait_for(lambda: not _pids(uid), what="all its threads have ended")
 
