@@ -5,8 +5,10 @@ Without a GPU no server starts, so the keeper cannot start such a daemon to the 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -170,6 +172,95 @@ async def test_since_550_a_user_that_is_not_root_changes_nothing(real: Real, dri
     seen = await real.access.state(real.paths)
     assert (seen.limits == LIMITED.limits) is refused
     assert "60G" in seen.unsettled, "the log does not say who gave it, nor that it was refused"
+
+
+HOLD = """
+import os, socket, struct, sys
+held = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+held.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+held.connect(sys.argv[1] + "/control")
+if sys.argv[2] == "commands":
+    held.recvmsg(64, 256)
+    who = struct.pack("iii", os.getpid(), os.getuid(), os.getgid())
+    held.sendmsg([b"OUTBCRED\\0"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+    held.send(bytes([4, 0, 0, 0]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+"""A client that connects, and gives no command. silent: it does not even say who it is."""
+
+
+@pytest.fixture
+def hold(real: Real) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Any user of a container holds a connection to the daemon."""
+    with contextlib.ExitStack() as ended:
+
+        def hold(how: str) -> subprocess.Popen[bytes]:
+            as_user = ["setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"]
+            argv = [*as_user, "/usr/bin/python3", "-c", HOLD, str(real.paths.pipe), how]
+            holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            ended.callback(holder.communicate)
+            ended.callback(holder.kill)
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            return holder
+
+        yield hold
+
+
+@pytest.mark.parametrize("how", ["commands", "silent"])
+async def test_a_daemon_whose_connection_a_tenant_holds_has_not_said_that_nothing_is_there(
+    real: Real, hold: Callable[[str], subprocess.Popen[bytes]], how: str
+):
+    await settle(real)
+    found = await real.access.find(real.paths)
+    control = real.access.control(found)
+    assert isinstance(control, ControlV2)
+    holder = hold(how)
+    for _ in range(5):
+        with pytest.raises(DaemonError):
+            await control.ask("get_server_list", 0.3)
+    state = await real.access.state(real.paths)
+    assert state.phase is DaemonPhase.SILENT
+    assert f"end it if nobody needs it: kill {holder.pid}" in state.reason
+    holder.kill()
+    holder.wait()
+    seen = await real.access.state(real.paths)
+    assert (seen.phase, seen.limits, seen.unsettled) == (DaemonPhase.SERVING, LIMITED.limits, "")
+
+
+FAKE = """
+import socket, sys
+listens = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listens.bind(sys.argv[1])
+listens.listen(8)
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("name", [CLIENTS, COMMANDS])
+async def test_somebody_else_who_listens_at_its_socket_is_not_the_daemon(real: Real, name: str):
+    pid = (await real.identity()).pid
+    socket_path = real.paths.pipe / name
+    socket_path.unlink()
+    assert answers_elsewhere(real.paths, pid) == ("nobody listens at its socket control" * (name == CLIENTS))
+    fake = subprocess.Popen(
+        ["/usr/bin/python3", "-c", FAKE, socket_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert fake.stdout is not None
+        assert fake.stdout.readline() == b"listens\n"
+        assert answers_elsewhere(real.paths, pid) == f"process {fake.pid} listens at its socket {name}"
+    finally:
+        fake.communicate()
+
+
+async def test_questions_of_others_make_nothing_unknown(real: Real):
+    """Two who ask at once: a tenant that asks again and again, or ``partage show`` beside the agent."""
+    await settle(real)
+    looks = [real.access.state(real.paths) for _ in range(6)]
+    assert {state.phase for state in await asyncio.gather(*looks)} == {DaemonPhase.SERVING}
 
 
 READ_ONLY = """

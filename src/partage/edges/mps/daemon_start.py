@@ -217,7 +217,7 @@ class DaemonStart:
     ) -> DaemonRecord:
         """Write down which process it is, and which sockets it has made. Raises DaemonError."""
         assert identity is not None
-        made = await asyncio.to_thread(socket_ids, paths)
+        made = await asyncio.to_thread(socket_ids, paths)  # before: what is exchanged later differs
         if other := await asyncio.to_thread(answers_elsewhere, paths, identity.pid):
             raise DaemonError(f"clients cannot reach the MPS daemon of {paths.device}: {other}")
         noted = replace(known, identity=identity, sockets=made)

@@ -123,12 +123,24 @@ async def observe_daemon(
             servers = await list_servers(control, processes)
             limits = await control.limits(found.record.spec, servers) if found.record else ClientLimits()
     except TimeoutError:
-        return _silent(found, f"the control daemon did not answer within {deadline_s:g} s")
+        reason = f"the control daemon did not answer within {deadline_s:g} s"
     except (DaemonError, HardwareError) as error:
         if not await asyncio.to_thread(processes.lives, found.identity):
             return await asyncio.to_thread(_absent, replace(found, identity=None))
-        return _silent(found, str(error))
-    return await asyncio.to_thread(state_from_reply, found, processes, servers, limits)
+        reason = str(error)
+    else:
+        return await asyncio.to_thread(state_from_reply, found, processes, servers, limits)
+    others = await asyncio.to_thread(processes.connected, found.identity)
+    return _silent(found, f"{reason}; {_in_the_way(others)}" if others else reason)
+
+
+def _in_the_way(others: tuple[int, ...]) -> str:
+    """A daemon serves one connection after the other, and waits for each as long as it likes."""
+    pids = " ".join(map(str, others))
+    return (
+        f"process {pids.replace(' ', ', ')} has a connection to it and may keep all others out; end it if "
+        f"nobody needs it: kill {pids}"
+    )
 
 
 def state_from_reply(
