@@ -253,7 +253,7 @@ async def test_a_connection_that_was_refused_is_made_again(tmp_path: Path, refus
 async def test_a_daemon_that_takes_no_connection_has_not_said_that_it_has_no_servers(
     tmp_path: Path, refused: str
 ):
-    with pytest.raises(NoReply, match="did not answer 'get_server_list' within 0.3 s"):
+    with pytest.raises(NoReply, match=r"did not answer 'get_server_list' within 0.3 s"):
         await control(tmp_path, refused, deadline_s=0.3, before="").servers()
 
 

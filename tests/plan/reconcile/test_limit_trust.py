@@ -90,6 +90,34 @@ def test_it_is_certain_again_when_no_client_of_that_time_is_left():
     assert node.then(daemons=(daemon(5, 6),)) == "", "a new process with that pid"
 
 
+SILENT = replace(daemon(), phase=DaemonPhase.SILENT, servers=())
+"""A tenant can bring that about at any moment: it holds a connection."""
+
+
+def test_a_daemon_that_says_nothing_for_a_while_has_not_said_that_its_clients_have_gone():
+    node = Node()
+    node.then(tenants=[tenant(A, ROOT)], daemons=(daemon(5),))
+    assert node.then(tenants=[], daemons=(SILENT,))
+    assert node.then(daemons=(daemon(5),))
+    assert node.then(daemons=(daemon(),)) == ""
+
+
+def test_who_became_a_client_meanwhile_may_use_more():
+    node = Node()
+    node.then(tenants=[tenant(A, ROOT)], daemons=(SILENT,))
+    assert node.then(tenants=[], daemons=(SILENT,))
+    assert "its clients of that time" in node.then(daemons=(daemon(5),))
+    assert node.then(daemons=(daemon(5, 6),))
+    assert node.then(daemons=(daemon(6),)) == "", "who came later was limited"
+
+
+def test_who_was_there_before_a_first_look_that_saw_nothing_may_use_more():
+    node = Node()
+    node.trust = LimitTrust()
+    node.then(daemons=(SILENT,))
+    assert "nobody watched its MPS daemon before" in node.then(daemons=(daemon(5),))
+
+
 def test_an_init_container_that_ended_unseen_counts_as_one_that_may_have():
     node = Node()
     names = {A: HOLDER, B: INIT}

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Driver, NoDriver
 from partage.model.ids import ContainerId, DeviceUuid, device_of
-from partage.model.mps import DaemonState
+from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.pipe_tenants import PipeTenants
 from partage.plan.reconcile.pipe_access import why_commanded
 from partage.plan.serve.ledger_entry import Hold, Holder, LedgerEntry
@@ -38,11 +38,15 @@ class Look(Frozen):
 
 
 class Suspicion(Frozen):
-    """Limits may have been changed until since_s. clients: pids of those that may have connected by then."""
+    """Limits may have been changed until since_s. clients: pids of those that may have connected by then.
+
+    unlisted: there may be others, because the daemon did not say who its clients were.
+    """
 
     reason: str
     clients: frozenset[int]
     since_s: float
+    unlisted: bool = False
 
 
 class Answered(Frozen, order=True):
@@ -131,19 +135,25 @@ def _may_now(now: Now, daemon: DaemonState) -> str:
 
 
 def _suspicion(before: LimitTrust, now: Now, daemon: DaemonState, ended: str) -> Suspicion | None:
-    clients = frozenset(client.pid for client in daemon.clients)
     last = before.suspected.get(daemon.device)
-    of_before = (last.clients & clients) if last else frozenset()
-    if why := _may_now(now, daemon) or ended:
+    if daemon.device not in before.known and last is None:
+        last = Suspicion(f"nobody watched its MPS daemon before; {_UNTIL}", frozenset(), now.at_s, True)
+    why = _may_now(now, daemon) or ended
+    if daemon.phase is DaemonPhase.SILENT:  # who its clients are, it says later
+        if why:
+            return Suspicion(f"{why}; {_UNTIL}", last.clients if last else frozenset(), now.at_s, True)
+        return last
+    clients = frozenset(client.pid for client in daemon.clients)
+    of_before: frozenset[int] = frozenset()
+    if last is not None:
+        of_before = clients if last.unlisted else last.clients & clients
+    if why:
         return Suspicion(f"{why}; {_UNTIL}", clients | of_before, now.at_s)
-    if daemon.device not in before.known:
-        reason = f"nobody watched its MPS daemon before; {_UNTIL}"
-        last, of_before = Suspicion(reason, clients, now.at_s), clients
     if last is None or not of_before:
         return None
     if now.within_s > last.since_s and of_before <= frozenset(now.within):
         return None
-    return replace(last, clients=of_before)
+    return replace(last, clients=of_before, unlisted=False)
 
 
 _UNTIL = "its clients of that time may use more until they end, or each is seen with no more than its share"
