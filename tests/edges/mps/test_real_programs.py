@@ -26,6 +26,7 @@ from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.record import DaemonIdentity, DaemonRecord, save_record
 from partage.edges.mps.sockets import CLIENTS, COMMANDS, answers_elsewhere, socket_ids
+from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError
 from partage.model.mps import DaemonPhase, DaemonSpec
 from partage.units import MIB
@@ -227,6 +228,20 @@ async def test_a_daemon_whose_connection_a_tenant_holds_has_not_said_that_nothin
     holder.wait()
     seen = await real.access.state(real.paths)
     assert (seen.phase, seen.limits, seen.unsettled) == (DaemonPhase.SERVING, LIMITED.limits, "")
+
+
+async def test_why_its_server_ended_is_found_in_its_log(real: Real):
+    """It is written while the connection that asked for the server is open, where answers are, too."""
+    control = real.access.control(await real.access.find(real.paths))
+    assert isinstance(control, ControlV2)
+    with contextlib.suppress(DaemonError):
+        await control.start_server(0)
+    assert await control.servers() == ()
+
+    async def is_written() -> bool:
+        return "exited with status 1" in last_line(real.paths.log / "control.log")
+
+    await until(is_written)
 
 
 FAKE = """
