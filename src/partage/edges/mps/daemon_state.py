@@ -165,6 +165,7 @@ def _silent(found: FoundDaemon, reason: str) -> DaemonState:
         pid=pid,
         reason=reason,
         bound_to=bound_to,
+        set_ns=found.record.set_ns if found.record else 0,
         outdated=found.outdated,
         full=found.full,
     )

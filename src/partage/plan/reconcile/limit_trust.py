@@ -61,7 +61,9 @@ class LimitTrust(Frozen):
 
     known: devices whose daemons were looked at. told_apart: containers that need not be seen any more.
     missing: named ones that were not seen, since when. waiting: shares whose container was not seen yet, by
-    device. suspected: devices whose limits are doubted for what was.
+    device. suspected: devices whose limits are doubted for what was. exposed: devices whose limits somebody
+    may have changed since they were set, with that time (``DaemonState.set_ns``). to_set: those of them where
+    nobody may now.
     """
 
     known: frozenset[DeviceUuid] = frozenset()
@@ -69,6 +71,8 @@ class LimitTrust(Frozen):
     missing: Mapping[ContainerId, float] = field(default_factory=dict)
     waiting: Mapping[DeviceUuid, frozenset[Answered]] = field(default_factory=dict)
     suspected: Mapping[DeviceUuid, Suspicion] = field(default_factory=dict)
+    exposed: Mapping[DeviceUuid, int] = field(default_factory=dict)
+    to_set: frozenset[DeviceUuid] = frozenset()
     doubts: Mapping[DeviceUuid, str] = field(default_factory=dict)
 
     @property
@@ -110,20 +114,49 @@ def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
     ended = {one for one, since_s in missing.items() if now.look.at_s - since_s >= UNSEEN_S}
     told_apart = (before.told_apart | ended | running) & (frozenset(now.look.names) | running)
     waiting, suspected, doubts = {}, {}, {}
+    exposed, to_set = {}, set()
     for daemon in now.daemons:
         device = daemon.device
         waiting[device] = _waiting(entries[device], now.look, running | (before.told_apart - ended))
         ended_here = _of(entries[device], ended, now.look.names) or _gave_up(
             before.waiting.get(device, frozenset()), entries[device]
         )
+        unseen = _unseen(waiting[device])
+        commanded = bool(why_commanded(daemon, now.look.tenants, now.driver) or unseen)
+        had = device not in before.known and any(one.device == device for one in rows)
+        if commanded or ended_here or had:
+            exposed[device] = daemon.set_ns
+        elif before.exposed.get(device, -1) >= daemon.set_ns:
+            exposed[device] = before.exposed[device]
+        if device in exposed and not commanded and not daemon.limits.namespaces:
+            to_set.add(device)
         found = _suspicion(before, now, daemon, ended_here)
         if found is not None:
             suspected[device] = found
-        if why := _may_now(now, daemon) or _unseen(waiting[device]) or (found.reason if found else ""):
+        still = _SET_AGAIN if device in to_set else ""
+        if why := _may_now(now, daemon) or unseen or (found.reason if found else still):
             doubts[device] = why
     kept = {one: since_s for one, since_s in missing.items() if one not in ended}
     known = frozenset(one.device for one in now.daemons)
-    return LimitTrust(known, told_apart, kept, waiting, suspected, doubts)
+    return LimitTrust(known, told_apart, kept, waiting, suspected, exposed, frozenset(to_set), doubts)
+
+
+def with_trust(daemons: Iterable[DaemonState], trust: LimitTrust) -> tuple[DaemonState, ...]:
+    """Daemons, of which those are unsettled, too, whose limits somebody may have changed since they were set.
+
+    Their log alone does not say that nobody has: what a daemon logs goes through ``pipe/log``, which
+    everybody who has the pipe may read, and a tenant that is fast takes the line of its own command away
+    (seen with 535, 550 and 555).
+    """
+    return tuple(
+        replace(one, unsettled=_SET_AGAIN)
+        if not one.unsettled and one.device in trust.to_set and trust.exposed[one.device] >= one.set_ns
+        else one
+        for one in daemons
+    )
+
+
+_SET_AGAIN = "somebody who has its pipe no more, or who was not seen yet, may have given it commands"
 
 
 def _may_now(now: Now, daemon: DaemonState) -> str:
