@@ -244,6 +244,30 @@ async def test_why_its_server_ended_is_found_in_its_log(real: Real):
     await until(is_written)
 
 
+FILL = """
+import os, sys
+log = os.open(sys.argv[1] + "/log", os.O_WRONLY | os.O_NONBLOCK)
+try:
+    while True:
+        os.write(log, b"A" * 4096)
+except BlockingIOError:
+    pass
+"""
+
+
+async def test_a_daemon_that_waits_because_a_tenant_filled_its_log_pipe_is_let_go_on(real: Real):
+    await settle(real)
+    as_user = ["setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"]
+
+    async def is_silent() -> bool:
+        subprocess.run([*as_user, "/usr/bin/python3", "-c", FILL, real.paths.pipe], check=True)
+        phase, reason = await real.phase()
+        return phase is DaemonPhase.SILENT and "pipe/log was full" in reason
+
+    await until(is_silent)  # it reads some of it before it waits
+    assert (await real.phase())[0] is DaemonPhase.SERVING
+
+
 FAKE = """
 import socket, sys
 listens = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import ControlV3
+from partage.edges.mps.daemon_logs import empty_full_pipe
 from partage.edges.mps.holders import Holders, Programs
 from partage.edges.mps.locks import is_locked
 from partage.edges.mps.mounts import full_directories
@@ -130,6 +131,8 @@ async def observe_daemon(
         reason = str(error)
     else:
         return await asyncio.to_thread(state_from_reply, found, processes, servers, limits)
+    if await asyncio.to_thread(empty_full_pipe, found.paths):
+        return _silent(found, f"{reason}; its pipe/log was full, which stops it, and has been emptied")
     others = await asyncio.to_thread(processes.connected, found.identity)
     return _silent(found, f"{reason}; {_in_the_way(others)}" if others else reason)
 
