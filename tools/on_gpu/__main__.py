@@ -1,4 +1,6 @@
-"""``make on-gpu``: one slice of a run, its result file and its table. ``docs/how-to/one-hour-on-a-gpu.md``."""
+"""``make on-gpu``: one slice of a run, its result file and its table.
+``docs/how-to/one-hour-on-a-gpu.md``.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ def _fresh_name(folder: Path) -> Path:
 
 
 def _tell(text: str) -> None:
-    """Progress is for people, on stderr. Names come from the machine: nothing of them is a control character."""
+    """Progress is for people, on stderr. Names come from the machine: nothing of them is a control
+    character.
+    """
     from partage.text import printable
 
     sys.stderr.write(f"on-gpu: {printable(text)}\n")

@@ -1,4 +1,5 @@
-"""Steps that change settings of the GPU. The runner has noted how it was, and puts it back after each of them.
+"""Steps that change settings of the GPU. The runner has noted how it was, and puts it back after each of
+them.
 
 They end where the setting is made and looked at: that they put nothing back themselves is what makes a killed
 step no different from one that ends.
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import os
 import sys
-from pathlib import Path
 
 from partage.edges.files import catalogue
 from partage.errors import HardwareError, Unsupported
@@ -22,7 +22,13 @@ from tools.on_gpu.put_back import found, opened
 
 _NOBODY = 65534
 _APPLY_S = 100.0
-_SHOW = "import os, sys; os.setgroups([]); os.setgid({0}); os.setuid({0}); os.execv(sys.executable, [sys.executable, *sys.argv[1:]])"
+_BECOME = """
+import os, sys
+os.setgroups([])
+os.setgid({0})
+os.setuid({0})
+os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
+"""
 
 
 async def change_mode(place: StepPlace, notes: Notes) -> None:
@@ -144,7 +150,7 @@ async def _on_devices(place: StepPlace, notes: Notes, gpu: Gpu) -> None:
     try:
         try:
             for device in gpu.mig_devices:
-                tenants.append(await place.tenant(device=device.uuid))
+                tenants.append(await place.tenant(device=device.uuid))  # noqa: PERF401 - those before are ended
             answers = [await tenant.attempt("launch") for tenant in tenants]
         except TenantFailed as error:
             notes.contradicted("mig-files", f"{error}; missing: {', '.join(missing) or 'nothing'}")
@@ -171,9 +177,12 @@ async def _as_nobody(place: StepPlace, notes: Notes) -> None:
     if os.geteuid() != 0:
         notes.not_here("mig-unprivileged", "root, to become another user")
         return
-    where = ("--driver-root", str(place.driver_root), "-o", "json")
-    argv = (sys.executable, "-P", "-c", _SHOW.format(_NOBODY), "-P", "-m", "partage", "show", *where)
-    said = await ask(*argv, limit_s=60.0, HOME=str(Path("/")))
+    become = (sys.executable, "-P", "-c", _BECOME.format(_NOBODY), "-P", "-m", "partage")
+    can = await ask(*become, "--version", limit_s=60.0)
+    if can.code:
+        notes.not_here("mig-unprivileged", "a Python, and a folder with Partage, that other users may read")
+        return
+    said = await ask(*become, "show", "--driver-root", str(place.driver_root), "-o", "json", limit_s=60.0)
     notes.keep("show as nobody", said)
     if said.code:
         notes.contradicted("mig-unprivileged", f"partage show as user {_NOBODY}: {said.words}")

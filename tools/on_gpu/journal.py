@@ -1,6 +1,7 @@
 """What has to be put back on this machine, on its disk before anything is changed, removed when it is done.
 
-The result file may travel; this file does not. A run that is killed leaves it, and the next one begins with it.
+The result file may travel; this file does not. A run that is killed leaves it, and the next one begins
+with it.
 """
 
 from __future__ import annotations
@@ -33,7 +34,8 @@ class OriginalGpu(Frozen):
 
 
 class Unfinished(Frozen):
-    """A run. work: its working directory, whose name marks its processes. original: None: nothing was changed.
+    """A run. work: its working directory, whose name marks its processes. original: None: nothing was
+    changed.
 
     driver_root: where the driver is. pid, start: of the run itself, to know whether it still runs.
     """

@@ -1,4 +1,5 @@
-"""Steps with an MPS daemon of their own, below the run's directory: it is started as the agent does, and ended.
+"""Steps with an MPS daemon of their own, below the run's directory: it is started as the agent does, and
+ended.
 
 No compute mode is changed: in default mode MPS works, too, while nothing else is on the GPU.
 """
@@ -176,7 +177,9 @@ async def _is_client(place: StepPlace, daemon: _Mps, before: tuple[str, ...]) ->
 
 
 async def mps_ends(place: StepPlace, notes: Notes) -> None:
-    """How clients and daemons end: by command in a kernel, by kill -9 in a kernel, and without their daemon."""
+    """How clients and daemons end: by command in a kernel, by kill -9 in a kernel, and without their
+    daemon.
+    """
     for look in (_terminated, _killed, _orphaned):
         try:
             async with _daemon(place) as daemon:
@@ -256,7 +259,7 @@ async def _killed(place: StepPlace, notes: Notes, daemon: _Mps) -> None:
 async def _orphaned(place: StepPlace, notes: Notes, daemon: _Mps) -> None:
     async with _busy_and_neighbour(place, daemon):
         (server,) = await daemon.control.servers()
-        files = sorted(_open_files(server) & {str(path) for path in daemon.paths.log.iterdir()})
+        files = sorted(path for path in _open_files(server) if path.startswith(f"{daemon.paths.log}/"))
         assert daemon.state.pid is not None, "it serves"
         os.kill(daemon.state.pid, signal.SIGKILL)
         began = time.monotonic()

@@ -8,6 +8,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from partage.codec.values import encode_replacing
 from partage.edges.child_process import end_group
 from partage.lab.place import TenantMode, TenantPlace
@@ -80,7 +82,7 @@ class StepAnswer(Frozen):
     """What a step has said so far."""
 
     findings: tuple[Finding, ...] = ()
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
 
 
 class Notes:

@@ -1,6 +1,7 @@
 """Children that can always be ended, with everything that they have started, wherever it has gone.
 
-A step runs in a session of its own. What it starts may leave that session: helpers and MPS daemons do. So this
+A step runs in a session of its own. What it starts may leave that session: helpers and MPS daemons do. So
+this
 process becomes the parent of all orphans below it (PR_SET_CHILD_SUBREAPER), and every child has a mark in its
 environment, by which the next run finds what a killed run has left.
 """

@@ -1,4 +1,6 @@
-"""Sets a GPU as it was, whatever state a change has left it in. ``python -m tools.on_gpu.put_back`` is a child."""
+"""Sets a GPU as it was, whatever state a change has left it in. ``python -m tools.on_gpu.put_back`` is a
+child.
+"""
 
 from __future__ import annotations
 

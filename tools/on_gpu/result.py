@@ -7,6 +7,8 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from partage.edges.replace_file import replace_file
 from partage.lab.document import DocumentKind
 from partage.values import Frozen
@@ -16,7 +18,9 @@ _MODE = 0o644
 
 
 class Verdict(StrEnum):
-    """What became of a row of the table. not-possible-here: it takes another driver, setting, card or right."""
+    """What became of a row of the table. not-possible-here: it takes another driver, setting, card or
+    right.
+    """
 
     SEEN = "seen"
     CONTRADICTED = "contradicted"
@@ -44,7 +48,9 @@ class Outcome(StrEnum):
 
 
 class SeenMachine(Frozen):
-    """One machine with its driver. gpu: UUID of the GPU that was looked at; root: it was looked at as root."""
+    """One machine with its driver. gpu: UUID of the GPU that was looked at; root: it was looked at as
+    root.
+    """
 
     host: str
     gpu: str
@@ -83,7 +89,7 @@ class StepRun(Frozen):
     outcome: Outcome
     words: str = ""
     findings: tuple[Finding, ...] = ()
-    data: dict[str, Any] = {}
+    data: dict[str, Any] = msgspec.field(default_factory=dict)
     left: tuple[str, ...] = ()
 
 

@@ -29,7 +29,7 @@ from tools.on_gpu import procs, put_back, steps
 from tools.on_gpu.journal import Journal, Unfinished
 from tools.on_gpu.notes import StepAnswer, StepPlace
 from tools.on_gpu.result import EVIDENCE, HardwareEvidence, Outcome, SeenMachine, StepRun, Verdict, save
-from tools.on_gpu.steps import STEPS, Identity, IdentifyRequest, Step
+from tools.on_gpu.steps import STEPS, IdentifyRequest, Identity, Step
 
 _PROC = Path("/proc")
 _HOME = Path(__file__).resolve().parents[2]
@@ -119,7 +119,8 @@ def _fresh() -> HardwareEvidence:
 def is_open(step: Step, options: RunOptions, evidence: HardwareEvidence, number: int) -> bool:
     """Whether a step is still to be done on this machine.
 
-    What another machine of this model and driver has seen is not looked at again, where it is so on each of them. A
+    What another machine of this model and driver has seen is not looked at again, where it is so on each
+    of them. A
     step that an error or the time limit ended is not tried again by itself: it would end so in every slice.
     """
     if (step.changes and not options.change) or (options.only and step.name not in options.only):
@@ -159,7 +160,9 @@ def _with_machine(
 def _child(
     module: ModuleType, *arguments: str, limit_s: float, log: Path, mark: str = "", tidy: Callable[[], None] = lambda: None
 ) -> procs.ChildEnd:  # fmt: skip
-    """Run a module of ours to its end; nothing that it has started is left. mark: name of the run's directory."""
+    """Run a module of ours to its end; nothing that it has started is left. mark: name of the run's
+    directory.
+    """
     # ``-P``: nothing is imported from the directory that the run was started in.
     path = os.pathsep.join(filter(None, (str(_HOME), os.environ.get("PYTHONPATH"))))
     environment = {**os.environ, "PYTHONPATH": path, **({procs.MARK: mark} if mark else {})}
@@ -259,7 +262,9 @@ def _answer(path: Path) -> StepAnswer:
 
 
 def _finish_former(journal: Journal, tell: Callable[[str], None]) -> None:
-    """End and put back what a killed run has left. Raises Unsatisfiable where it still runs, HardwareError."""
+    """End and put back what a killed run has left. Raises Unsatisfiable where it still runs,
+    HardwareError.
+    """
     former = journal.read()
     if former is None:
         return
@@ -286,7 +291,9 @@ def _put_back(unfinished: Unfinished, log_in: Path) -> None:
 
 
 def _end(journal: Journal, work: Path, tell: Callable[[str], None]) -> None:
-    """Nothing is left of this run; the journal goes last. Raises HardwareError where a setting stays changed."""
+    """Nothing is left of this run; the journal goes last. Raises HardwareError where a setting stays
+    changed.
+    """
     unfinished = journal.read()
     procs.end_all(work.name)
     for step in (work / "step", work):
@@ -311,7 +318,7 @@ def _clear(directory: Path) -> None:
 @contextmanager
 def _working_directory() -> Iterator[Path]:
     """With a short path, because sockets are in it; passable, because MPS has clients of other users."""
-    work = Path(tempfile.mkdtemp(prefix="pog-", dir="/tmp"))  # noqa: S108 - mkdtemp makes it ours
+    work = Path(tempfile.mkdtemp(prefix="pog-", dir="/tmp"))
     work.chmod(0o755)
     try:
         yield work

@@ -1,4 +1,6 @@
-"""All steps in their order, and what each needs; ``python -m tools.on_gpu.steps`` is the child that runs one."""
+"""All steps in their order, and what each needs; ``python -m tools.on_gpu.steps`` is the child that runs
+one.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +13,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
+from typing import assert_never
 
 from partage.codec.values import decode, encode
-from partage.edges.hardware.host import Host
 from partage.edges.hardware.port import Hardware
 from partage.errors import DriverUnavailable, PartageError
 from partage.lab.gpus import find_gpu, is_workload
@@ -162,53 +164,39 @@ async def lacking(step: Step, place: StepPlace) -> str:
     async with opened(place.driver_root, place.run_dir) as hardware:
         gpu = await found(hardware, place.gpu)
         for need in step.needs:
-            if why := await _LACKS[need](place, gpu, hardware):
+            if why := await _why_not(need, place, gpu, hardware):
                 return f"{need.value}{'' if why is True else f': {why}'}"
     return ""
 
 
-async def _no_root(place: StepPlace, gpu: Gpu, hardware: Hardware) -> bool | str:
-    return os.geteuid() != 0
+async def _why_not(need: Need, place: StepPlace, gpu: Gpu, hardware: Hardware) -> str | bool:
+    """Whether something is needed that is not there; or how it is instead."""
+    match need:
+        case Need.ROOT:
+            return os.geteuid() != 0
+        case Need.CUDA:
+            return _no_cuda()
+        case Need.TORCH:
+            return not place.torch
+        case Need.IDLE:  # processes of other containers are not seen from inside of one
+            uses = await hardware.uses()
+            return ", ".join(str(use) for use in uses if use.gpu == gpu.uuid and is_workload(use))
+        case Need.WHOLE:
+            return gpu.mig_enabled
+        case Need.DEFAULT_MODE:
+            return "" if gpu.compute_mode is ComputeMode.DEFAULT else gpu.compute_mode.word
+        case Need.CONTEXTS:
+            return gpu.compute_mode is ComputeMode.PROHIBITED
+        case _:
+            assert_never(need)
 
 
-async def _no_cuda(place: StepPlace, gpu: Gpu, hardware: Hardware) -> bool | str:
+def _no_cuda() -> str:
     try:
         find_python(sys.executable, "cuda", "cuda")
     except PartageError as error:
         return str(error)
-    return False
-
-
-async def _no_torch(place: StepPlace, gpu: Gpu, hardware: Hardware) -> bool | str:
-    return not place.torch
-
-
-async def _not_idle(place: StepPlace, gpu: Gpu, hardware: Hardware) -> bool | str:
-    """Processes of other containers are not seen from inside of one; the table says what was seen."""
-    return ", ".join(str(use) for use in await hardware.uses() if use.gpu == gpu.uuid and is_workload(use))
-
-
-async def _not_whole(place: StepPlace, gpu: Gpu, hardware: Hardware) -> bool | str:
-    return gpu.mig_enabled
-
-
-async def _other_mode(place: StepPlace, gpu: Gpu, hardware: Hardware) -> bool | str:
-    return "" if gpu.compute_mode is ComputeMode.DEFAULT else gpu.compute_mode.word
-
-
-async def _prohibited(place: StepPlace, gpu: Gpu, hardware: Hardware) -> bool | str:
-    return gpu.compute_mode is ComputeMode.PROHIBITED
-
-
-_LACKS = {
-    Need.ROOT: _no_root,
-    Need.CUDA: _no_cuda,
-    Need.TORCH: _no_torch,
-    Need.IDLE: _not_idle,
-    Need.WHOLE: _not_whole,
-    Need.DEFAULT_MODE: _other_mode,
-    Need.CONTEXTS: _prohibited,
-}
+    return ""
 
 
 async def carry_out(step: Step, place: StepPlace, notes: Notes) -> None:
@@ -218,10 +206,15 @@ async def carry_out(step: Step, place: StepPlace, notes: Notes) -> None:
             notes.not_here(row.key, takes)
         return
     await step.act(place, notes)
+    for row in rows_of(step.name):
+        if row.key not in notes.rows:
+            notes.not_here(row.key, "that what its step looks at before is as expected")
 
 
 def main(arguments: list[str]) -> int:
-    """``NAME REQUEST ANSWER``: the request is JSON; the answer is written to that file. Exit code of an error."""
+    """``NAME REQUEST ANSWER``: the request is JSON; the answer is written to that file. Exit code of an
+    error.
+    """
     name, request, answer = arguments
     try:
         if name == IDENTIFY:

@@ -1,6 +1,7 @@
 """Steps with CUDA programs on the GPU as it is set: time-slicing, memory, the guard, bench, and an XID.
 
-Tenants are those of ``partage bench`` and ``prove``: through the driver's own library, where there is no PyTorch.
+Tenants are those of ``partage bench`` and ``prove``: through the driver's own library, where there is no
+PyTorch.
 """
 
 from __future__ import annotations
@@ -59,11 +60,12 @@ async def time_slicing(place: StepPlace, notes: Notes) -> None:
         return
     finally:
         await asyncio.gather(*(tenant.end() for tenant in tenants))
-    unlimited = "a second eighth, too" if beyond == OK else f"a second eighth was refused: {beyond}"
+    more = "as much again" if beyond == OK else f"no more: {beyond}"
     notes.judge(
-        "time-slicing", beyond == OK,
-        f"{_MOST_TENANTS} tenants with {format_bytes(each)} each worked beside each other, and one got {unlimited}",
-    )  # fmt: skip
+        "time-slicing",
+        beyond == OK,
+        f"{_MOST_TENANTS} tenants with {format_bytes(each)} each worked beside each other, and one got {more}",
+    )
 
 
 async def memory(place: StepPlace, notes: Notes) -> None:
@@ -111,7 +113,9 @@ async def guard(place: StepPlace, notes: Notes) -> None:
 
 
 async def prove(place: StepPlace, notes: Notes, row: str, *arguments: str, expected: int = 1) -> None:
-    """One run of ``partage prove``, and what it says of a row. expected: attacks that have to have been tried."""
+    """One run of ``partage prove``, and what it says of a row. expected: attacks that have to have been
+    tried.
+    """
     where = ("--gpu", place.gpu, "--run-dir", str(place.run_dir), "--pod-resources", "none", "-o", "json")
     said = await partage(place, "prove", *where, *arguments, limit_s=_PROVE_S)
     try:
@@ -156,7 +160,9 @@ async def bench(place: StepPlace, notes: Notes) -> None:
 
 
 async def xid(place: StepPlace, notes: Notes) -> None:
-    """A kernel that writes to an invalid address, in a process of its own: its context ends, and the driver tells."""
+    """A kernel that writes to an invalid address, in a process of its own: its context ends, and the
+    driver tells.
+    """
     async with opened(place.driver_root, place.run_dir) as hardware:
         await hardware.events(0.1)  # the watch is there before the fault
         tenant = await place.tenant()
