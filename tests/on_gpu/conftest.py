@@ -7,22 +7,27 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from partage.edges import procfs
+from partage.units import GIB, MIB
 from tests.edges.hardware.conftest import compiled_stub
 from tests.edges.hardware.stub import StubNode
 from tests.nvidia.packages import unpacked
-from partage.units import GIB, MIB
 
 HOME = Path(__file__).parents[2]
 CUDA = HOME / "tests/lab/cuda_stub.c"
 SMI = """
-import json
+import json, os, time
+if "--set-timeslice" in sys.argv and os.path.exists({answers!r} + ".wait") and sys.argv[5] == "2":
+    open({answers!r} + ".waits", "w").close()
+    while os.path.exists({answers!r} + ".wait"):
+        time.sleep(0.05)
+    sys.exit(3)
 if sys.argv[1].startswith("--query-gpu="):
     with open({answers!r}) as file:
         field = sys.argv[1].partition("=")[2]
@@ -30,7 +35,7 @@ if sys.argv[1].startswith("--query-gpu="):
     print("Field is not a valid field to query: " + field if text is None else text)
     sys.exit(2 if text is None else 0)
 if sys.argv[1:] == ["topo", "-m"]:
-    print("\\tGPU0\\tCPU Affinity\\tNUMA Affinity\\tGPU NUMA ID\\nGPU0\\t X \\t0-31\\tN/A\\t\\tN/A\\n\\nLegend:")
+    print("\\tGPU0\\tCPU Affinity\\tNUMA Affinity\\tGPU NUMA ID\\nGPU0\\t X \\t0-31\\tN/A\\t\\tN/A\\nLegend:")
     sys.exit(0)
 """
 
@@ -87,14 +92,28 @@ class Machine:
         }  # fmt: skip
 
     def left(self) -> list[str]:
-        """What a run has left on this machine."""
-        here = self.node.root.parent.name
-        found = [str(path) for path in Path("/tmp").glob("pog-*") if here in _journal_of(path)]
-        return [*found, *map(str, self.state.glob("*"))]
+        """What runs have left on this machine: directories, a journal, processes of its driver."""
+        mine = str(self.node.root)
+        processes = [
+            f"{pid} {' '.join(procfs.command_of(Path('/proc'), pid))}" for pid in procfs.pids(Path("/proc"))
+        ]
+        directories = [str(path) for path in Path("/tmp").glob("pog-*") if _is_mine(path, mine)]
+        return [*directories, *map(str, self.state.glob("*")), *(one for one in processes if mine in one)]
+
+    def interval(self) -> str:
+        """The time slice, as the driver says it."""
+        return self._smi("compute-policy", "-i", StubNode.uuid(0), "--list")
+
+    def _smi(self, *arguments: str) -> str:
+        program = self.node.root / "usr/bin/nvidia-smi"
+        return subprocess.run(
+            [program, *arguments], capture_output=True, text=True, check=True
+        ).stdout.strip()
 
 
-def _journal_of(path: Path) -> str:
-    return str(path)
+def _is_mine(directory: Path, root: str) -> bool:
+    """Others may run on the same computer: what is in it says whose it is."""
+    return any(root in path.read_text(errors="replace") for path in directory.glob("*.log"))
 
 
 ANSWERS = {
@@ -107,7 +126,7 @@ ANSWERS = {
     "memory.total": "81559",
     "compute_mode": "Default",
     "compute_cap": "9.0",
-    "persistence_mode": "Enabled",
+    "persistence_mode": "Disabled",
     "mig.mode.current": "Disabled",
     "mig.mode.pending": "Disabled",
     "serial": "[N/A]",
@@ -139,18 +158,18 @@ def nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def machine(nvml_library: Path, cuda_library: Path, tmp_path: Path) -> Iterator[Machine]:
+def machine(nvml_library: Path, cuda_library: Path, tmp_path: Path) -> Machine:
     """One H100, idle, in default mode, whose MIG mode changes without a reset."""
     node = StubNode(tmp_path / "root", nvml_library).add_h100s(1).with_live_mig()
     node.write(**{
-        "gpu.0.persistence": 1, "gpu.0.used": 1024 * MIB, "gpu.0.util": "0 0", "gpu.0.celsius": 41,
+        "gpu.0.used": 1024 * MIB, "gpu.0.util": "0 0", "gpu.0.celsius": 41,
         "gpu.0.power": 71500, "gpu.0.limit": 700000, "gpu.0.clock.1": 345, "gpu.0.clock.2": 2619,
     })  # fmt: skip
     shutil.copyfile(cuda_library, node.library.parent / "libcuda.so.1")
     node.add_nvidia_smi(SMI.format(answers=str(node.root / "smi.json")))
     made = Machine(node, tmp_path / "state", tmp_path)
     made.answers()
-    yield made
+    return made
 
 
 @pytest.fixture

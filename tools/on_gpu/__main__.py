@@ -19,7 +19,8 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         prog="on-gpu",
         description="See on a real GPU what has only been simulated so far, in order of what matters. "
-        "Exit codes: 0 nothing is left to be done, 1 some steps are, 2 the input is wrong, 3 not possible here, "
+        "Exit codes: 0 nothing is left to be done, 1 some steps are, 2 the input is wrong, "
+        "3 not possible here, "
         "4 no GPU, or its settings were not put back.",
     )
     what = parser.add_mutually_exclusive_group()
@@ -46,6 +47,7 @@ def _options(arguments: list[str] | None) -> argparse.Namespace:
     parser.add_argument(
         "--state-dir", type=Path, metavar="DIR", help="where it is noted what has to be put back"
     )
+    parser.add_argument("--table", action="store_true", help="only write the table of the result, and end")
     parser.add_argument("--list", action="store_true", help="list the steps and end")
     return parser.parse_args(arguments)
 
@@ -55,8 +57,10 @@ def main(arguments: list[str] | None = None) -> int:
     asked = _options(arguments)
     from partage.errors import InputError, PartageError
     from tools.on_gpu.journal import default_directory
+    from tools.on_gpu.result import EVIDENCE
     from tools.on_gpu.runner import Interrupted, RunOptions, run_slice
     from tools.on_gpu.steps import STEPS
+    from tools.on_gpu.table import table, untouched_table, write_page
 
     if asked.list:
         for step in STEPS:
@@ -70,6 +74,11 @@ def main(arguments: list[str] | None = None) -> int:
         if unknown := [name for name in only if name not in names]:
             raise InputError(f"no step is called {unknown[0]!r}", f"there are {', '.join(names)}")
         result, page = _files(asked)
+        if asked.table:
+            write_page(
+                page, table(EVIDENCE.read(str(result)), result.name) if result.exists() else untouched_table()
+            )
+            return 0
         options = RunOptions(
             result=result,
             state_dir=asked.state_dir or default_directory(),
@@ -92,8 +101,6 @@ def main(arguments: list[str] | None = None) -> int:
     except OSError as error:
         sys.stderr.write(f"error: {error.filename or 'a file'} cannot be used: {error.strerror}\n")
         return InputError.exit_code
-    from tools.on_gpu.table import table, write_page
-
     write_page(page, table(end.evidence, result.name))
     _tell(f"{result}: everything that was seen; {page}: the table")
     if end.open:

@@ -107,7 +107,8 @@ async def change_mig(place: StepPlace, notes: Notes) -> None:
         return
     policy = place.work / "mig.yaml"
     policy.write_text(
-        f"version: partage/v1\ngpus:\n- {{select: {{uuid: [{place.gpu}]}}, mig: {{layout: [{profile}, {profile}]}}}}\n"
+        "version: partage/v1\ngpus:\n"
+        f"- {{select: {{uuid: [{place.gpu}]}}, mig: {{layout: [{profile}, {profile}]}}}}\n"
         "- {select: rest, exclusive: {}}\n",
         encoding="utf-8",
     )
@@ -159,7 +160,8 @@ async def _on_devices(place: StepPlace, notes: Notes, gpu: Gpu) -> None:
         notes.judge(
             "mig-files",
             good,
-            f"kernels on {len(answers)} devices: {', '.join(answers)}; missing: {', '.join(missing) or 'no file'}",
+            f"kernels on {len(answers)} devices: {', '.join(answers)}; "
+            f"missing: {', '.join(missing) or 'no file'}",
         )
         async with opened(place.driver_root, place.run_dir) as hardware:
             rows = [row for row in (await hardware.processes()).rows if row.gpu == gpu.uuid]

@@ -16,6 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+from partage.edges import procfs
 from partage.edges.mps.control_log import end_of_log
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.keeper import MpsKeeper
@@ -135,8 +136,10 @@ async def mps_environment(place: StepPlace, notes: Notes) -> None:
             return
         said["of the server"] = await control.ask(f"get_device_pinned_mem_limit {server[0]} 0")
         notes.keep("said", said)
-        words = f"default: {said['get_default_device_pinned_mem_limit 0']!s}; of the server: {said['of the server']!s}"
-        notes.judge("mps-environment", bool(str(said["of the server"]).strip()), words)
+        of_server = str(said["of the server"]).strip()
+        default = str(said["get_default_device_pinned_mem_limit 0"]).strip()
+        words = f"default: {default or 'nothing'}; of the server: {of_server or 'nothing'}"
+        notes.judge("mps-environment", bool(of_server), words)
     except DaemonError as error:
         notes.contradicted("mps-environment", str(error))
     finally:
@@ -265,7 +268,7 @@ async def _orphaned(place: StepPlace, notes: Notes, daemon: _Mps) -> None:
         began = time.monotonic()
 
         async def has_ended() -> bool:
-            return not Path(f"/proc/{server}").exists()
+            return not procfs.exists(server)
 
         ended = await wait_until(has_ended, _ORPHAN_S)
         lived = (
@@ -273,7 +276,8 @@ async def _orphaned(place: StepPlace, notes: Notes, daemon: _Mps) -> None:
             if ended
             else f"it still ran {_ORPHAN_S:g} s later"
         )
-    words = f"the server had {', '.join(Path(file).name for file in files) or 'no log'} open; without its daemon {lived}"
+    names = ", ".join(Path(file).name for file in files) or "no log"
+    words = f"the server had {names} open; without its daemon {lived}"
     notes.judge("server-logs", bool(files), words)
 
 

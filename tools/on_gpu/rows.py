@@ -149,6 +149,12 @@ ROWS = (
         takes="such a card",
     ),
     Row(
+        "second-connection",
+        "that a second connection to the `control` socket of a daemon disturbs nobody",
+        "two control programs at once beside a client that works",
+        takes="a person",
+    ),
+    Row(
         "mps-bound",
         "whether a daemon lives on when its container is ended: under containerd with `hostPID`, cgroup v2 with `nsdelegate`, "
         "and the host's `/sys/fs/cgroup` mounted or reached through `/proc/1/root`",

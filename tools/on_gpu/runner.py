@@ -108,8 +108,10 @@ def _check_minutes(options: RunOptions) -> None:
     longest_s = max(step.limit_s for step in STEPS if not options.only or step.name in options.only)
     least = (longest_s + 2 * _BESIDE_S) / 60
     if options.minutes is not None and options.minutes < least:
-        raise InputError(f"--minutes {options.minutes:g} is too short: a step may take as long as {longest_s:g} s",
-                         f"give it {least:g} minutes or more")  # fmt: skip
+        raise InputError(
+            f"--minutes {options.minutes:g} is too short: a step may take as long as {longest_s:g} s",
+            f"give it {least:g} minutes or more",
+        )
 
 
 def _fresh() -> HardwareEvidence:
@@ -148,8 +150,8 @@ def _with_machine(
             return evidence, number
     if evidence.machines:
         tell(
-            f"this result came from another machine ({evidence.machines[-1]}): what is this machine's own is done "
-            "anew, what is so for every machine of one model and driver is kept where both are the same"
+            f"this result came from another machine ({evidence.machines[-1]}): what is this machine's own "
+            "is done anew, what is so for every machine of one model and driver is kept"
         )
     return replace(evidence, machines=(*evidence.machines, machine)), len(evidence.machines)
 
@@ -158,8 +160,13 @@ def _with_machine(
 
 
 def _child(
-    module: ModuleType, *arguments: str, limit_s: float, log: Path, mark: str = "", tidy: Callable[[], None] = lambda: None
-) -> procs.ChildEnd:  # fmt: skip
+    module: ModuleType,
+    *arguments: str,
+    limit_s: float,
+    log: Path,
+    mark: str = "",
+    tidy: Callable[[], None] = lambda: None,
+) -> procs.ChildEnd:
     """Run a module of ours to its end; nothing that it has started is left. mark: name of the run's
     directory.
     """
@@ -202,7 +209,7 @@ def _identify(options: RunOptions, work: Path) -> Identity:
     return identity
 
 
-def _step(
+def _step(  # noqa: PLR0917 - what a slice knows
     step: Step, options: RunOptions, identity: Identity, number: int, work: Path, evidence: HardwareEvidence,
     tell: Callable[[str], None],
 ) -> HardwareEvidence:  # fmt: skip

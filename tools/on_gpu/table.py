@@ -40,7 +40,11 @@ def state_of(evidence: HardwareEvidence, row: Row) -> str:
     for (machine, step), run in sorted(latest_runs(evidence).items()):
         if step == row.step and run.outcome is not Outcome.DONE:
             return f"not known: {run.outcome.value} on {_name(machine)}"
-    return f"not looked at: takes {row.takes}" if row.takes else "not looked at yet"
+    return _untouched(row)
+
+
+def _untouched(row: Row) -> str:
+    return f"not looked at yet; takes {row.takes}" if row.takes else "not looked at yet"
 
 
 def _finding(machine: int, finding: Finding) -> str:
@@ -56,7 +60,8 @@ def _name(machine: int) -> str:
 def table(evidence: HardwareEvidence, result: str) -> str:
     """Machines, then a line for each row. result: the file with everything that was measured."""
     lines = [
-        f"Looked at from {evidence.began} on, with Partage {evidence.partage}; every figure is in [{result}]({result}).",
+        f"Looked at from {evidence.began} on, with Partage {evidence.partage}. "
+        f"All figures: [{result}]({result}).",
         "",
         *(f"- {_name(number)}: {_cell(str(machine))}" for number, machine in enumerate(evidence.machines)),
         "",
@@ -70,9 +75,7 @@ def table(evidence: HardwareEvidence, result: str) -> str:
 def untouched_table() -> str:
     """The table before anything was looked at."""
     lines = ["| what | how | what was seen |", "|---|---|---|"]
-    for row in ROWS:
-        state = f"not looked at: takes {row.takes}" if row.takes else "not looked at yet"
-        lines.append(f"| {_cell(row.what)} | {_cell(row.how)} | {_cell(state)} |")
+    lines += [f"| {_cell(row.what)} | {_cell(row.how)} | {_cell(_untouched(row))} |" for row in ROWS]
     return "\n".join(lines) + "\n"
 
 

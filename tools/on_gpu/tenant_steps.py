@@ -64,7 +64,7 @@ async def time_slicing(place: StepPlace, notes: Notes) -> None:
     notes.judge(
         "time-slicing",
         beyond == OK,
-        f"{_MOST_TENANTS} tenants with {format_bytes(each)} each worked beside each other, and one got {more}",
+        f"{_MOST_TENANTS} tenants with {format_bytes(each)} each worked at the same time, and one got {more}",
     )
 
 
@@ -97,9 +97,10 @@ async def memory(place: StepPlace, notes: Notes) -> None:
         return
     rose = (held.memory.used_bytes if held.memory else 0) - (before.memory.used_bytes if before.memory else 0)
     peak = (after.peak_bytes or 0) - (before.memory.used_bytes if before.memory else 0)
+    row = "no row" if used is None else format_bytes(used)
     words = (
-        f"allocated {format_bytes(wanted)}; the GPU's use rose by {format_bytes(max(rose, 0))}, its peak afterwards was "
-        f"{format_bytes(max(peak, 0))} more, the process had {'no row' if used is None else format_bytes(used)}"
+        f"allocated {format_bytes(wanted)}; the GPU's use rose by {format_bytes(max(rose, 0))}, its peak "
+        f"afterwards by {format_bytes(max(peak, 0))}, the process had {row}"
     )
     notes.judge("memory", min(rose, peak) >= wanted and (used or 0) >= wanted, words)
 
