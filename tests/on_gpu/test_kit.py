@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -31,14 +30,14 @@ def kit(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def carried(kit: Path, machine: Machine) -> Iterator[Machine]:
+def carried(kit: Path, machine: Machine) -> Machine:
     """The machine, with the kit in a folder of its own; the interpreter is not the one with Partage."""
     if os.geteuid() != 0 or shutil.which("unshare") is None:
         pytest.skip("a network of one's own takes root")
     folder = machine.folder / "carried"
     shutil.copytree(kit, folder)
     machine.command = ("unshare", "-n", os.path.realpath(sys.executable), str(folder / "on-gpu"))
-    yield machine
+    return machine
 
 
 def files(folder: Path) -> set[str]:

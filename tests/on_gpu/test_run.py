@@ -132,11 +132,11 @@ def test_a_run_that_is_asked_to_end_puts_back_at_once(machine: Machine):
 
 
 def test_two_runs_at_once_are_one_too_many(machine: Machine):
-    machine.node.write(**{"hang.nvmlDeviceGetIndex": 3000})
+    machine.node.write(**{"hang.nvmlDeviceGetName": 3000})
     process = machine.start("--only", "driver")
     waits(machine, process, machine.node.library.with_name("hangs.txt"))
     assert "another run is at work" in machine.run("--only", "driver", code=3)
-    machine.node.write(**{"hang.nvmlDeviceGetIndex": None})
+    machine.node.write(**{"hang.nvmlDeviceGetName": None})
     process.communicate(timeout=120)
     assert machine.left() == []
 
@@ -167,7 +167,7 @@ def test_on_another_machine_what_is_its_own_is_done_anew(machine: Machine):
 
 
 def test_a_driver_that_lacks_things_loses_only_their_rows(machine: Machine):
-    machine.node.lacks("nvmlDeviceGetNumaNodeId", "nvmlDeviceGetGpuFabricInfoV")
+    machine.node.lacks("nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetGpuFabricInfoV")
     (machine.node.root / "usr/bin/nvidia-smi").unlink()
     (machine.node.library.parent / "libcuda.so.1").unlink()
     machine.run("--only", f"{LOOKS},mps,mps-environment,time-slicing,guard")
