@@ -28,7 +28,7 @@ from partage.model.mps import DaemonSpec, DaemonState
 from partage.units import MIB
 from tools.on_gpu import read_only
 from tools.on_gpu.notes import Notes, StepPlace, ask
-from tools.on_gpu.tenant_steps import prove
+from tools.on_gpu.tenant_steps import measure, prove
 
 _THREADS = 50
 _LONG_KERNELS = "pi 33554432 100000"
@@ -63,12 +63,12 @@ class _Mps:
 
 
 @asynccontextmanager
-async def _daemon(place: StepPlace) -> AsyncIterator[_Mps]:
-    """A daemon whose clients have half of the GPU. Raises DaemonError, Unsupported."""
-    half = place.memory_bytes // 2 // MIB * MIB
+async def _daemon(place: StepPlace, *, limited: bool = True) -> AsyncIterator[_Mps]:
+    """A daemon. limited: its clients have half of the GPU. Raises DaemonError, Unsupported."""
+    limits = (place.memory_bytes // 2 // MIB * MIB, _THREADS) if limited else (None, None)
     keeper = MpsKeeper(place.run_dir, place.driver_root)
     try:
-        yield _Mps(place, await keeper.start(DaemonSpec(place.gpu, place.gpu, half, _THREADS)))
+        yield _Mps(place, await keeper.start(DaemonSpec(place.gpu, place.gpu, *limits)))
     finally:
         await keeper.stop(place.gpu, force=True)
 
@@ -155,8 +155,11 @@ async def read_only_pipe(place: StepPlace, notes: Notes) -> None:
             if first != OK:
                 notes.not_here("read-only-pipe", f"clients that can be told apart from others: {first}")
                 return
-            before = (sys.executable, "-P", "-m", read_only.__name__, str(daemon.paths.pipe))
+            before = (sys.executable, "-P", read_only.__file__, str(daemon.paths.pipe))
             second = await _is_client(place, daemon, before)
+            if f"exit code {read_only.FAILED}" in second:
+                notes.not_here("read-only-pipe", f"a mount of one's own: {second}")
+                return
             notes.judge("read-only-pipe", second == OK, "it is a client" if second == OK else second)
     except (DaemonError, Unsupported) as error:
         await _lacking(place, notes, "read-only-pipe", error)
@@ -177,6 +180,15 @@ async def _is_client(place: StepPlace, daemon: _Mps, before: tuple[str, ...]) ->
         return str(error)
     finally:
         await tenant.end()
+
+
+async def bench_mps(place: StepPlace, notes: Notes) -> None:
+    """The pi program under MPS, beside the other ways, with the same daemon idle."""
+    try:
+        async with _daemon(place, limited=False):
+            await measure(place, notes, "bench-mps", "--processes", "1,2,4,8", "--only", "pi")
+    except (DaemonError, Unsupported) as error:
+        await _lacking(place, notes, "bench-mps", error)
 
 
 async def mps_ends(place: StepPlace, notes: Notes) -> None:

@@ -13,6 +13,8 @@ from partage.edges.mps.launch import MS_BIND, MS_REC, MS_SLAVE, mount
 
 _CLONE_NEWNS = 0x00020000
 _MS_RDONLY, _MS_REMOUNT = 1, 32
+FAILED = 126
+"""Exit code if nothing could be mounted, or the program not be run."""
 
 
 def main(arguments: list[str]) -> None:
@@ -29,4 +31,8 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    try:
+        main(sys.argv[1:])
+    except OSError as error:
+        sys.stderr.write(f"{error}\n")
+        sys.exit(FAILED)

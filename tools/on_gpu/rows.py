@@ -64,6 +64,7 @@ ROWS = (
     ),
     _by("guard", "guard", "the guard's cap in PyTorch", "PyTorch with CUDA"),
     _by("bench", "bench", "what sharing costs and gives: the pi program of `partage bench`"),
+    _by("bench-mps", "bench-mps", "what MPS gives beside time-slicing: the same program"),
     _by("xid", "xid-instance", "what GPU instance an XID without MIG mode names"),
     _by(
         "mps-ends",

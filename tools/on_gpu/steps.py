@@ -72,6 +72,7 @@ STEPS = (
     Step("memory", tenant_steps.memory, 90, (*_TENANTS, Need.CONTEXTS), by_kind=True),
     Step("guard", tenant_steps.guard, 150, (*_TENANTS, Need.TORCH, Need.DEFAULT_MODE), by_kind=True),
     Step("bench", tenant_steps.bench, 300, (*_TENANTS, Need.DEFAULT_MODE)),
+    Step("bench-mps", mps_steps.bench_mps, 300, (*_TENANTS, Need.DEFAULT_MODE)),
     Step("xid", tenant_steps.xid, 90, (*_TENANTS, Need.CONTEXTS), by_kind=True),
     Step("mps-ends", mps_steps.mps_ends, 300, (*_MPS, Need.CUDA), by_kind=True),
     Step("geometry", look_steps.geometry, 60, by_kind=True),

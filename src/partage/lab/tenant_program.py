@@ -119,8 +119,8 @@ next:
     ret;
 }
 """
-"""Each thread draws ``points`` points of the unit square (xorshift, 24 bits; 0f33800000 is 2**-24) and adds those
-inside of the quarter circle to ``sum``. ``tests/lab/cuda_stub.c`` has the same in C."""
+"""Each thread draws ``points`` points of the unit square (xorshift, 24 bits; 0f33800000 is 2**-24) and adds
+those inside of the quarter circle to ``sum``. ``tests/lab/cuda_stub.c`` has the same in C."""
 _BLOCK, _MOST_THREADS, _POINTS_EACH = 256, 2**17, 16
 """Threads of a block, threads at most, and points of each thread at least."""
 

@@ -148,7 +148,8 @@ def command(read: str | None, plot: str | None, save: str | None, output: str, *
     tensors up to and over the limit of a share, or serve a small model, alone and with neighbours. No setting
     of the GPU is changed. docs/reference/bench.md explains every figure.
 
-    Exit code 4: no GPU, or no PyTorch for it (--engine cuda needs none); partage bench --read FILE shows a recorded run.
+    Exit code 4: no GPU, or no PyTorch for it (--engine cuda needs none); partage bench --read FILE shows a
+    recorded run.
     """
     from partage.faces.render.bench_tables import bench_lines
     from partage.lab.bench.document import BENCH
