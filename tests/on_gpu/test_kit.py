@@ -64,7 +64,7 @@ def test_without_a_network_it_sees_the_gpu_and_writes_nothing_into_its_folder(ca
 
 
 def test_its_results_are_beside_it(carried: Machine):
-    argv = [*carried.command, "--driver-root", carried.node.root, "--state-dir", carried.state]
+    argv = [*carried.command, "--driver-root", str(carried.node.root), "--state-dir", str(carried.state)]
     subprocess.run(
         [*argv, "--only", "geometry"], env=carried.environment(), check=True, capture_output=True, cwd="/"
     )

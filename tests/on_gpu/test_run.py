@@ -6,6 +6,7 @@ import json
 import os
 import signal
 import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -201,6 +202,34 @@ def test_tenants_work_beside_each_other(machine: Machine):
     assert machine.findings()["time-slicing"][0] == SEEN
     machine.run("--only", "time-slicing", "--again")  # 8 GiB: the second piece does not fit
     assert machine.findings()["time-slicing"][0] == CONTRADICTED
+
+
+def test_bench_needs_nothing_but_the_driver(machine: Machine):
+    """``partage bench --engine cuda``: pi by a kernel of its own, and no model."""
+    save = machine.folder / "bench.json"
+    small = (
+        "--small",
+        "65536",
+        "--saturating",
+        "65536",
+        "--seconds",
+        "0.02",
+        "--repeats",
+        "1",
+        "--processes",
+        "1,2",
+    )
+    argv = [sys.executable, "-m", "partage", "bench", "--engine", "cuda", *small, "--save", str(save)]
+    where = ["--driver-root", str(machine.node.root)]
+    subprocess.run([*argv, *where], env=machine.environment(), check=True, capture_output=True, cwd="/")
+    cells = json.loads(save.read_text())["cells"]
+    assert {(cell["experiment"], cell["mode"]) for cell in cells} == {
+        (experiment, mode)
+        for experiment in ("pi-small", "pi-saturating")
+        for mode in ("alone", "one-after-the-other", "time-slicing")
+    }
+    values = [turn["value"] for cell in cells for repeat in cell["repeats"] for turn in repeat["turns"]]
+    assert values == pytest.approx([3.1416] * len(values), abs=0.05)
 
 
 @root_only
