@@ -150,9 +150,16 @@ ROWS = (
         takes="such a card",
     ),
     Row(
-        "second-connection",
-        "that a second connection to the `control` socket of a daemon disturbs nobody",
-        "two control programs at once beside a client that works",
+        "limits-again",
+        "that limits can be set under clients that work, and what that does to them: it is done whenever a new container was seen; "
+        "and that a daemon takes one connection for commands at a time with version 3, too",
+        "start a pod beside one that works; `control.log`; with branch 615 two loops of `server list`",
+        takes="a Kubernetes node with a GPU",
+    ),
+    Row(
+        "kept-waiting",
+        "what a client says to a daemon that another connection keeps waiting, and whether it waits or fails",
+        "hold a connection to `control` as another user, start a CUDA program",
         takes="a person",
     ),
     Row(
