@@ -14,6 +14,10 @@ SLURM_ROOT ?= build/slurm-24.11
 CLUSTER ?= build/cluster
 # The Kubernetes of `make chart` and `make e2e`: a folder of tests/cluster/kubernetes.
 KUBERNETES ?= 1.37.2
+# The folder of `make on-gpu-kit`, and the processor of the machine that it is for: x86_64 or aarch64.
+KIT ?= build/partage-on-gpu
+PROCESSOR ?= x86_64
+ON_GPU ?=
 # Which tests `make e2e` runs; `E2E=slow`: those that wait for a minute or more.
 E2E ?= not slow
 STORY  ?= examples/07-mixed-node/story.yaml
@@ -21,7 +25,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch slurm slurm-many bench chart e2e proto lock clean
+.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -118,6 +122,14 @@ guard-torch: $(READY)  ## the guard with a real PyTorch, Debian's (installs it: 
 
 bench: $(READY)  ## latencies, memory, start-up, next to the figures of NVIDIA's plugin
 	$(BIN)/python -m bench
+
+# ON_GPU="--change --minutes 9": its options. Where nothing is set up, the kit runs it, which needs no network.
+on-gpu:  ## see on a real GPU what has only been simulated, and write docs/evidence (one hour; needs a driver)
+	@if [ ! -e $(READY) ] && [ -x $(KIT)/on-gpu ]; then $(PYTHON) $(KIT)/on-gpu $(ON_GPU); \
+	else $(MAKE) --no-print-directory setup && $(BIN)/python -m tools.on_gpu $(ON_GPU); fi
+
+on-gpu-kit: $(READY)  ## one folder with all of that, for a machine with a driver and a Python, and no network
+	$(BIN)/python -m tools.on_gpu.kit $(KIT) $(PROCESSOR)
 
 $(CLUSTER)/helm $(CLUSTER)/kubeconform $(CLUSTER)/$(KUBERNETES)/kubelet:
 	tests/cluster/build $(CLUSTER) $(KUBERNETES)
