@@ -122,7 +122,7 @@ class SlurmUpkeep(Struct):
         now, wanted = await self._look(node)
         move = next_move(now)
         if self._let_slurmd_start(move) and isinstance(move, LoadFiles):
-            self._note_request(move)  # it is about to start
+            self._note_request(LoadFiles(reconfigure=False))  # systemd starts it now
             return Rest("slurmd starts")
         await self._do(move, now.node, wanted)
         return move
@@ -301,7 +301,7 @@ class SlurmUpkeep(Struct):
             self._log_once("slurm waits" if move.why else "slurm is as it should be", move.why)
         else:
             self._said = ""
-            log.info(f"slurm: {_NAMES[type(move)]}", extra={"reason": getattr(move, "reason", None)})
+            log.info(f"slurm: {_name(move)}", extra={"reason": getattr(move, "reason", None)})
 
     def _log_once(self, event: str, why: str) -> None:
         said = f"{event} {why}"
@@ -326,9 +326,14 @@ _NAMES = {
     DrainNode: "node drained",
     MakeLayout: "layout made",
     WriteFiles: "files written",
-    LoadFiles: "slurmd asked to read its files",
     ResumeNode: "node resumed",
 }
+
+
+def _name(move: Move) -> str:
+    if isinstance(move, LoadFiles):
+        return "reconfigure asked for" if move.reconfigure else "slurmd restarted"
+    return _NAMES[type(move)]
 
 
 def wanted_of(desired: DesiredState, options: SlurmOptions) -> WantedFiles:
