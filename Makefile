@@ -8,8 +8,8 @@ READY  := $(VENV)/.ready
 RUNS   ?= 1000
 # The interpreter whose packages apt-get installs.
 DEBIAN ?= /usr/bin/python3
-# Debian trixie with Slurm 24.11, for the tests that start a real Slurm.
-SLURM_ROOT ?= build/slurm-24.11
+# Debians with newer Slurms than this machine's, for the tests that start a real Slurm.
+SLURMS := build/slurm
 # Programs of a real Kubernetes, and the image, for `make chart` and `make e2e`.
 CLUSTER ?= build/cluster
 # The Kubernetes of `make chart` and `make e2e`: a folder of tests/cluster/kubernetes.
@@ -67,7 +67,7 @@ FAILED_ALONE = { echo "test: what failed is tried once more, one after the other
 
 # Once: as root it installs Slurm, else the tests with a real Slurm are skipped.
 build/.slurm-tried: tests/slurm/prepare.sh
-	@mkdir -p build && tests/slurm/prepare.sh $(SLURM_ROOT) && touch $@
+	@mkdir -p build && tests/slurm/prepare.sh $(SLURMS) && touch $@
 
 # Once: as root it installs Chromium, else the tests of the page in a browser are skipped.
 build/.browser-tried: tests/faces/web/prepare.sh
@@ -85,12 +85,12 @@ build/.nvidia-tried: tests/nvidia/prepare.sh
 build/.toolkit-tried: tests/nvidia/prepare-toolkit.sh tests/nvidia/toolkit/go.mod
 	@mkdir -p build && tests/nvidia/prepare-toolkit.sh build/nvidia/toolkit && touch $@
 
-slurm: $(READY)  ## the tests with real Slurms, 22.05 and 24.11 (installs them: root, 190 MB)
-	tests/slurm/prepare.sh $(SLURM_ROOT)
+slurm: $(READY)  ## the tests with real Slurms, 22.05, 24.11 and 26.05 (installs them: root, 370 MB)
+	tests/slurm/prepare.sh $(SLURMS)
 	PARTAGE_SLURM_ALL=1 $(BIN)/python -m pytest tests/slurm -rs -v
 
 slurm-many: $(READY)  ## 200 jobs in random order on 8 GPUs, whole and shared, and 200 of two users on two GPUs, on each Slurm (20 minutes)
-	tests/slurm/prepare.sh $(SLURM_ROOT)
+	tests/slurm/prepare.sh $(SLURMS)
 	PARTAGE_SLURM_ALL=1 PARTAGE_SLURM_JOBS=200 $(BIN)/python -m pytest tests/slurm/test_many_jobs.py tests/slurm/test_refused_jobs.py -rs -v --timeout 600
 
 check: build/.toolkit-tried format lint types contracts docs test  ## what continuous integration runs
