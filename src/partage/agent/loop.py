@@ -143,7 +143,8 @@ class Loop(Struct):
                 seen.note(daemons, watched.watched if watched else None)
             if report and self._kubelet_trouble(report.resources) != report.dependencies.kubelet:
                 self.parts.requests.ask()
-            await until_tick(self.parts.options.intervals.policy_s)
+            intervals = self.parts.options.intervals
+            await until_tick(intervals.rest_s if self.parts.status.all_accepted else intervals.policy_s)
 
     async def turn(self) -> None:
         """One turn: observe, decide, save, publish, report.

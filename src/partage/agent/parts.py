@@ -101,7 +101,7 @@ class Parts:
         self.cluster = ClusterConnection(options, status, ask, self._know, self.policies.judge_again)
         if options.rollout:
             self.policies.may_change = self.cluster.may_change
-        self.cordon = CordonObserver(options.state_dir, intervals.policy_s, ask)
+        self.cordon = CordonObserver(options.state_dir, self.changes, intervals, ask)
         self.other_plugins = OtherPluginObserver(
             directory=options.kubelet_dir,
             changes=self.changes,

@@ -235,4 +235,8 @@ async def _write_report_file(status: AgentStatus, options: AgentOptions) -> None
             if problem and problem != trouble:
                 log.warning("report cannot be written", extra={"reason": problem})
             trouble = problem
-        await until_tick(options.intervals.report_s)
+            await until_tick(options.intervals.report_s)
+            continue
+        # What the kubelet has not accepted is a reason after some seconds, without another report.
+        longest_s = options.intervals.rest_s if status.all_accepted else options.intervals.report_s
+        await until_tick(longest_s, status.news)

@@ -52,13 +52,17 @@ class ChosenPolicy(Struct):
         self._choose()
 
     async def look(self) -> bool:
-        """Look at the files after policy_s, at a directory at once when it changes. True: another choice."""
-        files = self._files
-        if self.changes is not None and files is not None and self._texts and self._texts.directory:
-            self.changes.watch(files.path, self._changed, contents=True)
-        await until_tick(self.options.intervals.policy_s, self._changed)
+        """Look at the files when they change, at once, and again and again. True: another choice."""
+        files, intervals = self._files, self.options.intervals
+        if files is None:
+            await asyncio.Event().wait()
+            return False
+        told = self.changes is not None and all(
+            [self.changes.watch(one, self._changed, contents=True) for one in files.directories()]
+        )
+        await until_tick(intervals.rest_s if told else intervals.policy_s, self._changed)
         self._changed.clear()
-        if files is None or not files.changed():
+        if not files.changed():
             return False
         self._texts, self._unread = await asyncio.to_thread(_read, files)
         return self._choose()

@@ -11,8 +11,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from partage.agent.options import Intervals
-from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.port import Hardware
+from partage.edges.ticks import until_tick
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition, Xid
@@ -182,7 +182,8 @@ class HardwareObserver(Struct):
         while True:
             try:
                 events = await self.hardware.events(self.intervals.events_s)
-            except HardwareError:  # the other two tasks report it
+            except HardwareError:  # the other two tasks find out why
+                self.ask()
                 await asyncio.sleep(self.intervals.retry_s)
                 continue
             if events.xids:
@@ -226,6 +227,6 @@ class HardwareObserver(Struct):
 
 
 async def _either(event: asyncio.Event, longest_s: float) -> None:
-    """Wait until the event is set, at most so long; it is unset afterwards."""
-    await wait_at_most(event, longest_s)
+    """Wait until the event is set, about so long at most; it is unset afterwards."""
+    await until_tick(longest_s, event, least_s=longest_s / 2)
     event.clear()

@@ -37,9 +37,9 @@ from partage.edges.ticks import until_tick
 from partage.errors import ClusterError, Rejected, Unreachable
 from partage.model.ids import device_of
 
-CHECK_S, POLL_S = 1.0, 0.5
+CHECK_S, POLL_S = 5.0, 0.5
 """The two sockets are checked this often, with two calls of stat: where the kernel tells of changes of their
-directory, and where it does not.
+directory at once, and where it does not.
 """
 HAND_OVER_S = 0.2
 """Seconds between the end of another plugin and a new registration. A kubelet up to 1.36 that notices the end
