@@ -10,6 +10,7 @@ import asyncio
 import ctypes
 import os
 import struct
+import threading
 from pathlib import Path
 from weakref import WeakSet
 
@@ -53,10 +54,13 @@ class DirectoryChanges:
         return True
 
     def close(self) -> None:
-        """Watch nothing any more. Idempotent."""
+        """Watch nothing any more. Idempotent.
+
+        The kernel takes 15 ms and more for it, in which others can stop: a thread waits for it.
+        """
         if self._descriptor is not None:
             asyncio.get_running_loop().remove_reader(self._descriptor)
-            os.close(self._descriptor)
+            threading.Thread(target=os.close, args=(self._descriptor,), daemon=True).start()
             self._descriptor = None
 
     def _read(self, descriptor: int) -> None:
