@@ -11,8 +11,11 @@ import ctypes
 import os
 import struct
 import threading
+from collections.abc import Iterable
 from pathlib import Path
 from weakref import WeakSet
+
+from partage.edges.ticks import until_tick
 
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _ONLYDIR = 0x40, 0x80, 0x100, 0x200, 0x01000000
 _DELETE_SELF, _MOVE_SELF, _MASK_ADD = 0x400, 0x800, 0x20000000
@@ -20,6 +23,7 @@ _CLOSE_WRITE = 0x8
 _MASK = _MOVED_FROM | _MOVED_TO | _CREATE | _DELETE | _DELETE_SELF | _MOVE_SELF | _ONLYDIR | _MASK_ADD
 _IGNORED = 0x8000
 _READ_BYTES = 16 * 1024
+_TOGETHER_S = 0.05
 _EVENT = struct.Struct("iIII")
 """One event: its watch, what happened, a cookie, the length of the name that follows."""
 
@@ -52,6 +56,20 @@ class DirectoryChanges:
             return False
         self._events.setdefault(watch, WeakSet()).add(event)
         return True
+
+    async def wait(
+        self, directories: Iterable[Path], event: asyncio.Event, *, told_s: float, untold_s: float
+    ) -> None:
+        """Wait until one of these directories or a file in it has changed, or for a tick.
+
+        event: the caller's own; unset afterwards. told_s, untold_s: the period of the ticks where the kernel
+        tells of changes, and where it refuses.
+        """
+        told = [self.watch(one, event, contents=True) for one in directories]
+        await until_tick(told_s if all(told) else untold_s, event)
+        if event.is_set():  # what follows at once is one change: a file is removed and written anew
+            await asyncio.sleep(_TOGETHER_S)
+            event.clear()
 
     def close(self) -> None:
         """Watch nothing any more. Idempotent.

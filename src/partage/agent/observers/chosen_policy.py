@@ -57,20 +57,16 @@ class ChosenPolicy(Struct):
         if files is None:
             await asyncio.Event().wait()
             return False
-        told = self._watch(files)
-        await until_tick(intervals.rest_s if told else intervals.policy_s, self._changed)
-        self._changed.clear()
+        if self.changes is None:
+            await until_tick(intervals.policy_s)
+        else:
+            await self.changes.wait(
+                files.directories(), self._changed, told_s=intervals.rest_s, untold_s=intervals.policy_s
+            )
         if not files.changed():
             return False
         self._texts, self._unread = await asyncio.to_thread(_read, files)
         return self._choose()
-
-    def _watch(self, files: PolicyFiles) -> bool:
-        """Whether the kernel tells of all changes."""
-        if self.changes is None:
-            return False
-        told = [self.changes.watch(one, self._changed, contents=True) for one in files.directories()]
-        return all(told)
 
     def know_labels(self, labels: NodeLabels) -> bool:
         """The labels of the node are these now. True: another choice."""

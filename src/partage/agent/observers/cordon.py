@@ -12,7 +12,6 @@ from msgspec import Struct, field
 from partage.agent.options import Intervals
 from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.cordon_file import BY_HAND, BY_NODE, read_names, write_names
-from partage.edges.ticks import until_tick
 from partage.errors import InputError
 from partage.model.gpu import Gpu
 from partage.model.ids import GpuUuid
@@ -44,10 +43,11 @@ class CordonObserver(Struct):
 
     async def watch(self) -> None:
         """Look at the file whenever its directory changes, and again and again."""
+        intervals = self.intervals
         while True:
-            told = self.changes.watch(self.state_dir, self._changed, contents=True)
-            await until_tick(self.intervals.rest_s if told else self.intervals.policy_s, self._changed)
-            self._changed.clear()
+            await self.changes.wait(
+                [self.state_dir], self._changed, told_s=intervals.rest_s, untold_s=intervals.policy_s
+            )
             before = self.by_hand
             self._look()
             if self.by_hand != before:
