@@ -7,9 +7,9 @@ from tests.agent.harness import Place, native, registered, running, spawn
 from tests.kubelet_script import ScriptedKubelet
 
 WATCH_S = 11.0
-MOST_WAKE_UPS = 3.0
-"""A second, of agent and helper together: 0.6 were measured. Processor time depends on the machine, and is left
-to ``make bench``."""
+MOST_WAKE_UPS = 1.5
+"""A second, of agent and helper together: 0.6 were measured, and 2 before all was looked at in the same
+moment. Processor time depends on the machine, and is left to ``make bench``."""
 
 
 def test_agent_and_helper_sleep_while_nothing_happens(node: Place, kubelet: ScriptedKubelet) -> None:

@@ -216,6 +216,17 @@ class Loop(Struct):
         """While it can matter: reports would carry it along for ever."""
         return self.parts.pod_resources.listed if node.known.keys() - self.state.serving.keys() else {}
 
+    def is_settled(self) -> bool:
+        """Whether a turn would say what the last one said, as long as nothing is new."""
+        report, plugins = self.parts.status.report, self.parts.plugins.by_name
+        return (
+            report is not None
+            and report.is_settled
+            and self._dependencies(report.resources) == report.dependencies
+            and not (self.view.withdrawn or self.view.blocked)
+            and all(plugin.devices().rows for plugin in plugins.values())
+        )
+
     def plan(self) -> NodePlan:
         """A plan of this moment."""
         return self.parts.planner.plan(self.parts.policies.desired, self.snapshot())
