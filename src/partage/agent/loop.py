@@ -144,7 +144,8 @@ class Loop(Struct):
                 seen.note(daemons, watched.watched if watched else None)
             if report and self._kubelet_trouble(report.resources) != report.dependencies.kubelet:
                 self.parts.requests.ask()
-            await until_tick(self.parts.options.intervals.policy_s)
+            intervals = self.parts.options.intervals
+            await until_tick(intervals.rest_s if self.parts.status.all_accepted else intervals.policy_s)
 
     async def turn(self) -> None:
         """One turn: observe, decide, save, publish, report.
@@ -218,6 +219,17 @@ class Loop(Struct):
     def _listed_before(self, node: KnownNode) -> Mapping[ResourceName, frozenset[ShareId]]:
         """While it can matter: reports would carry it along for ever."""
         return self.parts.pod_resources.listed if node.known.keys() - self.state.serving.keys() else {}
+
+    def is_settled(self) -> bool:
+        """Whether a turn would say what the last one said, as long as nothing is new."""
+        report, plugins = self.parts.status.report, self.parts.plugins.by_name
+        return (
+            report is not None
+            and report.is_settled
+            and self._dependencies(report.resources) == report.dependencies
+            and not (self.view.withdrawn or self.view.blocked)
+            and all(plugin.devices().rows for plugin in plugins.values())
+        )
 
     def plan(self) -> NodePlan:
         """A plan of this moment."""

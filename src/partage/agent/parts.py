@@ -81,7 +81,12 @@ class Parts:
         self.served_before: set[DeviceUuid] = set()
         ask, clock, intervals = self.requests.ask, status.clock, options.intervals
         self.hardware = HardwareObserver(
-            hardware, ask, intervals, XidLog(clock), restricted_mps=options.restricted_mps
+            hardware,
+            ask,
+            intervals,
+            XidLog(clock),
+            restricted_mps=options.restricted_mps,
+            settled=self._is_settled,
         )
         self.gate = DriverGate(options.run_dir, options.validations, hardware, self.hardware.observe)
         self.settings = SettingsObserver(hardware, clock, intervals.observe_s)
@@ -101,7 +106,7 @@ class Parts:
         self.cluster = ClusterConnection(options, status, ask, self._know, self.policies.judge_again)
         if options.rollout:
             self.policies.may_change = self.cluster.may_change
-        self.cordon = CordonObserver(options.state_dir, intervals.policy_s, ask)
+        self.cordon = CordonObserver(options.state_dir, self.changes, intervals, ask)
         self.other_plugins = OtherPluginObserver(
             directory=options.kubelet_dir,
             changes=self.changes,
@@ -256,6 +261,9 @@ class Parts:
 
     def _plan(self) -> NodePlan:
         return self.loop.plan()
+
+    def _is_settled(self) -> bool:
+        return self.loop.is_settled()
 
     def _allocated(self) -> None:
         self.pod_resources.allocated()

@@ -16,6 +16,7 @@ from partage.agent.compose import run
 from partage.agent.log import configure
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
+from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.ticks import until_tick
 from partage.errors import InputError
@@ -235,4 +236,7 @@ async def _write_report_file(status: AgentStatus, options: AgentOptions) -> None
             if problem and problem != trouble:
                 log.warning("report cannot be written", extra={"reason": problem})
             trouble = problem
-        await until_tick(options.intervals.report_s)
+            await until_tick(options.intervals.report_s)
+            continue
+        # What the kubelet has not accepted is a reason after some seconds, without another report.
+        await wait_at_most(status.news, None if status.all_accepted else options.intervals.report_s)

@@ -69,6 +69,7 @@ class AgentStatus(Struct):
     watch_observation: the watchdog's last check; None if nothing is watched, or was checked yet.
     history: reads the days of the history of use as they are on the disk; None: none is kept.
     mps_clients: of which MPS daemons clients were seen; None: their pipes can be written.
+    news: set at the next report; then another event is in its place.
     usage: asks what is used now. Takes some milliseconds, a second at most; never call it in the agent's
     loop.
     """
@@ -84,17 +85,22 @@ class AgentStatus(Struct):
     usage: Callable[[], UsageObservation | None] = lambda: None
     history: Callable[[], Iterable[Raw]] | None = None
     mps_clients: MpsClientsSeen | None = None
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:
         """Publish a new report, and wake those who wait for one."""
         self.report = report
-        self._news.set()
-        self._news = asyncio.Event()
+        self.news.set()
+        self.news = asyncio.Event()
+
+    @property
+    def all_accepted(self) -> bool:
+        """Whether the kubelet has accepted every resource, and watches its list."""
+        return all(state.registered and state.unwatched_since is None for state in self.endpoints())
 
     async def until(self, true_of: Callable[[Report], bool]) -> Report:
         """The first report, from the current one on, for which that is true. Call it in the publishing loop
         only."""
         while self.report is None or not true_of(self.report):
-            await self._news.wait()
+            await self.news.wait()
         return self.report

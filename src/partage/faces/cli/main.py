@@ -66,6 +66,9 @@ VERBS = {
 _MODULES = {"assert": "assertion"}
 """Modules that cannot have the name of their verb."""
 
+_AT_ONCE = "agent"
+"""It ends as the short ones do, as soon as all is written: a kubelet or a supervisor waits for its end."""
+
 _SHORT = frozenset({"show", "plan", "apply", "assert", "export", "check", "doctor", "record", "slurm"})
 """Verbs that are over in a moment. Most of their work is to import modules, and then to free them."""
 
@@ -154,9 +157,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         from click.shell_completion import shell_complete
 
         sys.exit(shell_complete(partage, {}, "partage", COMPLETE, os.environ[COMPLETE]))
-    if not _SHORT.intersection(given[:1]):
+    verb = given[0] if given else ""
+    if verb not in _SHORT and verb != _AT_ONCE:
         sys.exit(run(given))
-    gc.set_threshold(50_000)  # imports make no garbage: 10 ms
+    if verb in _SHORT:
+        gc.set_threshold(50_000)  # imports make no garbage: 10 ms
     code = run(given)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
