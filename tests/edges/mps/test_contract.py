@@ -1,4 +1,5 @@
-"""What holds for the daemons of a node, simulated always, and real where there is a GPU (``-m gpu``).
+"""What holds for the daemons of a node: simulated by driver branch; with NVIDIA's control programs of three
+branches and a process in the server's place (``stand_in``); and with a driver where there is a GPU (``-m gpu``).
 
 On a real GPU nothing of its settings is changed: the compute mode stays as it is.
 """

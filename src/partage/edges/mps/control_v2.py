@@ -4,10 +4,12 @@ program.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 
 from partage.edges.mps.program import ControlProgram, NoReply
 from partage.edges.mps.replies import (
+    is_unknown,
     parse_memory,
     parse_percent,
     parse_pids,
@@ -22,6 +24,10 @@ ORDINAL = "0"
 """A daemon sees one device, so its ordinal is 0, whatever its index on the node. A limit that was set by UUID
 had no effect (seen with NVIDIA's device plugin, v0.15.0), so limits are set and read back by ordinal.
 """
+
+
+_BUSY_TRIES, _BUSY_WAIT_S = 5, 0.2
+"""So often, and with this wait between, a busy server is asked for its limit."""
 
 
 def limits_environment(spec: DaemonSpec) -> dict[str, str]:
@@ -72,14 +78,22 @@ class ControlV2(ControlProgram):
     async def _memory(self, wanted_bytes: int, servers: Sequence[MpsServer]) -> int | None:
         limit_bytes = await self.memory_limit(wanted_bytes)
         for server in servers:
-            if limit_bytes == wanted_bytes:
+            if limit_bytes == wanted_bytes and server.is_ready:
                 limit_bytes = await self._memory_of(server.pid, wanted_bytes)
         return limit_bytes
 
     async def _memory_of(self, server: int, wanted_bytes: int) -> int | None:
-        """The limit of one server; ``wanted_bytes`` if it has ended meanwhile."""
+        """The limit of one server; ``wanted_bytes`` if it has ended meanwhile.
+
+        A busy server answers nothing, as one without a limit does: that is no answer. Raises DaemonError.
+        """
         try:
-            return await self.server_memory_limit(server, wanted_bytes)
+            for _ in range(_BUSY_TRIES):
+                limit_bytes = await self.server_memory_limit(server, wanted_bytes)
+                if limit_bytes is not None or not await self.is_busy(server):
+                    return limit_bytes
+                await asyncio.sleep(_BUSY_WAIT_S)
+            raise DaemonError(f"MPS server {server} is busy, and does not say what it allows")
         except NoReply:
             raise
         except DaemonError:
@@ -106,8 +120,26 @@ class ControlV2(ControlProgram):
         return parse_pids("get_server_list", await self.ask("get_server_list"))
 
     async def status(self, server: int) -> ServerStatus:
-        """Status of one server."""
-        return parse_status(await self.ask(f"get_server_status {server}"))
+        """Status of one server.
+
+        535 has no command for it: there a server is ready when it says its percentage, and whether a fault
+        has hit it is not known.
+        """
+        command = f"get_server_status {server}"
+        reply = await self.ask(command)
+        if not is_unknown(command, reply):
+            return parse_status(reply)
+        return ServerStatus.INITIALIZING if await self.is_busy(server) else ServerStatus.ACTIVE
+
+    async def is_busy(self, server: int) -> bool:
+        """Whether a server answers nothing now, because it starts or is at work: then the daemon prints
+        nothing for any of its settings (535, 550, 555); its percentage it always has.
+        """
+        command = f"get_active_thread_percentage {server}"
+        reply = await self.ask(command)
+        if reply.strip():
+            parse_percent(command, reply)
+        return not reply.strip()
 
     async def _status_if_there(self, server: int) -> ServerStatus | None:
         """None: it has ended since it was listed."""

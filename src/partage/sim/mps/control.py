@@ -52,7 +52,7 @@ def _value(words: list[str], option: str) -> str | None:
 def _command(pipe: str, command: str) -> int:
     """Send one command, print its answer; the exit code."""
     try:
-        text = _ask(pipe, command)
+        text = ask(pipe, command)
     except OSError:
         return _fail("Cannot find MPS control daemon process")
     if text.startswith(ERROR_PREFIX):
@@ -71,8 +71,8 @@ def _command_line(pipe: str) -> int:
     return 0
 
 
-def _ask(pipe: str, command: str) -> str:
-    """Raises OSError where no daemon listens. A daemon that was told to quit answers by its end."""
+def ask(pipe: str, command: str) -> str:
+    """The answer to one command. Raises OSError where no daemon listens. A daemon that was told to quit answers by its end."""
     sock = connect(pipe)
     try:
         sock.sendall(COMMAND_PREFIX + command.encode() + b"\n")
@@ -96,10 +96,10 @@ def _start(program: str, pipe: str, words: list[str], version: str) -> int:
         return _fail(f"Unknown option: -p {version}")  # our words
     known = MULTI_USER_OPTIONS[int(version)]
     multi_user = known in options
-    if options - {known} or (multi_user and not node.multi_user):
-        return _fail(f"Unknown option: {' '.join(sorted(options))}")  # our words
     if daemon_listens(pipe):
-        return _fail("An instance of this daemon is already running")
+        return _fail("An instance of this daemon is already running") if node.multi_user else 0
+    if options - {known} or (multi_user and not node.multi_user):
+        return _fail("Cannot find MPS control daemon process")  # 535, 550; 555 prints its help
     settings = daemon.DaemonSettings(
         pipe=Path(pipe),
         log=Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", _LOG)),
