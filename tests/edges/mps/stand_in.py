@@ -5,31 +5,34 @@
 - ``usr/local/bin/nvidia-cuda-mps-control``: NVIDIA's, as it is. It is the daemon, it starts, lists and ends
   servers, keeps the limits of those that start later, and writes ``control.log``.
 - ``usr/sbin/nvidia-cuda-mps-server``: a process that lives in the server's place, so that the daemon has one.
-  The two do not speak: NVIDIA's protocol is not imitated, so for the daemon the server starts for ever, and it
-  answers every question about it with nothing.
+  The two do not speak: NVIDIA's protocol is not imitated. So for the daemon the server starts for ever, and
+  it answers every question about it with nothing.
 - ``usr/bin/nvidia-cuda-mps-control``: the shim that Partage finds. It gives each command to NVIDIA's
-  program, and prints what that prints; of ``OF_A_SERVER`` it prints what the process in the server's place says,
-  if that is ready. Before ``quit`` it ends that process, as a daemon does with a server that has no clients.
+  program, and prints what that prints; of ``OF_A_SERVER`` it prints what the process in the server's place
+  says, if that is ready. Before ``quit`` it ends that process, as a daemon ends a server without clients.
 
 Clients connect to the process in the server's place.
 """
 
 from __future__ import annotations
 
-import ctypes
 import os
-import signal
 import subprocess
 import sys
-from pathlib import Path
 
-from partage.model.mps import CONTROL_PROGRAM, SERVER_PROGRAM, ServerStatus
-from partage.sim.mps.clients import SimulatedServer
 from partage.sim.mps.control import ask
-from partage.sim.mps.daemon import ControlDaemon, DaemonSettings
-from partage.sim.mps.limits import DaemonLimits
-from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, load_node, save_node
-from partage.sim.mps.state import MpsControlState
+
+# Little is imported here: the shim runs once for every single command.
+TYPE_CHECKING = False
+if TYPE_CHECKING:
+    from pathlib import Path
+
+    from partage.sim.mps.limits import DaemonLimits
+    from partage.sim.mps.node import MpsNode
+
+CONTROL_PROGRAM = "nvidia-cuda-mps-control"
+SERVER_PROGRAM = "nvidia-cuda-mps-server"
+CLIENT_PROGRAM = "mps-client"
 
 OF_A_SERVER = frozenset(
     {
@@ -54,6 +57,8 @@ _PDEATHSIG = 1
 
 def install_real(root: Path, packages: Path, node: MpsNode) -> tuple[str, ...]:
     """A root as described above; the command line of a client. packages: NVIDIA's, of one branch."""
+    from partage.sim.mps.node import save_node
+
     _link(packages / "usr/bin" / CONTROL_PROGRAM, root / "usr/local/bin" / CONTROL_PROGRAM)
     for name, act in ((CONTROL_PROGRAM, "shim"), (CLIENT_PROGRAM, "client")):
         _script(root / "usr/bin" / name, root, act)
@@ -75,8 +80,10 @@ def _link(program: Path, target: Path) -> None:
 
 
 def _script(path: Path, root: Path, act: str) -> None:
+    from pathlib import Path
+
     path.parent.mkdir(parents=True, exist_ok=True)
-    paths = [str(Path(__file__).parents[3]), *(one for one in sys.path if one)]
+    paths = [str(Path(__file__).resolve().parents[3]), *(one for one in sys.path if one)]
     path.write_text(
         f"#!{sys.executable} -IS\nimport sys\nsys.path[:] = {paths!r}\n"
         f"from tests.edges.mps import stand_in\nsys.exit(stand_in.{act}({str(root)!r}, sys.argv))\n"
@@ -86,7 +93,7 @@ def _script(path: Path, root: Path, act: str) -> None:
 
 def _place(root: str, pipe: str) -> str:
     """The directory with the socket of the process in the server's place, by the daemon's pipe directory."""
-    return f"{root}/servers/{Path(pipe).parent.name}"
+    return f"{root}/servers/{pipe.split('/')[-2]}"
 
 
 # --- the shim -----------------------------------------------------------------------------------------
@@ -132,6 +139,16 @@ def _end_server(place: str, command: str) -> None:
 
 def server(root: str, argv: list[str]) -> int:
     """Live until told to quit, or until the daemon has ended, as a server does."""
+    import ctypes
+    import signal
+    from pathlib import Path
+
+    from partage.model.mps import ServerStatus
+    from partage.sim.mps.clients import SimulatedServer
+    from partage.sim.mps.daemon import ControlDaemon, DaemonSettings
+    from partage.sim.mps.node import load_node
+    from partage.sim.mps.state import MpsControlState
+
     del argv
     ctypes.CDLL(None).prctl(_PDEATHSIG, signal.SIGKILL)
     mode = Path(root, MODE).read_text() if Path(root, MODE).exists() else ""
@@ -154,6 +171,7 @@ def server(root: str, argv: list[str]) -> int:
 
 def _defaults(program: str, devices: tuple[str, ...]) -> DaemonLimits:
     """What the daemon gives to a server that starts, by its own answers."""
+    from partage.sim.mps.limits import DaemonLimits
 
     def said(command: str) -> str:
         asked = subprocess.run(

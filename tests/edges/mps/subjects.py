@@ -79,6 +79,16 @@ class Subject:
     node: MpsNode | None = None
     tenants: list[Tenant] = field(default_factory=list)
 
+    @property
+    def says_faults(self) -> bool:
+        """Whether the daemon says the status of a server: not 535's."""
+        return self.node is None or self.node.has_status
+
+    @property
+    def queues_users(self) -> bool:
+        """Whether clients speak to the daemon: a process in the server's place hides them from it."""
+        return self.simulated or self.node is None
+
     def keeper(self, *, host: DaemonHost | None = None, **deadlines: float) -> DaemonKeeper:
         return MpsKeeper(self.run_dir, self.root, host=host, deadlines=DaemonDeadlines(**deadlines))
 

@@ -1,10 +1,12 @@
 """Which process is the daemon, with NVIDIA's own control programs, and a tenant that removes its files.
 
-Without a GPU no server starts, so the keeper cannot start such a daemon to the end: it is started here.
+Without a GPU no server starts, so the keeper cannot start such a daemon to the end: it is started here. With a
+process in the server's place: ``test_contract`` and ``test_busy_server``.
 """
 
 from __future__ import annotations
 
+import shutil
 import subprocess
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -27,8 +29,8 @@ from partage.edges.mps.sockets import CLIENTS, COMMANDS, answers_elsewhere, sock
 from partage.errors import DaemonError
 from partage.model.mps import DaemonPhase, DaemonSpec
 from partage.units import MIB
-from tests.edges.mps.real_programs import SUITES, unpacked
 from tests.edges.mps.subjects import GPUS, fill, until
+from tests.nvidia.packages import BRANCHES, unpacked
 
 
 @dataclass
@@ -46,11 +48,12 @@ class Real:
         return state.phase, state.reason
 
 
-@pytest.fixture(scope="module", params=SUITES)
+@pytest.fixture(scope="module", params=BRANCHES)
 def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = unpacked(request.param, tmp_path_factory.mktemp(request.param))
-    if isinstance(root, str):
-        pytest.skip(root)
+    """A root of its own: a daemon is known by its program's file."""
+    packages, root = unpacked(request.param), tmp_path_factory.mktemp(request.param)
+    shutil.copytree(packages / "usr/bin", root / "usr/bin")
+    shutil.copytree(packages / "usr/sbin", root / "usr/sbin")
     return root
 
 
@@ -166,7 +169,7 @@ async def test_since_550_a_user_that_is_not_root_changes_nothing(real: Real, dri
     await settle(real)
     said = tell(real, "set_default_device_pinned_mem_limit 0 60G", uid=65534)
     refused = "Insufficient privileges for UID 65534" in said
-    assert refused is ("535" not in driver.parent.name)
+    assert refused is ("535" not in driver.name)
     seen = await real.access.state(real.paths)
     assert (seen.limits == LIMITED.limits) is refused
     assert "60G" in seen.unsettled, "the log does not say who gave it, nor that it was refused"

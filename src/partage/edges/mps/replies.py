@@ -45,7 +45,7 @@ def parse_status(reply: str) -> ServerStatus:
 
 def is_unknown(command: str, reply: str) -> bool:
     """Whether the daemon has no such command (seen with 535, 550 and 555; the program returns 0)."""
-    return reply.strip() == f'Unknown command "{command.split()[0]}"'
+    return reply.strip() == f'Unknown command "{command.split(maxsplit=1)[0]}"'
 
 
 def parse_percent(command: str, reply: str) -> float:

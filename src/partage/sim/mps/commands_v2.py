@@ -92,6 +92,11 @@ def _ps(state: MpsControlState, words: Sequence[str]) -> str:
     return "\n".join(rows)
 
 
+def _shutdown(state: MpsControlState, words: Sequence[str]) -> str:
+    """Without a GPU no server was there to be ended: that it is, is taken from the name."""
+    return _of_server(state, words, lambda server: state.shut_down(server.pid))
+
+
 def _start_server(state: MpsControlState, words: Sequence[str]) -> str:
     if len(words) == 2 and words[0] == "-uid" and words[1].isdecimal():
         state.start_server(int(words[1]))
@@ -191,4 +196,5 @@ _COMMANDS: dict[str, Reply] = {
     "set_device_pinned_mem_limit": _set_memory,
     "get_device_pinned_mem_limit": _get_memory,
     "terminate_client": _terminate,
+    "shutdown_server": _shutdown,
 }

@@ -72,7 +72,9 @@ def _command_line(pipe: str) -> int:
 
 
 def ask(pipe: str, command: str) -> str:
-    """The answer to one command. Raises OSError where no daemon listens. A daemon that was told to quit answers by its end."""
+    """The answer to one command; a daemon that was told to quit answers by its end. Raises OSError where none
+    listens.
+    """
     sock = connect(pipe)
     try:
         sock.sendall(COMMAND_PREFIX + command.encode() + b"\n")
@@ -97,7 +99,7 @@ def _start(program: str, pipe: str, words: list[str], version: str) -> int:
     known = MULTI_USER_OPTIONS[int(version)]
     multi_user = known in options
     if daemon_listens(pipe):
-        return _fail("An instance of this daemon is already running") if node.multi_user else 0
+        return _fail("An instance of this daemon is already running")
     if options - {known} or (multi_user and not node.multi_user):
         return _fail("Cannot find MPS control daemon process")  # 535, 550; 555 prints its help
     settings = daemon.DaemonSettings(

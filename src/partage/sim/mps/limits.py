@@ -29,12 +29,12 @@ class DaemonLimits(Frozen):
 
     def with_memory(self, name: str, value: str) -> DaemonLimits:
         """The same with a limit for a device, by ordinal or UUID; without one for an amount of 0, which is
-        also text that is no number. Unchanged for an invalid name or unit.
+        also text that is no number. Unchanged for an invalid name.
 
         An ordinal that no device has is kept and printed (535, 550, 555).
         """
         amount_bytes = _told_bytes(value)
-        if amount_bytes is None or not (name.isdecimal() or name in self.devices):
+        if not (name.isdecimal() or name in self.devices):
             return self
         others = {key: limit for key, limit in self.memory.items() if key != name}
         return replace(self, memory={**others, name: amount_bytes} if amount_bytes else others)
@@ -85,16 +85,12 @@ def parse_value(text: str) -> int | None:
     return int(match[1]) * (GIB if match[2] == "G" else MIB) if match and int(match[1]) else None
 
 
-def _told_bytes(text: str) -> int | None:
-    """Bytes in what a daemon of version 2 is told: digits, and the letter behind them; None for the unit
-    ``K``.
-
-    As recorded of 535, 550 and 555: without a letter of a unit it is MiB, also ``1.5G``, which is 1 MiB.
+def _told_bytes(text: str) -> int:
+    """Bytes in what a daemon of version 2 is told, as recorded of 535, 550 and 555: digits, and the letter
+    behind them. It is MiB unless that is G: ``1.5G`` and ``1K`` are 1 MiB. No digits are 0.
     """
     match = _TOLD.match(text)
     assert match is not None  # it matches everything
-    if match[2] in ("K", "k"):
-        return None
     return int(match[1] or 0) * (GIB if match[2] in ("G", "g") else MIB)
 
 
