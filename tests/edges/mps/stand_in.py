@@ -47,7 +47,7 @@ OF_A_SERVER = frozenset(
         "ps",
     }
 )
-"""Commands whose answers are the shim's, and not NVIDIA's: docs/evidence/mps.md has the list, too."""
+"""Commands whose answers are the shim's, and not NVIDIA's: docs/explanation/mps.md has the list, too."""
 
 MODE = "mode"
 """A file beside the shim: ``busy``: the server starts for ever; ``fails``: it ends with status 1."""

@@ -1,8 +1,8 @@
 """Servers that are not ready, or never will be, with NVIDIA's control programs and a process in the server's
 place (``stand_in``).
 
-A daemon prints nothing for every question about a server that starts, as if it had no limits, and ``quit`` does
-not return while there is one.
+A daemon prints nothing for every question about a server that starts, as if it had no limits, and ``quit``
+does not return while there is one.
 """
 
 from __future__ import annotations

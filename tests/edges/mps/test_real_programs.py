@@ -1,7 +1,7 @@
 """Which process is the daemon, with NVIDIA's own control programs, and a tenant that removes its files.
 
-Without a GPU no server starts, so the keeper cannot start such a daemon to the end: it is started here. With a
-process in the server's place: ``test_contract`` and ``test_busy_server``.
+Without a GPU no server starts, so the keeper cannot start such a daemon to the end: it is started here.
+With a process in the server's place: ``test_contract`` and ``test_busy_server``.
 """
 
 from __future__ import annotations

@@ -7,8 +7,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from partage.edges.mps.program import ControlProgram, NoReply
 from partage.edges.mps.replies import (
+    is_not_found,
     is_unknown,
     parse_memory,
     parse_percent,
@@ -54,15 +57,17 @@ class ControlV2(ControlProgram):
     # --- also in version 3 ---------------------------------------------------------------
 
     async def listed(self) -> tuple[MpsServer, ...]:
-        """The servers with their clients. A server that ends meanwhile is left out."""
-        pids = await self.servers()
-        clients = await self.clients(pids)
+        """The servers with their clients. A server that ends meanwhile is left out.
+
+        One that is not ready has none, and is not asked: the answer may not come (seen with 550).
+        """
         found = []
-        for pid in pids:
+        for pid in await self.servers():
             status = await self._status_if_there(pid)
             if status is not None:
-                found.append(MpsServer(pid, None, status, clients.get(pid, ())))
-        return tuple(found)
+                found.append(MpsServer(pid, None, status))
+        clients = await self.clients(tuple(one.pid for one in found if one.is_ready))
+        return tuple(replace(one, clients=clients.get(one.pid, ())) for one in found)
 
     async def limits(self, spec: DaemonSpec, servers: Sequence[MpsServer] = ()) -> ClientLimits:
         """The limits of ``spec`` as the daemon reports them; limits that ``spec`` does not set are not
@@ -93,13 +98,13 @@ class ControlV2(ControlProgram):
                 if limit_bytes is not None or not await self.is_busy(server):
                     return limit_bytes
                 await asyncio.sleep(_BUSY_WAIT_S)
-            raise DaemonError(f"MPS server {server} is busy, and does not say what it allows")
         except NoReply:
             raise
         except DaemonError:
             if server in await self.servers():
                 raise
             return wanted_bytes
+        raise DaemonError(f"MPS server {server} is busy, and does not say what it allows")
 
     async def terminate(self, server: int, client: int, deadline_s: float) -> None:
         """End the work of a client."""
@@ -170,9 +175,9 @@ class ControlV2(ControlProgram):
         found = {}
         for server in servers:
             command = f"get_client_list {server}"
-            found[server] = tuple(
-                ConnectedClient(pid) for pid in parse_pids(command, await self.ask(command))
-            )
+            reply = await self.ask(command)
+            if not is_not_found(server, reply):  # else it has ended since it was listed
+                found[server] = tuple(ConnectedClient(pid) for pid in parse_pids(command, reply))
         return found
 
     async def memory_limit(self, wanted_bytes: int) -> int | None:

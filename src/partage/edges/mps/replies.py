@@ -48,6 +48,11 @@ def is_unknown(command: str, reply: str) -> bool:
     return reply.strip() == f'Unknown command "{command.split(maxsplit=1)[0]}"'
 
 
+def is_not_found(server: int, reply: str) -> bool:
+    """Whether the daemon has no such server (any more)."""
+    return reply.strip() == f"Server {server} not found"
+
+
 def parse_percent(command: str, reply: str) -> float:
     """``25.0``. Raises DaemonError."""
     text = reply.strip().removesuffix("%").strip()
