@@ -21,6 +21,7 @@ import subprocess
 import sys
 
 from partage.sim.mps.control import ask
+from partage.sim.mps.wire import connect
 
 # Little is imported here: the shim runs once for every single command.
 TYPE_CHECKING = False
@@ -121,17 +122,21 @@ def shim(root: str, argv: list[str]) -> int:
 
 def _answer(place: str, command: str, otherwise: bytes) -> bytes:
     try:
-        text = ask(place, command)
+        sock = connect(place)
     except OSError:
         return otherwise
+    text = ask(sock, command)
+    sock.close()
     return f"{text}\n".encode() if text else b""
 
 
 def _end_server(place: str, command: str) -> None:
     try:
-        ask(place, command)
+        sock = connect(place)
     except OSError:
         return
+    ask(sock, command)
+    sock.close()
 
 
 # --- in the server's place ------------------------------------------------------------------------------
