@@ -12,8 +12,8 @@ from msgspec.structs import replace
 from partage.edges.mps.program import ControlProgram, NoReply
 from partage.edges.mps.replies import (
     is_not_found,
-    is_unknown,
     is_percent,
+    is_unknown,
     parse_memory,
     parse_percent,
     parse_pids,
