@@ -196,6 +196,11 @@ class MpsServer(Frozen):
     clients: tuple[ConnectedClient, ...] = ()
     name: str = ""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers for itself; one of unknown status is not taken for ready."""
+        return self.status in (ServerStatus.ACTIVE, ServerStatus.FAULT)
+
 
 class DaemonState(Frozen):
     """One control daemon, as observed.

@@ -57,7 +57,7 @@ def edited(path: Path, **changes: object) -> None:
 async def test_a_daemon_that_ignores_its_limit_is_not_left_running(peculiar: Subject):
     with pytest.raises(DaemonError, match=r"was told 2 GiB .* allows any memory and 100 %"):
         await peculiar.keeper().start(peculiar.spec())
-    assert await peculiar.keeper().states() == ()
+    assert [state.phase for state in await peculiar.keeper().states()] == [DaemonPhase.DEAD]
 
 
 async def test_a_limit_counts_as_read_back_where_the_daemon_prints_whole_gib(simulated: Subject):
@@ -70,15 +70,24 @@ async def test_a_program_without_multi_user_serves_one_user_unless_several_are_a
     state = await peculiar.keeper().start(unlimited)
     assert (state.phase, state.multi_user) == (DaemonPhase.SERVING, False)
 
-    with pytest.raises(DaemonError, match="Unknown option"):
+    with pytest.raises(DaemonError, match="Cannot find MPS control daemon process"):
         await peculiar.keeper().start(peculiar.spec(multi_user=True))
 
 
 async def test_a_gpu_on_which_no_server_starts_is_found_out_at_once(simulated: Subject):
-    keeper, absent = simulated.keeper(probe_s=1.0), GpuUuid("GPU-99999999-0000-0000-0000-000000000000")
+    keeper, absent = simulated.keeper(probe_s=60.0), GpuUuid("GPU-99999999-0000-0000-0000-000000000000")
     lost = simulated.spec()
-    with pytest.raises(DaemonError, match=r"no MPS server .* started: .* exited with status 1"):
-        await keeper.start(type(lost)(absent, absent))
+    with pytest.raises(
+        DaemonError, match=r"no MPS server .* started: Server \d+ exited with status 1"
+    ) as error:
+        async with asyncio.timeout(30):  # before probe_s
+            await keeper.start(type(lost)(absent, absent))
+    (state,) = await keeper.states()
+    assert (state.phase, state.pid) == (DaemonPhase.DEAD, None)
+    logs = simulated.run_dir / "mps" / absent / "log"
+    assert str(logs) in str(error.value)
+    assert "exited with status 1" in (logs / "control.log").read_text(), "they stay until it is stopped"
+    await keeper.stop(absent)
     assert await keeper.states() == ()
 
 

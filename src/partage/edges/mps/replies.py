@@ -43,6 +43,16 @@ def parse_status(reply: str) -> ServerStatus:
     return next((status for status in known if status.name in words), ServerStatus.UNKNOWN)
 
 
+def is_unknown(command: str, reply: str) -> bool:
+    """Whether the daemon has no such command (seen with 535, 550 and 555; the program returns 0)."""
+    return reply.strip() == f'Unknown command "{command.split(maxsplit=1)[0]}"'
+
+
+def is_not_found(server: int, reply: str) -> bool:
+    """Whether the daemon has no such server (any more)."""
+    return reply.strip() == f"Server {server} not found"
+
+
 def parse_percent(command: str, reply: str) -> float:
     """``25.0``. Raises DaemonError."""
     if not is_percent(reply):

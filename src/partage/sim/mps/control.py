@@ -68,7 +68,7 @@ def _converse(pipe: str, commands: Iterable[str]) -> int:
         return _fail("Cannot find MPS control daemon process")
     try:
         for command in commands:
-            text = _ask(sock, command.strip())
+            text = ask(sock, command.strip())
             if text is None:
                 return 0  # without a word: as NVIDIA's program (535, 550, 555)
             if text.startswith(ERROR_PREFIX):
@@ -80,7 +80,7 @@ def _converse(pipe: str, commands: Iterable[str]) -> int:
     return 0
 
 
-def _ask(sock: socket, command: str) -> str | None:
+def ask(sock: socket, command: str) -> str | None:
     """The answer; None if there is none: see ``COMMAND_PREFIX``."""
     answer = b""
     try:
@@ -110,10 +110,10 @@ def _start(program: str, pipe: str, words: list[str], version: str) -> int:
         return _fail(f"Unknown option: -p {version}")  # our words
     known = MULTI_USER_OPTIONS[int(version)]
     multi_user = known in options
-    if options - {known} or (multi_user and not node.multi_user):
-        return _fail(f"Unknown option: {' '.join(sorted(options))}")  # our words
     if daemon_listens(pipe):
         return _fail("An instance of this daemon is already running")
+    if options - {known} or (multi_user and not node.multi_user):
+        return _fail("Cannot find MPS control daemon process")  # 535, 550; 555 prints its help
     settings = daemon.DaemonSettings(
         pipe=Path(pipe),
         log=Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", _LOG)),

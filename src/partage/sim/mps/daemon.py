@@ -78,10 +78,12 @@ class DaemonSettings(Frozen):
 class ControlDaemon:
     """Serves one pipe directory until it is told to quit."""
 
-    def __init__(self, settings: DaemonSettings) -> None:
-        """Raises OSError where the directories cannot be used, CommandError for a bad configuration."""
+    def __init__(self, settings: DaemonSettings, state: MpsControlState | None = None) -> None:
+        """state: to begin with; None: as the settings say. Raises OSError where the directories cannot be
+        used, CommandError for a bad configuration.
+        """
         self._settings = settings
-        self._state = _state(settings)
+        self._state = state or _state(settings)
         self._selector = selectors.DefaultSelector()
         self._peers: dict[SimulatedClient, _Peer] = {}
         self._servers = ServerProcesses(settings.programs, settings.log / "server.log", settings.environment)
@@ -91,7 +93,8 @@ class ControlDaemon:
         self._log_file = (settings.log / "control.log").open("a", encoding="utf-8", buffering=1)
         self._listener = _listen(settings.pipe / "control")
         self._listeners: dict[tuple[str, str], socket.socket] = {}
-        (settings.pipe / f"{CONTROL_PROGRAM}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
+        if settings.node.writes_pid:
+            (settings.pipe / f"{CONTROL_PROGRAM}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
 
     def run(self) -> None:
         """Serve until the end."""
