@@ -22,7 +22,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from partage.agent.status.status import AgentStatus, UsageObservation
+from partage.agent.status.status import AgentStatus, UsageObservation, UseSeen
 from partage.codec.values import encode_replacing, from_plain
 from partage.edges.kube.objects import NodeJson, PodJson
 from partage.edges.kubelet.port import EndpointState
@@ -181,7 +181,8 @@ def test_a_phone_in_the_dark_and_a_keyboard(node: Node) -> None:
     assert node.status.report is not None
     gpu = node.status.report.gpus[2].uuid
     use = ContainerUse(gpu, gpu, Holder("default", "notebook", "main"), Amount(70 * GIB, 79 * GIB))
-    node.status.usage = lambda: UsageObservation(node.now_s, Samples(), NodeUse((use,)))
+    found = UsageObservation(node.now_s, Samples(), NodeUse((use,)))
+    node.status.use_seen = lambda: UseSeen(0.0, node.now_s, found)
     chrome = browser("--window-size=500,900")
     try:
         chrome.execute_cdp_cmd(

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.agent.status.status import WatchObservation
+from partage.agent.status.status import UsageObservation, UseSeen, WatchObservation
 from partage.codec.values import encode_replacing
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import InputError
@@ -26,7 +26,7 @@ from partage.faces.http import HttpFace, PageRequest, Stream, json_answer
 from partage.faces.share_counts import ShareCount, count_by_gpu, count_by_resource
 from partage.faces.web.agents import FleetAgents
 from partage.faces.web.fleet_page import FleetPages
-from partage.faces.web.holdings import measured
+from partage.faces.web.holdings import sampled
 from partage.faces.web.live import changes, difference
 from partage.faces.web.markup import element, html
 from partage.faces.web.node_page import node_sections, standing_of
@@ -34,7 +34,10 @@ from partage.faces.web.page import document, grouped
 from partage.faces.web.report_views import ReportViews
 from partage.faces.web.sources import FleetReports, NodeReport, ReportFolder
 from partage.model.ids import ContainerId, MigUuid, PodUid, ResourceName
+from partage.model.samples import Samples
 from partage.model.share import Guarantee
+from partage.plan.last_hour import with_samples
+from partage.plan.report import Report
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind, WatchResult
 from partage.plan.usage import Amount, ContainerUse, NodeUse
@@ -148,20 +151,27 @@ def test_the_page_tells_who_holds_what_and_how_much_of_it_is_used() -> None:
     assert {"state", "policy", "waits", "gpu-0", "gpu-3", "resources"} <= set(seen.ids)
 
 
-def test_what_was_measured_now_comes_before_what_the_watchdog_saw() -> None:
+def used(report: Report, *containers: ContainerUse) -> UseSeen:
+    """That these were sampled just now."""
+    now_s, samples = report.made.clock_s, Samples()
+    found = UsageObservation(now_s, samples, NodeUse(containers))
+    return UseSeen(0.0, now_s, found, with_samples({}, samples, now_s))
+
+
+def test_what_was_sampled_comes_before_what_the_watchdog_saw() -> None:
     report = a_report("4xa100-sxm4-40gb", POLICY, held={SHARED: (0,)}, pods=[("team", "train", "main")])
     gpu = report.node.inventory.gpus[0].uuid
-    one = ContainerUse(gpu, gpu, Holder("team", "train", "main"), Amount(2 * GIB, 12 * GIB))
+    one = ContainerUse(gpu, gpu, Holder("team", "train", "main"), Amount(2 * GIB, 12 * GIB, sm=0.25))
     part = ContainerUse(gpu, MigUuid("MIG-1"), Holder("team", "train", "main"), Amount(1 * GIB, 1 * GIB))
     none = ContainerUse(gpu, gpu, Holder("team", "silent", "main"), Amount())
-    uses = measured(NodeUse((one, part, none)))
-    document = a_document(report)
-    sections = node_sections(document, report.node.inventory, geometry_of, uses)
+    document = a_document(report, used=used(report, one, part, none))
+    sections = node_sections(document, report.node.inventory, geometry_of)
     seen = Seen(sections["gpu-0"])
     assert "3 GiB of 10 GiB, peak 13 GiB" in seen.text
+    assert "utilisation 25 %" in seen.text
     assert '<span class="whole over">peak 13 GiB' in sections["gpu-0"], "it was over its share"
     assert '<span class="whole">3 GiB of 10 GiB' in sections["gpu-0"], "it is not any more"
-    assert len(uses) == 1
+    assert len(sampled(document)) == 1
 
 
 def test_no_script_and_no_style_stands_in_the_page() -> None:

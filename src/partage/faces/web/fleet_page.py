@@ -16,6 +16,7 @@ from partage.faces.http import Answer, Page, PageRequest, Stream
 from partage.faces.http_access import STATIC
 from partage.faces.web import page
 from partage.faces.web.agent_page import static_page
+from partage.faces.web.legend import legend
 from partage.faces.web.live import changes
 from partage.faces.web.markup import Child, element, foreign, html
 from partage.faces.web.node_page import Sections
@@ -125,7 +126,7 @@ class FleetPages(Generic[N]):
             f"{name}: GPUs",
             news + self._views.grouped(self._sections(name, node)),
             events=f"/events?node={quote(name, safe='')}",
-            top=element("div", _back(), page.legend()),
+            top=element("div", _back(), legend()),
             source=self._fleet.words,
         )
         return HTTPStatus.OK, _HTML, body
