@@ -7,8 +7,8 @@ the share is withdrawn because its GPU is going to change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.share import DeviceOffer
@@ -17,8 +17,6 @@ from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.faces.documents.report import ReportDocument, ReportedGpuRow
-
-K = TypeVar("K", bound=Hashable)
 
 
 class ShareCount(Frozen):
@@ -54,31 +52,49 @@ def not_usable(report: ReportDocument) -> frozenset[Hold]:
     return (report.withdrawn | out) - {(entry.resource, entry.id) for entry in report.held}
 
 
-def count_by_gpu(report: ReportDocument) -> dict[int, ShareCount]:
-    """By the index of the GPU; only GPUs that offer shares."""
-    return _counted(report, lambda one: one.gpu_index)
+class ShareCounts(Frozen):
+    """The shares of a node. by_gpu: by the index of the GPU; only GPUs that offer shares. by_resource: held
+    shares that are offered no more count, too.
+    """
+
+    by_gpu: Mapping[int, ShareCount]
+    by_resource: Mapping[ResourceName, ShareCount]
 
 
-def count_by_resource(report: ReportDocument) -> dict[ResourceName, ShareCount]:
-    """By the name of the resource. Held shares that are offered no more count, too."""
-    found = _counted(report, lambda one: one.resource)
+def count_shares(report: ReportDocument) -> ShareCounts:
+    """Of a node."""
+    held = {(entry.resource, entry.id) for entry in report.held}
+    out = not_usable(report)
+    by_gpu: dict[int, ShareCount] = {}
+    by_resource: dict[ResourceName, ShareCount] = {}
+    for offering in _offerings(report):
+        states = Counter(_state((offering.resource, share), held, out) for share in offering.share_ids)
+        count = ShareCount(states["held"], states["free"], states["not usable"])
+        by_gpu[offering.gpu_index] = by_gpu.get(offering.gpu_index, ShareCount()) + count
+        by_resource[offering.resource] = by_resource.get(offering.resource, ShareCount()) + count
     for one in report.resources:
-        known = found.get(one.name, ShareCount())
-        found[one.name] = known + ShareCount(held=max(0, one.held - known.held))
-    return found
+        known = by_resource.get(one.name, ShareCount())
+        by_resource[one.name] = known + ShareCount(held=max(0, one.held - known.held))
+    return ShareCounts(by_gpu, by_resource)
+
+
+def count_by_resource(report: ReportDocument) -> Mapping[ResourceName, ShareCount]:
+    """By the name of the resource."""
+    return count_shares(report).by_resource
 
 
 def any_usable(report: ReportDocument) -> bool:
     """Whether a GPU of the node can be used; also where it has none."""
-    return not report.gpus or any(_works(gpu) for gpu in report.gpus)
+    return not report.gpus or any(works(gpu) for gpu in report.gpus)
 
 
-def _works(gpu: ReportedGpuRow) -> bool:
+def works(gpu: ReportedGpuRow) -> bool:
+    """Whether it answers and is not unhealthy."""
     return not gpu.lost and gpu.health.state.offered
 
 
 def _gpus_out(report: ReportDocument) -> set[GpuUuid]:
-    return {gpu.uuid for gpu in report.gpus if gpu.cordoned or not _works(gpu)}
+    return {gpu.uuid for gpu in report.gpus if gpu.cordoned or not works(gpu)}
 
 
 def _devices_out(report: ReportDocument) -> set[DeviceUuid]:
@@ -98,17 +114,6 @@ def _devices_out(report: ReportDocument) -> set[DeviceUuid]:
 
 def _offerings(report: ReportDocument) -> Iterator[DeviceOffer]:
     return (offering for gpu_offer in report.offer.values() for offering in gpu_offer)
-
-
-def _counted(report: ReportDocument, key: Callable[[DeviceOffer], K]) -> dict[K, ShareCount]:
-    held = {(entry.resource, entry.id) for entry in report.held}
-    out = not_usable(report)
-    found: dict[K, ShareCount] = {}
-    for offering in _offerings(report):
-        states = Counter(_state((offering.resource, share), held, out) for share in offering.share_ids)
-        count = ShareCount(states["held"], states["free"], states["not usable"])
-        found[key(offering)] = found.get(key(offering), ShareCount()) + count
-    return found
 
 
 def _state(hold: Hold, held: Collection[Hold], out: Collection[Hold]) -> str:

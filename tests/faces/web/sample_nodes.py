@@ -75,8 +75,8 @@ PODS = (
     ("team-c", "embedder", "server"),
     *((("team-b", "translator", "server")) for _ in range(40)),
 )
-BUSY = (0.97, 0.0, 0.35, 0.08, 0.62, 0.55, 0.21, 0.0)
-"""How busy each GPU is, about. The second is held and does nothing."""
+BUSY = (0.97, 0.4, 0.35, 0.08, 0.62, 0.55, 0.21, 0.0)
+"""How busy each GPU is, about."""
 BY_POD = {
     "pretraining-0": (71, 74, 0.97),
     "forgotten": (2, 41, 0.0),
@@ -123,13 +123,12 @@ def used_by(report: Report, idle: Sequence[int] = ()) -> UseSeen:
         if not 20 <= minute < 26:  # nobody looked for a while
             samples = _samples(report, minute, idle)
             hour = with_samples(hour, samples, NOW_S - 60 * minute)
-    holders = {entry.holders[0]: entry.id.split("::")[0] for entry in report.entries if entry.holders}
-    gpu_of = {one.device: one.gpu for offer in report.offer.values() for one in offer}
+    offering_of = {share: one for offer in report.offer.values() for one in offer for share in one.share_ids}
+    places = {entry.holders[0]: offering_of[entry.id] for entry in report.entries if entry.holders}
     containers = tuple(
-        ContainerUse(gpu_of[device], device, holder, _amount(holder))
-        for holder, share in holders.items()
-        for device in gpu_of
-        if device == share and holder.pod in BY_POD
+        ContainerUse(one.gpu, one.device, holder, _amount(holder))
+        for holder, one in places.items()
+        if holder.pod in BY_POD
     )
     return UseSeen(NOW_S - 9000, NOW_S, UsageObservation(NOW_S, samples, NodeUse(containers)), hour)
 
@@ -182,26 +181,26 @@ def _on(report: Report, share: str, gpu: GpuUuid) -> bool:
 BROKEN: dict[int, dict[int, int]] = {
     3: {0: 79, 5: 79},
     11: {2: 48},
-    17: {7: 79},
+    17: dict.fromkeys(range(8), 79),
     22: {4: 95, 6: 79},
-    28: {1: 119},
 }
 """Of thirty nodes, those with sick GPUs: GPU index to an XID."""
 
 
-def thirty(folder: Path) -> None:
-    """Reports of thirty nodes, five of them broken, as files."""
-    well = _text(folder, {7: 0}, idle=())
-    idle = _text(folder, {7: 0}, idle=(1,))
+DAMAGED = 28
+"""One more, whose report cannot be read."""
+
+
+def thirty(folder: Path, machine: Path) -> None:
+    """Reports of thirty nodes, five of them broken, as files of a folder. machine: as in ``mixed``."""
+    well, idle = _text(machine, {}), _text(machine, {}, idle=(1,))
     for number in range(30):
         broken = BROKEN.get(number)
-        text = _text(folder, broken, idle=()) if broken else idle if number % 7 == 2 else well
-        (folder / f"gpu-node-{number:02}.json").write_bytes(text)
+        text = _text(machine, broken) if broken else idle if number % 7 == 2 else well
+        (folder / f"gpu-node-{number:02}.json").write_bytes(b"{" if number == DAMAGED else text)
 
 
-def _text(folder: Path, faults: dict[int, int], idle: Sequence[int]) -> bytes:
-    status = mixed(
-        folder / "machine.yaml", faults={gpu: xid for gpu, xid in faults.items() if xid}, idle=idle
-    )
+def _text(machine: Path, faults: dict[int, int], idle: Sequence[int] = ()) -> bytes:
+    status = mixed(machine, faults=faults, idle=idle)
     assert status.report is not None
     return encode_replacing(report_document(status.report, status, readiness_of(status, Intervals())))

@@ -14,9 +14,9 @@ from partage.faces.http import Answer, Page, PageRequest, Stream
 from partage.faces.http_access import STATIC
 from partage.faces.report import report_document
 from partage.faces.web import page
-from partage.faces.web.legend import legend
+from partage.faces.web.legend import node_legend
 from partage.faces.web.live import changes
-from partage.faces.web.node_page import Sections, node_sections
+from partage.faces.web.node_page import STANDINGS, Sections, node_sections
 
 _FIGURES_EVERY_S = 5.0
 """How old figures of use are at most on an open page, in seconds."""
@@ -41,7 +41,11 @@ class AgentPage:
     def _page(self, _: PageRequest) -> Answer:
         source = "The agent of this node, as it is now. Nothing here can change anything."
         body = page.document(
-            self._title, page.grouped(self._sections()), events="/events", top=legend(), source=source
+            self._title,
+            page.grouped(self._sections()),
+            events="/events",
+            top=node_legend(STANDINGS),
+            source=source,
         )
         return HTTPStatus.OK, "text/html; charset=utf-8", body
 

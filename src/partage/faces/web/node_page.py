@@ -27,6 +27,7 @@ from partage.plan.report import PolicyReason
 from partage.plan.serve.ledger_entry import Certainty
 from partage.text import count_of
 from partage.units import format_bytes
+from partage.values import Frozen
 
 Sections = Mapping[str, str]
 """Id of a section to its HTML, in the order of the page. The section's element has that id."""
@@ -50,6 +51,15 @@ def node_sections(report: ReportDocument, inventory: Inventory | None, geometry_
         **_hours(report),
     }
     return {name: html(made) for name, made in sections.items()}
+
+
+STANDINGS = {
+    "not healthy": "The node gives no shares to pods, or a fault would not be noticed.",
+    "no usable GPU": "Every GPU of the node is lost or unhealthy.",
+    "degraded": "Something is wrong with the node, and it goes on giving shares to pods.",
+    "healthy": "Nothing is wrong that the agent knows of.",
+}
+"""What ``standing_of`` says, and what that means."""
 
 
 def standing_of(report: ReportDocument) -> tuple[str, str]:
@@ -158,7 +168,10 @@ def _gpu(
     standing = report.standings.get(gpu.uuid, "")
     offered = report.offer.get(gpu.uuid, ())
     resources = list(dict.fromkeys(one.resource for one in offered))
-    alike = card is not None and len({(one.resource, one.guarantee) for one in offered}) == 1
+    said = _SaidOnce(
+        resource=card is not None and len(resources) == 1,
+        guarantee=card is not None and len({one.guarantee for one in offered}) == 1,
+    )
     heading = f"gpu-{gpu.index}-name"
     return element(
         "article",
@@ -172,13 +185,20 @@ def _gpu(
         element("p", standing, class_="unsettled") if standing else None,
         _offered(card, resources) if card is not None and offered else None,
         _use(gpu, report),
-        *_holders(gpu.index, held, alike=alike),
+        *_holders(gpu.index, held, said),
         _daemons(gpu),
         element("p", gpu.uuid, class_="dim small uuid"),
         id=f"gpu-{gpu.index}",
         class_="card trouble" if troubles else "card",
         aria_labelledby=heading,
     )
+
+
+class _SaidOnce(Frozen):
+    """What is the same for all shares of a GPU, so that it is said of the GPU and not of each holder."""
+
+    resource: bool
+    guarantee: bool
 
 
 def _offered(card: GpuCard, resources: Sequence[ResourceName]) -> Element:
@@ -209,31 +229,29 @@ def _hours(report: ReportDocument) -> dict[str, Element]:
 
 
 def _daemons(gpu: ReportedGpuRow) -> Element | None:
-    lines = [
-        f"MPS daemon of {one.device}: {one.state}, {count_of(one.clients, 'client')}"
-        + (f": {one.reason}" if one.reason else "")
-        for one in gpu.mps_daemons
-    ]
+    lines = []
+    for one in gpu.mps_daemons:
+        which = "" if one.device == gpu.uuid else f" of {one.device}"
+        why = f": {one.reason}" if one.reason else ""
+        lines.append(f"MPS daemon{which}: {one.state}, {count_of(one.clients, 'client')}{why}")
     return bullets(lines, "dim small")
 
 
-def _holders(index: int, held: Sequence[HeldShares], *, alike: bool) -> Iterator[Element]:
-    """Who holds shares: the first ones always to be seen, the others to be opened. alike: all shares of the
-    GPU are of one resource and have one guarantee, which is said of the GPU.
-    """
+def _holders(index: int, held: Sequence[HeldShares], said: _SaidOnce) -> Iterator[Element]:
+    """Who holds shares: the first ones always to be seen, the others to be opened."""
     if not held:
         yield element("p", "Nobody holds a share.", class_="dim")
         return
     first, more = held[:_HOLDERS], held[_HOLDERS:]
     name = f"Who holds shares of GPU {index}"
-    yield element("ul", *(_holding(one, alike=alike) for one in first), class_="holders", aria_label=name)
+    yield element("ul", *(_holding(one, said) for one in first), class_="holders", aria_label=name)
     if more:
         yield element(
             "details",
             element("summary", f"and {count_of(len(more), 'other holder')}"),
             element(
                 "ul",
-                *(_holding(one, alike=alike) for one in more),
+                *(_holding(one, said) for one in more),
                 class_="holders",
                 aria_label=f"{name}, the others",
             ),
@@ -241,7 +259,7 @@ def _holders(index: int, held: Sequence[HeldShares], *, alike: bool) -> Iterator
         )
 
 
-def _holding(one: HeldShares, *, alike: bool) -> Element:
+def _holding(one: HeldShares, said: _SaidOnce) -> Element:
     who: list[Child] = []
     for number, name in enumerate(one.holders):
         who += [" or " if number else None, foreign_path(name)]
@@ -253,16 +271,16 @@ def _holding(one: HeldShares, *, alike: bool) -> Element:
         who, certainty = [CERTAINTIES[Certainty.TENTATIVE]], None
     meter, figures = _memory(one)
     facts: list[Child] = []
-    if not alike:
+    if not said.resource:
         facts += [shares, " of ", foreign_path(str(one.resource)), SEPARATOR]
     elif len(one.shares) > 1:
         facts += [shares, SEPARATOR]
     facts += figures
     if one.use is not None and one.use.utilisation is not None:
         facts += [SEPARATOR, element("span", f"{part(one.use.utilisation)} busy", class_="whole")]
-    if one.guarantee and not alike:
+    if one.guarantee and not said.guarantee:
         facts += [SEPARATOR, element("span", str(one.guarantee), title=GUARANTEES[one.guarantee])]
-    facts += [SEPARATOR, moment(one.since)]
+    facts += [SEPARATOR, element("span", "since ", moment(one.since), class_="whole")]
     return element(
         "li",
         element(

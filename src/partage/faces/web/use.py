@@ -8,7 +8,7 @@ from itertools import groupby
 from xml.etree.ElementTree import Element
 
 from partage.faces.documents.use import GpuUseRow, HourRow, UseRow
-from partage.faces.use_words import WHEN_SAMPLED, degrees, part, watts
+from partage.faces.use_words import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
 from partage.faces.web.markup import Child, element
 from partage.faces.web.moment import moment
 from partage.units import format_bytes
@@ -42,9 +42,7 @@ def gpu_use(index: int, now: GpuUseRow | None, hour: HourRow | None) -> Element 
     return element(
         "div",
         _figure("Utilisation", part(busy), _busy_curve(index, hour)),
-        _figure(
-            "Memory", part(None) if used is None else format_bytes(used), _memory_curve(index, hour, total)
-        ),
+        _figure("Memory", _bytes(used), _memory_curve(index, hour, total)),
         element(
             "div",
             *_sensor("Temperature", degrees(now.temperature_c if now else None)),
@@ -84,13 +82,17 @@ def hour_details(index: int, hour: HourRow) -> Element:
 
 def _figure(name: str, value: str, curve: Element | None) -> Element:
     return element(
-        "div", element("span", f"{name} ", class_="dim"), element("b", value), curve, class_="figure"
+        "div", element("span", f"{name} ", class_="dim"), element("strong", value), curve, class_="figure"
     )
 
 
 def _sensor(name: str, value: str) -> tuple[Element, Element]:
     """Its unit says what it is; its name is for those who cannot see where it stands."""
-    return element("span", f"{name} ", class_="unseen"), element("b", value, title=name)
+    return element("span", f"{name} ", class_="unseen"), element("strong", value, title=name)
+
+
+def _bytes(used: int | None) -> str:
+    return UNKNOWN if used is None else format_bytes(used)
 
 
 def _power(now: GpuUseRow | None) -> str:
@@ -165,8 +167,7 @@ def _table_rows(hour: HourRow) -> Iterator[Element]:
             yield _row(when, element("td", "not sampled", colspan="4"))
         else:
             for when, busy, used, warm, power in minutes:
-                memory = part(None) if used is None else format_bytes(used)
-                yield _row(when, part(busy), memory, degrees(warm), watts(power))
+                yield _row(when, part(busy), _bytes(used), degrees(warm), watts(power))
 
 
 def _row(when: str, *cells: Child) -> Element:
