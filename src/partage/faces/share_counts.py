@@ -16,7 +16,7 @@ from partage.plan.serve.ledger_entry import Hold
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.faces.documents.report import ReportDocument, ReportedGpuRow
+    from partage.faces.documents.report import PlannedFrom, ReportDocument, ReportedGpuRow
 
 
 class ShareCount(Frozen):
@@ -42,14 +42,17 @@ class ShareCount(Frozen):
 
 def not_usable(report: ReportDocument) -> frozenset[Hold]:
     """Shares that are not held and that no container can get now."""
-    gpus, devices = _gpus_out(report), _devices_out(report)
+    from partage.faces.documents.report import withdrawn_in  # all of the agent's status: for show, later
+
+    planned = report.planner_input  # read once: it is most of the report
+    gpus, devices = _gpus_out(report), _devices_out(report, planned)
     out = {
         (offering.resource, share)
         for offering in _offerings(report)
         if offering.gpu in gpus or offering.device in devices
         for share in offering.share_ids
     }
-    return (report.withdrawn | out) - {(entry.resource, entry.id) for entry in report.held}
+    return (withdrawn_in(planned) | out) - {(entry.resource, entry.id) for entry in report.held}
 
 
 class ShareCounts(Frozen):
@@ -97,9 +100,8 @@ def _gpus_out(report: ReportDocument) -> set[GpuUuid]:
     return {gpu.uuid for gpu in report.gpus if gpu.cordoned or not works(gpu)}
 
 
-def _devices_out(report: ReportDocument) -> set[DeviceUuid]:
+def _devices_out(report: ReportDocument, planned: PlannedFrom | None) -> set[DeviceUuid]:
     """MIG devices in GPU instances that are not healthy; none known of an agent of another version."""
-    planned = report.planner_input
     if planned is None:
         return set()
     out = {

@@ -255,8 +255,7 @@ class ReportDocument(Document, kw_only=True):
     @property
     def withdrawn(self) -> frozenset[Hold]:
         """Shares that are neither held nor free; none known of an agent of another version."""
-        planned = self.planner_input
-        return frozenset() if planned is None else withdrawn(planned.snapshot.served, planned.snapshot.held)
+        return withdrawn_in(self.planner_input)
 
     @property
     def gpu_of_share(self) -> dict[ShareId, int]:
@@ -278,6 +277,11 @@ class ReportDocument(Document, kw_only=True):
             if entry.id in indexes:
                 found.setdefault(indexes[entry.id], []).append(entry.pods or "unknown")
         return found
+
+
+def withdrawn_in(planned: PlannedFrom | None) -> frozenset[Hold]:
+    """Shares that are neither held nor free; none where it is not known what the planner looked at."""
+    return frozenset() if planned is None else withdrawn(planned.snapshot.served, planned.snapshot.held)
 
 
 class HealthDocument(Document, kw_only=True):

@@ -95,12 +95,12 @@ def gpu_use_rows(samples: Samples) -> tuple[GpuUseRow, ...]:
     return tuple(
         GpuUseRow(
             gpu=one.gpu,
-            utilisation=busy_of(one, samples),
+            utilisation=_figure(busy_of(one, samples)),
             memory_used_bytes=None if one.memory is None else one.memory.used_bytes,
             memory_total_bytes=None if one.memory is None else one.memory.total_bytes,
-            temperature_c=one.temperature_c,
-            power_w=one.power_w,
-            power_limit_w=one.power_limit_w,
+            temperature_c=_figure(one.temperature_c),
+            power_w=_figure(one.power_w),
+            power_limit_w=_figure(one.power_limit_w),
         )
         for one in samples.gpus
     )
@@ -117,8 +117,13 @@ def _container_row(one: ContainerUse) -> ContainerUseRow:
         used_bytes=amount.used_bytes,
         at_least=amount.partly,
         peak_bytes=amount.peak_bytes,
-        utilisation=amount.sm,
+        utilisation=_figure(amount.sm),
     )
+
+
+def _figure(value: float | None) -> float | None:
+    """In as few digits as anybody needs. A driver gives some of them as integers."""
+    return None if value is None else round(float(value), 3)
 
 
 def _hours(hour: LastHour, minute: int, time_of: TimeOf) -> dict[GpuUuid, HourRow]:
@@ -139,7 +144,7 @@ def _hour_row(begins_at: str, rows: Iterable[UseMinute]) -> HourRow:
     some = tuple(rows)
 
     def column(figure: Callable[[UseMinute], float | None]) -> tuple[float | None, ...]:
-        return tuple(None if (value := figure(row)) is None else round(value, 3) for row in some)
+        return tuple(_figure(figure(row)) for row in some)
 
     return HourRow(
         begins_at=begins_at,
