@@ -122,7 +122,7 @@ def test_a_withdrawn_share_is_hatched_and_its_card_says_what_it_waits_for():
 
 def test_the_legend_names_what_occurs():
     found = texts(drawing(NODE, OFFER, HOLDERS))
-    assert {"held", "free", "not cut"} <= set(found)
+    assert {"held", "free", "no MIG device"} <= set(found)
     assert "planned" not in found
     assert not any(text.startswith("idle") for text in found)
 

@@ -20,7 +20,6 @@ from partage.model.ids import GpuUuid, ResourceName
 from partage.model.samples import GpuSample, Samples
 from partage.plan.last_hour import MINUTES, LastHour, with_samples
 from partage.plan.serve.ledger import Ledger
-from partage.sim.node.faults import Occupy
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.faces.reports import a_document, a_report
@@ -82,7 +81,6 @@ async def test_whoever_reads_the_report_has_nothing_sampled(agent: Agent) -> Non
 
 
 async def test_what_was_sampled_for_somebody_else_is_told_with_its_hour(agent: Agent) -> None:
-    agent.hardware.inject(Occupy(0, "work", memory_bytes=3 * 2**30))
     for _ in range(3):
         await agent.usage.look()  # as the history of use does
         agent.now_s += 60.0
@@ -92,10 +90,10 @@ async def test_what_was_sampled_for_somebody_else_is_told_with_its_hour(agent: A
     assert use is not None
     assert use.sampled_at is not None
     assert [one.gpu for one in use.gpus] == [gpu.uuid for gpu in agent.document().gpus]
-    assert use.gpus[0].memory_used_bytes == 3 * 2**30
+    assert use.gpus[0].memory_used_bytes == 0
     hour = use.hour[use.gpus[0].gpu]
     assert [one is not None for one in hour.utilisation] == [False] * (MINUTES - 3) + [True] * 3
-    assert hour.memory_used_bytes[-3:] == (3 * 2**30,) * 3
+    assert hour.memory_used_bytes[-3:] == (0, 0, 0)
 
 
 async def test_figures_that_are_old_are_not_told_as_present_ones(agent: Agent) -> None:
@@ -116,8 +114,10 @@ async def test_the_file_is_written_once_a_minute_while_somebody_samples(agent: A
         written.append(file.is_outdated())
         assert file.renew() == ""
         agent.now_s += 10.0
+        agent.status.pulse_s = agent.now_s
     assert written == [True, *[False] * 5, True, *[False] * 5]
     agent.now_s += 3600.0
+    agent.status.pulse_s = agent.now_s
     assert not file.is_outdated(), "nobody samples: nothing is written"
 
 
