@@ -91,7 +91,9 @@ BY_POD = {
 """Pod to the GiB that it uses, to the most that it used, and to its part of the GPU's time."""
 
 
-def mixed(machine: Path, *, faults: dict[int, int] | None = None, idle: Sequence[int] = (1,)) -> AgentStatus:
+def mixed(
+    machine: Path, *, faults: dict[int, int] | None = None, idle: Sequence[int] = (1,), at_s: float = AT_S
+) -> AgentStatus:
     """The agent of a node with eight GPUs that are shared in all ways. machine: where its file is written.
     idle: GPUs that did nothing for an hour."""
     machine.write_text(MACHINE)
@@ -105,7 +107,7 @@ def mixed(machine: Path, *, faults: dict[int, int] | None = None, idle: Sequence
         held_for_s=9000.0,
         daemons_serve=True,
     )
-    report = replace(report, made=replace(report.made, at_s=AT_S))
+    report = replace(report, made=replace(report.made, at_s=at_s))
     status = AgentStatus(lambda: NOW_S, report, pulse_s=NOW_S)
     used = used_by(report, idle)
     status.use_seen = lambda: used
@@ -191,16 +193,16 @@ DAMAGED = 28
 """One more, whose report cannot be read."""
 
 
-def thirty(folder: Path, machine: Path) -> None:
+def thirty(folder: Path, machine: Path, at_s: float = AT_S) -> None:
     """Reports of thirty nodes, five of them broken, as files of a folder. machine: as in ``mixed``."""
-    well, idle = _text(machine, {}), _text(machine, {}, idle=(1,))
+    well, idle = _text(machine, {}, at_s=at_s), _text(machine, {}, idle=(1,), at_s=at_s)
     for number in range(30):
         broken = BROKEN.get(number)
-        text = _text(machine, broken) if broken else idle if number % 7 == 2 else well
+        text = _text(machine, broken, at_s=at_s) if broken else idle if number % 7 == 2 else well
         (folder / f"gpu-node-{number:02}.json").write_bytes(b"{" if number == DAMAGED else text)
 
 
-def _text(machine: Path, faults: dict[int, int], idle: Sequence[int] = ()) -> bytes:
-    status = mixed(machine, faults=faults, idle=idle)
+def _text(machine: Path, faults: dict[int, int], idle: Sequence[int] = (), *, at_s: float) -> bytes:
+    status = mixed(machine, faults=faults, idle=idle, at_s=at_s)
     assert status.report is not None
     return encode_replacing(report_document(status.report, status, readiness_of(status, Intervals())))

@@ -57,8 +57,8 @@ class ShownAgent(Frozen):
 class NodeAnswer(NodeRow, kw_only=True):
     """A node, what it offers, and who holds it. agent: None where none runs, or a policy was given.
 
-    slurm_processes: the processes on its GPUs with their Slurm jobs; None where Slurm was not asked. use: what
-    GPUs and containers do, as the agent sampled it last; None without an agent.
+    slurm_processes: the processes on its GPUs with their Slurm jobs; None where Slurm was not asked.
+    use: what GPUs and containers do, as the agent sampled it last; None without an agent.
     """
 
     resources: tuple[ResourceRow, ...]
