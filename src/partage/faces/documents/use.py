@@ -19,7 +19,7 @@ FRESH_S = 90.0
 30 seconds; two of them may be missed."""
 
 
-class GpuUseRow(Frozen):
+class SampledGpuRow(Frozen):
     """One GPU. utilisation: part of the time in which it worked, 0 to 1; of a GPU in MIG mode, of its busiest
     GPU instance. None: not measured.
     """
@@ -69,7 +69,7 @@ class UseRow(Frozen):
 
     began_at: str
     sampled_at: str | None
-    gpus: tuple[GpuUseRow, ...] = ()
+    gpus: tuple[SampledGpuRow, ...] = ()
     containers: tuple[ContainerUseRow, ...] = ()
     hidden: str | None = None
     hour: Mapping[GpuUuid, HourRow] = field(default_factory=dict)
@@ -90,10 +90,10 @@ def use_row(seen: UseSeen, now_s: float, time_of: TimeOf) -> UseRow:
     )
 
 
-def gpu_use_rows(samples: Samples) -> tuple[GpuUseRow, ...]:
+def gpu_use_rows(samples: Samples) -> tuple[SampledGpuRow, ...]:
     """The GPUs that answer."""
     return tuple(
-        GpuUseRow(
+        SampledGpuRow(
             gpu=one.gpu,
             utilisation=_figure(busy_of(one, samples)),
             memory_used_bytes=None if one.memory is None else one.memory.used_bytes,

@@ -7,7 +7,7 @@ from datetime import datetime, timedelta
 from itertools import groupby
 from xml.etree.ElementTree import Element
 
-from partage.faces.documents.use import GpuUseRow, HourRow, UseRow
+from partage.faces.documents.use import HourRow, SampledGpuRow, UseRow
 from partage.faces.use_words import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
 from partage.faces.web.markup import Child, element
 from partage.faces.web.moment import moment
@@ -32,7 +32,7 @@ def sampled(use: UseRow | None) -> Element:
     return element("p", "Use of the GPUs: not sampled since ", since, f". {WHEN_SAMPLED}", class_="dim")
 
 
-def gpu_use(index: int, now: GpuUseRow | None, hour: HourRow | None) -> Element | None:
+def gpu_use(index: int, now: SampledGpuRow | None, hour: HourRow | None) -> Element | None:
     """The figures of one GPU and its curves; None where nothing is known."""
     if now is None and hour is None:
         return None
@@ -95,7 +95,7 @@ def _bytes(used: int | None) -> str:
     return UNKNOWN if used is None else format_bytes(used)
 
 
-def _power(now: GpuUseRow | None) -> str:
+def _power(now: SampledGpuRow | None) -> str:
     if now is None or now.power_w is None:
         return watts(None)
     if now.power_limit_w is None:
