@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from rich.console import RenderableType
@@ -10,6 +10,7 @@ from rich.text import Text
 
 from partage.faces.render.tables import plain_table
 from partage.faces.use_words import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
+from partage.model.ids import GpuUuid
 from partage.units import format_bytes
 
 if TYPE_CHECKING:
@@ -48,7 +49,7 @@ def use_tables(report: ReportDocument) -> Iterator[RenderableType]:
         yield _containers(use, index_of)
 
 
-def _containers(use: UseRow, index_of: dict[str, str]) -> RenderableType:
+def _containers(use: UseRow, index_of: Mapping[GpuUuid, str]) -> RenderableType:
     columns = ("GPU", "Container", "Memory used", "Peak", "Utilisation")
     table = plain_table("Use by containers", *columns, right=("GPU", "Utilisation"))
     for one in use.containers:
