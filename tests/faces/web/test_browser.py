@@ -67,7 +67,9 @@ def browser(*arguments: str) -> webdriver.Chrome:
         options.add_argument(one)
     options.binary_location = str(CHROMIUM)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    made.set_script_timeout(120)  # axe, on a busy machine
+    return made
 
 
 @pytest.fixture(scope="module")
