@@ -170,7 +170,7 @@ def test_show_draws_a_plan_into_a_file_beside_its_answer(tmp_path, capsys):
         assert picture.stat().st_size > 1000
     found = [one.text for one in ET.parse(tmp_path / "node.svg").getroot().findall(f"{_SVG}text")]
     assert found.count("1g.20gb") == 8
-    assert any(text and text.startswith("idle") for text in found)
+    assert any(text and text.startswith("compute slice without a use") for text in found)
 
 
 @pytest.mark.parametrize(
