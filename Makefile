@@ -107,6 +107,9 @@ types: $(READY)
 contracts: $(READY)
 	$(BIN)/lint-imports --no-logo
 
+pictures: $(READY)  ## draw the pictures of the page in docs/how-to/pictures anew (needs Chromium: tests/faces/web/prepare.sh)
+	PYTHONPATH=. $(BIN)/python -m tests.faces.web.pictures
+
 docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link ends it
 	$(BIN)/mkdocs build --strict
 

@@ -162,7 +162,7 @@ def test_an_ascii_locale_has_a_picture_with_a_legend(locale):
     )
     text = done.stdout.decode("ascii")
     assert "?" not in text
-    assert "# held  . free  : planned  _ not cut" in text
+    assert "# held  . free  : planned  _ no MIG device" in text
     assert "| :::::::::" in text
     assert "+- GPU 0" in text
 

@@ -143,6 +143,7 @@ class Parts:
         self.history = self._history_of() if options.history_days else None
         self.loop = self._loop_of()
         status.watch_observation = lambda: self.watchdog.observation
+        status.use_seen = lambda: self.usage.seen
         status.endpoints = self.endpoints.states
         status.mps_clients = MpsClientsSeen() if self.options.mps_pipe_read_only else None
         status.ended_tasks = lambda: self.supervisor.trouble

@@ -11,6 +11,7 @@ from msgspec import Raw, Struct, field
 from partage.agent.status.mps_clients import MpsClientsSeen
 from partage.edges.kubelet.port import EndpointState
 from partage.model.samples import Samples
+from partage.plan.last_hour import LastHour
 from partage.plan.report import Report
 from partage.plan.serve.watchdog import WatchResult
 from partage.plan.usage import NodeUse
@@ -60,6 +61,17 @@ class UsageObservation(Frozen):
     use: NodeUse
 
 
+class UseSeen(Frozen):
+    """What was sampled for whoever wanted it, on the agent's clock. began_s: since when the agent could have
+    sampled. sampled_s: when it did last; None: never. found: the last answer; None: nobody wants any.
+    """
+
+    began_s: float = 0.0
+    sampled_s: float | None = None
+    found: UsageObservation | None = None
+    hour: LastHour = field(default_factory=dict)
+
+
 class AgentStatus(Struct):
     """The last report, the pulse of the loop, and values that are read live.
 
@@ -70,6 +82,7 @@ class AgentStatus(Struct):
     history: reads the days of the history of use as they are on the disk; None: none is kept.
     mps_clients: of which MPS daemons clients were seen; None: their pipes can be written.
     news: set at the next report; then another event is in its place.
+    use_seen: what was sampled last, for whoever wanted it; asks nothing.
     usage: asks what is used now. Takes some milliseconds, a second at most; never call it in the agent's
     loop.
     """
@@ -83,6 +96,7 @@ class AgentStatus(Struct):
     helper_trouble: Callable[[], str] = str
     watch_observation: Callable[[], WatchObservation | None] = lambda: None
     usage: Callable[[], UsageObservation | None] = lambda: None
+    use_seen: Callable[[], UseSeen] = UseSeen
     history: Callable[[], Iterable[Raw]] | None = None
     mps_clients: MpsClientsSeen | None = None
     news: asyncio.Event = field(default_factory=asyncio.Event)

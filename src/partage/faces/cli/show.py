@@ -224,6 +224,11 @@ def _print(node: ShownNode, console: Console) -> None:
         if report.held:
             console.print()
             console.print(holders_table(shown_shares(report), node.offer))
+        from partage.faces.render.use_tables import use_tables
+
+        console.print()
+        for made in use_tables(report):
+            console.print(made)
         pending = pending_lines(inventory, report.pending)
         cordon = (report.cordon,) if report.cordon else ()
         for line in (*cordon, *waiting_lines(report.waiting), *pending, *report.messages):
