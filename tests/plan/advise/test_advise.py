@@ -249,7 +249,7 @@ def test_a_gpu_whose_placements_are_not_known_can_do_mig_all_the_same() -> None:
 def test_before_volta_mps_is_not_said_to_limit_anybody() -> None:
     best = advise(asked("none", 4, "mpi"), gpu_facts(P100, None)).best
     assert (best.candidate.way, best.candidate.threads_percent) == (Way.MPS, None)
-    assert not any("% of the threads" in one for one in best.reasons)
+    assert not any("% of the SMs" in one for one in best.reasons)
     assert any("limits neither memory nor threads" in one for one in best.reasons_against)
 
 

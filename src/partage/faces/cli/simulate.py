@@ -16,8 +16,7 @@ from partage.faces.cli.verb import verb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.console import Console
-
+    from partage.faces.render.terminal import Console
     from partage.lab.stories.model import Story
     from partage.lab.stories.play import Beside, StoryEnding, StoryScene
 
@@ -173,7 +172,7 @@ def _print_play(story: Story, seed: int, beside: Beside | None) -> StoryEnding:
         console.print(line)
 
     def show(scene: StoryScene) -> None:
-        for line in scene_lines(scene, console.width):
+        for line in scene_lines(scene, console.drawing_width):
             console.print(line)
 
     ending = _play(story, seed, show, beside)
@@ -193,11 +192,11 @@ def _print_ending(ending: StoryEnding, console: Console) -> None:
     use = HeldOnNode(holders_of(ending), troubles_of(ending), withdrawn_of(ending), standings_of(ending))
     cards = cards_of(ending.inventory, offer, use, geometry_of)
     console.print()
-    console.print(picture(cards, console.width))
+    console.print(picture(cards, console.drawing_width))
     console.print(legend(cards))
     console.print()
-    console.print(describe_node(ending.snapshot, console.width))
-    for line in container_lines(ending, console.width):
+    console.print(describe_node(ending.snapshot, console.drawing_width))
+    for line in container_lines(ending, console.drawing_width):
         console.print(line, soft_wrap=True)
     console.print()
     console.print(verdict(ending))

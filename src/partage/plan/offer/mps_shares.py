@@ -92,7 +92,7 @@ class Portions(Frozen):
     def described(self, client: Portion) -> str:
         """One of the clients in words; equal for equal shares."""
         held = "" if self._holds(client) else ", held by the environment alone"
-        return f"MPS with {format_bytes(client.memory_bytes)} and {client.threads_percent} % of threads{held}"
+        return f"MPS with {format_bytes(client.memory_bytes)} and {client.threads_percent}% of the SMs{held}"
 
     def _holds(self, client: Portion) -> bool:
         """Whether the daemon's own memory limit equals this client's share."""
