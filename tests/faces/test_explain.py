@@ -225,7 +225,7 @@ def test_who_holds_a_share(capsys, reports):
     assert row["holders"] == ["a/one/main"]
     assert row["standing"].startswith("held by a/one since 2023-11-14 22:13:10 UTC (10 s): the kubelet names")
     assert row["guarantee"] == "none"
-    assert "a neighbour can take it all" in row["whyGuarantee"]
+    assert "a neighbour can use all of it" in row["whyGuarantee"]
     assert row["next"] == "kubectl describe pod -n a one"
     for name in (row["shares"][0], row["shares"][0].partition("::")[0], SHARED):
         assert "a/one/main" in str(explained(capsys, "share", name, *reports)[1])
@@ -237,7 +237,7 @@ def test_a_share_that_nobody_gets(capsys, reports):
     assert "XID 79" in rows[0]["standing"]
     assert run(["explain", "share", "0", *reports]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "none: a neighbour can take it all; time slices share out the processors" in out
+    assert "none: a neighbour can use all of it; time slices share out the processors" in out
 
 
 MIG_AND_MPS = """\

@@ -76,7 +76,7 @@ FALSE = 1
     metavar="HOST:PORT",
     help="Serve the page of the simulated node while the story is played; port 0: any free port.",
 )
-@click.option("--serve", is_flag=True, help="Go on serving after the end of the story, until Ctrl-C.")
+@click.option("--serve", is_flag=True, help="Keep serving after the end of the story, until Ctrl-C.")
 @http_protection
 @click.option("-v", "--verbose", is_flag=True, help="Also print the agent's log on stderr.")
 @common_options.output_option("table", "json", "yaml")

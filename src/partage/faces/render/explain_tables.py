@@ -176,7 +176,7 @@ def _next_steps(pod: ExplainedPodRow) -> Iterator[Text]:
     for way in nearest.others:
         yield Text(f"Or: {_steps([one.text for one in way])}.")
     if nearest.more:
-        yield Text("Besides, in the way there: " + "; ".join(one.text for one in nearest.more) + ".")
+        yield Text("What else blocks it there: " + "; ".join(one.text for one in nearest.more) + ".")
 
 
 def _remarks(nodes: Iterable[ExplainedNodeRow]) -> Iterator[str]:
