@@ -37,6 +37,7 @@ from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.mig_config import mig_config_report
 from partage.plan.offer.guarantees import promised, served_by_own_users
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
+from partage.plan.reconcile.limit_trust import with_trust
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.report import (
@@ -181,6 +182,9 @@ class Loop(Struct):
         """The planner's input at this moment."""
         parts = self.parts
         observed = parts.settings.observed(parts.hardware.node or UNSEEN)
+        if observed.daemons is not None:
+            trusted = with_trust(observed.daemons, parts.pipe_tenants.trust)
+            observed = replace(observed, daemons=trusted)
         if parts.policies.desired is not None:
             parts.originals.prune(parts.policies.desired, observed)
         return Snapshot(

@@ -208,6 +208,7 @@ class DaemonState(Frozen):
     unsettled: a sentence: why its limits have to be set again, although it serves: somebody else gave it a
     command, or nobody can tell; empty: nobody did since they were set and read back.
     doubt: a sentence: why they cannot be relied upon, whatever is set; empty: they can.
+    set_ns: when they were last set and read back, on the node's monotonic clock; 0: not yet.
     outdated: it works in directories that were there before it, or that an older Partage has made; it is
     started again, in new ones, when nobody holds a share of its GPU.
     full: a sentence: which of its directories have no room left; empty: none.
@@ -224,6 +225,7 @@ class DaemonState(Frozen):
     bound_to: str = ""
     unsettled: str = ""
     doubt: str = ""
+    set_ns: int = 0
     outdated: bool = False
     full: str = ""
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
@@ -157,10 +158,11 @@ class DaemonStart:
             limits = await _verified(control, spec)
         else:
             settled = await self._set(found, control)
+            set_ns = time.monotonic_ns()
             servers = await self._running_servers(found.paths, control)
             limits = await control.limits(spec, servers)
             settled = settled if limits == spec.limits else None
-            found = replace(found, record=replace(found.record, settled=settled))
+            found = replace(found, record=replace(found.record, settled=settled, set_ns=set_ns))
         assert found.record is not None
         if found.record != before or found.record.identity != found.identity or not found.record.sockets:
             found = replace(found, record=await self._note(found.paths, found.record, found.identity))
@@ -217,7 +219,7 @@ class DaemonStart:
     ) -> DaemonRecord:
         """Write down which process it is, and which sockets it has made. Raises DaemonError."""
         assert identity is not None
-        made = await asyncio.to_thread(socket_ids, paths)
+        made = await asyncio.to_thread(socket_ids, paths)  # before: what is exchanged later differs
         if other := await asyncio.to_thread(answers_elsewhere, paths, identity.pid):
             raise DaemonError(f"clients cannot reach the MPS daemon of {paths.device}: {other}")
         noted = replace(known, identity=identity, sockets=made)

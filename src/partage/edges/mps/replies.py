@@ -45,10 +45,18 @@ def parse_status(reply: str) -> ServerStatus:
 
 def parse_percent(command: str, reply: str) -> float:
     """``25.0``. Raises DaemonError."""
-    text = reply.strip().removesuffix("%").strip()
-    if not _PERCENT.fullmatch(text):
+    if not is_percent(reply):
         raise unreadable_reply(command, reply)
-    return float(text)
+    return float(_number(reply))
+
+
+def is_percent(reply: str) -> bool:
+    """Whether a reply is a percentage."""
+    return _PERCENT.fullmatch(_number(reply)) is not None
+
+
+def _number(reply: str) -> str:
+    return reply.strip().removesuffix("%").strip()
 
 
 class PrintedMemory(Frozen):
