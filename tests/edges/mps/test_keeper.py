@@ -55,7 +55,7 @@ def edited(path: Path, **changes: object) -> None:
 
 
 async def test_a_daemon_that_ignores_its_limit_is_not_left_running(peculiar: Subject):
-    with pytest.raises(DaemonError, match=r"was told 2 GiB .* allows any memory and 100 %"):
+    with pytest.raises(DaemonError, match=r"was told 2 GiB .* allows any memory and 100%"):
         await peculiar.keeper().start(peculiar.spec())
     assert await peculiar.keeper().states() == ()
 

@@ -172,7 +172,7 @@ def portions(sharing: Mps, memory_bytes: int) -> Portions | TooManyClients:
     wanted_threads = [client.threads_percent for client in sharing.clients]
     threads = _filled(wanted_threads, 100, 1)
     if threads is None:
-        return _too_much(f"want {sum(part or 0 for part in wanted_threads)} % of its threads", wanted_threads)
+        return _too_much(f"want {sum(part or 0 for part in wanted_threads)}% of its SMs", wanted_threads)
     names = (client.name for client in sharing.clients)
     return Portions(tuple(Portion(*parts) for parts in zip(names, memory, threads, strict=True)), apart)
 
