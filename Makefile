@@ -6,6 +6,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUNS   ?= 1000
+# What builds the image, and the image's name: the chart's values are image.repository and image.tag.
+ENGINE ?= docker
+IMAGE  ?= partage:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/partage/__init__.py)
 # The interpreter whose packages apt-get installs.
 DEBIAN ?= /usr/bin/python3
 # Debians with newer Slurms than this machine's, for the tests that start a real Slurm.
@@ -25,7 +28,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
+.PHONY: help setup demo image wheel test check format lint types contracts pictures docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -46,10 +49,15 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # make demo SERVE=--serve: the page in the browser stays until Ctrl-C.
-demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
+demo: $(READY)  ## eight simulated GPUs, shared in four ways, pods and all
 	@echo "demo: playing the story $(STORY) on a simulated node"
 	$(BIN)/partage simulate $(STORY) --http 127.0.0.1:0 $(SERVE)
 	@echo "demo: done. Next: $(BIN)/partage --help, or docs/quickstart/laptop.md"
+
+# IMAGE=REGISTRY/partage:TAG names it; ENGINE=podman or buildah builds it, too.
+image:  ## the image of the chart; IMAGE=registry.example.com/partage:0.1.0 names it
+	$(ENGINE) build -f deploy/image/Containerfile -t $(IMAGE) .
+	@echo "image: $(IMAGE) is built. Next: $(ENGINE) push $(IMAGE), and helm install as deploy/helm/partage/README.md says"
 
 wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -111,7 +119,8 @@ pictures: $(READY)  ## draw the pictures of the page in docs/how-to/pictures ane
 	PYTHONPATH=. $(BIN)/python -m tests.faces.web.pictures
 
 docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link ends it
-	$(BIN)/mkdocs build --strict
+	@# The theme's remark on MkDocs 2 is not about these pages.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 reference: $(READY)  ## write the tables of docs/reference anew from the code
 	$(BIN)/python -m tools.reference

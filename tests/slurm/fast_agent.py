@@ -49,5 +49,5 @@ async def _run(given):
 
 
 if __name__ == "__main__":
-    configure("info")
+    configure()
     asyncio.run(_run(json.loads(sys.argv[1])))

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import click
 
 from partage.agent.compose import run
-from partage.agent.log import configure
+from partage.agent.log import LogOptions, configure
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
@@ -66,11 +66,11 @@ def serve(
     options: AgentOptions,
     hardware_of: Callable[[], RemoteHardware],
     http: HttpAddress | None,
-    log_level: str,
+    logged: LogOptions,
 ) -> None:
     """Run the agent until SIGTERM or SIGINT. Raises what ``agent.compose.run`` does, and InputError for an
     address or files that cannot be used."""
-    configure(log_level)
+    configure(logged)
     listening = None if http is None else Listening.of(http, options.node_name)
     asyncio.run(_run(options, hardware_of, listening))
 
@@ -80,13 +80,13 @@ def serve_slurm(
     slurm: SlurmOptions,
     hardware_of: Callable[[], RemoteHardware],
     http: HttpAddress | None,
-    log_level: str,
+    logged: LogOptions,
 ) -> None:
     """Keep Slurm and the GPUs of this node the same until SIGTERM or SIGINT. Raises what
     ``agent.slurm.service.run`` does, and InputError for an address or files that cannot be used."""
     from partage.agent.slurm import service
 
-    configure(log_level)
+    configure(logged)
     listening = None if http is None else Listening.of(http, slurm.node)
 
     async def run_it() -> None:

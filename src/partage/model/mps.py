@@ -76,7 +76,7 @@ class ClientLimits(Frozen):
 
 def _amounts(memory_bytes: int | None, threads_percent: int | None) -> str:
     memory = "any memory" if memory_bytes is None else format_bytes(memory_bytes)
-    return f"{memory} and {100 if threads_percent is None else threads_percent} % of threads"
+    return f"{memory} and {100 if threads_percent is None else threads_percent}% of the SMs"
 
 
 class DaemonSpec(Frozen):
@@ -126,7 +126,7 @@ def _check(memory_bytes: int | None, threads_percent: int | None) -> None:
     if memory_bytes is not None and (memory_bytes < MIB or memory_bytes % MIB):
         raise ValueError(f"a limit of {memory_bytes} bytes is not in whole MiB")
     if threads_percent is not None and not 1 <= threads_percent <= 100:
-        raise ValueError(f"{threads_percent} % of the threads is not a limit from 1 to 100")
+        raise ValueError(f"{threads_percent}% of the SMs is not a limit from 1 to 100")
 
 
 def is_mps_name(text: str) -> bool:

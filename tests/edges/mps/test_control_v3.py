@@ -70,7 +70,7 @@ async def test_a_namespaces_directory_leads_to_no_other(named: Subject):
 async def test_a_limit_that_the_daemon_does_not_have_is_found_out(short_dir: Path):
     node = MpsNode(dict.fromkeys(GPUS, 80 * GIB), ignores_limits=True)
     async with ending(simulated_subject(short_dir, node, protocol=3)) as subject:
-        with pytest.raises(DaemonError, match=r"told 2 GiB and 25 % of threads in share0.*allows any memory"):
+        with pytest.raises(DaemonError, match=r"told 2 GiB and 25% of the SMs in share0.*allows any memory"):
             await subject.keeper().start(subject.spec())
         assert [state.phase for state in await subject.keeper().states()] == [DaemonPhase.DEAD]
 

@@ -55,7 +55,7 @@ def edited(path: Path, **changes: object) -> None:
 
 
 async def test_a_daemon_that_ignores_its_limit_is_not_left_running(peculiar: Subject):
-    with pytest.raises(DaemonError, match=r"was told 2 GiB .* allows any memory and 100 %"):
+    with pytest.raises(DaemonError, match=r"was told 2 GiB .* allows any memory and 100%"):
         await peculiar.keeper().start(peculiar.spec())
     assert [state.phase for state in await peculiar.keeper().states()] == [DaemonPhase.DEAD]
 
@@ -417,7 +417,7 @@ async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_fini
 
     state = await only(simulated)
     assert (state.phase, state.pid) == (DaemonPhase.STARTING, pid)
-    assert "allows 2 GiB and 20 % of threads for each client, but should allow 2 GiB and 30 %" in state.reason
+    assert "allows 2 GiB and 20% of the SMs for each client, but should allow 2 GiB and 30%" in state.reason
     finished = await keeper.start(simulated.spec(threads_percent=30))
     assert (finished.phase, finished.pid) == (DaemonPhase.SERVING, pid)
     assert json.loads(record.read_text())["identity"]["pid"] == pid
