@@ -142,6 +142,7 @@ def make_plan(
     from msgspec.structs import replace
 
     from partage.edges.files.catalogue import geometry_of
+    from partage.faces.wording import lost_sentences
     from partage.plan.offer.caveats import Caveat, caveats
     from partage.plan.offer.desired import resolve
     from partage.plan.offer.guarantees import promised
@@ -176,6 +177,7 @@ def make_plan(
             ),
             *(Caveat(line) for line in [cordon_sentence(now.cordoned_indexes)] if line),
             *(Caveat(line) for line in [_held_back(report, named=named)] if line),
+            *(Caveat(line) for line in lost_sentences(inventory)),
         ),
         report=report if seen is not None else None,
     )
@@ -229,7 +231,8 @@ def _print(planned: PolicyOnNode, console: Console) -> None:
     unsettled = list(unsettled_lines(planned.plan, planned.inventory))
     if not steps and not unsettled:
         console.print()
-        console.print("no changes: the node is as the policy wants it")
+        what = "all GPUs that answer are" if planned.inventory.lost else "the node is"
+        console.print(f"no changes: {what} as the policy wants it")
     console.print()
     if planned.report is not None:
         source = planned.policy.source or "none, every GPU exclusive"
