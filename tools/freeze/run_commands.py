@@ -61,8 +61,11 @@ def _answer(call: object, words: list[str], columns: int) -> bytes:
             _become(call, given, columns, outputs)
         code = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         said = [f"$ partage {' '.join(words)}  # {columns} columns\nexit {code}\n".encode()]
-        for path in [*outputs, *sorted(Path(folder).glob("written*"))]:
-            said.append(_part(path.name, path.read_bytes().replace(f"{folder}/written".encode(), b"WRITTEN")))
+        written = [
+            (path.name, path.read_bytes()) for path in (*outputs, *sorted(Path(folder).glob("written*")))
+        ]
+        named = f"{folder}/written".encode()
+    said += [_part(name, text.replace(named, b"WRITTEN")) for name, text in written]
     return b"".join(said)
 
 
