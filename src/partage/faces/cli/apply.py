@@ -53,8 +53,9 @@ class ApplyOptions(Frozen):
 @click.option(
     "--pod-resources",
     metavar="PATH",
-    help=f"The kubelet's PodResources socket ({common_options.POD_RESOURCES}, where it exists; on a "
-    f"simulated node, none). {common_options.NO_KUBELET}: the kubelet is not asked, for example before it starts.",
+    help=f"The kubelet's PodResources socket ({common_options.POD_RESOURCES}, where it exists; "
+    f"on a simulated node, none). {common_options.NO_KUBELET}: the kubelet is not asked, for example before "
+    "it starts.",
 )
 @common_options.state_dir_option
 @click.option(

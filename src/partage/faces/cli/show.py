@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from partage.faces.documents.report import ReportDocument
     from partage.faces.render.cards import GpuCard
     from partage.model.gpu import Inventory
-    from partage.model.process import Processes
+    from partage.model.process import JobProcess, Processes
     from partage.model.share import NodeOffer
-    from partage.plan.slurm.job_processes import JobProcess
 
 
 class ShownNode(Frozen):
