@@ -136,7 +136,7 @@ def _leave_it_to_the_agent(policy: str, config: str | None, options: ApplyOption
     """Raises Unsatisfiable where an agent runs: it owns the node. Says what the agent would do."""
     from partage.edges.files.directory_lock import is_locked
     from partage.errors import Unsatisfiable
-    from partage.faces.cli.plan import make_plan
+    from partage.faces.cli.node_plan import make_plan
 
     if options.state_dir is None or not is_locked(options.state_dir):
         return

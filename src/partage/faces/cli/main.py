@@ -29,6 +29,7 @@ with lean_imports():
     from partage.errors import InputError, PartageError, Problem
     from partage.faces.cli.common_options import OUTPUT_KEY
     from partage.faces.cli.common_output import print_document, print_problems
+    from partage.faces.cli.completion import COMPLETE
 
 VERBS = {
     "show": "Show the node: its GPUs, offers and holders, and a picture.",
@@ -68,9 +69,6 @@ _MODULES = {"assert": "assertion"}
 
 _SHORT = frozenset({"show", "plan", "apply", "assert", "export", "check", "doctor", "record", "slurm"})
 """Verbs that are over in a moment. Most of their work is to import modules, and then to free them."""
-
-COMPLETE = "_PARTAGE_COMPLETE"
-"""Variable with which a completion script asks what could come next."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a write to a full or broken disk fails with."""

@@ -121,7 +121,7 @@ def _look(policy: str | None, config: str | None, machine: str | None, run_dir: 
             f"as the agent said at {report.at}, policy: {report.policy.source or 'none, every GPU exclusive'}"
         )
         return ShownNode(inventory, report.offer, source, report)
-    from partage.faces.cli.plan import make_plan
+    from partage.faces.cli.node_plan import make_plan
 
     loaded = common_node.read_policy(policy, config, report)
     plan = make_plan(loaded, machine, run_dir, report=report)
