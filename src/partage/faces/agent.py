@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, NamedTuple
 
+from partage.agent.cluster.connection import ClusterConnection
 from partage.agent.compose import run
 from partage.agent.log import configure
 from partage.agent.options import AgentOptions
@@ -144,7 +145,7 @@ async def _run(
         await _faces(status, options, hardware, listening)
 
     try:
-        await run(options, hardware, stop=stop, beside=beside)
+        await run(options, hardware, stop=stop, beside=beside, connect=ClusterConnection)
     finally:
         await hardware.close()
 
