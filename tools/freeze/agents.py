@@ -171,6 +171,9 @@ def settled(line: str) -> str:
     """Without what no option of ours decides: moments, durations, ids of processes, ports, the boot."""
     line = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)", "TIME", line)
     line = re.sub(r"\b\d{10}(\.\d+)?\b", "TIME", line)
+    line = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "TIME", line)
+    line = re.sub(r"/tmp/partage-\w{8}/", "/tmp/STORY/", line)  # noqa: S108 - where a story is played
+    line = re.sub(r'("turns": ?)\d+', r"\g<1>0", line)
     line = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", line)
     line = re.sub(r'("pid": ?|pid[ =])\d+', r"\g<1>0", line)
     line = re.sub(r'("name": ?"n1\.)[0-9a-f]+"', r'\1EVENT"', line)
