@@ -123,7 +123,8 @@ def _on_machine(machine: str) -> Iterator[Command]:
     yield from _in_all_forms(f"verbs/doctor/{name}", "doctor", "--machine", machine, "--root", "empty")
     yield from _in_all_forms(
         f"verbs/plan-demand/{name}",
-        "plan", "--machine", machine, "--demand", "1g.10gb=3,3g.40gb=1", "--time-limit", "60", others=("policy",),
+        *("plan", "--machine", machine, "--demand", "1g.10gb=3,3g.40gb=1", "--time-limit", "60"),
+        others=("policy",),
     )  # fmt: skip
     for picture in ("show", "fits"):
         yield Command(f"svg/{picture}-{name}", (picture, "--machine", machine, "--picture", f"{WRITTEN}.svg"))
