@@ -125,6 +125,7 @@ def _service(checkout: Checkout, words: Sequence[str]) -> Iterator[tuple[str, li
     for reader in readers:
         reader.start()
     try:
+        news.wait(_LIMIT_S)
         for _ in range(_LIMIT_S):
             news.clear()
             if not news.wait(_CALM_S) or service.poll() is not None:
@@ -150,8 +151,13 @@ def _get(url: str) -> tuple[int, str]:
 
 def _metrics(text: str) -> list[str]:
     """Names, HELP, TYPE and labels; values are moments."""
-    rows = (line if line.startswith("#") else line.rpartition(" ")[0] for line in text.splitlines())
-    return [settled(row) for row in rows]
+    rows = [line if line.startswith("#") else line.rpartition(" ")[0] for line in text.splitlines()]
+    families: list[list[str]] = []
+    for row in map(settled, rows):
+        if row.startswith("# HELP") or not families:
+            families.append([])
+        families[-1].append(row)
+    return [row for family in families for row in (*family[:2], *sorted(family[2:]))]
 
 
 def _log(lines: Sequence[str]) -> list[str]:
