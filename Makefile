@@ -6,14 +6,21 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 RUNS   ?= 1000
+# What builds the image, and the image's name: the chart's values are image.repository and image.tag.
+ENGINE ?= docker
+IMAGE  ?= partage:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/partage/__init__.py)
 # The interpreter whose packages apt-get installs.
 DEBIAN ?= /usr/bin/python3
-# Debian trixie with Slurm 24.11, for the tests that start a real Slurm.
-SLURM_ROOT ?= build/slurm-24.11
+# Debians with newer Slurms than this machine's, for the tests that start a real Slurm.
+SLURMS := build/slurm
 # Programs of a real Kubernetes, and the image, for `make chart` and `make e2e`.
 CLUSTER ?= build/cluster
 # The Kubernetes of `make chart` and `make e2e`: a folder of tests/cluster/kubernetes.
 KUBERNETES ?= 1.37.2
+# The folder of `make on-gpu-kit`, and the processor of the machine that it is for: x86_64 or aarch64.
+KIT ?= build/partage-on-gpu
+PROCESSOR ?= x86_64
+ON_GPU ?=
 # Which tests `make e2e` runs; `E2E=slow`: those that wait for a minute or more.
 E2E ?= not slow
 STORY  ?= examples/07-mixed-node/story.yaml
@@ -21,7 +28,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo wheel test check format lint types contracts docs reference soak guard-torch slurm slurm-many bench chart e2e proto lock clean
+.PHONY: help setup demo image wheel test check format lint types contracts pictures docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -42,10 +49,15 @@ $(READY): pyproject.toml constraints.txt
 	@touch $@
 
 # make demo SERVE=--serve: the page in the browser stays until Ctrl-C.
-demo: $(READY)  ## eight simulated cards, shared in four ways, pods and all
+demo: $(READY)  ## eight simulated GPUs, shared in four ways, pods and all
 	@echo "demo: playing the story $(STORY) on a simulated node"
 	$(BIN)/partage simulate $(STORY) --http 127.0.0.1:0 $(SERVE)
 	@echo "demo: done. Next: $(BIN)/partage --help, or docs/quickstart/laptop.md"
+
+# IMAGE=REGISTRY/partage:TAG names it; ENGINE=podman or buildah builds it, too.
+image:  ## the image of the chart; IMAGE=registry.example.com/partage:0.1.0 names it
+	$(ENGINE) build -f deploy/image/Containerfile -t $(IMAGE) .
+	@echo "image: $(IMAGE) is built. Next: $(ENGINE) push $(IMAGE), and helm install as deploy/helm/partage/README.md says"
 
 wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
@@ -63,7 +75,7 @@ FAILED_ALONE = { echo "test: what failed is tried once more, one after the other
 
 # Once: as root it installs Slurm, else the tests with a real Slurm are skipped.
 build/.slurm-tried: tests/slurm/prepare.sh
-	@mkdir -p build && tests/slurm/prepare.sh $(SLURM_ROOT) && touch $@
+	@mkdir -p build && tests/slurm/prepare.sh $(SLURMS) && touch $@
 
 # Once: as root it installs Chromium, else the tests of the page in a browser are skipped.
 build/.browser-tried: tests/faces/web/prepare.sh
@@ -81,12 +93,12 @@ build/.nvidia-tried: tests/nvidia/prepare.sh
 build/.toolkit-tried: tests/nvidia/prepare-toolkit.sh tests/nvidia/toolkit/go.mod
 	@mkdir -p build && tests/nvidia/prepare-toolkit.sh build/nvidia/toolkit && touch $@
 
-slurm: $(READY)  ## the tests with real Slurms, 22.05 and 24.11 (installs them: root, 190 MB)
-	tests/slurm/prepare.sh $(SLURM_ROOT)
+slurm: $(READY)  ## the tests with real Slurms, 22.05, 24.11 and 26.05 (installs them: root, 370 MB)
+	tests/slurm/prepare.sh $(SLURMS)
 	PARTAGE_SLURM_ALL=1 $(BIN)/python -m pytest tests/slurm -rs -v
 
 slurm-many: $(READY)  ## 200 jobs in random order on 8 GPUs, whole and shared, and 200 of two users on two GPUs, on each Slurm (20 minutes)
-	tests/slurm/prepare.sh $(SLURM_ROOT)
+	tests/slurm/prepare.sh $(SLURMS)
 	PARTAGE_SLURM_ALL=1 PARTAGE_SLURM_JOBS=200 $(BIN)/python -m pytest tests/slurm/test_many_jobs.py tests/slurm/test_refused_jobs.py -rs -v --timeout 600
 
 check: build/.toolkit-tried format lint types contracts docs test  ## what continuous integration runs
@@ -103,8 +115,12 @@ types: $(READY)
 contracts: $(READY)
 	$(BIN)/lint-imports --no-logo
 
+pictures: $(READY)  ## draw the pictures of the page in docs/how-to/pictures anew (needs Chromium: tests/faces/web/prepare.sh)
+	PYTHONPATH=. $(BIN)/python -m tests.faces.web.pictures
+
 docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link ends it
-	$(BIN)/mkdocs build --strict
+	@# The theme's remark on MkDocs 2 is not about these pages.
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 reference: $(READY)  ## write the tables of docs/reference anew from the code
 	$(BIN)/python -m tools.reference
@@ -118,6 +134,14 @@ guard-torch: $(READY)  ## the guard with a real PyTorch, Debian's (installs it: 
 
 bench: $(READY)  ## latencies, memory, start-up, next to the figures of NVIDIA's plugin
 	$(BIN)/python -m bench
+
+# ON_GPU="--change --minutes 9": its options. Where nothing is set up, the kit runs it, which needs no network.
+on-gpu:  ## see on a real GPU what has only been simulated, and write docs/evidence (one hour; needs a driver)
+	@if [ ! -e $(READY) ] && [ -x $(KIT)/on-gpu ]; then $(PYTHON) $(KIT)/on-gpu $(ON_GPU); \
+	else $(MAKE) --no-print-directory setup && $(BIN)/python -m tools.on_gpu $(ON_GPU); fi
+
+on-gpu-kit: $(READY)  ## one folder with all of that, for a machine with a driver and a Python, and no network
+	$(BIN)/python -m tools.on_gpu.kit $(KIT) $(PROCESSOR)
 
 $(CLUSTER)/helm $(CLUSTER)/kubeconform $(CLUSTER)/$(KUBERNETES)/kubelet:
 	tests/cluster/build $(CLUSTER) $(KUBERNETES)

@@ -9,6 +9,7 @@ import argparse
 import compileall
 import os
 import platform
+import shutil
 import statistics
 import subprocess
 import sys
@@ -20,7 +21,7 @@ from pathlib import Path
 from bench import bench_mig, bench_packing, bench_slurm, bench_verbs, peer
 from bench.cells import Cell, cells_of, measure, plain_plugins, queue_cell, waiting_cell
 from bench.client import Client, client, go_binary
-from bench.node import WHOLE, Starts, behind_a_queue, node, sliced, starts
+from bench.node import WHOLE, Starts, bare_plugin, behind_a_queue, node, sliced, starts
 from bench.processes import AtRest, Memory, at_rest, memory
 from bench.storm import PODS_PER_S, Storm, storm
 from tests.agent.harness import MACHINE
@@ -67,11 +68,12 @@ def main() -> None:
         _heading(effort, caller)
         started = starts(sliced(48), effort.starts)
         cells, plain, costs = _calls(caller, go, effort)
+        real = _with_driver(effort)
         weather = storm(caller, effort.storm_s, effort.kills)
     slower = _slower(plain)
     _print_calls(cells, slower)
     _print_plain(plain, slower)
-    _print_costs(started, costs)
+    _print_costs(started, costs, real)
     _print_storm(weather)
     _print_plan(effort)
     version_ms, verbs = bench_verbs.measure(effort.starts)
@@ -81,7 +83,8 @@ def main() -> None:
     files = bench_slurm.measure()
     print(bench_slurm.line(files))
     _print_packing()
-    _print_budgets(started, cells, costs, weather, slower)
+    _print_ratios(started, cells, plain, costs)
+    _print_budgets(started, cells, plain, costs, real, weather, slower)
     slowest = max(verbs, key=lambda name: verbs[name])
     what = f"slowest verb that only reads ({slowest}), of --version"
     _verdict(what, verbs[slowest] / version_ms, bench_verbs.BUDGET)
@@ -101,6 +104,16 @@ class Costs:
     helper: Memory
     scraped: Memory
     rest: AtRest
+    bare: Memory
+    bare_rest: AtRest
+
+
+@dataclass(frozen=True)
+class WithDriver:
+    """Agent, and a helper that has loaded a stand-in for NVIDIA's library."""
+
+    both: Memory
+    rest: AtRest
 
 
 Cases = dict[str, list[Cell]]
@@ -108,12 +121,12 @@ Cases = dict[str, list[Cell]]
 
 def _calls(caller: Client, go: Path | None, effort: Effort) -> tuple[Cases, list[Cell], Costs]:
     cases: Cases = {}
-    with node(sliced(48)) as shared:
+    with node(sliced(48)) as shared, bare_plugin(shared.place, shared.kubelet) as (bare, _):
         time.sleep(5)  # what the start left to be done
-        rest = at_rest(shared.pids, effort.rest_s)
+        rest, bare_rest = at_rest([shared.pids, [bare.pid]], effort.rest_s)
         both, agent, helper = memory(shared.pids), memory(shared.pids[:1]), memory(shared.pids[1:])
         shared.agent.get("/metrics")
-        costs = Costs(both, agent, helper, memory(shared.pids), rest)
+        costs = Costs(both, agent, helper, memory(shared.pids), rest, memory([bare.pid]), bare_rest)
         own = cases["8 x 48 shares"] = cells_of(caller, shared, "8 x 48 shares")
         with plain_plugins(shared, caller, own, go) as plain:
             measure(caller, [*own, *plain], effort.calls, effort.rounds)
@@ -130,10 +143,19 @@ def _calls(caller: Client, go: Path | None, effort: Effort) -> tuple[Cases, list
     return cases, plain, costs
 
 
+def _with_driver(effort: Effort) -> WithDriver | None:
+    """None where there is no C compiler for the stand-in."""
+    if shutil.which("cc") is None:
+        return None
+    with node(sliced(48), driver=True) as real:
+        time.sleep(5)
+        (rest,) = at_rest([real.pids], effort.rest_s)
+        return WithDriver(memory(real.pids), rest)
+
+
 def _slower(plain: Sequence[Cell]) -> float:
     """How much slower this machine is, now, than the one of NVIDIA's figures."""
-    (allocate,) = (cell for cell in plain if cell.what == "plain grpclib: Allocate")
-    return allocate.p50 / peer.PLAIN_GRPCLIB_ALLOCATE
+    return _plain_allocate(plain).p50 / peer.PLAIN_GRPCLIB_ALLOCATE
 
 
 def _plan_ms(count: int) -> float:
@@ -223,7 +245,7 @@ def _print_plain(plain: Sequence[Cell], slower: float) -> None:
         _row(cell.what, cell.p50, cell.p99)
 
 
-def _print_costs(started: Starts, costs: Costs) -> None:
+def _print_costs(started: Starts, costs: Costs, real: WithDriver | None) -> None:
     print()
     _row("processes, 8 x 48, policy, HTTP", "ours", "agent", "helper", "NVIDIA")
     _row("exec to Register, ms", started.register, None, None, peer.EXEC_TO_REGISTER_MS)
@@ -239,6 +261,43 @@ def _print_costs(started: Starts, costs: Costs) -> None:
     _row("threads", costs.both.threads, costs.agent.threads, costs.helper.threads, peer.THREADS)
     _row("CPU at rest, ms per s", costs.rest.cpu_ms, None, None, peer.IDLE_CPU_MS_PER_S)
     _row("wake-ups per s", costs.rest.wake_ups, None, None, peer.WAKE_UPS_PER_S)
+    if real is not None:
+        print("helper with a stand-in for NVIDIA's library, whose own time is in it")
+        _row("  PSS, MiB", real.both.pss)
+        _row("    with no other Python around", real.both.alone)
+        _row("  CPU at rest, ms per s", real.rest.cpu_ms)
+        _row("  wake-ups per s", real.rest.wake_ups)
+
+
+def _print_ratios(started: Starts, cases: Cases, plain: Sequence[Cell], costs: Costs) -> None:
+    """Next to a plugin that does nothing on the same library, in turn with it: what a busy machine changes,
+    it changes for both.
+    """
+    print()
+    _row("next to a bare plugin on grpclib", "ours", "bare", "ratio")
+    cpu = started.agent_cpu + started.helper_cpu
+    for what, ours, bare in (
+        ("exec to Register, ms", started.register, started.bare.register),
+        ("  processor time until then, ms", cpu, started.bare.cpu),
+        ("  of the agent alone", started.agent_cpu, started.bare.cpu),
+        ("SIGTERM to the end, ms", started.stop, started.bare.stop),
+        ("PSS, MiB", costs.both.pss, costs.bare.pss),
+        ("  with no other Python around", costs.both.alone, costs.bare.alone),
+        ("CPU at rest, ms per s", costs.rest.cpu_ms, costs.bare_rest.cpu_ms),
+        ("wake-ups per s", costs.rest.wake_ups, costs.bare_rest.wake_ups),
+        ("Allocate 1, microseconds", _allocate(cases).p50, _plain_allocate(plain).p50),
+    ):
+        _row(what, ours, bare, ours / bare if bare else None)
+
+
+def _allocate(cases: Cases) -> Cell:
+    (one,) = (cell for cell in cases["8 x 48 shares"] if (cell.what, cell.size) == ("Allocate", 1))
+    return one
+
+
+def _plain_allocate(plain: Sequence[Cell]) -> Cell:
+    (one,) = (cell for cell in plain if cell.what == "plain grpclib: Allocate")
+    return one
 
 
 def _print_storm(weather: Storm) -> None:
@@ -265,7 +324,15 @@ def _print_packing() -> None:
     print("\n" + "\n".join(bench_packing.table()))
 
 
-def _print_budgets(started: Starts, cases: Cases, costs: Costs, weather: Storm, slower: float) -> None:
+def _print_budgets(
+    started: Starts,
+    cases: Cases,
+    plain: Sequence[Cell],
+    costs: Costs,
+    real: WithDriver | None,
+    weather: Storm,
+    slower: float,
+) -> None:
     both = {cell.size: cell for cell in cases["8 x 48 shares"] if cell.what == "both"}
     print(f"\nbudgets (times as if both machines were equally fast); load at the end {_load()}")
     for size, times in ((1, 1.5), (4, 1.0), (8, 1.0)):
@@ -273,16 +340,21 @@ def _print_budgets(started: Starts, cases: Cases, costs: Costs, weather: Storm, 
         assert known is not None
         raw = both[size].p50 / known.p50
         _verdict(f"preferred + Allocate {size}, of NVIDIA's (raw {raw:.2f})", raw / slower, times)
-    (alone,) = (cell for cell in cases["8 x 48 shares"] if (cell.what, cell.size) == ("Allocate", 1))
+    alone = _allocate(cases)
+    _verdict("Allocate 1, of a bare plugin's", alone.p50 / _plain_allocate(plain).p50, 1.25)
     for cell in cases[WAITING]:
         _verdict(f"{cell.what}, of one where none waits", cell.p50 / alone.p50, 1.25)
     _verdict("exec to Register, ms", started.register, 300)
     _verdict("kubelet restart to Register, ms", started.again, 50)
-    _verdict("SIGTERM to the end, ms", started.stop, 50)
-    _verdict("PSS of agent and helper, MiB", costs.both.pss, 55)
-    _verdict("  with no other Python around", costs.both.alone, 48)
-    _verdict("CPU at rest, ms per s", costs.rest.cpu_ms, 10)
-    _verdict("wake-ups per s", costs.rest.wake_ups, 5)
+    _verdict("SIGTERM to the end, ms", started.stop, 30)
+    _verdict("PSS of agent and helper, MiB", costs.both.pss, 40)
+    _verdict("  with no other Python around", costs.both.alone, 40)
+    _verdict("CPU at rest, ms per s", costs.rest.cpu_ms, 1)
+    _verdict("wake-ups per s", costs.rest.wake_ups, 3)
+    if real is not None:
+        _verdict("PSS with a stand-in for NVML, MiB", real.both.pss, 40)
+        _verdict("CPU at rest with it, ms per s", real.rest.cpu_ms, 1)
+        _verdict("wake-ups per s with it", real.rest.wake_ups, 3)
     _verdict("pods lost, ids given twice", weather.wanted - weather.admitted + weather.wrong, 0)
 
 

@@ -107,7 +107,7 @@ def measure(shares: int, count: int, *options: str) -> Scrapes:
                 time.sleep(0.05)
             spent = (cpu_ms(agent.pid) - before[0]) / count, (cpu_ms(helper) - before[1]) / count
             samples = sum(1 for line in body.splitlines() if not line.startswith(b"#"))
-            rest = [at_rest([pid], REST_S) for pid in (agent.pid, helper)]
+            rest = at_rest([[agent.pid], [helper]], REST_S)
             return Scrapes(times, spent, len(body), samples, rest[0], rest[1], memory([agent.pid, helper]))
 
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 import signal
 import statistics
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,10 +17,13 @@ from functools import partial
 from pathlib import Path
 
 from bench.processes import cpu_ms
-from tests.agent.harness import AgentProcess, Place, place, registered, running, spawn
+from tests.agent.harness import MACHINE, REAL, AgentProcess, Place, place, registered, running, spawn
+from tests.edges.hardware.conftest import compiled_stub
+from tests.edges.hardware.stub import StubNode
 from tests.kubelet_script import ScriptedKubelet, held, scripted_kubelet, wait_for
 
 RESOURCE = "nvidia.com/gpu"
+BARE, BARE_SHARES = "example.com/bare", 384
 WHOLE = "version: v1\n"
 IMAGE = Path(__file__).parents[1] / "deploy" / "image" / "Containerfile"
 
@@ -58,13 +64,21 @@ class Node:
 
 
 @contextmanager
-def node(policy: str) -> Iterator[Node]:
-    """An agent with policy file and HTTP, its first list received."""
+def node(policy: str, *, driver: bool = False) -> Iterator[Node]:
+    """An agent with policy file and HTTP, its first list received. driver: its helper has loaded the stand-in
+    for NVIDIA's library in place of simulating a node.
+    """
     with (
         place() as directories,
         scripted_kubelet(directories.kubelet_dir, directories.pod_resources) as kubelet,
     ):
-        agent = spawn_as_shipped(directories, policy=policy)
+        options, machine = list[str](), MACHINE
+        if driver:
+            stub = StubNode(directories.root / "driver", compiled_stub(directories.root)).add_h100s(8)
+            stub.keys["quiet"] = "1"
+            stub.write()
+            options, machine = [f"--driver-root={stub.root}"], REAL
+        agent = spawn_as_shipped(directories, *options, policy=policy, machine=machine)
         with running(agent):
             watch = registered(kubelet, RESOURCE).watch
             assert watch is not None
@@ -107,6 +121,38 @@ def behind_a_queue() -> Iterator[Node]:
             yield Node(directories, kubelet, agent, free, _SHARED)
 
 
+@contextmanager
+def bare_plugin(
+    directories: Place, kubelet: ScriptedKubelet
+) -> Iterator[tuple[subprocess.Popen[bytes], float]]:
+    """A bare plugin on the same library that has registered, and how many milliseconds that took."""
+    command = [
+        sys.executable,
+        "-m",
+        "bench.bare_plugin",
+        str(directories.kubelet_dir),
+        BARE,
+        str(BARE_SHARES),
+    ]
+    began = time.monotonic()
+    process = subprocess.Popen(command, env={**os.environ, **image_environment()})
+    try:
+        found = registered(kubelet, BARE)
+        yield process, (found.time - began) * 1000
+    finally:
+        process.kill()
+        process.wait()
+
+
+@dataclass(frozen=True)
+class BareStarts:
+    """The same of a bare plugin, each start beside one of the agent."""
+
+    register: float
+    cpu: float
+    stop: float
+
+
 @dataclass(frozen=True)
 class Starts:
     """Medians, milliseconds. cpu: processor time of agent and helper until then, which a busy machine changes
@@ -120,21 +166,24 @@ class Starts:
     again: float
     stop: float
     slowest: float
+    bare: BareStarts
 
 
 def starts(policy: str, count: int) -> Starts:
-    """Start the agent that often on a fresh node; then restart the kubelet under it that often.
+    """Start the agent that often on a fresh node, and a bare plugin after each; then restart the kubelet
+    under it that often.
 
     again: from the moment that a new kubelet begins to start until the agent has registered with it.
     stop: from SIGTERM until the process has ended.
     """
-    times = []
+    times, bare = [], []
     with (
         place() as directories,
         scripted_kubelet(directories.kubelet_dir, directories.pod_resources) as kubelet,
     ):
         for _ in range(count):
             times.append(_started(directories, kubelet, policy))
+            bare.append(_bare_started(directories, kubelet))
             for directory in (directories.state_dir, directories.run_dir):
                 shutil.rmtree(directory)
         agent = spawn_as_shipped(directories, policy=policy)
@@ -150,6 +199,7 @@ def starts(policy: str, count: int) -> Starts:
         again=statistics.median(again),
         stop=statistics.median(stop),
         slowest=max(register),
+        bare=BareStarts(*(statistics.median(column) for column in zip(*bare, strict=True))),
     )
 
 
@@ -168,14 +218,28 @@ def _started(directories: Place, kubelet: ScriptedKubelet, policy: str) -> tuple
     return (found.time - began) * 1000, (found.watch.times[0] - began) * 1000, *cpu, stop
 
 
+def _bare_started(directories: Place, kubelet: ScriptedKubelet) -> tuple[float, float, float]:
+    kubelet.registered.clear()
+    with bare_plugin(directories, kubelet) as (process, register):
+        cpu = cpu_ms(process.pid)
+        watch = registered(kubelet, BARE).watch
+        assert watch is not None
+        wait_for(lambda: watch.lists, what="the first list of the bare plugin")
+        return register, cpu, _ended(process)
+
+
 def _stopped(agent: AgentProcess) -> float:
+    took_ms = _ended(agent.process)
+    agent.finish()
+    return took_ms
+
+
+def _ended(process: subprocess.Popen[bytes] | subprocess.Popen[str]) -> float:
     """Milliseconds from SIGTERM to the end. Waited for without a limit, which Python would poll for."""
     began = time.monotonic()
-    agent.process.send_signal(signal.SIGTERM)
-    agent.process.wait()
-    took_s = time.monotonic() - began
-    agent.finish()
-    return took_s * 1000
+    process.send_signal(signal.SIGTERM)
+    process.wait()
+    return (time.monotonic() - began) * 1000
 
 
 def _registered_again(kubelet: ScriptedKubelet) -> float:

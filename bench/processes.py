@@ -86,9 +86,16 @@ class AtRest:
     wake_ups: float
 
 
-def at_rest(pids: Sequence[int], seconds: float) -> AtRest:
-    """Watch them do nothing."""
-    began, cpu, woke = time.monotonic(), sum(map(cpu_ms, pids)), sum(map(_wake_ups, pids))
+def at_rest(groups: Sequence[Sequence[int]], seconds: float) -> list[AtRest]:
+    """Watch groups of processes do nothing, all in the same time."""
+    began, before = time.monotonic(), [_counts(pids) for pids in groups]
     time.sleep(seconds)
-    took_s = time.monotonic() - began
-    return AtRest((sum(map(cpu_ms, pids)) - cpu) / took_s, (sum(map(_wake_ups, pids)) - woke) / took_s)
+    took_s, after = time.monotonic() - began, [_counts(pids) for pids in groups]
+    return [
+        AtRest((cpu - cpu_before) / took_s, (woke - woke_before) / took_s)
+        for (cpu, woke), (cpu_before, woke_before) in zip(after, before, strict=True)
+    ]
+
+
+def _counts(pids: Sequence[int]) -> tuple[float, int]:
+    return sum(map(cpu_ms, pids)), sum(map(_wake_ups, pids))

@@ -45,7 +45,8 @@ def outputs() -> dict[Path, Path | None]:
 def digest(values: Path | None) -> str:
     """Of all that goes into one rendering."""
     found = hashlib.sha256()
-    for file in (*sorted(path for path in CHART.rglob("*") if path.is_file()), *([values] if values else ())):
+    rendered = sorted(path for path in CHART.rglob("*") if path.is_file() and path.name != "README.md")
+    for file in (*rendered, *([values] if values else ())):
         found.update(file.name.encode() + b"\0" + file.read_bytes() + b"\0")
     return found.hexdigest()
 

@@ -1,3 +1,3 @@
-"""Partage shares the NVIDIA GPUs of a node among containers and jobs, card by card."""
+"""Partage shares the NVIDIA GPUs of a node among containers and jobs, GPU by GPU."""
 
 __version__ = "0.1.0"

@@ -10,7 +10,7 @@ from msgspec import Struct, field
 
 def _key(name: str) -> str:
     """``deadline_s`` is ``deadlineSeconds`` in JSON."""
-    first, *rest = re.sub(r"_s$", "_seconds", name).split("_")
+    first, *rest = (f"{name}econds" if name.endswith("_s") else name).split("_")
     return first + "".join(part.capitalize() for part in rest)
 
 

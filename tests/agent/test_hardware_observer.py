@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from partage.agent.observers.hardware import XID_LOG_S, HardwareObserver, XidLog
+from partage.agent.observers.hardware import MOST_ALIKE, XID_LOG_S, HardwareObserver, XidLog
 from partage.agent.options import Intervals
 from partage.model.health import Xid
 from partage.model.ids import GpuUuid
@@ -37,6 +37,35 @@ async def test_health_is_asked_for_at_once_so_that_a_reset_can_be_told_from_what
         (0, 0),
         (0, 1),
     ]
+
+
+async def test_the_same_answer_asks_for_no_turn_while_nothing_waits() -> None:
+    """A turn and its report are most of what an agent at rest costs."""
+    hardware, now = SimulatedHardware(load_machine("2xa100-40gb")), {"settled": True}
+    asked: list[object] = []
+    sense = HardwareObserver(
+        hardware, lambda: asked.append(sense.take().conditions), NEVER, XidLog(time.monotonic),
+        settled=lambda: now["settled"],
+    )  # fmt: skip
+
+    async def answers(count: int) -> int:
+        """How many of so many answers ask for a turn."""
+        before = len(asked)
+        for _ in range(count):
+            await sense.ask_conditions()
+        return len(asked) - before
+
+    assert await answers(1) == 1, "the first one"
+    assert await answers(MOST_ALIKE) == 0
+    assert sense.take().conditions is None, "an old answer is no answer to an XID of later"
+    assert await answers(MOST_ALIKE + 1) == 1, "now and then all the same"
+    await hardware.inject(ResetGpu(1))
+    assert await answers(1) == 1, "another one"
+    now["settled"] = False
+    assert await answers(3) == 3, "a state improves only with answers"
+    now["settled"] = True
+    await hardware.inject(DriverGone())
+    assert await answers(2) == 2, "none"
 
 
 async def test_a_driver_that_comes_and_goes_is_told_each_time_and_once(

@@ -31,6 +31,14 @@ def lines(monkeypatch):
         one.setLevel(level)
 
 
+def test_who_asks_for_text_gets_it_where_no_terminal_is(lines, monkeypatch):
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    log.configure(log.LogOptions("debug", log.LogFormat.TEXT))
+    logging.getLogger("partage.agent").debug("looked", extra={"gpu": 3})
+    assert stream.getvalue().split(maxsplit=1)[1] == "debug   looked  gpu=3\n"
+
+
 class Clock:
     now_s = 100.0
 

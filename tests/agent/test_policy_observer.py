@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from partage.agent.node_policy import PolicyRefusal
+from partage.agent.observers.chosen_policy import ChosenPolicy
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.options import AgentOptions, Intervals
 from partage.edges.directory_changes import DirectoryChanges
@@ -59,6 +62,47 @@ def write(path: Path, text: str, mtime: float = LONG_AGO) -> None:
 
 
 # --- noticing a change -------------------------------------------------------------------------
+
+
+def _in_place(path: Path) -> None:
+    path.write_text(WRONG)
+
+
+def _replaced(path: Path) -> None:
+    beside = path.with_name("new")
+    beside.write_text(WRONG)
+    beside.replace(path)
+
+
+def _removed_and_written_anew(path: Path) -> None:
+    path.unlink()
+    path.write_text(WRONG)
+
+
+def _where_its_link_leads(path: Path) -> None:
+    path.resolve().write_text(WRONG)
+
+
+@pytest.mark.parametrize("change", [_in_place, _replaced, _removed_and_written_anew, _where_its_link_leads])
+async def test_a_change_of_a_file_is_told_by_the_kernel(
+    path: Path, tmp_path: Path, change: Callable[[Path], None]
+) -> None:
+    elsewhere = tmp_path / "elsewhere" / "policy.yaml"
+    elsewhere.parent.mkdir()
+    write(elsewhere if change is _where_its_link_leads else path, GOOD)
+    if change is _where_its_link_leads:
+        path.symlink_to(elsewhere)
+    changes, never = DirectoryChanges(), Intervals(policy_s=1e6, rest_s=1e6)
+    chosen = ChosenPolicy(AgentOptions(policy=path, intervals=never), changes)
+    chosen.start()
+    assert not isinstance(chosen.choice, PolicyRefusal)
+    looking = asyncio.create_task(chosen.look())
+    await asyncio.sleep(0)
+    change(path)
+    async with asyncio.timeout(5.0):
+        assert await looking
+    assert isinstance(chosen.choice, PolicyRefusal)
+    changes.close()
 
 
 def test_a_file_at_rest_is_not_read_again(path: Path) -> None:

@@ -140,8 +140,8 @@ def test_unequal_clients_are_guarded_by_namespaces_where_the_driver_has_them(
         offered(kubelet, "nvidia.com/gpu.big", 1)
         offered(kubelet, "nvidia.com/gpu.small", 1)
         assert [str(one) for one in daemons(helper)[0].limits.namespaces] == [
-            "40 GiB and 60 % of threads in share0",
-            "16 GiB and 20 % of threads in share1",
+            "40 GiB and 60% of the SMs in share0",
+            "16 GiB and 20% of the SMs in share1",
         ]
         calls = registered(kubelet, "nvidia.com/gpu.small").calls
         assert calls is not None

@@ -432,7 +432,7 @@ def _asking(security: Json | None = None, **more: object) -> Json:
         ),
         ({"containers": [{"name": "main", "image": "none"}]}, ""),
         ({"containers": [_asking()]}, "runAsNonRoot"),
-        ({"containers": [_asking({"runAsNonRoot": True})]}, "allowPrivilegeEscalation"),
+        ({"containers": [_asking({"runAsNonRoot": True})]}, "needs runAsNonRoot: true and allowPriv"),
         ({"containers": [_asking({**SAFE, "runAsUser": 0})]}, "runAsNonRoot"),
         ({"containers": [_asking({**SAFE, "capabilities": {"add": ["NET_ADMIN"]}})]}, "runAsNonRoot"),
         (

@@ -47,7 +47,7 @@ def test_each_kind_of_share_reaches_its_container(node: Cluster) -> None:
     kinds = {
         "whole": ("nvidia.com/gpu", "exclusive", "hard"),
         "slice": ("nvidia.com/gpu.shared", "time-slicing", "none"),
-        "mps": ("nvidia.com/gpu.mps", "mps", "guarded"),
+        "mps": ("nvidia.com/gpu.mps", "mps", "advisory"),
         "mig": ("nvidia.com/mig-2g.10gb", "mig", "hard"),
     }
     node.apply(*(pod(name, {resource: 1}) for name, (resource, _, _) in kinds.items()))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Callable
 from pathlib import Path, PurePath
 
 import pytest
@@ -11,6 +13,7 @@ from partage.edges import empty_directory as emptying
 from partage.edges.empty_directory import empty_directory
 from partage.edges.mps.directories import empty_directories, remove_directories
 from partage.edges.mps.paths import DaemonPaths
+from partage.errors import DaemonError
 
 
 @pytest.fixture
@@ -42,6 +45,44 @@ def test_a_folder_that_becomes_a_link_leads_nowhere(tmp_path: Path, monkeypatch:
     assert swapped
     assert sorted(path.name for path in node.iterdir()) == ["x", "y", "z"]
     assert list(paths.pipe.iterdir()) == []
+
+
+def test_what_a_tenant_makes_at_the_last_moment_is_not_descended_into(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Deeper than the stack and than descriptors reach. The next attempt finds it."""
+    paths = DaemonPaths(tmp_path / "GPU-1")
+    for place in (paths.pipe, paths.log, paths.shm):
+        place.mkdir(parents=True)
+
+    def first(act: Callable[..., None]) -> Callable[..., None]:
+        def act_later(path: str | Path, *args: object, **more: object) -> None:
+            if Path(path) in (paths.pipe, paths.home):
+                _make_deep(paths.pipe)
+            act(path, *args, **more)
+
+        return act_later
+
+    try:
+        with monkeypatch.context() as faster:
+            faster.setattr(os, "rmdir", first(os.rmdir))
+            faster.setattr(shutil, "rmtree", first(shutil.rmtree))
+            with pytest.raises(DaemonError, match="not empty"):
+                remove_directories(paths)
+        remove_directories(paths)
+        assert not paths.home.exists()
+    finally:  # else nobody could remove what is left of a test that fails
+        empty_directory(paths.pipe)
+
+
+def _make_deep(directory: Path, depth: int = 3000) -> None:
+    handle = os.open(directory, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=handle)
+        inner = os.open("d", os.O_RDONLY, dir_fd=handle)
+        os.close(handle)
+        handle = inner
+    os.close(handle)
 
 
 def test_links_are_removed_and_what_they_name_stays(written: Path, tmp_path: Path):

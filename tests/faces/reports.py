@@ -9,18 +9,21 @@ from msgspec.structs import replace
 
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness
-from partage.agent.status.status import AgentStatus, WatchObservation
+from partage.agent.status.status import AgentStatus, UseSeen, WatchObservation
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.faces.documents.report import ReportDocument
 from partage.faces.report import report_document
 from partage.model.allocation import ContainerHold
+from partage.model.gpu import ComputeMode
 from partage.model.health import Xid
 from partage.model.ids import ResourceName, ShareId
-from partage.plan.offer.desired import resolve
+from partage.model.mps import DaemonPhase, DaemonState
+from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import Planner
+from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.report import (
     DependencyProblems,
@@ -52,12 +55,14 @@ def a_report(
     faults: Mapping[int, int] | None = None,
     served: bool = True,
     wanted: str | None = None,
+    held_for_s: float = 10.0,
+    daemons_serve: bool = False,
 ) -> Report:
-    """held: resource to the positions of its shares, in the offer's order, that are held: 10 s ago allocated.
+    """held: resource to the positions of its shares, in the offer's order, that are held, for held_for_s.
 
     pods: namespace, pod, container of each of them, as far as they go. faults: GPU index to an XID. served:
     the GPUs have served what the policy says before this turn. wanted: the policy that is in force since the
-    last turn, if it is another one.
+    last turn, if it is another one. daemons_serve: the MPS daemons of the policy run as they should.
     """
     inventory = asyncio.run(SimulatedHardware(load_machine(machine)).observe())
     node = with_observed(None, inventory)
@@ -71,14 +76,15 @@ def a_report(
     for resource, positions in (held or {}).items():
         for position in positions:
             share = ids[resource][position]
-            ledger.allocated(resource, [share], now_s - 10)
+            ledger.allocated(resource, [share], now_s - held_for_s)
             if (name := next(names, None)) is not None:
                 holds.append(ContainerHold(*name, resource, (share,)))
     ledger.observed(holds, now_s - 5)
     now = Snapshot(
         now_s,
-        Observed(node, daemons=()),
+        Observed(node, daemons=_daemons(desired) if daemons_serve else ()),
         {gpu: GpuServing(offer) for gpu, offer in desired.offer.items() if served},
+        original={gpu: OriginalSettings(ComputeMode.DEFAULT) for gpu in desired.settings if daemons_serve},
         held=ledger.held(),
         entries=ledger.entries(),
     )
@@ -105,7 +111,19 @@ def a_report(
     )
 
 
-def a_document(report: Report, watched: WatchObservation | None = None) -> ReportDocument:
+def _daemons(desired: DesiredState) -> tuple[DaemonState, ...]:
+    specs = [spec for settings in desired.settings.values() for spec in settings.daemons]
+    return tuple(
+        DaemonState(one.gpu, one.device, DaemonPhase.SERVING, 7, (), one.limits, multi_user=True)
+        for one in specs
+    )
+
+
+def a_document(
+    report: Report, watched: WatchObservation | None = None, used: UseSeen | None = None
+) -> ReportDocument:
     """The document of a report, of an agent that is well."""
     status = AgentStatus(lambda: report.made.clock_s, report, watch_observation=lambda: watched)
+    if used is not None:
+        status.use_seen = lambda: used
     return report_document(report, status, Readiness((), ()))

@@ -139,7 +139,7 @@ def test_the_path_is_drawn(capsys: pytest.CaptureFixture[str], tmp_path: Path) -
 def test_the_table_says_what_each_tenant_gets(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["advise", "--gpu", "l4", "--workload", "mpi", "--tenants", "4"]) == 0
     said = capsys.readouterr().out
-    assert "4 x nvidia.com/gpu.shared, each 5.6 GiB, 25 % of the threads" in said
+    assert "4 x nvidia.com/gpu.shared, each 5.6 GiB, 25% of the SMs" in said
     assert "mps: {replicas: 4}" in said
     assert run(["advise", "--gpu", "l4", "--virtualised", "--licensed", "--tenants", "2"]) == 0
     assert "2 virtual machines, each with a vGPU of up to 11.2 GiB" in capsys.readouterr().out

@@ -122,7 +122,7 @@ def test_a_withdrawn_share_is_hatched_and_its_card_says_what_it_waits_for():
 
 def test_the_legend_names_what_occurs():
     found = texts(drawing(NODE, OFFER, HOLDERS))
-    assert {"held", "free", "not cut"} <= set(found)
+    assert {"held", "free", "no MIG device"} <= set(found)
     assert "planned" not in found
     assert not any(text.startswith("idle") for text in found)
 
@@ -170,7 +170,7 @@ def test_show_draws_a_plan_into_a_file_beside_its_answer(tmp_path, capsys):
         assert picture.stat().st_size > 1000
     found = [one.text for one in ET.parse(tmp_path / "node.svg").getroot().findall(f"{_SVG}text")]
     assert found.count("1g.20gb") == 8
-    assert any(text and text.startswith("idle") for text in found)
+    assert any(text and text.startswith("compute slice without a use") for text in found)
 
 
 @pytest.mark.parametrize(

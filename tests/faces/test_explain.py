@@ -117,9 +117,49 @@ def test_a_pod_that_fits_is_exit_code_0(capsys, tmp_path, policy):
     code = run(["explain", manifest(tmp_path, {WHOLE: 2}, kind="Deployment"), *policy])
     out = " ".join(capsys.readouterr().out.split())
     assert code == 0
-    assert "Deployment/new (namespace team) asks for 2 x nvidia.com/gpu (container c0)." in out
-    assert "It fits on 4xh100-sxm5-80gb." in out
+    asks = "Deployment/new (namespace team) asks for 2 x nvidia.com/gpu (container c0)"
+    assert out == f"{asks}, and fits on 4xh100-sxm5-80gb."
+    run(["explain", manifest(tmp_path, {WHOLE: 2}, kind="Deployment"), *policy, "-o", "wide"])
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"{asks}. It fits on 4xh100-sxm5-80gb." in out
     assert "0 it is offered as nvidia.com/gpu.shared" in out
+
+
+def test_a_pod_that_fits_one_of_thirty_nodes_is_one_line(capsys, tmp_path, policy):
+    many = [word for _ in range(29) for word in ("--machine", "3xh100-sxm5-80gb")]
+    assert run(["explain", manifest(tmp_path, {WHOLE: 2}), *policy, *many]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.endswith("and fits on 4xh100-sxm5-80gb, 1 of 30 nodes.")
+
+
+def test_nobody_has_to_end_where_the_pod_fits(capsys, tmp_path, reports):
+    code, document = explained(capsys, manifest(tmp_path, {MEMORY: 20}), *reports)
+    fitting = [node for node in document["pods"][0]["nodes"] if node["fits"]]
+    assert code == 0
+    assert fitting
+    assert [gpu["change"] for node in fitting for gpu in node["gpus"] if gpu["change"]] == []
+
+
+def test_one_share_does_not_stand_for_several_gpus(capsys, tmp_path, policy):
+    _, document = explained(capsys, manifest(tmp_path, {WHOLE: 4}), *policy)
+    (node,) = document["pods"][0]["nodes"]
+    ways = [texts(node["changes"]), *(texts(way) for way in node["others"])]
+    assert ways == [["ask for nvidia.com/gpu: 2 in place of 4 in container c0"]]
+
+
+@pytest.mark.parametrize(
+    ("word", "form"),
+    [
+        ("notebook", "partage explain pod notebook"),
+        ("team-a/notebook", "partage explain pod team-a/notebook"),
+        ("pod/notebook", "partage explain pod notebook"),
+        ("3", "partage explain share 3"),
+        ("GPU-5d0f", "partage explain share GPU-5d0f"),
+    ],
+)
+def test_a_name_alone_is_told_the_right_form(capsys, word, form):
+    assert run(["explain", word]) == 2
+    assert form in capsys.readouterr().err
 
 
 def test_labels_that_nobody_knows_here_are_said(capsys, tmp_path, policy):
@@ -185,7 +225,7 @@ def test_who_holds_a_share(capsys, reports):
     assert row["holders"] == ["a/one/main"]
     assert row["standing"].startswith("held by a/one since 2023-11-14 22:13:10 UTC (10 s): the kubelet names")
     assert row["guarantee"] == "none"
-    assert "a neighbour can take it all" in row["whyGuarantee"]
+    assert "a neighbour can use all of it" in row["whyGuarantee"]
     assert row["next"] == "kubectl describe pod -n a one"
     for name in (row["shares"][0], row["shares"][0].partition("::")[0], SHARED):
         assert "a/one/main" in str(explained(capsys, "share", name, *reports)[1])
@@ -197,7 +237,7 @@ def test_a_share_that_nobody_gets(capsys, reports):
     assert "XID 79" in rows[0]["standing"]
     assert run(["explain", "share", "0", *reports]) == 0
     out = " ".join(capsys.readouterr().out.split())
-    assert "none: a neighbour can take it all; time slices share out the processors" in out
+    assert "none: a neighbour can use all of it; time slices share out the processors" in out
 
 
 MIG_AND_MPS = """\

@@ -204,7 +204,7 @@ async def test_what_a_pod_holds(capsys, tmp_path, reports):
     (pod,) = document["pods"]
     assert code == 0
     assert pod["standing"].startswith("a/new is on node n1 since 2026-03-01T09:30:00Z. It holds 4 x")
-    assert "nvidia.com/gpu.shared: none (a neighbour can take it all)" in pod["standing"]
+    assert "nvidia.com/gpu.shared: none (a neighbour can use all of it)" in pod["standing"]
     _, document = await explained(capsys, tmp_path, api, "pod", "a/new", *reports)
     (held,) = document["pods"][0]["holds"]
     assert (held["gpu"], held["holders"]) == (0, ["a/new/main"])

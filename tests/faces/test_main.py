@@ -26,9 +26,14 @@ def test_the_version_is_said_in_one_line(capsys):
 def test_help_names_every_verb_with_a_sentence(capsys, option):
     assert _partage(option) == 0
     text = capsys.readouterr().out
-    for verb, sentence in cli.VERBS.items():
-        assert f"{verb} " in text
-        assert sentence in text
+    for title, verbs in cli.GROUPS.items():
+        assert f"\n{title}:\n" in text
+        for verb, sentence in verbs.items():
+            assert f"\n  {verb} " in text
+            assert sentence in text
+    for verb, sentence in cli.HIDDEN.items():
+        assert f"\n  {verb} " not in text
+        assert sentence not in text
 
 
 def test_every_verb_has_a_help_of_its_own(capsys):
@@ -219,3 +224,55 @@ def test_the_verbs_that_need_no_tables_import_none():
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
     assert done.stdout.endswith("[]\n")
+
+
+def test_version_is_a_verb_too(capsys):
+    assert _partage("version") == 0
+    assert capsys.readouterr().out == f"partage {__version__}\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "form"),
+    [
+        (["plan", "policy.yaml"], "partage plan -f policy.yaml"),
+        (["show", "policies/node.json"], "partage show -f policies/node.json"),
+        (["apply", "policy.yml"], "partage apply -f policy.yml"),
+        (["plan", "8xa100-40gb"], "partage plan --machine 8xa100-40gb"),
+        (["export", "1xl4+1xt4"], "partage export --machine 1xl4+1xt4"),
+    ],
+)
+def test_an_argument_too_many_is_told_the_option_that_was_meant(capsys, arguments, form):
+    assert _partage(*arguments) == 2
+    said = capsys.readouterr().err
+    assert f": {form} (" in said
+    assert said.count("\n") == 1
+
+
+def test_under_its_name_for_kubectl_it_says_how_it_was_called(tmp_path):
+    (tmp_path / "kubectl-partage").symlink_to(Path(sys.executable).parent / "partage")
+    command = [str(tmp_path / "kubectl-partage"), "plan"]
+    shown = subprocess.run([*command, "--help"], capture_output=True, text=True, check=True)
+    assert shown.stdout.startswith("Usage: kubectl partage plan ")
+    wrong = subprocess.run([*command, "p.yaml"], capture_output=True, text=True, check=False)
+    assert "kubectl partage plan -f p.yaml" in wrong.stderr
+
+
+def test_nothing_to_do_is_said(capsys, tmp_path):
+    (tmp_path / "policy.yaml").write_text("version: partage/v1")
+    for verb in ("plan", "apply"):
+        assert _partage(verb, "-f", tmp_path / "policy.yaml", "--machine", "1xl4") == 0
+        assert "no changes: " in capsys.readouterr().out
+
+
+def test_show_memory_and_inspect_say_the_same(capsys, tmp_path):
+    said = []
+    for words in (["show", "--memory"], ["inspect"]):
+        assert _partage(*words, "--run-dir", tmp_path) == 4
+        said.append(capsys.readouterr().err)
+    assert said[0] == said[1]
+    assert "no agent runs here" in said[0]
+
+
+def test_show_memory_goes_alone(capsys):
+    assert _partage("show", "--memory", "-o", "json") == 2
+    assert "--memory" in capsys.readouterr().err

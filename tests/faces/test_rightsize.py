@@ -166,7 +166,7 @@ def test_memory_is_taken_in_advance_of_the_gpu_on_which_it_ran_and_of_a_cap(
     }
 
 
-def test_a_policy_says_who_keeps_the_gpus_from_being_shared(
+def test_who_needs_a_gpu_of_its_own_gets_one_and_the_others_share_the_rest(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "trace.csv"
@@ -179,9 +179,19 @@ def test_a_policy_says_who_keeps_the_gpus_from_being_shared(
     arguments = ["rightsize", "--trace", str(path), "--gpu", "h100-sxm5-80gb"]
     assert run([*arguments, "-o", "policy"]) == 0
     text = capsys.readouterr().out
-    assert yaml.safe_load(text)["gpus"] == [{"select": "all", "exclusive": {}}]
-    assert "# needs a GPU of its own, so that none is shared: team/large/main: needs 64000Mi" in text
-    assert "# the others together: mps: {replicas: 15}" in text
+    assert yaml.safe_load(text)["gpus"] == [
+        {"select": {"index": [0]}, "exclusive": {}},
+        {"select": "rest", "mps": {"replicas": 15}},
+    ]
+    assert "# needs a GPU of its own: team/large/main: needs 64000Mi" in text
+    (tmp_path / "policy.yaml").write_text(text)
+    machine = ["--machine", "2xh100-sxm5-80gb"]
+    assert run(["plan", "-f", str(tmp_path / "policy.yaml"), *machine, "-o", "name"]) == 0
+    assert capsys.readouterr().out.split() == ["nvidia.com/gpu", "nvidia.com/gpu.shared"]
+    assert run([*arguments, "-o", "patch"]) == 0
+    patched = list(yaml.safe_load_all(capsys.readouterr().out))
+    limits = [one["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"] for one in patched]
+    assert limits == [{"nvidia.com/gpu": 1}, {"nvidia.com/gpu.shared": 1}]
     assert run(arguments) == 0
     said = " ".join(capsys.readouterr().out.split())
     assert "team/large/main, team/small[red]/main: only 1 run" in said

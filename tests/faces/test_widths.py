@@ -94,6 +94,31 @@ def test_the_items_of_an_expectation_are_not_torn_apart(monkeypatch, capsys):
     assert all(item.strip(",") in text for item in items if len(item) < 36 and item.count(" ") <= 2)
 
 
+def test_in_a_pipe_nothing_is_folded_and_a_picture_keeps_its_width(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    assert run(VERBS["plan"]) == 0
+    text = capsys.readouterr().out
+    assert run([*VERBS["plan"], "-o", "wide"]) == 0
+    assert capsys.readouterr().out == text
+    assert max(map(len, text.splitlines())) < 1000
+    assert run(VERBS["show"]) == 0
+    edges = [line for line in capsys.readouterr().out.splitlines() if line.startswith("╭")]
+    assert edges
+    assert max(map(len, edges)) <= 110
+
+
+def test_wide_tables_are_not_folded_in_a_narrow_terminal(monkeypatch, capsys):
+    wide = _printed(monkeypatch, capsys, [*VERBS["plan"], "-o", "wide"], 40)
+    assert wide == _printed(monkeypatch, capsys, VERBS["plan"], 400)
+
+
+def test_without_headers_there_are_rows_alone(monkeypatch, capsys):
+    rows = _lines(_printed(monkeypatch, capsys, ["machines", "--no-headers"], 200))
+    names = _printed(monkeypatch, capsys, ["machines", "-o", "name"], 200).split()
+    assert len(names) > 20
+    assert [row.split()[0] for row in rows[: len(names)]] == names
+
+
 # --- one table -----------------------------------------------------------------------------------
 
 cells = st.text(alphabet="abcd ", max_size=30)
@@ -162,7 +187,7 @@ def test_an_ascii_locale_has_a_picture_with_a_legend(locale):
     )
     text = done.stdout.decode("ascii")
     assert "?" not in text
-    assert "# held  . free  : planned  _ not cut" in text
+    assert "# held  . free  : planned  _ no MIG device" in text
     assert "| :::::::::" in text
     assert "+- GPU 0" in text
 

@@ -114,6 +114,12 @@ def test_it_allocates_until_cuda_says_no_and_computes_on(library):
     assert _cuda(library, *requests) == ["ok", "ok", "ok", "error CUDA_ERROR_OUT_OF_MEMORY", "ok"]
 
 
+def test_it_computes_pi_with_a_kernel_of_its_own(library):
+    _, _, small, _, saturating = _cuda(library, "pi 65536 20", "go 0", "pi 33554432 1", "go 0")
+    for answer in (small, saturating):
+        assert json.loads(answer.removeprefix("ok "))["value"] == pytest.approx(3.1416, abs=0.01)
+
+
 def test_it_says_what_it_sees(library):
     _, answer = _cuda(library, "facts")
     facts = json.loads(answer.removeprefix("ok "))

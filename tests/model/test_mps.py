@@ -64,16 +64,16 @@ def test_with_namespaces_a_daemon_speaks_version_3():
 def test_limits_are_told_in_words():
     several = ClientLimits(GIB, 10, (MpsNamespace("share0", 3 * GIB, 50), MpsNamespace("share1", GIB, 10)))
     assert str(several) == (
-        "3 GiB and 50 % of threads in share0, 1 GiB and 10 % of threads in share1, "
-        "else 1 GiB and 10 % of threads for each client"
+        "3 GiB and 50% of the SMs in share0, 1 GiB and 10% of the SMs in share1, "
+        "else 1 GiB and 10% of the SMs for each client"
     )
-    assert str(ClientLimits(3 * GIB, 25)) == "3 GiB and 25 % of threads for each client"
+    assert str(ClientLimits(3 * GIB, 25)) == "3 GiB and 25% of the SMs for each client"
     amounts = tuple(MpsNamespace(f"units{n}", n * GIB) for n in range(1, 80))
     assert str(ClientLimits(GIB, None, amounts)) == (
-        "1 GiB and 100 % of threads in units1, ... 79 GiB and 100 % of threads in units79 (79 namespaces), "
-        "else 1 GiB and 100 % of threads for each client"
+        "1 GiB and 100% of the SMs in units1, ... 79 GiB and 100% of the SMs in units79 (79 namespaces), "
+        "else 1 GiB and 100% of the SMs for each client"
     )
-    assert str(ClientLimits()) == "any memory and 100 % of threads for each client"
+    assert str(ClientLimits()) == "any memory and 100% of the SMs for each client"
 
 
 def test_the_clients_of_a_daemon_are_those_of_all_its_servers():

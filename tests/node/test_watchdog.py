@@ -314,6 +314,7 @@ RESTRICTED = {"restricted_mps": True}
 def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_is_withdrawn() -> None:
     async def story(world: World) -> None:
         assert (await admitted(world, "train"))["PARTAGE_GUARANTEE"] == "guarded"
+        await until(lambda: told(world) == {Guarantee.GUARDED})
         await world.fault(HideProcesses())
         await until(lambda: told(world) == {Guarantee.ADVISORY})
         assert [reason.code for reason in readiness_of(status_of(world), Intervals()).degraded] == [
@@ -331,9 +332,30 @@ def test_where_nobody_can_be_seen_new_containers_are_promised_less_and_nothing_i
         play(story)
 
 
+def test_when_a_container_was_seen_limits_are_set_again_once_and_its_share_is_guarded() -> None:
+    """Until then it may have been root, and its commands need not stand in the daemon's log."""
+
+    async def story(world: World) -> None:
+        def times() -> list[int]:
+            return [one.set_ns for one in world.hardware.state.daemons.values()]
+
+        await until(times)
+        again = [one + 1 for one in times()]
+        await admitted(world, "train")
+        await until(lambda: times() == again)
+        await until(lambda: told(world) == {Guarantee.GUARDED})
+        await asyncio.sleep(100.0)
+        assert times() == again
+        assert undisturbed(world)
+
+    with one_gpu(WARNED, Restricted, RESTRICTED) as play:
+        play(story)
+
+
 def test_a_policy_that_stops_watching_promises_less_and_withdraws_nothing() -> None:
     async def story(world: World) -> None:
         await admitted(world, "train")
+        await until(lambda: told(world) == {Guarantee.GUARDED})
         world.write_policy([IGNORED])
         await until(lambda: told(world) == {Guarantee.ADVISORY})
         assert status_of(world).watch_observation() is None

@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from partage.edges.slurm.control import SlurmControl
@@ -30,21 +30,34 @@ def policy(layout: str, d: Path) -> str:
 class AgentLab(Lab):
     """The node's files are its own, included by gres.conf and slurm.conf; both GPUs are whole at first."""
 
-    def __init__(self, build: Build, *, tracked: bool = False) -> None:
-        """tracked: jobs are in cgroups of their own (v1)."""
-        super().__init__(build, configs.files(configs.WHOLE, build.version, MACHINE), ["g1"])
+    def __init__(
+        self, build: Build, *, tracked: bool = False, low: bool = False, faults: Sequence[str] = ()
+    ) -> None:
+        """tracked: jobs are in cgroups of their own (v1). low: the node has less memory than slurm.conf says.
+        faults: of the simulated node, as its file says them."""
+        super().__init__(build, configs.files(configs.WHOLE, build.version, MACHINE), ["g1"], idle=not low)
         self.agents: list[subprocess.Popen[bytes]] = []
         for name in ("nodes", "bin", "agent", "kept"):
             (self.d / name).mkdir()
         for number in range(700):
             (self.d / "dev" / "nvidia-caps" / f"nvidia-cap{number}").symlink_to("/dev/null")
+        if low:
+            for path in (self.d / "slurm.conf", self.d / "partage" / "slurm.conf"):
+                text = path.read_text().replace("SlurmdParameters=config_overrides\n", "")
+                path.write_text(text.replace("CPUs=16 RealMemory=2000", "CPUs=1 RealMemory=900000000"))
         self._split()
+        self._machine = MACHINE
+        if faults:
+            self._machine = str(self.d / "machine.yaml")
+            gpu = "{name: NVIDIA H100 80GB HBM3}"
+            Path(self._machine).write_text(f"gpus: [{gpu}, {gpu}]\nfaults: [{', '.join(faults)}]\n")
         for name in _PROGRAMS:
             self._script(name, [f"/usr/bin/{name}"], run=True)
         self._script("slurmd", ["/usr/sbin/slurmd", "-N", "g1"], run=False)
         pid = self.d / "d-g1.pid"
         self._write(
             "restart-slurmd",
+            f"echo restart-slurmd >>{self.d}/log/calls\n"
             f'old=$(cat {pid}); kill $old; while kill -0 $old 2>/dev/null && ! grep -q "State:.Z" '
             f"/proc/$old/status; do sleep 0.02; done\n{self.d}/bin/slurmd </dev/null >/dev/null 2>&1 &\n",
         )
@@ -73,7 +86,12 @@ class AgentLab(Lab):
 
     def _script(self, name: str, words: list[str], *, run: bool) -> None:
         command = self.build.command(*words, run=self.d / "run" if run else None)
-        self._write(name, f'export SLURM_CONF={self.d}/slurm.conf\nexec {shlex.join(command)} "$@"\n')
+        self._write(
+            name,
+            f"export SLURM_CONF={self.d}/slurm.conf\necho {name} $1 >>{self.d}/log/calls\n"
+            f'[ "$1" != reconfigure ] || [ ! -e {self.d}/no-reconfigure ] || exit 1\n'
+            f'exec {shlex.join(command)} "$@"\n',
+        )
 
     def _spawn(self, *words: str) -> subprocess.Popen[bytes]:
         """slurmd is a daemon here, so that the agent can restart it."""
@@ -117,7 +135,7 @@ class AgentLab(Lab):
         words = [
             "hardware",
             "--machine",
-            MACHINE,
+            self._machine,
             "--socket",
             str(socket),
             "--run-dir",
@@ -127,23 +145,23 @@ class AgentLab(Lab):
         self._until(socket.exists)
         return self
 
-    def start_agent(self) -> subprocess.Popen[bytes]:
-        """The agent; it ends with the lab."""
+    def start_agent(self, **environ: str) -> subprocess.Popen[bytes]:
+        """The agent, with these variables beside its own; it ends with the lab."""
         given = {
             "directory": str(self.d),
             "version": self.build.version,
             "settings": self.settings,
             "state": str(self.d / "kept"),
         }
-        agent = self._python("-m", "tests.slurm.fast_agent", json.dumps(given))
+        agent = self._python("-m", "tests.slurm.fast_agent", json.dumps(given), **environ)
         self.agents.append(agent)
         return agent
 
-    def _python(self, *words: str) -> subprocess.Popen[bytes]:
+    def _python(self, *words: str, **environ: str) -> subprocess.Popen[bytes]:
         with (self.d / "log" / "agent.log").open("ab") as log:
             return subprocess.Popen(
                 [sys.executable, *words], stdout=log, stderr=log, stdin=subprocess.DEVNULL,
-                cwd=Path(__file__).parents[2], start_new_session=True,
+                cwd=Path(__file__).parents[2], start_new_session=True, env={**os.environ, **environ},
             )  # fmt: skip
 
     def __exit__(self, *exc: object) -> None:
@@ -153,12 +171,24 @@ class AgentLab(Lab):
             agent.wait()
         super().__exit__(*exc)
 
+    def stop_slurmd(self) -> None:
+        """End it, as a shutdown does."""
+        slurmd = int((self.d / "d-g1.pid").read_text())
+        os.kill(slurmd, signal.SIGTERM)
+        os.waitpid(slurmd, 0)
+
+    def start_slurmd(self) -> None:
+        """Start it, as a boot does."""
+        self._spawn("slurmd")
+
+    def called(self, words: str) -> int:
+        """How often the agent, or a test, has called this program of Slurm."""
+        return (self.d / "log" / "calls").read_text().splitlines().count(words)
+
     def close(self) -> None:
         """End slurmd too."""
         with contextlib.suppress(OSError, ValueError):
-            slurmd = int((self.d / "d-g1.pid").read_text())
-            os.kill(slurmd, signal.SIGTERM)
-            os.waitpid(slurmd, 0)
+            self.stop_slurmd()
         for directory in sorted(Path("/sys/fs/cgroup/freezer/slurm_g1").glob("**"), reverse=True):
             with contextlib.suppress(OSError):  # what Slurm leaves there of a node that has ended
                 directory.rmdir()

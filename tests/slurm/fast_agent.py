@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import os
 import signal
 import sys
 from pathlib import Path
@@ -23,7 +24,7 @@ async def _run(given):
         state_dir=Path(given["state"]),
         run_dir=d / "agent",
         policy=d / "policy.yaml",
-        environ={"SLURM_CONF": str(d / "slurm.conf")},
+        environ={**os.environ, "SLURM_CONF": str(d / "slurm.conf")},
         intervals=Intervals(observe_s=0.5, policy_s=0.2, retry_s=0.3),
     )
     slurm = SlurmOptions(
@@ -48,5 +49,5 @@ async def _run(given):
 
 
 if __name__ == "__main__":
-    configure("info")
+    configure()
     asyncio.run(_run(json.loads(sys.argv[1])))

@@ -1,7 +1,7 @@
 """Real Slurms on loopback: several slurmd on one host, fake device files, no systemd.
 
-Two builds: that of this machine, and Debian trixie's in a directory that ``make slurm`` fills; the latter
-runs in a chroot in a mount namespace of its own, which takes root.
+Three builds: that of this machine, and those of newer Debians in directories that ``make slurm`` fills; the
+latter run in a chroot in a mount namespace of its own, which takes root.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ import pytest
 
 from partage.codec.hostlist import expand_hostlist
 
-TRIXIE = Path(os.environ.get("PARTAGE_SLURM_ROOT", Path(__file__).parents[2] / "build" / "slurm-24.11"))
+_ROOTS = Path(os.environ.get("PARTAGE_SLURMS", Path(__file__).parents[2] / "build" / "slurm"))
 _SUBREAPER = 36
 _SETTINGS = "CPUs=16 RealMemory=2000"
 _HARMLESS = re.compile(
@@ -106,15 +106,30 @@ def _tested(build: Build) -> object:
     )
 
 
-OLD, NEW = Build("22.05.8"), Build("24.11.5", TRIXIE)
-BUILDS = [_tested(OLD), _tested(NEW)]
-NEWER = [_tested(NEW)]
+def _version_in(root: Path, otherwise: str) -> str:
+    """Of the Slurm in this directory. A suite that is still made gets another one some day."""
+    with contextlib.suppress(OSError):
+        status = (root / "var/lib/dpkg/status").read_text()
+        if found := re.search(r"^Package: slurmctld\n(?:.+\n)*?Version: ([\d.]+)", status, re.MULTILINE):
+            return found[1]
+    return otherwise
+
+
+def _of_suite(suite: str, otherwise: str) -> Build:
+    return Build(_version_in(_ROOTS / suite, otherwise), _ROOTS / suite)
+
+
+OLD, NEW, NEWEST = Build("22.05.8"), _of_suite("trixie", "24.11.5"), _of_suite("forky", "26.05.5")
 ALL = bool(os.environ.get("PARTAGE_SLURM_ALL"))
-"""Whether each test of jobs is to run on both; ``make slurm`` sets it. ``make test`` runs it on one."""
+"""Whether each test is to run on every Slurm; ``make slurm`` sets it. ``make test`` runs those of jobs on
+one, and the newest Slurm is tried by few of them."""
+_NEWER = (NEW, NEWEST) if ALL else (NEW,)
+NEWER = [_tested(build) for build in _NEWER]
+BUILDS = [_tested(build) for build in (OLD, *_NEWER)]
 
 
 def on(*builds: Build) -> list[object]:
-    """The builds on which a test of jobs runs: both, or these."""
+    """The builds on which a test of jobs runs: all, or these."""
     return BUILDS if ALL else [_tested(build) for build in builds]
 
 

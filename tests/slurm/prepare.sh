@@ -1,7 +1,7 @@
 #!/bin/sh
-# Gets the two Slurms of tests/slurm: Debian's packages for this machine, and Debian trixie's into the directory $1.
-# It says why where that is not possible, and never fails: the tests are skipped then.
-root=$1
+# Gets the Slurms of tests/slurm: Debian's packages for this machine, and those of newer Debians, each in a directory of its own:
+# $1/trixie (24.11) and $1/forky (26.05). It says why where that is not possible, and never fails: the tests are skipped then.
+folder=$1
 export DEBIAN_FRONTEND=noninteractive
 
 cannot() { echo "no real Slurm to test with: $1" >&2; exit 0; }
@@ -12,12 +12,21 @@ if ! command -v slurmctld >/dev/null || ! command -v slurmd >/dev/null || ! comm
   timeout 300 apt-get install -qq -y --no-install-recommends slurmctld slurmd slurm-client munge >/dev/null 2>&1 \
     || cannot "apt-get install slurmctld slurmd slurm-client munge failed"
 fi
-[ -x "$root/usr/sbin/slurmctld" ] && exit 0
-command -v mmdebstrap >/dev/null || timeout 300 apt-get install -qq -y --no-install-recommends mmdebstrap >/dev/null 2>&1 \
-  || cannot "24.11: mmdebstrap is not there"
-mkdir -p "$(dirname "$root")"
-rm -rf "$root.new"
-if timeout 300 mmdebstrap --quiet --variant=minbase --include=slurmctld,slurmd,slurm-client trixie "$root.new" 2>/dev/null
-then mv "$root.new" "$root"
-else rm -rf "$root.new"; cannot "24.11: mmdebstrap trixie failed"
-fi
+
+fetch() { # fetch SUITE [OPTION...]: Slurm of that suite, in $folder/SUITE
+  suite=$1 root=$folder/$1
+  shift
+  [ -x "$root/usr/sbin/slurmctld" ] && return
+  command -v mmdebstrap >/dev/null || timeout 300 apt-get install -qq -y --no-install-recommends mmdebstrap >/dev/null 2>&1 \
+    || cannot "$suite: mmdebstrap is not there"
+  rm -rf "$root.new"
+  if timeout 300 mmdebstrap --quiet --variant=minbase --include=slurmctld,slurmd,slurm-client "$@" "$suite" "$root.new" 2>"$root.log"
+  then mv "$root.new" "$root"
+  else rm -rf "$root.new"; echo "no Slurm of $suite to test with: mmdebstrap failed: $(tail -n 1 "$root.log")" >&2
+  fi
+}
+
+mkdir -p "$folder"
+fetch trixie
+# A mirror may keep a Release file of Debian testing for longer than it is valid. Its signature is verified all the same.
+fetch forky --aptopt='Acquire::Check-Valid-Until "false"'

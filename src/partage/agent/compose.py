@@ -118,7 +118,7 @@ class _Agent:
             observation.cancel()
             stopped.cancel()
             parts.kubelet.close()
-            parts.changes.close()
+            parts.changes.close()  # where it did not start
         await asyncio.to_thread(parts.state_writer.save)
         if parts.history is not None:
             await asyncio.to_thread(parts.history.save)
@@ -190,3 +190,4 @@ class _Agent:
                 for task in self._tasks:
                     task.cancel()
                 parts.endpoints.stop()
+                parts.changes.close()

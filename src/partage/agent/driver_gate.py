@@ -7,6 +7,7 @@ restarted; then a label of the Node pauses.
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
@@ -39,6 +40,7 @@ class DriverGate:
         self._hardware = hardware
         self._observe = observe
         self._labels: Mapping[str, str] = {}
+        self._news = asyncio.Event()
         self._validated = validations is None
         self._written: str | None = None
         self._staying: dict[str, str] = {}
@@ -46,6 +48,7 @@ class DriverGate:
     def know_labels(self, labels: Mapping[str, str]) -> None:
         """The labels of the own Node, whenever they change."""
         self._labels = labels
+        self._news.set()
 
     def check(self) -> str:
         """Why the driver is paused now; empty if it is not. The note says the same then."""
@@ -59,11 +62,12 @@ class DriverGate:
         return reason
 
     async def watch(self, period_s: float) -> None:
-        """Check for ever."""
+        """Check whenever the labels change, and every period_s while something is waited for."""
         was = self._written
         daemons_run = False
         try:
             while True:
+                self._news.clear()
                 reason = self.check()
                 if reason != was:
                     was = reason
@@ -71,7 +75,10 @@ class DriverGate:
                     daemons_run, self._staying = True, {}
                 if daemons_run and paused_by(self._labels):
                     daemons_run = await self._stop_daemons()
-                await until_tick(period_s)
+                if self._validated and self._written == reason and not daemons_run:
+                    await self._news.wait()
+                else:
+                    await until_tick(period_s, self._news)
         finally:
             self._write("")  # nobody asks the helper now; the next agent looks before it does
 

@@ -1,4 +1,5 @@
-"""One formatter for the agent's log: text on a terminal, JSON elsewhere; an event and its facts, on stderr.
+"""One formatter for the agent's log: text on a terminal, JSON elsewhere, or as asked; an event and its facts,
+on stderr.
 
 An event is a short phrase in the past tense. Facts are passed as ``extra={"gpu": ..., "resource": ...}``.
 info: something changed; warning: degraded, but working; error: a person must act. What others can cause at
@@ -15,9 +16,19 @@ import threading
 import time
 import traceback
 from collections.abc import Callable
+from enum import StrEnum
 from typing import Any
 
 from partage.text import printable, printable_json, printable_lines, shortened
+from partage.values import Frozen
+
+
+class LogFormat(StrEnum):
+    """How a line of the log is written."""
+
+    TEXT = "text"
+    JSON = "json"
+
 
 _STANDARD = frozenset(logging.makeLogRecord({}).__dict__) | {"message", "asctime", "taskName"}
 
@@ -110,12 +121,27 @@ def _is_of_grpc(error: BaseException) -> bool:
     return "grpclib" in packages and packages[-1] != "partage"
 
 
-def configure(level: str = "info") -> None:
+class LogOptions(Frozen):
+    """level: the least that is logged. format: None: text where stderr is a terminal, else JSON."""
+
+    level: str = "info"
+    format: LogFormat | None = None
+
+
+_USUAL = LogOptions()
+
+
+def configure(options: LogOptions = _USUAL) -> None:
     """Send the log of Partage to stderr, and the warnings of its libraries in the same form."""
     handler = logging.StreamHandler(sys.stderr)
-    handler.setFormatter(TextFormatter() if sys.stderr.isatty() else JsonFormatter())
+    for_people = sys.stderr.isatty() if options.format is None else options.format is LogFormat.TEXT
+    handler.setFormatter(TextFormatter() if for_people else JsonFormatter())
     refused = GrpcErrors()
-    for name, threshold in (("partage", level.upper()), ("asyncio", "WARNING"), ("grpclib", "WARNING")):
+    for name, threshold in (
+        ("partage", options.level.upper()),
+        ("asyncio", "WARNING"),
+        ("grpclib", "WARNING"),
+    ):
         logger = logging.getLogger(name)
         logger.handlers = [handler]
         logger.setLevel(threshold)

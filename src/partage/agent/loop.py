@@ -37,6 +37,7 @@ from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.mig_config import mig_config_report
 from partage.plan.offer.guarantees import promised, served_by_own_users
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
+from partage.plan.reconcile.limit_trust import with_trust
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.report import (
@@ -143,7 +144,8 @@ class Loop(Struct):
                 seen.note(daemons, watched.watched if watched else None)
             if report and self._kubelet_trouble(report.resources) != report.dependencies.kubelet:
                 self.parts.requests.ask()
-            await until_tick(self.parts.options.intervals.policy_s)
+            intervals = self.parts.options.intervals
+            await until_tick(intervals.rest_s if self.parts.status.all_accepted else intervals.policy_s)
 
     async def turn(self) -> None:
         """One turn: observe, decide, save, publish, report.
@@ -181,6 +183,9 @@ class Loop(Struct):
         """The planner's input at this moment."""
         parts = self.parts
         observed = parts.settings.observed(parts.hardware.node or UNSEEN)
+        if observed.daemons is not None:
+            trusted = with_trust(observed.daemons, parts.pipe_tenants.trust)
+            observed = replace(observed, daemons=trusted)
         if parts.policies.desired is not None:
             parts.originals.prune(parts.policies.desired, observed)
         return Snapshot(
@@ -214,6 +219,17 @@ class Loop(Struct):
     def _listed_before(self, node: KnownNode) -> Mapping[ResourceName, frozenset[ShareId]]:
         """While it can matter: reports would carry it along for ever."""
         return self.parts.pod_resources.listed if node.known.keys() - self.state.serving.keys() else {}
+
+    def is_settled(self) -> bool:
+        """Whether a turn would say what the last one said, as long as nothing is new."""
+        report, plugins = self.parts.status.report, self.parts.plugins.by_name
+        return (
+            report is not None
+            and report.is_settled
+            and self._dependencies(report.resources) == report.dependencies
+            and not (self.view.withdrawn or self.view.blocked)
+            and all(plugin.devices().rows for plugin in plugins.values())
+        )
 
     def plan(self) -> NodePlan:
         """A plan of this moment."""

@@ -38,8 +38,10 @@ class Intervals(Frozen):
     conditions_s: the driver's health values, a few per GPU; a fault is known within this time even if no XID
         arrives. NVIDIA's plugin waits 5 s for events.
     events_s: how long one wait for events lasts; it has an end only so that a stuck helper is noticed.
-    policy_s: stat of the policy file, or of the files of a directory, of which the kernel tells changes at
-        once. Few system calls, so it can be short.
+    policy_s: files that decide what is offered are looked at, where the kernel tells of no changes; also what
+        is not as it should be, such as a resource that the kubelet has not accepted.
+    rest_s: the same files, where the kernel tells of changes at once, and the pulse of the loop while all is
+        well. All that is done at rest is done in the same moment, every rest_s or a multiple of it.
     holders_first_s: PodResources after an Allocate. From admission to PreStart a real kubelet takes 0.3 to
         0.7 s, and PodResources does not list the pod before.
     holders_s: PodResources when nothing happens. The kubelet answers from memory, but its rate limit is
@@ -64,7 +66,7 @@ class Intervals(Frozen):
     history_s: a sample of the history of use, while a share is held. The helper keeps the peaks between.
     history_write_s: its file is written. So much is lost when the agent is killed.
     report_s: the report file is written at most this often.
-    stalled_s: the loop counts as stalled if its pulse (every policy_s) is older.
+    stalled_s: the loop counts as stalled if its pulse (every rest_s) is older.
     silent_s: the kubelet counts as not answering if a registration waits longer.
     unwatched_s: a resource without a ListAndWatch stream is reported after so long. The kubelet opens it when
         it accepts a registration.
@@ -79,6 +81,7 @@ class Intervals(Frozen):
     conditions_s: float = 5.0
     events_s: float = 30.0
     policy_s: float = 1.0
+    rest_s: float = 5.0
     holders_first_s: float = 0.3
     holders_s: float = 10.0
     holders_waited_s: float = 2.0

@@ -82,7 +82,12 @@ class Parts:
         self.served_before: set[DeviceUuid] = set()
         ask, clock, intervals = self.requests.ask, status.clock, options.intervals
         self.hardware = HardwareObserver(
-            hardware, ask, intervals, XidLog(clock), restricted_mps=options.restricted_mps
+            hardware,
+            ask,
+            intervals,
+            XidLog(clock),
+            restricted_mps=options.restricted_mps,
+            settled=self._is_settled,
         )
         self.gate = DriverGate(options.run_dir, options.validations, hardware, self.hardware.observe)
         self.settings = SettingsObserver(hardware, clock, intervals.observe_s)
@@ -102,7 +107,7 @@ class Parts:
         self.cluster = connect(options, status, ask, self._know, self.policies.judge_again)
         if options.rollout:
             self.policies.may_change = self.cluster.may_change
-        self.cordon = CordonObserver(options.state_dir, intervals.policy_s, ask)
+        self.cordon = CordonObserver(options.state_dir, self.changes, intervals, ask)
         self.other_plugins = OtherPluginObserver(
             directory=options.kubelet_dir,
             changes=self.changes,
@@ -139,6 +144,7 @@ class Parts:
         self.history = self._history_of() if options.history_days else None
         self.loop = self._loop_of()
         status.watch_observation = lambda: self.watchdog.observation
+        status.use_seen = lambda: self.usage.seen
         status.endpoints = self.endpoints.states
         status.mps_clients = MpsClientsSeen() if self.options.mps_pipe_read_only else None
         status.ended_tasks = lambda: self.supervisor.trouble
@@ -257,6 +263,9 @@ class Parts:
 
     def _plan(self) -> NodePlan:
         return self.loop.plan()
+
+    def _is_settled(self) -> bool:
+        return self.loop.is_settled()
 
     def _allocated(self) -> None:
         self.pod_resources.allocated()

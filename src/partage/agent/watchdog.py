@@ -18,9 +18,9 @@ from msgspec.structs import replace
 from partage.agent.enforcement import end_processes
 from partage.agent.options import Intervals
 from partage.agent.status.status import AgentCounts, WatchObservation
-from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.container_names import container_names
+from partage.edges.ticks import until_tick
 from partage.errors import HardwareError
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.policy import WatchAction
@@ -117,7 +117,11 @@ class Watchdog(Struct):
                 await self._pause()
 
     async def _pause(self) -> None:
-        await wait_at_most(self._news, self.intervals.watch_s if self._watched else None)
+        if not self._watched:
+            await self._news.wait()
+            return
+        watch_s = self.intervals.watch_s
+        await until_tick(watch_s, self._news, least_s=watch_s / 2)  # two checks see two moments
 
     def _rest(self) -> None:
         self.observation, self._sees, self._missed = None, False, 0

@@ -81,7 +81,7 @@ def _seconds(text: str) -> int | None:
 
 
 def parse_settings(text: str) -> LiveSettings:
-    """The answer of ``scontrol show config``. Raises CodecError."""
+    """The answer of ``scontrol show config``, with times in UTC. Raises CodecError."""
     fields: dict[str, str] = {}
     for line in text.splitlines():
         key, equal, value = line.partition("=")
@@ -97,6 +97,7 @@ def parse_settings(text: str) -> LiveSettings:
         conf=fields.get("SLURM_CONF", ""),
         differs=fields.get("HASH_VAL", "Match").startswith("Different"),
         spread="multiple_sharing_gres_pj" in fields.get("SelectTypeParameters", "").lower(),
+        started_s=_seconds(fields.get("BOOT_TIME", "")),
     )
 
 

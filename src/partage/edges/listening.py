@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import socket
 import struct
 from pathlib import Path
@@ -19,17 +20,25 @@ def listener(path: Path) -> int | None:
 
     0: a process whose pid is not known here: it is in another pid namespace, or its queue is full.
     """
-    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM | socket.SOCK_NONBLOCK) as probe:
-        try:
-            probe.connect(str(path))
-        except BlockingIOError:
-            return 0  # its queue of connections is full
-        except OSError:
-            return None
-        try:
-            pid, _, _ = _CREDENTIALS.unpack(
-                probe.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-            )
-        except OSError:
-            return 0
-        return int(pid)
+    for kind in (socket.SOCK_STREAM, socket.SOCK_SEQPACKET):  # NVIDIA's MPS daemons have the second
+        with socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK) as probe:
+            try:
+                probe.connect(str(path))
+                return peer_pid(probe)
+            except BlockingIOError:
+                return 0  # its queue of connections is full
+            except OSError as error:
+                if error.errno != errno.EPROTOTYPE:
+                    return None
+    return None
+
+
+def peer_pid(connection: socket.socket) -> int:
+    """Who is at the other end: the process that connected, or began to listen. 0: not known here."""
+    try:
+        pid, _, _ = _CREDENTIALS.unpack(
+            connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
+        )
+    except OSError:
+        return 0
+    return int(pid)

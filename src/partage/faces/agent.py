@@ -12,9 +12,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from partage.agent.cluster.connection import ClusterConnection
 from partage.agent.compose import run
-from partage.agent.log import configure
+from partage.agent.log import LogOptions, configure
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
+from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.ticks import until_tick
 from partage.faces.http_access import HttpAccess, HttpOptions
@@ -64,11 +65,11 @@ def serve(
     options: AgentOptions,
     hardware_of: Callable[[], RemoteHardware],
     http: HttpAddress | None,
-    log_level: str,
+    logged: LogOptions,
 ) -> None:
     """Run the agent until SIGTERM or SIGINT. Raises what ``agent.compose.run`` does, and InputError for an
     address or files that cannot be used."""
-    configure(log_level)
+    configure(logged)
     listening = None if http is None else Listening.of(http, options.node_name)
     asyncio.run(_run(options, hardware_of, listening))
 
@@ -78,13 +79,13 @@ def serve_slurm(
     slurm: SlurmOptions,
     hardware_of: Callable[[], RemoteHardware],
     http: HttpAddress | None,
-    log_level: str,
+    logged: LogOptions,
 ) -> None:
     """Keep Slurm and the GPUs of this node the same until SIGTERM or SIGINT. Raises what
     ``agent.slurm.service.run`` does, and InputError for an address or files that cannot be used."""
     from partage.agent.slurm import service
 
-    configure(log_level)
+    configure(logged)
     listening = None if http is None else Listening.of(http, slurm.node)
 
     async def run_it() -> None:
@@ -210,4 +211,7 @@ async def _write_report_file(status: AgentStatus, options: AgentOptions) -> None
             if problem and problem != trouble:
                 log.warning("report cannot be written", extra={"reason": problem})
             trouble = problem
-        await until_tick(options.intervals.report_s)
+            await until_tick(options.intervals.report_s)
+            continue
+        # What the kubelet has not accepted is a reason after some seconds, without another report.
+        await wait_at_most(status.news, None if status.all_accepted else options.intervals.report_s)

@@ -49,12 +49,12 @@ class _Word(Frozen):
 _RESOURCES: Mapping[str, _Word] = {
     "aliyun.com/gpu-count": _Word("Alibaba's gpushare", "whole GPUs", "ask for nvidia.com/gpu"),
     "aliyun.com/gpu-core.percentage": _Word(
-        "ACK", "a part of a GPU's compute", "mps with replicas gives each share an equal part of the threads"
+        "ACK", "a part of a GPU's compute", "mps with replicas gives each share an equal part of the SMs"
     ),
     "nvidia.com/gpumem": _Word("HAMi", "MiB of each GPU's memory", _BY_MEMORY),
     "nvidia.com/gpumem-percentage": _Word("HAMi", "a part of each GPU's memory", _BY_MEMORY),
     "nvidia.com/gpucores": _Word(
-        "HAMi", "a part of a GPU's compute", "mps with replicas gives each share an equal part of the threads"
+        "HAMi", "a part of a GPU's compute", "mps with replicas gives each share an equal part of the SMs"
     ),
     "nvidia.com/priority": _Word("HAMi", "a priority inside the GPU", _NONE),
     "volcano.sh/vgpu-number": _Word("Volcano", "virtual GPUs", "ask for 1 of nvidia.com/gpu.shared"),
@@ -63,7 +63,7 @@ _RESOURCES: Mapping[str, _Word] = {
     "volcano.sh/vgpu-cores": _Word(
         "Volcano",
         "a part of a GPU's compute",
-        "mps with replicas gives each share an equal part of the threads",
+        "mps with replicas gives each share an equal part of the SMs",
     ),
 }
 

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partage.agent.options import pod_resources_of
+from partage.agent.options import Intervals, pod_resources_of
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.other_plugins import HANDBACK, OtherPlugin, at_socket
@@ -318,7 +318,9 @@ async def until_exchanged(place: AgentPlace, exchange: Exchange, limit_s: float)
 
 
 async def until_given_way(place: AgentPlace, exchange: Exchange, limit_s: float) -> None:
-    """Wait until the kubelet asks Partage for none of the resources any more. Raises DaemonError."""
+    """Wait until the kubelet asks Partage for none of the resources any more, and has applied the end of its
+    lists: a kubelet that is slow still names their ids as healthy. Raises DaemonError.
+    """
 
     async def still() -> str:
         try:
@@ -328,6 +330,7 @@ async def until_given_way(place: AgentPlace, exchange: Exchange, limit_s: float)
         return f"the agent still serves {min(left)}" if left else ""
 
     await _until(still, limit_s)
+    await asyncio.sleep(Intervals().withdraw_s)
 
 
 async def _until(missing: Callable[[], Awaitable[str]], limit_s: float) -> None:

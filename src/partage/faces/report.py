@@ -32,6 +32,7 @@ from partage.faces.documents.report import (
     ReportingAgent,
 )
 from partage.faces.documents.resources import ResourceRow, Verify, resource_rows
+from partage.faces.documents.use import use_row
 from partage.faces.documents.watch import TimeOf, watch_row
 from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonState
@@ -57,6 +58,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         resources=_resource_rows(report, status),
         held=tuple(_entry_row(entry, time_of) for entry in report.entries),
         watch=None if observation is None else watch_row(observation, time_of),
+        use=use_row(status.use_seen(), status.clock(), time_of),
         offer=report.offer,
         planned_from=Raw(encode_replacing(_planned_from(report))),
     )
@@ -203,7 +205,13 @@ class ReportFile:
             [reason.code for reason in (*readiness.unhealthy, *readiness.degraded)],
             [(state.resource, state.registered, state.registrations) for state in self._status.endpoints()],
             _watched(self._status.watch_observation()),
+            _sampled_minute(self._status.use_seen().sampled_s),
         )
+
+
+def _sampled_minute(sampled_s: float | None) -> int | None:
+    """What makes samples news for the file: once a minute, while somebody has the GPUs sampled."""
+    return None if sampled_s is None else int(sampled_s // 60)
 
 
 def _watched(observation: WatchObservation | None) -> object:

@@ -12,7 +12,7 @@ from partage.model.policy import MemoryUnits
 from partage.plan.offer.memory_units import MOST_UNITS, count_units
 from partage.plan.rightsize.evidence import JOB
 from partage.plan.rightsize.recommend import GpuSize, Recommendation, units_needed, whole_gib
-from partage.text import printable
+from partage.text import count_of, printable
 from partage.units import format_bytes
 from partage.values import Frozen
 
@@ -53,41 +53,74 @@ def check_unit(unit_bytes: int | None, gpu: GpuSize) -> None:
 
 
 def policy(found: Sequence[Recommendation], wanted: Wanted) -> dict[str, Any]:
-    """A policy into which every workload fits. Raises Unsatisfiable where there is none."""
+    """A policy into which every workload fits: whole GPUs for those that need one each, and shares for the
+    others. Raises Unsatisfiable where there is none.
+    """
+    alone, sharing = _groups(found, wanted)
+    if not sharing:
+        _check_alone(max(alone, key=lambda one: one.need_bytes), wanted)
+        return {"version": "partage/v1", "gpus": [{"select": "all", "exclusive": {}}]}
+    entries: list[dict[str, Any]] = []
+    if alone:
+        entries.append({"select": {"index": list(range(len(alone)))}, "exclusive": {}})
+    entries.append({"select": "rest" if alone else "all", **_shared_entry(sharing, wanted)})
+    return {"version": "partage/v1", "gpus": entries}
+
+
+def _check_alone(largest: Recommendation, wanted: Wanted) -> None:
+    """Raises Unsatisfiable where nobody can share a GPU in the way that was asked for."""
+    if wanted.strategy == "mig" and not largest.profile:
+        raise Unsatisfiable(
+            f"no MIG profile holds {largest.evidence.workload}", "take --strategy mps or time-slicing"
+        )
+    if wanted.strategy != "mig" and wanted.unit_bytes is not None:
+        raise Unsatisfiable(
+            f"{largest.evidence.workload} needs {whole_gib(largest.need_bytes)}, and a "
+            f"{wanted.gpu.product} has fewer units",
+            "give it a GPU of its own",
+        )
+
+
+def _groups(
+    found: Sequence[Recommendation], wanted: Wanted
+) -> tuple[list[Recommendation], list[Recommendation]]:
+    """Those that need a GPU of their own, and those that share one."""
     sure = _sure(found)
-    largest = max(sure, key=lambda one: one.need_bytes)
+    alone = [one for one in sure if _needs_a_gpu(one, wanted)]
+    return alone, [one for one in sure if one not in alone]
+
+
+def _needs_a_gpu(one: Recommendation, wanted: Wanted) -> bool:
     if wanted.strategy == "mig":
-        if not largest.profile:
-            raise Unsatisfiable(
-                f"no MIG profile holds {largest.evidence.workload}", "take --strategy mps or time-slicing"
-            )
-        entry: dict[str, Any] = {"mig": {"layout": [largest.profile] * largest.instances}}
-    elif wanted.unit_bytes is not None:
-        if units_needed(largest, wanted.unit_bytes, wanted.gpu) is None:
-            raise Unsatisfiable(
-                f"{largest.evidence.workload} needs {whole_gib(largest.need_bytes)}, and a "
-                f"{wanted.gpu.product} has fewer units",
-                "give it a GPU of its own",
-            )
-        entry = {wanted.strategy: {"unit": whole_gib(wanted.unit_bytes)}}
-    else:
-        replicas = min(_number(one, wanted.strategy) for one in sure)
-        entry = {"exclusive": {}} if replicas < 2 else {wanted.strategy: {"replicas": replicas}}
-    return {"version": "partage/v1", "gpus": [{"select": "all", **entry}]}
+        return one.instances < 2
+    if wanted.unit_bytes is not None:
+        return units_needed(one, wanted.unit_bytes, wanted.gpu) is None
+    return _number(one, wanted.strategy) < 2
+
+
+def _shared_entry(sharing: Sequence[Recommendation], wanted: Wanted) -> dict[str, Any]:
+    """How the GPUs of those are shared that share one."""
+    if wanted.strategy == "mig":
+        largest = max(sharing, key=lambda one: one.need_bytes)
+        return {"mig": {"layout": [largest.profile] * largest.instances}}
+    if wanted.unit_bytes is not None:
+        return {wanted.strategy: {"unit": whole_gib(wanted.unit_bytes)}}
+    return {wanted.strategy: {"replicas": min(_number(one, wanted.strategy) for one in sharing)}}
 
 
 def policy_remarks(found: Sequence[Recommendation], wanted: Wanted) -> Iterator[str]:
     """What is to be known of the policy: which workload decided, and which ones are not in it."""
-    sure = _sure(found)
-    largest = max(sure, key=lambda one: one.need_bytes)
-    yield f"For {wanted.gpu.product}. The largest workload: {_needs(largest)}"
-    alone = [one for one in sure if _number(one, wanted.strategy) < 2]
-    if alone and wanted.strategy != "mig" and wanted.unit_bytes is None:
-        for one in alone:
-            yield f"needs a GPU of its own, so that none is shared: {_needs(one)}"
-        others = [_number(one, wanted.strategy) for one in sure if one not in alone]
-        if others:
-            yield f"the others together: {wanted.strategy}: {{replicas: {min(others)}}}"
+    alone, sharing = _groups(found, wanted)
+    largest = max(sharing or alone, key=lambda one: one.need_bytes)
+    which = "The largest workload that shares a GPU" if alone and sharing else "The largest workload"
+    yield f"For {wanted.gpu.product}. {which}: {_needs(largest)}"
+    for one in alone:
+        yield f"needs a GPU of its own: {_needs(one)}"
+    if alone and sharing:
+        yield (
+            f"the policy gives each of them one GPU ({count_of(len(alone), 'GPU')}): add indexes where more "
+            "of their pods run at a time; the node needs more GPUs than that"
+        )
     for one in found:
         if one.doubt is not None:
             yield f"not counted, since its need is not known ({one.doubt}): {one.evidence.workload}"
@@ -112,10 +145,11 @@ def patches(
     """For each workload that is sure: a patch of what makes its pods. owners: of the manifests. Raises
     Unsatisfiable as ``policy``, whose resources they ask for.
     """
-    entry = policy(found, wanted)["gpus"][0]
+    alone, sharing = _groups(found, wanted)
     for one in found:
         if one.doubt is None:
-            yield _patch(one, _asked(one, wanted, entry), owners)
+            asked = {f"{VENDOR}/gpu": 1} if one in alone else _asked(one, wanted, sharing)
+            yield _patch(one, asked, owners)
 
 
 def _sure(found: Sequence[Recommendation]) -> list[Recommendation]:
@@ -125,12 +159,10 @@ def _sure(found: Sequence[Recommendation]) -> list[Recommendation]:
     return sure
 
 
-def _asked(one: Recommendation, wanted: Wanted, entry: dict[str, Any]) -> dict[str, int]:
-    """The limits that fit the policy."""
-    if "mig" in entry:
-        return {f"{VENDOR}/mig-{entry['mig']['layout'][0]}": 1}
-    if "exclusive" in entry:
-        return {f"{VENDOR}/gpu": 1}
+def _asked(one: Recommendation, wanted: Wanted, sharing: Sequence[Recommendation]) -> dict[str, int]:
+    """The limits of a workload that shares a GPU, as the policy offers them."""
+    if wanted.strategy == "mig":
+        return {f"{VENDOR}/mig-{max(sharing, key=lambda other: other.need_bytes).profile}": 1}
     if wanted.unit_bytes is not None:
         return {MEMORY_RESOURCE: units_needed(one, wanted.unit_bytes, wanted.gpu) or 1}
     return {SHARED: 1}

@@ -7,8 +7,8 @@ the share is withdrawn because its GPU is going to change.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Hashable, Iterator
-from typing import TYPE_CHECKING, TypeVar
+from collections.abc import Collection, Iterator, Mapping
+from typing import TYPE_CHECKING
 
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.share import DeviceOffer
@@ -16,9 +16,7 @@ from partage.plan.serve.ledger_entry import Hold
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.faces.documents.report import ReportDocument, ReportedGpuRow
-
-K = TypeVar("K", bound=Hashable)
+    from partage.faces.documents.report import PlannedFrom, ReportDocument, ReportedGpuRow
 
 
 class ShareCount(Frozen):
@@ -44,46 +42,66 @@ class ShareCount(Frozen):
 
 def not_usable(report: ReportDocument) -> frozenset[Hold]:
     """Shares that are not held and that no container can get now."""
-    gpus, devices = _gpus_out(report), _devices_out(report)
+    from partage.faces.documents.report import withdrawn_in  # all of the agent's status: for show, later
+
+    planned = report.planner_input  # read once: it is most of the report
+    gpus, devices = _gpus_out(report), _devices_out(report, planned)
     out = {
         (offering.resource, share)
         for offering in _offerings(report)
         if offering.gpu in gpus or offering.device in devices
         for share in offering.share_ids
     }
-    return (report.withdrawn | out) - {(entry.resource, entry.id) for entry in report.held}
+    return (withdrawn_in(planned) | out) - {(entry.resource, entry.id) for entry in report.held}
 
 
-def count_by_gpu(report: ReportDocument) -> dict[int, ShareCount]:
-    """By the index of the GPU; only GPUs that offer shares."""
-    return _counted(report, lambda one: one.gpu_index)
+class ShareCounts(Frozen):
+    """The shares of a node. by_gpu: by the index of the GPU; only GPUs that offer shares. by_resource: held
+    shares that are offered no more count, too.
+    """
+
+    by_gpu: Mapping[int, ShareCount]
+    by_resource: Mapping[ResourceName, ShareCount]
 
 
-def count_by_resource(report: ReportDocument) -> dict[ResourceName, ShareCount]:
-    """By the name of the resource. Held shares that are offered no more count, too."""
-    found = _counted(report, lambda one: one.resource)
+def count_shares(report: ReportDocument) -> ShareCounts:
+    """Of a node."""
+    held = {(entry.resource, entry.id) for entry in report.held}
+    out = not_usable(report)
+    by_gpu: dict[int, ShareCount] = {}
+    by_resource: dict[ResourceName, ShareCount] = {}
+    for offering in _offerings(report):
+        states = Counter(_state((offering.resource, share), held, out) for share in offering.share_ids)
+        count = ShareCount(states["held"], states["free"], states["not usable"])
+        by_gpu[offering.gpu_index] = by_gpu.get(offering.gpu_index, ShareCount()) + count
+        by_resource[offering.resource] = by_resource.get(offering.resource, ShareCount()) + count
     for one in report.resources:
-        known = found.get(one.name, ShareCount())
-        found[one.name] = known + ShareCount(held=max(0, one.held - known.held))
-    return found
+        known = by_resource.get(one.name, ShareCount())
+        by_resource[one.name] = known + ShareCount(held=max(0, one.held - known.held))
+    return ShareCounts(by_gpu, by_resource)
+
+
+def count_by_resource(report: ReportDocument) -> Mapping[ResourceName, ShareCount]:
+    """By the name of the resource."""
+    return count_shares(report).by_resource
 
 
 def any_usable(report: ReportDocument) -> bool:
     """Whether a GPU of the node can be used; also where it has none."""
-    return not report.gpus or any(_works(gpu) for gpu in report.gpus)
+    return not report.gpus or any(works(gpu) for gpu in report.gpus)
 
 
-def _works(gpu: ReportedGpuRow) -> bool:
+def works(gpu: ReportedGpuRow) -> bool:
+    """Whether it answers and is not unhealthy."""
     return not gpu.lost and gpu.health.state.offered
 
 
 def _gpus_out(report: ReportDocument) -> set[GpuUuid]:
-    return {gpu.uuid for gpu in report.gpus if gpu.cordoned or not _works(gpu)}
+    return {gpu.uuid for gpu in report.gpus if gpu.cordoned or not works(gpu)}
 
 
-def _devices_out(report: ReportDocument) -> set[DeviceUuid]:
+def _devices_out(report: ReportDocument, planned: PlannedFrom | None) -> set[DeviceUuid]:
     """MIG devices in GPU instances that are not healthy; none known of an agent of another version."""
-    planned = report.planner_input
     if planned is None:
         return set()
     out = {
@@ -98,17 +116,6 @@ def _devices_out(report: ReportDocument) -> set[DeviceUuid]:
 
 def _offerings(report: ReportDocument) -> Iterator[DeviceOffer]:
     return (offering for gpu_offer in report.offer.values() for offering in gpu_offer)
-
-
-def _counted(report: ReportDocument, key: Callable[[DeviceOffer], K]) -> dict[K, ShareCount]:
-    held = {(entry.resource, entry.id) for entry in report.held}
-    out = not_usable(report)
-    found: dict[K, ShareCount] = {}
-    for offering in _offerings(report):
-        states = Counter(_state((offering.resource, share), held, out) for share in offering.share_ids)
-        count = ShareCount(states["held"], states["free"], states["not usable"])
-        found[key(offering)] = found.get(key(offering), ShareCount()) + count
-    return found
 
 
 def _state(hold: Hold, held: Collection[Hold], out: Collection[Hold]) -> str:

@@ -25,15 +25,18 @@ def slurm_pages(status: SlurmStatus, helper: Callable[[], HelperState]) -> dict[
         body, content_type = metrics[0](request.accept)
         return HTTPStatus.OK, content_type, body
 
+    def stalled() -> list[ReadinessReason]:
+        found = (("task-ended", status.ended_tasks()), ("loop-stalled", status.stopped()))
+        return [ReadinessReason(code, why) for code, why in found if why]
+
     def health_page(_: PageRequest) -> Answer:
         trouble = status.trouble
-        readiness = Readiness((ReadinessReason("helper-down", trouble),) if trouble else (), ())
-        return json_answer(health_document(readiness), probe_status(healthy=not trouble))
+        reasons = [*stalled(), *([ReadinessReason("helper-down", trouble)] if trouble else [])]
+        return json_answer(health_document(Readiness(tuple(reasons), ())), probe_status(healthy=not reasons))
 
     def life_page(_: PageRequest) -> Answer:
-        ended = status.ended_tasks()
-        reasons = (ReadinessReason("task-ended", ended),) if ended else ()
-        return json_answer(health_document(Readiness(reasons, ())), probe_status(healthy=not ended))
+        reasons = stalled()
+        return json_answer(health_document(Readiness(tuple(reasons), ())), probe_status(healthy=not reasons))
 
     return {
         "/metrics": metrics_page,

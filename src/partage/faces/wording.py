@@ -14,7 +14,7 @@ GUARANTEES = {
     Guarantee.HARD: "the hardware holds it",
     Guarantee.GUARDED: "the MPS daemon refuses more",
     Guarantee.ADVISORY: "a tenant can drop it",
-    Guarantee.NONE: "a neighbour can take it all",
+    Guarantee.NONE: "a neighbour can use all of it",
 }
 """What each guarantee means for the memory of a share, in words that follow its name."""
 

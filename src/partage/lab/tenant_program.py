@@ -60,6 +60,69 @@ _STORE_TO_INVALID_ADDRESS = b"""
     ret;
 }
 """
+_COUNT_INSIDE = b"""
+.version 6.0
+.target sm_70
+.address_size 64
+.visible .entry count_inside(.param .u64 sum, .param .u32 seed, .param .u32 points) {
+    .reg .pred %again, %is_inside;
+    .reg .b32 %random, %shifted, %thread, %size, %left, %inside;
+    .reg .f32 %x, %y;
+    .reg .b64 %sum, %wide;
+    ld.param.u64 %sum, [sum];
+    ld.param.u32 %random, [seed];
+    ld.param.u32 %left, [points];
+    mov.u32 %thread, %ctaid.x;
+    mov.u32 %size, %ntid.x;
+    mul.lo.u32 %thread, %thread, %size;
+    mov.u32 %size, %tid.x;
+    add.u32 %thread, %thread, %size;
+    mad.lo.u32 %random, %random, 0x9e3779b1, %thread;
+    shr.u32 %shifted, %random, 16;
+    xor.b32 %random, %random, %shifted;
+    mul.lo.u32 %random, %random, 0x85ebca6b;
+    shr.u32 %shifted, %random, 13;
+    xor.b32 %random, %random, %shifted;
+    mul.lo.u32 %random, %random, 0xc2b2ae35;
+    shr.u32 %shifted, %random, 16;
+    xor.b32 %random, %random, %shifted;
+    or.b32 %random, %random, 1;
+    mov.u32 %inside, 0;
+next:
+    shl.b32 %shifted, %random, 13;
+    xor.b32 %random, %random, %shifted;
+    shr.u32 %shifted, %random, 17;
+    xor.b32 %random, %random, %shifted;
+    shl.b32 %shifted, %random, 5;
+    xor.b32 %random, %random, %shifted;
+    shr.u32 %shifted, %random, 8;
+    cvt.rn.f32.u32 %x, %shifted;
+    mul.f32 %x, %x, 0f33800000;
+    shl.b32 %shifted, %random, 13;
+    xor.b32 %random, %random, %shifted;
+    shr.u32 %shifted, %random, 17;
+    xor.b32 %random, %random, %shifted;
+    shl.b32 %shifted, %random, 5;
+    xor.b32 %random, %random, %shifted;
+    shr.u32 %shifted, %random, 8;
+    cvt.rn.f32.u32 %y, %shifted;
+    mul.f32 %y, %y, 0f33800000;
+    mul.f32 %x, %x, %x;
+    fma.rn.f32 %x, %y, %y, %x;
+    setp.le.f32 %is_inside, %x, 0f3f800000;
+    @%is_inside add.u32 %inside, %inside, 1;
+    sub.u32 %left, %left, 1;
+    setp.ne.u32 %again, %left, 0;
+    @%again bra next;
+    cvt.u64.u32 %wide, %inside;
+    red.global.add.u64 [%sum], %wide;
+    ret;
+}
+"""
+"""Each thread draws ``points`` points of the unit square (xorshift, 24 bits; 0f33800000 is 2**-24) and adds
+those inside of the quarter circle to ``sum``. ``tests/lab/cuda_stub.c`` has the same in C."""
+_BLOCK, _MOST_THREADS, _POINTS_EACH = 256, 2**17, 16
+"""Threads of a block, threads at most, and points of each thread at least."""
 
 
 class Tenant:
@@ -168,6 +231,25 @@ class CudaTenant(Tenant):
             self._call("cuDevicePrimaryCtxRetain", ctypes.byref(context), self._gpu)
             self._call("cuCtxSetCurrent", context)
 
+    def estimator(self, points: int) -> Callable[[int], float]:
+        """Each round is one kernel."""
+        blocks = max(1, min(points // _POINTS_EACH, _MOST_THREADS) // _BLOCK)
+        each = max(1, points // (blocks * _BLOCK))
+        count = self._function(_COUNT_INSIDE, b"count_inside")
+        seed, inside = ctypes.c_uint(0), ctypes.c_uint64()
+        total = ctypes.c_uint64()
+        self._call("cuMemAlloc_v2", ctypes.byref(total), ctypes.c_size_t(8))
+
+        def estimate(rounds: int) -> float:
+            self._call("cuMemsetD8_v2", total, ctypes.c_ubyte(0), ctypes.c_size_t(8))
+            for _ in range(rounds):
+                seed.value += 1
+                self._launch(count, blocks, _BLOCK, total, seed, ctypes.c_uint(each))
+            self._call("cuMemcpyDtoH_v2", ctypes.byref(inside), total, ctypes.c_size_t(8))
+            return 4 * inside.value / (rounds * blocks * _BLOCK * each)
+
+        return estimate
+
     def facts(self) -> Facts:
         """Devices: UUIDs without ``GPU-`` or ``MIG-`` before them; CUDA does not say which of the two."""
         found = super().facts()
@@ -186,11 +268,21 @@ class CudaTenant(Tenant):
         self._call("cuMemFree_v2", self._filled(4096, 0))
 
     def fault(self) -> None:
-        module, function = ctypes.c_void_p(), ctypes.c_void_p()
-        self._call("cuModuleLoadData", ctypes.byref(module), _STORE_TO_INVALID_ADDRESS)
-        self._call("cuModuleGetFunction", ctypes.byref(function), module, b"store_to_invalid_address")
-        self._call("cuLaunchKernel", function, 1, 1, 1, 1, 1, 1, 0, None, None, None)
+        self._launch(self._function(_STORE_TO_INVALID_ADDRESS, b"store_to_invalid_address"), 1, 1)
         self._call("cuCtxSynchronize")
+
+    def _function(self, program: bytes, name: bytes) -> ctypes.c_void_p:
+        """A kernel, compiled by the driver from its PTX."""
+        module, function = ctypes.c_void_p(), ctypes.c_void_p()
+        self._call("cuModuleLoadData", ctypes.byref(module), program)
+        self._call("cuModuleGetFunction", ctypes.byref(function), module, name)
+        return function
+
+    def _launch(self, function: ctypes.c_void_p, blocks: int, block: int, *values: Any) -> None:  # noqa: ANN401
+        """Start a kernel. values: its parameters, as C values; the driver copies them before this returns."""
+        pointers = [ctypes.addressof(value) for value in values]
+        parameters = (ctypes.c_void_p * len(pointers))(*pointers) if pointers else None
+        self._call("cuLaunchKernel", function, blocks, 1, 1, block, 1, 1, 0, None, parameters, None)
 
     def _filled(self, amount_bytes: int, value: int) -> ctypes.c_uint64:
         """New memory, all of it written to by a kernel."""

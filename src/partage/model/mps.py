@@ -76,7 +76,7 @@ class ClientLimits(Frozen):
 
 def _amounts(memory_bytes: int | None, threads_percent: int | None) -> str:
     memory = "any memory" if memory_bytes is None else format_bytes(memory_bytes)
-    return f"{memory} and {100 if threads_percent is None else threads_percent} % of threads"
+    return f"{memory} and {100 if threads_percent is None else threads_percent}% of the SMs"
 
 
 class DaemonSpec(Frozen):
@@ -126,7 +126,7 @@ def _check(memory_bytes: int | None, threads_percent: int | None) -> None:
     if memory_bytes is not None and (memory_bytes < MIB or memory_bytes % MIB):
         raise ValueError(f"a limit of {memory_bytes} bytes is not in whole MiB")
     if threads_percent is not None and not 1 <= threads_percent <= 100:
-        raise ValueError(f"{threads_percent} % of the threads is not a limit from 1 to 100")
+        raise ValueError(f"{threads_percent}% of the SMs is not a limit from 1 to 100")
 
 
 def is_mps_name(text: str) -> bool:
@@ -196,6 +196,11 @@ class MpsServer(Frozen):
     clients: tuple[ConnectedClient, ...] = ()
     name: str = ""
 
+    @property
+    def is_ready(self) -> bool:
+        """Whether it answers for itself; one of unknown status is not taken for ready."""
+        return self.status in (ServerStatus.ACTIVE, ServerStatus.FAULT)
+
 
 class DaemonState(Frozen):
     """One control daemon, as observed.
@@ -208,6 +213,7 @@ class DaemonState(Frozen):
     unsettled: a sentence: why its limits have to be set again, although it serves: somebody else gave it a
     command, or nobody can tell; empty: nobody did since they were set and read back.
     doubt: a sentence: why they cannot be relied upon, whatever is set; empty: they can.
+    set_ns: when they were last set and read back, on the node's monotonic clock; 0: not yet.
     outdated: it works in directories that were there before it, or that an older Partage has made; it is
     started again, in new ones, when nobody holds a share of its GPU.
     full: a sentence: which of its directories have no room left; empty: none.
@@ -224,6 +230,7 @@ class DaemonState(Frozen):
     bound_to: str = ""
     unsettled: str = ""
     doubt: str = ""
+    set_ns: int = 0
     outdated: bool = False
     full: str = ""
 

@@ -107,7 +107,8 @@ class QueuedJob(Frozen):
 
 class LiveSettings(Frozen):
     """Settings of a running Slurm. conf: the path of slurm.conf. differs: this host has another slurm.conf
-    than slurmctld. spread: a job may have shares of several GPUs (MULTIPLE_SHARING_GRES_PJ).
+    than slurmctld. spread: a job may have shares of several GPUs (MULTIPLE_SHARING_GRES_PJ). started_s: when
+    slurmctld was started, or has read its files anew since 23.11 (seconds since 1970); None: not said.
     """
 
     version: SlurmVersion
@@ -115,3 +116,4 @@ class LiveSettings(Frozen):
     conf: str = ""
     differs: bool = False
     spread: bool = False
+    started_s: int | None = None

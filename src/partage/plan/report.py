@@ -10,7 +10,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.errors import Problem
-from partage.model.health import Health, HealthStatus
+from partage.model.health import Health, HealthState, HealthStatus
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.model.mps import DaemonState
 from partage.model.node_labels import NodeLabels
@@ -20,7 +20,7 @@ from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger_entry import LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.plan.turn import TurnResult
 from partage.values import Frozen
 
@@ -241,10 +241,27 @@ class Report(Frozen):
     labels: NodeLabels | None = None
     other_labels: str = ""
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing in it is to change, or is only known for some time."""
+        return (
+            all(_is_settled(gpu) for gpu in self.gpus)
+            and all(entry.certainty in (Certainty.OBSERVED, Certainty.PROVEN) for entry in self.entries)
+            and self.dependencies == DependencyProblems()
+            and not self.doubts
+        )
+
     def without_moment(self) -> Report:
         """Equal for two reports that say the same, whenever that was."""
         snapshot = replace(self.snapshot, now_s=0.0) if self.snapshot else None
         return replace(self, made=ReportTime(0.0, 0.0, 0, 0.0), snapshot=snapshot)
+
+
+def _is_settled(gpu: GpuReport) -> bool:
+    """With MPS daemons it never is: whether their limits can be trusted is judged again and again."""
+    settled = gpu.plan is not None and gpu.plan.phase is Phase.SETTLED
+    healthy = gpu.health.state is HealthState.HEALTHY and not gpu.instances and not gpu.lost
+    return settled and healthy and not gpu.daemons
 
 
 def gpu_reports(

@@ -5,28 +5,20 @@ First the plan, then health, then the rows for the kubelet.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from math import inf
 
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.model.gpu import PAUSED, Gpu, NoDriver
-from partage.model.health import (
-    Event,
-    GpuCondition,
-    Health,
-    NodeBooted,
-    Unresponsive,
-    Xid,
-    keep_instances,
-    next_health,
-)
+from partage.model.gpu import PAUSED, NoDriver
+from partage.model.health import GpuCondition, Health, Xid
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.policy import MigStrategy
 from partage.model.xid import DEFAULT_RULES, XidRules
+from partage.plan.gpu_health import HealthNews, healths_after
 from partage.plan.offer.desired import DesiredState
-from partage.plan.reconcile.known_node import GONE, KnownNode
+from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import GpuServing, answerable_offer
@@ -95,7 +87,7 @@ def turn(
     """One turn. view: that of the last turn, kept where nothing in it changes."""
     now = replace(seen.snapshot, absent=_absent(seen, before))
     plan = planner.plan(seen.desired, now)
-    healths = _healths(seen, before, rules)
+    healths = healths_after(_news(seen), before.health, before.serving, now.now_s, rules)
     left = now.departed - plan.serving.keys()
     health = {gpu: healths.get(gpu, Health()) for gpu in (*plan.serving, *healths) if gpu not in left}
     strategy = seen.desired.policy.options.mig_strategy if seen.desired else None
@@ -158,49 +150,13 @@ def _absent(seen: TurnInput, before: NodeState) -> frozenset[GpuUuid]:
     return (served if seen.booted else before.absent & served) - seen.node.answering
 
 
-# --- health --------------------------------------------------------------------------------------
-
-
-def _healths(seen: TurnInput, before: NodeState, rules: XidRules) -> dict[GpuUuid, Health]:
-    gpus = dict.fromkeys((*seen.node.known, *before.serving, *before.health))
-    healths = {}
-    for gpu in gpus:
-        health = before.health.get(gpu, Health())
-        for event in _events(gpu, seen):
-            health = next_health(health, event, seen.snapshot.now_s, rules)
-        healths[gpu] = _without_old_instances(gpu, health, seen)
-    return healths
-
-
-def _events(gpu: GpuUuid, seen: TurnInput) -> Iterator[Event]:
-    """The health events of one GPU since the last turn, in the order in which they apply.
-
-    A GPU that does not answer while it is being changed is expected, and no event.
-    """
-    if seen.booted:
-        yield NodeBooted()
-    yield from (_located(xid, seen.node.known.get(gpu)) for xid in seen.xids if xid.gpu in (gpu, None))
-    if seen.silent:
-        yield Unresponsive(seen.silent)
-        return
-    if gpu in seen.snapshot.in_hand:
-        yield from (one for one in seen.conditions or () if one.gpu == gpu and one.lost is None)
-        return
-    if seen.fresh and seen.node.inventory.gpu(gpu) is None:
-        yield GpuCondition(gpu, lost=GONE)
-    elif seen.fresh and gpu in seen.node.lost:
-        yield GpuCondition(gpu, lost=seen.node.lost[gpu])
-    yield from (condition for condition in seen.conditions or () if condition.gpu == gpu)
-
-
-def _located(xid: Xid, gpu: Gpu | None) -> Xid:
-    """The XID, of the whole GPU where MIG mode is off: drivers may name instance 0 there."""
-    return xid if gpu is not None and gpu.mig_enabled else replace(xid, gi_id=None, ci_id=None)
-
-
-def _without_old_instances(gpu: GpuUuid, health: Health, seen: TurnInput) -> Health:
-    """Ids of GPU instances are reused: the health of instances that no longer exist is dropped."""
-    observed = seen.node.inventory.gpu(gpu) if seen.fresh else None
-    if observed is None or not health.instances or gpu in seen.node.lost:
-        return health
-    return keep_instances(health, frozenset(device.gi_id for device in observed.mig_devices))
+def _news(seen: TurnInput) -> HealthNews:
+    return HealthNews(
+        node=seen.node,
+        fresh=seen.fresh,
+        xids=seen.xids,
+        conditions=seen.conditions,
+        silent=seen.silent,
+        booted=seen.booted,
+        in_hand=seen.snapshot.in_hand,
+    )

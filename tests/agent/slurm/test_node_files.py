@@ -11,6 +11,7 @@ from partage.agent.slurm.options import SlurmOptions
 from partage.agent.slurm.upkeep import wanted_of
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
+from partage.edges.slurm.upkeep_state import read_upkeep, write_upkeep
 from partage.errors import InputError
 from partage.model.slurm import SlurmVersion
 from partage.model.slurm_live import LiveNode
@@ -47,7 +48,7 @@ def test_slurmd_has_read_what_was_there_when_it_started(options, tmp_path):
     assert not files.loaded(wanted, _node(None))
     assert not files.loaded(wanted, _node(int(files.state.at_s)))  # in the same second: who knows
     assert 0 <= files.until_readable_s() <= 1
-    assert files.loaded(wanted, _node(now + 5))
+    assert files.loaded(wanted, _node(now + 1.5))
 
 
 def test_an_agent_that_is_killed_after_writing_knows_that_slurmd_has_still_to_read(options, tmp_path):
@@ -61,9 +62,9 @@ def test_an_agent_that_is_killed_after_writing_knows_that_slurmd_has_still_to_re
 def test_files_that_are_only_touched_have_still_been_read(options, tmp_path):
     files, wanted, now = NodeFiles.of(options, tmp_path / "s"), _wanted(options), time.time()
     files.write(wanted)
-    assert files.loaded(wanted, _node(now + 5))
+    assert files.loaded(wanted, _node(now + 1.5))
     os.utime(options.directory / "gres.conf", (now + 99, now + 99))
-    assert NodeFiles.of(options, tmp_path / "s").loaded(wanted, _node(now + 5))
+    assert NodeFiles.of(options, tmp_path / "s").loaded(wanted, _node(now + 1.5))
 
 
 def test_without_a_memory_the_time_of_the_files_counts(options, tmp_path):
@@ -72,6 +73,53 @@ def test_without_a_memory_the_time_of_the_files_counts(options, tmp_path):
     os.utime(options.directory / "gres.conf", (1000, 1000))
     assert not NodeFiles.of(options, tmp_path / "other").loaded(wanted, _node(1000))
     assert NodeFiles.of(options, tmp_path / "other").loaded(wanted, _node(1001))
+
+
+def test_a_time_to_come_is_taken_as_now(options, tmp_path):
+    """The clock was ahead when the files were written: an RTC in local time. The next start counts."""
+    wanted, now = _wanted(options), time.time()
+    NodeFiles.of(options, tmp_path / "s").write(wanted)
+    os.utime(options.directory / "gres.conf", (now + 7200, now + 7200))
+    write_upkeep(tmp_path / "s", replace(read_upkeep(tmp_path / "s"), at_s=now + 7200))
+    for state in ("s", "without a memory"):
+        files = NodeFiles.of(options, tmp_path / state)
+        assert files.until_readable_s() <= 2
+        assert not files.loaded(wanted, _node(now - 5))
+        assert files.state.at_s <= time.time()
+        assert files.until_readable_s() <= 2
+        assert files.loaded(wanted, _node(time.time() + 1))
+
+
+def test_a_start_to_come_says_nothing(options, tmp_path):
+    """slurmd, too, may have been started by a clock that was ahead."""
+    files, wanted = NodeFiles.of(options, tmp_path / "s"), _wanted(options)
+    files.write(wanted)
+    assert not files.loaded(wanted, _node(time.time() + 7200))
+
+
+def test_shared_files_have_to_be_read_by_slurmctld_too(options, tmp_path):
+    """Whoever has it read them. Files that were found are not told again."""
+    shared = replace(options, writes=Writes.SHARED, settings="CPUs=64")
+    wanted, now = _wanted(shared), int(time.time())
+    files = NodeFiles.of(shared, tmp_path / "s")
+    files.write(wanted)
+    assert files.loaded(wanted, _node(now + 2))
+    assert not files.told(None)
+    assert not files.told(now - 60)
+    assert not NodeFiles.of(shared, tmp_path / "s").told(now)
+    assert not files.told(now + 7200)
+    assert files.told(now + 2)
+    assert NodeFiles.of(shared, tmp_path / "s").told(None)
+    assert not files.state.reconfigured
+    files.write(_wanted(shared, MPS))
+    assert not files.told(now - 60)
+    files.reconfigured()
+    assert files.told(None)
+    assert NodeFiles.of(shared, tmp_path / "s").state.reconfigured
+    found = NodeFiles.of(shared, tmp_path / "without a memory")
+    found.loaded(_wanted(shared, MPS), _node(now))
+    assert found.told(None)
+    assert not found.state.reconfigured
 
 
 def test_comments_and_a_missing_devices_json_are_no_reason_to_drain(options, tmp_path):
@@ -108,7 +156,7 @@ def test_where_somebody_else_writes_slurmd_has_to_be_started_after_the_change(op
     assert files.compare(changed, _node(now - 5)) is Files.WRONG
     assert files.by_others
     assert not options.directory.exists()
-    assert files.compare(changed, _node(now + 5)) is Files.RIGHT
+    assert files.compare(changed, _node(now + 1.5)) is Files.RIGHT
 
 
 @pytest.mark.parametrize(("writes", "name"), [(Writes.OWN, "gres.conf"), (Writes.SHARED, "g1.slurm.conf")])

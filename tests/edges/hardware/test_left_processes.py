@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, suppress
-from pathlib import Path
+from pathlib import Path, PosixPath
+from typing import ClassVar
 from uuid import uuid4
 
 import pytest
@@ -55,8 +57,12 @@ class Node:
                 self._stack.callback(_remove, made)
         return made
 
-    def start(self, cgroup: Path, *command: str, executable: str | None = None) -> subprocess.Popen[str]:
-        process = subprocess.Popen(command, executable=executable, stdout=subprocess.PIPE, text=True)
+    def start(
+        self, cgroup: Path, *command: str, executable: str | None = None, session: bool = False
+    ) -> subprocess.Popen[str]:
+        process = subprocess.Popen(
+            command, executable=executable, stdout=subprocess.PIPE, text=True, start_new_session=session
+        )
         self._stack.callback(_end, process)
         self.move(cgroup, process.pid)
         return process
@@ -171,6 +177,34 @@ def test_the_sandbox_does_not_count_and_nobody_else_can_look_like_it(node: Node)
     for pid in (pause, other, docker):
         os.kill(pid, 9)
     wait_for(lambda: not _pids(uid), what="all have ended")
+
+
+class EndingProc(PosixPath):
+    """/proc, where everything of one session ends in the moment in which a command line is read."""
+
+    session: ClassVar[subprocess.Popen[str]]
+    sandbox: ClassVar[int]
+
+    def read_text(self, encoding: str | None = None, errors: str | None = None) -> str:
+        if self.name == "cmdline":
+            os.killpg(self.session.pid, signal.SIGKILL)
+            self.session.wait()
+            wait_for(lambda: not procfs.runs(PROC, self.sandbox), what="both have ended")
+        return super().read_text(encoding, errors)
+
+
+def test_a_sandbox_that_ends_with_its_shim_while_it_is_looked_at_does_not_count(node: Node) -> None:
+    """Its parent is not there any more to say what it was."""
+    uid, sandbox = _uid(), _container()
+    words = ["-c", "sleep 1000 & echo $!; wait", "-namespace", "k8s.io", "-id", sandbox]
+    shim = node.start(
+        node.cgroup("runtime-t"), "containerd-shim-runc-v2", *words, executable="/bin/sh", session=True
+    )
+    assert shim.stdout is not None
+    EndingProc.session, EndingProc.sandbox = shim, int(shim.stdout.readline())
+    node.move(node.cgroup(f"kubepods-t/pod{uid}/{sandbox}"), EndingProc.sandbox)
+    assert left_of(EndingProc("/proc"), [uid]).processes == ()
+    assert shim.returncode == -signal.SIGKILL, "its command line was read"
 
 
 def test_a_process_called_pause_under_a_false_shim_of_the_tenant_is_found(node: Node) -> None:

@@ -16,7 +16,9 @@ from partage.lab.tenant import TenantLaunch
 from partage.model.gpu import Driver as RealDriver
 from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install_programs
 from partage.units import GIB
+from tests.edges.mps.stand_in import install_real
 from tests.edges.mps.subjects import GPUS, Subject, ending, has_driver
+from tests.nvidia.packages import BRANCHES, unpacked
 
 NAMED_SINCE = 615
 """Driver branch from which a control program speaks version 3 of its language."""
@@ -26,10 +28,18 @@ _REAL_ONLY = [
     pytest.mark.skipif(not has_driver(), reason="this machine has no NVIDIA driver"),
 ]
 SUBJECTS = [
-    pytest.param((True, 2), id="simulated control program"),
-    pytest.param((True, 3), id="simulated control program, version 3"),
-    pytest.param((False, 2), marks=_REAL_ONLY, id="the driver's control program"),
-    pytest.param((False, 3), marks=_REAL_ONLY, id="the driver's control program, version 3"),
+    *(
+        pytest.param(("simulated", branch), id=f"simulated {branch}")
+        for branch in (*BRANCHES, str(NAMED_SINCE))
+    ),
+    *(
+        pytest.param(("NVIDIA's", branch), id=f"NVIDIA's {branch}, a process in the server's place")
+        for branch in BRANCHES
+    ),
+    pytest.param(("driver", BRANCHES[-1]), marks=_REAL_ONLY, id="the driver's control program"),
+    pytest.param(
+        ("driver", str(NAMED_SINCE)), marks=_REAL_ONLY, id="the driver's control program, version 3"
+    ),
 ]
 
 
@@ -42,9 +52,17 @@ def short_dir() -> Iterator[Path]:
 
 
 def simulated_subject(directory: Path, node: MpsNode | None = None, protocol: int = 2) -> Subject:
-    install_programs(directory / "usr/bin", node or MpsNode(dict.fromkeys(GPUS, 80 * GIB)))
+    node = node or MpsNode(dict.fromkeys(GPUS, 80 * GIB))
+    install_programs(directory / "usr/bin", node)
     client = (str(directory / "usr/bin" / CLIENT_PROGRAM),)
-    return Subject(directory / "run", directory, GPUS, client, simulated=True, protocol=protocol)
+    return Subject(directory / "run", directory, GPUS, client, simulated=True, protocol=protocol, node=node)
+
+
+def standing_in(directory: Path, branch: str) -> Subject:
+    """NVIDIA's control program of a branch, with a process in its server's place."""
+    node = MpsNode.of_branch(int(branch), dict.fromkeys(GPUS, 80 * GIB))
+    client = install_real(directory, unpacked(branch), node)
+    return Subject(directory / "run", directory, GPUS, client, simulated=False, node=node)
 
 
 async def _real_subject(directory: Path, protocol: int) -> Subject:
@@ -83,10 +101,14 @@ async def named(short_dir: Path) -> AsyncIterator[Subject]:
 @pytest.fixture(params=SUBJECTS)
 async def subject(request: pytest.FixtureRequest, short_dir: Path) -> AsyncIterator[Subject]:
     """Both control programs in turn, in each version of their language."""
-    simulated, protocol = request.param
-    if simulated:
-        made = simulated_subject(short_dir, protocol=protocol)
-    else:
+    kind, branch = request.param
+    protocol = 3 if int(branch) >= NAMED_SINCE else 2
+    if kind == "simulated":
+        node = MpsNode.of_branch(int(branch), dict.fromkeys(GPUS, 80 * GIB))
+        made = simulated_subject(short_dir, node, protocol=protocol)
+    elif kind == "driver":
         made = await _real_subject(short_dir, protocol)
+    else:
+        made = standing_in(short_dir, branch)
     async with ending(made) as one:
         yield one

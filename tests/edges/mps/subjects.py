@@ -19,6 +19,7 @@ from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.keeper import MpsKeeper
 from partage.model.ids import GpuUuid, device_uuid
 from partage.model.mps import SERVER, DaemonSpec, MpsNamespace
+from partage.sim.mps.node import MpsNode
 from partage.units import GIB
 
 GPUS = (
@@ -66,6 +67,7 @@ class Subject:
 
     devices: GPUs that can be shared. client: command line of a client program.
     protocol: version of the daemons' language; in version 3 all limits are a namespace's.
+    node: what its control program can; None: a real GPU's driver.
     """
 
     run_dir: Path
@@ -74,7 +76,18 @@ class Subject:
     client: tuple[str, ...]
     simulated: bool
     protocol: int = 2
+    node: MpsNode | None = None
     tenants: list[Tenant] = field(default_factory=list)
+
+    @property
+    def says_faults(self) -> bool:
+        """Whether the daemon says the status of a server: not 535's."""
+        return self.node is None or self.node.has_status
+
+    @property
+    def queues_users(self) -> bool:
+        """Whether clients speak to the daemon: a process in the server's place hides them from it."""
+        return self.simulated or self.node is None
 
     def keeper(self, *, host: DaemonHost | None = None, **deadlines: float) -> DaemonKeeper:
         return MpsKeeper(self.run_dir, self.root, host=host, deadlines=DaemonDeadlines(**deadlines))

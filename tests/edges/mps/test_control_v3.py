@@ -70,9 +70,9 @@ async def test_a_namespaces_directory_leads_to_no_other(named: Subject):
 async def test_a_limit_that_the_daemon_does_not_have_is_found_out(short_dir: Path):
     node = MpsNode(dict.fromkeys(GPUS, 80 * GIB), ignores_limits=True)
     async with ending(simulated_subject(short_dir, node, protocol=3)) as subject:
-        with pytest.raises(DaemonError, match=r"told 2 GiB and 25 % of threads in share0.*allows any memory"):
+        with pytest.raises(DaemonError, match=r"told 2 GiB and 25% of the SMs in share0.*allows any memory"):
             await subject.keeper().start(subject.spec())
-        assert await subject.keeper().states() == ()
+        assert [state.phase for state in await subject.keeper().states()] == [DaemonPhase.DEAD]
 
 
 async def test_a_client_is_of_its_server_and_has_a_name(named: Subject):
@@ -137,7 +137,7 @@ async def test_a_server_for_a_gpu_that_is_not_there_is_found_out_at_once(named: 
     spec = DaemonSpec(absent, absent, LIMIT, 25, namespaces=(MpsNamespace(SHARE, LIMIT, 25),))
     with pytest.raises(DaemonError, match=r"no MPS server .* started: no CUDA-capable device is detected"):
         await named.keeper(probe_s=1.0).start(spec)
-    assert await named.keeper().states() == ()
+    assert [state.phase for state in await named.keeper().states()] == [DaemonPhase.DEAD]
 
 
 async def test_a_daemon_whose_server_has_gone_does_not_serve_until_it_is_started_again(named: Subject):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import shutil
@@ -25,6 +26,7 @@ from partage.model.daemon_home import HomeKind
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.sim.mps.node import MpsNode
+from partage.sim.mps.wire import COMMAND_PREFIX, connect
 from partage.units import GIB, MIB
 from tests.edges.mps.conftest import simulated_subject
 from tests.edges.mps.subjects import GPUS, LIMIT, ROOT, Subject, Tenant, ending, until
@@ -53,9 +55,9 @@ def edited(path: Path, **changes: object) -> None:
 
 
 async def test_a_daemon_that_ignores_its_limit_is_not_left_running(peculiar: Subject):
-    with pytest.raises(DaemonError, match=r"was told 2 GiB .* allows any memory and 100 %"):
+    with pytest.raises(DaemonError, match=r"was told 2 GiB .* allows any memory and 100%"):
         await peculiar.keeper().start(peculiar.spec())
-    assert await peculiar.keeper().states() == ()
+    assert [state.phase for state in await peculiar.keeper().states()] == [DaemonPhase.DEAD]
 
 
 async def test_a_limit_counts_as_read_back_where_the_daemon_prints_whole_gib(simulated: Subject):
@@ -68,15 +70,24 @@ async def test_a_program_without_multi_user_serves_one_user_unless_several_are_a
     state = await peculiar.keeper().start(unlimited)
     assert (state.phase, state.multi_user) == (DaemonPhase.SERVING, False)
 
-    with pytest.raises(DaemonError, match="Unknown option"):
+    with pytest.raises(DaemonError, match="Cannot find MPS control daemon process"):
         await peculiar.keeper().start(peculiar.spec(multi_user=True))
 
 
 async def test_a_gpu_on_which_no_server_starts_is_found_out_at_once(simulated: Subject):
-    keeper, absent = simulated.keeper(probe_s=1.0), GpuUuid("GPU-99999999-0000-0000-0000-000000000000")
+    keeper, absent = simulated.keeper(probe_s=60.0), GpuUuid("GPU-99999999-0000-0000-0000-000000000000")
     lost = simulated.spec()
-    with pytest.raises(DaemonError, match=r"no MPS server .* started: .* exited with status 1"):
-        await keeper.start(type(lost)(absent, absent))
+    with pytest.raises(
+        DaemonError, match=r"no MPS server .* started: Server \d+ exited with status 1"
+    ) as error:
+        async with asyncio.timeout(30):  # before probe_s
+            await keeper.start(type(lost)(absent, absent))
+    (state,) = await keeper.states()
+    assert (state.phase, state.pid) == (DaemonPhase.DEAD, None)
+    logs = simulated.run_dir / "mps" / absent / "log"
+    assert str(logs) in str(error.value)
+    assert "exited with status 1" in (logs / "control.log").read_text(), "they stay until it is stopped"
+    await keeper.stop(absent)
     assert await keeper.states() == ()
 
 
@@ -307,6 +318,17 @@ async def test_a_tenant_that_removes_or_takes_the_socket_is_noticed(simulated: S
     assert (again.phase, again.pid == started.pid) == (DaemonPhase.SERVING, False)
 
 
+async def test_a_daemon_that_somebody_keeps_speaking_to_is_silent_and_not_without_clients(simulated: Subject):
+    started = await simulated.keeper().start(simulated.spec())
+    with contextlib.closing(connect(str(simulated.home() / "pipe"))) as spoken:
+        spoken.sendall(COMMAND_PREFIX + b"ps\n")
+        assert spoken.recv(1) != b""
+        (state,) = await simulated.keeper(answer_s=0.5).states()
+        assert (state.phase, state.pid) == (DaemonPhase.SILENT, started.pid)
+        assert "did not answer" in state.reason
+    assert (await only(simulated)).phase is DaemonPhase.SERVING
+
+
 async def test_the_daemon_of_another_directory_is_not_taken_for_ours(simulated: Subject):
     keeper = simulated.keeper()
     other = await keeper.start(simulated.spec(1))
@@ -395,7 +417,7 @@ async def test_a_starter_that_was_ended_in_the_middle_leaves_a_daemon_to_be_fini
 
     state = await only(simulated)
     assert (state.phase, state.pid) == (DaemonPhase.STARTING, pid)
-    assert "allows 2 GiB and 20 % of threads for each client, but should allow 2 GiB and 30 %" in state.reason
+    assert "allows 2 GiB and 20% of the SMs for each client, but should allow 2 GiB and 30%" in state.reason
     finished = await keeper.start(simulated.spec(threads_percent=30))
     assert (finished.phase, finished.pid) == (DaemonPhase.SERVING, pid)
     assert json.loads(record.read_text())["identity"]["pid"] == pid

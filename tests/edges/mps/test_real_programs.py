@@ -5,8 +5,10 @@ Without a GPU no server starts, so the keeper cannot start such a daemon to the 
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import subprocess
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,11 +26,14 @@ from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.record import DaemonIdentity, DaemonRecord, save_record
 from partage.edges.mps.sockets import CLIENTS, COMMANDS, answers_elsewhere, socket_ids
+from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError
 from partage.model.mps import DaemonPhase, DaemonSpec
 from partage.units import MIB
-from tests.edges.mps.real_programs import SUITES, unpacked
-from tests.edges.mps.subjects import GPUS, fill, until
+from tests.edges.mps.subjects import GPUS, ROOT, fill, until
+from tests.nvidia.packages import BRANCHES, unpacked
+
+pytestmark = pytest.mark.skipif(not ROOT, reason="other users and mounts take root")
 
 
 @dataclass
@@ -46,12 +51,14 @@ class Real:
         return state.phase, state.reason
 
 
-@pytest.fixture(scope="module", params=SUITES)
-def driver(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = unpacked(request.param, tmp_path_factory.mktemp(request.param))
-    if isinstance(root, str):
-        pytest.skip(root)
-    return root
+@pytest.fixture(scope="module", params=BRANCHES)
+def branch(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+@pytest.fixture(scope="module")
+def driver(branch: str) -> Path:
+    return unpacked(branch)
 
 
 @pytest.fixture
@@ -162,14 +169,141 @@ async def test_a_command_of_somebody_else_is_noticed_though_all_reads_back_as_be
     assert (await real.access.state(real.paths)).unsettled == ""
 
 
-async def test_since_550_a_user_that_is_not_root_changes_nothing(real: Real, driver: Path):
+async def test_since_550_a_user_that_is_not_root_changes_nothing(real: Real, branch: str):
     await settle(real)
     said = tell(real, "set_default_device_pinned_mem_limit 0 60G", uid=65534)
     refused = "Insufficient privileges for UID 65534" in said
-    assert refused is ("535" not in driver.parent.name)
+    assert refused is (branch != "535")
     seen = await real.access.state(real.paths)
     assert (seen.limits == LIMITED.limits) is refused
     assert "60G" in seen.unsettled, "the log does not say who gave it, nor that it was refused"
+
+
+HOLD = """
+import os, socket, struct, sys
+held = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+held.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
+held.connect(sys.argv[1] + "/control")
+if sys.argv[2] == "commands":
+    held.recvmsg(64, 256)
+    who = struct.pack("iii", os.getpid(), os.getuid(), os.getgid())
+    held.sendmsg([b"OUTBCRED\\0"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
+    held.send(bytes([4, 0, 0, 0]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+"""A client that connects, and gives no command. silent: it does not even say who it is."""
+
+
+@pytest.fixture
+def hold(real: Real) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
+    """Any user of a container holds a connection to the daemon."""
+    with contextlib.ExitStack() as ended:
+
+        def hold(how: str) -> subprocess.Popen[bytes]:
+            as_user = ["setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"]
+            argv = [*as_user, "/usr/bin/python3", "-c", HOLD, str(real.paths.pipe), how]
+            holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+            ended.callback(holder.communicate)
+            ended.callback(holder.kill)
+            assert holder.stdout is not None
+            assert holder.stdout.readline() == b"held\n"
+            return holder
+
+        yield hold
+
+
+@pytest.mark.parametrize("how", ["commands", "silent"])
+async def test_a_daemon_whose_connection_a_tenant_holds_has_not_said_that_nothing_is_there(
+    real: Real, hold: Callable[[str], subprocess.Popen[bytes]], how: str
+):
+    await settle(real)
+    found = await real.access.find(real.paths)
+    control = real.access.control(found)
+    assert isinstance(control, ControlV2)
+    holder = hold(how)
+    for _ in range(5):
+        with pytest.raises(DaemonError):
+            await control.ask("get_server_list", 0.3)
+    state = await real.access.state(real.paths)
+    assert state.phase is DaemonPhase.SILENT
+    assert f"end it if nobody needs it: kill {holder.pid}" in state.reason
+    holder.kill()
+    holder.wait()
+    seen = await real.access.state(real.paths)
+    assert (seen.phase, seen.limits, seen.unsettled) == (DaemonPhase.SERVING, LIMITED.limits, "")
+
+
+async def test_why_its_server_ended_is_found_in_its_log(real: Real):
+    """It is written while the connection that asked for the server is open, where answers are, too."""
+    control = real.access.control(await real.access.find(real.paths))
+    assert isinstance(control, ControlV2)
+    with contextlib.suppress(DaemonError):
+        await control.start_server(0)
+    assert await control.servers() == ()
+
+    async def is_written() -> bool:
+        return "exited with status 1" in last_line(real.paths.log / "control.log")
+
+    await until(is_written)
+
+
+FILL = """
+import os, sys
+log = os.open(sys.argv[1] + "/log", os.O_WRONLY | os.O_NONBLOCK)
+try:
+    while True:
+        os.write(log, b"A" * 4096)
+except BlockingIOError:
+    pass
+"""
+
+
+async def test_a_daemon_that_waits_because_a_tenant_filled_its_log_pipe_is_let_go_on(real: Real):
+    await settle(real)
+    as_user = ["setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"]
+
+    async def is_silent() -> bool:
+        subprocess.run([*as_user, "/usr/bin/python3", "-c", FILL, real.paths.pipe], check=True)
+        phase, reason = await real.phase()
+        return phase is DaemonPhase.SILENT and "pipe/log was full" in reason
+
+    await until(is_silent)  # it reads some of it before it waits
+    assert (await real.phase())[0] is DaemonPhase.SERVING
+
+
+FAKE = """
+import socket, sys
+listens = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+listens.bind(sys.argv[1])
+listens.listen(8)
+print("listens", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("name", [CLIENTS, COMMANDS])
+async def test_somebody_else_who_listens_at_its_socket_is_not_the_daemon(real: Real, name: str):
+    pid = (await real.identity()).pid
+    socket_path = real.paths.pipe / name
+    socket_path.unlink()
+    assert answers_elsewhere(real.paths, pid) == ("nobody listens at its socket control" * (name == CLIENTS))
+    fake = subprocess.Popen(
+        ["/usr/bin/python3", "-c", FAKE, socket_path], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    try:
+        assert fake.stdout is not None
+        assert fake.stdout.readline() == b"listens\n"
+        assert answers_elsewhere(real.paths, pid) == f"process {fake.pid} listens at its socket {name}"
+    finally:
+        fake.communicate()
+
+
+async def test_questions_of_others_make_nothing_unknown(real: Real):
+    """Two who ask at once: a tenant that asks again and again, or ``partage show`` beside the agent."""
+    await settle(real)
+    looks = [real.access.state(real.paths) for _ in range(6)]
+    assert {state.phase for state in await asyncio.gather(*looks)} == {DaemonPhase.SERVING}
 
 
 READ_ONLY = """

@@ -198,9 +198,13 @@ def test_a_listing_is_understood_or_refused_whatever_it_is(words: list[str]):
 # --- control programs -------------------------------------------------------------------------------
 
 
-def control(tmp_path: Path, script: str, deadline_s: float = 10.0) -> ControlV2:
+TAKEN = "read proof; echo 100.0"
+"""The daemon has taken the program's connection."""
+
+
+def control(tmp_path: Path, script: str, deadline_s: float = 10.0, before: str = TAKEN) -> ControlV2:
     program = tmp_path / "nvidia-cuda-mps-control"
-    program.write_text(f"#!/bin/sh\n{script}\n")
+    program.write_text(f"#!/bin/sh\n{before}\n{script}\n")
     program.chmod(0o755)
     return ControlV2(lambda: program, {"PATH": os.environ["PATH"]}, deadline_s)
 
@@ -230,8 +234,27 @@ async def test_a_program_that_floods_is_ended(tmp_path: Path):
 
 async def test_a_program_that_fails_is_quoted(tmp_path: Path):
     script = "echo Cannot find MPS control daemon process >&2; exit 1"
-    with pytest.raises(DaemonError, match="answered 'ps' with 'Cannot find MPS control daemon process'"):
-        await control(tmp_path, script).ask("ps")
+    for before in ("", TAKEN):
+        with pytest.raises(DaemonError, match="answered 'ps' with 'Cannot find MPS control daemon process'"):
+            await control(tmp_path, script, before=before).ask("ps")
+
+
+REFUSED = ["exit 0", "echo Cannot send command to MPS control daemon process >&2; exit 1"]
+"""What NVIDIA's program does while somebody else has the daemon's connection (535, 550, 555)."""
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+async def test_a_connection_that_was_refused_is_made_again(tmp_path: Path, refused: str):
+    once = f"if mkdir {tmp_path}/once 2>/dev/null; then {refused}; fi"
+    assert await control(tmp_path, "echo 4711", before=f"{once}; {TAKEN}").ask("get_server_list") == "4711\n"
+
+
+@pytest.mark.parametrize("refused", REFUSED)
+async def test_a_daemon_that_takes_no_connection_has_not_said_that_it_has_no_servers(
+    tmp_path: Path, refused: str
+):
+    with pytest.raises(NoReply, match=r"did not answer 'get_server_list' within 0.3 s"):
+        await control(tmp_path, refused, deadline_s=0.3, before="").servers()
 
 
 async def test_a_program_that_cannot_be_run_says_so(tmp_path: Path):

@@ -1,12 +1,8 @@
-"""The pages in a real Chromium: drawn, live, searched, by keyboard, and checked by axe.
-
-With PARTAGE_SCREENSHOTS=DIR the pictures of the documents are written there.
-"""
+"""The pages in a real Chromium: drawn, live, searched, by keyboard, and checked by axe."""
 
 from __future__ import annotations
 
 import json
-import os
 import shutil
 import time
 from collections.abc import Iterator
@@ -22,7 +18,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.common.keys import Keys
 from selenium.webdriver.support.ui import WebDriverWait
 
-from partage.agent.status.status import AgentStatus, UsageObservation
+from partage.agent.status.status import AgentStatus, UsageObservation, UseSeen
 from partage.codec.values import encode_replacing, from_plain
 from partage.edges.kube.objects import NodeJson, PodJson
 from partage.edges.kubelet.port import EndpointState
@@ -42,6 +38,7 @@ from partage.plan.usage import Amount, ContainerUse, NodeUse
 from partage.units import GIB
 from tests.faces.reports import AT_S, INTERVALS, a_document, a_report
 from tests.faces.web.clusters import SINCE, node_object, pod_object
+from tests.faces.web.sample_nodes import mixed, thirty
 from tests.faces.web.test_pages import HOSTILE
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
@@ -62,8 +59,6 @@ gpus:
   - {select: rest, exclusive: {}}
 """
 FULL = "version: partage/v1\ngpus: [{select: all, time-slicing: {replicas: 48}}]\n"
-PICTURES = os.environ.get("PARTAGE_SCREENSHOTS")
-"""A directory: the pictures are kept there."""
 
 
 def browser(*arguments: str) -> webdriver.Chrome:
@@ -72,7 +67,9 @@ def browser(*arguments: str) -> webdriver.Chrome:
         options.add_argument(one)
     options.binary_location = str(CHROMIUM)
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    return webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    made = webdriver.Chrome(options=options, service=webdriver.ChromeService(str(DRIVER)))
+    made.set_script_timeout(120)  # axe, on a busy machine
+    return made
 
 
 @pytest.fixture(scope="module")
@@ -136,11 +133,6 @@ def serious(chrome: webdriver.Chrome) -> list[str]:
     ]
 
 
-def keep(chrome: webdriver.Chrome, name: str) -> None:
-    if PICTURES:
-        chrome.save_screenshot(str(Path(PICTURES) / name))
-
-
 def live(chrome: webdriver.Chrome) -> bool:
     return "Live" in chrome.find_element(By.ID, "live").text
 
@@ -157,7 +149,6 @@ def test_the_page_of_a_node_is_drawn_and_live_and_for_everyone(chrome: webdriver
     assert len(boxes) == 2
     assert boxes[0].rect["width"] > 20
     assert serious(chrome) == []
-    keep(chrome, "node.png")
     node.show(held={**held, SHARED: (0,)}, pods=[*pods, ("default", "late", "main")])
     until(chrome, lambda c: "default/late/main" in c.find_element(By.ID, "gpu-4").text)
     assert "ago" in chrome.find_element(By.CSS_SELECTOR, "#gpu-4 time").text
@@ -181,7 +172,8 @@ def test_a_phone_in_the_dark_and_a_keyboard(node: Node) -> None:
     assert node.status.report is not None
     gpu = node.status.report.gpus[2].uuid
     use = ContainerUse(gpu, gpu, Holder("default", "notebook", "main"), Amount(70 * GIB, 79 * GIB))
-    node.status.usage = lambda: UsageObservation(node.now_s, Samples(), NodeUse((use,)))
+    found = UsageObservation(node.now_s, Samples(), NodeUse((use,)))
+    node.status.use_seen = lambda: UseSeen(0.0, node.now_s, found)
     chrome = browser("--window-size=500,900")
     try:
         chrome.execute_cdp_cmd(
@@ -196,7 +188,6 @@ def test_a_phone_in_the_dark_and_a_keyboard(node: Node) -> None:
         assert "70 GiB of 10 GiB, peak 79 GiB" in chrome.find_element(By.ID, "gpu-2").text
         assert chrome.execute_script("return document.documentElement.scrollWidth") <= 390
         assert serious(chrome) == [], "colours of the dark have contrast too"
-        keep(chrome, "phone-dark.png")
         chrome.find_element(By.TAG_NAME, "body").send_keys(Keys.TAB)
         assert chrome.switch_to.active_element.text == "Skip to the content"
     finally:
@@ -212,6 +203,85 @@ def test_without_javascript_the_page_is_readable(node: Node) -> None:
         assert "Without JavaScript" in chrome.find_element(By.TAG_NAME, "footer").text
     finally:
         chrome.quit()
+
+
+@pytest.fixture(scope="module")
+def mixed_url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The page of a node with eight GPUs that are shared in all ways."""
+    status = mixed(tmp_path_factory.mktemp("mixed") / "machine.yaml", at_s=time.time())
+    listening = listen("127.0.0.1:0")
+    face = HttpFace(listening, agent_pages(status, INTERVALS, None, "gpu-node-1"))
+    yield f"http://127.0.0.1:{listening.getsockname()[1]}/"
+    face.close()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+def test_eight_mixed_gpus_fit_on_one_screen_and_one_on_a_phone(mixed_url: str, scheme: str) -> None:
+    chrome = browser("--window-size=1400,1000")
+    try:
+        colours = {"features": [{"name": "prefers-color-scheme", "value": scheme}]}
+        chrome.execute_cdp_cmd("Emulation.setEmulatedMedia", colours)
+        for width, height, phone in ((1400, 900, False), (390, 844, True)):
+            screen = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": phone}
+            chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+            chrome.get(mixed_url)
+            until(chrome, live)
+            cards = [one.rect for one in chrome.find_elements(By.CSS_SELECTOR, "article.card")]
+            assert len(cards) == 8
+            assert max(one["height"] for one in cards) <= height
+            if not phone:
+                assert max(one["y"] + one["height"] for one in cards) <= height
+            assert chrome.execute_script("return document.documentElement.scrollWidth") <= width
+            lines = "return [...document.querySelectorAll('time')].every(t => t.getClientRects().length < 2)"
+            assert chrome.execute_script(lines), "a time stays in one line"
+            assert serious(chrome) == []
+        assert complaints(chrome) == []
+    finally:
+        chrome.quit()
+
+
+def test_a_curve_leads_to_its_numbers(chrome: webdriver.Chrome, mixed_url: str) -> None:
+    chrome.get(mixed_url)
+    until(chrome, live)
+    curve = chrome.find_element(By.CSS_SELECTOR, "#gpu-0 a svg.curve")
+    assert "utilisation in the last hour: 97 % to 97 %" in str(curve.get_attribute("aria-label"))
+    chrome.find_element(By.CSS_SELECTOR, "#gpu-0 a[href='#hour-0']").send_keys(Keys.ENTER)
+    until(chrome, lambda c: c.find_element(By.CSS_SELECTOR, "#hour-0 table").is_displayed())
+    rows = [one.text for one in chrome.find_elements(By.CSS_SELECTOR, "#hour-0 tbody tr")]
+    assert len(rows) == 60 - 6 + 1, "minutes that nobody sampled are one row"
+    assert sum("not sampled" in row for row in rows) == 1
+    assert "97 %" in rows[0]
+    assert "GiB" in rows[0]
+    assert "W" in rows[0]
+
+
+def test_chips_choose_nodes_and_stand_in_the_address(chrome: webdriver.Chrome, tmp_path: Path) -> None:
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    thirty(folder, tmp_path / "machine.yaml")
+    fleet = FleetReports(ReportFolder(folder, clock=lambda: AT_S), pause_s=60.0)
+    listening = listen("127.0.0.1:0")
+    face = HttpFace(listening, FleetPages(fleet, ReportViews()).pages())
+    try:
+        chrome.get(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        until(chrome, live)
+        names = [one.text for one in chrome.find_elements(By.CSS_SELECTOR, "article h2")]
+        assert names[:5] == [f"gpu-node-{number}" for number in ("28", "17", "03", "11", "22")]
+        first = chrome.find_element(By.CSS_SELECTOR, "article:nth-of-type(3)").text
+        assert first.count("XID 79") == 1, "each problem once"
+        chrome.find_element(By.PARTIAL_LINK_TEXT, "degraded").click()
+        chrome.find_element(By.ID, "q").send_keys("XID 48")
+        until(chrome, lambda c: c.find_element(By.ID, "count").text == "1 shown")
+        assert chrome.current_url.endswith("/?show=degraded&q=XID+48")
+        chrome.get(chrome.current_url)
+        until(chrome, live)
+        assert chrome.find_element(By.ID, "count").text == "1 shown"
+        assert "4 GPUs" in chrome.find_element(By.ID, "totals").text, "held but idle"
+        assert serious(chrome) == []
+        assert complaints(chrome) == []
+    finally:
+        face.close()
+        fleet.close()
 
 
 # --- the nodes of a cluster ----------------------------------------------------------------------
@@ -294,7 +364,6 @@ def test_a_hundred_nodes_are_usable(chrome: webdriver.Chrome, reports: Path) -> 
         chrome.get(url)
         until(chrome, live)
         assert len(chrome.find_elements(By.CSS_SELECTOR, "article.node")) == 100
-        keep(chrome, "nodes.png")
         chrome.get(f"{url}?q=node-01")
         until(chrome, live)
         shown = chrome.find_elements(By.CSS_SELECTOR, "article.node:not([hidden])")

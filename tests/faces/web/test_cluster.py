@@ -159,7 +159,7 @@ async def test_changes_are_followed_without_asking_again() -> None:
         waiting = '{"gpus":[{"index":3,"phase":"waiting","reason":"x","pods":["a/b"],"since":"%s"}]}'
         made.store.annotate(NODES, "node-a", **{"partage.dev/plan": waiting % "2026-01-02T03:04:05Z"})
         made.store.annotate(NODES, "node-b", other="one")
-        await made.until(lambda seen: "1 GPU waiting to change" in seen.text)
+        await made.until(lambda seen: "1 GPU with pending changes" in seen.text)
         seen = made.get("/node", name="node-a")
         assert "GPU 3 waiting for pod a/b; it began 2026-01-02 03:04:05 UTC" in seen.text
         made.store.put(PODS, pod_object(HOSTILE, "node-a", {SHARED: 1}), "ADDED")

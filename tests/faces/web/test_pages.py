@@ -16,17 +16,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.agent.status.status import WatchObservation
+from partage.agent.status.status import UsageObservation, UseSeen, WatchObservation
 from partage.codec.values import encode_replacing
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import InputError
 from partage.faces.documents.report import ReportDocument
 from partage.faces.http import HttpFace, PageRequest, Stream, json_answer
 from partage.faces.listen import listen
-from partage.faces.share_counts import ShareCount, count_by_gpu, count_by_resource
+from partage.faces.share_counts import ShareCount, count_by_resource, count_shares
 from partage.faces.web.agents import FleetAgents
 from partage.faces.web.fleet_page import FleetPages
-from partage.faces.web.holdings import measured
+from partage.faces.web.glance import Glance
+from partage.faces.web.holdings import sampled
 from partage.faces.web.live import changes, difference
 from partage.faces.web.markup import element, html
 from partage.faces.web.node_page import node_sections, standing_of
@@ -34,7 +35,10 @@ from partage.faces.web.page import document, grouped
 from partage.faces.web.report_views import ReportViews
 from partage.faces.web.sources import FleetReports, NodeReport, ReportFolder
 from partage.model.ids import ContainerId, MigUuid, PodUid, ResourceName
+from partage.model.samples import Samples
 from partage.model.share import Guarantee
+from partage.plan.last_hour import with_samples
+from partage.plan.report import Report
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind, WatchResult
 from partage.plan.usage import Amount, ContainerUse, NodeUse
@@ -148,20 +152,27 @@ def test_the_page_tells_who_holds_what_and_how_much_of_it_is_used() -> None:
     assert {"state", "policy", "waits", "gpu-0", "gpu-3", "resources"} <= set(seen.ids)
 
 
-def test_what_was_measured_now_comes_before_what_the_watchdog_saw() -> None:
+def used(report: Report, *containers: ContainerUse) -> UseSeen:
+    """That these were sampled just now."""
+    now_s, samples = report.made.clock_s, Samples()
+    found = UsageObservation(now_s, samples, NodeUse(containers))
+    return UseSeen(0.0, now_s, found, with_samples({}, samples, now_s))
+
+
+def test_what_was_sampled_comes_before_what_the_watchdog_saw() -> None:
     report = a_report("4xa100-sxm4-40gb", POLICY, held={SHARED: (0,)}, pods=[("team", "train", "main")])
     gpu = report.node.inventory.gpus[0].uuid
-    one = ContainerUse(gpu, gpu, Holder("team", "train", "main"), Amount(2 * GIB, 12 * GIB))
+    one = ContainerUse(gpu, gpu, Holder("team", "train", "main"), Amount(2 * GIB, 12 * GIB, sm=0.25))
     part = ContainerUse(gpu, MigUuid("MIG-1"), Holder("team", "train", "main"), Amount(1 * GIB, 1 * GIB))
     none = ContainerUse(gpu, gpu, Holder("team", "silent", "main"), Amount())
-    uses = measured(NodeUse((one, part, none)))
-    document = a_document(report)
-    sections = node_sections(document, report.node.inventory, geometry_of, uses)
+    document = a_document(report, used=used(report, one, part, none))
+    sections = node_sections(document, report.node.inventory, geometry_of)
     seen = Seen(sections["gpu-0"])
     assert "3 GiB of 10 GiB, peak 13 GiB" in seen.text
+    assert "25 % busy" in seen.text
     assert '<span class="whole over">peak 13 GiB' in sections["gpu-0"], "it was over its share"
     assert '<span class="whole">3 GiB of 10 GiB' in sections["gpu-0"], "it is not any more"
-    assert len(uses) == 1
+    assert len(sampled(document)) == 1
 
 
 def test_no_script_and_no_style_stands_in_the_page() -> None:
@@ -199,7 +210,7 @@ def test_units_of_memory_are_drawn_as_amounts_and_not_as_boxes(tmp_path: Path) -
     assert seen.tags.count("rect") == 3 + 3, "two pods and the rest on one GPU, three free GPUs"
     assert "held by team/big: 30 GiB" in seen.text
     assert "31 GiB of 39 GiB held; 39 units of 1 GiB" in seen.text
-    assert "30 units of aliyun.com/gpu-mem" in seen.text
+    assert "30 units · memory used not known, of 30 GiB" in seen.text
     (tmp_path / "a.json").write_bytes(encode_replacing(made))
     fleet = FleetReports(ReportFolder(tmp_path, clock=lambda: AT_S), pause_s=60.0)
     _, row = get(FleetPages(fleet, ReportViews()), "/")
@@ -343,7 +354,7 @@ def good_agent() -> Iterator[tuple[str, list[ReportDocument]]]:
 
 
 def _runs(fleet: FleetAgents, pod: str) -> bool:
-    return pod in ReportViews().words(fleet.nodes["good"])
+    return pod in ReportViews().glance(fleet.nodes["good"]).words
 
 
 @pytest.mark.parametrize("speak", SERVERS.values(), ids=SERVERS)
@@ -359,7 +370,7 @@ def test_an_agent_that_misbehaves_is_late_by_itself(speak: Speak) -> None:
         wait_for(lambda: "has not been asked" not in fleet.nodes["bad"].trouble)
         assert fleet.nodes["bad"].trouble
         _, seen = get(FleetPages(fleet, ReportViews()), "/")
-        assert "2 nodes 1 no report1 healthy" in seen.text
+        assert "2 nodes 1 no report 1 healthy" in seen.text
         assert "The oldest answer is that of good, 20" in seen.text
         assert "1 agent never answered" in seen.text
 
@@ -416,21 +427,13 @@ def test_a_folder_that_cannot_be_read_for_a_while_is_read_again(folder: Path) ->
 
 def test_a_node_that_cannot_be_shown_is_one_row(fleet: FleetReports) -> None:
     class Views(ReportViews):
-        def row(self, node: NodeReport) -> Sequence[Any]:
+        def glance(self, node: NodeReport) -> Glance:
             _fails_for_a(node)
-            return super().row(node)
+            return super().glance(node)
 
         def sections(self, node: NodeReport) -> dict[str, str]:
             _fails_for_a(node)
             return dict(super().sections(node))
-
-        def standing(self, node: NodeReport) -> tuple[str, str]:
-            _fails_for_a(node)
-            return super().standing(node)
-
-        def words(self, node: NodeReport) -> Sequence[str]:
-            _fails_for_a(node)
-            return super().words(node)
 
     def _fails_for_a(node: NodeReport) -> None:
         if node.name == "node-a":
@@ -440,7 +443,7 @@ def test_a_node_that_cannot_be_shown_is_one_row(fleet: FleetReports) -> None:
     status, seen = get(pages, "/")
     assert status == HTTPStatus.OK
     assert "What this node says cannot be shown" in seen.text
-    assert "2 nodes 1 cannot be shown1 healthy" in seen.text
+    assert "2 nodes 1 cannot be shown 1 healthy" in seen.text
     assert "node-b" in seen.text
     assert get(pages, "/node", name="node-a")[0] == HTTPStatus.OK
     assert get(pages, "/", q="train")[0] == HTTPStatus.OK
@@ -464,7 +467,7 @@ def test_a_gpu_that_cannot_be_used_has_no_free_shares(tmp_path: Path) -> None:
             "4xa100-sxm4-40gb", POLICY, held={SHARED: (0,)}, pods=[("a", "b", "c")], faults={0: 79, 3: 79}
         )
     )
-    assert count_by_gpu(made)[0] == ShareCount(held=1, free=0, not_usable=3)
+    assert count_shares(made).by_gpu[0] == ShareCount(held=1, free=0, not_usable=3)
     assert count_by_resource(made)[SHARED] == ShareCount(held=1, free=4, not_usable=3)
     assert count_by_resource(made)[ResourceName("nvidia.com/gpu")] == ShareCount(0, 1, 1)
     assert "nvidia.com/gpu.shared143" in shown(made).text

@@ -138,6 +138,7 @@ def test_without_pytorch_the_pythons_that_were_asked_are_named(capsys, tmp_path)
         (("--only", "pi,poetry"), 2),
         (("--memory", "plenty"), 2),
         (("--engine", "python", "--device", "cuda"), 2),
+        (("--engine", "cuda", "--device", "cpu"), 2),
         (("--device", "cpu", "--python", "/no/such/python"), 2),
         (("--engine", "python", "--plot", "run.gif"), 2),
         (("--engine", "python", "--save", "/no/such/folder/run.json"), 2),

@@ -249,8 +249,8 @@ def test_a_gpu_whose_placements_are_not_known_can_do_mig_all_the_same() -> None:
 def test_before_volta_mps_is_not_said_to_limit_anybody() -> None:
     best = advise(asked("none", 4, "mpi"), gpu_facts(P100, None)).best
     assert (best.candidate.way, best.candidate.threads_percent) == (Way.MPS, None)
-    assert not any("% of the threads" in one for one in best.reasons)
-    assert any("limits neither memory nor threads" in one for one in best.reasons_against)
+    assert not any("% of the SMs" in one for one in best.reasons)
+    assert any("limits neither memory nor SMs" in one for one in best.reasons_against)
 
 
 def test_every_refusal_that_can_be_helped_says_how() -> None:

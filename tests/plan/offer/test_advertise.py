@@ -250,7 +250,7 @@ def test_clients_without_figures_share_what_the_others_leave() -> None:
         ),
         (
             (MpsClient("a", None, 60), MpsClient("b", None, 50)),
-            "GPU 0: the MPS clients want 110 % of its threads",
+            "GPU 0: the MPS clients want 110% of its SMs",
             "",
         ),
     ],

@@ -712,8 +712,8 @@ def test_clients_of_one_name_that_differ_between_entries_are_a_warning() -> None
     )
     said = [warning.message for warning in lay(policy, eight()).warnings]
     assert [message.split()[0] for message in said] == ["nvidia.com/gpu.big", "nvidia.com/gpu.small"]
-    assert "MPS with 8 GiB and 50 % of threads on GPU 0; MPS with 16 GiB" in said[0]
-    assert "2 GiB and 50 % of threads, held by the environment alone on GPUs 0-1; MPS with 2 GiB" in said[1]
+    assert "MPS with 8 GiB and 50% of the SMs on GPU 0; MPS with 16 GiB" in said[0]
+    assert "2 GiB and 50% of the SMs, held by the environment alone on GPUs 0-1; MPS with 2 GiB" in said[1]
 
 
 def test_mps_that_limits_nothing_beside_mps_that_does_is_a_warning() -> None:

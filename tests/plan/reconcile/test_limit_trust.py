@@ -8,7 +8,15 @@ from partage.model.gpu import Driver
 from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, share_id
 from partage.model.mps import ConnectedClient, DaemonPhase, DaemonState, MpsServer
 from partage.model.pipe_tenants import NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
-from partage.plan.reconcile.limit_trust import OUTDATED, UNSEEN_S, LimitTrust, Look, Now, next_trust
+from partage.plan.reconcile.limit_trust import (
+    OUTDATED,
+    UNSEEN_S,
+    LimitTrust,
+    Look,
+    Now,
+    next_trust,
+    with_trust,
+)
 from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 
 GPU, OTHER = GpuUuid("GPU-1"), GpuUuid("GPU-2")
@@ -38,9 +46,10 @@ def tenant(identity: ContainerId = A, *rights: ProcessRights) -> PipeTenant:
 
 
 class Node:
-    """Moments of one node, one after the other."""
+    """Moments of one node, one after the other. sets: limits are set again as soon as they have to be."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, sets: bool = True) -> None:
+        self.sets = sets
         self.at_s = 100.0
         self.trust = LimitTrust()
         self.now = Now(
@@ -57,7 +66,51 @@ class Node:
         seen = Look(rows, changes.pop("names", seen.names), self.at_s) if look else seen  # type: ignore[arg-type]
         self.now = replace(self.now, at_s=self.at_s, look=seen, **changes)
         self.trust = next_trust(self.trust, self.now)
+        if self.trust.to_set and self.sets:
+            self.set_limits()
         return self.trust.doubts.get(GPU, "")
+
+    def set_limits(self) -> None:
+        """As the planner does it for daemons that are unsettled."""
+        told = with_trust(self.now.daemons, self.trust)
+        assert {one.device for one in told if one.unsettled} == self.trust.to_set
+        again = tuple(replace(one, set_ns=one.set_ns + 1) for one in self.now.daemons)
+        self.now = replace(self.now, daemons=again)
+        assert with_trust(again, self.trust) == again, "not again before the next look"
+        self.trust = next_trust(self.trust, self.now)
+        assert not self.trust.to_set
+
+
+def test_limits_are_set_again_after_one_that_may_though_the_log_says_nothing():
+    """What a daemon logs goes through ``pipe/log``, and a tenant may be the one that reads it."""
+    node = Node(sets=False)
+    held = (entry(HOLDER),)
+    assert node.then(entries=held, names={A: HOLDER}, tenants=[tenant(A, ROOT)])
+    assert not node.trust.to_set, "as long as it may, that changes nothing"
+    assert "may have given it commands" in node.then(entries=(), names={}, tenants=[])
+    assert node.trust.to_set == {GPU}
+    assert node.then(), "until it was done"
+    node.set_limits()
+    assert node.then() == ""
+
+
+def test_a_container_that_was_root_until_it_was_seen_may_have_changed_limits():
+    node = Node(sets=False)
+    node.then(entries=(entry(since_s=101),), look=False)
+    assert "may have given it commands" in node.then(
+        entries=(entry(HOLDER, since_s=101),), names={A: HOLDER}, tenants=[tenant()]
+    )
+    node.set_limits()
+    assert node.then() == ""
+
+
+def test_at_the_first_look_limits_are_set_again_where_somebody_has_the_pipe():
+    node = Node(sets=False)
+    node.trust = LimitTrust()
+    node.then(tenants=[tenant()])
+    assert node.trust.to_set == {GPU}
+    node.trust = LimitTrust()
+    assert node.then(tenants=[]) == "", "a daemon that was started a moment ago"
 
 
 def test_a_container_counts_as_one_that_may_from_the_answer_until_it_was_seen():
@@ -88,6 +141,34 @@ def test_it_is_certain_again_when_no_client_of_that_time_is_left():
     assert node.then(tenants=[], daemons=(daemon(5, 6),))
     assert node.then(daemons=(daemon(6),)) == ""
     assert node.then(daemons=(daemon(5, 6),)) == "", "a new process with that pid"
+
+
+SILENT = replace(daemon(), phase=DaemonPhase.SILENT, servers=())
+"""A tenant can bring that about at any moment: it holds a connection."""
+
+
+def test_a_daemon_that_says_nothing_for_a_while_has_not_said_that_its_clients_have_gone():
+    node = Node()
+    node.then(tenants=[tenant(A, ROOT)], daemons=(daemon(5),))
+    assert node.then(tenants=[], daemons=(SILENT,))
+    assert node.then(daemons=(daemon(5),))
+    assert node.then(daemons=(daemon(),)) == ""
+
+
+def test_who_became_a_client_meanwhile_may_use_more():
+    node = Node()
+    node.then(tenants=[tenant(A, ROOT)], daemons=(SILENT,))
+    assert node.then(tenants=[], daemons=(SILENT,))
+    assert "its clients of that time" in node.then(daemons=(daemon(5),))
+    assert node.then(daemons=(daemon(5, 6),))
+    assert node.then(daemons=(daemon(6),)) == "", "who came later was limited"
+
+
+def test_who_was_there_before_a_first_look_that_saw_nothing_may_use_more():
+    node = Node()
+    node.trust = LimitTrust()
+    node.then(daemons=(SILENT,))
+    assert "nobody watched its MPS daemon before" in node.then(daemons=(daemon(5),))
 
 
 def test_an_init_container_that_ended_unseen_counts_as_one_that_may_have():

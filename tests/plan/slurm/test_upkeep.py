@@ -38,6 +38,8 @@ INVALID = LiveNode(
     "g1", frozenset({"IDLE", "DRAIN", "INVALID_REG"}),
     "gres/gpu count reported lower than configured (1 < 2)", gres="gpu:h100:2",
 )  # fmt: skip
+LOW = replace(INVALID, reason="Low RealMemory (reported:24105 < 100.00% of configured:990000)")
+RECONFIGURE, RESTART = LoadFiles(reconfigure=True), LoadFiles(reconfigure=False)
 
 
 @pytest.mark.parametrize(
@@ -58,9 +60,22 @@ INVALID = LiveNode(
         ({"files": Files.REMARKS, "jobs": (JOB,)}, WriteFiles()),
         ({"loaded": False, "node": OURS}, LoadFiles(reconfigure=True)),
         ({"loaded": False, "node": OURS, "version": OLD}, LoadFiles(reconfigure=False)),
-        ({"loaded": False, "node": OURS, "asked": True}, Rest("slurmd reads gres.conf")),
+        ({"loaded": False, "node": OURS, "asked": RECONFIGURE}, Rest("slurmd reads gres.conf")),
+        ({"loaded": False, "node": OURS, "asked": RECONFIGURE, "refused": "no"}, Rest("no")),
+        ({"loaded": False, "node": OURS, "reconfigured": True}, RESTART),
+        ({"loaded": False, "node": AWAY}, RESTART),
+        ({"loaded": False, "node": AWAY, "asked": RESTART}, Rest("slurmd reads gres.conf")),
+        ({"loaded": False, "node": replace(AWAY, reason="bad fan")}, Rest("waits for slurmd to register")),
+        ({"told": False, "node": OURS}, RECONFIGURE),
+        ({"told": False, "node": OURS, "asked": RESTART}, RECONFIGURE),
+        ({"told": False, "node": AWAY}, RESTART),
+        ({"told": False, "node": OURS, "jobs": (JOB,)}, Rest("waits for job 7 of anna")),
         ({"node": OURS}, ResumeNode()),
-        ({"node": AWAY}, Rest("waits for slurmd to register")),
+        ({"node": AWAY}, RESTART),
+        ({"node": replace(AWAY, flags=UP.flags | {"NOT_RESPONDING"})}, Rest()),
+        ({"node": LOW}, Rest(f"drained by somebody else: {LOW.reason}")),
+        ({"node": LOW, "loaded": False}, RECONFIGURE),
+        ({"node": LOW, "loaded": False, "reconfigured": True}, RESTART),
         ({"node": OURS, "undescribed": "mps and MIG"}, Rest("mps and MIG")),
         ({"undescribed": "mps and MIG"}, Rest("mps and MIG")),
         ({"trouble": 'a\n"b"\té [c]'}, DrainNode(MARK + "a b c")),
@@ -88,6 +103,20 @@ def test_an_invalid_node_that_a_person_drained_is_repaired_and_stays_drained():
     mine = replace(INVALID, reason="bad fan")
     assert next_move(replace(BASE, node=mine)) == LoadFiles(reconfigure=True)
     assert isinstance(next_move(replace(BASE, node=replace(mine, flags=THEIRS.flags))), Rest)
+
+
+def test_counts_that_slurmctld_has_not_read_are_told_once():
+    """slurmd was restarted after the files were written: a reboot did it, or somebody."""
+    wrong = replace(OURS, gres="gpu:h100:3")
+    invalid = replace(wrong, flags=INVALID.flags)
+    for node in (wrong, invalid):
+        now = replace(BASE, node=node, writes_counts=True)
+        assert next_move(now) == RECONFIGURE
+        assert next_move(replace(now, asked=RECONFIGURE, reconfigured=True)) == Rest("slurmd reads gres.conf")
+        told = next_move(replace(now, reconfigured=True))
+        assert isinstance(told, DrainNode)
+        assert told.reason.endswith("does slurm.conf include the node's file")
+        assert isinstance(next_move(replace(now, writes_counts=False)), DrainNode)
 
 
 def test_counts_in_slurm_conf_that_only_a_person_can_change():
@@ -118,9 +147,10 @@ def test_counts(says, wanted, differ):
 
 @dataclass
 class World:
-    """A node, its Slurm and an agent without memory but the stamp. Layouts are numbers.
+    """A node, its Slurm and an agent that remembers what is on its disk. Layouts are numbers.
 
     hardware, file, loaded, counts: the layout that each of them has. jobs: job to the layout it began with.
+    told, reconfigured: since the file was written. slurmd: it runs. low: a DIMM has failed.
     """
 
     version: SlurmVersion
@@ -136,11 +166,15 @@ class World:
     disk_full: bool = False
     resumed: str = ""
     jobs: dict[int, int] = field(default_factory=dict)
-    asked_by: str = ""
+    told: bool = True
+    reconfigured: bool = False
+    slurmd: bool = True
+    low: bool = False
 
     def look(self) -> UpkeepInput:
         flags = {"IDLE", "DRAIN"} if self.drained else {"IDLE"}
-        flags |= {"INVALID_REG"} if self.loaded != self.counts else set()
+        flags |= {"INVALID_REG"} if self.loaded != self.counts or self.low else set()
+        flags |= set() if self.slurmd else {"NOT_RESPONDING"}
         node = LiveNode("g1", frozenset(flags), self.reason, f"root@{self.given}", f"gpu:t{self.counts}:1")
         return UpkeepInput(
             node=node if self.up else None,
@@ -151,6 +185,9 @@ class World:
             files=Files.RIGHT if self.file == self.hardware else Files.WRONG,
             unwritten="no space left" if self.disk_full else "",
             loaded=self.loaded == self.file,
+            told=self.told or self.version == OLD,
+            reconfigured=self.reconfigured,
+            writes_counts=True,
             wanted=f"gpu:t{self.hardware}:1",
             resumed=self.resumed,
         )
@@ -172,19 +209,27 @@ class World:
             assert idle
             assert not self.disk_full
             self.file = self.hardware
+            self.told = self.reconfigured = False
         elif isinstance(move, LoadFiles):
             assert idle
-            before = (self.loaded, self.counts)
-            self.loaded = self.file
+            before = (self.loaded, self.counts, self.told, self.slurmd)
             if move.reconfigure:
-                self.counts = self.file
-            return before != (self.loaded, self.counts)
+                assert self.slurmd
+                assert not self.reconfigured  # it starts every daemon of the cluster anew
+                self.counts, self.told, self.reconfigured = self.file, True, True
+            self._start_slurmd()
+            return before != (self.loaded, self.counts, self.told, self.slurmd)
         elif isinstance(move, ResumeNode):
             assert now.node is not None
             assert self.reason.startswith(MARK)
             assert self.hardware == self.file == self.loaded == self.counts == self.wanted
             self.resumed, self.drained = stamp(now.node), False
         return not isinstance(move, Rest)
+
+    def _start_slurmd(self) -> None:
+        self.slurmd, self.loaded = True, self.file
+        if self.low and self.version == NEW:
+            self.drained, self.reason, self.given = True, LOW.reason, self.given + 1
 
     def happen(self, event: str, number: int) -> None:
         if event == "policy":
@@ -197,14 +242,26 @@ class World:
             self.jobs.pop(number, None)
         elif event == "drain" and self.up:
             self.drained, self.reason, self.given = True, "bad fan", self.given + 1
-        elif event == "resume" and self.up and not self.jobs and self.reason == "bad fan":
+        elif event == "resume" and self.up and not self.jobs and self.by_others and not self.low:
             self.drained, self.reason = False, ""
         elif event == "slurmctld":
             self.up = not self.up
+        elif event == "slurmd" and not self.jobs:
+            if self.slurmd:
+                self.slurmd = False
+            else:
+                self._start_slurmd()
+        elif event == "dimm" and not self.jobs and self.up:
+            self.low = not self.low
+            self._start_slurmd()
         elif event == "disk":
             self.disk_full = not self.disk_full
         elif event == "act":
             self.act()
+
+    @property
+    def by_others(self) -> bool:
+        return self.drained and self.reason in ("bad fan", LOW.reason)
 
     def check(self) -> None:
         """What holds at every moment: no list changes under a job."""
@@ -212,7 +269,21 @@ class World:
             assert began == self.hardware
 
 
-EVENTS = ("policy", "layout", "job", "end", "drain", "resume", "slurmctld", "disk", "act", "act", "act")
+EVENTS = (
+    "policy",
+    "layout",
+    "job",
+    "end",
+    "drain",
+    "resume",
+    "slurmctld",
+    "slurmd",
+    "dimm",
+    "disk",
+    "act",
+    "act",
+    "act",
+)
 
 
 @settings(max_examples=400, deadline=None)
@@ -225,8 +296,10 @@ def test_no_list_changes_under_a_job_and_the_node_comes_back(version, events):
     for event, number in events:
         world.happen(event, number)
         world.check()
-    by_a_person = world.drained and world.reason == "bad fan"
-    world.up, world.disk_full, world.jobs = True, False, {}
+    by_a_person = world.by_others
+    world.up, world.disk_full, world.low, world.jobs = True, False, False, {}
+    if not world.slurmd:
+        world.happen("slurmd", 0)
     for _ in range(30):
         if not world.act() and version == OLD and world.file == world.hardware:
             world.counts = world.file  # somebody follows the advice, and restarts slurmctld

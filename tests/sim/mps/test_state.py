@@ -209,8 +209,8 @@ def test_a_daemon_that_quits_takes_nobody():
         (["set_default_device_pinned_mem_limit 0 512M"], "get_default_device_pinned_mem_limit 0", "512M"),
         (["set_default_device_pinned_mem_limit 0 3840M"], "get_default_device_pinned_mem_limit 0", "3G"),
         (["set_default_device_pinned_mem_limit 0 512M"], f"get_default_device_pinned_mem_limit {GPU}", ""),
-        (["set_default_device_pinned_mem_limit 7 512M"], "get_default_device_pinned_mem_limit 7", ""),
-        (["set_default_device_pinned_mem_limit 0 512"], "get_default_device_pinned_mem_limit 0", ""),
+        (["set_default_device_pinned_mem_limit 7 512M"], "get_default_device_pinned_mem_limit 7", "512M"),
+        (["set_default_device_pinned_mem_limit 0 512"], "get_default_device_pinned_mem_limit 0", "512M"),
         ([f"set_default_device_pinned_mem_limit {OTHER} 1G"], "get_default_device_pinned_mem_limit 0", ""),
     ],
 )

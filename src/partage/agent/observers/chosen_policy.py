@@ -52,13 +52,18 @@ class ChosenPolicy(Struct):
         self._choose()
 
     async def look(self) -> bool:
-        """Look at the files after policy_s, at a directory at once when it changes. True: another choice."""
-        files = self._files
-        if self.changes is not None and files is not None and self._texts and self._texts.directory:
-            self.changes.watch(files.path, self._changed, contents=True)
-        await until_tick(self.options.intervals.policy_s, self._changed)
-        self._changed.clear()
-        if files is None or not files.changed():
+        """Look at the files when they change, at once, and again and again. True: another choice."""
+        files, intervals = self._files, self.options.intervals
+        if files is None:
+            await asyncio.Event().wait()
+            return False
+        if self.changes is None:
+            await until_tick(intervals.policy_s)
+        else:
+            await self.changes.wait(
+                files.directories(), self._changed, told_s=intervals.rest_s, untold_s=intervals.policy_s
+            )
+        if not files.changed():
             return False
         self._texts, self._unread = await asyncio.to_thread(_read, files)
         return self._choose()

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from msgspec import Struct
+from msgspec import Struct, field
 
+from partage.agent.options import Intervals
+from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.cordon_file import BY_HAND, BY_NODE, read_names, write_names
-from partage.edges.ticks import until_tick
 from partage.errors import InputError
 from partage.model.gpu import Gpu
 from partage.model.ids import GpuUuid
@@ -19,17 +21,19 @@ log = logging.getLogger(__name__)
 
 
 class CordonObserver(Struct):
-    """The names of cordoned GPUs. ask: asks for a turn. period_s: between two looks at the file.
+    """The names of cordoned GPUs. ask: asks for a turn.
 
     A file that cannot be read changes nothing.
     """
 
     state_dir: Path
-    period_s: float
+    changes: DirectoryChanges
+    intervals: Intervals
     ask: Callable[[], None]
     by_hand: frozenset[str] = frozenset()
     by_node: frozenset[str] = frozenset()
     _seen: tuple[int, ...] = ()
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
 
     def start(self, *, in_cluster: bool) -> None:
         """Read what was cordoned before the agent started; without a cluster no Node says anything."""
@@ -38,9 +42,12 @@ class CordonObserver(Struct):
             self.by_node = self._read(BY_NODE, self.by_node)
 
     async def watch(self) -> None:
-        """Look at the file again and again."""
+        """Look at the file whenever its directory changes, and again and again."""
+        intervals = self.intervals
         while True:
-            await until_tick(self.period_s)
+            await self.changes.wait(
+                [self.state_dir], self._changed, told_s=intervals.rest_s, untold_s=intervals.policy_s
+            )
             before = self.by_hand
             self._look()
             if self.by_hand != before:

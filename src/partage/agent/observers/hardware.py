@@ -11,8 +11,8 @@ from msgspec import Struct, field
 from msgspec.structs import replace
 
 from partage.agent.options import Intervals
-from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.port import Hardware
+from partage.edges.ticks import until_tick
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition, Xid
@@ -32,6 +32,9 @@ class HardwareObservation(Frozen):
     conditions: tuple[GpuCondition, ...] | None
     silent: str
 
+
+MOST_ALIKE = 5
+"""So many answers about the health in a row ask for no turn, where they are alike and nothing waits."""
 
 XID_LOG_S = 60.0
 """The same XID of the same GPU is logged once in so many seconds: a program that faults in a loop raises
@@ -62,6 +65,7 @@ class HardwareObserver(Struct):
     ask: asks for a turn. restricted_mps: as in ``Inventory``.
     xid_counts: XIDs since the start, by GPU (empty: unknown) and code.
     last_xids: the code that came last, by GPU.
+    settled: whether a turn would say what the last one said, as long as nothing is new.
     """
 
     hardware: Hardware
@@ -72,6 +76,9 @@ class HardwareObserver(Struct):
     node: KnownNode | None = None
     xid_counts: Counter[tuple[str, int]] = field(default_factory=Counter)
     last_xids: dict[str, int] = field(default_factory=dict)
+    settled: Callable[[], bool] = lambda: False
+    _judged: tuple[GpuCondition, ...] | None = None
+    _alike: int = 0
     _fresh: bool = False
     _xids: list[Xid] = field(default_factory=list)
     _conditions: tuple[GpuCondition, ...] | None = None
@@ -151,9 +158,22 @@ class HardwareObserver(Struct):
         Also at once at the start: the counters from before a fault prove a later reset.
         """
         while True:
-            await self._ask_conditions()
-            self.ask()
+            await self.ask_conditions()
             await _either(self._conditions_asked, self.intervals.conditions_s)
+
+    async def ask_conditions(self) -> None:
+        """Ask once, and for a turn if it has to look at the answer."""
+        await self._ask_conditions()
+        if self._has_news():
+            self._judged, self._alike = self._conditions, 0
+            self.ask()
+        else:
+            self._conditions, self._alike = None, self._alike + 1
+
+    def _has_news(self) -> bool:
+        """Whether a turn has to look at the last answer: not at the same one, where nothing waits."""
+        alike = self._conditions == self._judged and not self._no_conditions
+        return not (alike and self._alike < MOST_ALIKE and self.settled())
 
     async def _ask_conditions(self) -> None:
         was_silent = self._no_conditions
@@ -182,7 +202,8 @@ class HardwareObserver(Struct):
         while True:
             try:
                 events = await self.hardware.events(self.intervals.events_s)
-            except HardwareError:  # the other two tasks report it
+            except HardwareError:  # the other two tasks find out why
+                self.ask()
                 await asyncio.sleep(self.intervals.retry_s)
                 continue
             if events.xids:
@@ -226,6 +247,6 @@ class HardwareObserver(Struct):
 
 
 async def _either(event: asyncio.Event, longest_s: float) -> None:
-    """Wait until the event is set, at most so long; it is unset afterwards."""
-    await wait_at_most(event, longest_s)
+    """Wait until the event is set, about so long at most; it is unset afterwards."""
+    await until_tick(longest_s, event, least_s=longest_s / 2)
     event.clear()

@@ -61,13 +61,15 @@ class OtherPluginObserver(Struct):
 
     async def watch(self) -> None:
         """Look at every change of the directory, at most once a second."""
+        clock = asyncio.get_running_loop().time
         while True:
             self._changed.clear()
             told = self.changes.watch(self.directory, self._changed)
             self.look()
-            await asyncio.sleep(CHECK_S)
+            again_s = clock() + CHECK_S
             if told and self.found is None:
-                await until_tick(REST_S - CHECK_S, self._changed)
+                await until_tick(REST_S, self._changed, least_s=CHECK_S)
+            await asyncio.sleep(max(0.0, again_s - clock()))
 
 
 def _sockets(directory: Path) -> list[SocketIdentity]:

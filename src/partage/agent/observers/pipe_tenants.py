@@ -79,6 +79,8 @@ class PipeTenantsObserver(Struct):
         now = self._with_use(Now(self.clock(), ours, self.ledger.entries(), driver, self._look))
         before, self.trust = self.trust, next_trust(self.trust, now)
         _note(before.doubts, self.trust.doubts)
+        if self.trust.to_set - before.to_set:
+            self.ask()
         return {**dict.fromkeys(guarded - self.trust.known, _NOT_YET.unseen), **self.trust.doubts}
 
     def _with_use(self, now: Now) -> Now:

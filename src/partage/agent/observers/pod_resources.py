@@ -19,6 +19,7 @@ from partage.agent.waiting import wait_at_most
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.pod_resources import Refused
 from partage.edges.kubelet.port import Checkpoint, PodResources
+from partage.edges.ticks import until_tick
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId, device_of
@@ -303,7 +304,12 @@ class PodResourcesPoller(Struct):
 
     async def _rest(self) -> None:
         """Pause; an Allocate shortens the pause to holders_first_s, which the kubelet needs."""
-        if not await wait_at_most(self._soon, self._pause_s):
+        longest_s = self.intervals.holders_s
+        if self._pause_s >= longest_s:  # at rest, together with the others
+            await until_tick(longest_s, self._soon, least_s=self._pause_s - longest_s / 2)
+        else:
+            await wait_at_most(self._soon, self._pause_s)
+        if not self._soon.is_set():
             return
         self._soon.clear()
         await asyncio.sleep(self.intervals.holders_first_s)

@@ -81,7 +81,7 @@ class PolicyObserver(Struct):
             raise InputError(choice.problems)
 
     async def watch(self) -> None:
-        """Check the files every policy_s, and a directory at once when it changes. Wrong ones change
+        """Check the files whenever they change, and again and again. Wrong ones change
         nothing.
         """
         while True:

@@ -15,13 +15,14 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from partage.agent.options import Intervals
-from partage.agent.status.status import UsageObservation
+from partage.agent.status.status import UsageObservation, UseSeen
 from partage.edges.hardware.port import SAMPLED_FOR_S, Hardware
 from partage.edges.kubelet.container_names import container_names
 from partage.edges.ticks import until_tick
 from partage.errors import HardwareError
 from partage.model.ids import ContainerId
 from partage.model.share import NodeOffer
+from partage.plan.last_hour import LastHour, with_samples
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import grants_of
@@ -41,7 +42,7 @@ def answer_in(
 
 
 class UsageObserver(Struct):
-    """The last answer, and the task that asks.
+    """The last answer, what the answers of the last hour were, and the task that asks.
 
     holders_known: whether it is known now who holds what. directory: of the containers' logs. offer: all
     that can be held now. trouble: why the last call failed.
@@ -56,10 +57,21 @@ class UsageObserver(Struct):
     intervals: Intervals
     observation: UsageObservation | None = None
     trouble: str = ""
+    _hour: LastHour = field(default_factory=dict)
+    _began_s: float = 0.0
+    _sampled_s: float | None = None
     _names: dict[ContainerId, Holder] = field(default_factory=dict)
     _asking: asyncio.Task[None] | None = None
     _wanted: asyncio.Event = field(default_factory=asyncio.Event)
     _wanted_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._began_s = self.clock()
+
+    @property
+    def seen(self) -> UseSeen:
+        """What was sampled last. Nothing is asked for it, so that whoever reads it wakes nobody."""
+        return UseSeen(self._began_s, self._sampled_s, self.observation, self._hour)
 
     async def run(self) -> None:
         """Ask every usage_s seconds while somebody wants to know."""
@@ -109,6 +121,7 @@ class UsageObserver(Struct):
         granted = grants_of(self.ledger.entries(), self.offer())
         use = usage_of(samples, self._names, granted, holders_known=self.holders_known())
         self.observation, self.trouble = UsageObservation(at_s, samples, use), ""
+        self._sampled_s, self._hour = at_s, with_samples(self._hour, samples, at_s)
 
     async def _learn_names(self, needed: set[ContainerId]) -> None:
         """The names of containers with a figure. Kept after the kubelet has removed the logs; they never

@@ -29,6 +29,8 @@ from partage.values import Frozen
 log = logging.getLogger(__name__)
 
 _LARGEST_BYTES = 2**24
+_STEP_S = 2
+"""By how much a clock may be set right while nobody looks."""
 
 
 class WantedFiles(Frozen):
@@ -87,7 +89,10 @@ class NodeFiles(Struct):
         """
         have = self._have(wanted)
         if digest(have) != digest(wanted.conf):
-            self._remember(UpkeepState(digest(wanted.conf), time.time(), False, self.state.resumed))
+            told = self.options.writes is not Writes.SHARED
+            self._remember(
+                UpkeepState(digest(wanted.conf), time.time(), resumed=self.state.resumed, told=told)
+            )
         self._write_devices(wanted)
         write_generated(self.options.directory, wanted.conf, MARK)
 
@@ -106,15 +111,40 @@ class NodeFiles(Struct):
         if self.state.digest != now:
             unseen = self.options.writes is Writes.NOTHING and not self.state.digest
             self._try_remember(UpkeepState(now, written_s, unseen, self.state.resumed))
-        if not self.state.loaded and node.started_s is not None:
-            if node.started_s <= math.floor(self.state.at_s):
-                return False
+        self._correct_clock()
+        if not self.state.loaded and self._is_later(node.started_s):
             self._try_remember(replace(self.state, loaded=True))
         return self.state.loaded
 
+    def _correct_clock(self) -> None:
+        """A time to come is of a clock that was ahead when the files were written: they are taken as written
+        now, so that the next start of slurmd counts."""
+        if self.state.at_s > (now_s := time.time()):
+            log.warning(
+                "files of Slurm have a time to come: the clock was ahead",
+                extra={"ahead_s": round(self.state.at_s - now_s)},
+            )
+            self._try_remember(replace(self.state, at_s=now_s))
+
+    def _is_later(self, started_s: int | None) -> bool:
+        """Whether a daemon that was started then has read the files. A start to come says nothing: the clock
+        was ahead then."""
+        return started_s is not None and math.floor(self.state.at_s) < started_s <= time.time() + _STEP_S
+
     def until_readable_s(self) -> float:
-        """How long until a start of slurmd counts, in seconds: its time has no fractions."""
-        return max(0.0, math.floor(self.state.at_s) + 1 - time.time())
+        """How long until a start of slurmd counts, in seconds, at most 2: its time has no fractions."""
+        return min(max(0.0, math.floor(self.state.at_s) + 1 - time.time()), 2.0)
+
+    def told(self, slurmctld_started_s: int | None) -> bool:
+        """Whether slurmctld has read the files, where they are its own: by a reconfigure, this agent's or
+        another one's, or because it was started since."""
+        if not self.state.told and self._is_later(slurmctld_started_s):
+            self._try_remember(replace(self.state, told=True))
+        return self.state.told
+
+    def reconfigured(self) -> None:
+        """Slurm has followed this agent's request to reconfigure."""
+        self._try_remember(replace(self.state, told=True, reconfigured=True))
 
     def resumed(self, node: LiveNode) -> None:
         """Partage has resumed the node."""

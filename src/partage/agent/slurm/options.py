@@ -23,9 +23,12 @@ class Pace(Frozen):
 
     idle_s: while all is as it should be: one request to slurmctld; changes of GPUs and of the policy are
     noticed at once. busy_s: at first while something is due; each look that finds the same doubles it, up to
-    longest_s. retry_s: after files could not be written. asked_s: how long slurmd may take to read its files.
-    answer_s: how long Slurm may take for an answer. spread_s: nodes with shared files wait a random time, at
-    most so long, before they ask for a reconfigure: that of one node serves all that have written before it.
+    longest_s. retry_s: after files could not be written. asked_s: how long slurmd may take to read its files
+    before it is asked again; each request that brought nothing doubles it, up to 64 times so long. answer_s:
+    how long Slurm may take for an answer. spread_s: nodes with shared files wait a random time, at most so
+    long, before they ask for a reconfigure: that of one node serves all that have written before it. first_s:
+    how long slurmd is kept waiting for the layout at the start, while nothing is done. turn_s, step_s: a
+    look, and a step of a layout, that take longer count as stopped.
     """
 
     idle_s: float = 60.0
@@ -35,6 +38,9 @@ class Pace(Frozen):
     asked_s: float = 20.0
     answer_s: float = DEADLINE_S
     spread_s: float = 5.0
+    first_s: float = 60.0
+    turn_s: float = 180.0
+    step_s: float = 900.0
 
 
 class SlurmOptions(Frozen):

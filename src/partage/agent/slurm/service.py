@@ -7,6 +7,7 @@ import logging
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
+from functools import partial
 from typing import Any
 
 from msgspec.structs import replace
@@ -20,6 +21,7 @@ from partage.agent.originals import Originals
 from partage.agent.reconciler.node_port import NodePort
 from partage.agent.reconciler.reconciler import Reconciler
 from partage.agent.reconciler.unfinished import UnfinishedChange
+from partage.agent.slurm.gpu_health import GpuHealth
 from partage.agent.slurm.history import JobUsageObserver
 from partage.agent.slurm.node_files import NodeFiles
 from partage.agent.slurm.options import SlurmOptions
@@ -33,10 +35,12 @@ from partage.edges.files.state import SavedState, StateDir
 from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
 from partage.edges.own_task import unending
+from partage.edges.service_manager import say_ready
 from partage.edges.slurm.control import SlurmControl
 from partage.edges.ticks import until_tick
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
+from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.settings_steps import OriginalSettings
@@ -80,8 +84,17 @@ class _Service:
         self._options, self._directory, self._saved = options, directory, SavedState()
         clock, intervals = time.monotonic, options.intervals
         self._supervisor = Supervisor(clock)
-        asked = asyncio.Event()
-        self._hardware = HardwareObserver(hardware, asked.set, intervals, XidLog(clock))
+        asked, news = asyncio.Event(), asyncio.Event()
+        self._hardware = HardwareObserver(hardware, news.set, intervals, XidLog(clock))
+        self._health = GpuHealth(
+            hardware=self._hardware,
+            clock=clock,
+            ask=asked.set,
+            rules=XidRules.of_environment(options.environ),
+            in_hand=self._in_hand,
+            news=news,
+        )
+        self._pulse_s = clock()
         settings = SettingsObserver(hardware, clock, intervals.observe_s)
         self._changes = DirectoryChanges()
         self._policies = PolicyObserver(options, geometry_of, asked.set, changes=self._changes)
@@ -96,6 +109,8 @@ class _Service:
             control=SlurmControl(slurm.programs, options.environ, slurm.pace.answer_s),
             clock=clock,
             asked=asked,
+            sick=lambda: self._health.trouble,
+            ready=partial(say_ready, options.environ),
         )
         port = NodePort(
             hardware=self._hardware,
@@ -113,6 +128,25 @@ class _Service:
         self._upkeep.reconciler.in_hand = dict.fromkeys(unfinished.read(), Phase.VERIFYING)
         self._use = JobUsageObserver(hardware, self._upkeep.control, slurm.node, options.run_dir)
         self._history = self._history_of(slurm, self._use) if options.history_days else None
+
+    def _in_hand(self) -> Mapping[GpuUuid, Phase]:
+        reconciler = self._upkeep.reconciler
+        return {} if reconciler is None else reconciler.in_hand
+
+    async def _pulse(self) -> None:
+        """Note regularly that the event loop is alive; the HTTP thread checks how old the note is."""
+        while True:
+            self._pulse_s = time.monotonic()
+            await until_tick(self._options.intervals.policy_s)
+
+    def _stopped(self) -> str:
+        """Whether the loop has stopped, a sentence; asked from another thread."""
+        now_s = time.monotonic()
+        if (age_s := now_s - self._pulse_s) > self._options.intervals.stalled_s:
+            return f"the agent's loop has not moved for {age_s:.0f} s"
+        if (late_s := now_s - self._upkeep.due_s) > 0:
+            return f"the agent has not looked at Slurm; it is {late_s:.0f} s late"
+        return ""
 
     def _history_of(self, slurm: SlurmOptions, use: JobUsageObserver) -> HistoryObserver:
         options = self._options
@@ -135,6 +169,7 @@ class _Service:
             dcgm=self._options.dcgm_names,
             history=None if self._history is None else self._history.files.texts,
             ended_tasks=lambda: self._supervisor.trouble,
+            stopped=self._stopped,
         )
         await faces(status)
 
@@ -145,6 +180,7 @@ class _Service:
             log.warning("state cannot be used", extra={"problem": problem})
         self._saved = loaded.state or SavedState()
         self._policies.fallback = self._saved.policy
+        self._health.restore(self._saved)
         self._policies.start()
         observation = asyncio.create_task(self._hardware.observe(), name="first observation")
         stopped = asyncio.create_task(stop.wait(), name="stop")
@@ -157,9 +193,12 @@ class _Service:
             tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
                 "observe": self._hardware.observe_regularly,
                 "events": self._hardware.watch_events,
+                "conditions": self._hardware.conditions_forever,
+                "health": self._health.run,
                 "policy": self._policies.watch,
-                "state": self._save_policy,
+                "state": self._save,
                 "upkeep": self._upkeep.run,
+                "pulse": self._pulse,
             }
             if self._history is not None:
                 tasks["history"] = self._history.run
@@ -178,13 +217,15 @@ class _Service:
         if self._history is not None:
             await asyncio.to_thread(self._history.save)
 
-    async def _save_policy(self) -> None:
-        """Keep the last good policy for the next agent."""
-        written = self._saved.policy
+    async def _save(self) -> None:
+        """Keep the last good policy, and the health of the GPUs, for the next agent."""
+        written = self._saved
         while True:
-            if self._policies.good is not None and self._policies.saved != written:
-                written = self._policies.saved
-                state = replace(self._saved, policy=written)
+            policy = self._policies.saved if self._policies.good is not None else written.policy
+            boot_id, health = self._health.boot_id, self._health.by_gpu
+            state = replace(written, policy=policy, boot_id=boot_id, health=health)
+            if state != written:
+                written = state
                 if failed := await asyncio.to_thread(self._directory.save, state, time.monotonic()):
                     log.warning("state cannot be written", extra={"reason": failed.reason})
             await until_tick(self._options.intervals.policy_s)

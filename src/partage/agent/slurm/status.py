@@ -15,7 +15,8 @@ from partage.model.dcgm_names import DcgmNames
 class SlurmStatus(Struct):
     """node: its name. loop: in which the agent runs.
 
-    history, ended_tasks: as in ``AgentStatus``. dcgm: whether use is told under dcgm-exporter's names, too.
+    history, ended_tasks: as in ``AgentStatus``. stopped: why the loop counts as stopped, empty if it moves;
+    may be called from another thread. dcgm: whether use is told under dcgm-exporter's names, too.
     """
 
     node: str
@@ -25,6 +26,7 @@ class SlurmStatus(Struct):
     dcgm: DcgmNames = DcgmNames.OFF
     history: Callable[[], Iterable[Raw]] | None = None
     ended_tasks: Callable[[], str] = str
+    stopped: Callable[[], str] = str
 
     @property
     def trouble(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import random
 from collections.abc import Callable
 
@@ -34,6 +35,7 @@ from partage.plan.offer.findings import Findings
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Phase, Snapshot
 from partage.plan.reconcile.planner import Planner
+from partage.plan.slurm import releases
 from partage.plan.slurm.gres import NodeToName, cluster_config, node_gres
 from partage.plan.slurm.job_processes import of_jobs
 from partage.plan.slurm.node_devices import node_devices
@@ -55,10 +57,16 @@ log = logging.getLogger(__name__)
 
 _STAYS = (Phase.SETTLED, Phase.BLOCKED)
 """Phases of a GPU whose layout is not about to change."""
+_DOUBLED = 6
+"""So often the pause after a request that brought nothing is doubled."""
 
 
 class SlurmUpkeep(Struct):
-    """Looks and acts. asked: something has changed. move: the last one."""
+    """Looks and acts. asked: something has changed. move: the last one.
+
+    sick: which GPUs must get no jobs although they answer. ready: called once, when slurmd may start, with
+    what is done or waited for. due_s: when it has to have moved again, else it has stopped.
+    """
 
     options: SlurmOptions
     hardware: HardwareObserver
@@ -68,6 +76,8 @@ class SlurmUpkeep(Struct):
     files: NodeFiles
     control: SlurmControl
     clock: Callable[[], float]
+    sick: Callable[[], str]
+    ready: Callable[[str], bool]
     reconciler: Reconciler | None = None
     asked: asyncio.Event = field(default_factory=asyncio.Event)
     move: Move = field(default_factory=Rest)
@@ -75,20 +85,33 @@ class SlurmUpkeep(Struct):
     _pause_s: float = 0.0
     _unwritten: str = ""
     _unwritten_s: float = 0.0
-    _loading_s: float | None = None
+    due_s: float = math.inf
+    _asked: LoadFiles | None = None
+    _asked_until_s: float = 0.0
+    _requests: int = 0
+    _refused: str = ""
+    _started_s: float | None = None
 
     async def run(self) -> None:
         """Look and act until cancelled."""
         assert self.reconciler is not None
+        if self._started_s is None:
+            self._started_s = self.clock()
+        self._moves_within(self.options.pace.step_s)
         await self.reconciler.finish_cut_off()
         while True:
             before = self.move
+            self._moves_within(self.options.pace.turn_s)
             try:
                 self.move = await self.turn()
             except PartageError as error:
                 self.move = Rest(str(error))
+            self._let_slurmd_start(self.move)
             self._say(self.move)
             await self._pause(before)
+
+    def _moves_within(self, seconds: float) -> None:
+        self.due_s = self.clock() + seconds
 
     async def turn(self) -> Move:
         """One look and one move. Raises ClusterError where Slurm refuses, HardwareError."""
@@ -98,8 +121,24 @@ class SlurmUpkeep(Struct):
         self.policies.resolve_on(node)
         now, wanted = await self._look(node)
         move = next_move(now)
+        if self._let_slurmd_start(move) and isinstance(move, LoadFiles):
+            self._note_request(LoadFiles(reconfigure=False))  # systemd starts it now
+            return Rest("slurmd starts")
         await self._do(move, now.node, wanted)
         return move
+
+    def _let_slurmd_start(self, move: Move) -> bool:
+        """At the start of the node slurmd waits for the layout, and for files that fit it: what it finds is
+        what it needs, or it does not come up. Not for ever: some things are not known before it is there.
+        Whether something waited for it.
+        """
+        if self._started_s is None or isinstance(move, (DrainNode, MakeLayout, WriteFiles)):
+            return False
+        waits = isinstance(move, Rest) and move.why
+        if waits and self.clock() < self._started_s + self.options.pace.first_s:
+            return False
+        self._started_s = None
+        return self.ready(move.why if isinstance(move, Rest) and move.why else "the layout is there")
 
     def plan(self) -> NodePlan:
         """The plan of this moment, of layouts alone."""
@@ -123,7 +162,7 @@ class SlurmUpkeep(Struct):
     async def _look(self, node: KnownNode) -> tuple[UpkeepInput, WantedFiles | None]:
         assert self.reconciler is not None
         live = await self._ask_slurm()
-        trouble = _trouble(node)
+        trouble = "; ".join(filter(None, (_trouble(node), self.sick())))
         plan = NodePlan() if trouble else self.plan()
         if not plan.settled:
             await self.settings.observe(users=True, slices=False)
@@ -150,6 +189,7 @@ class SlurmUpkeep(Struct):
                 now,
                 files=await asyncio.to_thread(self.files.compare, wanted, live),
                 loaded=await asyncio.to_thread(self.files.loaded, wanted, live),
+                told=await asyncio.to_thread(self._told),
                 wanted=wanted.counts,
             )
         if live is not None and live.drained and what_is_due(now):
@@ -159,7 +199,20 @@ class SlurmUpkeep(Struct):
         if self._unwritten and self.clock() >= self._unwritten_s:
             self._unwritten = ""
         unwritten = self._unwritten or self.files.by_others
-        return replace(now, unwritten=unwritten, asked=self._is_loading()), wanted
+        return replace(
+            now,
+            unwritten=unwritten,
+            asked=self._asked if self.clock() < self._asked_until_s else None,
+            refused=self._refused,
+            reconfigured=self.files.state.reconfigured,
+        ), wanted
+
+    def _told(self) -> bool:
+        """Whether slurmctld has read the files, where it can: before 23.11 it has to be started anew, and the
+        counts say whether it was."""
+        if self.files.state.told or self.options.version < releases.RECONFIGURE_APPLIES:
+            return True
+        return self.files.told(self.control.settings().started_s)
 
     async def _ask_slurm(self) -> LiveNode | None:
         try:
@@ -185,9 +238,6 @@ class SlurmUpkeep(Struct):
             return replace(now, trouble=f"devices that Slurm gives to jobs are gone: {why}")
         return replace(now, undescribed=why)
 
-    def _is_loading(self) -> bool:
-        return self._loading_s is not None and self.clock() < self._loading_s + self.options.pace.asked_s
-
     # --- acting -------------------------------------------------------------------------------
 
     async def _do(self, move: Move, live: LiveNode | None, wanted: WantedFiles | None) -> None:
@@ -197,18 +247,19 @@ class SlurmUpkeep(Struct):
                 await asyncio.to_thread(self.control.drain, name, reason)
             case MakeLayout():
                 assert self.reconciler is not None
+                self._moves_within(self.options.pace.step_s)
                 await self.reconciler.step()
             case WriteFiles() if wanted is not None:
                 await self._write(wanted)
-            case LoadFiles(reconfigure=reconfigure):
-                await self._load(reconfigure=reconfigure)
+            case LoadFiles():
+                await self._load(move)
             case ResumeNode() if live is not None:
                 await asyncio.to_thread(self.control.resume, name)
                 await asyncio.to_thread(self.files.resumed, live)
-                self._loading_s = None
+                self._forget_requests()
 
     async def _write(self, wanted: WantedFiles) -> None:
-        self._loading_s = None
+        self._forget_requests()
         try:
             await asyncio.to_thread(self.files.write, wanted)
             await asyncio.sleep(await asyncio.to_thread(self.files.until_readable_s))
@@ -218,13 +269,29 @@ class SlurmUpkeep(Struct):
             self._unwritten, self._unwritten_s = str(error), self.clock() + self.options.pace.retry_s
             log.warning("files cannot be written", extra={"reason": str(error)})
 
-    async def _load(self, *, reconfigure: bool) -> None:
+    async def _load(self, move: LoadFiles) -> None:
         await asyncio.sleep(await asyncio.to_thread(self.files.until_readable_s))
-        if reconfigure:
-            await asyncio.to_thread(self.control.reconfigure)
-        else:
-            await asyncio.to_thread(self.control.restart_slurmd, self.options.restart)
-        self._loading_s = self.clock()
+        self._refused = ""
+        try:
+            if move.reconfigure:
+                await asyncio.to_thread(self.control.reconfigure)
+                await asyncio.to_thread(self.files.reconfigured)
+            else:
+                await asyncio.to_thread(self.control.restart_slurmd, self.options.restart)
+        except PartageError as error:
+            self._refused = str(error)
+            raise
+        finally:
+            self._note_request(move)
+
+    def _note_request(self, move: LoadFiles) -> None:
+        """The next request of the same kind waits twice as long as this one."""
+        pause_s = self.options.pace.asked_s * 2.0 ** min(self._requests, _DOUBLED)
+        self._asked, self._asked_until_s = move, self.clock() + pause_s
+        self._requests += 1
+
+    def _forget_requests(self) -> None:
+        self._asked, self._requests, self._refused = None, 0, ""
 
     # --- saying and waiting -------------------------------------------------------------------
 
@@ -234,7 +301,7 @@ class SlurmUpkeep(Struct):
             self._log_once("slurm waits" if move.why else "slurm is as it should be", move.why)
         else:
             self._said = ""
-            log.info(f"slurm: {_NAMES[type(move)]}", extra={"reason": getattr(move, "reason", None)})
+            log.info(f"slurm: {_name(move)}", extra={"reason": getattr(move, "reason", None)})
 
     def _log_once(self, event: str, why: str) -> None:
         said = f"{event} {why}"
@@ -250,6 +317,7 @@ class SlurmUpkeep(Struct):
             self._pause_s = min(max(2 * self._pause_s, pace.busy_s), pace.longest_s)
         else:
             self._pause_s = pace.busy_s if isinstance(self.move, Rest) else min(0.2, pace.busy_s)
+        self._moves_within(self._pause_s + pace.turn_s)
         await wait_at_most(self.asked, self._pause_s)
         self.asked.clear()
 
@@ -258,9 +326,14 @@ _NAMES = {
     DrainNode: "node drained",
     MakeLayout: "layout made",
     WriteFiles: "files written",
-    LoadFiles: "slurmd asked to read its files",
     ResumeNode: "node resumed",
 }
+
+
+def _name(move: Move) -> str:
+    if isinstance(move, LoadFiles):
+        return "reconfigure asked for" if move.reconfigure else "slurmd restarted"
+    return _NAMES[type(move)]
 
 
 def wanted_of(desired: DesiredState, options: SlurmOptions) -> WantedFiles:

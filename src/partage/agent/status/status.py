@@ -11,6 +11,7 @@ from msgspec import Raw, Struct, field
 from partage.agent.status.mps_clients import MpsClientsSeen
 from partage.edges.kubelet.port import EndpointState
 from partage.model.samples import Samples
+from partage.plan.last_hour import LastHour
 from partage.plan.report import Report
 from partage.plan.serve.watchdog import WatchResult
 from partage.plan.usage import NodeUse
@@ -60,6 +61,17 @@ class UsageObservation(Frozen):
     use: NodeUse
 
 
+class UseSeen(Frozen):
+    """What was sampled for whoever wanted it, on the agent's clock. began_s: since when the agent could have
+    sampled. sampled_s: when it did last; None: never. found: the last answer; None: nobody wants any.
+    """
+
+    began_s: float = 0.0
+    sampled_s: float | None = None
+    found: UsageObservation | None = None
+    hour: LastHour = field(default_factory=dict)
+
+
 class AgentStatus(Struct):
     """The last report, the pulse of the loop, and values that are read live.
 
@@ -69,6 +81,8 @@ class AgentStatus(Struct):
     watch_observation: the watchdog's last check; None if nothing is watched, or was checked yet.
     history: reads the days of the history of use as they are on the disk; None: none is kept.
     mps_clients: of which MPS daemons clients were seen; None: their pipes can be written.
+    news: set at the next report; then another event is in its place.
+    use_seen: what was sampled last, for whoever wanted it; asks nothing.
     usage: asks what is used now. Takes some milliseconds, a second at most; never call it in the agent's
     loop.
     """
@@ -82,19 +96,25 @@ class AgentStatus(Struct):
     helper_trouble: Callable[[], str] = str
     watch_observation: Callable[[], WatchObservation | None] = lambda: None
     usage: Callable[[], UsageObservation | None] = lambda: None
+    use_seen: Callable[[], UseSeen] = UseSeen
     history: Callable[[], Iterable[Raw]] | None = None
     mps_clients: MpsClientsSeen | None = None
-    _news: asyncio.Event = field(default_factory=asyncio.Event)
+    news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:
         """Publish a new report, and wake those who wait for one."""
         self.report = report
-        self._news.set()
-        self._news = asyncio.Event()
+        self.news.set()
+        self.news = asyncio.Event()
+
+    @property
+    def all_accepted(self) -> bool:
+        """Whether the kubelet has accepted every resource, and watches its list."""
+        return all(state.registered and state.unwatched_since is None for state in self.endpoints())
 
     async def until(self, true_of: Callable[[Report], bool]) -> Report:
         """The first report, from the current one on, for which that is true. Call it in the publishing loop
         only."""
         while self.report is None or not true_of(self.report):
-            await self._news.wait()
+            await self.news.wait()
         return self.report

@@ -95,6 +95,12 @@ class PolicyFiles(Struct):
         self._seen, self._settled = signature, settled
         return True
 
+    def directories(self) -> tuple[Path, ...]:
+        """Where the kernel tells that something has changed: of a link, also where it leads."""
+        if self.path.is_dir():
+            return (self.path,)
+        return tuple({self.path.parent, self.path.resolve().parent})
+
     def read(self) -> PolicyTexts:
         """Read them. Raises InputError where nothing can be read at all."""
         return read_policies(str(self.path), read_regular_input)

@@ -49,5 +49,5 @@ class HelperProcess:
         until_s = clock() + timeout_s
         while self.exit_code is None and clock() < until_s:
             await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, _LONGEST_POLL_S)
+            pause_s = min(1.5 * pause_s, _LONGEST_POLL_S)
         return self.exit_code is not None

@@ -11,7 +11,7 @@ the runtime has for the pod is its parent, and carries its id.
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
@@ -147,13 +147,21 @@ def _processes(proc: Path, container: _Container) -> Sequence[LeftProcess]:
         if len(found) >= MOST_OF_POD:
             break
         status = procfs.thread_fields(proc, tid)
-        state, pid = status.get("State", "")[:1], status.get("Tgid", "")
-        if state in _ENDED or int(pid) in found:
+        pid = status.get("Tgid", "")
+        if _state(status) in _ENDED or int(pid) in found:
             continue
         if is_sandbox(proc, int(status.get("PPid", "0")), container.id):
             return ()
+        # A sandbox and its runtime's process end together: one that has gone is not known by its parent.
+        if (state := _state(procfs.thread_fields(proc, tid))) in _ENDED:
+            continue
         found[int(pid)] = LeftProcess(container.pod, container.id, int(pid), status.get("Name", ""), state)
     return tuple(found.values())
+
+
+def _state(status: Mapping[str, str]) -> str:
+    """Of a thread, one letter (proc_pid_status(5)); empty if it has gone."""
+    return status.get("State", "")[:1]
 
 
 def _threads(container: _Container) -> Iterator[int]:

@@ -63,7 +63,7 @@ from partage.model.step import (
 
 T = TypeVar("T")
 
-_CHECK_S = 10.0
+_CHECK_S = 30.0
 """A caller that waits for events checks session and watch this often. Every other call does so too."""
 
 _REST_S = 5.0
@@ -247,16 +247,23 @@ class NvmlHardware:
 
     async def _on_thread(self, function: Callable[[], T]) -> T:
         """Make a call that asks all GPUs, in a session if one can be opened."""
-        await self._opened()
+        await self._until_idle()
+        # A session that is open is not asked for first: the thread, and the loop, would wake twice. In a new
+        # one the GPUs are counted before: so long may the call take.
+        if not self._nvml.is_open or self._needs_new_session():
+            await self._opened()
         return await self._worker.call(lambda: self._warmed(function), self._allowed_s())
 
     async def _opened(self) -> NoDriver | None:
         """Open a session; None, or why that is not possible. Never while a step is performed: a session that
         opens during a reset would make it fail.
         """
+        await self._until_idle()
+        return await self._worker.call(self._open, self._allowed_s())
+
+    async def _until_idle(self) -> None:
         while not self._idle.is_set():
             await self._idle.wait()
-        return await self._worker.call(self._open, self._allowed_s())
 
     def _allowed_s(self) -> float:
         """How long a call may take: longer while the GPUs may be cold, because the session is new."""

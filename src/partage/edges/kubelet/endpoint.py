@@ -37,10 +37,11 @@ from partage.edges.ticks import until_tick
 from partage.errors import ClusterError, Rejected, Unreachable
 from partage.model.ids import device_of
 
-CHECK_S, POLL_S = 1.0, 0.5
+CHECK_S, POLL_S = 5.0, 0.5
 """The two sockets are checked this often, with two calls of stat: where the kernel tells of changes of their
-directory, and where it does not.
+directory at once, and where it does not.
 """
+_SHORT_S = 1.0
 HAND_OVER_S = 0.2
 """Seconds between the end of another plugin and a new registration. A kubelet up to 1.36 that notices the end
 later believes that the new registration has ended (kubernetes #121994).
@@ -136,9 +137,9 @@ class ResourceEndpoint:
         return CHECK_S if told else POLL_S
 
     async def _rest(self, pause_s: float, longest_s: float) -> None:
-        """Pause until the directory changes, at most so long."""
-        if pause_s >= longest_s:
-            await until_tick(longest_s, self._changed)
+        """Pause until the directory changes, at most so long. A short pause is not cut short."""
+        if pause_s >= min(longest_s, _SHORT_S):
+            await until_tick(min(pause_s, longest_s), self._changed)
         else:
             await asyncio.sleep(pause_s)
 

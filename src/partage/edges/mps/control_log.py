@@ -25,6 +25,8 @@ _HARMLESS = re.compile(
 )
 """Commands that change no limit. Everything else may, also what is not understood."""
 
+_FAILED_SERVER = re.compile(rb"(Server \d+ exited with status [1-9]\d*)$", re.MULTILINE)
+
 _MOST_BYTES = 8 * MIB
 """Read at once: what a daemon writes within hours."""
 
@@ -86,6 +88,20 @@ def read_log(log: Path, since: LogMark) -> LogNews:
         bool(commands),
         "its control.log was let go before it was read" if b"\0" in text else "",
     )
+
+
+def failed_server(log: Path, since: LogMark) -> str:
+    """Which server ended with an error after a mark, as the daemon wrote it; empty: none.
+
+    Also a server whose program is missing ends like this; one that was killed has status 0.
+    """
+    try:
+        with log.open("rb") as file:
+            file.seek(since.bytes)
+            found = _FAILED_SERVER.findall(file.read(_MOST_BYTES))
+    except OSError:
+        return ""
+    return found[-1].decode() if found else ""
 
 
 def no_room(log: Path) -> str:

@@ -4,15 +4,22 @@ program.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
 
 from partage.edges.mps.program import ControlProgram, NoReply
 from partage.edges.mps.replies import (
+    is_not_found,
+    is_percent,
+    is_unknown,
     parse_memory,
     parse_percent,
     parse_pids,
     parse_ps,
     parse_status,
+    unreadable_reply,
 )
 from partage.errors import DaemonError
 from partage.model.mps import ClientLimits, ConnectedClient, DaemonSpec, MpsServer, ServerStatus
@@ -22,6 +29,20 @@ ORDINAL = "0"
 """A daemon sees one device, so its ordinal is 0, whatever its index on the node. A limit that was set by UUID
 had no effect (seen with NVIDIA's device plugin, v0.15.0), so limits are set and read back by ordinal.
 """
+
+_PROOF = "get_default_active_thread_percentage"
+"""Goes before each command: its answer is never empty, so it shows that the daemon has taken the connection.
+
+While somebody else has one, the program ends with 1 and a word, or with 0 and no word at all (seen with 535,
+550 and 555): that would be a daemon without servers, clients and limits.
+"""
+
+_NO_DAEMON = "Cannot find"
+_AGAIN_S = 0.02
+
+
+_BUSY_TRIES, _BUSY_WAIT_S = 5, 0.2
+"""So often, and with this wait between, a busy server is asked for its limit."""
 
 
 def limits_environment(spec: DaemonSpec) -> dict[str, str]:
@@ -42,21 +63,35 @@ class ControlV2(ControlProgram):
     """The command line of one control daemon."""
 
     async def ask(self, command: str, deadline_s: float | None = None) -> str:
-        """The reply to one command. Raises NoReply, DaemonError, Unsupported."""
-        return await self.answer(command, (), f"{command}\n".encode("ascii"), deadline_s)
+        """The reply to one command, which may be nothing. Raises NoReply, DaemonError, Unsupported.
+
+        The daemon takes one connection of this kind at a time, of whatever user, and the program does not
+        always say that it was refused (see ``_PROOF``). So one that was refused is made again.
+        """
+        async with self.in_time(command, deadline_s):
+            while True:
+                code, text = await self.run((), f"{_PROOF}\n{command}\n".encode("ascii"))
+                first, _, reply = text.partition("\n")
+                if is_percent(first) and not code:
+                    return reply
+                if is_percent(first) or _NO_DAEMON in text:
+                    raise unreadable_reply(command, reply or text)
+                await asyncio.sleep(_AGAIN_S)
 
     # --- also in version 3 ---------------------------------------------------------------
 
     async def listed(self) -> tuple[MpsServer, ...]:
-        """The servers with their clients. A server that ends meanwhile is left out."""
-        pids = await self.servers()
-        clients = await self.clients(pids)
+        """The servers with their clients. A server that ends meanwhile is left out.
+
+        One that is not ready has none, and is not asked: the answer may not come (seen with 550).
+        """
         found = []
-        for pid in pids:
+        for pid in await self.servers():
             status = await self._status_if_there(pid)
             if status is not None:
-                found.append(MpsServer(pid, None, status, clients.get(pid, ())))
-        return tuple(found)
+                found.append(MpsServer(pid, None, status))
+        clients = await self.clients(tuple(one.pid for one in found if one.is_ready))
+        return tuple(replace(one, clients=clients.get(one.pid, ())) for one in found)
 
     async def limits(self, spec: DaemonSpec, servers: Sequence[MpsServer] = ()) -> ClientLimits:
         """The limits of ``spec`` as the daemon reports them; limits that ``spec`` does not set are not
@@ -72,20 +107,28 @@ class ControlV2(ControlProgram):
     async def _memory(self, wanted_bytes: int, servers: Sequence[MpsServer]) -> int | None:
         limit_bytes = await self.memory_limit(wanted_bytes)
         for server in servers:
-            if limit_bytes == wanted_bytes:
+            if limit_bytes == wanted_bytes and server.is_ready:
                 limit_bytes = await self._memory_of(server.pid, wanted_bytes)
         return limit_bytes
 
     async def _memory_of(self, server: int, wanted_bytes: int) -> int | None:
-        """The limit of one server; ``wanted_bytes`` if it has ended meanwhile."""
+        """The limit of one server; ``wanted_bytes`` if it has ended meanwhile.
+
+        A busy server answers nothing, as one without a limit does: that is no answer. Raises DaemonError.
+        """
         try:
-            return await self.server_memory_limit(server, wanted_bytes)
+            for _ in range(_BUSY_TRIES):
+                limit_bytes = await self.server_memory_limit(server, wanted_bytes)
+                if limit_bytes is not None or not await self.is_busy(server):
+                    return limit_bytes
+                await asyncio.sleep(_BUSY_WAIT_S)
         except NoReply:
             raise
         except DaemonError:
             if server in await self.servers():
                 raise
             return wanted_bytes
+        raise DaemonError(f"MPS server {server} is busy, and does not say what it allows")
 
     async def terminate(self, server: int, client: int, deadline_s: float) -> None:
         """End the work of a client."""
@@ -106,8 +149,26 @@ class ControlV2(ControlProgram):
         return parse_pids("get_server_list", await self.ask("get_server_list"))
 
     async def status(self, server: int) -> ServerStatus:
-        """Status of one server."""
-        return parse_status(await self.ask(f"get_server_status {server}"))
+        """Status of one server.
+
+        535 has no command for it: there a server is ready when it says its percentage, and whether a fault
+        has hit it is not known.
+        """
+        command = f"get_server_status {server}"
+        reply = await self.ask(command)
+        if not is_unknown(command, reply):
+            return parse_status(reply)
+        return ServerStatus.INITIALIZING if await self.is_busy(server) else ServerStatus.ACTIVE
+
+    async def is_busy(self, server: int) -> bool:
+        """Whether a server answers nothing now, because it starts or is at work: then the daemon prints
+        nothing for any of its settings (535, 550, 555); its percentage it always has.
+        """
+        command = f"get_active_thread_percentage {server}"
+        reply = await self.ask(command)
+        if reply.strip():
+            parse_percent(command, reply)
+        return not reply.strip()
 
     async def _status_if_there(self, server: int) -> ServerStatus | None:
         """None: it has ended since it was listed."""
@@ -138,9 +199,9 @@ class ControlV2(ControlProgram):
         found = {}
         for server in servers:
             command = f"get_client_list {server}"
-            found[server] = tuple(
-                ConnectedClient(pid) for pid in parse_pids(command, await self.ask(command))
-            )
+            reply = await self.ask(command)
+            if not is_not_found(server, reply):  # else it has ended since it was listed
+                found[server] = tuple(ConnectedClient(pid) for pid in parse_pids(command, reply))
         return found
 
     async def memory_limit(self, wanted_bytes: int) -> int | None:

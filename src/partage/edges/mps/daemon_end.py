@@ -9,12 +9,13 @@ from collections.abc import Callable, Iterable
 from partage.edges.device_users import UsersOf
 from partage.edges.mps import directories, unit_daemon
 from partage.edges.mps.access import DaemonAccess
-from partage.edges.mps.daemon_state import FoundDaemon, list_servers
+from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, list_servers
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity
-from partage.edges.mps.stopping import kill_all, wait_until_gone
+from partage.edges.mps.stopping import kill_all, wait_until, wait_until_gone
 from partage.errors import DaemonError, GpuInUse, HardwareError
 from partage.model.ids import DeviceUuid
+from partage.model.mps import MpsServer
 
 _ADVICE = "end the clients, or stop it by force, which ends their work on the GPU"
 
@@ -33,7 +34,7 @@ async def quit_daemon(access: DaemonAccess, found: FoundDaemon, users: UsersOf |
         return
     control = access.control(found)
     try:
-        servers = await list_servers(control, access.processes)
+        servers = await _ready_servers(access, control)
         clients = [client for server in servers for client in server.clients]
         if not clients:
             # The daemon waits for a client that came meanwhile, and takes no new ones.
@@ -52,6 +53,24 @@ async def quit_daemon(access: DaemonAccess, found: FoundDaemon, users: UsersOf |
         raise DaemonError(
             f"the MPS daemon of {found.paths.device} was told to quit and is still running", _ADVICE
         )
+
+
+async def _ready_servers(access: DaemonAccess, control: DaemonControl) -> tuple[MpsServer, ...]:
+    """The servers, once all of them say who their clients are. Raises DaemonError.
+
+    While one starts, ``quit`` does not return (seen with 535, 550 and 555), and the daemon takes no clients.
+    """
+    servers: tuple[MpsServer, ...] = ()
+
+    async def are_ready() -> bool:
+        nonlocal servers
+        servers = await list_servers(control, access.processes)
+        return all(one.is_ready for one in servers)
+
+    if not await wait_until(are_ready, access.deadlines.stop_s):
+        late = ", ".join(str(one.pid) for one in servers if not one.is_ready)
+        raise DaemonError(f"MPS server {late} is not ready, so nobody knows whether it has clients", _ADVICE)
+    return servers
 
 
 async def force_quit(access: DaemonAccess, found: FoundDaemon) -> None:

@@ -10,6 +10,8 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import os
+import select
+import stat
 
 from partage.edges.mps.paths import DaemonPaths
 from partage.units import MIB
@@ -18,6 +20,9 @@ LARGEST_BYTES = 4 * MIB
 """A log that takes more space than this is cut."""
 KEPT_BYTES = MIB
 """What stays of it, its end."""
+
+_READ_BYTES, _MOST_READS = 2**16, 64
+"""More than a pipe holds (1 MiB), and not for ever."""
 
 _KEEP_SIZE, _PUNCH_HOLE = 1, 2
 _BLOCK_BYTES = 512
@@ -35,6 +40,27 @@ def cut_logs(paths: DaemonPaths) -> None:
                 _cut(handle)
             finally:
                 os.close(handle)
+
+
+def empty_full_pipe(paths: DaemonPaths) -> bool:
+    """Empty ``pipe/log`` if it is full; whether it was.
+
+    A daemon (535, 550, 555) writes each line of its log into that pipe and reads it there again; so do
+    clients, and everybody who has the directory may. Where a tenant fills it, the daemon waits for ever.
+    """
+    try:
+        handle = os.open(paths.pipe / "log", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return False
+    try:
+        if not stat.S_ISFIFO(os.fstat(handle).st_mode) or select.select((), (handle,), (), 0)[1]:
+            return False
+        with contextlib.suppress(BlockingIOError):
+            for _ in range(_MOST_READS):
+                os.read(handle, _READ_BYTES)
+    finally:
+        os.close(handle)
+    return True
 
 
 def _cut(handle: int) -> None:

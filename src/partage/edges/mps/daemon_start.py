@@ -1,22 +1,23 @@
 """Puts a daemon in place: started in its directories, with limits that were read back.
 
-What was there before is stopped first. A daemon that does not start leaves nothing behind.
+What was there before is stopped first. A daemon that does not start leaves its logs, and no process.
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Awaitable, Callable
 
 from msgspec.structs import replace
 
 from partage.edges.mps import directories, record, starting, unit_daemon
 from partage.edges.mps.access import DaemonAccess
-from partage.edges.mps.control_log import LogMark, end_of_log, read_log, shown
+from partage.edges.mps.control_log import LogMark, end_of_log, failed_server, read_log, shown
 from partage.edges.mps.control_v2 import ControlV2, limits_environment
 from partage.edges.mps.control_v3 import OPTIONS, ControlV3, configuration_file
-from partage.edges.mps.daemon_end import force_quit, quit_daemon
+from partage.edges.mps.daemon_end import force_quit, quit_daemon, remove_files
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, list_servers, state_from_reply
 from partage.edges.mps.holders import Programs
 from partage.edges.mps.paths import DaemonPaths
@@ -32,7 +33,6 @@ from partage.model.mps import (
     DaemonSpec,
     DaemonState,
     MpsServer,
-    ServerStatus,
 )
 
 _TRIES = 3
@@ -84,6 +84,10 @@ class DaemonStart:
             return await self.set_and_verify(found, self._access.control(found))
         except (DaemonError, HardwareError):
             await force_quit(self._access, await self._access.find(paths))
+            if (
+                written.identity is not None
+            ):  # it ran: its logs say more, until it is stopped or started again
+                clean_up = remove_files
             await clean_up(self._access, FoundDaemon(paths, written, None))
             raise
 
@@ -157,10 +161,11 @@ class DaemonStart:
             limits = await _verified(control, spec)
         else:
             settled = await self._set(found, control)
+            set_ns = time.monotonic_ns()
             servers = await self._running_servers(found.paths, control)
             limits = await control.limits(spec, servers)
             settled = settled if limits == spec.limits else None
-            found = replace(found, record=replace(found.record, settled=settled))
+            found = replace(found, record=replace(found.record, settled=settled, set_ns=set_ns))
         assert found.record is not None
         if found.record != before or found.record.identity != found.identity or not found.record.sockets:
             found = replace(found, record=await self._note(found.paths, found.record, found.identity))
@@ -206,7 +211,7 @@ class DaemonStart:
         async def are_ready() -> bool:
             nonlocal servers
             servers = await control.listed()
-            return all(one.status is not ServerStatus.INITIALIZING for one in servers)
+            return all(one.is_ready for one in servers)
 
         if not await wait_until(are_ready, self._access.deadlines.probe_s):
             raise DaemonError("an MPS server does not become ready", "see server.log")
@@ -217,7 +222,7 @@ class DaemonStart:
     ) -> DaemonRecord:
         """Write down which process it is, and which sockets it has made. Raises DaemonError."""
         assert identity is not None
-        made = await asyncio.to_thread(socket_ids, paths)
+        made = await asyncio.to_thread(socket_ids, paths)  # before: what is exchanged later differs
         if other := await asyncio.to_thread(answers_elsewhere, paths, identity.pid):
             raise DaemonError(f"clients cannot reach the MPS daemon of {paths.device}: {other}")
         noted = replace(known, identity=identity, sockets=made)
@@ -232,22 +237,28 @@ class DaemonStart:
         """
         name = SERVER if isinstance(control, ControlV3) else ""
         servers = await list_servers(control, self._access.processes)
+        log, failed = paths.log / "control.log", ""
+        before = await asyncio.to_thread(end_of_log, log)
         if isinstance(control, ControlV2) and not servers:
             await control.start_server(os.geteuid())
 
-        async def runs() -> bool:
-            nonlocal servers
+        async def is_known() -> bool:
+            """Whether one runs, or none will."""
+            nonlocal servers, failed
             servers = await list_servers(control, self._access.processes)
-            ours = [server for server in servers if server.name == name]
-            return bool(ours) and ours[0].status is not ServerStatus.INITIALIZING
+            if not servers and before is not None:
+                failed = await asyncio.to_thread(failed_server, log, before)
+            return bool(failed) or any(one.is_ready for one in servers if one.name == name)
 
-        if (servers and not name) or await wait_until(runs, self._access.deadlines.probe_s):
+        if await wait_until(is_known, self._access.deadlines.probe_s) and not failed:
             return servers
-        log = paths.server_log if name and paths.server_log.is_file() else paths.log / "control.log"
-        last = await asyncio.to_thread(starting.last_line, log)
+        own = paths.server_log if name else paths.log / "server.log"
+        said = [failed, *(f"server {one.pid} is {one.status}" for one in servers)]
+        said.append(await asyncio.to_thread(starting.last_line, own, ""))
+        why = "; ".join(filter(None, said)) or await asyncio.to_thread(starting.last_line, log)
         raise DaemonError(
-            f"no MPS server of {paths.device} started: {last}",
-            "the GPU may be in use without MPS, or may not support it; see server.log",
+            f"no MPS server of {paths.device} started: {why}",
+            f"the GPU may be in use without MPS, or may not support it; the logs are in {paths.log}",
         )
 
     async def _write(self, paths: DaemonPaths, written: DaemonRecord) -> None:

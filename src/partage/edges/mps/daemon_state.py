@@ -10,6 +10,7 @@ from msgspec.structs import replace
 
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.control_v3 import ControlV3
+from partage.edges.mps.daemon_logs import empty_full_pipe
 from partage.edges.mps.holders import Holders, Programs
 from partage.edges.mps.locks import is_locked
 from partage.edges.mps.mounts import full_directories
@@ -123,12 +124,26 @@ async def observe_daemon(
             servers = await list_servers(control, processes)
             limits = await control.limits(found.record.spec, servers) if found.record else ClientLimits()
     except TimeoutError:
-        return _silent(found, f"the control daemon did not answer within {deadline_s:g} s")
+        reason = f"the control daemon did not answer within {deadline_s:g} s"
     except (DaemonError, HardwareError) as error:
         if not await asyncio.to_thread(processes.lives, found.identity):
             return await asyncio.to_thread(_absent, replace(found, identity=None))
-        return _silent(found, str(error))
-    return await asyncio.to_thread(state_from_reply, found, processes, servers, limits)
+        reason = str(error)
+    else:
+        return await asyncio.to_thread(state_from_reply, found, processes, servers, limits)
+    if await asyncio.to_thread(empty_full_pipe, found.paths):
+        return _silent(found, f"{reason}; its pipe/log was full, which stops it, and has been emptied")
+    others = await asyncio.to_thread(processes.connected, found.identity)
+    return _silent(found, f"{reason}; {_in_the_way(others)}" if others else reason)
+
+
+def _in_the_way(others: tuple[int, ...]) -> str:
+    """A daemon serves one connection after the other, and waits for each as long as it likes."""
+    pids = " ".join(map(str, others))
+    return (
+        f"process {pids.replace(' ', ', ')} has a connection to it and may keep all others out; end it if "
+        f"nobody needs it: kill {pids}"
+    )
 
 
 def state_from_reply(
@@ -153,6 +168,7 @@ def _silent(found: FoundDaemon, reason: str) -> DaemonState:
         pid=pid,
         reason=reason,
         bound_to=bound_to,
+        set_ns=found.record.set_ns if found.record else 0,
         outdated=found.outdated,
         full=found.full,
     )

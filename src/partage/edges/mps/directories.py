@@ -78,6 +78,8 @@ def remove_directories(paths: DaemonPaths) -> None:
         unmount_all(ours)
         for written in (paths.pipe, paths.shm):  # as deep and as full as a tenant has made them
             empty_directory(written)
+            with contextlib.suppress(FileNotFoundError):
+                written.rmdir()  # and no more than that, if somebody has been faster
         with contextlib.suppress(FileNotFoundError):
             shutil.rmtree(paths.home)
 

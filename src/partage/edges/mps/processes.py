@@ -14,6 +14,7 @@ from itertools import pairwise
 from pathlib import Path, PurePath
 
 from partage.edges import procfs
+from partage.edges.mps.connections import connected
 from partage.edges.mps.holders import Holders, Programs, holders
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity
@@ -58,6 +59,10 @@ class ProcessTable:
 
     def _is_child(self, pid: int, parent: int) -> bool:
         return procfs.parent_of(self._proc, pid) == parent
+
+    def connected(self, daemon: DaemonIdentity) -> tuple[int, ...]:
+        """Pids of those who have a connection to a daemon, without its servers."""
+        return connected(self._proc, daemon, [one.pid for one in self.children(daemon)])
 
     def lives(self, identity: DaemonIdentity) -> bool:
         """Whether this process still runs."""

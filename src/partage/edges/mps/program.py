@@ -49,22 +49,31 @@ class ControlProgram:
 
         Raises NoReply, DaemonError, Unsupported.
         """
+        async with self.in_time(command, deadline_s):
+            code, text = await self.run(arguments, stdin)
+        if code:
+            raise unreadable_reply(command, text)
+        return text
+
+    @contextlib.asynccontextmanager
+    async def in_time(self, command: str, deadline_s: float | None = None) -> AsyncIterator[None]:
+        """Raises NoReply where what is done takes too long."""
         limit_s = self._deadline_s if deadline_s is None else deadline_s
         try:
             async with asyncio.timeout(limit_s):
-                code, reply = await self._run(arguments, stdin)
+                yield
         except TimeoutError as error:
             raise NoReply(
                 f"the MPS control daemon did not answer {command!r} within {limit_s:g} s",
                 "its control.log may say why; its clients may still work",
             ) from error
-        text = reply.decode(errors="replace")
-        if code:
-            raise unreadable_reply(command, text)
-        return text
+
+    async def run(self, arguments: Sequence[str], stdin: bytes) -> tuple[int, str]:
+        """Exit code and output of the program. Raises Unsupported; DaemonError for too much output."""
+        code, reply = await self._run(arguments, stdin)
+        return code, reply.decode(errors="replace")
 
     async def _run(self, arguments: Sequence[str], stdin: bytes) -> tuple[int, bytes]:
-        """Exit code and output of the program. Raises Unsupported; DaemonError for too much output."""
         program = self._program()
         async with _pipe() as (reader, writing):
             try:

@@ -51,7 +51,7 @@ class DaemonRecord(Frozen):
     """identity: None while the daemon is being started. remark: a problem with its directories, while it
     runs. bound_to: as in ``DaemonState``. sockets: that it has made; empty: an older Partage did not look.
     directories: a record without is an older Partage's. settled: the end of its log when its limits were set
-    and read back; None: not yet, or somebody else kept changing them.
+    and read back; None: not yet, or somebody else kept changing them. set_ns: as in ``DaemonState``.
     """
 
     spec: DaemonSpec
@@ -61,6 +61,7 @@ class DaemonRecord(Frozen):
     sockets: Mapping[str, SocketId] = field(default_factory=dict)
     directories: DirectoryKind = DirectoryKind.OLD
     settled: LogMark | None = None
+    set_ns: int = 0
 
 
 def save_record(path: Path, record: DaemonRecord) -> None:

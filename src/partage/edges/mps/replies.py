@@ -43,12 +43,30 @@ def parse_status(reply: str) -> ServerStatus:
     return next((status for status in known if status.name in words), ServerStatus.UNKNOWN)
 
 
+def is_unknown(command: str, reply: str) -> bool:
+    """Whether the daemon has no such command (seen with 535, 550 and 555; the program returns 0)."""
+    return reply.strip() == f'Unknown command "{command.split(maxsplit=1)[0]}"'
+
+
+def is_not_found(server: int, reply: str) -> bool:
+    """Whether the daemon has no such server (any more)."""
+    return reply.strip() == f"Server {server} not found"
+
+
 def parse_percent(command: str, reply: str) -> float:
     """``25.0``. Raises DaemonError."""
-    text = reply.strip().removesuffix("%").strip()
-    if not _PERCENT.fullmatch(text):
+    if not is_percent(reply):
         raise unreadable_reply(command, reply)
-    return float(text)
+    return float(_number(reply))
+
+
+def is_percent(reply: str) -> bool:
+    """Whether a reply is a percentage."""
+    return _PERCENT.fullmatch(_number(reply)) is not None
+
+
+def _number(reply: str) -> str:
+    return reply.strip().removesuffix("%").strip()
 
 
 class PrintedMemory(Frozen):

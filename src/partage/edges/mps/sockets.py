@@ -39,9 +39,17 @@ def changed(paths: DaemonPaths, made: Mapping[str, SocketId]) -> dict[str, str]:
 
 
 def answers_elsewhere(paths: DaemonPaths, pid: int) -> str:
-    """Who else than the daemon listens where clients connect, a clause; empty: nobody that can be seen."""
-    found = listener(paths.pipe / CLIENTS)
-    return f"process {found} listens at its socket {CLIENTS}" if found not in (None, 0, pid) else ""
+    """Who else than the daemon listens at its sockets, a clause; empty: nobody. Call it once they are there.
+
+    A tenant may have been faster than who looks at them for the first time.
+    """
+    for name in (CLIENTS, *(one for one in socket_ids(paths) if one != CLIENTS)):
+        found = listener(paths.pipe / name)
+        if found is None:
+            return f"nobody listens at its socket {name}"
+        if found != pid:
+            return f"{f'process {found}' if found else 'another process'} listens at its socket {name}"
+    return ""
 
 
 def _socket_id(paths: DaemonPaths, name: str) -> SocketId | None:

@@ -28,6 +28,8 @@ _CHATTER = re.compile(
 )
 _ASKED = re.compile(r"(?:\] |^)Cmd:")
 _ANSWERED = re.compile(r"(?:\] |^)UI closed$")
+_EVENT = re.compile(r"exited with|[Ff]ail|[Ee]rror")
+"""What happened while the connection was open, such as the end of a server that was to be started."""
 
 
 async def start_daemon(
@@ -86,7 +88,8 @@ async def _finish(process: Process, output: Path, program: str, deadline_s: floa
 def last_line(path: Path, otherwise: str = "no reason given") -> str:
     """The last useful line of a log, or another text if there is none.
 
-    What is between a command and the end of its connection is its answer; Partage asks again and again.
+    What is between a command and the end of its connection is mostly its answer; Partage asks again and
+    again.
     """
     try:
         with path.open("rb") as file:
@@ -98,6 +101,6 @@ def last_line(path: Path, otherwise: str = "no reason given") -> str:
     for line in text.splitlines():
         if _ASKED.search(line) or _ANSWERED.search(line):
             asked = _ASKED.search(line) is not None
-        elif line.strip() and not asked and not _CHATTER.search(line):
+        elif line.strip() and (_EVENT.search(line) or not (asked or _CHATTER.search(line))):
             found = line.strip()[:400]
     return found

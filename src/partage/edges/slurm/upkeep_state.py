@@ -16,13 +16,17 @@ _LARGEST_BYTES = 2**16
 class UpkeepState(Frozen):
     """digest: of the node's files, since at_s (seconds since 1970). loaded: slurmd has read them.
 
-    resumed: the ``stamp`` of the node when it was resumed last.
+    resumed: the ``stamp`` of the node when it was resumed last. told: slurmctld has read these files, or they
+    are not its own; true for files that were found. reconfigured: this agent has asked for a reconfigure
+    since they are there.
     """
 
     digest: str = ""
     at_s: float = 0.0
     loaded: bool = False
     resumed: str = ""
+    told: bool = True
+    reconfigured: bool = False
 
 
 def read_upkeep(state_dir: Path) -> UpkeepState:

@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 _CONFIG_MAP = re.compile(r"(?:[a-z0-9][-a-z0-9]*/)?[a-z0-9][-a-z0-9.]*", re.ASCII)
 _LEVELS = ("debug", "info", "warning", "error")
+_FORMATS = ("text", "json")
 
 
 def _directory(
@@ -172,6 +173,11 @@ def _directory(
 @click.option(
     "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
 )
+@click.option(
+    "--log-format",
+    type=click.Choice(_FORMATS),
+    help="How it is logged. Default: text where standard error is a terminal, else json.",
+)
 def command(
     *,
     policy: str | None,
@@ -197,6 +203,7 @@ def command(
     restricted_mps: bool,
     takeover: bool,
     log_level: str,
+    log_format: str | None,
     dcgm_names: str,
     history: int,
     slurm: bool,
@@ -243,7 +250,15 @@ def command(
         validations=None if machine is not None else _validations(validations),
     )
     chosen = slurm_options(of_slurm, slurm=slurm)
-    _run(options, chosen, machine=machine, hardware_socket=hardware_socket, http=http, log_level=log_level)
+    _run(
+        options,
+        chosen,
+        machine=machine,
+        hardware_socket=hardware_socket,
+        http=http,
+        log_level=log_level,
+        log_format=log_format,
+    )
 
 
 def _run(
@@ -254,6 +269,7 @@ def _run(
     hardware_socket: Path | None,
     http: str | None,
     log_level: str,
+    log_format: str | None,
 ) -> None:
     """Start the helper, or find it, and run the agent until it is stopped."""
     umask.of_a_service()
@@ -266,13 +282,15 @@ def _run(
     try:
         with lean_imports(tls=options.cluster is not None):
             # while the helper imports what it needs
+            from partage.agent.log import LogFormat, LogOptions
             from partage.faces.agent import HttpAddress, serve, serve_slurm
 
+        logged = LogOptions(log_level, None if log_format is None else LogFormat(log_format))
         address = None if http is None else HttpAddress(http, protection)
         if slurm is not None:
-            serve_slurm(options, slurm, helper.hardware, address, log_level)
+            serve_slurm(options, slurm, helper.hardware, address, logged)
         else:
-            serve(options, helper.hardware, address, log_level)
+            serve(options, helper.hardware, address, logged)
     finally:
         gc.enable()
 

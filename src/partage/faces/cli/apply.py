@@ -272,7 +272,8 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
     if output == "table":
         from partage.faces.render.plan_tables import applied_table
 
-        common_output.console().print(applied_table(gpus))
+        table = applied_table(gpus)
+        common_output.console().print(table if table.rows else "no changes: the node is as it should be")
         return exit_code(applied)
     now = applied.now
     # Without an agent nothing watches what containers use.

@@ -17,7 +17,11 @@ if TYPE_CHECKING:
     from partage.lab.place import TenantPlace
 
 _EXPERIMENTS = ("pi", "memory", "inference")
-_POINTS = {"torch": {"cuda": (2**16, 2**25), "cpu": (2**10, 2**18)}, "python": {"cpu": (50, 5000)}}
+_POINTS = {
+    "torch": {"cuda": (2**16, 2**25), "cpu": (2**10, 2**18)},
+    "cuda": {"cuda": (2**16, 2**25)},
+    "python": {"cpu": (50, 5000)},
+}
 """Of small and of saturating kernels, by engine and device."""
 
 
@@ -122,9 +126,9 @@ def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) ->
 )
 @click.option(
     "--engine",
-    type=click.Choice(("torch", "python")),
+    type=click.Choice(tuple(_POINTS)),
     default="torch",
-    help="python: without PyTorch, on the CPU.",
+    help="cuda: without PyTorch, through the driver's library: pi and memory; python: the same on the CPU.",
 )
 @click.option(
     "--deadline",
@@ -144,7 +148,8 @@ def command(read: str | None, plot: str | None, save: str | None, output: str, *
     tensors up to and over the limit of a share, or serve a small model, alone and with neighbours. No setting
     of the GPU is changed. docs/reference/bench.md explains every figure.
 
-    Exit code 4: no GPU, or no PyTorch for it; partage bench --read FILE shows a recorded run.
+    Exit code 4: no GPU, or no PyTorch for it (--engine cuda needs none); partage bench --read FILE shows a
+    recorded run.
     """
     from partage.faces.render.bench_tables import bench_lines
     from partage.lab.bench.document import BENCH
@@ -207,7 +212,8 @@ def _settings(asked: dict[str, object]) -> BenchSettings:
     quick, engine = asked["quick"], str(asked["engine"])
     device = _text(asked["device"]) or ("cpu" if engine == "python" else "cuda")
     if device not in _POINTS[engine]:
-        raise click.UsageError("--engine python computes on the CPU only")
+        where = "CPU" if engine == "python" else "GPU"
+        raise click.UsageError(f"--engine {engine} computes on the {where} only")
     small, saturating = _POINTS[engine][device]
     wanted = {
         "repeats": asked["repeats"] or (3 if quick else 6),
@@ -216,12 +222,18 @@ def _settings(asked: dict[str, object]) -> BenchSettings:
         "small_points": asked["small"] or small,
         "saturating_points": asked["saturating"] or saturating,
         "processes": asked["processes"],
-        "experiments": asked["only"],
+        "experiments": _possible(engine, asked["only"]),
         "memory_bytes": asked["memory"],
         "guard": asked["guard"],
         "deadline_s": asked["deadline"],
     }
     return replace(BenchSettings(device=device, engine=engine), **wanted)
+
+
+def _possible(engine: str, experiments: object) -> tuple[str, ...]:
+    """What was asked for; without PyTorch there is no model on a GPU."""
+    assert isinstance(experiments, tuple)
+    return tuple(name for name in experiments if engine != "cuda" or name != "inference")
 
 
 def _node(settings: BenchSettings, asked: dict[str, object]) -> tuple[BenchMachine, TenantPlace]:

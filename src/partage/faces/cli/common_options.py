@@ -15,14 +15,13 @@ import click
 
 from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, pod_resources_of
 from partage.faces.cli import completion
+from partage.faces.cli.common_output import HEADERS_KEY, OUTPUT_KEY, WIDE
 from partage.faces.cli.verb import Command, common_option
 from partage.model.choice_rules import ChoiceRules, Fallback
 
 if TYPE_CHECKING:
     from partage.agent.node_policy import NodeChoice
 
-OUTPUT_KEY = "partage.output"
-"""Key of ``-o`` in click's context, so that errors are written in the same format."""
 
 CHOICE_KEY = "partage.policy-choice"
 """Key of ``--node-labels`` and ``--fallback`` in click's context: they go with ``--policy`` everywhere."""
@@ -46,7 +45,24 @@ DEFAULT_RUN_DIR = str(RUN_DIR)
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:
-    """``-o``: the first format is the default."""
+    """``-o``: the first format is the default. With ``table`` there are ``wide``, which the verb gets as
+    ``table``, and ``--no-headers``; ``common_output.console`` does both.
+    """
+    if "table" not in formats:
+        return _output_option(formats, "Output format.")
+    choices = (formats[0], WIDE, *formats[1:])
+    output = _output_option(choices, f"Output format; {WIDE}: all rows, and tables that are not folded.")
+    headers = common_option(
+        "--no-headers",
+        is_flag=True,
+        expose_value=False,
+        callback=_remember_headers,
+        help="Tables without a heading and the names of their columns.",
+    )
+    return lambda command: output(headers(command))
+
+
+def _output_option(formats: tuple[str, ...], text: str) -> Callable[[Command], Command]:
     return common_option(
         "-o",
         "--output",
@@ -55,14 +71,19 @@ def output_option(*formats: str) -> Callable[[Command], Command]:
         show_default=True,
         is_eager=True,
         callback=_remember_output,
-        help="Output format.",
+        help=text,
     )
 
 
 def _remember_output(ctx: click.Context, parameter: click.Parameter, value: str) -> str:
     del parameter
     ctx.meta[OUTPUT_KEY] = value
-    return value
+    return "table" if value == WIDE else value
+
+
+def _remember_headers(ctx: click.Context, parameter: click.Parameter, value: bool) -> None:
+    del parameter
+    ctx.meta[HEADERS_KEY] = not value
 
 
 def machine_option(command: Command) -> Command:

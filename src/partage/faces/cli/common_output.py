@@ -18,7 +18,14 @@ from partage.errors import Problem
 from partage.text import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from partage.faces.render.terminal import Console
+
+
+OUTPUT_KEY = "partage.output"
+"""Key of ``-o`` in click's context, so that errors are written in the same format."""
+HEADERS_KEY = "partage.headers"
+"""Key of ``--no-headers`` in click's context."""
+WIDE = "wide"
 
 
 def print_document(answer: object, output: str) -> None:
@@ -52,10 +59,24 @@ def print_problems(problems: Iterable[Problem]) -> None:
 
 
 def console() -> Console:
-    """The console for tables and pictures. At least 110 columns if stdout is not a terminal."""
+    """The console for tables and pictures, as ``-o wide`` and ``--no-headers`` ask for it."""
     from partage.faces.render.terminal import open_console
 
-    return open_console()
+    ctx = click.get_current_context(silent=True)
+    headers = True if ctx is None else ctx.meta.get(HEADERS_KEY, True)
+    return open_console(wide=is_wide(), headers=headers)
+
+
+def is_wide() -> bool:
+    """Whether ``-o wide`` asks for all there is."""
+    ctx = click.get_current_context(silent=True)
+    return ctx is not None and ctx.meta.get(OUTPUT_KEY) == WIDE
+
+
+def say_names(names: Iterable[str]) -> None:
+    """``-o name``: one in a line."""
+    for name in names:
+        say(name)
 
 
 def write_file(path: str, content: str | bytes) -> None:

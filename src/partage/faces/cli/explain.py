@@ -108,9 +108,35 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     return explain_file(name, where, output)
 
 
+_PREFIXES = {"pod": "pod", "pods": "pod", "po": "pod", "share": "share", "job": "job"}
+"""How kubectl writes a kind before a name: ``pod/notebook``."""
+
+
+def _is_a_name(word: str) -> bool:
+    """Whether a word alone is no file, and does not look like one."""
+    looks_like_a_file = Path(word).suffix in (".yaml", ".yml", ".json") or word.startswith((".", "/", "~"))
+    return word != "-" and word not in KINDS and not looks_like_a_file and not Path(word).exists()
+
+
+def _which_form(name: str) -> str:
+    """What somebody may have meant by a name alone."""
+    kind, slash, rest = name.partition("/")
+    if slash and kind in _PREFIXES:
+        return f"a kind and a name are two words: partage explain {_PREFIXES[kind]} {rest}"
+    if name.isdecimal():
+        ways = f"who holds a GPU: partage explain share {name}; a job of Slurm: partage explain job {name}"
+    elif name.startswith(("GPU-", "MIG-")):
+        ways = f"who holds it: partage explain share {name}"
+    else:
+        ways = f"a pod of the cluster: partage explain pod {name}; its shares: partage explain share {name}"
+    return f"there is no file {name}; {ways}"
+
+
 def _kind_and_name(words: tuple[str, ...]) -> tuple[str, str]:
     """``pod a/b`` is a kind and a name, ``pod.yaml`` a file."""
     if len(words) == 1:
+        if _is_a_name(words[0]):
+            raise click.UsageError(_which_form(words[0]))
         if words[0] in KINDS and not Path(words[0]).exists():
             raise click.UsageError(f"say which {words[0]}: partage explain {words[0]} NAME")
         return "file", words[0]

@@ -79,7 +79,7 @@ def _print(rows: Sequence[ExplainedPodRow], output: str) -> int:
         for number, row in enumerate(rows):
             if number:
                 console.print()
-            for line in pod_lines(row):
+            for line in pod_lines(row, everything=common_output.is_wide()):
                 console.print(line)
     else:
         from partage.faces.documents.explain import ExplanationDocument

@@ -79,7 +79,8 @@ def _run(options: HardwareOptions) -> int:
             from partage.edges.hardware.no_network import leave_network
 
             leave_network()
-        return asyncio.run(_serve(options))
+        runner = asyncio.Runner()
+        os._exit(runner.run(_serve(options)))  # the loop is not closed: nobody waits for its threads
     except PartageError as error:
         _say(error)
         return error.exit_code

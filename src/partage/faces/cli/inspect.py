@@ -2,23 +2,20 @@
 
 from __future__ import annotations
 
-import socket
 import sys
 from typing import TYPE_CHECKING, NoReturn
 
 import click
 
-from partage.faces.cli import common_node, common_options
+from partage.faces.cli import common_options
 from partage.faces.cli.cluster_options import cluster_of, kubeconfig_option
-from partage.faces.cli.common_output import say_lines
+from partage.faces.cli.memory import memory_here, print_memory
 from partage.faces.cli.verb import verb
 from partage.faces.lean_imports import lean_imports
 
 if TYPE_CHECKING:
     from partage.edges.kube.config import ClusterConfig
     from partage.faces.render.memory_tables import InspectedNode
-
-_NONE = "no GPU is shared by amounts of memory here: a policy with mps: {unit: 1Gi} does that"
 
 
 @verb("inspect")
@@ -51,30 +48,8 @@ def command(
 
         found = asyncio.run(_in_cluster(cluster_of(kubeconfig), node))
     else:
-        found = _here(machine, run_dir)
-    _show(found, details=details)
-
-
-def _show(found: list[InspectedNode], *, details: bool) -> None:
-    from partage.errors import Unsatisfiable
-    from partage.faces.render import memory_tables
-
-    if not found:
-        raise Unsatisfiable(_NONE)
-    text = memory_tables.details(found) if details else memory_tables.summary(found)
-    say_lines(f"{text}\n")
-
-
-def _here(machine: str | None, run_dir: str | None) -> list[InspectedNode]:
-    from partage.errors import DaemonError
-    from partage.faces.render.memory_tables import InspectedNode
-    from partage.plan.cluster.gpu_memory import node_memory
-
-    report = common_node.agent_report(machine, run_dir)
-    if report is None:
-        raise DaemonError("no agent runs here, and only an agent knows who holds what")
-    memory = node_memory(report.offer, ((one.resource, one.id, one.holders) for one in report.held))
-    return [InspectedNode(socket.gethostname(), "", memory)] if memory.cards else []
+        found = memory_here(machine, run_dir)
+    print_memory(found, details=details)
 
 
 async def _in_cluster(config: ClusterConfig, name: str | None) -> list[InspectedNode]:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 @verb("machines")
 @click.argument("model", required=False)
-@common_options.output_option("table", "json", "yaml")
+@common_options.output_option("table", "name", "json", "yaml")
 def command(model: str | None, output: str) -> None:
     """List the GPU models that Partage knows, and how to name them; with MODEL, one of them.
 
@@ -40,7 +40,9 @@ def command(model: str | None, output: str) -> None:
             raise InputError(f"no GPU model is called {model!r}", catalogue.advice(model))
         chosen = tuple(one for one in chosen if one.id in names)
     document = machines_document(chosen, catalogue.simulated_models())
-    if output != "table":
+    if output == "name":
+        common_output.say_names(one.id for one in document.models)
+    elif output != "table":
         common_output.print_document(document, output)
     elif len(document.models) == 1:
         _print_one(document.models[0], common_output.console())

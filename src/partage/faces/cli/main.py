@@ -26,42 +26,61 @@ with lean_imports():
     import click
 
     from partage.errors import InputError, PartageError, Problem
-    from partage.faces.cli.common_options import OUTPUT_KEY
-    from partage.faces.cli.common_output import print_document, print_problems
+    from partage.faces.cli.common_output import OUTPUT_KEY, print_document, print_problems
     from partage.faces.cli.completion import COMPLETE
 
-VERBS = {
-    "show": "Show the node: its GPUs, offers and holders, and a picture.",
-    "web": "Show many nodes in a browser, live.",
-    "plan": "Show what a policy would offer, its steps, and what blocks them.",
-    "fits": "Show which MIG devices fit on a GPU model, and where.",
-    "apply": "Change the node once, as a policy says, without the agent.",
-    "assert": "Check whether the node is as the policy wants it.",
-    "export": "Write the live node as a policy.",
-    "labels": "Print the labels of the node, as NVIDIA names them.",
-    "cordon": "Keep new containers off a GPU; those that have shares stay.",
-    "uncordon": "Let new containers use a cordoned GPU again.",
-    "free": "Free a share that a process of its former pod keeps.",
-    "inspect": "Show who holds GPU memory, where it is shared by amounts.",
-    "explain": "Explain why a pod or job waits, and who holds a share.",
-    "advise": "Advise how to share a GPU model for a workload, and why.",
-    "rightsize": "Recommend the size of shares from what was used.",
-    "rollout": "Show how a policy reaches the nodes of a cluster; pause, resume.",
-    "check": "Check policies, manifests and stories before they are used.",
-    "doctor": "Find what is wrong with this node, why, and what to do.",
-    "takeover": "Put Partage in the place of NVIDIA's device plugin.",
-    "handback": "Give NVIDIA's device plugin its place again.",
-    "simulate": "Play a story of pods against the agent, on a simulated node.",
-    "bench": "Measure what sharing a GPU costs and gives.",
-    "prove": "Try to break what shares guarantee, and report the result.",
-    "slurm": "Write and check Slurm's GPU files, and serve its jobs.",
-    "machines": "List the GPU models that Partage knows, and how to name them.",
-    "record": "Write this node to a machine file for the simulation.",
-    "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
-    "hardware": "The agent's privileged helper; the agent starts it itself.",
-    "completion": "Print the script with which a shell completes partage.",
-    "help": "Show the help of a verb.",
+GROUPS = {
+    "Look": {
+        "show": "Show the node: its GPUs, offers and holders, and a picture.",
+        "explain": "Explain why a pod or job waits, and who holds a share.",
+        "doctor": "Find what is wrong with this node, why, and what to do.",
+        "web": "Show many nodes in a browser, live.",
+        "assert": "Check whether the node is as the policy wants it.",
+        "export": "Write the live node as a policy.",
+        "labels": "Print the labels of the node, as NVIDIA names them.",
+    },
+    "Decide": {
+        "check": "Check policies, manifests and stories before they are used.",
+        "plan": "Show what a policy would offer, its steps, and what blocks them.",
+        "advise": "Advise how to share a GPU model for a workload, and why.",
+        "fits": "Show which MIG devices fit on a GPU model, and where.",
+        "rightsize": "Recommend the size of shares from what was used.",
+        "machines": "List the GPU models that Partage knows, and how to name them.",
+    },
+    "Change": {
+        "apply": "Change the node once, as a policy says, without the agent.",
+        "rollout": "Show how a policy reaches the nodes of a cluster; pause, resume.",
+        "cordon": "Keep new containers off a GPU; those that have shares stay.",
+        "uncordon": "Let new containers use a cordoned GPU again.",
+        "free": "Free a share that a process of its former pod keeps.",
+        "takeover": "Put Partage in the place of NVIDIA's device plugin.",
+        "handback": "Give NVIDIA's device plugin its place again.",
+    },
+    "Run": {
+        "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
+        "slurm": "Write and check Slurm's GPU files, and serve its jobs.",
+    },
+    "Prove": {
+        "simulate": "Play a story of pods against the agent, on a simulated node.",
+        "prove": "Try to break what shares guarantee, and report the result.",
+        "bench": "Measure what sharing a GPU costs and gives.",
+        "record": "Write this node to a machine file for the simulation.",
+    },
+    "About partage": {
+        "help": "Show the help of a verb.",
+        "version": "Print the version.",
+        "completion": "Print the script with which a shell completes partage.",
+    },
 }
+"""The verbs of the help, by what they are for."""
+
+HIDDEN = {
+    "inspect": "Show who holds GPU memory, as show --memory does.",
+    "hardware": "The agent's privileged helper; the agent starts it itself.",
+}
+"""Verbs that the help does not list: a former name, and what no person starts."""
+
+VERBS = {name: does for verbs in (*GROUPS.values(), HIDDEN) for name, does in verbs.items()}
 
 MODULES = {
     "show": "partage.faces.cli.show",
@@ -94,8 +113,12 @@ MODULES = {
     "hardware": "partage.faces.cli.hardware",
     "completion": "partage.faces.cli.completion",
     "help": "partage.faces.cli.help",
+    "version": "partage.faces.cli.version",
 }
 """The module of each verb."""
+
+_AT_ONCE = "agent"
+"""It ends as the short ones do, as soon as all is written: a kubelet or a supervisor waits for its end."""
 
 _SHORT = frozenset({"show", "plan", "apply", "assert", "export", "check", "doctor", "record", "slurm"})
 """Verbs that are over in a moment. Most of their work is to import modules, and then to free them."""
@@ -112,7 +135,7 @@ class VerbGroup(click.Group):
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         del ctx
-        return list(VERBS)
+        return [name for name in VERBS if name not in HIDDEN]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         del ctx
@@ -134,10 +157,12 @@ class VerbGroup(click.Group):
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of verbs, without importing one."""
+        """The verbs by groups, without importing one; the second columns of all groups stand in one line."""
         del ctx
-        with formatter.section("Verbs"):
-            formatter.write_dl(list(VERBS.items()))
+        widest = max(map(len, VERBS)) + 2
+        for title, verbs in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(f"{name:{widest - 2}}", does) for name, does in verbs.items()])
 
 
 def unknown_verb(name: str, ctx: click.Context) -> click.UsageError:
@@ -148,8 +173,9 @@ def unknown_verb(name: str, ctx: click.Context) -> click.UsageError:
 def _nearest(name: str) -> str:
     import difflib  # 4 ms, only after a typing error
 
-    near = difflib.get_close_matches(name, VERBS, n=1)
-    return f"; did you mean {near[0]!r}?" if near else f"; the verbs are {', '.join(VERBS)}"
+    shown = [verb for verb in VERBS if verb not in HIDDEN]
+    near = difflib.get_close_matches(name, shown, n=1)
+    return f"; did you mean {near[0]!r}?" if near else f"; the verbs are {', '.join(shown)}"
 
 
 @click.group(
@@ -159,7 +185,7 @@ def _nearest(name: str) -> str:
     epilog="Without a GPU: partage show --machine 8xh100-sxm5-80gb. Every verb that looks at a node takes "
     "--machine and uses a simulated node then, except bench, which needs a real GPU.",
 )
-@click.version_option(__version__, "-V", "--version", prog_name="partage", message="%(prog)s %(version)s")
+@click.version_option(__version__, "-V", "--version", message=f"partage {__version__}")
 def partage() -> None:
     """Share the NVIDIA GPUs of a node, each GPU in its own way.
 
@@ -182,9 +208,11 @@ def main(arguments: Sequence[str] | None = None) -> NoReturn:
         from click.shell_completion import shell_complete
 
         sys.exit(shell_complete(partage, {}, "partage", COMPLETE, os.environ[COMPLETE]))
-    if not _SHORT.intersection(given[:1]):
+    verb = given[0] if given else ""
+    if verb not in _SHORT and verb != _AT_ONCE:
         sys.exit(run(given))
-    gc.set_threshold(50_000)  # imports make no garbage: 10 ms
+    if verb in _SHORT:
+        gc.set_threshold(50_000)  # imports make no garbage: 10 ms
     code = run(given)
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError):
@@ -218,9 +246,14 @@ def _drop_output() -> None:
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
+def command_name(program: str) -> str:
+    """What people type to start this program: kubectl runs ``kubectl-NAME`` as ``kubectl NAME``."""
+    return "kubectl partage" if Path(program).name == "kubectl-partage" else "partage"
+
+
 def _invoke(arguments: list[str], meta: dict[str, object]) -> int:
     try:
-        with partage.make_context("partage", arguments) as ctx:
+        with partage.make_context(command_name(sys.argv[0]), arguments) as ctx:
             try:
                 result = partage.invoke(ctx)
             finally:

@@ -9,7 +9,7 @@ import click
 
 from partage.faces.cli import common_node, common_options, common_output
 from partage.faces.cli.node_plan import PolicyOnNode, make_plan
-from partage.faces.cli.verb import verb
+from partage.faces.cli.verb import unexpected, verb
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 )
 @common_options.run_dir_option
 @common_options.state_dir_option
-@common_options.output_option("table", "json", "yaml", "policy")
+@common_options.output_option("table", "name", "json", "yaml", "policy")
 @click.argument("more_machines", nargs=-1, metavar="")
 def command(
     *,
@@ -69,7 +69,7 @@ def command(
     Exit code 2: the policy is wrong; 3: impossible on this node; 4: no usable driver.
     """
     if more_machines and not machines:
-        raise click.UsageError(f"unexpected argument {more_machines[0]!r}")
+        raise unexpected(click.get_current_context(), more_machines[0])
     if demand is not None:
         from partage.faces.cli import packing
 
@@ -90,6 +90,10 @@ def command(
     common_output.print_problems(planned.warnings[len(loaded.warnings) :])
     if output == "table":
         _print(planned, common_output.console())
+    elif output == "name":
+        from partage.model.share import resources_of
+
+        common_output.say_names(resources_of(planned.offer))
     else:
         common_output.print_document(plan_document(planned), output)
     return 0
@@ -133,11 +137,15 @@ def _print(planned: PolicyOnNode, console: Console) -> None:
     if steps := [step for step in all_steps(planned.plan) if not isinstance(step, Verify)]:
         console.print()
         console.print(steps_table(step_rows(steps, planned.inventory)))
+    unsettled = list(unsettled_lines(planned.plan, planned.inventory))
+    if not steps and not unsettled:
+        console.print()
+        console.print("no changes: the node is as the policy wants it")
     console.print()
     if planned.report is not None:
         source = planned.policy.source or "none, every GPU exclusive"
         console.print(f"for the agent of this node, as it was at {planned.report.at}; policy: {source}")
-    for line in unsettled_lines(planned.plan, planned.inventory):
+    for line in unsettled:
         console.print(f"! {line}", style="yellow")
     for caveat in planned.caveats:
         console.print(f"! {caveat.sentence}", style="yellow")

@@ -38,7 +38,7 @@ def command(
     """Show how a policy reaches the nodes of a cluster, pause that, or let it go on.
 
     status: each node with the revision of the policy in force, and of the one that it wants. pause: no
-    further node begins; those that change go on. resume: end the pause; nodes that have failed, or whose
+    further node begins; those that change finish. resume: end the pause; nodes that have failed, or whose
     agent has gone while they changed, no longer hold up the others.
 
     Exit code of status: 0: every node has what it wants; 1: not yet. 3: the chart has no rollout, or pauses

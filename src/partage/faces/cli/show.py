@@ -8,15 +8,15 @@ import click
 from msgspec.structs import replace
 
 from partage.faces.cli import common_node, common_options, common_output, completion
+from partage.faces.cli.memory import memory_here, print_memory
 from partage.faces.cli.verb import verb
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from partage.faces.cli.show_jobs import ShownJobs
     from partage.faces.documents.report import ReportDocument
     from partage.faces.render.cards import GpuCard
+    from partage.faces.render.terminal import Console
     from partage.model.gpu import Inventory
     from partage.model.process import JobProcess, Processes
     from partage.model.share import NodeOffer
@@ -49,6 +49,7 @@ class ShownNode(Frozen):
     default=None,
     help="Name the Slurm job, user and share of each process. Default: where Slurm is installed.",
 )
+@click.option("--memory", is_flag=True, help="Who holds GPU memory, where it is shared by amounts; no more.")
 @click.option("-w", "--watch", is_flag=True, help="Show the node again and again, until Ctrl-C.")
 @click.option(
     "--interval",
@@ -58,7 +59,7 @@ class ShownNode(Frozen):
     metavar="SECONDS",
     help="With --watch: time between two looks at the node.",
 )
-@common_options.output_option("table", "json", "yaml")
+@common_options.output_option("table", "name", "json", "yaml")
 def command(
     *,
     policy: str | None,
@@ -67,6 +68,7 @@ def command(
     run_dir: str | None,
     picture: str | None,
     jobs: bool | None,
+    memory: bool,
     watch: bool,
     interval: float,
     output: str,
@@ -85,10 +87,15 @@ def command(
         from partage.faces.render.picture_files import check_picture_name
 
         check_picture_name(picture)
+    if memory and (output != "table" or policy is not None or picture is not None):
+        raise click.UsageError("--memory prints a table of who holds memory now, and goes with nothing else")
     if watch and "-" in (policy, machine):
         raise click.UsageError("--watch reads its files again and again; standard input can be read once")
 
     def show_once() -> None:
+        if memory:
+            print_memory(memory_here(machine, run_dir))
+            return
         node = _with_jobs(_look(policy, config, machine, run_dir), machine, run_dir, asked=jobs)
         if picture is not None:
             _draw(node, picture)
@@ -105,6 +112,10 @@ def command(
 def _answer(node: ShownNode, output: str) -> None:
     if output == "table":
         _print(node, common_output.console())
+    elif output == "name":
+        from partage.model.share import resources_of
+
+        common_output.say_names(resources_of(node.offer))
     else:
         from partage.faces.documents.show import node_document
 
@@ -201,7 +212,7 @@ def _print(node: ShownNode, console: Console) -> None:
         console.print(links, style="dim")
     console.print()
     cards = _cards(node)
-    console.print(picture(cards, console.width))
+    console.print(picture(cards, console.drawing_width))
     console.print(legend(cards))
     console.print()
     console.print(node.source, style="italic")
@@ -223,6 +234,11 @@ def _print(node: ShownNode, console: Console) -> None:
         if report.held:
             console.print()
             console.print(holders_table(shown_shares(report), node.offer))
+        from partage.faces.render.use_tables import use_tables
+
+        console.print()
+        for made in use_tables(report):
+            console.print(made)
         pending = pending_lines(inventory, report.pending)
         cordon = (report.cordon,) if report.cordon else ()
         for line in (*cordon, *waiting_lines(report.waiting), *pending, *report.messages):

@@ -16,8 +16,7 @@ from partage.faces.cli.verb import verb
 if TYPE_CHECKING:
     from collections.abc import Callable
 
-    from rich.console import Console
-
+    from partage.faces.render.terminal import Console
     from partage.lab.stories.model import Story
     from partage.lab.stories.play import Beside, StoryEnding, StoryScene
 
@@ -77,7 +76,7 @@ FALSE = 1
     metavar="HOST:PORT",
     help="Serve the page of the simulated node while the story is played; port 0: any free port.",
 )
-@click.option("--serve", is_flag=True, help="Go on serving after the end of the story, until Ctrl-C.")
+@click.option("--serve", is_flag=True, help="Keep serving after the end of the story, until Ctrl-C.")
 @http_protection
 @click.option("-v", "--verbose", is_flag=True, help="Also print the agent's log on stderr.")
 @common_options.output_option("table", "json", "yaml")
@@ -173,7 +172,7 @@ def _print_play(story: Story, seed: int, beside: Beside | None) -> StoryEnding:
         console.print(line)
 
     def show(scene: StoryScene) -> None:
-        for line in scene_lines(scene, console.width):
+        for line in scene_lines(scene, console.drawing_width):
             console.print(line)
 
     ending = _play(story, seed, show, beside)
@@ -193,11 +192,11 @@ def _print_ending(ending: StoryEnding, console: Console) -> None:
     use = HeldOnNode(holders_of(ending), troubles_of(ending), withdrawn_of(ending), standings_of(ending))
     cards = cards_of(ending.inventory, offer, use, geometry_of)
     console.print()
-    console.print(picture(cards, console.width))
+    console.print(picture(cards, console.drawing_width))
     console.print(legend(cards))
     console.print()
-    console.print(describe_node(ending.snapshot, console.width))
-    for line in container_lines(ending, console.width):
+    console.print(describe_node(ending.snapshot, console.drawing_width))
+    for line in container_lines(ending, console.drawing_width):
         console.print(line, soft_wrap=True)
     console.print()
     console.print(verdict(ending))

@@ -5,10 +5,16 @@ Imported by every verb, also the agent: no slow imports at the top.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+
+_POLICY_FILES = (".yaml", ".yml", ".json")
+_MACHINE = re.compile(r"\d+x[a-z0-9+-]+")
+"""A simulated node by its GPUs: ``8xa100-40gb``."""
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -52,11 +58,16 @@ def common_option(*names: str, **settings: Any) -> Callable[[Command], Command]:
 class Verb(click.Command):
     """One verb."""
 
+    allow_extra_args = True  # refused below, with the option that was meant
+
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
         """Refuse an empty value: ``--policy "$UNSET"`` would mean the directory in which it was typed."""
         if not ctx.resilient_parsing and "" in (word.rpartition("=")[2] for word in args):
             _refuse_empty(self, ctx, args)
-        return super().parse_args(ctx, args)
+        rest = super().parse_args(ctx, args)
+        if ctx.args and not ctx.resilient_parsing:
+            raise unexpected(ctx, ctx.args[0])
+        return rest
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """The options of the verb, then those of many verbs."""
@@ -71,6 +82,17 @@ class Verb(click.Command):
             if rows:
                 with formatter.section(title):
                     formatter.write_dl(rows)
+
+
+def unexpected(ctx: click.Context, word: str) -> click.UsageError:
+    """The error for an argument that the verb does not take; it names the option that was meant."""
+    message = f"unexpected argument {word!r}"
+    options = {parameter.name for parameter in ctx.command.params if isinstance(parameter, click.Option)}
+    if "policy" in options and (Path(word).suffix in _POLICY_FILES or Path(word).is_dir()):
+        message += f": a policy is named with -f: {ctx.command_path} -f {word}"
+    elif "machine" in options and _MACHINE.fullmatch(word):
+        message += f": a simulated node is named with --machine: {ctx.command_path} --machine {word}"
+    return click.UsageError(message, ctx)
 
 
 def _refuse_empty(verb: Verb, ctx: click.Context, args: list[str]) -> None:

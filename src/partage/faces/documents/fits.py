@@ -112,7 +112,7 @@ def _sharing(gpu: Gpu, driver: Driver | NoDriver) -> tuple[str, ...]:
     cap = client_cap(gpu.compute_capability, driver)
     return (
         "time-slicing: any number of shares, which take turns; none of them has memory of its own",
-        f"MPS: up to {cap.clients} shares side by side, each with a limit of memory and of threads",
+        f"MPS: up to {cap.clients} shares side by side, each with a limit of memory and of SMs",
         "exclusive: the whole GPU for one container",
     )
 

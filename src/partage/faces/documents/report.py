@@ -15,6 +15,7 @@ from partage.errors import Problem
 from partage.faces.documents.document import Document
 from partage.faces.documents.node import NodeRow
 from partage.faces.documents.resources import ResourceRow
+from partage.faces.documents.use import UseRow
 from partage.faces.documents.watch import WatchRow
 from partage.faces.wording import pod_name, standing
 from partage.model.health import HealthState
@@ -176,7 +177,8 @@ class PlannedFrom(Frozen):
 class ReportDocument(Document, kw_only=True):
     """Everything that the agent knows.
 
-    reasons: why it is not healthy; degraded: what else is wrong. planned_from: a ``PlannedFrom`` or null,
+    reasons: why it is not healthy; degraded: what else is wrong. use: what GPUs and containers do; None: the
+    agent is of a version that does not say it. planned_from: a ``PlannedFrom`` or null,
     which only the same version of Partage can read.
     """
 
@@ -193,6 +195,7 @@ class ReportDocument(Document, kw_only=True):
     resources: tuple[ReportedResourceRow, ...]
     held: tuple[EntryRow, ...]
     watch: WatchRow | None
+    use: UseRow | None = None
     offer: NodeOffer
     planned_from: Raw
 
@@ -252,8 +255,7 @@ class ReportDocument(Document, kw_only=True):
     @property
     def withdrawn(self) -> frozenset[Hold]:
         """Shares that are neither held nor free; none known of an agent of another version."""
-        planned = self.planner_input
-        return frozenset() if planned is None else withdrawn(planned.snapshot.served, planned.snapshot.held)
+        return withdrawn_in(self.planner_input)
 
     @property
     def gpu_of_share(self) -> dict[ShareId, int]:
@@ -275,6 +277,11 @@ class ReportDocument(Document, kw_only=True):
             if entry.id in indexes:
                 found.setdefault(indexes[entry.id], []).append(entry.pods or "unknown")
         return found
+
+
+def withdrawn_in(planned: PlannedFrom | None) -> frozenset[Hold]:
+    """Shares that are neither held nor free; none where it is not known what the planner looked at."""
+    return frozenset() if planned is None else withdrawn(planned.snapshot.served, planned.snapshot.held)
 
 
 class HealthDocument(Document, kw_only=True):

@@ -10,6 +10,7 @@ from partage.faces.documents.node import NodeRow, node_row
 from partage.faces.documents.plan import HeldRow, held_row
 from partage.faces.documents.report import ReportDocument, ReportedGpuRow
 from partage.faces.documents.resources import ResourceRow, resource_rows
+from partage.faces.documents.use import UseRow
 from partage.faces.share_counts import count_by_resource
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
@@ -57,12 +58,14 @@ class NodeAnswer(NodeRow, kw_only=True):
     """A node, what it offers, and who holds it. agent: None where none runs, or a policy was given.
 
     slurm_processes: the processes on its GPUs with their Slurm jobs; None where Slurm was not asked.
+    use: what GPUs and containers do, as the agent sampled it last; None without an agent.
     """
 
     resources: tuple[ResourceRow, ...]
     held: tuple[ShownShare, ...]
     agent: ShownAgent | None
     slurm_processes: tuple[JobProcess, ...] | None = None
+    use: UseRow | None = None
 
 
 class NodeDocument(Document, NodeAnswer):
@@ -87,6 +90,7 @@ def node_document(
         held=() if report is None else shown_shares(report),
         agent=None if report is None else _agent(report),
         slurm_processes=processes,
+        use=None if report is None else report.use,
     )
 
 

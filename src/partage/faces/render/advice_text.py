@@ -51,7 +51,7 @@ def share_sentence(one: AdvisedModelRow) -> str:
             f"{one.count} x {one.resource} ({format_bytes(one.memory_bytes)})" for one in share.asks
         )
         return f"The tenants ask for {asks}; memory guarantee: {share.means}."
-    threads = f", {share.threads_percent} % of the threads" if share.threads_percent is not None else ""
+    threads = f", {share.threads_percent}% of the SMs" if share.threads_percent is not None else ""
     profile = f" ({share.profile})" if share.profile else ""
     amount = f"{format_bytes(share.memory_bytes)}{profile}{threads}"
     return f"{share.shares} x {share.resource}, each {amount}; memory guarantee: {share.means}."

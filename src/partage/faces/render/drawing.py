@@ -245,11 +245,11 @@ def _legend(cards: Sequence[GpuCard], y: int) -> Iterator[Shape]:
     if any(block.planned for block in blocks):
         marks.append((Box(0, 0, 0, 0, PAPER, full, dashed=True), "planned"))
     if any(not block.cells and not block.label for block in blocks):
-        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, dashed=True), "not cut"))
+        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, dashed=True), "no MIG device"))
     if any(not block.cells and block.label for block in blocks):
         marks.append((Box(0, 0, 0, 0, PAPER, LINE), "cut, not offered"))
     if any(one.use is SliceUse.IDLE for one in rows):
-        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, crossed=True), "idle: taken along with its memory"))
+        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, crossed=True), "compute slice without a use"))
     x: float = _MARGIN
     for mark, word in marks:
         yield replace(mark, x=x, y=y + 8, width=22, height=14)

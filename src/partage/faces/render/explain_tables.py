@@ -26,10 +26,15 @@ MOST_NODES = 20
 _FREE = "nothing: it has room"
 
 
-def pod_lines(pod: ExplainedPodRow) -> Iterator[RenderableType]:
-    """Everything about one pod."""
+def pod_lines(pod: ExplainedPodRow, *, everything: bool = False) -> Iterator[RenderableType]:
+    """What is known about one pod. everything: each node and GPU, also of a pod that fits."""
     asks = [f"{amount_text(one.resource, one.amount)} ({one.container})" for one in pod.asks]
-    yield Text(f"{pod.name} asks for {listed(asks, 8) or 'no GPU'}.", style="bold")
+    asks_for = f"{pod.name} asks for {listed(asks, 8) or 'no GPU'}"
+    if pod.fits and not pod.runs and not pod.standing and not everything:
+        yield Text(f"{asks_for}, and fits on {_where(pod)}.", style="bold")
+        yield from _doubts(pod)
+        return
+    yield Text(f"{asks_for}.", style="bold")
     if pod.standing:
         yield Text(pod.standing)
     if pod.runs:
@@ -45,6 +50,11 @@ def pod_lines(pod: ExplainedPodRow) -> Iterator[RenderableType]:
         if left := sum(map(len, groups[MOST_NODES:])):
             yield Text(f"and {count_of(left, 'node')} more, which are further away; -o json has all")
     yield from _next_steps(pod)
+    yield from _doubts(pod)
+
+
+def _doubts(pod: ExplainedPodRow) -> Iterator[Text]:
+    """What the answer does not cover."""
     yield from (Text(f"! {line}", style="yellow") for line in _remarks(pod.nodes))
     yield from (Text(f"! not looked at: {line}", style="yellow") for line in pod.not_judged)
     if pod.not_judged:
@@ -79,13 +89,16 @@ def _outcome(pod: ExplainedPodRow) -> str:
     if not pod.nodes:
         return "No node is known."
     if fitting:
-        return f"It fits on {listed(fitting, 8)}" + (
-            "."
-            if len(fitting) == len(pod.nodes)
-            else f", {len(fitting)} of {count_of(len(pod.nodes), 'node')}."
-        )
+        return f"It fits on {_where(pod)}."
     where = "this node" if len(pod.nodes) == 1 else f"any of {len(pod.nodes)} nodes"
     return f"It does not fit on {where} now."
+
+
+def _where(pod: ExplainedPodRow) -> str:
+    """The nodes on which a pod fits."""
+    fitting = [node.name for node in pod.nodes if node.fits]
+    some = len(fitting) < len(pod.nodes)
+    return listed(fitting, 8) + (f", {len(fitting)} of {count_of(len(pod.nodes), 'node')}" if some else "")
 
 
 def _alike(nodes: Sequence[ExplainedNodeRow]) -> list[list[ExplainedNodeRow]]:
@@ -163,7 +176,7 @@ def _next_steps(pod: ExplainedPodRow) -> Iterator[Text]:
     for way in nearest.others:
         yield Text(f"Or: {_steps([one.text for one in way])}.")
     if nearest.more:
-        yield Text("Besides, in the way there: " + "; ".join(one.text for one in nearest.more) + ".")
+        yield Text("What else blocks it there: " + "; ".join(one.text for one in nearest.more) + ".")
 
 
 def _remarks(nodes: Iterable[ExplainedNodeRow]) -> Iterator[str]:

@@ -40,7 +40,8 @@ class FittingTable(Table):
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """The table if every word has room in its column, else the blocks."""
-        if self.heading:
+        self.show_header = getattr(console, "headers", True)
+        if self.heading and self.show_header:
             yield Text(self.heading, style="bold")
         columns = [self._texts(column) for column in range(len(self.columns))]
         needs = [self._needs(number, texts) for number, texts in enumerate(columns)]
@@ -49,7 +50,9 @@ class FittingTable(Table):
             if sum(least for least, _ in needs) <= room:
                 self.padding = (0, 1, 0, gap - 2)  # and a column between the two
                 widths = shared_out(needs, room)
-                headers = [Text(str(column.header)).cell_len for column in self.columns]
+                headers = [
+                    Text(str(column.header)).cell_len if self.show_header else 0 for column in self.columns
+                ]
                 both = [(width, max(width, header)) for width, header in zip(widths, headers, strict=True)]
                 for column, width in zip(self.columns, shared_out(both, room), strict=True):
                     column.width = width

@@ -34,8 +34,6 @@ def applied_table(gpus: Sequence[AppliedGpuRow]) -> Table:
             steps = Text(gpu.reason or _steps(gpu))
             style = "red" if gpu.outcome in _BAD else ""
             table.add_row(str(gpu.index), gpu.outcome, layout, steps, style=style)
-    if not table.rows:
-        table.add_row("", "nothing to do", "", "")
     return table
 
 

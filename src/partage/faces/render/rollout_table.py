@@ -48,7 +48,7 @@ def rollout_lines(rollout: RolloutDocument) -> list[str]:
     if rollout.stopped:
         lines.append(f"stopped: {rollout.stopped}; edit the policy, or partage rollout resume")
     if rollout.paused_by == "hand":
-        lines.append("paused; partage rollout resume lets it go on")
+        lines.append("paused; partage rollout resume continues it")
     elif rollout.paused_by == "chart":
         lines.append("paused by the chart's value rollout.paused")
     return lines

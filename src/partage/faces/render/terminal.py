@@ -38,22 +38,38 @@ ASCII_SIGNS = str.maketrans(
 )
 """Signs of ours in ASCII. Those of the picture stay apart: held #, free ., planned :, not cut _."""
 
-_WIDE = 110
-"""Columns where standard output is not a terminal."""
+_DRAWN = 110
+"""Columns of a picture where standard output is not a terminal."""
+_UNFOLDED = 100_000
+"""Columns of text where nothing is folded: in a file or a pipe each row is one line, which programs read."""
 
 
 class Console(rich_console.Console):
     """A ``str`` is one line of plain text; what has styles or several lines is a ``Text``.
 
+    headers: whether tables have a heading and the names of their columns.
     A reader of stdout that ends early (``| head``) is noticed in ``main``; rich would exit with 1.
     """
 
-    def __init__(self, *, ascii_only: bool = False, width: int | None = None, stderr: bool = False) -> None:
+    def __init__(
+        self,
+        *,
+        ascii_only: bool = False,
+        width: int | None = None,
+        stderr: bool = False,
+        headers: bool = True,
+    ) -> None:
         # Without emoji their names are not imported: 4 ms.
         super().__init__(
             highlight=False, emoji=False, markup=False, width=width, soft_wrap=False, stderr=stderr
         )
         self._ascii_only = ascii_only
+        self.headers = headers
+
+    @property
+    def drawing_width(self) -> int:
+        """Columns for what is drawn, also where text is not folded."""
+        return _DRAWN if self.width == _UNFOLDED else self.width
 
     @property
     def encoding(self) -> str:
@@ -95,11 +111,15 @@ def _in_ascii(segment: Segment) -> Segment:
     return Segment(segment.text.translate(ASCII_SIGNS), segment.style)
 
 
-def open_console() -> Console:
-    """The console of standard output; 110 columns if that is no terminal and COLUMNS is not set."""
-    wide_enough = None if sys.stdout.isatty() or "COLUMNS" in os.environ else _WIDE
+def open_console(*, wide: bool = False, headers: bool = True) -> Console:
+    """The console of standard output. Nothing is folded if that is asked for (wide), or if it is no terminal
+    and COLUMNS is not set.
+    """
+    folded = not wide and (sys.stdout.isatty() or "COLUMNS" in os.environ)
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
-    return Console(ascii_only=needs_ascii(encoding, os.environ), width=wide_enough)
+    return Console(
+        ascii_only=needs_ascii(encoding, os.environ), width=None if folded else _UNFOLDED, headers=headers
+    )
 
 
 def needs_ascii(encoding: str, environment: Mapping[str, str]) -> bool:

@@ -14,9 +14,9 @@ from partage.faces.http import Answer, Page, PageRequest, Stream
 from partage.faces.http_access import STATIC
 from partage.faces.report import report_document
 from partage.faces.web import page
-from partage.faces.web.holdings import measured
+from partage.faces.web.legend import node_legend
 from partage.faces.web.live import changes
-from partage.faces.web.node_page import Sections, node_sections
+from partage.faces.web.node_page import STANDINGS, Sections, node_sections
 
 _FIGURES_EVERY_S = 5.0
 """How old figures of use are at most on an open page, in seconds."""
@@ -41,7 +41,11 @@ class AgentPage:
     def _page(self, _: PageRequest) -> Answer:
         source = "The agent of this node, as it is now. Nothing here can change anything."
         body = page.document(
-            self._title, page.grouped(self._sections()), events="/events", top=page.legend(), source=source
+            self._title,
+            page.grouped(self._sections()),
+            events="/events",
+            top=node_legend(STANDINGS),
+            source=source,
         )
         return HTTPStatus.OK, "text/html; charset=utf-8", body
 
@@ -70,10 +74,9 @@ class AgentPage:
         mark = self._mark()
         with self._lock:
             if self._made is None or self._made[0] != mark:
+                status.usage()  # so that what was sampled last is new, and stays so while a page is open
                 document = report_document(report, status, readiness_of(status, self._intervals))
-                found = status.usage()
-                use = {} if found is None else measured(found.use)
-                self._made = mark, node_sections(document, report.node.inventory, geometry_of, use)
+                self._made = mark, node_sections(document, report.node.inventory, geometry_of)
             return self._made[1]
 
 

@@ -12,9 +12,10 @@ from xml.etree.ElementTree import Element
 
 from partage.faces.render.cards import DeviceBlock, GpuCard, ShareCell
 from partage.faces.render.slices import ComputeSlice, SliceUse
+from partage.faces.web.legend import MARKS
 from partage.faces.web.markup import element
 
-_MEMORY, _COMPUTE = 46, 22
+_MEMORY, _COMPUTE = 40, 14
 """Heights in pixels."""
 _MOST_CELLS = 48
 """More shares than that in one device are drawn as one stripe: how many are held."""
@@ -70,7 +71,7 @@ def _block(block: DeviceBlock) -> Iterator[Element]:
     if block.label:
         first = block.cells[0] if block.cells else None
         on = " on-held" if first is not None and first.holder is not None else ""
-        yield element("text", block.label, x="6", y="17", class_=f"profile{on}")
+        yield element("text", block.label, x="6", y="15", class_=f"profile{on}")
 
 
 def _share(cell: ShareCell, block: DeviceBlock, *, named: bool) -> Iterator[Element]:
@@ -80,14 +81,14 @@ def _share(cell: ShareCell, block: DeviceBlock, *, named: bool) -> Iterator[Elem
         yield _box("held", element("title", f"held by {cell.holder}{amount}"))
         name = cell.holder.rpartition("/")[2]
         if named:
-            yield element("text", name, x="6", y="36" if block.label else "28", class_="on-held")
+            yield element("text", name, x="6", y="33" if block.label else "25", class_="on-held")
     else:
         kind = "withdrawn" if cell.withdrawn else "planned" if block.planned else "free"
         word = "not usable" if cell.withdrawn else kind
         yield _box(kind, element("title", f"{word}{amount}"))
         if named and amount:
             said = f"{block.amount(cell.count)} {word}"
-            yield element("text", said, x="6", y="36" if block.label else "28", class_="ink")
+            yield element("text", said, x="6", y="33" if block.label else "25", class_="ink")
 
 
 def _stripe(block: DeviceBlock) -> Iterator[Element]:
@@ -98,10 +99,10 @@ def _stripe(block: DeviceBlock) -> Iterator[Element]:
     for kind, left, width in (("held", 0.0, held), ("withdrawn", held, 100 * gone / count)):
         if width:
             yield element(
-                "rect", x=f"{left:.3f}%", y=str(_MEMORY - 12), width=f"{width:.3f}%", height="12", class_=kind
+                "rect", x=f"{left:.3f}%", y=str(_MEMORY - 10), width=f"{width:.3f}%", height="10", class_=kind
             )
     said = block.held_text + (f", {gone} not usable" if gone else "")
-    yield element("text", said, x="6", y="30" if block.label else "24", class_="ink")
+    yield element("text", said, x="6", y="27" if block.label else "20", class_="ink")
 
 
 def _compute(card: GpuCard) -> Iterator[Element]:
@@ -121,7 +122,7 @@ def _compute(card: GpuCard) -> Iterator[Element]:
         if one.use is SliceUse.RUNS and one.instance is not None:
             block = drawn[one.instance.placement]
             kind = "planned" if block.planned else "held" if block.held else "free" if block.cells else "cut"
-        title = "belongs to the device with its memory, not used" if one.use is SliceUse.IDLE else None
+        title = MARKS["idle"] if one.use is SliceUse.IDLE else None
         yield _cell(left, width, _COMPUTE, _box(kind, element("title", title) if title else None))
 
 

@@ -1,10 +1,9 @@
-"""Many nodes at a glance: a row for each, and the page of each behind its name."""
+"""Many nodes at a glance: totals, a row for each, the worst first, and the page of each behind its name."""
 
 from __future__ import annotations
 
 import logging
-from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from hashlib import blake2s
 from http import HTTPStatus
 from typing import Generic, Protocol, TypeVar
@@ -16,10 +15,13 @@ from partage.faces.http import Answer, Page, PageRequest, Stream
 from partage.faces.http_access import STATIC
 from partage.faces.web import page
 from partage.faces.web.agent_page import static_page
+from partage.faces.web.fleet_head import chips_section, rank_of, totals_section
+from partage.faces.web.glance import Glance
+from partage.faces.web.legend import fleet_legend, node_legend
 from partage.faces.web.live import changes
-from partage.faces.web.markup import Child, element, foreign, html
+from partage.faces.web.markup import element, foreign, html
 from partage.faces.web.node_page import Sections
-from partage.text import count_of
+from partage.values import Frozen
 
 _HTML = "text/html; charset=utf-8"
 N = TypeVar("N")
@@ -30,6 +32,7 @@ N_contra = TypeVar("N_contra", contravariant=True)
 
 log = logging.getLogger(__name__)
 _failures = Seldom()
+_CANNOT = "cannot be shown"
 
 
 class ShownFleet(Protocol[N_co]):
@@ -55,14 +58,12 @@ class ShownFleet(Protocol[N_co]):
 class NodeViews(Protocol[N_contra]):
     """How the nodes of a fleet are shown."""
 
-    def row(self, node: N_contra) -> Sequence[Child]:
-        """What stands below its name among all nodes."""
+    @property
+    def standings(self) -> Mapping[str, str]:
+        """What it says of how nodes are, to what that means."""
 
-    def standing(self, node: N_contra) -> tuple[str, str]:
-        """In a word how it is, and the class of the style sheet for it: good, warn or bad."""
-
-    def words(self, node: N_contra) -> Sequence[str]:
-        """What a search finds it by."""
+    def glance(self, node: N_contra) -> Glance:
+        """Among all nodes."""
 
     def sections(self, node: N_contra) -> Sections:
         """Its own page."""
@@ -71,13 +72,22 @@ class NodeViews(Protocol[N_contra]):
         """Those sections in their places, as HTML."""
 
 
+class _Shown(Frozen, Generic[N]):
+    """A node as it was written. words: in lower case, each once."""
+
+    node: N
+    glance: Glance
+    text: str
+    words: str
+
+
 class FleetPages(Generic[N]):
     """``/``: all nodes; ``/node?name=NAME``: one of them; ``/events`` for what changes on either."""
 
     def __init__(self, fleet: ShownFleet[N], views: NodeViews[N]) -> None:
         self._fleet = fleet
         self._views = _EachAlone(views)
-        self._rows: dict[str, tuple[N, str]] = {}
+        self._shown: dict[str, _Shown[N]] = {}
         self._nodes: dict[str, tuple[N, Sections]] = {}
 
     def pages(self) -> dict[str, Page]:
@@ -91,22 +101,30 @@ class FleetPages(Generic[N]):
         }
 
     def _all(self, request: PageRequest) -> Answer:
-        asked = request.query.get("q", "")
-        nodes = self._fleet.nodes
-        found = {name for name in nodes if self._matches(name, nodes, asked)}
+        asked, chosen = request.query.get("q", ""), request.query.get("show", "")
+        shown = self._all_shown()
+        found = {name for name, one in shown.items() if _matches(one, asked, chosen)}
         # The others are there, too: the script finds them when the search changes, and where they change.
         rows = [
-            text if name in found else text.replace("<article ", "<article hidden ", 1)
-            for name, text in self._row_texts(nodes).items()
+            one.text if name in found else one.text.replace("<article ", "<article hidden ", 1)
+            for name, one in shown.items()
         ]
         count = element("span", f"{len(found)} shown", id="count", role="status")
         box = element("input", type="search", name="q", id="q", value=asked, autocomplete="off")
         label = element("label", "Search for a node, a GPU, a pod or a problem ", for_="q")
-        form = element("form", label, box, " ", count, role="search", method="get", action="/")
-        news = self._fleet.news.values()
-        summary = self._summary(nodes)
-        body = "".join((*news, summary, '<section aria-label="Nodes" class="nodes">', *rows, "</section>"))
-        document = page.document("Nodes", body, events="/events", top=form, source=self._fleet.words)
+        show = element("input", type="hidden", name="show", id="show", value=chosen)
+        form = element("form", label, box, show, " ", count, role="search", method="get", action="/")
+        glances = [one.glance for one in shown.values()]
+        head = (
+            *self._fleet.news.values(),
+            totals_section(glances),
+            chips_section(glances, chosen, asked),
+            html(form),
+        )
+        body = "".join((*head, '<section aria-label="Nodes" class="nodes">', *rows, "</section>"))
+        document = page.document(
+            "Nodes", body, events="/events", top=fleet_legend(self._views.standings), source=self._fleet.words
+        )
         return HTTPStatus.OK, _HTML, document
 
     def _one(self, request: PageRequest) -> Answer:
@@ -125,7 +143,7 @@ class FleetPages(Generic[N]):
             f"{name}: GPUs",
             news + self._views.grouped(self._sections(name, node)),
             events=f"/events?node={quote(name, safe='')}",
-            top=element("div", _back(), page.legend()),
+            top=element("div", _back(), node_legend(self._views.standings), class_="key"),
             source=self._fleet.words,
         )
         return HTTPStatus.OK, _HTML, body
@@ -134,11 +152,13 @@ class FleetPages(Generic[N]):
         name = request.query.get("node")
 
         def sections() -> Mapping[str, str]:
-            news, nodes = self._fleet.news, self._fleet.nodes
+            news = self._fleet.news
             if name is None:
-                rows = {_row_id(one): text for one, text in self._row_texts(nodes).items()}
-                return {**news, "summary": self._summary(nodes), **rows}
-            node = nodes.get(name)
+                shown = self._all_shown()
+                glances = [one.glance for one in shown.values()]
+                rows = {_row_id(one): row.text for one, row in shown.items()}
+                return {**news, "totals": totals_section(glances), "summary": chips_section(glances), **rows}
+            node = self._fleet.nodes.get(name)
             return news if node is None else {**news, **self._sections(name, node)}
 
         def events(runs: Callable[[], bool]) -> Iterator[str]:
@@ -153,44 +173,38 @@ class FleetPages(Generic[N]):
             self._nodes[name] = known
         return known[1]
 
-    def _summary(self, nodes: Mapping[str, N]) -> str:
-        """How many nodes are how, the worst first."""
-        counts = Counter(self._views.standing(node) for node in nodes.values())
-        order = ("bad", "warn", "good")
-        ranked = sorted(counts.items(), key=lambda one: (order.index(one[0][1]), one[0][0]))
-        parts = [element("span", f"{count} {word}", class_=f"chip {kind}") for (word, kind), count in ranked]
-        said = count_of(len(nodes), "node")
-        return html(element("section", element("p", f"{said} ", *parts), id="summary", class_="summary"))
+    def _all_shown(self) -> dict[str, _Shown[N]]:
+        """All nodes by name, the worst first. One is written again when it has changed."""
+        found = {}
+        for name, node in self._fleet.nodes.items():
+            known = self._shown.get(name)
+            found[name] = known if known is not None and known.node is node else self._show(name, node)
+        self._shown = dict(sorted(found.items(), key=lambda one: (rank_of(one[1].glance.standing), one[0])))
+        return self._shown
 
-    def _row_texts(self, nodes: Mapping[str, N]) -> dict[str, str]:
-        """Name to the row of each node; a row is written again when the node has changed."""
-        found: dict[str, tuple[N, str]] = {}
-        for name, node in nodes.items():
-            known = self._rows.get(name)
-            found[name] = (
-                known if known is not None and known[0] is node else (node, html(self._row(name, node)))
-            )
-        self._rows = found
-        return {name: text for name, (_, text) in found.items()}
-
-    def _row(self, name: str, node: N) -> Element:
-        link = element("a", foreign(name), href=f"/node?name={quote(name, safe='')}")
-        return element(
+    def _show(self, name: str, node: N) -> _Shown[N]:
+        glance = self._views.glance(node)
+        words = " ".join(dict.fromkeys((name, *glance.words))).lower()
+        word, kind = glance.standing
+        row = element(
             "article",
-            element("h2", link),
-            *self._views.row(node),
+            element(
+                "header",
+                element("h2", element("a", foreign(name), href=f"/node?name={quote(name, safe='')}")),
+                element("strong", word, class_=f"chip {kind}"),
+            ),
+            *glance.row,
             class_="card node",
             id=_row_id(name),
-            data_words=self._words(name, node),
+            data_words=words,
+            data_show=" ".join(glance.filters),
         )
+        return _Shown(node, glance, html(row), words)
 
-    def _matches(self, name: str, nodes: Mapping[str, N], asked: str) -> bool:
-        asked = asked.strip().lower()
-        return not asked or asked in self._words(name, nodes[name])
 
-    def _words(self, name: str, node: N) -> str:
-        """In lower case, each once."""
-        return " ".join(dict.fromkeys((name, *self._views.words(node)))).lower()
+def _matches(one: _Shown[N], asked: str, chosen: str) -> bool:
+    asked = asked.strip().lower()
+    return (not asked or asked in one.words) and (not chosen or chosen in one.glance.filters)
 
 
 class _EachAlone(Generic[N]):
@@ -201,15 +215,10 @@ class _EachAlone(Generic[N]):
     def __init__(self, views: NodeViews[N]) -> None:
         self._views = views
         self.grouped = views.grouped
+        self.standings = {**views.standings, _CANNOT: "What the node says is not what an agent says."}
 
-    def row(self, node: N) -> Sequence[Child]:
-        return _or(lambda: self._views.row(node), (_cannot(),))
-
-    def standing(self, node: N) -> tuple[str, str]:
-        return _or(lambda: self._views.standing(node), ("cannot be shown", "bad"))
-
-    def words(self, node: N) -> Sequence[str]:
-        return _or(lambda: self._views.words(node), ())
+    def glance(self, node: N) -> Glance:
+        return _or(lambda: self._views.glance(node), Glance((_cannot(),), (_CANNOT, "bad")))
 
     def sections(self, node: N) -> Sections:
         return _or(
@@ -236,23 +245,3 @@ def _back() -> Element:
 
 def _row_id(name: str) -> str:
     return f"node-{blake2s(name.encode(errors='replace'), digest_size=8).hexdigest()}"
-
-
-def mini(part: float | None, said: str, kind: str, *, trouble: bool = False, lost: float = 0.0) -> Element:
-    """A small bar: how much of a GPU or of a resource is in use, from 0 to 1; None: it has nothing to use.
-    lost: how much of it cannot be used, hatched.
-    """
-    width = min(100.0, 100 * part) if part else 0
-    gone = min(100.0 - width, 100 * lost)
-    return element(
-        "svg",
-        element("title", said),
-        element("rect", class_="box uncut" if part is None else "box free"),
-        element("rect", width=f"{width:.1f}%", height="100%", class_="held") if width else None,
-        element("rect", x=f"{width:.1f}%", width=f"{gone:.1f}%", height="100%", class_="withdrawn")
-        if gone
-        else None,
-        class_=f"mini {kind}{' trouble' if trouble else ''}",
-        role="img",
-        aria_label=said,
-    )

@@ -8,18 +8,19 @@ from partage.faces.documents.report import EntryRow, ReportDocument
 from partage.faces.wording import container_name
 from partage.model.ids import GpuUuid, ShareId
 from partage.model.share import Guarantee
-from partage.plan.usage import NodeUse
+from partage.plan.serve.ledger_entry import Certainty
 from partage.values import Frozen
 
 
 class MemoryUse(Frozen):
     """What a container uses of a GPU. peak_bytes: the highest since it began; None: not known. at_least: not
-    all of its use is known.
+    all of its use is known. utilisation: its part of the GPU's time, 0 to 1; None: not known.
     """
 
     used_bytes: int
     peak_bytes: int | None = None
     at_least: bool = False
+    utilisation: float | None = None
 
 
 Uses = Mapping[tuple[GpuUuid, str], MemoryUse]
@@ -35,21 +36,20 @@ class HeldShares(Frozen):
     holders: tuple[str, ...]
     shares: tuple[ShareId, ...]
     since: str
-    certainty: str
+    certainty: Certainty
     use: MemoryUse | None = None
     promised_bytes: int | None = None
     guarantee: Guarantee | None = None
     by_memory: bool = False
 
 
-def measured(found: NodeUse) -> Uses:
-    """What was measured now. A container with several MIG devices of one GPU has their sum."""
+def sampled(report: ReportDocument) -> Uses:
+    """What was sampled last. A container with several MIG devices of one GPU has their sum."""
     uses: dict[tuple[GpuUuid, str], MemoryUse] = {}
-    for one in found.containers:
-        amount = one.amount
-        if amount.used_bytes is not None:
-            key = one.gpu, container_name(one.holder)
-            here = MemoryUse(amount.used_bytes, amount.peak_bytes, amount.partly)
+    for one in () if report.use is None else report.use.containers:
+        if one.used_bytes is not None:
+            key = one.gpu, f"{one.namespace}/{one.pod}/{one.container}"
+            here = MemoryUse(one.used_bytes, one.peak_bytes, one.at_least, one.utilisation)
             uses[key] = _sum(uses[key], here) if key in uses else here
     return uses
 
@@ -58,7 +58,13 @@ def _sum(one: MemoryUse, other: MemoryUse) -> MemoryUse:
     peaks = (one.peak_bytes, other.peak_bytes)
     known = [peak for peak in peaks if peak is not None]
     peak = sum(known) if len(known) == len(peaks) else None
-    return MemoryUse(one.used_bytes + other.used_bytes, peak, one.at_least or other.at_least)
+    parts = [busy for busy in (one.utilisation, other.utilisation) if busy is not None]
+    return MemoryUse(
+        one.used_bytes + other.used_bytes,
+        peak,
+        one.at_least or other.at_least,
+        sum(parts) if parts else None,
+    )
 
 
 def watched(report: ReportDocument) -> Uses:
@@ -69,12 +75,11 @@ def watched(report: ReportDocument) -> Uses:
     }
 
 
-def holdings(report: ReportDocument, uses: Uses) -> dict[int, list[HeldShares]]:
-    """GPU index to who holds shares of it. Equal holders of one resource are one row.
-
-    uses: measured now; what is not in it, the watchdog may have seen.
+def holdings(report: ReportDocument) -> dict[int, list[HeldShares]]:
+    """GPU index to who holds shares of it. Equal holders of one resource are one row. What was not sampled of
+    them, the watchdog may have seen.
     """
-    index_of, seen = report.gpu_of_share, {**watched(report), **uses}
+    index_of, seen = report.gpu_of_share, {**watched(report), **sampled(report)}
     uuids = {gpu.index: gpu.uuid for gpu in report.gpus}
     promises = {
         share: offering

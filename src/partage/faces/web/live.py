@@ -18,7 +18,7 @@ def changes(
     *,
     pause: Callable[[float], None] = time.sleep,
 ) -> Iterator[str]:
-    """Events as JSON: ``sections`` (id to HTML), or ``reload`` where sections have come or gone.
+    """Events as JSON: ``sections`` (id to HTML), ``order``; or ``reload`` where sections have come or gone.
 
     sections: a mark that is another one when something may have changed, and what makes the sections.
     """
@@ -43,8 +43,10 @@ def changes(
 
 
 def difference(before: Mapping[str, str], now: Mapping[str, str]) -> str:
-    """The event from one to the other; empty where nothing has changed."""
-    if list(before) != list(now):
+    """The event from one to the other; empty where nothing has changed. ``order``: all ids, where they stand
+    in another order than before."""
+    if before.keys() != now.keys():
         return json.dumps({"reload": True})
     changed = {name: text for name, text in now.items() if before[name] != text}
-    return json.dumps({"sections": changed}) if changed else ""
+    order = {} if list(before) == list(now) else {"order": list(now)}
+    return json.dumps({"sections": changed, **order}) if changed or order else ""

@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from xml.etree.ElementTree import Element
 
 from partage.faces.documents.report import ReportDocument, ReportedGpuRow
+from partage.faces.node_problems import problems_of_node, troubles_of_gpu
 from partage.faces.render.cards import GpuCard, HeldOnNode, cards_of
 from partage.faces.render.rows import pending_lines, waiting_lines, withdrawn_lines
 from partage.faces.share_counts import any_usable, count_by_resource, not_usable
+from partage.faces.use_words import part
 from partage.faces.web.card import drawing
-from partage.faces.web.holdings import HeldShares, Uses, holdings
+from partage.faces.web.holdings import HeldShares, holdings
+from partage.faces.web.legend import CERTAINTIES
 from partage.faces.web.markup import Child, element, foreign, foreign_path, html
 from partage.faces.web.moment import moment
 from partage.faces.web.parts import bullets, table
+from partage.faces.web.use import gpu_use, hour_details, sampled
 from partage.faces.wording import GUARANTEES
 from partage.model.gpu import Inventory
+from partage.model.ids import GpuUuid, ResourceName
 from partage.plan.offer.select import GeometryOf
+from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import PolicyReason
+from partage.plan.serve.ledger_entry import Certainty
 from partage.text import count_of
 from partage.units import format_bytes
+from partage.values import Frozen
 
 Sections = Mapping[str, str]
 """Id of a section to its HTML, in the order of the page. The section's element has that id."""
 _IDS = 8
 """So many ids of held shares are named at most."""
+_HOLDERS = 2
+"""So many holders of a GPU are always to be seen: eight GPUs fit on a screen, and one on a phone's."""
+_PROBLEMS = (Phase.FAILED, Phase.BLOCKED)
+"""Phases of GPUs that do not become what the policy wants by waiting."""
+SEPARATOR = " · "
 
 
-def node_sections(
-    report: ReportDocument, inventory: Inventory | None, geometry_of: GeometryOf, uses: Uses | None = None
-) -> Sections:
-    """All sections. inventory: None where the report does not tell it: the cards are not drawn then.
-
-    uses: measured now; without them, what the watchdog saw last.
-    """
+def node_sections(report: ReportDocument, inventory: Inventory | None, geometry_of: GeometryOf) -> Sections:
+    """All sections. inventory: None where the report does not tell it: the cards are not drawn then."""
     sections = {
         "state": _state(report),
         "policy": _policy(report),
         "waits": _waits(report, inventory),
-        **_gpus(report, inventory, geometry_of, holdings(report, uses or {})),
+        **_gpus(report, inventory, geometry_of),
         "resources": _resources(report),
+        **_hours(report),
     }
     return {name: html(made) for name, made in sections.items()}
+
+
+STANDINGS = {
+    "not healthy": "The node gives no shares to pods, or a fault would not be noticed.",
+    "no usable GPU": "Every GPU of the node is lost or unhealthy.",
+    "degraded": "Something is wrong with the node, and it goes on giving shares to pods.",
+    "healthy": "Nothing is wrong that the agent knows of.",
+}
+"""What ``standing_of`` says, and what that means."""
 
 
 def standing_of(report: ReportDocument) -> tuple[str, str]:
@@ -70,7 +88,8 @@ def _state(report: ReportDocument) -> Element:
             moment(report.at),
             f". Agent {report.agent.version}.",
         ),
-        bullets([*report.messages, *([driver.hint] if driver.hint else [])], "problem"),
+        bullets([*problems_of_node(report), *([driver.hint] if driver.hint else [])], "problem"),
+        sampled(report.use),
         id="state",
     )
 
@@ -102,112 +121,189 @@ def _policy(report: ReportDocument) -> Element:
 
 
 def _waits(report: ReportDocument, inventory: Inventory | None) -> Element:
+    failed = {gpu.uuid: gpu.reason or "" for gpu in report.gpus if gpu.phase in _PROBLEMS}
+    pending = {uuid: reason for uuid, reason in report.pending.items() if uuid not in failed}
     lines = [
         *([report.cordon] if report.cordon else []),
         *waiting_lines(report.waiting),
         *withdrawn_lines(report.withdrawn),
-        *(pending_lines(inventory, report.pending) if inventory is not None else report.pending.values()),
+        *_pending(inventory, pending),
     ]
-    shown = bullets(dict.fromkeys(lines), "unsettled") if lines else element("p", "None.", class_="dim")
-    return element("section", element("h2", "Pending changes"), shown, id="waits")
+    return element(
+        "section",
+        element("h2", "Pending changes"),
+        bullets(_pending(inventory, failed), "problem"),
+        bullets(dict.fromkeys(lines), "unsettled"),
+        element("p", "None.", class_="dim") if not (lines or failed) else None,
+        id="waits",
+    )
+
+
+def _pending(inventory: Inventory | None, reasons: Mapping[GpuUuid, str]) -> list[str]:
+    return pending_lines(inventory, reasons) if inventory is not None else list(reasons.values())
 
 
 # --- the GPUs ----------------------------------------------------------------------------------
 
 
-def _gpus(
-    report: ReportDocument,
-    inventory: Inventory | None,
-    geometry_of: GeometryOf,
-    held: Mapping[int, Sequence[HeldShares]],
-) -> dict[str, Element]:
+def _gpus(report: ReportDocument, inventory: Inventory | None, geometry_of: GeometryOf) -> dict[str, Element]:
     cards: dict[int, GpuCard] = {}
     if inventory is not None:
         use = HeldOnNode(report.holders, report.troubles, not_usable(report), report.standings)
         cards = {card.index: card for card in cards_of(inventory, report.offer, use, geometry_of)}
+    held = holdings(report)
     return {
-        f"gpu-{gpu.index}": _gpu(
-            gpu, cards.get(gpu.index), held.get(gpu.index, ()), report.standings.get(gpu.uuid, "")
-        )
+        f"gpu-{gpu.index}": _gpu(gpu, cards.get(gpu.index), held.get(gpu.index, ()), report)
         for gpu in report.gpus
     }
 
 
-def _gpu(gpu: ReportedGpuRow, card: GpuCard | None, held: Sequence[HeldShares], standing: str) -> Element:
+def _gpu(
+    gpu: ReportedGpuRow, card: GpuCard | None, held: Sequence[HeldShares], report: ReportDocument
+) -> Element:
     name = card.product if card is not None else gpu.product
     how = card.sharing_text if card is not None else str(gpu.strategy or "offers nothing")
-    trouble = (card.trouble if card is not None else "") or gpu.trouble
-    shares = "; ".join(card.facts) if card is not None else ""
+    lost = card.trouble if card is not None and not gpu.trouble else ""
+    troubles = [*([lost] if lost else []), *troubles_of_gpu(gpu)]
+    standing = report.standings.get(gpu.uuid, "")
+    offered = report.offer.get(gpu.uuid, ())
+    resources = list(dict.fromkeys(one.resource for one in offered))
+    said = _SaidOnce(
+        resource=card is not None and len(resources) == 1,
+        guarantee=card is not None and len({one.guarantee for one in offered}) == 1,
+    )
     heading = f"gpu-{gpu.index}-name"
     return element(
         "article",
         element(
             "header",
-            element("h3", f"GPU {gpu.index} ", foreign(name), id=heading),
+            element("h3", f"GPU {gpu.index} ", foreign(name, class_="dim product"), id=heading),
             element("span", how, class_=f"how {gpu.strategy or 'none'}"),
         ),
         drawing(card) if card is not None else None,
-        element("p", trouble, class_="problem") if trouble else None,
+        *(element("p", trouble, class_="problem") for trouble in troubles),
         element("p", standing, class_="unsettled") if standing else None,
-        element("p", shares, class_="dim") if shares else None,
-        table(
-            f"Who holds shares of GPU {gpu.index}",
-            ("Container", "Shares", "Memory used", "Guarantee", "Since"),
-            [_holding(one) for one in held],
-        )
-        if held
-        else element("p", "Nobody holds a share.", class_="dim"),
+        _offered(card, resources) if card is not None and offered else None,
+        _use(gpu, report),
+        *_holders(gpu.index, held, said),
         _daemons(gpu),
-        element("p", gpu.uuid, class_="dim small"),
+        element("p", gpu.uuid, class_="dim small uuid"),
         id=f"gpu-{gpu.index}",
-        class_="card trouble" if trouble else "card",
+        class_="card trouble" if troubles else "card",
         aria_labelledby=heading,
     )
 
 
+class _SaidOnce(Frozen):
+    """What is the same for all shares of a GPU, so that it is said of the GPU and not of each holder."""
+
+    resource: bool
+    guarantee: bool
+
+
+def _offered(card: GpuCard, resources: Sequence[ResourceName]) -> Element:
+    """Its shares, and what they guarantee."""
+    names: list[Child] = []
+    for number, name in enumerate(resources):
+        names += [", " if number else " of ", foreign(name)]
+    *shares, guarantee = card.facts
+    word, _, meaning = guarantee.partition(": ")
+    said = element("span", f"guarantee {word}", title=meaning, class_="whole")
+    return element("p", "; ".join(shares), *names, SEPARATOR, said, class_="dim small")
+
+
+def _use(gpu: ReportedGpuRow, report: ReportDocument) -> Element | None:
+    if report.use is None:
+        return None
+    now = next((one for one in report.use.gpus if one.gpu == gpu.uuid), None)
+    return gpu_use(gpu.index, now, report.use.hour.get(gpu.uuid))
+
+
+def _hours(report: ReportDocument) -> dict[str, Element]:
+    """The numbers of the curves, for those who cannot see them; none where there is no curve."""
+    hours = {} if report.use is None else report.use.hour
+    shown = [hour_details(gpu.index, hours[gpu.uuid]) for gpu in report.gpus if gpu.uuid in hours]
+    if not shown:
+        return {}
+    return {"hours": element("section", element("h2", "The last hour in numbers"), *shown, id="hours")}
+
+
 def _daemons(gpu: ReportedGpuRow) -> Element | None:
-    lines = [
-        f"MPS daemon of {one.device}: {one.state}, {count_of(one.clients, 'client')}"
-        + (f": {one.reason}" if one.reason else "")
-        for one in gpu.mps_daemons
-    ]
+    lines = []
+    for one in gpu.mps_daemons:
+        which = "" if one.device == gpu.uuid else f" of {one.device}"
+        why = f": {one.reason}" if one.reason else ""
+        lines.append(f"MPS daemon{which}: {one.state}, {count_of(one.clients, 'client')}{why}")
     return bullets(lines, "dim small")
 
 
-def _holding(one: HeldShares) -> tuple[Child, ...]:
+def _holders(index: int, held: Sequence[HeldShares], said: _SaidOnce) -> Iterator[Element]:
+    """Who holds shares: the first ones always to be seen, the others to be opened."""
+    if not held:
+        yield element("p", "Nobody holds a share.", class_="dim")
+        return
+    first, more = held[:_HOLDERS], held[_HOLDERS:]
+    name = f"Who holds shares of GPU {index}"
+    yield element("ul", *(_holding(one, said) for one in first), class_="holders", aria_label=name)
+    if more:
+        yield element(
+            "details",
+            element("summary", f"and {count_of(len(more), 'other holder')}"),
+            element(
+                "ul",
+                *(_holding(one, said) for one in more),
+                class_="holders",
+                aria_label=f"{name}, the others",
+            ),
+            id=f"gpu-{index}-holders",
+        )
+
+
+def _holding(one: HeldShares, said: _SaidOnce) -> Element:
     who: list[Child] = []
     for number, name in enumerate(one.holders):
         who += [" or " if number else None, foreign_path(name)]
     what = count_of(len(one.shares), "unit" if one.by_memory else "share")
     more = [f"and {len(one.shares) - _IDS} more"] if len(one.shares) > _IDS else []
     shares = element("span", what, title="\n".join([*one.shares[:_IDS], *more]))
-    return (
-        element("span", *(who or ["not known yet"])),
+    certainty = CERTAINTIES.get(one.certainty)
+    if not who:
+        who, certainty = [CERTAINTIES[Certainty.TENTATIVE]], None
+    meter, figures = _memory(one)
+    facts: list[Child] = []
+    if not said.resource:
+        facts += [shares, " of ", foreign_path(str(one.resource)), SEPARATOR]
+    elif len(one.shares) > 1:
+        facts += [shares, SEPARATOR]
+    facts += figures
+    if one.use is not None and one.use.utilisation is not None:
+        facts += [SEPARATOR, element("span", f"{part(one.use.utilisation)} busy", class_="whole")]
+    if one.guarantee and not said.guarantee:
+        facts += [SEPARATOR, element("span", str(one.guarantee), title=GUARANTEES[one.guarantee])]
+    facts += [SEPARATOR, element("span", "since ", moment(one.since), class_="whole")]
+    return element(
+        "li",
         element(
             "span",
-            shares,
-            " of ",
-            foreign_path(str(one.resource)),
-            " ",
-            element("span", one.certainty, class_="dim"),
+            element("span", *who, class_="who"),
+            element("span", certainty, class_="unsettled") if certainty else None,
+            meter,
+            class_="holder",
         ),
-        _memory(one),
-        element("span", str(one.guarantee), title=GUARANTEES[one.guarantee], class_="whole")
-        if one.guarantee
-        else "",
-        moment(one.since),
+        element("span", *facts, class_="dim small what-held"),
     )
 
 
-def _memory(one: HeldShares) -> Element:
-    """Used against promised: a bar and the figures."""
+def _memory(one: HeldShares) -> tuple[Element | None, list[Child]]:
+    """Used against promised: a bar, and the figures."""
     promised = "" if one.promised_bytes is None else format_bytes(one.promised_bytes)
     use = one.use
     if use is None:
-        return element("span", f"not known of {promised}" if promised else "not known", class_="dim")
+        said = f"memory used not known, of {promised}" if promised else "memory used not known"
+        return None, [element("span", said)]
     used = ("at least " if use.at_least else "") + format_bytes(use.used_bytes)
     if not one.promised_bytes:
-        return element("span", used)
+        return None, [element("span", used)]
     now, peak = f"{used} of {promised}", ""
     if use.peak_bytes is not None and use.peak_bytes > use.used_bytes:
         peak = f"peak {format_bytes(use.peak_bytes)}"
@@ -223,14 +319,10 @@ def _memory(one: HeldShares) -> Element:
         low="1" if over else None,
         aria_label=f"{now}, {peak}" if peak else now,
     )
-    return element(
-        "span",
-        meter,
-        " ",
-        _amount(now, over=over),
-        ", " if peak else None,
-        _amount(peak, over=(use.peak_bytes or 0) > one.promised_bytes) if peak else None,
-    )
+    figures: list[Child] = [_amount(now, over=over)]
+    if peak:
+        figures += [", ", _amount(peak, over=(use.peak_bytes or 0) > one.promised_bytes)]
+    return meter, figures
 
 
 def _amount(text: str, *, over: bool) -> Element:

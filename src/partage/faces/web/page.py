@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from importlib import resources
-from xml.etree.ElementTree import Element
 
 from partage.faces.web.markup import Child, element, html
 
@@ -56,7 +55,7 @@ def document(title: str, sections: str, *, events: str, top: Child = None, sourc
 
 def grouped(sections: Mapping[str, str]) -> str:
     """The sections of a node in their places: the GPUs are one region of cards."""
-    heading = html(element("h2", "GPUs", id="gpus-name"))
+    heading = html(element("h2", "GPUs", id="gpus-name", class_="unseen"))
     cards = "".join(text for name, text in sections.items() if name.startswith("gpu-"))
     facts = "".join(sections[name] for name in ("state", "policy", "waits") if name in sections)
     return "".join(
@@ -65,27 +64,6 @@ def grouped(sections: Mapping[str, str]) -> str:
             f'<section class="cards" aria-labelledby="gpus-name">{heading}',
             f'<div class="grid">{cards}</div></section>',
             sections.get("resources", ""),
+            sections.get("hours", ""),
         )
     )
-
-
-def legend() -> Element:
-    """What the marks of the drawings mean."""
-    marks = ("held", "free", "withdrawn", "planned", "uncut", "idle")
-    words = ("held", "free", "not usable", "planned", "no MIG device", "belongs to a device, not used")
-    items = [
-        element(
-            "li",
-            element(
-                "svg",
-                element("rect", x="1", y="1", width="20", height="12", rx="2", class_=mark),
-                width="22",
-                height="14",
-                aria_hidden="true",
-            ),
-            f" {word}",
-        )
-        for mark, word in zip(marks, words, strict=True)
-    ]
-    bars = element("li", "upper bar: memory; lower bar, of MIG: compute slices")
-    return element("ul", *items, bars, class_="legend mps")

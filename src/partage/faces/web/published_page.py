@@ -37,7 +37,7 @@ _MISSING = (
 
 
 def sections_of(node: PublishedNode) -> Sections:
-    """Conditions, policy, what waits, GPUs that are shared by amounts, resources and pods."""
+    """Conditions, policy, pending changes, GPUs that are shared by amounts, resources and pods."""
     made = {
         "state": _state(node),
         "policy": _policy(node),
@@ -145,8 +145,8 @@ def _waits(node: PublishedNode) -> Element:
     lines += [element("li", f"taint {taint}") for taint in node.taints]
     if node.unschedulable:
         lines.append(element("li", "The node is cordoned: it gets no new pods."))
-    shown = element("ul", *lines, class_="problem") if lines else element("p", "Nothing waits.", class_="dim")
-    return element("section", element("h2", "What waits, and why"), shown, id="waits")
+    shown = element("ul", *lines, class_="problem") if lines else element("p", "None.", class_="dim")
+    return element("section", element("h2", "Pending changes"), shown, id="waits")
 
 
 def _pending(gpu: PendingGpu) -> Element:

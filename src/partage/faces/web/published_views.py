@@ -2,51 +2,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
-from partage.faces.web.fleet_page import mini
+from partage.faces.share_counts import ShareCount
+from partage.faces.web.glance import Glance, NodeTotals, mini
 from partage.faces.web.markup import Child, element
 from partage.faces.web.node_page import Sections
 from partage.faces.web.published import PublishedNode
 from partage.faces.web.published_page import grouped, sections_of
-from partage.faces.web.published_words import asked_of, models_of, problems_of, state_of, strategy_of
-from partage.model.ids import MEMORY_RESOURCE
+from partage.faces.web.published_words import STATES, asked_of, models_of, problems_of, state_of, strategy_of
+from partage.model.ids import MEMORY_RESOURCE, ResourceName
 from partage.text import count_of, listed
 from partage.units import format_bytes
+
+_PROBLEMS = 3
 
 
 class PublishedViews:
     """The views of ``ClusterFleet``."""
 
-    def row(self, node: PublishedNode) -> Sequence[Child]:
-        """The node's state, its resources as small bars, and what is wrong."""
-        word, kind = state_of(node)
+    standings = STATES
+
+    def glance(self, node: PublishedNode) -> Glance:
+        """Its resources as small bars, and what is wrong."""
         lines = list(dict.fromkeys(problems_of(node)))
-        waiting = f"{count_of(len(node.pending), 'GPU')} waiting to change"
-        return [
-            element(
-                "p", element("strong", word, class_=f"chip {kind}"), f" {models_of(node)}", _requested(node)
-            ),
-            element("p", *_minis(node)),
-            *(element("p", line, class_="problem small") for line in lines[:3]),
-            element("p", waiting, class_="unsettled small") if node.pending else None,
+        changing = f"{count_of(len(node.pending), 'GPU')} with pending changes"
+        row: list[Child] = [
+            element("p", models_of(node), _requested(node), class_="small"),
+            element("p", *_minis(node), class_="minis"),
+            *(element("p", line, class_="problem small") for line in lines[:_PROBLEMS]),
+            element("p", changing, class_="unsettled small") if node.pending else None,
         ]
-
-    def standing(self, node: PublishedNode) -> tuple[str, str]:
-        """In a word how it is."""
-        return state_of(node)
-
-    def words(self, node: PublishedNode) -> Sequence[str]:
-        """Problems, models, resources and pods."""
-        return [
-            state_of(node)[0],
-            *problems_of(node),
-            *(model for model, _ in node.models),
-            *(one.name for one in node.resources),
-            *(one.guarantee for one in node.resources),
-            *(f"{one.namespace}/{one.name}" for one in node.pods or ()),
-            node.policy,
-        ]
+        return Glance(row, state_of(node), _words(node), _totals(node))
 
     def sections(self, node: PublishedNode) -> Sections:
         """Its own page."""
@@ -55,6 +42,37 @@ class PublishedViews:
     def grouped(self, sections: Sections) -> str:
         """Those sections in their places."""
         return grouped(sections)
+
+
+def _words(node: PublishedNode) -> list[str]:
+    """Problems, models, resources and pods."""
+    return [
+        state_of(node)[0],
+        *problems_of(node),
+        *(model for model, _ in node.models),
+        *(one.name for one in node.resources),
+        *(one.guarantee for one in node.resources),
+        *(f"{one.namespace}/{one.name}" for one in node.pods or ()),
+        node.policy,
+    ]
+
+
+def _totals(node: PublishedNode) -> NodeTotals:
+    """What pods ask for counts as held. Which GPUs are broken, or idle, is not published."""
+    return NodeTotals(
+        gpus=sum(count for _, count in node.models),
+        shares={
+            ResourceName(one.name): ShareCount(
+                held=one.requested,
+                free=max(0, one.allocatable - one.requested),
+                not_usable=max(0, one.capacity - one.allocatable),
+            )
+            for one in node.resources
+            if one.requested is not None
+        },
+        idle=None,
+        changing=len(node.pending),
+    )
 
 
 def _requested(node: PublishedNode) -> str:

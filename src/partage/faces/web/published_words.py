@@ -25,6 +25,19 @@ _FACTS = {
 """Labels that are shown, and how."""
 
 
+STATES = {
+    "node not ready": "The kubelet of the node does not answer, or says that the node does not work.",
+    "not ready": "The agent says that the node gives no shares to pods.",
+    "GPUs unhealthy": "The agent says that GPUs of the node cannot be used.",
+    "policy not in force": "The agent says that the policy was refused, or that GPUs are not yet so.",
+    "nothing published": "The node has GPUs, and no agent says anything of them.",
+    "ready": "The agent says that everything is well.",
+    NOT_PUBLISHED: "Agents do not write it on the Node. It is never shown as 0.",
+    UNKNOWN: "It is in the cluster, and cannot be read now. It is never shown as 0.",
+}
+"""What ``state_of`` says, and what else is said of a published node, and what that means."""
+
+
 def state_of(node: PublishedNode) -> tuple[str, str]:
     """A word and its class in the style sheet. The worst that is known counts."""
     status = {one.type: one.status for one in node.conditions}

@@ -2,28 +2,57 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import ClassVar
 
 from partage.edges.files.catalogue import geometry_of
 from partage.faces.documents.report import ReportDocument, ReportedGpuRow
-from partage.faces.share_counts import ShareCount, count_by_gpu, count_by_resource
+from partage.faces.idle_gpus import IdleGpus, idle_gpus
+from partage.faces.node_problems import problems_of
+from partage.faces.share_counts import ShareCount, ShareCounts, count_shares, works
 from partage.faces.web import page
-from partage.faces.web.fleet_page import mini
+from partage.faces.web.glance import Glance, NodeTotals, mini
 from partage.faces.web.markup import Child, element, html
 from partage.faces.web.moment import moment
-from partage.faces.web.node_page import Sections, node_sections, standing_of
+from partage.faces.web.node_page import STANDINGS, Sections, node_sections, standing_of
 from partage.faces.web.sources import NodeReport
-from partage.text import count_of
+from partage.text import count_of, gpus
+
+_PROBLEMS = 3
+"""So many problems of a node are said among many nodes; its own page has all."""
 
 
 class ReportViews:
     """The views of ``FleetReports``."""
 
-    def row(self, node: NodeReport) -> Sequence[Child]:
-        """The node's state, its GPUs as small bars, and what is wrong."""
-        if node.report is None:
-            return (element("p", node.trouble, class_="problem"),)
-        return _about(node.report, _late(node), self.standing(node))
+    standings: ClassVar[Mapping[str, str]] = {
+        "no report": "No report of the node could be read.",
+        **STANDINGS,
+        "not up to date": "The node does not answer, or its report cannot be read: this is as it was then.",
+        "old report": "The report is more than a day old.",
+    }
+
+    def glance(self, node: NodeReport) -> Glance:
+        """Its GPUs as small bars, and what is wrong."""
+        report = node.report
+        if report is None:
+            problem = element("p", node.trouble, class_="problem")
+            return Glance((problem,), self.standing(node), self._words(node))
+        counts, idle = count_shares(report), idle_gpus(report)
+        totals = NodeTotals(
+            gpus=len(report.gpus),
+            broken=sum(not works(gpu) for gpu in report.gpus),
+            shares=counts.by_resource,
+            idle=len(idle.idle),
+            unknown=len(idle.unknown),
+            changing=len(report.pending),
+        )
+        return Glance(
+            _about(report, _late(node), counts, idle),
+            self.standing(node),
+            self._words(node),
+            None if node.trouble else totals,
+        )
 
     def sections(self, node: NodeReport) -> Sections:
         """As the agent's own page has them."""
@@ -50,7 +79,7 @@ class ReportViews:
             return "old report", "warn"
         return ("not up to date", "warn") if node.trouble else standing_of(node.report)
 
-    def words(self, node: NodeReport) -> Sequence[str]:
+    def _words(self, node: NodeReport) -> Sequence[str]:
         """Problems, products, strategies, UUIDs, resources and pods."""
         report = node.report
         if report is None:
@@ -58,8 +87,7 @@ class ReportViews:
         return [
             self.standing(node)[0],
             node.trouble,
-            *report.messages,
-            *report.troubles.values(),
+            *problems_of(report),
             *(gpu.product for gpu in report.gpus),
             *(str(gpu.strategy) for gpu in report.gpus if gpu.strategy),
             *(gpu.uuid for gpu in report.gpus),
@@ -76,34 +104,36 @@ def _late(node: NodeReport) -> list[Child]:
     return ["Not up to date", *since, f": {node.trouble}"]
 
 
-def _about(report: ReportDocument, late: list[Child], standing: tuple[str, str]) -> list[Child]:
-    word, kind = standing
-    counts = count_by_gpu(report)
-    lines: list[list[Child]] = [[line] for line in (*report.messages, *report.troubles.values())]
-    if late:
-        lines.insert(0, late)
-    waiting = f"{count_of(len(report.waiting), 'GPU')} waiting to change"
+def _about(report: ReportDocument, late: list[Child], counts: ShareCounts, idle: IdleGpus) -> list[Child]:
+    lines: list[list[Child]] = [late] if late else []
+    lines += [[line] for line in problems_of(report)]
+    more = len(lines) - _PROBLEMS
     return [
         element(
             "p",
-            element("strong", word, class_=f"chip {kind}"),
-            f" {count_of(len(report.gpus), 'GPU')}, {_held(report)}; as of ",
+            f"{count_of(len(report.gpus), 'GPU')}, {_held(report, counts)}; as of ",
             moment(report.at),
+            class_="small",
         ),
-        element("p", *(_mini(gpu, counts.get(gpu.index)) for gpu in report.gpus)),
-        *(element("p", *line, class_="problem small") for line in lines[:3]),
-        element("p", waiting, class_="unsettled small") if report.waiting else None,
+        element("p", *(_mini(gpu, counts.by_gpu.get(gpu.index)) for gpu in report.gpus), class_="minis"),
+        *(element("p", *line, class_="problem small") for line in lines[:_PROBLEMS]),
+        element("p", f"and {count_of(more, 'other problem')}", class_="problem small") if more > 0 else None,
+        element("p", f"{gpus(idle.idle)} held but idle for an hour", class_="unsettled small")
+        if idle.idle
+        else None,
+        element("p", f"{count_of(len(report.pending), 'GPU')} with pending changes", class_="unsettled small")
+        if report.pending
+        else None,
     ]
 
 
-def _held(report: ReportDocument) -> str:
-    """``3 of 8 shares held, 5 free``, the same of units of memory, or both."""
-    counts = count_by_resource(report)
+def _held(report: ReportDocument, counts: ShareCounts) -> str:
+    """``shares: 3 held, 5 free``, the same of units of memory, or both."""
     found: dict[str, ShareCount] = {}
     for one in report.resources:
         by_memory = any(device.by_memory for gpu in one.gpus for device in gpu.devices)
         word = "units of memory" if by_memory else "shares"
-        found[word] = found.get(word, ShareCount()) + counts[one.name]
+        found[word] = found.get(word, ShareCount()) + counts.by_resource[one.name]
     return "; ".join(f"{word}: {count}" for word, count in found.items()) or "no shares"
 
 

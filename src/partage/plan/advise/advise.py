@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from msgspec.structs import replace
+
 from partage.errors import Problem, Unsatisfiable
-from partage.plan.advise.candidate import Candidate, Refusal
+from partage.plan.advise.candidate import LARGER, Candidate, Refusal
 from partage.plan.advise.judge import judge
 from partage.plan.advise.reasons import reasons_against, reasons_for
 from partage.plan.advise.situation import (
@@ -154,17 +156,27 @@ def _impossible(situation: Situation, facts: GpuFacts, refused: list[Refusal]) -
     isolation = "" if situation.isolation is Isolation.NONE else f" with {situation.isolation} isolation"
     product = facts.gpu.product
     said = f"{product}: no strategy serves {tenants}{isolation} on one GPU"
-    yield Problem("", "", "error", said, "; ".join(_ways_out(situation)))
+    yield Problem("", "", "error", said, "; ".join(_ways_out(situation, facts)))
     for one in refused:
         yield Problem("", "", "error", f"{product}: not {one.way}: {one.why}", one.hint)
 
 
-def _ways_out(situation: Situation) -> Iterator[str]:
-    """What would make it possible."""
-    if situation.isolation is not Isolation.NONE:
-        weaker = "memory" if situation.isolation is Isolation.HARDWARE else "none"
-        yield f"ask for less, with --isolation {weaker}"
+def _ways_out(situation: Situation, facts: GpuFacts) -> Iterator[str]:
+    """What would make it possible. Less isolation is tried, so that it is said only where it helps."""
+    if situation.largest_bytes > facts.gpu.memory_bytes:
+        yield f"take {LARGER}"
+        return
+    weaker = _WEAKER.get(situation.isolation)
+    while weaker is not None:
+        eased = replace(situation, isolation=weaker)
+        if any(isinstance(judge(way, eased, facts), Candidate) for way in Way):
+            yield f"ask for less, with --isolation {weaker}"
+            break
+        weaker = _WEAKER.get(weaker)
     if situation.tenants > 1:
         yield "ask for fewer tenants on each GPU, with --tenants"
     elif situation.memory_bytes is not None:
-        yield "take a GPU with more memory"
+        yield f"take {LARGER}"
+
+
+_WEAKER = {Isolation.HARDWARE: Isolation.MEMORY, Isolation.MEMORY: Isolation.NONE}

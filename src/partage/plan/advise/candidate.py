@@ -7,11 +7,18 @@ from partage.model.ids import ResourceName
 from partage.model.layout import LayoutItem
 from partage.model.policy import GpuEntry, Policy
 from partage.model.share import Guarantee
-from partage.plan.advise.situation import Way
+from partage.plan.advise.situation import GpuFacts, Situation, Way
 from partage.values import Frozen
 
-FEWER_OR_LARGER = "fewer tenants on each GPU, or a GPU with more memory"
+LARGER = "a GPU with more memory"
 FEWER_OR_NEWER = "fewer tenants on each GPU, or a newer driver or GPU"
+
+
+def fewer_or_larger(situation: Situation, facts: GpuFacts) -> str:
+    """What helps where a tenant gets too little memory: fewer tenants only if one alone would have enough."""
+    if situation.tenants == 1 or situation.largest_bytes > facts.gpu.memory_bytes:
+        return LARGER
+    return f"fewer tenants on each GPU, or {LARGER}"
 
 
 class Ask(Frozen):

@@ -25,7 +25,7 @@ from partage.model.policy import (
     TimeSlicing,
 )
 from partage.model.share import DeviceOffer, Guarantee, weakest
-from partage.plan.advise.candidate import FEWER_OR_LARGER, FEWER_OR_NEWER, Ask, Candidate, Refusal
+from partage.plan.advise.candidate import FEWER_OR_NEWER, LARGER, Ask, Candidate, Refusal, fewer_or_larger
 from partage.plan.advise.mig_profiles import equal_profiles, unequal_profiles
 from partage.plan.advise.situation import GpuFacts, Preference, Scheduler, Situation, Way
 from partage.plan.offer.desired import resolve
@@ -133,7 +133,9 @@ def _refused(way: Way, situation: Situation, facts: GpuFacts) -> Refusal | None:
     match way:
         case Way.EXCLUSIVE if tenants > 1:
             return Refusal(
-                way, f"one tenant has the whole GPU, and there are {tenants}", f"take {tenants} GPUs"
+                way,
+                f"one tenant has the whole GPU, and there are {tenants}",
+                _gpus_for_each(situation, facts),
             )
         case Way.MPS | Way.TIME_SLICING if tenants == 1:
             return Refusal(way, "one tenant shares the GPU with nobody")
@@ -153,6 +155,13 @@ def _refused(way: Way, situation: Situation, facts: GpuFacts) -> Refusal | None:
             needed = f"MIG on {facts.model} takes a driver of branch {facts.mig_branch} or newer"
             return Refusal(way, needed, f"such a driver, with --driver {facts.mig_branch}")
     return None
+
+
+def _gpus_for_each(situation: Situation, facts: GpuFacts) -> str:
+    """Whether a GPU for each tenant would help."""
+    if situation.largest_bytes > facts.gpu.memory_bytes:
+        return LARGER
+    return f"take {situation.tenants} GPUs"
 
 
 def _branch(inventory: Inventory) -> int:
@@ -200,13 +209,15 @@ def _short(
     product = facts.gpu.product
     if shares.by_memory and (asked := sum(one.count for one in asks)) > count:
         has, needed = format_bytes(count * shares.memory_bytes), format_bytes(asked * shares.memory_bytes)
-        return f"{product} has {has} to share out, and the tenants need {needed}", FEWER_OR_LARGER
+        return f"{product} has {has} to share out, and the tenants need {needed}", fewer_or_larger(
+            situation, facts
+        )
     if count < situation.tenants:
         return f"the policy offers {count_of(count, 'share')} on {product}", ""
     each = None if situation.sizes else situation.memory_bytes
     if each is not None and shares.memory_bytes < each:
         has, needed = format_bytes(shares.memory_bytes), format_bytes(each)
-        return f"a share has {has}, and a tenant needs {needed}", FEWER_OR_LARGER
+        return f"a share has {has}, and a tenant needs {needed}", fewer_or_larger(situation, facts)
     if shares.guarantee.strength < situation.isolation.least.strength:
         least = situation.isolation.least
         why = f"the memory of its shares is '{shares.guarantee}', and '{least}' is needed"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partage.model.geometry import Geometry, ProfileSpec, instance_memory
-from partage.plan.advise.candidate import FEWER_OR_LARGER, Refusal
+from partage.plan.advise.candidate import LARGER, Refusal, fewer_or_larger
 from partage.plan.advise.situation import GpuFacts, Situation, Way, Workload
 from partage.text import count_of
 from partage.units import format_bytes
@@ -32,7 +32,7 @@ def equal_profiles(
             Way.MIG,
             f"each of {count_of(situation.tenants, 'MIG device')} has {format_bytes(has)} "
             f"({best.profile}), and a tenant needs {format_bytes(situation.memory_bytes)}",
-            FEWER_OR_LARGER,
+            fewer_or_larger(situation, facts),
         )
     return (best,) * best.max_count
 
@@ -49,7 +49,7 @@ def unequal_profiles(
         if not fitting:
             most = format_bytes(max(has.values()))
             why = f"the largest MIG device has {most}, and a tenant needs {format_bytes(needed)}"
-            return Refusal(Way.MIG, why, "a GPU with more memory")
+            return Refusal(Way.MIG, why, LARGER)
         choices.append(tuple(one for one in fitting if one.size == fitting[0].size))
     return tuple(choices)
 

@@ -44,9 +44,7 @@ def _for(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]
                 yield "Answers take the same time whatever the neighbours do."
         case Way.MPS:
             part = (
-                "the memory that it asks for"
-                if one.asks
-                else f"{each} and {one.threads_percent} % of the threads"
+                "the memory that it asks for" if one.asks else f"{each} and {one.threads_percent}% of the SMs"
             )
             if limits_clients(facts.gpu):
                 yield f"Kernels of all tenants run at the same time; each has {part}."
@@ -79,7 +77,7 @@ def _against(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[
                 if one.guarantee is Guarantee.GUARDED:
                     yield "They hold where no container may be root: have such pods refused."
             else:
-                yield "A GPU older than Volta limits neither memory nor threads of a tenant."
+                yield "A GPU older than Volta limits neither memory nor SMs of a tenant."
             if one.asks:
                 yield "Only memory is shared out by amounts: compute is not."
             if not situation.cooperating:

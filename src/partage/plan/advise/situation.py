@@ -128,6 +128,11 @@ class Situation(Frozen):
     sizes: tuple[int, ...] = ()
 
     @property
+    def largest_bytes(self) -> int:
+        """What the largest tenant needs; 0: nobody said."""
+        return self.memory_bytes or 0
+
+    @property
     def cooperating(self) -> bool:
         """Whether many small processes work at the same time, which MPS is for."""
         return self.workload is Workload.MPI or (self.workload is Workload.INFERENCE and not self.bursty)

@@ -76,7 +76,7 @@ def _directories(now: Observation) -> Finding | None:
         "directory-missing",
         "A directory of the running agent was removed: it cannot write its state there",
         (f"{path} does not exist" for path in agent.missing),
-        "partage doctor --fix makes it. The agent writes there again by itself, or restart it",
+        "partage doctor --fix makes it. The agent writes there again then, or restart it",
         *map(MakeDirectory, agent.missing),
     )
 
@@ -113,7 +113,7 @@ REASONS: dict[str, _Row] = {
     "labels-unknown": _Row("error", "Labels of the Node choose the policy, and the agent cannot read them",
                            "May it read its Node? kubectl auth can-i get nodes --as its ServiceAccount"),
     "mig-config-failed": _Row("error", "The MIG layout of the label nvidia.com/mig.config cannot be made",
-                              "Correct the label, or read the reason; it is tried again by itself"),
+                              "Correct the label, or read the reason; it is tried again automatically"),
     "rollout-waits": _Row("warning", "A newer policy waits for its turn here", _WAIT),
     "rollout-paused": _Row("warning", "A newer policy waits: the rollout is paused", _WAIT),
     "rollout-stopped": _Row("warning", "A newer policy waits: the rollout has stopped", _WAIT),
@@ -134,7 +134,7 @@ REASONS: dict[str, _Row] = {
     "kubelet-keeps-socket": _Row("warning", "The kubelet keeps a socket of the agent that has ended",
                                  "Restart the kubelet: systemctl restart kubelet. Running pods stay"),
     "not-watched": _Row("error", "The kubelet reads no list of devices from the agent",
-                        "Look at the kubelet's log. The resource is registered again by itself"),
+                        "Look at the kubelet's log. The resource is registered again automatically"),
     "state-not-saved": _Row("error", "The agent cannot write its state",
                             "Make --state-dir writable, or free space on its disk"),
     "history-not-saved": _Row("warning", "The agent cannot write its history of use",

@@ -203,8 +203,8 @@ def _without_driver(now: Observation) -> Finding | None:
         "gpu-without-driver",
         f"The NVIDIA driver does not have {count_of(len(bare), 'GPU')} that the kernel sees",
         (f"{card.address}: bound to {card.driver or 'no driver'} (/sys/bus/pci/devices)" for card in bare),
-        "Look at dmesg for NVRM and this address: a card that the driver does not support, or that has no "
-        "power, says so there. A card that another driver holds: unbind it there, then echo its address to "
+        "Look at dmesg for NVRM and this address: a GPU that the driver does not support, or that has no "
+        "power, says so there. A GPU that another driver holds: unbind it there, then echo its address to "
         "/sys/bus/pci/drivers/nvidia/bind",
     )
 

@@ -28,7 +28,7 @@ def _lost(now: Observation) -> Finding | None:
             for one in lost[:_SHOWN]
         ),
         "Look at dmesg for Xid lines of that address, end its pods or jobs, then reset the GPU (nvidia-smi "
-        "--gpu-reset -i N) or reboot the node. If it is lost again, have the card replaced",
+        "--gpu-reset -i N) or reboot the node. If it is lost again, have the GPU replaced",
     )
 
 
@@ -76,9 +76,9 @@ def _rows_failed(now: Observation) -> Finding | None:
         return None
     return error(
         "memory-rows-failed",
-        f"The memory of {gpus(bad)} is damaged, and the card has no spare rows left",
+        f"The memory of {gpus(bad)} is damaged, and the GPU has no spare rows left",
         f"NVML: remapping a memory row has failed on {gpus(bad)}",
-        "Keep work off it (partage cordon N), and have the card replaced",
+        "Keep work off it (partage cordon N), and have the GPU replaced",
     )
 
 

@@ -48,7 +48,7 @@ def _differ(now: Observation) -> Finding | Unseen | None:
     waits = [one for one in differs if one.waits]
     running = isinstance(now.agent, Agent) and now.agent.runs
     if running and len(waits) == len(differs):
-        fix = "Wait, or end the pods that are named; the agent goes on by itself then"
+        fix = "Wait, or end the pods that are named; the agent continues then"
     elif running:
         fix = "partage show says what each GPU waits for. The agent tries again; its log has the error"
     else:

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 from functools import partial
 
+from msgspec.structs import replace
+
 from partage.plan.explain.admission import Trials
 from partage.plan.explain.apply import Applied, applied
 from partage.plan.explain.changes import Change
@@ -60,8 +62,9 @@ def explain_pod(
     apply: Applied = partial(applied, geometry_of=geometry_of)
     assumed, gpus = assumed_labels(pod, node), gpu_verdicts(pod, node)
     first = first_finding(pod, node, trials, apply)
-    if first is None:
-        return NodeVerdict(node.name, None, assumed=assumed, gpus=gpus)
+    if first is None:  # the pod has room: nobody has to end, and nothing to be repaired for it
+        unasked = tuple(replace(one, change=None) for one in gpus)
+        return NodeVerdict(node.name, None, assumed=assumed, gpus=unasked)
     changes, more, enough = _way_out(first, pod, node, trials, apply)
     refusal = None if node.trouble or node.not_ready else trials.refusal(pod, node)
     return NodeVerdict(

@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 from msgspec.structs import replace
 
-from partage.model.ids import ResourceName
+from partage.model.ids import VENDOR, ResourceName
 from partage.model.policy import Exclusive, Policy
 from partage.model.share import Resource
 from partage.plan.explain.admission import Refusal, Trials
@@ -184,9 +184,18 @@ def ask_other(node: NodeView, refusal: Refusal, trials: Trials) -> Iterator[AskO
     before = resources.get(refusal.resource)
     for name in nearest_names(refusal.resource, [one for one in node.names if one != refusal.resource]):
         other = resources.get(ResourceName(name))
+        if refusal.amount > 1 and _whole(refusal.resource, before) and not _whole(name, other):
+            continue  # several devices are for one large job: shares of one GPU do not stand for them
         amount = refusal.amount if other is None else _same_amount(refusal.amount, before, other)
         unit = 0 if other is None else unit_bytes(other)
         yield AskOther(refusal.container.words, refusal.resource, refusal.amount, name, amount, unit)
+
+
+def _whole(name: str, resource: Resource | None) -> bool:
+    """Whether each of it is a device that nobody else has. None: it is not offered; its name says it."""
+    if resource is None:
+        return name == f"{VENDOR}/gpu"
+    return all(row.count == 1 and not row.by_memory for row in resource.offerings)
 
 
 def _same_amount(asked: int, before: Resource | None, other: Resource) -> int:

@@ -92,7 +92,7 @@ class Portions(Frozen):
     def described(self, client: Portion) -> str:
         """One of the clients in words; equal for equal shares."""
         held = "" if self._holds(client) else ", held by the environment alone"
-        return f"MPS with {format_bytes(client.memory_bytes)} and {client.threads_percent} % of threads{held}"
+        return f"MPS with {format_bytes(client.memory_bytes)} and {client.threads_percent}% of the SMs{held}"
 
     def _holds(self, client: Portion) -> bool:
         """Whether the daemon's own memory limit equals this client's share."""
@@ -172,7 +172,7 @@ def portions(sharing: Mps, memory_bytes: int) -> Portions | TooManyClients:
     wanted_threads = [client.threads_percent for client in sharing.clients]
     threads = _filled(wanted_threads, 100, 1)
     if threads is None:
-        return _too_much(f"want {sum(part or 0 for part in wanted_threads)} % of its threads", wanted_threads)
+        return _too_much(f"want {sum(part or 0 for part in wanted_threads)}% of its SMs", wanted_threads)
     names = (client.name for client in sharing.clients)
     return Portions(tuple(Portion(*parts) for parts in zip(names, memory, threads, strict=True)), apart)
 

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Driver, NoDriver
 from partage.model.ids import ContainerId, DeviceUuid, device_of
-from partage.model.mps import DaemonState
+from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.pipe_tenants import PipeTenants
 from partage.plan.reconcile.pipe_access import why_commanded
 from partage.plan.serve.ledger_entry import Hold, Holder, LedgerEntry
@@ -38,11 +38,15 @@ class Look(Frozen):
 
 
 class Suspicion(Frozen):
-    """Limits may have been changed until since_s. clients: pids of those that may have connected by then."""
+    """Limits may have been changed until since_s. clients: pids of those that may have connected by then.
+
+    unlisted: there may be others, because the daemon did not say who its clients were.
+    """
 
     reason: str
     clients: frozenset[int]
     since_s: float
+    unlisted: bool = False
 
 
 class Answered(Frozen, order=True):
@@ -57,7 +61,9 @@ class LimitTrust(Frozen):
 
     known: devices whose daemons were looked at. told_apart: containers that need not be seen any more.
     missing: named ones that were not seen, since when. waiting: shares whose container was not seen yet, by
-    device. suspected: devices whose limits are doubted for what was.
+    device. suspected: devices whose limits are doubted for what was. exposed: devices whose limits somebody
+    may have changed since they were set, with that time (``DaemonState.set_ns``). to_set: those of them where
+    nobody may now.
     """
 
     known: frozenset[DeviceUuid] = frozenset()
@@ -65,6 +71,8 @@ class LimitTrust(Frozen):
     missing: Mapping[ContainerId, float] = field(default_factory=dict)
     waiting: Mapping[DeviceUuid, frozenset[Answered]] = field(default_factory=dict)
     suspected: Mapping[DeviceUuid, Suspicion] = field(default_factory=dict)
+    exposed: Mapping[DeviceUuid, int] = field(default_factory=dict)
+    to_set: frozenset[DeviceUuid] = frozenset()
     doubts: Mapping[DeviceUuid, str] = field(default_factory=dict)
 
     @property
@@ -106,20 +114,49 @@ def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
     ended = {one for one, since_s in missing.items() if now.look.at_s - since_s >= UNSEEN_S}
     told_apart = (before.told_apart | ended | running) & (frozenset(now.look.names) | running)
     waiting, suspected, doubts = {}, {}, {}
+    exposed, to_set = {}, set()
     for daemon in now.daemons:
         device = daemon.device
         waiting[device] = _waiting(entries[device], now.look, running | (before.told_apart - ended))
         ended_here = _of(entries[device], ended, now.look.names) or _gave_up(
             before.waiting.get(device, frozenset()), entries[device]
         )
+        unseen = _unseen(waiting[device])
+        commanded = bool(why_commanded(daemon, now.look.tenants, now.driver) or unseen)
+        had = device not in before.known and any(one.device == device for one in rows)
+        if commanded or ended_here or had:
+            exposed[device] = daemon.set_ns
+        elif before.exposed.get(device, -1) >= daemon.set_ns:
+            exposed[device] = before.exposed[device]
+        if device in exposed and not commanded and not daemon.limits.namespaces:
+            to_set.add(device)
         found = _suspicion(before, now, daemon, ended_here)
         if found is not None:
             suspected[device] = found
-        if why := _may_now(now, daemon) or _unseen(waiting[device]) or (found.reason if found else ""):
+        still = _SET_AGAIN if device in to_set else ""
+        if why := _may_now(now, daemon) or unseen or (found.reason if found else still):
             doubts[device] = why
     kept = {one: since_s for one, since_s in missing.items() if one not in ended}
     known = frozenset(one.device for one in now.daemons)
-    return LimitTrust(known, told_apart, kept, waiting, suspected, doubts)
+    return LimitTrust(known, told_apart, kept, waiting, suspected, exposed, frozenset(to_set), doubts)
+
+
+def with_trust(daemons: Iterable[DaemonState], trust: LimitTrust) -> tuple[DaemonState, ...]:
+    """Daemons, of which those are unsettled, too, whose limits somebody may have changed since they were set.
+
+    Their log alone does not say that nobody has: what a daemon logs goes through ``pipe/log``, which
+    everybody who has the pipe may read, and a tenant that is fast takes the line of its own command away
+    (seen with 535, 550 and 555).
+    """
+    return tuple(
+        replace(one, unsettled=_SET_AGAIN)
+        if not one.unsettled and one.device in trust.to_set and trust.exposed[one.device] >= one.set_ns
+        else one
+        for one in daemons
+    )
+
+
+_SET_AGAIN = "somebody who has its pipe no more, or who was not seen yet, may have given it commands"
 
 
 def _may_now(now: Now, daemon: DaemonState) -> str:
@@ -131,19 +168,25 @@ def _may_now(now: Now, daemon: DaemonState) -> str:
 
 
 def _suspicion(before: LimitTrust, now: Now, daemon: DaemonState, ended: str) -> Suspicion | None:
-    clients = frozenset(client.pid for client in daemon.clients)
     last = before.suspected.get(daemon.device)
-    of_before = (last.clients & clients) if last else frozenset()
-    if why := _may_now(now, daemon) or ended:
+    if daemon.device not in before.known and last is None:
+        last = Suspicion(f"nobody watched its MPS daemon before; {_UNTIL}", frozenset(), now.at_s, True)
+    why = _may_now(now, daemon) or ended
+    if daemon.phase is DaemonPhase.SILENT:  # who its clients are, it says later
+        if why:
+            return Suspicion(f"{why}; {_UNTIL}", last.clients if last else frozenset(), now.at_s, True)
+        return last
+    clients = frozenset(client.pid for client in daemon.clients)
+    of_before: frozenset[int] = frozenset()
+    if last is not None:
+        of_before = clients if last.unlisted else last.clients & clients
+    if why:
         return Suspicion(f"{why}; {_UNTIL}", clients | of_before, now.at_s)
-    if daemon.device not in before.known:
-        reason = f"nobody watched its MPS daemon before; {_UNTIL}"
-        last, of_before = Suspicion(reason, clients, now.at_s), clients
     if last is None or not of_before:
         return None
     if now.within_s > last.since_s and of_before <= frozenset(now.within):
         return None
-    return replace(last, clients=of_before)
+    return replace(last, clients=of_before, unlisted=False)
 
 
 _UNTIL = "its clients of that time may use more until they end, or each is seen with no more than its share"

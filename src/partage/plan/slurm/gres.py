@@ -152,7 +152,7 @@ def _kept_apart(
 
 def _can_be_written(row: DeviceOffer, gpu: Gpu, version: SlurmVersion, node: str, findings: Findings) -> bool:
     if row.by_memory and row.shared is Strategy.MPS:
-        message = "Slurm's mps is a part of the threads, and this GPU is shared by amounts of memory"
+        message = "Slurm's mps is a part of the SMs, and this GPU is shared by amounts of memory"
         hint = "with time-slicing: {unit: 1Gi} each unit is a shard; or share it by mps: {replicas: 4}"
         findings.add("impossible", node, message, hint, [gpu.index])
         return False

@@ -233,7 +233,8 @@ def _check_flags(record: GresLine, version: SlurmVersion, notes: Notebook) -> No
     if "no_gpu_env" in flags and any(flag in _ENV_FLAGS for flag in flags):
         notes.error(file, line, "no_gpu_env excludes all other flags that end in _env: slurmd does not start")
     sets_env = any(flag in _ENV_FLAGS or flag == "no_gpu_env" for flag in flags)
-    if record.name == "gpu" and flags and not sets_env and version >= SlurmVersion(23, 11):
+    loses_env = releases.FLAGS_TAKE_ENV <= version < releases.FLAGS_KEEP_ENV
+    if record.name == "gpu" and flags and not sets_env and loses_env:
         message = "with Flags, but none for the environment, jobs get no CUDA_VISIBLE_DEVICES"
         notes.warn(
             file, line, message, f"add {releases.NVIDIA_ENV}: Flags={','.join((*flags, releases.NVIDIA_ENV))}"

@@ -44,6 +44,10 @@ RECONFIGURE_APPLIES = SlurmVersion(23, 11)
 """``scontrol reconfigure`` has every daemon read its files anew, GRES too. Before, slurmctld keeps the GRES
 that it had (seen on 22.05.8), and it has to be restarted, slurmd too."""
 
+FLAGS_TAKE_ENV, FLAGS_KEEP_ENV = SlurmVersion(23, 11), SlurmVersion(26, 5)
+"""Between these, flags without one for the environment leave a job without ``CUDA_VISIBLE_DEVICES`` (seen on
+24.11.5, not on 22.05.8 and 26.05.5). Which releases changed it is not known."""
+
 NVIDIA_ENV = "nvidia_gpu_env"
 ALL_SHARING = "all_sharing"
 

@@ -150,7 +150,7 @@ def _of_step(device: JobDevice, variables: Mapping[str, str]) -> JobDevice:
     """A step may have less of a share than its job, and with ``--tres-per-task`` each task has its own."""
     name = _MPS_THREADS if device.gres is GresName.MPS else "SLURM_SHARDS_ON_NODE"
     said = [variables.get(name, "")]
-    if variables.get("SLURM_STEP_ID"):  # the batch script, which has none, has all of the job
+    if _is_step(variables.get("SLURM_STEP_ID", "")):  # the batch script has all of the job
         per_task = _PER_TASK.findall(variables.get("SLURM_TRES_PER_TASK", ""))
         said += [count for gres, count in per_task if gres == device.gres.value]
     counts = [int(one) for one in said if one.isascii() and one.isdecimal() and len(one) <= 9]
@@ -159,6 +159,11 @@ def _of_step(device: JobDevice, variables: Mapping[str, str]) -> JobDevice:
         return device
     memory = device.total_bytes * units // device.units_of // MIB * MIB
     return replace(device, units=units, memory_bytes=memory)
+
+
+def _is_step(step: str) -> bool:
+    """Not the batch script, which has no number, or one of Slurm's own (slurm.h: above 0xfffffff0)."""
+    return step.isascii() and step.isdecimal() and len(step) <= 10 and int(step) < 0xFFFFFFF0
 
 
 def _mps_of(held: Sequence[JobDevice], mps_dir: str) -> dict[str, str]:

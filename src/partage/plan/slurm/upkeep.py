@@ -27,7 +27,12 @@ drains, it begins with ``partage:``, and the agent does not resume the node."""
 _STRANGE = re.compile(r"[^A-Za-z0-9 .,:;/()_'+=<>-]+", re.ASCII)
 _LONGEST = 300
 _SOME = 5
-_SLURMS_OWN = re.compile(r"gres/\S+ count (reported lower than configured|too low)|^Not responding$")
+_AWAY = "waits for slurmd to register"
+_GRES = r"gres/\S+ count (?:reported lower than configured|too low)"
+_SLURMS_OWN = re.compile(rf"{_GRES}|^Not responding$")
+_NOT_GPUS = re.compile(rf"^(?!.*{_GRES}).*\bLow (?:RealMemory|CPUs|socket|TmpDisk)")
+"""Why else slurmctld calls a node invalid (``validate_node_specs`` in src/slurmctld/node_mgr.c): a DIMM has
+failed, and nothing that Partage could do helps."""
 
 
 class Files(StrEnum):
@@ -38,6 +43,12 @@ class Files(StrEnum):
     WRONG = "wrong"
 
 
+class LoadFiles(Tagged, tag="load"):
+    """Have slurmd read them. reconfigure: by ``scontrol reconfigure``; else slurmd is (re)started."""
+
+    reconfigure: bool
+
+
 class UpkeepInput(Frozen):
     """A node at one moment.
 
@@ -46,9 +57,11 @@ class UpkeepInput(Frozen):
     node cannot serve jobs whatever is done, a sentence. undescribed: why it is not known what the files have
     to say. change: which layout has to be made; ready: it can be made now; stuck: why not. files: of this
     node; unwritten: why they cannot be written now, or what somebody else has to do about them. loaded:
-    slurmd has read them; asked: it was asked to, a short while ago. wanted: what the node has, ``Gres=``;
-    empty: not known. writes_counts: the node's line in slurm.conf is among its files. resumed: the ``stamp``
-    of the node when Partage resumed it last.
+    slurmd has read them; told: slurmctld has, too, where they are its own. asked: how they were asked
+    to, a short while ago; refused: why that failed. reconfigured: Slurm has followed a request of this agent
+    to reconfigure since the files are there. wanted: what the node has, ``Gres=``; empty: not known.
+    writes_counts: the node's line in slurm.conf is among its files. resumed: the ``stamp`` of the node when
+    Partage resumed it last.
     """
 
     node: LiveNode | None
@@ -63,7 +76,10 @@ class UpkeepInput(Frozen):
     files: Files = Files.RIGHT
     unwritten: str = ""
     loaded: bool = True
-    asked: bool = False
+    told: bool = True
+    asked: LoadFiles | None = None
+    refused: str = ""
+    reconfigured: bool = False
     wanted: str = ""
     writes_counts: bool = False
     resumed: str = ""
@@ -87,12 +103,6 @@ class MakeLayout(Tagged, tag="layout"):
 
 class WriteFiles(Tagged, tag="write"):
     """Write the node's files."""
-
-
-class LoadFiles(Tagged, tag="load"):
-    """Have slurmd read them. reconfigure: by ``scontrol reconfigure``; else slurmd is restarted."""
-
-    reconfigure: bool
 
 
 class ResumeNode(Tagged, tag="resume"):
@@ -133,7 +143,9 @@ def what_is_due(now: UpkeepInput) -> str:
         return "gres.conf is not what the node has"
     if not now.loaded:
         return "slurmd has still to read gres.conf"
-    if node.invalid:
+    if not now.told:
+        return "slurmctld has still to read the files of this node"
+    if node.invalid and not _NOT_GPUS.search(node.reason):
         return f"Slurm calls the node invalid: {_plain(now, node) or 'slurmd has less than slurm.conf says'}"
     if drained_by_partage(now) and _miscounted(now, node):
         return "slurmctld has other GPUs in mind than the node has"
@@ -178,8 +190,8 @@ def _nothing_due(now: UpkeepInput, node: LiveNode) -> Move:
     if now.undescribed:
         return Rest(now.undescribed)
     if drained_by_partage(now):
-        if node.away:
-            return Rest("waits for slurmd to register")
+        if node.away:  # Partage has drained the node, so it brings it back
+            return _unless_asked(now, LoadFiles(reconfigure=False))
         return ResumeNode()
     if now.files is Files.REMARKS and not now.unwritten:
         return WriteFiles()
@@ -208,15 +220,31 @@ def _on_a_free_node(now: UpkeepInput, node: LiveNode, due: str) -> Move:
         return MakeLayout() if now.ready else Rest(f"{now.change}: {now.stuck or 'not yet'}")
     if now.files is Files.WRONG:
         return _told(now, node, f"{due}: {now.unwritten}") if now.unwritten else WriteFiles()
-    reconfigure = now.version >= releases.RECONFIGURE_APPLIES
-    reads = Rest("slurmd reads gres.conf")
-    if not now.loaded:
-        return reads if now.asked else LoadFiles(reconfigure=reconfigure)
-    if _miscounted(now, node):
-        return (
-            reads if now.asked and reconfigure else _told(now, node, f"{_counts(now, node)}: {_advice(now)}")
-        )
-    return reads if now.asked else LoadFiles(reconfigure=reconfigure)
+    return _have_it_read(now, node)
+
+
+def _have_it_read(now: UpkeepInput, node: LiveNode) -> Move:
+    """Since 23.11 by a reconfigure, which starts every daemon of the cluster anew: once for what the files
+    say. It starts no slurmd that is down, and what it has not brought, another one does not bring: then
+    slurmd of this node is restarted."""
+    if node.away and not drained_by_partage(now):
+        return Rest(_AWAY)  # who drained it may have stopped slurmd, too
+    newer = now.version >= releases.RECONFIGURE_APPLIES
+    read = now.loaded and now.told and not node.away
+    miscounted = _miscounted(now, node)
+    helps = now.writes_counts or not (read and miscounted)
+    if newer and helps and not (now.reconfigured or node.away):
+        return _unless_asked(now, LoadFiles(reconfigure=True))
+    if read and miscounted and not (newer and now.asked):
+        return _told(now, node, f"{_counts(now, node)}: {_advice(now)}")
+    return _unless_asked(now, LoadFiles(reconfigure=False))
+
+
+def _unless_asked(now: UpkeepInput, move: LoadFiles) -> Move:
+    """A reconfigure restarts slurmd, too: what it brings is waited for before anything else."""
+    if now.asked is None or (move.reconfigure and not now.asked.reconfigure):
+        return move
+    return Rest(now.refused or "slurmd reads gres.conf")
 
 
 def _miscounted(now: UpkeepInput, node: LiveNode) -> bool:

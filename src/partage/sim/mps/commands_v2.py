@@ -18,6 +18,7 @@ from partage.sim.mps.state import MpsControlState
 Reply = Callable[[MpsControlState, Sequence[str]], str]
 """From the state and the words after the command to what is printed."""
 
+_STATUS = "get_server_status"
 NO_QUIT = "Not enough privilege to execute quit command"
 _DEFAULTS = "Control deamon settings can only be modified by the user started it or by the root user."
 _OF_OTHERS = {
@@ -36,7 +37,7 @@ def run_command(state: MpsControlState, line: str, uid: int = 0) -> str:
     word, *more = line.split() or [""]
     if refused := _refusal(state, word, more, uid):
         return f"Insufficient privileges for UID {uid}. {refused}"
-    reply = _COMMANDS.get(word)
+    reply = None if word == _STATUS and not state.node.has_status else _COMMANDS.get(word)
     return reply(state, more) if reply else f'Unknown command "{word}"'
 
 
@@ -58,6 +59,8 @@ def _server_list(state: MpsControlState, _words: Sequence[str]) -> str:
 
 
 def _server_status(state: MpsControlState, words: Sequence[str]) -> str:
+    if not (words and words[0].isdecimal()):
+        return "A server PID is required"
     return _of_server(state, words, lambda server: server.status.name)
 
 
@@ -66,6 +69,8 @@ def _client_list(state: MpsControlState, words: Sequence[str]) -> str:
 
 
 def _device_client_list(state: MpsControlState, words: Sequence[str]) -> str:
+    if words and state.server(_pid(words)) is None:
+        return f"Server {words[0]} not found"
     wanted = [server for server in state.servers if not words or str(server.pid) == words[0]]
     pids = " ".join(str(client.pid) for server in wanted for client in server.clients)
     return "\n".join(f"{device} {pids}".rstrip() for device in state.defaults.devices)
@@ -75,7 +80,7 @@ def _ps(state: MpsControlState, words: Sequence[str]) -> str:
     """Columns as the guide shows them; the device by the first part of its UUID."""
     if not state.servers:
         return "Server not found"
-    only = words[1] if len(words) == 2 and words[0] == "-p" else None
+    only = words[1] if len(words) == 2 and words[0] == "-p" else None  # a client's
     rows = [f"{'PID':<10}{'ID':<6}{'SERVER':<10}{'DEVICE':<19}{'NAMESPACE':<15}COMMAND"]
     device = state.defaults.devices[0][:18] if state.defaults.devices else "-"
     for server in state.servers:
@@ -87,48 +92,51 @@ def _ps(state: MpsControlState, words: Sequence[str]) -> str:
     return "\n".join(rows)
 
 
+def _shutdown(state: MpsControlState, words: Sequence[str]) -> str:
+    """Without a GPU no server was there to be ended: that it is, is taken from the name."""
+    return _of_server(state, words, lambda server: state.shut_down(server.pid))
+
+
 def _start_server(state: MpsControlState, words: Sequence[str]) -> str:
     if len(words) == 2 and words[0] == "-uid" and words[1].isdecimal():
         state.start_server(int(words[1]))
         return ""
-    return "Usage: start_server -uid <user id>"
+    return "A user id (UID) is required to start a new server"
 
 
 def _set_default_threads(state: MpsControlState, words: Sequence[str]) -> str:
     state.defaults = _unless_ignored(state, state.defaults, state.defaults.with_threads(*words[:1] or [""]))
-    return str(state.defaults.threads)
+    return state.defaults.printed_threads
 
 
 def _get_default_threads(state: MpsControlState, _words: Sequence[str]) -> str:
-    return str(state.defaults.threads)
+    return state.defaults.printed_threads
 
 
 def _set_threads(state: MpsControlState, words: Sequence[str]) -> str:
     def change(server: SimulatedServer) -> str:
         server.limits = _unless_ignored(state, server.limits, server.limits.with_threads(*words[1:2] or [""]))
-        return str(server.limits.threads)
+        return server.limits.printed_threads
 
     return _of_server(state, words, change)
 
 
 def _get_threads(state: MpsControlState, words: Sequence[str]) -> str:
-    return _of_server(state, words, lambda server: str(server.limits.threads))
+    return _of_server(state, words, lambda server: server.limits.printed_threads)
 
 
 def _set_default_memory(state: MpsControlState, words: Sequence[str]) -> str:
-    if len(words) == 2:
-        state.defaults = _unless_ignored(state, state.defaults, state.defaults.with_memory(*words))
+    state.defaults = _told_memory(state, state.defaults, words)
     return ""
 
 
 def _get_default_memory(state: MpsControlState, words: Sequence[str]) -> str:
-    return state.defaults.printed_memory(words[0] if words else "0")
+    return state.defaults.printed_memory(words[0]) if words else ""
 
 
 def _set_memory(state: MpsControlState, words: Sequence[str]) -> str:
     def change(server: SimulatedServer) -> str:
-        if len(words) == 3:
-            server.limits = _unless_ignored(state, server.limits, server.limits.with_memory(*words[1:]))
+        server.limits = _told_memory(state, server.limits, words[1:])
         return ""
 
     return _of_server(state, words, change)
@@ -140,18 +148,32 @@ def _get_memory(state: MpsControlState, words: Sequence[str]) -> str:
 
 
 def _terminate(state: MpsControlState, words: Sequence[str]) -> str:
-    if len(words) == 2 and all(word.isdecimal() for word in words):
-        if state.terminate(int(words[0]), int(words[1])):
-            return ""
-        if state.server(int(words[0])) is None:
-            return f"Server {words[0]} not found\nServer {words[0]} not found!\n1"
-        return f"No client {words[1]} of server {words[0]}"
-    return "Usage: terminate_client <server pid> <client pid>"
+    server, client = _pid(words), _pid(words[1:])
+    if state.terminate(server, client):
+        return ""
+    if state.server(server) is None:
+        return f"Server {server} not found\nServer {server} not found!\n1"
+    return f"No client {client} of server {server}"  # our words
 
 
 def _of_server(state: MpsControlState, words: Sequence[str], reply: Callable[[SimulatedServer], str]) -> str:
-    server = state.server(int(words[0])) if words and words[0].isdecimal() else None
-    return reply(server) if server else f"Server {words[0] if words else ''} not found"
+    server = state.server(_pid(words))
+    return reply(server) if server else f"Server {_pid(words)} not found"
+
+
+def _pid(words: Sequence[str]) -> int:
+    """The first word as a number; 0 where it is none."""
+    return int(words[0]) if words and words[0].isdecimal() else 0
+
+
+def _told_memory(state: MpsControlState, limits: DaemonLimits, words: Sequence[str]) -> DaemonLimits:
+    """The limits with that of a device. Only an ordinal is taken; what stands behind the amount is not read,
+    and an amount that is missing is 0.
+    """
+    ordinal, amount = (*words, "", "")[:2]
+    return (
+        _unless_ignored(state, limits, limits.with_memory(ordinal, amount)) if ordinal.isdecimal() else limits
+    )
 
 
 def _unless_ignored(state: MpsControlState, before: DaemonLimits, after: DaemonLimits) -> DaemonLimits:
@@ -160,7 +182,7 @@ def _unless_ignored(state: MpsControlState, before: DaemonLimits, after: DaemonL
 
 _COMMANDS: dict[str, Reply] = {
     "get_server_list": _server_list,
-    "get_server_status": _server_status,
+    _STATUS: _server_status,
     "get_client_list": _client_list,
     "get_device_client_list": _device_client_list,
     "ps": _ps,
@@ -174,4 +196,5 @@ _COMMANDS: dict[str, Reply] = {
     "set_device_pinned_mem_limit": _set_memory,
     "get_device_pinned_mem_limit": _get_memory,
     "terminate_client": _terminate,
+    "shutdown_server": _shutdown,
 }

@@ -17,7 +17,8 @@ from partage.sim.mps.wire import COMMAND_PREFIX, ERROR_PREFIX, QUIT, connect, da
 # Not typing: its import takes longer than all that the program does.
 TYPE_CHECKING = False
 if TYPE_CHECKING:
-    from collections.abc import Callable, Sequence
+    from _socket import socket
+    from collections.abc import Callable, Iterable, Sequence
 
 _MODULES = ("server", "namespace", "client")
 
@@ -51,34 +52,47 @@ def _value(words: list[str], option: str) -> str | None:
 
 def _command(pipe: str, command: str) -> int:
     """Send one command, print its answer; the exit code."""
-    try:
-        text = _ask(pipe, command)
-    except OSError:
-        return _fail("Cannot find MPS control daemon process")
-    if text.startswith(ERROR_PREFIX):
-        return _fail(text.removeprefix(ERROR_PREFIX))
-    if text:
-        print(text)  # noqa: T201 - a program's output
-    return 0
+    return _converse(pipe, [command])
 
 
 def _command_line(pipe: str) -> int:
     """Version 2: one command a line, until the input ends."""
-    for line in sys.stdin:
-        if code := _command(pipe, line.strip()):
-            return code
-        sys.stdout.flush()
+    return _converse(pipe, sys.stdin)
+
+
+def _converse(pipe: str, commands: Iterable[str]) -> int:
+    """Give commands on one connection, print the answers; the exit code."""
+    try:
+        sock = connect(pipe)
+    except OSError:
+        return _fail("Cannot find MPS control daemon process")
+    try:
+        for command in commands:
+            text = ask(sock, command.strip())
+            if text is None:
+                return 0  # without a word: as NVIDIA's program (535, 550, 555)
+            if text.startswith(ERROR_PREFIX):
+                return _fail(text.removeprefix(ERROR_PREFIX))
+            if text:
+                print(text, flush=True)  # noqa: T201 - a program's output
+    finally:
+        sock.close()
     return 0
 
 
-def _ask(pipe: str, command: str) -> str:
-    """Raises OSError where no daemon listens. A daemon that was told to quit answers by its end."""
-    sock = connect(pipe)
+def ask(sock: socket, command: str) -> str | None:
+    """The answer; None if there is none: see ``COMMAND_PREFIX``."""
+    answer = b""
     try:
         sock.sendall(COMMAND_PREFIX + command.encode() + b"\n")
-        return b"".join(iter(lambda: sock.recv(65536), b"")).decode()
-    finally:
-        sock.close()
+        while chunk := sock.recv(65536):
+            answer += chunk
+            size, newline, text = answer.partition(b"\n")
+            if newline and len(text) == int(size):
+                return text.decode()
+    except OSError:
+        pass
+    return None
 
 
 def _start(program: str, pipe: str, words: list[str], version: str) -> int:
@@ -96,10 +110,10 @@ def _start(program: str, pipe: str, words: list[str], version: str) -> int:
         return _fail(f"Unknown option: -p {version}")  # our words
     known = MULTI_USER_OPTIONS[int(version)]
     multi_user = known in options
-    if options - {known} or (multi_user and not node.multi_user):
-        return _fail(f"Unknown option: {' '.join(sorted(options))}")  # our words
     if daemon_listens(pipe):
         return _fail("An instance of this daemon is already running")
+    if options - {known} or (multi_user and not node.multi_user):
+        return _fail("Cannot find MPS control daemon process")  # 535, 550; 555 prints its help
     settings = daemon.DaemonSettings(
         pipe=Path(pipe),
         log=Path(os.environ.get("CUDA_MPS_LOG_DIRECTORY", _LOG)),

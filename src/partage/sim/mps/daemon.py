@@ -78,19 +78,23 @@ class DaemonSettings(Frozen):
 class ControlDaemon:
     """Serves one pipe directory until it is told to quit."""
 
-    def __init__(self, settings: DaemonSettings) -> None:
-        """Raises OSError where the directories cannot be used, CommandError for a bad configuration."""
+    def __init__(self, settings: DaemonSettings, state: MpsControlState | None = None) -> None:
+        """state: to begin with; None: as the settings say. Raises OSError where the directories cannot be
+        used, CommandError for a bad configuration.
+        """
         self._settings = settings
-        self._state = _state(settings)
+        self._state = state or _state(settings)
         self._selector = selectors.DefaultSelector()
         self._peers: dict[SimulatedClient, _Peer] = {}
         self._servers = ServerProcesses(settings.programs, settings.log / "server.log", settings.environment)
+        self._commander: _Peer | None = None
         self._quitting: _Peer | None = None
         self._forced_s: float | None = None
         self._log_file = (settings.log / "control.log").open("a", encoding="utf-8", buffering=1)
         self._listener = _listen(settings.pipe / "control")
         self._listeners: dict[tuple[str, str], socket.socket] = {}
-        (settings.pipe / f"{CONTROL_PROGRAM}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
+        if settings.node.writes_pid:
+            (settings.pipe / f"{CONTROL_PROGRAM}.pid").write_text(f"{os.getpid()}\n", encoding="ascii")
 
     def run(self) -> None:
         """Serve until the end."""
@@ -134,6 +138,9 @@ class ControlDaemon:
         return None
 
     def _drop(self, peer: _Peer) -> None:
+        if self._commander is peer:
+            self._commander = None
+            self._log("UI closed")
         self._selector.unregister(peer.sock)
         peer.sock.close()
         if peer.client is not None:
@@ -172,7 +179,14 @@ class ControlDaemon:
     # --- commands -----------------------------------------------------------------------------
 
     def _command(self, peer: _Peer, command: str) -> None:
-        self._log("NEW UI")
+        """One control program at a time: who comes meanwhile is sent away without a word (535, 550 and 555;
+        it is not known of version 3).
+        """
+        if self._commander not in (None, peer) and self._settings.protocol == 2:
+            return self._drop(peer)
+        if self._commander is not peer:
+            self._commander = peer
+            self._log("NEW UI")
         self._log(f"Cmd:{command}")
         words = command.split()
         if isinstance(self._state, NamedState):
@@ -201,13 +215,12 @@ class ControlDaemon:
             return self._print(peer, f"{ERROR_PREFIX}{error}")
 
     def _print(self, peer: _Peer, text: str) -> None:
-        """Answer a control program; the end of the connection ends the answer."""
+        """Answer a control program, which may have more to ask."""
         for line in text.splitlines():
             self._log(line)
-        self._log("UI closed")
+        answer = text.encode()
         with contextlib.suppress(OSError):  # it did not wait
-            peer.sock.sendall(text.encode())
-        self._drop(peer)
+            peer.sock.sendall(b"%d\n" % len(answer) + answer)
 
     # --- actions of the state -----------------------------------------------------------------
 

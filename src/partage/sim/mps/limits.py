@@ -12,6 +12,7 @@ from partage.units import GIB, MIB
 from partage.values import Frozen
 
 _VALUE = re.compile(r"(\d+)([GM])B?", re.ASCII)
+_TOLD = re.compile(r"(\d*)(.?)", re.ASCII | re.DOTALL)
 _PERCENT = re.compile(r"\d{1,3}(\.\d+)?", re.ASCII)
 ALL_THREADS = 100.0
 
@@ -27,12 +28,21 @@ class DaemonLimits(Frozen):
     memory: Mapping[str, int] = field(default_factory=dict)
 
     def with_memory(self, name: str, value: str) -> DaemonLimits:
-        """The same with a limit for a device, by ordinal or UUID. Unchanged for an invalid name or value."""
-        amount_bytes = parse_value(value)
-        if amount_bytes is None or self.device(name) is None:
+        """The same with a limit for a device, by ordinal or UUID; without one for an amount of 0, which is
+        also text that is no number. Unchanged for an invalid name.
+
+        An ordinal that no device has is kept and printed (535, 550, 555).
+        """
+        amount_bytes = _told_bytes(value)
+        if not (name.isdecimal() or name in self.devices):
             return self
         others = {key: limit for key, limit in self.memory.items() if key != name}
-        return replace(self, memory={**others, name: amount_bytes})
+        return replace(self, memory={**others, name: amount_bytes} if amount_bytes else others)
+
+    @property
+    def printed_threads(self) -> str:
+        """The percentage as the daemon prints it."""
+        return f"{self.threads:.1f}"
 
     def with_threads(self, value: str) -> DaemonLimits:
         """The same with another percentage. Unchanged for an invalid value."""
@@ -61,8 +71,7 @@ class DaemonLimits(Frozen):
     def printed_memory(self, name: str) -> str:
         """The limit that was set under exactly this name: an ordinal is not translated into a UUID, or back.
 
-        From 1 G on in whole G: a real node with four clients on 15 GiB answered ``3G``. What a real daemon
-        prints where nothing was set is not known; here it is an empty line.
+        From 1 G on in whole G; nothing where nothing was set (535, 550, 555).
         """
         limit = self.memory.get(name)
         if limit is None:
@@ -74,6 +83,15 @@ def parse_value(text: str) -> int | None:
     """Bytes in ``2G`` or ``512M``; None for anything else."""
     match = _VALUE.fullmatch(text)
     return int(match[1]) * (GIB if match[2] == "G" else MIB) if match and int(match[1]) else None
+
+
+def _told_bytes(text: str) -> int:
+    """Bytes in what a daemon of version 2 is told, as recorded of 535, 550 and 555: digits, and the letter
+    behind them. It is MiB unless that is G: ``1.5G`` and ``1K`` are 1 MiB. No digits are 0.
+    """
+    match = _TOLD.match(text)
+    assert match is not None  # it matches everything
+    return int(match[1] or 0) * (GIB if match[2] in ("G", "g") else MIB)
 
 
 def client_limit(

@@ -29,7 +29,8 @@ class MpsNode(Frozen):
     protocol: the newest version of the control interface that it has: 3 from driver branch 615 on.
     ignores_limits: it ignores valid limits too; a fault for tests.
     reads_limits: it takes limits from its environment when it starts. Without, it serves without limits until
-    it is told some.
+    it is told some. has_status: it knows ``get_server_status``, which 535 does not. writes_pid: it writes
+    a pid file, which 535 does not.
     """
 
     gpus: Mapping[str, int] = field(default_factory=dict)
@@ -39,6 +40,20 @@ class MpsNode(Frozen):
     ignores_limits: bool = False
     protocol: int = 3
     reads_limits: bool = True
+    has_status: bool = True
+    writes_pid: bool = True
+
+    @classmethod
+    def of_branch(cls, branch: int, gpus: Mapping[str, int]) -> MpsNode:
+        """A node with the control program of a driver branch, as recorded of 535, 550 and 555."""
+        return cls(
+            gpus,
+            multi_user=branch >= 555,
+            root_alone=branch >= 550,
+            protocol=3 if branch >= 615 else 2,
+            has_status=branch >= 550,
+            writes_pid=branch >= 550,
+        )
 
     def visible(self, variable: str | None) -> tuple[str, ...]:
         """The devices that CUDA_VISIBLE_DEVICES leaves, in its order; unset: all.

@@ -69,6 +69,11 @@ class MpsControlState:
         if not self.servers and self._starting is None:
             self._start(uid)
 
+    def shut_down(self, pid: int) -> str:
+        """End a server; prints nothing."""
+        self.actions.append(StopServer(pid))
+        return ""
+
     def started(self, pid: int, uid: int, name: str = "") -> None:
         """The process of a server exists. name: as in ``StartServer``."""
         del name

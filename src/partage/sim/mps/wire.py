@@ -9,7 +9,9 @@ from __future__ import annotations
 from _socket import AF_UNIX, SOCK_STREAM, socket
 
 COMMAND_PREFIX = b"control "
-"""A control program sends this, its command and a newline. The end of the connection ends the answer."""
+"""A control program sends this, its command and a newline. The answer is its length in bytes, a newline, and
+the answer. The end of the connection instead: another control program has one, or the daemon has ended.
+"""
 ERROR_PREFIX = "\x01"
 """An answer of version 3 that is an error begins with this. The control program then exits with 1."""
 QUIT = "-q"

@@ -27,6 +27,9 @@ _REASONS = {
     DaemonPhase.STARTING: "its server started before the limits were set: its clients may have any memory",
 }
 
+_SETS = 10**6
+"""A simulated daemon has its limits set fewer times than this: later ones have later times."""
+
 
 def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
     """Raises GpuInUse, GpuLost, NotFound, Unsupported (the control program is too old for namespaces)."""
@@ -39,9 +42,11 @@ def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
     now = state.daemons.get(spec.device)
     if now is not None and now.phase is not DaemonPhase.DEAD:
         if now.spec == spec and now.phase is not DaemonPhase.STARTING:
-            return state
+            again = replace(now, set_ns=now.set_ns + 1)
+            return replace(state, daemons={**state.daemons, spec.device: again})
         _refuse_clients(state, spec.device)
-    daemons = {**state.daemons, spec.device: SimulatedDaemon(spec, daemon_pid(state.created))}
+    started = SimulatedDaemon(spec, daemon_pid(state.created), set_ns=state.created * _SETS + 1)
+    daemons = {**state.daemons, spec.device: started}
     return replace(state, created=state.created + 1, daemons=daemons)
 
 
@@ -80,7 +85,8 @@ def _found(state: SimulatedNode, one: SimulatedDaemon) -> DaemonState:
     reason = _REASONS.get(one.phase, "")
     limits = ClientLimits() if one.phase is DaemonPhase.STARTING else spec.limits
     multi_user = spec.multi_user is not False
-    return DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), limits, multi_user, reason)
+    known = DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), limits, multi_user, reason)
+    return replace(known, set_ns=one.set_ns)
 
 
 def _clients(state: SimulatedNode, device: DeviceUuid) -> Iterable[ConnectedClient]:

@@ -51,11 +51,14 @@ _FIRST_DAEMON_PID = 900_000
 
 
 class SimulatedDaemon(Frozen):
-    """An MPS daemon that was started and not stopped. spec: what it was asked to be."""
+    """An MPS daemon that was started and not stopped. spec: what it was asked to be. set_ns: as in
+    ``DaemonState``.
+    """
 
     spec: DaemonSpec
     pid: int
     phase: DaemonPhase = DaemonPhase.SERVING
+    set_ns: int = 1
 
     @property
     def server(self) -> GpuUse:

@@ -21,6 +21,10 @@
     if (!old) return false;
     const parsed = new DOMParser().parseFromString(text, "text/html").body.firstElementChild;
     const focused = old.contains(document.activeElement) ? document.activeElement.id : "";
+    for (const opened of old.querySelectorAll("details[open]")) {
+      const now = opened.id && parsed.querySelector(`#${CSS.escape(opened.id)}`);
+      if (now) now.open = true;
+    }
     old.replaceWith(parsed);
     if (focused) document.getElementById(focused)?.focus();
     ages(parsed);
@@ -36,29 +40,60 @@
     for (const [id, text] of Object.entries(news.sections)) {
       if (!replace(id, text)) location.reload();
     }
+    // The worst nodes come first, also when another one has become the worst.
+    const nodes = document.querySelector(".nodes");
+    for (const id of news.order ?? []) {
+      const row = document.getElementById(id);
+      if (row?.parentNode === nodes) nodes.append(row);
+    }
     search();
   }
 
-  // The search box of many nodes: the server answers it too, for those without JavaScript.
+  // The search box and the chips of many nodes: the server answers them too, for those without JavaScript.
   const box = document.getElementById("q");
+  const show = document.getElementById("show");
   function search() {
     if (!box) return;
     const asked = box.value.trim().toLowerCase();
     let shown = 0;
     for (const row of document.querySelectorAll("[data-words]")) {
-      row.hidden = asked !== "" && !row.dataset.words.includes(asked);
+      const chosen = show.value === "" || row.dataset.show.split(" ").includes(show.value);
+      row.hidden = !chosen || (asked !== "" && !row.dataset.words.includes(asked));
       if (!row.hidden) shown += 1;
+    }
+    for (const chip of document.querySelectorAll("[data-show-only]")) {
+      if (chip.dataset.showOnly === show.value) chip.setAttribute("aria-current", "true");
+      else chip.removeAttribute("aria-current");
     }
     const count = document.getElementById("count");
     if (count) count.textContent = `${shown} shown`;
   }
-  if (box) {
-    box.addEventListener("input", search);
-    box.form.addEventListener("submit", (event) => event.preventDefault());
+  function remember() {
+    const query = new URLSearchParams(Object.entries({ show: show.value, q: box.value.trim() }).filter(([, value]) => value));
+    history.replaceState(null, "", query.size ? `?${query}` : location.pathname);
   }
+  if (box) {
+    box.addEventListener("input", () => { search(); remember(); });
+    box.form.addEventListener("submit", (event) => event.preventDefault());
+    document.addEventListener("click", (event) => {
+      const chip = event.target.closest("[data-show-only]");
+      if (!chip || event.ctrlKey || event.metaKey || event.shiftKey) return;
+      event.preventDefault();
+      show.value = chip.dataset.showOnly;
+      search();
+      remember();
+    });
+  }
+  // A curve leads to its numbers: they are opened.
+  function openHour() {
+    const numbers = document.getElementById(location.hash.slice(1));
+    if (numbers?.tagName === "DETAILS") numbers.open = true;
+  }
+  addEventListener("hashchange", openHour);
 
   ages(document);
   search();
+  openHour();
   setInterval(() => ages(document), 10000);
   if (main && main.dataset.events) {
     const events = new EventSource(main.dataset.events);

@@ -1,0 +1,96 @@
+"""The health of the GPUs of a compute node, by the same rules as on a node of Kubernetes."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from msgspec import Struct, field
+
+from partage.agent.observers.hardware import HardwareObserver
+from partage.edges.files.state import SavedState
+from partage.model.health import Health, HealthState, HealthStatus
+from partage.model.ids import GpuUuid
+from partage.model.xid import XidRules
+from partage.plan.gpu_health import HealthNews, healths_after
+from partage.plan.reconcile.known_node import KnownNode
+
+_WORDS = {HealthState.UNHEALTHY: "is unhealthy", HealthState.PROBATION: "is on probation"}
+
+
+class GpuHealth(Struct):
+    """Follows the health of the GPUs. ask: asks for a look at Slurm; not for each answer of the driver.
+
+    in_hand: GPUs that are being changed. by_gpu: by UUID. boot_id: of the boot in which they were observed.
+    news: the hardware has been observed.
+    """
+
+    hardware: HardwareObserver
+    clock: Callable[[], float]
+    ask: Callable[[], None]
+    rules: XidRules
+    in_hand: Callable[[], Mapping[GpuUuid, Any]]
+    news: asyncio.Event
+    by_gpu: Mapping[GpuUuid, Health] = field(default_factory=dict)
+    boot_id: str = ""
+
+    def restore(self, saved: SavedState) -> None:
+        """Go on from what an earlier agent knew: some faults are over by proof only."""
+        self.by_gpu, self.boot_id = saved.health, saved.boot_id
+
+    async def run(self) -> None:
+        """Take what is observed, until cancelled."""
+        before: tuple[object, ...] = ()
+        while True:
+            await self.news.wait()
+            self.news.clear()
+            self.take()
+            now = (id(self.hardware.node), self.hardware.trouble, self.trouble)
+            if now != before:
+                before = now
+                self.ask()
+
+    def take(self) -> None:
+        """Take what was observed since the last time."""
+        seen = self.hardware.take()
+        if seen.node is None:
+            return
+        news = HealthNews(
+            node=seen.node,
+            fresh=seen.fresh,
+            xids=seen.xids,
+            conditions=seen.conditions,
+            silent=seen.silent,
+            booted=self._has_booted(seen.node),
+            in_hand=self.in_hand(),
+        )
+        self.by_gpu = healths_after(news, self.by_gpu, (), self.clock(), self.rules)
+
+    def _has_booted(self, node: KnownNode) -> bool:
+        before, self.boot_id = self.boot_id, node.inventory.boot_id or self.boot_id
+        return bool(before) and before != self.boot_id
+
+    @property
+    def trouble(self) -> str:
+        """Which GPUs must get no jobs, a sentence; empty if all may. GPUs that are lost are not in it."""
+        node = self.hardware.node
+        return "; ".join(_unwell(node, self.by_gpu)) if node is not None else ""
+
+
+def _unwell(node: KnownNode, healths: Mapping[GpuUuid, Health]) -> Iterator[str]:
+    for gpu in node.inventory:
+        health = healths.get(gpu.uuid, Health())
+        if gpu.uuid in node.lost:
+            continue
+        if not health.offered():
+            yield f"GPU {gpu.index} {_said(health.gpu)}"
+            continue
+        there = {device.gi_id for device in gpu.mig_devices}
+        for gi_id, status in sorted(health.instances.items()):
+            if gi_id in there and not status.state.offered:
+                yield f"GPU {gpu.index}, GPU instance {gi_id}, {_said(status)}"
+
+
+def _said(status: HealthStatus) -> str:
+    return f"{_WORDS[status.state]}: {status.reason}"

@@ -1,0 +1,92 @@
+"""The health of a node's GPUs after what was observed since the last look. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from msgspec import field
+from msgspec.structs import replace
+
+from partage.model.gpu import Gpu
+from partage.model.health import (
+    Event,
+    GpuCondition,
+    Health,
+    NodeBooted,
+    Unresponsive,
+    Xid,
+    keep_instances,
+    next_health,
+)
+from partage.model.ids import GpuUuid
+from partage.model.xid import XidRules
+from partage.plan.reconcile.known_node import GONE, KnownNode
+from partage.values import Frozen
+
+
+class HealthNews(Frozen):
+    """What was observed since the last look.
+
+    fresh: the node was observed. conditions: None: not asked. silent: why the hardware does not answer, else
+    empty. booted: the node has booted. in_hand: GPUs that are being changed, by UUID.
+    """
+
+    node: KnownNode
+    fresh: bool = False
+    xids: tuple[Xid, ...] = ()
+    conditions: tuple[GpuCondition, ...] | None = None
+    silent: str = ""
+    booted: bool = False
+    in_hand: Mapping[GpuUuid, Any] = field(default_factory=dict)
+
+
+def healths_after(
+    news: HealthNews,
+    before: Mapping[GpuUuid, Health],
+    gpus: Iterable[GpuUuid],
+    now_s: float,
+    rules: XidRules,
+) -> dict[GpuUuid, Health]:
+    """The health of these GPUs, of the known ones, and of those that had one before."""
+    healths = {}
+    for gpu in dict.fromkeys((*news.node.known, *gpus, *before)):
+        health = before.get(gpu, Health())
+        for event in _events(gpu, news):
+            health = next_health(health, event, now_s, rules)
+        healths[gpu] = _without_old_instances(gpu, health, news)
+    return healths
+
+
+def _events(gpu: GpuUuid, news: HealthNews) -> Iterator[Event]:
+    """The health events of one GPU since the last look, in the order in which they apply.
+
+    A GPU that does not answer while it is being changed is expected, and no event.
+    """
+    if news.booted:
+        yield NodeBooted()
+    yield from (_located(xid, news.node.known.get(gpu)) for xid in news.xids if xid.gpu in (gpu, None))
+    if news.silent:
+        yield Unresponsive(news.silent)
+        return
+    if gpu in news.in_hand:
+        yield from (one for one in news.conditions or () if one.gpu == gpu and one.lost is None)
+        return
+    if news.fresh and news.node.inventory.gpu(gpu) is None:
+        yield GpuCondition(gpu, lost=GONE)
+    elif news.fresh and gpu in news.node.lost:
+        yield GpuCondition(gpu, lost=news.node.lost[gpu])
+    yield from (condition for condition in news.conditions or () if condition.gpu == gpu)
+
+
+def _located(xid: Xid, gpu: Gpu | None) -> Xid:
+    """The XID, of the whole GPU where MIG mode is off: drivers may name instance 0 there."""
+    return xid if gpu is not None and gpu.mig_enabled else replace(xid, gi_id=None, ci_id=None)
+
+
+def _without_old_instances(gpu: GpuUuid, health: Health, news: HealthNews) -> Health:
+    """Ids of GPU instances are reused: the health of instances that no longer exist is dropped."""
+    observed = news.node.inventory.gpu(gpu) if news.fresh else None
+    if observed is None or not health.instances or gpu in news.node.lost:
+        return health
+    return keep_instances(health, frozenset(device.gi_id for device in observed.mig_devices))
