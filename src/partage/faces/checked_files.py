@@ -145,11 +145,12 @@ def policy_on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterat
     from partage.plan.offer.advertise import advertise
     from partage.plan.offer.assign import assign
     from partage.plan.offer.caveats import caveats
+    from partage.plan.offer.guarantees import with_current_guarantees
 
     try:
         assignment = assign(policy, inventory, geometry_of)
         yield from (CheckedProblem(problem.in_file(file)) for problem in assignment.warnings)
-        offer = advertise(assignment, inventory, policy)
+        offer = with_current_guarantees(advertise(assignment, inventory, policy), (), inventory)
     except InputError as error:
         yield from (CheckedProblem(problem.in_file(file)) for problem in error.problems)
         return
