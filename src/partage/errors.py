@@ -30,6 +30,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import ClassVar, Literal
 
+from msgspec.structs import replace
+
 from partage.values import Frozen
 
 Severity = Literal["error", "warning"]
@@ -54,6 +56,10 @@ class Problem(Frozen):
         where = ": ".join(part for part in (self.file, self.path) if part)
         text = f"{where}: {self.message}" if where else self.message
         return f"{text} ({self.hint})" if self.hint else text
+
+    def in_file(self, file: str) -> Problem:
+        """The same, of that file where it names none."""
+        return self if self.file else replace(self, file=file)
 
 
 class PartageError(Exception):

@@ -66,6 +66,15 @@ def test_a_drain_is_said_to_need_a_cluster(capsys, file):
         assert (code, found["path"], found["severity"]) == (0, "gpus[0].change", "warning")
 
 
+def test_that_tenants_can_set_the_limits_of_mps_is_said_beforehand(capsys, file):
+    shared = file("version: partage/v1\ngpus: [{select: all, mps: {replicas: 4}}]")
+    old = file('driver: 535.261.03\ncuda-driver: "12.2"\ngpus: [{name: NVIDIA L40S}]\n', "machine.yaml")
+    for machine, who in ((old, "driver branch 535 lets every user"), ("l40s", "processes are root")):
+        code, problems = _check(capsys, shared, "--machine", machine)
+        (said,) = (one for one in problems if "'advisory'" in one["message"])
+        assert (code, said["severity"], who in said["message"]) == (0, "warning", True)
+
+
 def test_what_only_this_machine_cannot_do_ends_with_3(capsys, file):
     layout = file("version: partage/v1\ngpus: [{select: all, mig: {layout: [3g.40gb]}}]")
     assert _check(capsys, layout)[0] == 0

@@ -1,16 +1,12 @@
 """The JSON documents: their rows, and that answers and docs have the keys that their types describe."""
 
-import importlib
 import json
-import pkgutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from partage.codec.values import decode
-from partage.faces import documents
 from partage.faces.cli.main import run
 from partage.faces.documents.document import Document
 from partage.faces.documents.node import gpu_row
@@ -20,6 +16,7 @@ from partage.model.ids import GpuUuid, ResourceName
 from partage.model.placement import Placement
 from partage.units import GIB
 from tests.faces.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, offering
+from tools.reference.documents import all_documents, rows_of
 
 GPU_0 = GpuUuid("GPU-0")
 ROOT = Path(__file__).parents[2]
@@ -31,17 +28,8 @@ gpus:
 """
 
 
-def _structs() -> Iterator[type[msgspec.Struct]]:
-    """Every type of a document and of its rows."""
-    for found in pkgutil.iter_modules(documents.__path__, f"{documents.__name__}."):
-        module = importlib.import_module(found.name)
-        for value in vars(module).values():
-            own = isinstance(value, type) and value.__module__ == found.name
-            if own and issubclass(value, msgspec.Struct):
-                yield value
-
-
-STRUCTS = tuple(_structs())
+DOCUMENTS = tuple(all_documents())
+STRUCTS = tuple(dict.fromkeys((*DOCUMENTS, *rows_of(DOCUMENTS).values())))
 
 
 def test_a_resource_of_one_strategy_names_it_with_its_count_and_its_gpus():

@@ -30,7 +30,6 @@ from partage.codec.values import decode, encode
 from partage.edges.hardware.supervisor import HelperState
 from partage.edges.kubelet.port import EndpointState
 from partage.errors import InputError, Problem
-from partage.faces.agent import listen, say_url
 from partage.faces.agent_pages import agent_pages
 from partage.faces.documents.report import ReportDocument
 from partage.faces.http import (
@@ -42,6 +41,7 @@ from partage.faces.http import (
     Stream,
     json_answer,
 )
+from partage.faces.listen import listen, say_url
 from partage.faces.report import ReportFile
 from partage.model.gpu import NoDriver
 from partage.model.ids import ResourceName

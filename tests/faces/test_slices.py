@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of, load_catalogue
-from partage.faces.cli.plan import make_plan
+from partage.faces.cli.node_plan import make_plan
 from partage.faces.render.slices import SliceUse, slices_of
 from partage.model.gpu import EmptyInstance
 from partage.model.layout import place

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import subprocess
 import sys
 
-from partage.faces.cli.main import VERBS
+from partage.faces.cli.main import MODULES, VERBS
 
 UNIX_SOCKETS_ONLY = {"apply", "prove", "simulate"}
 """They speak to helpers and daemons on this node, and import asyncio at once."""
@@ -41,3 +42,15 @@ def test_no_verb_of_a_cluster_is_left_without_tls() -> None:
     found = json.loads(done.stdout)
     assert set(found) == set(VERBS)
     assert {verb for verb, modules in found.items() if modules != []} == UNIX_SOCKETS_ONLY
+
+
+def test_each_verb_names_a_module_that_exists() -> None:
+    assert set(MODULES) == set(VERBS)
+    assert [name for name in MODULES.values() if importlib.util.find_spec(name) is None] == []
+
+
+def test_help_imports_no_verb() -> None:
+    say = "import sys; from partage.faces.cli.main import run; run(['--help']); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", say], check=True, capture_output=True, text=True, timeout=60)
+    shared = {MODULES["completion"]}  # what options are completed with
+    assert set(MODULES.values()) & set(done.stdout.split()) == shared

@@ -6,14 +6,15 @@ import importlib
 import inspect
 import pkgutil
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from enum import Enum
 from types import UnionType
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
-from partage.faces import documents as package
+import partage
+from partage.faces.documents.document import Document
 from tools.reference.tables import code, table
 
 _SKIPPED = {"DeviceOffer", "Raw"}
@@ -22,22 +23,33 @@ _SKIPPED = {"DeviceOffer", "Raw"}
 
 def documents() -> str:
     """A section for each kind of document, then one for each row that stands in several or in one."""
-    roots = sorted(_roots(), key=_kind)
-    rows: dict[str, type[msgspec.Struct]] = {}
-    for root in roots:
-        _collect(root, rows)
+    roots = sorted(all_documents(), key=_kind)
+    rows = rows_of(roots)
     kinds = [_section(_kind(root), root) for root in roots]
     others = [_section(name, rows[name]) for name in sorted(rows) if rows[name] not in roots]
     return "\n".join(["## Documents\n", *kinds, "## Rows\n", *others])
 
 
-def _roots() -> Iterator[type[msgspec.Struct]]:
-    """The Structs that have a ``kind``."""
-    for found in pkgutil.iter_modules(package.__path__, f"{package.__name__}."):
-        for value in vars(importlib.import_module(found.name)).values():
-            own = isinstance(value, type) and value.__module__ == found.name
-            if own and issubclass(value, msgspec.Struct) and _kind(value):
-                yield value
+def rows_of(roots: Iterable[type[msgspec.Struct]]) -> dict[str, type[msgspec.Struct]]:
+    """All types that stand in them, by name."""
+    rows: dict[str, type[msgspec.Struct]] = {}
+    for root in roots:
+        _collect(root, rows)
+    return rows
+
+
+def all_documents() -> Iterator[type[Document]]:
+    """The documents, in whichever room they stand."""
+    for found in pkgutil.walk_packages(partage.__path__, "partage."):
+        if not found.name.startswith("partage.guard") and not found.name.endswith("__main__"):
+            importlib.import_module(found.name)
+    return _below(Document)
+
+
+def _below(kind: type[Document]) -> Iterator[type[Document]]:
+    for document in kind.__subclasses__():
+        yield document
+        yield from _below(document)
 
 
 def _kind(struct: type[msgspec.Struct]) -> str:

@@ -8,10 +8,11 @@ import logging
 import time
 from asyncio import FIRST_COMPLETED
 from collections.abc import AsyncIterator, Callable, Coroutine, Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msgspec.structs import replace
 
+from partage.agent.cluster_part import NoCluster
 from partage.agent.options import AgentOptions
 from partage.agent.parts import Parts
 from partage.agent.state_writer import StateWriter
@@ -24,6 +25,9 @@ from partage.model.ids import GpuUuid
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.turn import NodeState, after_restart
+
+if TYPE_CHECKING:
+    from partage.agent.cluster_part import ConnectCluster
 
 log = logging.getLogger(__name__)
 
@@ -51,11 +55,13 @@ async def run(
     status: AgentStatus | None = None,
     beside: Beside | None = None,
     labels: WatchLabels | None = None,
+    connect: ConnectCluster = NoCluster,
 ) -> None:
     """Run the node until ``stop`` is set; then sockets are removed, the state is written, and it returns.
 
     status: where reports are published. beside: a task of the caller that runs with the agent and ends with
-    it. labels: tells the labels of the node, where a cluster knows them. The caller closes the hardware.
+    it. labels: tells the labels of the node, where a cluster knows them. connect: makes the part that
+    speaks to the cluster of the options. The caller closes the hardware.
 
     Raises InputError or Unsatisfiable, with nothing registered, if the policy cannot be applied and there
     is no last good one; InputError for a socket path that is too long, if another agent has locked the
@@ -71,7 +77,7 @@ async def run(
         with locked_run_directory(options.run_dir, wait_s=wait_s):
             in_cluster = labels is not None or options.cluster is not None
             options = replace(options, awaits_labels=in_cluster)
-            agent = _Agent(Parts(options, hardware, status, state_writer), labels)
+            agent = _Agent(Parts(options, hardware, status, state_writer, connect), labels)
             await agent.run(stop, beside)
     finally:
         state_writer.directory.close()

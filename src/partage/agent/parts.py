@@ -6,7 +6,6 @@ import socket
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from partage.agent.cluster.connection import ClusterConnection
 from partage.agent.driver_gate import DriverGate
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.guard_files import GuardFiles
@@ -53,6 +52,7 @@ from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.unit_allocation import NoRoom
 
 if TYPE_CHECKING:
+    from partage.agent.cluster_part import ConnectCluster
     from partage.edges.kube.port import ClusterNode
 
 
@@ -68,6 +68,7 @@ class Parts:
         hardware: Hardware,
         status: AgentStatus,
         state_writer: StateWriter,
+        connect: ConnectCluster,
     ) -> None:
         self.options = options
         self.status = status
@@ -103,7 +104,7 @@ class Parts:
         )
         self.plugins = PluginSet(hooks)
         self.policies = PolicyObserver(options, geometry_of, ask, changes=self.changes)
-        self.cluster = ClusterConnection(options, status, ask, self._know, self.policies.judge_again)
+        self.cluster = connect(options, status, ask, self._know, self.policies.judge_again)
         if options.rollout:
             self.policies.may_change = self.cluster.may_change
         self.cordon = CordonObserver(options.state_dir, self.changes, intervals, ask)

@@ -10,8 +10,7 @@ import socket
 from collections.abc import Callable, Coroutine
 from typing import TYPE_CHECKING, NamedTuple
 
-import click
-
+from partage.agent.cluster.connection import ClusterConnection
 from partage.agent.compose import run
 from partage.agent.log import LogOptions, configure
 from partage.agent.options import AgentOptions
@@ -19,9 +18,9 @@ from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.ticks import until_tick
-from partage.errors import InputError
 from partage.faces.http_access import HttpAccess, HttpOptions
 from partage.faces.lean_imports import lean_imports
+from partage.faces.listen import listen, say_url
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -112,8 +111,8 @@ async def _slurm_face(status: SlurmStatus, hardware: RemoteHardware, listening: 
 
     def opened() -> HttpFace:
         with lean_imports():
-            from partage.faces.agent_pages import slurm_pages
             from partage.faces.http import HttpFace
+            from partage.faces.slurm_pages import slurm_pages
 
         return HttpFace(listening.socket, slurm_pages(status, lambda: hardware.state), listening.access)
 
@@ -136,21 +135,6 @@ def _stop_event() -> asyncio.Event:
     return stop
 
 
-def listen(address: str) -> socket.socket:
-    """A listening socket. Raises InputError for an address that is wrong or in use."""
-    host, colon, port = address.rpartition(":")
-    if not colon or not port.isascii() or not port.isdigit() or int(port) > 65535:
-        raise InputError(
-            f"--http {address!r} is not HOST:PORT", "for example 127.0.0.1:9400, or :0 for any port"
-        )
-    host = host.removeprefix("[").removesuffix("]")
-    family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    try:
-        return socket.create_server((host, int(port)), family=family)
-    except OSError as error:
-        raise InputError(f"cannot listen on {address}: {error.strerror or error}") from error
-
-
 async def _run(
     options: AgentOptions, hardware_of: Callable[[], RemoteHardware], listening: Listening | None
 ) -> None:
@@ -162,7 +146,7 @@ async def _run(
         await _faces(status, options, hardware, listening)
 
     try:
-        await run(options, hardware, stop=stop, beside=beside)
+        await run(options, hardware, stop=stop, beside=beside, connect=ClusterConnection)
     finally:
         await hardware.close()
 
@@ -185,15 +169,6 @@ async def _faces(
     finally:
         if http is not None:
             http.close()
-
-
-def say_url(host: str, port: int, scheme: str = "http") -> None:
-    """Print where HTTP is served, one line on stdout."""
-    url = f"{scheme}://{f'[{host}]' if ':' in host else host}:{port}"
-    try:
-        click.echo(url)
-    except OSError as error:  # stdout is closed; the agent runs all the same
-        log.warning("url cannot be printed", extra={"url": url, "reason": error.strerror})
 
 
 async def _first_registration(status: AgentStatus) -> None:

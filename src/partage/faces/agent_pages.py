@@ -5,21 +5,17 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
-from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
 from partage.agent.options import Intervals
-from partage.agent.status.readiness import Readiness, ReadinessReason, readiness_of, stall_reason
+from partage.agent.status.readiness import Readiness, readiness_of, stall_reason
 from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.supervisor import HelperState
 from partage.faces.http import Answer, Page, PageRequest, Stream, json_answer
 from partage.faces.http_access import STATIC
 from partage.faces.report import health_document, report_document
 from partage.model.dcgm_names import DcgmNames
-
-if TYPE_CHECKING:
-    from partage.agent.slurm.status import SlurmStatus
 
 
 def agent_pages(
@@ -50,50 +46,17 @@ def agent_pages(
 
     def health_page(_: PageRequest) -> Answer:
         readiness = readiness_of(status, intervals)
-        return json_answer(health_document(readiness), _status(healthy=not readiness.unhealthy))
+        return json_answer(health_document(readiness), probe_status(healthy=not readiness.unhealthy))
 
     def life_page(_: PageRequest) -> Answer:
         reason = stall_reason(status, intervals)
         readiness = Readiness((reason,) if reason else (), ())
-        return json_answer(health_document(readiness), _status(healthy=reason is None))
+        return json_answer(health_document(readiness), probe_status(healthy=reason is None))
 
     return {
         **browser_pages(lambda: status, intervals, node_name),
         "/metrics": metrics_page,
         "/report.json": report_page,
-        "/history.json": lambda _: history_answer(status.history),
-        "/healthz": health_page,
-        "/livez": life_page,
-    }
-
-
-def slurm_pages(status: SlurmStatus, helper: Callable[[], HelperState]) -> dict[str, Page]:
-    """What the agent of a compute node of Slurm serves: metrics, history, probes."""
-    metrics: list[Callable[[str], tuple[bytes, str]]] = []
-
-    def metrics_page(request: PageRequest) -> Answer:
-        if not metrics:
-            from partage.agent.slurm.metrics import slurm_metrics_writer
-
-            metrics.append(slurm_metrics_writer(status, helper))
-        body, content_type = metrics[0](request.accept)
-        return HTTPStatus.OK, content_type, body
-
-    def stalled() -> list[ReadinessReason]:
-        found = (("task-ended", status.ended_tasks()), ("loop-stalled", status.stopped()))
-        return [ReadinessReason(code, why) for code, why in found if why]
-
-    def health_page(_: PageRequest) -> Answer:
-        trouble = status.trouble
-        reasons = [*stalled(), *([ReadinessReason("helper-down", trouble)] if trouble else [])]
-        return json_answer(health_document(Readiness(tuple(reasons), ())), _status(healthy=not reasons))
-
-    def life_page(_: PageRequest) -> Answer:
-        reasons = stalled()
-        return json_answer(health_document(Readiness(tuple(reasons), ())), _status(healthy=not reasons))
-
-    return {
-        "/metrics": metrics_page,
         "/history.json": lambda _: history_answer(status.history),
         "/healthz": health_page,
         "/livez": life_page,
@@ -123,5 +86,6 @@ def browser_pages(status: Callable[[], AgentStatus], intervals: Intervals, node_
     return dict.fromkeys(("/", "/events", *STATIC), page)
 
 
-def _status(*, healthy: bool) -> HTTPStatus:
+def probe_status(*, healthy: bool) -> HTTPStatus:
+    """The status that a probe understands."""
     return HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE

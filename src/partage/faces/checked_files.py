@@ -142,21 +142,21 @@ def _variant(labels: NodeLabels) -> str:
 def policy_on_machine(policy: Policy, file: str, inventory: Inventory) -> Iterator[CheckedProblem]:
     """What is wrong or impossible with a policy on a machine, and what weakens its guarantees there."""
     from partage.edges.files.catalogue import geometry_of
-    from partage.faces.input_files import named
     from partage.plan.offer.advertise import advertise
     from partage.plan.offer.assign import assign
     from partage.plan.offer.caveats import caveats
+    from partage.plan.offer.guarantees import with_current_guarantees
 
     try:
         assignment = assign(policy, inventory, geometry_of)
-        yield from (CheckedProblem(named(problem, file)) for problem in assignment.warnings)
-        offer = advertise(assignment, inventory, policy)
+        yield from (CheckedProblem(problem.in_file(file)) for problem in assignment.warnings)
+        offer = with_current_guarantees(advertise(assignment, inventory, policy), (), inventory)
     except InputError as error:
-        yield from (CheckedProblem(named(problem, file)) for problem in error.problems)
+        yield from (CheckedProblem(problem.in_file(file)) for problem in error.problems)
         return
     except Unsatisfiable as error:
         yield from (
-            CheckedProblem(named(problem, file), here=problem.severity == "error")
+            CheckedProblem(problem.in_file(file), here=problem.severity == "error")
             for problem in error.problems
         )
         return

@@ -5,11 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from msgspec.structs import replace
-
 from partage.codec.yaml_document import YamlDocument, read_document, split_documents
 from partage.edges.files.input_file import read_input
-from partage.errors import InputError, Problem
+from partage.errors import InputError
 from partage.faces.manifest_node import LineOf
 from partage.faces.manifest_pods import is_manifest, objects_of
 from partage.values import Frozen
@@ -108,8 +106,3 @@ def objects(manifest: ManifestInput) -> Iterator[ManifestObject]:
         if isinstance(document.value, dict):
             for where, value in objects_of(document.value, path):
                 yield where, value, document.line
-
-
-def named(problem: Problem, file: str) -> Problem:
-    """The problem, of that file where it names none."""
-    return problem if problem.file else replace(problem, file=file)

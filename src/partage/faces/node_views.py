@@ -26,7 +26,7 @@ from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import MigConfigState, PolicyReason
 
 if TYPE_CHECKING:  # the report imports all of the agent's status
-    from partage.faces.cli.plan import PolicyOnNode
+    from partage.faces.cli.node_plan import PolicyOnNode
     from partage.faces.documents.report import PlannedFrom, ReportDocument, ReportedGpuRow
 
 NO_GPU = "the node has no NVIDIA GPU"

@@ -22,7 +22,6 @@ from partage.edges.files.catalogue import geometry_of, model_of
 from partage.edges.files.input_file import read_input
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.faces.cli.common_node import read_policy
-from partage.faces.input_files import named
 from partage.model.gpu import Inventory
 from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.policy import Policy
@@ -194,7 +193,7 @@ class _Reader:
                 named_file = None if file is None else str(self._folder / file)
                 self._policies[key] = read_policy(named_file, config, labels=labels).policy
             except InputError as error:
-                place.error("; ".join(str(named(problem, file or "")) for problem in error.problems))
+                place.error("; ".join(str(problem.in_file(file or "")) for problem in error.problems))
                 return None
         return self._policies[key]
 

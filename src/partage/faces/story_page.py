@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import asyncio
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import click
 
-from partage.faces.agent import listen, say_url
 from partage.faces.agent_pages import agent_pages, browser_pages
 from partage.faces.http import Answer, HttpFace, Page, PageRequest, Stream
 from partage.faces.http_access import HttpAccess, HttpOptions
+from partage.faces.listen import interrupted, listen, say_url
 from partage.lab.stories.play import Beside
 from partage.lab.stories.stage import StoryStage
 from partage.model.dcgm_names import DcgmNames
@@ -38,14 +36,6 @@ def story_page(address: str, protection: HttpOptions, *, stay: bool) -> Beside:
             face.close()
 
     return serve
-
-
-async def interrupted() -> None:
-    """Wait for SIGINT or SIGTERM."""
-    stop, loop = asyncio.Event(), asyncio.get_running_loop()
-    for number in (signal.SIGINT, signal.SIGTERM):
-        loop.add_signal_handler(number, stop.set)
-    await stop.wait()
 
 
 def _pages(stage: StoryStage) -> dict[str, Page]:

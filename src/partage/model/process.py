@@ -105,3 +105,22 @@ class Left(Frozen, omit_defaults=True):
 
     processes: tuple[LeftProcess, ...] = ()
     unseen: str = ""
+
+
+class JobProcess(Frozen):
+    """A process on a GPU. gpu: its index; device: NVML's name of its MIG device, ``3:1``; empty: the GPU.
+
+    used_bytes: None: not known. job, step: of Slurm; empty: it belongs to no job. uid: None: not known.
+    user: empty: not known. share: what its job holds of this device, ``mps:25 of 100``; empty: not known.
+    """
+
+    gpu: int
+    device: str
+    pid: int
+    name: str
+    used_bytes: int | None
+    job: str = ""
+    step: str = ""
+    uid: int | None = None
+    user: str = ""
+    share: str = ""

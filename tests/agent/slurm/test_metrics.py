@@ -18,10 +18,10 @@ from partage.agent.slurm.history import JobUsageObserver
 from partage.agent.slurm.status import SlurmStatus
 from partage.edges.hardware.supervisor import HelperState
 from partage.edges.slurm.control import SlurmControl
-from partage.faces.agent import listen
-from partage.faces.agent_pages import slurm_pages
 from partage.faces.http import HttpFace
 from partage.faces.http_access import HttpAccess, HttpOptions
+from partage.faces.listen import listen
+from partage.faces.slurm_pages import slurm_pages
 from partage.model.dcgm_names import DcgmNames
 from partage.units import GIB
 from tests.agent.slurm.test_history import NAMED, hardware_with_a_job, squeue

@@ -14,9 +14,9 @@ from pathlib import Path
 from selenium import webdriver
 
 from partage.agent.options import Intervals
-from partage.faces.agent import listen
 from partage.faces.agent_pages import agent_pages
 from partage.faces.http import HttpFace
+from partage.faces.listen import listen
 from partage.faces.web.fleet_page import FleetPages
 from partage.faces.web.report_views import ReportViews
 from partage.faces.web.sources import FleetReports, ReportFolder

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 
 from partage.errors import InputError
-from partage.faces.agent import listen
 from partage.faces.http import MOST_CLIENTS, HttpFace, json_answer
 from partage.faces.http_access import AskedBy, HttpAccess, HttpOptions, token_of
+from partage.faces.listen import listen
 
 TOKEN = "0123456789abcdef0123"
 

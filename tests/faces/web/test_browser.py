@@ -22,9 +22,9 @@ from partage.agent.status.status import AgentStatus, UsageObservation, UseSeen
 from partage.codec.values import encode_replacing, from_plain
 from partage.edges.kube.objects import NodeJson, PodJson
 from partage.edges.kubelet.port import EndpointState
-from partage.faces.agent import listen
 from partage.faces.agent_pages import agent_pages
 from partage.faces.http import HttpFace
+from partage.faces.listen import listen
 from partage.faces.web.cluster_source import Followed, source_section
 from partage.faces.web.fleet_page import FleetPages
 from partage.faces.web.published import published

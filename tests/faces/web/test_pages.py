@@ -20,9 +20,9 @@ from partage.agent.status.status import UsageObservation, UseSeen, WatchObservat
 from partage.codec.values import encode_replacing
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import InputError
-from partage.faces.agent import listen
 from partage.faces.documents.report import ReportDocument
 from partage.faces.http import HttpFace, PageRequest, Stream, json_answer
+from partage.faces.listen import listen
 from partage.faces.share_counts import ShareCount, count_by_resource, count_shares
 from partage.faces.web.agents import FleetAgents
 from partage.faces.web.fleet_page import FleetPages

@@ -3,7 +3,8 @@
 import pytest
 
 from partage.errors import InputError, Unsatisfiable
-from partage.faces.render.bench_plot import check_plot, figure, panels, plot_file
+from partage.faces.render.bench_plot import figure, panels, plot_file
+from partage.faces.render.picture_files import check_plot
 from partage.lab.bench.model import BenchMachine
 from partage.lab.bench.summary import three_digits
 from partage.lab.place import TenantMode

@@ -22,7 +22,7 @@ from partage.model.profile import MigProfile
 from partage.units import GIB, MIB
 from partage.values import Frozen
 
-_FOLDER = Path(__file__).with_name("catalogue")
+FOLDER = Path(__file__).with_name("catalogue")
 _MEMORY_TOLERANCE = 0.05
 """Allowed difference between a GPU's memory and its model's. Drivers reserve up to 2 %; the next larger model
 with the same device id has 17 % more.
@@ -223,7 +223,7 @@ def why_no_geometry(gpu: Gpu) -> str:
 
 
 def _read(name: str) -> Any:  # noqa: ANN401  JSON
-    return json.loads((_FOLDER / name).read_text(encoding="utf-8"))
+    return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=1024)  # every look-up of a GPU compares with every name of the catalogue

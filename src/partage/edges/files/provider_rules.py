@@ -6,10 +6,10 @@ The keys are those of ``plan.providers.rules``; each rule names its source.
 from __future__ import annotations
 
 from functools import cache
-from pathlib import Path
 
 from partage.codec.values import CodecError, from_plain
 from partage.codec.yaml_document import read_document
+from partage.edges.files.catalogue import FOLDER
 from partage.edges.files.input_file import read_input
 from partage.edges.files.providers import provider_tables
 from partage.errors import InputError, Problem
@@ -17,7 +17,7 @@ from partage.plan.providers.rules import Provider
 from partage.plan.providers.subjects import LayoutTable
 from partage.text import counted
 
-_FOLDER = Path(__file__).with_name("catalogue") / "providers"
+_FOLDER = FOLDER / "providers"
 
 
 @cache

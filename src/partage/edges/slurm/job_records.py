@@ -126,7 +126,8 @@ class JobRecords:
         return Records(tuple(found), unreadable)
 
     def _read(self, job: JobId) -> JobRecord:
-        found = decode(JobRecord, self._directory.read(_file(job), _LARGEST_BYTES))
+        # Not strict: a job that an older Partage started may still run, and its record has no later keys.
+        found = decode(JobRecord, self._directory.read(_file(job), _LARGEST_BYTES), strict=False)
         if found.version != RECORD_VERSION:
             raise CodecError(f"its version is {found.version}, not {RECORD_VERSION}")
         if found.job != job:

@@ -10,8 +10,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent.options import KUBELET_DIR, pod_resources_of
-from partage.edges.kubelet.sockets import may_exist
 from partage.errors import InputError
 from partage.faces.cli import common_node, common_options, common_output, completion
 from partage.faces.cli.apply_state import ApplyState, SavedOriginals, open_state
@@ -28,9 +26,6 @@ if TYPE_CHECKING:
     from partage.model.gpu import Inventory
     from partage.model.policy import Policy
     from partage.model.step import Step
-
-POD_RESOURCES = pod_resources_of(KUBELET_DIR)
-NO_KUBELET = "none"
 
 
 class ApplyOptions(Frozen):
@@ -58,8 +53,9 @@ class ApplyOptions(Frozen):
 @click.option(
     "--pod-resources",
     metavar="PATH",
-    help=f"The kubelet's PodResources socket ({POD_RESOURCES}, where it exists; on a simulated node, none). "
-    f"{NO_KUBELET}: the kubelet is not asked, for example before it starts.",
+    help=f"The kubelet's PodResources socket ({common_options.POD_RESOURCES}, where it exists; "
+    f"on a simulated node, none). {common_options.NO_KUBELET}: the kubelet is not asked, for example before "
+    "it starts.",
 )
 @common_options.state_dir_option
 @click.option(
@@ -119,7 +115,7 @@ def command(
     options = ApplyOptions(
         machine=machine,
         hardware_socket=hardware_socket,
-        pod_resources=pod_resources_socket(pod_resources, machine),
+        pod_resources=common_options.pod_resources_socket(pod_resources, machine),
         state_dir=common_options.state_directory(state_dir, machine),
         drain=drain_command(drain),
         timeout_s=timeout,
@@ -140,7 +136,7 @@ def _leave_it_to_the_agent(policy: str, config: str | None, options: ApplyOption
     """Raises Unsatisfiable where an agent runs: it owns the node. Says what the agent would do."""
     from partage.edges.files.directory_lock import is_locked
     from partage.errors import Unsatisfiable
-    from partage.faces.cli.plan import make_plan
+    from partage.faces.cli.node_plan import make_plan
 
     if options.state_dir is None or not is_locked(options.state_dir):
         return
@@ -186,13 +182,6 @@ def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None,
         common_output.say("nothing to undo: the last run was completed", err=True)
     layouts = {} if unfinished is None else unfinished.header.before
     return ApplyGoal(lambda found: desired_for_undo(common_node.need_driver(found), layouts))
-
-
-def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
-    """The PodResources socket: ``--pod-resources``, else the usual path if it exists; None: do not ask."""
-    if said is not None:
-        return None if said == NO_KUBELET else Path(said)
-    return POD_RESOURCES if machine is None and may_exist(POD_RESOURCES) else None
 
 
 # --- the run ------------------------------------------------------------------------------------

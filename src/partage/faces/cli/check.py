@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import click
 from msgspec.structs import replace
 
-from partage.errors import InputError, Problem, Unsatisfiable
+from partage.errors import InputError, Unsatisfiable
 from partage.faces.checked_files import CheckContext, check_file, policy_on_machine
 from partage.faces.checked_offers import has_policy, not_compared, offer_of, offers_in
 from partage.faces.cli import common_node, common_options, common_output, completion
@@ -84,7 +84,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
         policy=policy is not None or has_policy(papers),
     )
     if output == "table":
-        print_findings(files, problems)
+        common_output.print_findings(files, problems)
         for line in left_out:
             common_output.console().print(line, style="yellow", markup=False)
     else:
@@ -149,22 +149,3 @@ def _with_provider(context: CheckContext, name: str, papers: Sequence[Paper]) ->
             with suppress(InputError):  # said when the file itself is checked
                 groups += read_worker_groups(paper.document, paper.file)[0]
     return replace(context, provider=replace(found, groups=tuple(groups)))
-
-
-def print_findings(files: Sequence[str], problems: Sequence[Problem]) -> None:
-    """All problems, one below the other, and how many they are."""
-    from rich.text import Text
-
-    from partage.text import count_of
-
-    console = common_output.console()
-    styles = {"error": "bold red", "warning": "yellow"}
-    for problem in problems:
-        where = ": ".join(part for part in (problem.file, problem.path) if part)
-        severity = (problem.severity, styles[problem.severity])
-        console.print(Text.assemble(severity, f": {where}: {problem.message}"), soft_wrap=True)
-        if problem.hint:
-            console.print(Text.assemble("  ", (problem.hint, "dim")), soft_wrap=True)
-    errors = sum(problem.severity == "error" for problem in problems)
-    said = f"{count_of(errors, 'error')}, {count_of(len(problems) - errors, 'warning')}"
-    console.print(f"{count_of(len(files), 'file')}: {said if problems else 'no problems'}")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR
+from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, pod_resources_of
 from partage.faces.cli import completion
 from partage.faces.cli.common_output import HEADERS_KEY, OUTPUT_KEY, WIDE
 from partage.faces.cli.verb import Command, common_option
@@ -28,7 +28,8 @@ CHOICE_KEY = "partage.policy-choice"
 
 _DRIVER_ROOT_KEY = "partage.driver-root"
 _KUBELET_DIR_KEY = "partage.kubelet-dir"
-_NO_KUBELET = "none"
+NO_KUBELET = "none"
+POD_RESOURCES = pod_resources_of(KUBELET_DIR)
 
 POLICY_VARIABLE = "PARTAGE_POLICY"
 MACHINE_VARIABLE = "PARTAGE_MACHINE"
@@ -129,7 +130,7 @@ def kubelet_dir_option(command: Command) -> Command:
         expose_value=False,
         callback=_remember_kubelet_dir,
         help=f"The kubelet's device-plugins directory ({KUBELET_DIR}; with --machine, none). While another "
-        f"device plugin there offers GPUs of this node, no GPU is changed. {_NO_KUBELET}: do not look.",
+        f"device plugin there offers GPUs of this node, no GPU is changed. {NO_KUBELET}: do not look.",
     )(command)
 
 
@@ -143,8 +144,17 @@ def kubelet_dir(machine: str | None) -> Path | None:
     ctx = click.get_current_context(silent=True)
     said = None if ctx is None else ctx.meta.get(_KUBELET_DIR_KEY)
     if said is not None:
-        return None if said == _NO_KUBELET else Path(said)
+        return None if said == NO_KUBELET else Path(said)
     return KUBELET_DIR if machine is None else None
+
+
+def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
+    """The PodResources socket: ``--pod-resources``, else the usual path if it exists; None: do not ask."""
+    from partage.edges.kubelet.sockets import may_exist
+
+    if said is not None:
+        return None if said == NO_KUBELET else Path(said)
+    return POD_RESOURCES if machine is None and may_exist(POD_RESOURCES) else None
 
 
 def policy_options(command: Command) -> Command:

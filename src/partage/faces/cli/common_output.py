@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -91,3 +91,22 @@ def write_file(path: str, content: str | bytes) -> None:
         Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise InputError([Problem(path, "", "error", f"cannot be written: {error.strerror}")]) from error
+
+
+def print_findings(files: Sequence[str], problems: Sequence[Problem]) -> None:
+    """All problems, one below the other, and how many they are."""
+    from rich.text import Text
+
+    from partage.text import count_of
+
+    output = console()
+    styles = {"error": "bold red", "warning": "yellow"}
+    for problem in problems:
+        where = ": ".join(part for part in (problem.file, problem.path) if part)
+        severity = (problem.severity, styles[problem.severity])
+        output.print(Text.assemble(severity, f": {where}: {problem.message}"), soft_wrap=True)
+        if problem.hint:
+            output.print(Text.assemble("  ", (problem.hint, "dim")), soft_wrap=True)
+    errors = sum(problem.severity == "error" for problem in problems)
+    said = f"{count_of(errors, 'error')}, {count_of(len(problems) - errors, 'warning')}"
+    output.print(f"{count_of(len(files), 'file')}: {said if problems else 'no problems'}")

@@ -12,12 +12,16 @@ from partage.faces.cli.verb import verb
 if TYPE_CHECKING:
     from click.shell_completion import CompletionItem
 
+COMPLETE = "_PARTAGE_COMPLETE"
+"""Variable with which a completion script asks what could come next."""
+
 SHELLS = ("bash", "zsh", "fish")
 
 
 @verb("completion")
 @click.argument("shell", type=click.Choice(SHELLS))
-def command(shell: str) -> None:
+@click.pass_context
+def command(ctx: click.Context, shell: str) -> None:
     """Print the script with which a shell completes verbs, options, files and names of machines.
 
     \b
@@ -27,12 +31,10 @@ def command(shell: str) -> None:
     """  # noqa: D301 - click reads the character \b: these lines stay as they are
     from click.shell_completion import ShellComplete, get_completion_class
 
-    from partage.faces.cli.main import COMPLETE, partage
-
     kind = get_completion_class(shell)
     assert kind is not None, "click knows these three"
     # Not kind.source(): it starts a bash to ask for its version.
-    click.echo(ShellComplete.source(kind(partage, {}, "partage", COMPLETE)), nl=False)
+    click.echo(ShellComplete.source(kind(ctx.find_root().command, {}, "partage", COMPLETE)), nl=False)
 
 
 # --- values of options ---------------------------------------------------------------------------

@@ -98,7 +98,7 @@ def _one_node(
     labels = common_options.node_labels()
     if report is not None and where.policy is None:
         return view_of_report(name, report, labels), report.messages, report
-    from partage.faces.cli.plan import make_plan
+    from partage.faces.cli.node_plan import make_plan
 
     if not loaded:
         loaded.append(common_node.read_policy(where.policy, where.config, report))

@@ -76,7 +76,7 @@ def _labels(
     from msgspec.structs import replace
 
     from partage.edges.files.catalogue import geometry_of
-    from partage.faces.cli.plan import make_plan
+    from partage.faces.cli.node_plan import make_plan
     from partage.faces.documents.plan import all_steps
     from partage.model.step import StartDaemonAt
     from partage.plan.labels import node_labels

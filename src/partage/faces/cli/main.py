@@ -1,9 +1,8 @@
 """The command ``partage``: finds the verb, and reports every error.
 
-A verb ``v`` is the click command called ``command`` in the module ``partage.faces.cli.v`` (or as ``_MODULES``
-says), imported when it is called and not before: the agent does not import tables and pictures. Every
-PartageError is handled here: one line per problem on stderr, and the exit code of its class. Bugs are not
-caught: they print a traceback.
+A verb is the click command called ``command`` in the module that ``MODULES`` names, imported when it is
+called and not before: the agent does not import tables and pictures. Every PartageError is handled here: one
+line per problem on stderr, and the exit code of its class. Bugs are not caught: they print a traceback.
 """
 
 from __future__ import annotations
@@ -28,6 +27,7 @@ with lean_imports():
 
     from partage.errors import InputError, PartageError, Problem
     from partage.faces.cli.common_output import OUTPUT_KEY, print_document, print_problems
+    from partage.faces.cli.completion import COMPLETE
 
 GROUPS = {
     "Look": {
@@ -82,17 +82,46 @@ HIDDEN = {
 
 VERBS = {name: does for verbs in (*GROUPS.values(), HIDDEN) for name, does in verbs.items()}
 
-_MODULES = {"assert": "assertion"}
-"""Modules that cannot have the name of their verb."""
+MODULES = {
+    "show": "partage.faces.cli.show",
+    "web": "partage.faces.cli.web",
+    "plan": "partage.faces.cli.plan",
+    "fits": "partage.faces.cli.fits",
+    "apply": "partage.faces.cli.apply",
+    "assert": "partage.faces.cli.assertion",
+    "export": "partage.faces.cli.export",
+    "labels": "partage.faces.cli.labels",
+    "cordon": "partage.faces.cli.cordon",
+    "uncordon": "partage.faces.cli.uncordon",
+    "free": "partage.faces.cli.free",
+    "inspect": "partage.faces.cli.inspect",
+    "explain": "partage.faces.cli.explain",
+    "advise": "partage.faces.cli.advise",
+    "rightsize": "partage.faces.cli.rightsize",
+    "rollout": "partage.faces.cli.rollout",
+    "check": "partage.faces.cli.check",
+    "doctor": "partage.faces.cli.doctor",
+    "takeover": "partage.faces.cli.takeover",
+    "handback": "partage.faces.cli.handback",
+    "simulate": "partage.faces.cli.simulate",
+    "bench": "partage.faces.cli.bench",
+    "prove": "partage.faces.cli.prove",
+    "slurm": "partage.faces.cli.slurm",
+    "machines": "partage.faces.cli.machines",
+    "record": "partage.faces.cli.record",
+    "agent": "partage.faces.cli.agent",
+    "hardware": "partage.faces.cli.hardware",
+    "completion": "partage.faces.cli.completion",
+    "help": "partage.faces.cli.help",
+    "version": "partage.faces.cli.version",
+}
+"""The module of each verb."""
 
 _AT_ONCE = "agent"
 """It ends as the short ones do, as soon as all is written: a kubelet or a supervisor waits for its end."""
 
 _SHORT = frozenset({"show", "plan", "apply", "assert", "export", "check", "doctor", "record", "slurm"})
 """Verbs that are over in a moment. Most of their work is to import modules, and then to free them."""
-
-COMPLETE = "_PARTAGE_COMPLETE"
-"""Variable with which a completion script asks what could come next."""
 
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 """What a write to a full or broken disk fails with."""
@@ -115,7 +144,7 @@ class VerbGroup(click.Group):
         with lean_imports():
             import hashlib  # noqa: F401 - most verbs use it, none of them OpenSSL's functions
 
-            module = importlib.import_module(f"partage.faces.cli.{_MODULES.get(cmd_name, cmd_name)}")
+            module = importlib.import_module(MODULES[cmd_name])
         verb: click.Command = module.command
         return verb
 

@@ -179,9 +179,8 @@ async def _node(options: ProveOptions) -> AsyncIterator[NodeAccess]:
     """The node, and the kubelet that knows its pods."""
     from partage.agent.reconciler.apply_once import NodeAccess
     from partage.edges.kubelet.pod_resources import PodResourcesClient
-    from partage.faces.cli.apply import pod_resources_socket
 
-    socket = pod_resources_socket(options.pod_resources, options.machine)
+    socket = common_options.pod_resources_socket(options.pod_resources, options.machine)
     pods = None if socket is None else PodResourcesClient(socket)
     hardware = common_node.open_hardware(options.machine)
     try:

@@ -114,7 +114,7 @@ def command(
     if manifests and output != "patch":
         raise click.UsageError("--manifests is for -o patch")
     if plot is not None:
-        from partage.faces.render.bench_plot import check_plot
+        from partage.faces.render.picture_files import check_plot
 
         check_plot(plot)
     from partage.edges.files.usage_days import DIRECTORY

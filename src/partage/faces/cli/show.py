@@ -18,9 +18,8 @@ if TYPE_CHECKING:
     from partage.faces.render.cards import GpuCard
     from partage.faces.render.terminal import Console
     from partage.model.gpu import Inventory
-    from partage.model.process import Processes
+    from partage.model.process import JobProcess, Processes
     from partage.model.share import NodeOffer
-    from partage.plan.slurm.job_processes import JobProcess
 
 
 class ShownNode(Frozen):
@@ -133,7 +132,7 @@ def _look(policy: str | None, config: str | None, machine: str | None, run_dir: 
             f"as the agent said at {report.at}, policy: {report.policy.source or 'none, every GPU exclusive'}"
         )
         return ShownNode(inventory, report.offer, source, report)
-    from partage.faces.cli.plan import make_plan
+    from partage.faces.cli.node_plan import make_plan
 
     loaded = common_node.read_policy(policy, config, report)
     plan = make_plan(loaded, machine, run_dir, report=report)

@@ -13,9 +13,9 @@ from partage.edges.slurm.control import SlurmControl
 from partage.edges.slurm.job_records import read_jobs
 from partage.errors import ClusterError, HardwareError, Unsatisfiable
 from partage.model.gpu import Inventory
-from partage.model.process import Processes
+from partage.model.process import JobProcess, Processes
 from partage.model.slurm_live import LiveJob
-from partage.plan.slurm.job_processes import JobProcess, job_processes, unrecorded
+from partage.plan.slurm.job_processes import job_processes, unrecorded
 from partage.values import Frozen
 
 _DEADLINE_S = 3.0

@@ -19,10 +19,10 @@ if TYPE_CHECKING:
 
 
 _ELSEWHERE = {
-    "check": ("slurm_check", "check_command"),
-    "prolog": ("slurm_job", "prolog_command"),
-    "epilog": ("slurm_job", "epilog_command"),
-    "task-prolog": ("slurm_job", "task_prolog_command"),
+    "check": ("partage.faces.cli.slurm_check", "check_command"),
+    "prolog": ("partage.faces.cli.slurm_job", "prolog_command"),
+    "epilog": ("partage.faces.cli.slurm_job", "epilog_command"),
+    "task-prolog": ("partage.faces.cli.slurm_job", "task_prolog_command"),
 }
 """Verbs in modules of their own, imported when they are called: three of them run for every job."""
 
@@ -37,7 +37,7 @@ class SlurmGroup(click.Group):
         if cmd_name not in _ELSEWHERE:
             return super().get_command(ctx, cmd_name)
         module, name = _ELSEWHERE[cmd_name]
-        found: click.Command = getattr(importlib.import_module(f"partage.faces.cli.{module}"), name)
+        found: click.Command = getattr(importlib.import_module(module), name)
         return found
 
 

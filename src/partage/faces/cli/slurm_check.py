@@ -139,10 +139,9 @@ def _errors(problems: Sequence[Problem]) -> bool:
 def _print(files: Sequence[str], problems: Sequence[Problem], verdicts: Sequence[Verdict]) -> None:
     from rich.text import Text
 
-    from partage.faces.cli.check import print_findings
     from partage.plan.slurm.request import Outcome
 
-    print_findings(files, problems)
+    common_output.print_findings(files, problems)
     console = common_output.console()
     for verdict in verdicts:
         style = "green" if verdict.outcome is Outcome.ACCEPTED else "bold red"

@@ -137,10 +137,9 @@ def _serve(pages: dict[str, Page], http: str) -> None:
     import asyncio  # not at the top, where there is no TLS (faces.lean_imports)
 
     from partage.agent import log
-    from partage.faces.agent import listen, say_url
     from partage.faces.http import HttpFace
     from partage.faces.http_access import HttpAccess
-    from partage.faces.story_page import interrupted
+    from partage.faces.listen import interrupted, listen, say_url
 
     log.configure()
     access = HttpAccess(http_options())

@@ -44,7 +44,7 @@ def print_what_if(options: WhatIfOptions) -> int:
     if options.gpu_models and options.fleet is None:
         raise click.UsageError("--gpu-model goes with --fleet; --machines names the GPU model itself")
     if options.plot is not None:
-        from partage.faces.render.bench_plot import check_plot
+        from partage.faces.render.picture_files import check_plot
 
         check_plot(options.plot)
     answer = _answer(options)

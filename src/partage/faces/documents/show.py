@@ -14,8 +14,8 @@ from partage.faces.documents.use import UseRow
 from partage.faces.share_counts import count_by_resource
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
+from partage.model.process import JobProcess
 from partage.model.share import NodeOffer
-from partage.plan.slurm.job_processes import JobProcess
 from partage.values import Frozen
 
 

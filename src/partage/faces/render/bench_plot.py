@@ -5,14 +5,11 @@ A bar is a median; the mark on it reaches from the lowest to the highest repeat.
 
 from __future__ import annotations
 
-import importlib.util
 import io
 import math
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partage.errors import InputError, Problem, missing_library
 from partage.faces.render.drawing import DIM, INK, LINE
 from partage.faces.render.picture_files import check_picture_name
 from partage.lab.bench.model import BenchCell, BenchReport, Experiment
@@ -61,17 +58,6 @@ class PlotPanel(Frozen):
     unit: str
     groups: tuple[tuple[str, tuple[PlotBar, ...]], ...]
     line: float = 0.0
-
-
-def check_plot(path: str) -> None:
-    """Before the work whose result is drawn. Raises InputError for a wrong file name and for a folder that
-    is not there, Unsatisfiable if matplotlib is not installed.
-    """
-    check_picture_name(path)
-    if not Path(path).parent.is_dir():
-        raise InputError([Problem(path, "", "error", "cannot be written: there is no such folder")])
-    if importlib.util.find_spec("matplotlib") is None:
-        raise missing_library("a plot", "matplotlib", "matplotlib")
 
 
 def plot_file(bench: BenchReport, path: str) -> bytes:

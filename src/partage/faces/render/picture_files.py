@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import io
 from html import escape
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from partage.errors import InputError, Problem, missing_library
@@ -29,6 +31,17 @@ def check_picture_name(path: str) -> str:
         problem = Problem(path, "", "error", "a picture is written as .svg or .png", "node.svg, node.png")
         raise InputError([problem])
     return ending
+
+
+def check_plot(path: str) -> None:
+    """Before the work whose result is drawn. Raises InputError for a wrong file name and for a folder that
+    is not there, Unsatisfiable if matplotlib is not installed.
+    """
+    check_picture_name(path)
+    if not Path(path).parent.is_dir():
+        raise InputError([Problem(path, "", "error", "cannot be written: there is no such folder")])
+    if importlib.util.find_spec("matplotlib") is None:
+        raise missing_library("a plot", "matplotlib", "matplotlib")
 
 
 def picture_file(drawing: Drawing, path: str) -> bytes:

@@ -20,7 +20,7 @@ from partage.units import format_bytes
 if TYPE_CHECKING:
     from partage.faces.documents.show import ShownShare
     from partage.faces.share_counts import ShareCount
-    from partage.plan.slurm.job_processes import JobProcess
+    from partage.model.process import JobProcess
 
 _GUARANTEE_STYLES = {
     Guarantee.HARD: "green",

@@ -11,30 +11,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from partage.model.cgroup import SlurmStep, parse_cgroup
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid
-from partage.model.process import GpuProcess, ProcessKind
+from partage.model.process import GpuProcess, JobProcess, ProcessKind
 from partage.model.slurm_job import JobDevice, JobRecord
 from partage.model.slurm_live import LiveJob
-from partage.values import Frozen
-
-
-class JobProcess(Frozen):
-    """A process on a GPU. gpu: its index; device: NVML's name of its MIG device, ``3:1``; empty: the GPU.
-
-    used_bytes: None: not known. job, step: of Slurm; empty: it belongs to no job. uid: None: not known.
-    user: empty: not known. share: what its job holds of this device, ``mps:25 of 100``; empty: not known.
-    """
-
-    gpu: int
-    device: str
-    pid: int
-    name: str
-    used_bytes: int | None
-    job: str = ""
-    step: str = ""
-    uid: int | None = None
-    user: str = ""
-    share: str = ""
-
 
 NOT_ITS_OWN = "not given to this job"
 MPS_SERVER = "MPS server"

@@ -1,0 +1,1 @@
+"""Files that an older release has written: they are read, for ever."""
