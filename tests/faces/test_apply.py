@@ -554,3 +554,32 @@ def test_assert_without_a_policy_is_refused_as_apply_is(capsys):
     """It said "as wanted" of a node that nobody had wanted to be anything."""
     assert run(["assert", "--machine", "1xl4"]) == 2
     assert "assert needs --policy" in capsys.readouterr().err
+
+
+def test_a_lost_gpu_is_not_as_wanted(tmp_path, capsys):
+    """plan, apply and assert said that all is as wanted, of two GPUs of three or of none."""
+    policy, machine = tmp_path / "policy.yaml", tmp_path / "machine.json"
+    policy.write_text("version: partage/v1\ngpus: [{select: {index: 2}, time-slicing: {replicas: 2}}]\n")
+    lost = {"index": 2, "uuid": None, "pci-bus-id": None, "reason": "fallen off the bus"}
+    machine.write_text(json.dumps({"gpus": [{"name": "NVIDIA L4"}] * 2, "lost": [lost]}))
+    node = ["--machine", str(machine), "-f", str(policy)]
+    assert run(["assert", *node]) == 1
+    assert capsys.readouterr().out == "GPU 2: it is lost: fallen off the bus\n"
+    assert run(["assert", *node, "-o", "json"]) == 1
+    answer = json.loads(capsys.readouterr().out)
+    assert (answer["asWanted"], [row["index"] for row in answer["differences"]]) == (False, [2])
+    assert run(["plan", *node]) == 0
+    said = capsys.readouterr().out
+    assert "GPU 2 is lost: fallen off the bus" in said
+    assert "the node is as the policy wants it" not in said
+    assert run(["apply", *node]) == 0
+    done = capsys.readouterr()
+    assert "GPU 2 is lost: fallen off the bus" in done.err
+    assert "the node is as it should be" not in done.out
+    pod = tmp_path / "pod.yaml"
+    pod.write_text(
+        "apiVersion: v1\nkind: Pod\nmetadata: {name: a}\nspec:\n  containers:\n"
+        "    - {name: main, resources: {limits: {nvidia.com/gpu.shared: 1}}}\n"
+    )
+    assert run(["explain", str(pod), *node]) == 1
+    assert "it does not answer: fallen off the bus" in " ".join(capsys.readouterr().out.split())

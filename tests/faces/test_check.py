@@ -288,6 +288,17 @@ def test_a_name_that_asks_for_nothing_is_an_error_with_the_right_one(capsys, fil
     assert "did you mean nvidia.com/" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    "name", ["gpu/shared", "", "gpu.shared ", "gpu shared", "gpu:shared", "-gpu", "g" * 64]
+)
+@pytest.mark.parametrize("domain", ["nvidia.com", "example.com"])
+def test_a_name_that_kubernetes_refuses_is_an_error_without_a_policy(capsys, file, domain, name):
+    text = (POD % 1).replace("nvidia.com/gpu.shared", f'"{domain}/{name}"')
+    code, problems = _check(capsys, file(text, "pod.yaml"))
+    assert code == 2
+    assert "Kubernetes refuses it" in problems[0]["message"]
+
+
 @pytest.mark.parametrize("name", ["cpu", "memory", "hugepages-2Mi", "amd.com/gpu", "intel.com/gpu", "rdma/a"])
 def test_a_resource_of_somebody_else_is_none_of_our_business(capsys, file, name):
     assert _check(capsys, file((POD % 1).replace("nvidia.com/gpu.shared", name))) == (0, [])

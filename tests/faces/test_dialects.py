@@ -23,7 +23,7 @@ def said(document):
     [
         ("aliyun.com/gpu-count", "Alibaba's gpushare", "nvidia.com/gpu"),
         ("nvidia.com/gpumem", "HAMi", "mps"),
-        ("nvidia.com/gpucores", "HAMi", "threads"),
+        ("nvidia.com/gpucores", "HAMi", "SMs"),
         ("nvidia.com/gpu-10gb", "nos (an MPS share of 10 GB)", "mps"),
         ("volcano.sh/vgpu-memory", "Volcano", "mps"),
     ],

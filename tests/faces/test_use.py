@@ -12,6 +12,8 @@ from partage.agent.observers.usage import UsageObserver
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness
 from partage.agent.status.status import AgentStatus, UseSeen
+from partage.codec.values import encode_replacing
+from partage.faces.cli.main import run
 from partage.faces.documents.report import ReportDocument
 from partage.faces.documents.use import FRESH_S
 from partage.faces.idle_gpus import IdleGpus, idle_gpus
@@ -23,6 +25,7 @@ from partage.plan.serve.ledger import Ledger
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.faces.reports import a_document, a_report
+from tests.faces.web.sample_nodes import mixed
 
 SHARED = ResourceName("nvidia.com/gpu.shared")
 POLICY = "version: partage/v1\ngpus: [{select: {index: [0, 1]}, time-slicing: {replicas: 4}}]\n"
@@ -171,3 +174,37 @@ def test_a_gpu_is_idle_that_was_held_and_sampled_for_an_hour_and_never_worked(
 
 def test_an_agent_that_tells_no_use_has_no_idle_gpus() -> None:
     assert idle_gpus(replace(idle_document({0: 0.0, 1: 0.0}), use=None)) == IdleGpus((), (0, 1))
+
+
+def _told(capsys: pytest.CaptureFixture[str], run_dir: Path, document: ReportDocument) -> str:
+    (run_dir / "report.json").write_bytes(encode_replacing(document))
+    assert run(["show", "--run-dir", str(run_dir), "--machine", str(run_dir / "machine.yaml")]) == 0
+    return capsys.readouterr().out
+
+
+def test_show_has_a_row_for_each_gpu_and_container_that_was_sampled(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    status = mixed(tmp_path / "machine.yaml")
+    assert status.report is not None
+    document = report_document(status.report, status, Readiness((), ()))
+    assert document.use is not None
+    told = _told(capsys, tmp_path, document)
+    gpus, containers = told.partition("Use of the GPUs, sampled ")[2].split("Use by containers")
+    rows = [line.split() for line in gpus.splitlines()[1:] if line.strip()[:1].isdigit()]
+    assert [row[0] for row in rows] == [str(gpu.index) for gpu in document.gpus]
+    assert "0 97 % 71 GiB 71 °C 654 W" in " ".join(rows[0])
+    rows = [line.split() for line in containers.splitlines() if "team-a/" in line or "default/" in line]
+    assert ["0", "team-a/pretraining-0/main", "71", "GiB", "74", "GiB", "97", "%"] in rows
+
+
+def test_show_says_since_when_nobody_has_sampled(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    status = mixed(tmp_path / "machine.yaml")
+    assert status.report is not None
+    document = report_document(status.report, status, Readiness((), ()))
+    assert document.use is not None
+    old = replace(document, use=replace(document.use, gpus=(), containers=(), hour={}))
+    told = " ".join(_told(capsys, tmp_path, old).split())
+    assert f"Use of the GPUs: not sampled since {document.use.sampled_at}. The agent samples while" in told
+    assert "Use by containers" not in told
+    assert "Use of the GPUs" not in _told(capsys, tmp_path, replace(document, use=None))

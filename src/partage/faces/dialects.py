@@ -102,7 +102,7 @@ _NODE_LABELS: Mapping[str, _Word] = {
     "nos.nebuly.com/gpu-partitioning": _Word(
         "nos",
         "MIG or MPS made on demand",
-        "a policy with mig or mps; partage plan --demand finds layouts, and nothing changes by itself",
+        "a policy with mig or mps; partage plan --demand finds layouts, and nothing changes automatically",
     ),
     "ack.node.gpu.schedule": _Word(
         "ACK",

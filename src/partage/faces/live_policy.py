@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from partage.faces.wording import lost_sentences
 from partage.model.gpu import Gpu, Inventory
 from partage.model.named_layouts import DISABLED, ENABLED
 from partage.plan.reconcile.gpu_mig_plan import live_layout
@@ -22,7 +23,7 @@ def policy_of(inventory: Inventory) -> dict[str, Any]:
 
 def left_out(inventory: Inventory) -> list[str]:
     """What a policy cannot contain, in sentences."""
-    said = [f"GPU {lost.index} is lost: {lost.reason}" for lost in inventory.lost]
+    said = lost_sentences(inventory)
     for gpu in inventory:
         if gpu.mig_unplaced:
             said.append(f"GPU {gpu.index}: where its MIG devices are, which only root may read")

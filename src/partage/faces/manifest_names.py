@@ -1,12 +1,13 @@
 """Names of resources with which a container asks for nothing: misspelt, or refused by Kubernetes.
 
 Pure. Source of the rules: validation of the API server (``ValidateContainerResourceName``): a name without a
-domain has to be one of Kubernetes' own.
+domain has to be one of Kubernetes' own, and after the domain comes a qualified name (``IsQualifiedName``).
 """
 
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Collection, Iterator
 
 from partage.faces.manifest_node import CheckedProblem, ManifestNode
@@ -14,6 +15,9 @@ from partage.model.ids import VENDOR
 
 _OWN = ("cpu", "memory", "ephemeral-storage")
 _OWN_PREFIX = "hugepages-"
+_QUALIFIED = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
+"""What may follow the domain: 63 signs at most."""
+
 _ALIKE = 0.75
 """So near to ``nvidia.com`` are ``nvdia.com`` and ``nvidia.con``; ``amd.com`` and ``intel.com`` are not."""
 
@@ -30,6 +34,9 @@ def name_findings(amounts: ManifestNode, offered: Collection[str] | None) -> Ite
                 yield amounts.at(key).error(said, hint)
         elif _misspelt(key.partition("/")[0]):
             yield amounts.at(key).error(f"nothing offers {key}: the domain is {VENDOR}", hint)
+        elif not _QUALIFIED.fullmatch(key.partition("/")[2]):
+            said = f"{key!r} is not the name of a resource: Kubernetes refuses it"
+            yield amounts.at(key).error(said, "after the domain come letters, digits, '-', '_' and '.'")
 
 
 def _misspelt(domain: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from partage.model.gpu import Inventory
 from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.reconcile.node_plan import Phase
@@ -83,6 +84,11 @@ def standing(
     said = reason.removeprefix(f"GPU {gpu_index} ").removeprefix(f"GPU {gpu_index}: ")
     word = "not known yet" if phase is Phase.UNKNOWN else str(phase)
     return f"{word}: {said}" if said else word
+
+
+def lost_sentences(inventory: Inventory) -> list[str]:
+    """``GPU 2 is lost: fallen off the bus``, of each GPU that does not answer."""
+    return [f"GPU {lost.index} is lost: {lost.reason}" for lost in inventory.lost]
 
 
 def shorten(text: str, width: int) -> str:

@@ -2,7 +2,12 @@
 
 import re
 
+import pytest
+from msgspec.structs import replace
+
 from partage.faces.render.proof_page import proof_page
+from partage.faces.render.proof_text import meaning
+from partage.lab.prove.model import ProofVerdict
 from tests.lab.prove import reports
 
 PAGE = r"""# What the shares of this node guarantee
@@ -13,6 +18,7 @@ PAGE = r"""# What the shares of this node guarantee
 - partage prove --faults
 
 **5 promises: 2 kept, 1 weaker than promised, 1 broken, 1 not tried.**
+A promise is broken: do not rely on these shares before the rows above are explained.
 
 > Held to the policy \*policy.yaml\*.
 
@@ -45,3 +51,25 @@ def test_the_page_is_this():
 def test_every_line_of_a_table_has_as_many_cells_as_its_head():
     rows = [line for line in proof_page(reports.full()).splitlines() if line.startswith("|")]
     assert {len(re.findall(r"(?<!\\)\|", line)) for line in rows} == {8}
+
+
+@pytest.mark.parametrize(
+    ("without", "said"),
+    [
+        ((), "A promise is broken"),
+        (("broken",), "One that tries to avoid a limit can"),
+        (("broken", "weaker-than-promised"), "What was tried held. What was not tried is not known."),
+        (("broken", "weaker-than-promised", "not-tried"), "What was tried held."),
+        (("broken", "weaker-than-promised", "kept"), "Nothing was tried, so nothing is known"),
+    ],
+)
+def test_the_result_is_said_in_words_for_those_who_give_shares_away(without, said):
+    """The last line had numbers of verdicts, and not what they mean."""
+    gone = {ProofVerdict(one) for one in without}
+    report = reports.full()
+    report = replace(report, rows=tuple(row for row in report.rows if row.verdict not in gone))
+    assert said in meaning(report)
+    assert "simulation" not in meaning(report)
+    assert meaning(replace(report, machine="1xl4")).startswith(
+        "This was a simulation, and says nothing of a GPU."
+    )

@@ -273,7 +273,8 @@ def _answer(applied: ApplyResult, goal: ApplyGoal, unfinished: Unfinished | None
         from partage.faces.render.plan_tables import applied_table
 
         table = applied_table(gpus)
-        common_output.console().print(table if table.rows else "no changes: the node is as it should be")
+        what = "all GPUs that answer are as they" if applied.now.inventory.lost else "the node is as it"
+        common_output.console().print(table if table.rows else f"no changes: {what} should be")
         return exit_code(applied)
     now = applied.now
     # Without an agent nothing watches what containers use.

@@ -25,7 +25,7 @@ def http_protection(command: Command) -> Command:
                 "FILE",
                 "Its first line is a token that readers must have, as bearer or password.",
             ),
-            ("cert", "FILE", "Certificate of this server, PEM: it then speaks TLS."),
+            ("cert", "FILE", "Certificate of this server, PEM; it then uses TLS."),
             ("key", "FILE", "Private key of that certificate."),
             ("client-ca", "FILE", "Readers must have a certificate of this authority, or the token."),
         )

@@ -54,6 +54,7 @@ def make_plan(
     from msgspec.structs import replace
 
     from partage.edges.files.catalogue import geometry_of
+    from partage.faces.wording import lost_sentences
     from partage.plan.offer.caveats import Caveat, caveats
     from partage.plan.offer.desired import resolve
     from partage.plan.offer.guarantees import promised
@@ -88,6 +89,7 @@ def make_plan(
             ),
             *(Caveat(line) for line in [cordon_sentence(now.cordoned_indexes)] if line),
             *(Caveat(line) for line in [_held_back(report, named=named)] if line),
+            *(Caveat(line) for line in lost_sentences(inventory)),
         ),
         report=report if seen is not None else None,
     )

@@ -140,7 +140,8 @@ def _print(planned: PolicyOnNode, console: Console) -> None:
     unsettled = list(unsettled_lines(planned.plan, planned.inventory))
     if not steps and not unsettled:
         console.print()
-        console.print("no changes: the node is as the policy wants it")
+        what = "all GPUs that answer are" if planned.inventory.lost else "the node is"
+        console.print(f"no changes: {what} as the policy wants it")
     console.print()
     if planned.report is not None:
         source = planned.policy.source or "none, every GPU exclusive"

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 def command(
     *, action: str, namespace: str, name: str, kubeconfig: str | None, watch: bool, output: str
 ) -> int:
-    """Show how a policy reaches the nodes of a cluster, pause that, or let it go on.
+    """Show how a policy reaches the nodes of a cluster, pause that, or resume it.
 
     status: each node with the revision of the policy in force, and of the one that it wants. pause: no
     further node begins; those that change finish. resume: end the pause; nodes that have failed, or whose

@@ -193,5 +193,7 @@ async def _differences(
     plan = plan_node(found.desired, found.now, geometry_of)
     rows = difference_rows(found, plan)
     return tuple(
-        GpuDifference(row.index, row.detail, plan.gpus[row.uuid].phase is Phase.WAITING) for row in rows
+        GpuDifference(row.index, row.detail, plan.gpus[row.uuid].phase is Phase.WAITING)
+        for row in rows
+        if row.uuid in plan.gpus  # the check of lost GPUs has the others
     )

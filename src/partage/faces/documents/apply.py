@@ -12,6 +12,7 @@ from partage.errors import GpuInUse, Problem, Unsatisfiable
 from partage.faces.documents.document import Document, PolicySource
 from partage.faces.documents.plan import HolderRow, StepRow, blocked_fields, layout_fields, step_rows
 from partage.faces.documents.resources import ResourceRow
+from partage.faces.wording import lost_sentences
 from partage.model.gpu import Gpu
 from partage.model.ids import GpuUuid
 from partage.plan.reconcile.blocked import BlockKind
@@ -86,7 +87,7 @@ def exit_code(applied: ApplyResult) -> int:
 
 
 def problems(applied: ApplyResult) -> list[Problem]:
-    """Errors, one sentence each."""
+    """Errors, one sentence each; GPUs that do not answer, of which nothing is compared, are warnings."""
     refused = applied.refused
     said = [_named(gpu, refused[gpu.uuid]) for gpu in applied.first.inventory if gpu.uuid in refused]
     for outcome in applied.failed:
@@ -95,7 +96,8 @@ def problems(applied: ApplyResult) -> list[Problem]:
         where = gpus_text(gpu.index for gpu in applied.first.inventory if gpu.uuid in gpus)
         alone = f"; {outcome.left_alone_words}" if outcome.left_alone else ""
         said.append(f"{where}: {outcome.failed}: {outcome.error}{ending}{alone}")
-    return [Problem("", "", "error", text) for text in said]
+    lost = [Problem("", "", "warning", text) for text in lost_sentences(applied.now.inventory)]
+    return [*(Problem("", "", "error", text) for text in said), *lost]
 
 
 def _ending(outcome: TransactionOutcome) -> str:

@@ -28,10 +28,12 @@ class LayoutRow(Frozen):
 
 
 class DifferenceRow(Frozen, kw_only=True, omit_defaults=True):
-    """One GPU that is not as the policy wants it. wanted, found: only where its MIG layout differs."""
+    """One GPU that is not as the policy wants it. uuid: None of a lost GPU if it can no longer be read.
+    wanted, found: only where its MIG layout differs.
+    """
 
     index: int
-    uuid: GpuUuid
+    uuid: GpuUuid | None
     wanted: LayoutRow | None = None
     found: LayoutRow | None = None
     detail: str
@@ -89,8 +91,13 @@ def compared_sentence(desired: DesiredState) -> str:
 
 
 def difference_rows(found: PlanInput, plan: NodePlan) -> tuple[DifferenceRow, ...]:
-    """One row for each GPU that is not settled."""
-    return tuple(_row(gpu, found, plan) for gpu in found.inventory if gpu.uuid in plan.unsettled)
+    """One row for each GPU that is not settled, then one for each that does not answer."""
+    unsettled = (_row(gpu, found, plan) for gpu in found.inventory if gpu.uuid in plan.unsettled)
+    lost = (
+        DifferenceRow(index=one.index, uuid=one.uuid, detail=f"it is lost: {one.reason}", steps=())
+        for one in found.inventory.lost
+    )
+    return (*unsettled, *lost)
 
 
 def _row(gpu: Gpu, found: PlanInput, plan: NodePlan) -> DifferenceRow:

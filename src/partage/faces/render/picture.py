@@ -52,7 +52,7 @@ def legend(cards: Sequence[GpuCard] = ()) -> Text:
     marks = [f"{_HELD} held", f"{_FREE} free"]
     if any(cell.withdrawn for block in blocks for cell in block.cells):
         marks.append(f"{_WITHDRAWN} withdrawn: no container gets it before the GPU has changed")
-    marks += [f"{_PLANNED} planned", f"{_GAP} no MIG device"]
+    marks += [f"{_PLANNED} planned", f"{_GAP} no MIG device, or the GPU is lost"]
     if any(block.label and not block.cells for block in blocks):
         marks.append(f"{_UNOFFERED} MIG device, not offered")
     if any(_computes(card) for card in cards):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partage.faces.render.proof_text import by_share, head, summary
+from partage.faces.render.proof_text import by_share, head, meaning, summary
 from partage.lab.prove.model import ProofReport, ProofRow, ProofVerdict
 from partage.text import printable
 
@@ -29,6 +29,7 @@ def _lines(report: ProofReport) -> Iterator[str]:
     yield from (f"- {_escaped(line)}" for line in head(report))
     yield ""
     yield f"**{summary(report)}.**"
+    yield meaning(report)
     yield from (f"\n> {_escaped(remark)}" for remark in report.remarks)
     for title, rows in by_share(report):
         yield ""

@@ -8,7 +8,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from partage.faces.render.proof_text import by_share, head, summary
+from partage.faces.render.proof_text import by_share, head, meaning, summary
 from partage.faces.render.tables import plain_table, report_lines
 from partage.lab.prove.model import ProofReport, ProofRow, ProofVerdict
 
@@ -21,10 +21,11 @@ _STYLES = {
 
 
 def proof_lines(report: ProofReport) -> Iterator[RenderableType]:
-    """The machine, the tables, and the number of verdicts."""
+    """The machine, the tables, the number of verdicts, and what they mean."""
     tables = [_table(title, rows) for title, rows in by_share(report)]
     yield from report_lines(head(report), tables, report.remarks)
     yield Text(summary(report), style="bold")
+    yield Text(meaning(report))
 
 
 def _table(title: str, rows: list[ProofRow]) -> Table:

@@ -34,6 +34,23 @@ def summary(report: ProofReport) -> str:
     return f"{count_of(len(report.rows), 'promise')}: {counts}"
 
 
+def meaning(report: ProofReport) -> str:
+    """What the result means for somebody who gives these shares to tenants."""
+    seen = {verdict: report.count(verdict) for verdict in ProofVerdict}
+    where = "This was a simulation, and says nothing of a GPU. " if report.machine else ""
+    if seen[ProofVerdict.BROKEN]:
+        return f"{where}A promise is broken: do not rely on these shares before the rows above are explained."
+    if seen[ProofVerdict.WEAKER]:
+        return (
+            f"{where}The shares hold for tenants that only work. One that tries to avoid a limit can, as the "
+            "rows above say: give tenants whom you do not trust MIG devices or whole GPUs."
+        )
+    if not seen[ProofVerdict.KEPT]:
+        return f"{where}Nothing was tried, so nothing is known of these shares."
+    rest = " What was not tried is not known." if seen[ProofVerdict.NOT_TRIED] else ""
+    return f"{where}What was tried held.{rest}"
+
+
 def head(report: ProofReport) -> Iterator[str]:
     """What was run, where and when."""
     yield from report.gpus

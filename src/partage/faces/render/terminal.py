@@ -36,7 +36,7 @@ ASCII_SIGNS = str.maketrans(
         **dict.fromkeys("╭╮╰╯┌┐└┘├┤┬┴┼╷╵╶╴", "+"),
     }
 )
-"""Signs of ours in ASCII. Those of the picture stay apart: held #, free ., planned :, not cut _."""
+"""Signs of ours in ASCII. Those of the picture stay apart: held #, free ., planned :, no MIG device _."""
 
 _DRAWN = 110
 """Columns of a picture where standard output is not a terminal."""

@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element
 from partage.faces.web.markup import element
 from partage.faces.wording import GUARANTEES, strategy_word
 from partage.model.health import HealthState
+from partage.model.mps import DaemonPhase
 from partage.model.policy import Strategy
 from partage.plan.serve.ledger_entry import Certainty
 
@@ -54,6 +55,13 @@ _SHARE_WORDS = {
     **{str(one): said for one, said in _HEALTH_WORDS.items()},
     "pending changes": "GPUs that are not yet as the policy wants them.",
 }
+_DAEMON_WORDS = {
+    DaemonPhase.STARTING: "It runs, and its limits are not verified yet. No pod gets a share of it.",
+    DaemonPhase.SERVING: "It answers.",
+    DaemonPhase.FAULT: "One of its servers had a fatal fault. It takes clients again when all have ended.",
+    DaemonPhase.SILENT: "It runs, and does not answer, or not so that its answer can be read.",
+    DaemonPhase.DEAD: "It does not run any more.",
+}
 _NODE_WORDS = {
     "upper bar": "The memory of a GPU, and its shares.",
     "lower bar": "The compute slices of a GPU in MIG mode.",
@@ -64,10 +72,13 @@ _NODE_WORDS = {
     "cordoned": "An administrator has closed the GPU: no pod gets a share of it, and pods on it keep theirs.",
     **{f"guarantee {one}": f"Of the memory of a share: {said}." for one, said in GUARANTEES.items()},
     **{CERTAINTIES[one]: said for one, said in _CERTAINTY_WORDS.items()},
+    **{f"MPS daemon {one}": said for one, said in _DAEMON_WORDS.items()},
     "utilisation": "Part of the time in which a GPU worked; of its busiest MIG device, on Hopper and later.",
     "busy": "The part of the GPU's time that a container took.",
     "peak": "The most memory that a container used since it began.",
-    "red figure": "A container uses, or has used, more memory than its shares have.",
+    "green bar": "The memory that a container uses, of what its shares have.",
+    "red bar, red figure": "A container uses, or has used, more memory than its shares have.",
+    "offers nothing": "The policy offers nothing of the GPU.",
     "curves": "The last hour, a minute each: the highest of its samples. A gap was not sampled. A click "
     "shows the numbers.",
     "not known": "It was not measured. It is never shown as 0.",
@@ -75,6 +86,7 @@ _NODE_WORDS = {
 _FLEET_WORDS = {
     "small bar": "A GPU, in the colour of how it is shared, and how much of it is held. Where agents do not "
     "publish that, a resource.",
+    "with idle GPUs": "Nodes with GPUs that are held but idle for an hour.",
     "held but idle for an hour": "A pod has held shares of the GPU for an hour, and no sample found it at "
     "work. Not known where fewer than 50 of the 60 minutes were sampled.",
 }

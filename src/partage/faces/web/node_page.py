@@ -56,7 +56,7 @@ def node_sections(report: ReportDocument, inventory: Inventory | None, geometry_
 STANDINGS = {
     "not healthy": "The node gives no shares to pods, or a fault would not be noticed.",
     "no usable GPU": "Every GPU of the node is lost or unhealthy.",
-    "degraded": "Something is wrong with the node, and it goes on giving shares to pods.",
+    "degraded": "Something is wrong with the node, and pods still get shares.",
     "healthy": "Nothing is wrong that the agent knows of.",
 }
 """What ``standing_of`` says, and what that means."""

@@ -206,7 +206,7 @@ def _compute_mode(now: Observation) -> Finding | None:
         (f"GPU {gpu.index}: compute mode {gpu.compute_mode.word}" for gpu in left[:_SHOWN]),
         "If nobody wants that, set it back while the GPU is idle: "
         + listed([f"nvidia-smi -i {index} -c DEFAULT" for index in indexes], 3)
-        + ". A running agent of Partage does this by itself",
+        + ". A running agent of Partage does this",
     )
 
 

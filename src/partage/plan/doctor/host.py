@@ -23,8 +23,8 @@ def _disks(now: Observation) -> Finding | None:
         "disk-full",
         "Partage cannot write its state: after a restart of the node it would not know what its GPUs served",
         (f"{path}: {why}" for path, why in bad.items()),
-        "Make room there (df -h, df -i, journalctl --vacuum-size=200M), or mount it writable. The agent goes "
-        "on by itself then",
+        "Make room there (df -h, df -i, journalctl --vacuum-size=200M), or mount it writable. The agent then "
+        "writes again",
     )
 
 

@@ -67,6 +67,8 @@ def _verdict(node: NodeView, gpu: GpuView, name: ResourceName, asked: int) -> Gp
         return GpuVerdict(gpu.index, gpu.uuid, *obstacle_words(node, gpu, obstacle))
     if not rows:
         names = tuple(dict.fromkeys(str(row.resource) for row in node.offer.get(gpu.uuid, ())))
+        if not names and isinstance(sick := next(iter(node.obstacles.get(gpu.uuid, ())), None), Unhealthy):
+            return GpuVerdict(gpu.index, gpu.uuid, GpuUnhealthy(gpu.index, sick.reason))
         return GpuVerdict(gpu.index, gpu.uuid, GpuOffersOther(gpu.index, name, names))
     return GpuVerdict(gpu.index, gpu.uuid, *_of_room(node, gpu, Resource(name, tuple(rows)), asked))
 

@@ -156,7 +156,7 @@ def with_trust(daemons: Iterable[DaemonState], trust: LimitTrust) -> tuple[Daemo
     )
 
 
-_SET_AGAIN = "somebody who has its pipe no more, or who was not seen yet, may have given it commands"
+_SET_AGAIN = "a process that no longer has its pipe, or was not seen yet, may have given it commands"
 
 
 def _may_now(now: Now, daemon: DaemonState) -> str:

@@ -154,9 +154,7 @@ def _check_detection(file: str, line: ConfLine, how: str, version: SlurmVersion,
     elif version < since:
         notes.error(file, line.number, f"Slurm {version} has no AutoDetect={how}: it takes {since} or newer")
     elif how.lower() == "nvml":
-        message = (
-            "AutoDetect=nvml needs a Slurm that was built with NVML; without it slurmd goes on in silence"
-        )
+        message = "AutoDetect=nvml needs a Slurm that was built with NVML; without it slurmd says nothing"
         hint = "see that 'slurmd -G' lists the GPUs; Debian has it in slurm-wlm-nvml-plugin (contrib)"
         notes.warn(file, line.number, message, hint)
 

@@ -49,7 +49,7 @@ UNRECORDED = (
     "partage: this job has GPUs of this node, and its prolog has left no record of them, so it does not run "
     "here; submit it again"
 )
-UNKNOWN = "partage: Slurm does not say whether this job has GPUs of this node; it goes on without any"
+UNKNOWN = "partage: Slurm does not say whether this job has GPUs of this node; it runs without any"
 _LONGEST = 32 * 2**10
 
 
