@@ -282,29 +282,32 @@ class Cluster:
         """A second Register for each socket of the own cluster's node that serves this resource already.
 
         A kubelet of 1.37 or newer refuses it. The agent then registers at a fresh socket, which is waited
-        for: between the two the kubelet has nothing to give.
+        for: between the two the kubelet has nothing to give. An older one takes it.
         """
         folder = self.path_on_node("/var/lib/kubelet/device-plugins")
         what = ResourceName(resource)
         options = pb.DevicePluginOptions(get_preferred_allocation_available=True)
         offered = self.until("the kubelet has a list", lambda: self.kubelet_offers().get(resource))
         before = set(folder.glob("nvidia-gpu*.sock"))
+        refused = False
         for socket in before:
 
             def answered() -> bool:
+                nonlocal refused
                 if not socket.exists():  # noqa: B023 - the agent has left it meanwhile, for a fresh one
                     return True
                 call = register(folder / KUBELET_SOCKET, endpoint=socket.name, resource=what, options=options)  # noqa: B023
                 try:
                     asyncio.run(call)
                 except Rejected:
-                    pass
+                    refused = True
                 except Unreachable as error:
                     raise AssertionError(f"the kubelet has just started: {error}") from error
                 return True
 
             self.until("the kubelet answers a second Register", answered)
-        self.until("the agent has a fresh socket", lambda: set(folder.glob("nvidia-gpu*.sock")) - before)
+        if refused:
+            self.until("the agent has a fresh socket", lambda: set(folder.glob("nvidia-gpu*.sock")) - before)
         self.until("the kubelet has its list again", lambda: self.kubelet_offers().get(resource) == offered)
 
     # --- what is there ----------------------------------------------------------------------------

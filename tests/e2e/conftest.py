@@ -104,11 +104,13 @@ def node(installed: Cluster) -> Iterator[Cluster]:
 
 @pytest.fixture
 def tenants(cluster: Cluster) -> Iterator[None]:
-    """Removes the pods that a test made."""
+    """Removes the pods that a test made. What runs on for a moment would have the next one's refused."""
     yield
     cluster.kubectl(
         "delete", "pods", "-l", "partage-e2e=tenant", "--grace-period=0", "--force", "--wait", check=False
     )
+    if cluster.own:
+        cluster.until("no container is left", lambda: not cluster.given())
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

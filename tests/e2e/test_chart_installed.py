@@ -43,7 +43,7 @@ def _blocks(kind: str) -> list[str]:
 def _lines(cluster: Cluster) -> list[str]:
     """The commands after the image is built and pushed, with the names of this cluster."""
     build, *lines = [line.removeprefix("$ ") for line in _blocks("console")[0].splitlines()]
-    assert build.startswith("docker build")
+    assert build.startswith("make image")
     repository, _, tag = cluster.image.rpartition(":")
     image = f"image.repository={repository} --set image.tag={tag}"
     return [

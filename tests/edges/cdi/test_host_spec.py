@@ -15,13 +15,11 @@ from msgspec.structs import replace
 
 from partage.edges.cdi.host_spec import host_spec
 from partage.edges.cdi.spec_writer import CdiSpecWriter
-from partage.edges.hardware.nvml import NvmlHardware
 from partage.model.gpu import Driver, Inventory
 from partage.model.policy import DeviceIdStrategy, Options
+from tests.edges.cdi.conftest import inventory_of
 from tests.edges.cdi.schema import CDI_SPEC
-from tests.edges.hardware.conftest import compiled_stub
 from tests.edges.hardware.stub import StubNode
-from tests.nvidia.packages import toolkit, unpacked
 from tests.plan.offers import gpu, node
 
 VERSION = "550.163.01"
@@ -47,22 +45,6 @@ def _theirs(
             "hooks": [{"hookName": "createContainer", "path": "/usr/bin/nvidia-cdi-hook", "args": ["x"]}],
         },
     }
-
-
-@pytest.fixture
-def static(tmp_path: Path) -> Path:
-    """Stands for /etc/cdi."""
-    folder = tmp_path / "etc"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def dynamic(tmp_path: Path) -> Path:
-    """Stands for /var/run/cdi."""
-    folder = tmp_path / "run"
-    folder.mkdir()
-    return folder
 
 
 def _writer(static: Path, dynamic: Path) -> CdiSpecWriter:
@@ -164,43 +146,6 @@ async def test_a_spec_that_is_written_later_is_taken_at_the_next_look(static: Pa
 # --- NVIDIA's own toolkit ------------------------------------------------------------------------------
 
 
-@pytest.fixture
-def root(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> StubNode:
-    """A node with NVIDIA's libraries of branch 550, and the stand-in in place of NVML's."""
-    if os.geteuid():
-        pytest.skip("device files are made as root")
-    packages = unpacked("550") / "usr/lib/x86_64-linux-gnu"
-    made = StubNode(tmp_path / "root", compiled_stub(tmp_path_factory.mktemp("nvml")))
-    for library in packages.rglob("libcuda.so*"):
-        target = made.root / "usr/lib64" / library.name
-        if library.is_symlink():
-            target.symlink_to(library.readlink())
-        else:
-            target.write_bytes(library.read_bytes())
-    made.add_h100s(2)
-    (made.root / "dev").mkdir()
-    for name, minor in (("nvidia0", 0), ("nvidia1", 1), ("nvidiactl", 255), ("nvidia-uvm", 0)):
-        os.mknod(made.root / "dev" / name, 0o20666, os.makedev(195, minor))
-    return made
-
-
-@pytest.fixture
-def environment(root: StubNode, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """nvidia-ctk finds the stand-in, and itself."""
-    programs = toolkit()
-    monkeypatch.setenv("LD_LIBRARY_PATH", str(root.library.parent))
-    monkeypatch.setenv("PATH", f"{programs}:/usr/sbin:/usr/bin:/sbin:/bin")
-    return programs
-
-
-async def _inventory(root: StubNode) -> Inventory:
-    hardware = NvmlHardware(root.root, host=root.host)
-    try:
-        return await hardware.observe()
-    finally:
-        await hardware.close()
-
-
 @pytest.mark.parametrize("by", [DeviceIdStrategy.UUID, DeviceIdStrategy.INDEX])
 async def test_what_the_nodes_own_toolkit_wrote_is_taken(
     root: StubNode, environment: Path, static: Path, dynamic: Path, by: DeviceIdStrategy
@@ -216,7 +161,7 @@ async def test_what_the_nodes_own_toolkit_wrote_is_taken(
     ]
     subprocess.run([*command, *roots], check=True, capture_output=True)
     options = replace(NONE, device_ids=by, driver_root=str(root.root), dev_root=str(root.root))
-    inventory = await _inventory(root)
+    inventory = await inventory_of(root)
     kept = await _writer(static, dynamic).update(inventory, options, now_s=0)
     assert (kept.complete, kept.reason) == (True, "")
     spec = _written(dynamic)
@@ -235,7 +180,7 @@ async def test_our_own_run_of_nvidia_ctk_has_the_names_of_allocate(
     options = Options(
         nvidia_ctk=str(environment / "nvidia-ctk"), driver_root=str(root.root), dev_root=str(root.root)
     )
-    inventory = await _inventory(root)
+    inventory = await inventory_of(root)
     kept = await _writer(static, dynamic).update(inventory, options, now_s=0)
     assert (kept.complete, kept.reason) == (True, "")
     spec = _written(dynamic)
@@ -252,7 +197,7 @@ async def test_a_run_of_nvidia_ctk_that_finds_no_libraries_is_bare(
     options = Options(
         nvidia_ctk=str(environment / "nvidia-ctk"), driver_root=str(root.root), dev_root=str(root.root)
     )
-    kept = await _writer(static, dynamic).update(await _inventory(root), options, now_s=0)
+    kept = await _writer(static, dynamic).update(await inventory_of(root), options, now_s=0)
     assert kept.bare
     assert "nvidia-ctk failed (1): " in kept.reason
     assert "failed to get libcuda.so parent directory" in kept.reason

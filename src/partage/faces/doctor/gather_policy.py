@@ -195,5 +195,5 @@ async def _differences(
     return tuple(
         GpuDifference(row.index, row.detail, plan.gpus[row.uuid].phase is Phase.WAITING)
         for row in rows
-        if row.uuid in plan.gpus  # the check of lost GPUs has the others
+        if row.uuid is not None and row.uuid in plan.gpus  # the check of lost GPUs has the others
     )
