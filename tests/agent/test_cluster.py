@@ -186,7 +186,7 @@ def _kubelet(here: Place) -> AbstractContextManager[ScriptedKubelet]:
 
 
 async def _until(true_of, what: str, agent=None) -> None:
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(60):  # a busy machine is no fault
         while not true_of():
             await asyncio.sleep(0.01)
             assert agent is None or agent.process.poll() is None, f"{what}: {''.join(agent.log)}"

@@ -249,6 +249,11 @@ async def test_a_connection_that_was_refused_is_made_again(tmp_path: Path, refus
     assert await control(tmp_path, "echo 4711", before=f"{once}; {TAKEN}").ask("get_server_list") == "4711\n"
 
 
+async def test_a_connection_that_was_lost_before_the_command_is_made_again(tmp_path: Path):
+    once = f"if mkdir {tmp_path}/once 2>/dev/null; then {REFUSED[1]}; fi"
+    assert await control(tmp_path, f"{once}; echo 4711").ask("get_server_list") == "4711\n"
+
+
 @pytest.mark.parametrize("refused", REFUSED)
 async def test_a_daemon_that_takes_no_connection_has_not_said_that_it_has_no_servers(
     tmp_path: Path, refused: str

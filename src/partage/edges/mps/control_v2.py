@@ -37,7 +37,9 @@ While somebody else has one, the program ends with 1 and a word, or with 0 and n
 550 and 555): that would be a daemon without servers, clients and limits.
 """
 
-_NO_DAEMON = "Cannot find"
+_NO_DAEMON, _NOT_SENT = "Cannot find", "Cannot send command"
+"""What the program says where there is no daemon, and where its connection was lost before the command."""
+
 _AGAIN_S = 0.02
 
 
@@ -74,7 +76,7 @@ class ControlV2(ControlProgram):
                 first, _, reply = text.partition("\n")
                 if is_percent(first) and not code:
                     return reply
-                if is_percent(first) or _NO_DAEMON in text:
+                if (is_percent(first) and _NOT_SENT not in reply) or _NO_DAEMON in text:
                     raise unreadable_reply(command, reply or text)
                 await asyncio.sleep(_AGAIN_S)
 
