@@ -39,6 +39,7 @@ INVALID = LiveNode(
     "gres/gpu count reported lower than configured (1 < 2)", gres="gpu:h100:2",
 )  # fmt: skip
 LOW = replace(INVALID, reason="Low RealMemory (reported:24105 < 100.00% of configured:990000)")
+UNKNOWN_LOW = replace(LOW, flags=frozenset({"UNKNOWN", "DRAIN", "INVALID_REG"}))
 RECONFIGURE, RESTART = LoadFiles(reconfigure=True), LoadFiles(reconfigure=False)
 
 
@@ -76,6 +77,8 @@ RECONFIGURE, RESTART = LoadFiles(reconfigure=True), LoadFiles(reconfigure=False)
         ({"node": LOW}, Rest(f"drained by somebody else: {LOW.reason}")),
         ({"node": LOW, "loaded": False}, RECONFIGURE),
         ({"node": LOW, "loaded": False, "reconfigured": True}, RESTART),
+        ({"node": UNKNOWN_LOW, "loaded": False}, RECONFIGURE),
+        ({"node": UNKNOWN_LOW, "loaded": False, "version": OLD}, RESTART),
         ({"node": OURS, "undescribed": "mps and MIG"}, Rest("mps and MIG")),
         ({"undescribed": "mps and MIG"}, Rest("mps and MIG")),
         ({"trouble": 'a\n"b"\té [c]'}, DrainNode(MARK + "a b c")),
