@@ -40,11 +40,18 @@ def test_a_node():
         ("IDLE", {"IDLE"}, False),
         ("IDLE*", {"IDLE", "NOT_RESPONDING"}, True),
         ("IDLE+NOT_RESPONDING", {"IDLE", "NOT_RESPONDING"}, True),
-        ("DOWN*+DRAIN", {"DOWN", "DRAIN"}, True),
+        ("DOWN*+DRAIN", {"DOWN", "DRAIN", "NOT_RESPONDING"}, True),
+        ("IDLE*+DRAIN", {"IDLE", "DRAIN", "NOT_RESPONDING"}, True),
         ("MIXED+PLANNED", {"MIXED", "PLANNED"}, False),
+        ("UNKNOWN+DRAIN", {"UNKNOWN", "DRAIN"}, True),
+        ("UNKNOWN+DRAIN+INVALID_REG", {"UNKNOWN", "DRAIN", "INVALID_REG"}, False),
+        ("DOWN+DRAIN", {"DOWN", "DRAIN"}, True),
+        ("DOWN+DRAIN+INVALID_REG", {"DOWN", "DRAIN", "INVALID_REG"}, False),
     ],
 )
 def test_states(state, flags, away):
+    """22.05.8, 24.11.5 and 26.05.5 show the same: after the start of slurmctld ``UNKNOWN`` until slurmd has
+    registered; a slurmd that registers with too little memory changes only the flag."""
     node = parse_node(f"NodeName=n\n   Gres=(null)\n   State={state} Weight=1\n   SlurmdStartTime=None\n")
     assert node.flags == flags
     assert (node.away, node.gres, node.started_s) == (away, "", None)

@@ -67,6 +67,17 @@ def test_a_job_that_runs_and_what_the_prolog_has_noted(slurm, tmp_path, capsys):
     assert "It was started, and does not run: another user has the GPU." in capsys.readouterr().out
 
 
+def test_a_job_whose_record_cannot_be_read(slurm, tmp_path, capsys):
+    """It was noted here, so nobody is sent to another node for it."""
+    number, options = slurm
+    with JobRecords(tmp_path / "run", make=True):
+        (tmp_path / "run" / "jobs" / f"{number}.json").write_text("{")
+    assert run(["explain", "job", str(number), *options, "-o", "json"]) == 0
+    (held,) = json.loads(capsys.readouterr().out)["holds"]
+    assert held["why"].startswith(f"{tmp_path}/run/jobs/{number}.json cannot be read: ")
+    assert (held["gres"], held["guarantee"]) == ("mps:60", None)
+
+
 def test_a_job_that_waits(slurm, capsys):
     number, options = slurm
     assert run(["explain", "job", str(number + 4), *options]) == 1

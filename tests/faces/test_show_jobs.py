@@ -35,6 +35,18 @@ def test_job_user_and_share_come_from_the_record_of_the_prolog(tmp_path):
     assert "no job" in text.getvalue()
 
 
+def test_a_record_that_cannot_be_read_is_told(capsys, tmp_path):
+    """A process of its job would otherwise look as if Slurm had given it nothing."""
+    with JobRecords(tmp_path, make=True):
+        (tmp_path / "jobs" / "7.json").write_text("{")
+    words = ["show", "--machine", "1xh100-sxm5-80gb", "--run-dir", str(tmp_path), "--jobs"]
+    for output in ("table", "json"):
+        assert run([*words, "-o", output]) == 0
+        out, err = capsys.readouterr()
+        assert err.startswith(f"warning: {tmp_path}/jobs/7.json cannot be read: ")
+        assert "cannot be read" not in out
+
+
 def test_show_has_them_where_they_are_asked_for(capsys, tmp_path):
     words = ["show", "--machine", "1xh100-sxm5-80gb", "--run-dir", str(tmp_path), "-o", "json"]
     assert run([*words, "--jobs"]) == 0

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from partage.codec.slurm_text import config_files
 from partage.edges.slurm.devices_file import devices_text
-from partage.edges.slurm.job_records import read_jobs
+from partage.edges.slurm.job_records import read_records
 from partage.faces.slurm_cluster import make_config
 from partage.model.slurm import SlurmVersion
 from partage.plan.slurm.type_names import TypeNames
@@ -158,7 +158,7 @@ class JobLab(Lab):
 
     def records(self) -> dict[int, str]:
         """The jobs that have a record, and what they have."""
-        return {one.job: one.gres for one in read_jobs(self.run_dir)}
+        return {one.job: one.gres for one in read_records(self.run_dir).jobs}
 
     def daemons(self) -> list[str]:
         """The devices that have an MPS daemon."""

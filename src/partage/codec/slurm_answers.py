@@ -46,7 +46,7 @@ def parse_node(text: str) -> LiveNode:
     name, state = fields.get("NodeName", ""), fields.get("State", "")
     if not name or not state:
         raise CodecError(f"this is no answer of 'scontrol show node': {text[:60]!r}")
-    away = ["NOT_RESPONDING"] if state.endswith("*") else []
+    away = ["NOT_RESPONDING"] if "*" in state else []
     gres, reason = fields.get("Gres", ""), fields.get("Reason", "")
     features = fields.get("AvailableFeatures", "").replace("(null)", "")
     by = _BY.search(reason)

@@ -17,8 +17,10 @@ _NOT_NOTED = (
 )
 
 
-def job_document(job: QueuedJob, now: SlurmNow, record: JobRecord | None) -> JobExplanationDocument:
-    """The answer. record: what the prolog of this node has noted of the job."""
+def job_document(job: QueuedJob, now: SlurmNow, noted: JobRecord | str | None) -> JobExplanationDocument:
+    """The answer. noted: what the prolog of this node has noted of the job; a sentence: why that cannot be
+    read."""
+    unread, record = (noted, None) if isinstance(noted, str) else (_NOT_NOTED, noted)
     verdict = explain_job(job, now) if job.waits else _started(job, record)
     return JobExplanationDocument(
         job=job.job,
@@ -31,7 +33,7 @@ def job_document(job: QueuedJob, now: SlurmNow, record: JobRecord | None) -> Job
         slurm_says=job.reason,
         since=None if job.waits or job.started_s is None else moment(job.started_s),
         nodes=verdict.nodes,
-        holds=() if job.waits else tuple(_holds(job, record)),
+        holds=() if job.waits else tuple(_holds(job, record, unread)),
     )
 
 
@@ -49,7 +51,8 @@ def _started(job: QueuedJob, record: JobRecord | None) -> JobVerdict:
     return JobVerdict("runs", f"it runs on {where}", "nothing has to be done")
 
 
-def _holds(job: QueuedJob, record: JobRecord | None) -> Iterator[JobHoldingRow]:
+def _holds(job: QueuedJob, record: JobRecord | None, unread: str) -> Iterator[JobHoldingRow]:
+    """unread: why a device has no record."""
     noted = {} if record is None else {device.index: device for device in record.devices}
     for node, some in job.holds.items():
         for held in some:
@@ -58,7 +61,7 @@ def _holds(job: QueuedJob, record: JobRecord | None) -> Iterator[JobHoldingRow]:
                 if device is not None:
                     yield _noted(node, device)
                 else:
-                    yield JobHoldingRow(node, index, None, None, held.gres, None, None, _NOT_NOTED)
+                    yield JobHoldingRow(node, index, None, None, held.gres, None, None, unread)
 
 
 def _noted(node: str, device: JobDevice) -> JobHoldingRow:

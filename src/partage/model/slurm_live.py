@@ -12,7 +12,10 @@ from partage.values import Frozen
 
 _DRAIN = frozenset(("DRAIN", "DRAINED", "DRAINING"))
 _INVALID = frozenset(("INVAL", "INVALID_REG"))
-_AWAY = frozenset(("NOT_RESPONDING", "DOWN", "UNKNOWN", "FUTURE", "POWERED_DOWN", "POWER_DOWN"))
+_AWAY = frozenset(("NOT_RESPONDING", "FUTURE", "POWERED_DOWN", "POWER_DOWN"))
+_AWAY_UNLESS_INVALID = frozenset(("DOWN", "UNKNOWN"))
+"""A slurmd that registers with less than slurm.conf says does not change these. UNKNOWN is how slurmctld
+starts: ``UNKNOWN+DRAIN+INVALID_REG`` (seen on 22.05.8, 24.11.5 and 26.05.5)."""
 
 
 class LiveNode(Frozen):
@@ -44,8 +47,8 @@ class LiveNode(Frozen):
 
     @property
     def away(self) -> bool:
-        """Slurmd does not answer slurmctld."""
-        return bool(self.flags & _AWAY)
+        """Slurmd does not answer slurmctld. A node that is invalid has registered, and is not pinged."""
+        return bool(self.flags & _AWAY) or (bool(self.flags & _AWAY_UNLESS_INVALID) and not self.invalid)
 
 
 class LiveJob(Frozen):

@@ -97,6 +97,17 @@ async def test_a_job_is_known_by_its_user_and_name(
     await hardware.close()
 
 
+async def test_a_job_whose_record_cannot_be_read_is_one(tmp_path: Path) -> None:
+    """It has GPUs, and nobody knows which: its use is kept all the same."""
+    hardware = await hardware_with_a_job(7)
+    use = JobUsageObserver(hardware, SlurmControl(tmp_path, {}), "g1", tmp_path)
+    with JobRecords(tmp_path, make=True):
+        assert not use.wanted()
+        (tmp_path / "jobs" / "7.json").write_text("{")
+    assert use.wanted()
+    await hardware.close()
+
+
 def _samples(directory: Path) -> int:
     days = read_usage_days(directory) if list(directory.glob("*.json")) else ()
     return sum(row.samples for day in days for row in day.workloads)

@@ -20,7 +20,7 @@ from partage.agent.slurm.job_node import JobNode, NodeBroken
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.keeper import MpsKeeper
 from partage.edges.slurm.devices_file import devices_text
-from partage.edges.slurm.job_records import JobRecords, Records, read_jobs, read_records
+from partage.edges.slurm.job_records import JobRecords, Records, read_records
 from partage.edges.slurm.programs import SlurmPrograms
 from partage.model.mps import DaemonSpec
 from partage.model.slurm_job import JobId
@@ -43,7 +43,7 @@ def node(monkeypatch):
         slurm_says(made, program, "", 1)  # not those of this machine
     holds(made, "gpu:h100:1(IDX:1)")
     yield made
-    for job in read_jobs(made.run_dir):
+    for job in read_records(made.run_dir).jobs:
         end_job(made, job.job)
     shutil.rmtree(home)
 
@@ -81,7 +81,7 @@ def test_two_jobs_share_a_daemon(node):
     assert begin_job(node, request(1, 2, percent=25)).refused == ""
     begin_job(node, request(2, 2, percent=50))
     begin_job(node, request(3, 1))
-    assert [one.gres for one in read_jobs(node.run_dir)] == ["mps:25", "mps:50", "gpu:h100:1"]
+    assert [one.gres for one in read_records(node.run_dir).jobs] == ["mps:25", "mps:50", "gpu:h100:1"]
     assert running(node) == [gpu(2)]
     assert end_job(node, JobId(1)) == ()
     assert running(node) == [gpu(2)]
@@ -103,7 +103,7 @@ def test_a_job_whose_epilog_did_not_run_is_in_nobodys_way(node):
     begin_job(node, request(1, 1))
     lives(node, 2)
     assert begin_job(node, request(2, 1)).refused == ""
-    assert [one.job for one in read_jobs(node.run_dir)] == [2]
+    assert [one.job for one in read_records(node.run_dir).jobs] == [2]
     lives(node, 2, 3)
     assert begin_job(node, request(3, 1)).refused.startswith("GPU 0 is not free: job 2 has all of it")
     for text, code in (("", 1), ("an error", 0)):
@@ -159,7 +159,7 @@ def test_mps_of_two_gpus(node):
     holds(node, "mps:150(0/0,0/0,100/100,50/100)")
     with pytest.raises(NodeBroken, match=r"mps of GPU 3, which devices\.json does not share so"):
         begin_job(node, request(1, 2, 3, percent=150))
-    assert read_jobs(node.run_dir) == ()
+    assert read_records(node.run_dir).jobs == ()
     holds(node, "mps:100(0/0,0/0,100/100)")
     assert begin_job(node, request(1, 0, 1, 2, percent=0)).gres == "mps:100"
     assert running(node) == [gpu(2)]
@@ -187,7 +187,7 @@ def test_what_breaks_a_node_is_said(node):
         NodeBroken, match="the MPS daemon does not start: there is no nvidia-cuda-mps-control"
     ):
         begin_job(node, request(1, 2, percent=25))
-    assert read_jobs(node.run_dir) == ()
+    assert read_records(node.run_dir).jobs == ()
     assert end_job(node, JobId(1)) == ()
     node.devices.write_text("{}")
     with pytest.raises(NodeBroken, match="is no file of 'partage slurm config'"):
@@ -298,7 +298,7 @@ def test_a_job_that_may_not_be_put_back_is_told_why(node, said, done):
     script = node.devices.parent / "bin" / "scontrol"
     script.write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
     assert requeue_job(node, record) is done
-    assert [one.job for one in read_jobs(node.run_dir)] == [1, 2]  # for its tasks
+    assert [one.job for one in read_records(node.run_dir).jobs] == [1, 2]  # for its tasks
     lives(node, 1)
     assert not requeue_job(node, record)  # cancelled meanwhile
 
@@ -309,7 +309,7 @@ def test_a_job_that_nobody_can_put_back_breaks_the_node(node):
     silent_first(node, "squeue", 1000, "")
     with pytest.raises(NodeBroken, match="a job cannot be put back into the queue: squeue"):
         requeue_job(replace(node, slurm=SlurmPrograms("g1", 5.0, 0.0, 0.5)), record)
-    assert [one.job for one in read_jobs(node.run_dir)] == [1]
+    assert [one.job for one in read_records(node.run_dir).jobs] == [1]
     silent_first(node, "squeue", 2, "1|1\n2|2")
     (node.devices.parent / "bin" / "squeue.silent").unlink()
     slurm_says(node, "scontrol", "")
@@ -351,7 +351,7 @@ def test_the_script_of_the_prolog(node, variables, code, said):
     )
     assert (done.returncode, done.stdout) == (code, "")
     assert said in done.stderr
-    assert [one.gres for one in read_jobs(node.run_dir)] == (
+    assert [one.gres for one in read_records(node.run_dir).jobs] == (
         ["gpu:h100:1"] if not said and len(variables) > 1 else []
     )
 
@@ -374,7 +374,7 @@ def test_prologs_and_epilogs_at_the_same_time(node):
     for thread in threads:
         thread.join()
     assert wrong == []
-    assert read_jobs(node.run_dir) == ()
+    assert read_records(node.run_dir).jobs == ()
     assert running(node) == []
 
 
@@ -395,7 +395,7 @@ def test_a_job_beside_one_whose_record_cannot_be_read_waits(node):
     assert begin_job(node, request(3, 1)).refused
     lives(node, 3)  # it has ended, and its epilog did not run
     assert begin_job(node, request(3, 1)).refused == ""
-    assert [one.job for one in read_jobs(node.run_dir)] == [3]
+    assert [one.job for one in read_records(node.run_dir).jobs] == [3]
     spoil(node, 3)
     assert begin_job(node, request(3, 1)).refused == ""  # its own is written anew
     spoil(node, 3)
@@ -428,7 +428,7 @@ def test_an_epilog_removes_records_of_jobs_that_are_gone_once_in_a_while(node):
     assert asked(node, "squeue") == []  # not each of them asks
     os.utime(node.run_dir / "jobs/.lock", (1, 1))
     assert end_job(node, JobId(2)) == ()
-    assert [one.job for one in read_jobs(node.run_dir)] == [4]
+    assert [one.job for one in read_records(node.run_dir).jobs] == [4]
     assert running(node) == [gpu(2)]
     lives(node, 5)
     os.utime(node.run_dir / "jobs/.lock", (1, 1))
@@ -445,4 +445,4 @@ def test_a_record_that_was_written_since_slurm_was_asked_stays(node):
         seen = records.read()
         records.put(replace(before, uid=7))
         assert end_lost_jobs(node, records, seen)
-    assert [one.uid for one in read_jobs(node.run_dir)] == [7]
+    assert [one.uid for one in read_records(node.run_dir).jobs] == [7]

@@ -7,7 +7,7 @@ import time
 import pytest
 from msgspec.structs import replace
 
-from partage.edges.slurm.job_records import JobRecords, Records, read_jobs, read_records
+from partage.edges.slurm.job_records import JobRecords, Records, read_records
 from partage.edges.slurm.root_directory import RootDirectory, read_root_file
 from partage.model.ids import GpuUuid
 from partage.model.policy import Strategy
@@ -40,14 +40,14 @@ def test_what_is_written_is_read(tmp_path):
         records.put(JobRecord(JobId(7), 0, ()))
         assert records.of_task(JobId(41)) == Records((RECORD,))
         assert records.of_task(JobId(42)) == Records()
-    assert [one.job for one in read_jobs(tmp_path)] == [7, 41]
+    assert [one.job for one in read_records(tmp_path).jobs] == [7, 41]
     assert oct((tmp_path / "jobs").stat().st_mode)[-3:] == "755"
     assert oct((tmp_path / "jobs/41.json").stat().st_mode)[-3:] == "644"
     assert RECORD.gres == "mps:25"
     with JobRecords(tmp_path) as records:
         assert records.remove(JobId(41))
         assert not records.remove(JobId(41))
-    assert [one.job for one in read_jobs(tmp_path)] == [7]
+    assert [one.job for one in read_records(tmp_path).jobs] == [7]
 
 
 def test_a_task_of_a_component_finds_its_record(tmp_path):
@@ -109,8 +109,8 @@ def test_what_is_no_record_is_left_out(tmp_path):
     (jobs / "44.json").symlink_to(jobs / "41.json")
     (jobs / "x.json").write_bytes(b"")
     os.mkfifo(jobs / "45.json")
-    assert read_jobs(tmp_path) == (RECORD,)
-    assert read_jobs(tmp_path / "absent") == ()
+    assert read_records(tmp_path).jobs == (RECORD,)
+    assert read_records(tmp_path / "absent").jobs == ()
 
 
 def test_one_at_a_time(tmp_path):
@@ -187,7 +187,7 @@ def test_a_disk_that_is_full_leaves_the_old_file(tmp_path, monkeypatch):
         monkeypatch.setattr(os, "rename", _full)
         with pytest.raises(OSError, match="No space"):
             records.put(JobRecord(JobId(41), 7, ()))
-    assert read_jobs(tmp_path) == (RECORD,)
+    assert read_records(tmp_path).jobs == (RECORD,)
     assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["41.json"]
 
 

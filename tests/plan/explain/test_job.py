@@ -118,7 +118,7 @@ def test_a_request_that_waits_for_ever_and_those_behind_it() -> None:
     [
         ({"IDLE", "DRAIN"}, "it is drained and takes no new jobs: a fan", "state=resume"),
         ({"DOWN"}, "its slurmd does not answer", "repair the node"),
-        ({"IDLE", "INVALID_REG"}, "fewer GPUs than slurm.conf says", "slurm check --live"),
+        ({"IDLE", "INVALID_REG"}, "less than slurm.conf says", "slurm check --live"),
     ],
 )
 def test_nodes_that_take_no_jobs(flags: set[str], why: str, todo: str) -> None:

@@ -39,6 +39,7 @@ INVALID = LiveNode(
     "gres/gpu count reported lower than configured (1 < 2)", gres="gpu:h100:2",
 )  # fmt: skip
 LOW = replace(INVALID, reason="Low RealMemory (reported:24105 < 100.00% of configured:990000)")
+UNKNOWN_LOW = replace(LOW, flags=frozenset({"UNKNOWN", "DRAIN", "INVALID_REG"}))
 RECONFIGURE, RESTART = LoadFiles(reconfigure=True), LoadFiles(reconfigure=False)
 
 
@@ -76,6 +77,8 @@ RECONFIGURE, RESTART = LoadFiles(reconfigure=True), LoadFiles(reconfigure=False)
         ({"node": LOW}, Rest(f"drained by somebody else: {LOW.reason}")),
         ({"node": LOW, "loaded": False}, RECONFIGURE),
         ({"node": LOW, "loaded": False, "reconfigured": True}, RESTART),
+        ({"node": UNKNOWN_LOW, "loaded": False}, RECONFIGURE),
+        ({"node": UNKNOWN_LOW, "loaded": False, "version": OLD}, RESTART),
         ({"node": OURS, "undescribed": "mps and MIG"}, Rest("mps and MIG")),
         ({"undescribed": "mps and MIG"}, Rest("mps and MIG")),
         ({"trouble": 'a\n"b"\té [c]'}, DrainNode(MARK + "a b c")),
@@ -172,9 +175,9 @@ class World:
     low: bool = False
 
     def look(self) -> UpkeepInput:
-        flags = {"IDLE", "DRAIN"} if self.drained else {"IDLE"}
+        flags = {"UNKNOWN" if self.low else "IDLE", *({"DRAIN"} if self.drained else ())}
         flags |= {"INVALID_REG"} if self.loaded != self.counts or self.low else set()
-        flags |= set() if self.slurmd else {"NOT_RESPONDING"}
+        flags |= set() if self.slurmd or self.low else {"NOT_RESPONDING"}  # one that is invalid is not pinged
         node = LiveNode("g1", frozenset(flags), self.reason, f"root@{self.given}", f"gpu:t{self.counts}:1")
         return UpkeepInput(
             node=node if self.up else None,
@@ -214,10 +217,12 @@ class World:
             assert idle
             before = (self.loaded, self.counts, self.told, self.slurmd)
             if move.reconfigure:
-                assert self.slurmd
+                assert now.node is not None
+                assert not now.node.away
                 assert not self.reconfigured  # it starts every daemon of the cluster anew
                 self.counts, self.told, self.reconfigured = self.file, True, True
-            self._start_slurmd()
+            if self.slurmd or not move.reconfigure:
+                self._start_slurmd()
             return before != (self.loaded, self.counts, self.told, self.slurmd)
         elif isinstance(move, ResumeNode):
             assert now.node is not None

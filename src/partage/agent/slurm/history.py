@@ -14,7 +14,7 @@ from partage.agent.observers.usage import answer_in
 from partage.agent.status.status import UsageObservation
 from partage.edges.hardware.port import Hardware
 from partage.edges.slurm.control import SlurmControl
-from partage.edges.slurm.job_records import read_jobs
+from partage.edges.slurm.job_records import read_records
 from partage.errors import HardwareError, PartageError
 from partage.plan.history.use_points import JobName
 from partage.plan.serve.watchdog import ShareGrants
@@ -43,7 +43,8 @@ class JobUsageObserver(Struct):
 
     def wanted(self) -> bool:
         """Whether a job has GPUs, by the records of the prolog."""
-        return bool(read_jobs(self.run_dir))
+        found = read_records(self.run_dir)
+        return bool(found.jobs or found.unreadable)
 
     async def look(self) -> UsageObservation | None:
         """What is used; None: the hardware does not answer."""
@@ -74,7 +75,7 @@ class JobUsageObserver(Struct):
 
     def _ask(self, unknown: set[str]) -> Mapping[str, JobName]:
         """What Slurm says; else the user, whom the prolog has written down."""
-        users = {str(one.job): JobName(one.user, "") for one in read_jobs(self.run_dir) if one.user}
+        users = {str(one.job): JobName(one.user, "") for one in read_records(self.run_dir).jobs if one.user}
         try:
             said = {
                 str(one.job): JobName(one.user, one.name) for one in self.control.jobs(self.node) if one.user

@@ -27,13 +27,6 @@ _LARGEST_BYTES = 256 * 2**10
 _BETWEEN_S = 0.005
 
 
-def read_jobs(run_dir: Path) -> tuple[JobRecord, ...]:
-    """The jobs on this node that have GPUs, by number; none where there is no directory. Never raises: what
-    cannot be read is left out.
-    """
-    return read_records(run_dir).jobs
-
-
 def read_records(run_dir: Path) -> Records:
     """All records, with those that cannot be read; none where there is no directory. Never raises."""
     try:
@@ -58,9 +51,10 @@ class Records(Frozen):
 
     def same(self, job: JobId, others: Records) -> bool:
         """Whether these have the same of a job as ``others``."""
-        return self._of(job) == others._of(job)
+        return self.of(job) == others.of(job)
 
-    def _of(self, job: JobId) -> JobRecord | str | None:
+    def of(self, job: JobId) -> JobRecord | str | None:
+        """The record of a job; a sentence: why it cannot be read; None: there is none."""
         return next((one for one in self.jobs if one.job == job), None) or self.unreadable.get(job)
 
 

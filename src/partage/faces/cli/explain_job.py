@@ -16,8 +16,9 @@ def explain_job(name: str, run_dir: str | None, programs: Path | None, output: s
             "a number as in the first column of squeue; for a task of an array: squeue -O JobID,ArrayJobID",
         )
     from partage.edges.slurm.control import SlurmControl
-    from partage.edges.slurm.job_records import read_jobs
+    from partage.edges.slurm.job_records import read_records
     from partage.faces.explain_jobs import job_document
+    from partage.model.slurm_job import JobId
     from partage.plan.explain.job import SlurmNow
 
     control = SlurmControl(programs)
@@ -29,8 +30,8 @@ def explain_job(name: str, run_dir: str | None, programs: Path | None, output: s
             f"Slurm has no job {number} in its queue: it has ended, or there was none",
             f"sacct -j {number} says how it ended, where accounting is on",
         )
-    records = read_jobs(Path(run_dir or common_options.DEFAULT_RUN_DIR))
-    document = job_document(job, now, next((one for one in records if one.job == number), None))
+    records = read_records(Path(run_dir or common_options.DEFAULT_RUN_DIR))
+    document = job_document(job, now, records.of(JobId(number)))
     if output == "table":
         from partage.faces.render.explain_job_tables import job_lines
 

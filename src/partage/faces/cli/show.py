@@ -147,6 +147,7 @@ def _with_jobs(node: ShownNode, machine: str | None, run_dir: str | None, *, ask
         return node
     from pathlib import Path
 
+    from partage.errors import Problem
     from partage.faces.cli.show_jobs import is_slurm_node, shown_jobs
 
     where = Path(run_dir or common_options.DEFAULT_RUN_DIR)
@@ -156,7 +157,10 @@ def _with_jobs(node: ShownNode, machine: str | None, run_dir: str | None, *, ask
     def processes() -> Processes:
         return common_node.ask(lambda hardware: hardware.processes(), machine)
 
-    return replace(node, jobs=shown_jobs(node.inventory, processes, where, None))
+    shown = shown_jobs(node.inventory, processes, where, None)
+    if shown is not None:
+        common_output.print_problems(Problem("", "", "warning", why) for why in shown.unreadable)
+    return replace(node, jobs=shown)
 
 
 def _rows(node: ShownNode) -> tuple[JobProcess, ...] | None:

@@ -10,7 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from partage.edges.slurm.control import SlurmControl
-from partage.edges.slurm.job_records import read_jobs
+from partage.edges.slurm.job_records import read_records
 from partage.errors import ClusterError, HardwareError, Unsatisfiable
 from partage.model.gpu import Inventory
 from partage.model.process import JobProcess, Processes
@@ -22,10 +22,12 @@ _DEADLINE_S = 3.0
 
 
 class ShownJobs(Frozen):
-    """hidden: why some processes may be missing; empty: none is."""
+    """hidden: why some processes may be missing; empty: none is. unreadable: why records of the prolog cannot
+    be read; what their jobs hold is what Slurm says of them, or not known."""
 
     processes: tuple[JobProcess, ...]
     hidden: str = ""
+    unreadable: tuple[str, ...] = ()
 
 
 def is_slurm_node(run_dir: Path) -> bool:
@@ -41,10 +43,11 @@ def shown_jobs(
         found = ask()
     except HardwareError:
         return None
-    records = read_jobs(run_dir)
-    live = _live(node) if unrecorded(found.rows, records) else ()
-    rows = job_processes(found.rows, inventory, records, live)
-    return ShownJobs(tuple(_with_user(one) for one in rows), found.hidden)
+    records = read_records(run_dir)
+    live = _live(node) if unrecorded(found.rows, records.jobs) else ()
+    rows = job_processes(found.rows, inventory, records.jobs, live)
+    unreadable = tuple(records.unreadable.values())
+    return ShownJobs(tuple(_with_user(one) for one in rows), found.hidden, unreadable)
 
 
 def _live(node: str | None) -> tuple[LiveJob, ...]:

@@ -211,7 +211,7 @@ def _closed(node: LiveNode) -> tuple[str, str] | None:
     by = f" ({node.reason_by})" if node.reason_by else ""
     if node.invalid:
         return (
-            f"its slurmd has fewer GPUs than slurm.conf says{reason}",
+            f"its slurmd has less than slurm.conf says{reason}",
             "partage slurm check --live on the node",
         )
     if node.away:
