@@ -11,7 +11,7 @@ from partage.edges.files.journal import Unfinished, read_journal
 from partage.edges.files.state import StateDir
 from partage.edges.files.usage_days import read_usage_days
 from partage.edges.mps.record import load_record
-from partage.edges.slurm.job_records import read_jobs
+from partage.edges.slurm.job_records import read_records
 from partage.model.share import Guarantee
 from tests.frozen import values
 
@@ -67,4 +67,4 @@ def test_the_days_of_use(written: Path) -> None:
 
 
 def test_the_record_of_a_job(written: Path) -> None:
-    assert read_jobs(written) == (values.JOB,)
+    assert read_records(written).jobs == (values.JOB,)
