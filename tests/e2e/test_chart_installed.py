@@ -47,7 +47,7 @@ def _lines(cluster: Cluster) -> list[str]:
     repository, _, tag = cluster.image.rpartition(":")
     image = f"image.repository={repository} --set image.tag={tag}"
     return [
-        line.replace("image.repository=registry.example.com/partage", image).replace(
+        line.replace("image.repository=registry.example.com/partage --set image.tag=0.1.0", image).replace(
             "NODE ", f"{cluster.node} "
         )
         for line in lines
