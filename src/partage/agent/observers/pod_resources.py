@@ -304,9 +304,9 @@ class PodResourcesPoller(Struct):
 
     async def _rest(self) -> None:
         """Pause; an Allocate shortens the pause to holders_first_s, which the kubelet needs."""
-        rest_s = self.intervals.rest_s
-        if self._pause_s >= self.intervals.holders_s:  # at rest, together with the others
-            await until_tick(rest_s, self._soon, least_s=self._pause_s - rest_s)
+        half_s = self.intervals.holders_s / 2
+        if self._pause_s >= 2 * half_s:  # at rest, together with the others
+            await until_tick(half_s, self._soon, least_s=self._pause_s - half_s)
         else:
             await wait_at_most(self._soon, self._pause_s)
         if not self._soon.is_set():
