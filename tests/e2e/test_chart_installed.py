@@ -42,8 +42,8 @@ def _blocks(kind: str) -> list[str]:
 
 def _lines(cluster: Cluster) -> list[str]:
     """The commands after the image is built and pushed, with the names of this cluster."""
-    build, *lines = [line.removeprefix("$ ") for line in _blocks("console")[0].splitlines()]
-    assert build.startswith("make image")
+    build, push, *lines = [line.removeprefix("$ ") for line in _blocks("console")[0].splitlines()]
+    assert (build.split()[:2], push.split()[:2]) == (["make", "image"], ["docker", "push"])
     repository, _, tag = cluster.image.rpartition(":")
     image = f"image.repository={repository} --set image.tag={tag}"
     return [
