@@ -33,6 +33,7 @@ class NodeServer:
     def __init__(self, server: ScriptedServer) -> None:
         self.server = server
         server.answer = self.answer
+        server.opened = self._missed
         self.labels = {"mine": "1"}
         self.owned: set[str] = set()
         self.version = 10
@@ -135,6 +136,11 @@ class NodeServer:
         self.version += 1
         await self._tell()
 
+    async def _missed(self, request, stream: Stream) -> None:
+        """As a real API server: a watch begins with what has changed since its ``resourceVersion``."""
+        if int(request.query.get("resourceVersion") or 0) < self.version:
+            await stream.send("MODIFIED", self._node())
+
     async def _tell(self) -> None:
         """The watch says how the Node is now, if one is open."""
         while not self.server.streams.empty():
@@ -186,10 +192,16 @@ def _kubelet(here: Place) -> AbstractContextManager[ScriptedKubelet]:
 
 
 async def _until(true_of, what: str, agent=None) -> None:
-    async with asyncio.timeout(60):  # a busy machine is no fault
-        while not true_of():
-            await asyncio.sleep(0.01)
-            assert agent is None or agent.process.poll() is None, f"{what}: {''.join(agent.log)}"
+    def told() -> str:
+        return f"{what}: {''.join(agent.log) if agent else ''}"
+
+    try:
+        async with asyncio.timeout(60):  # a busy machine is no fault
+            while not true_of():
+                await asyncio.sleep(0.01)
+                assert agent is None or agent.process.poll() is None, told()
+    except TimeoutError:
+        raise AssertionError(told()) from None
 
 
 async def test_labels_follow_the_policy_and_those_of_before_disappear():

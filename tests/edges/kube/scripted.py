@@ -77,12 +77,14 @@ class Stream:
 class ScriptedServer:
     """answer: what a request gets. streams: watches that were opened, for the test to take.
 
-    connections: those that are open, or about to be.
+    opened: what a watch says first, before the test may take it. connections: those that are open, or about
+    to be.
     """
 
     answer: Callable[[Request], Answer | Awaitable[Answer]] = lambda request: Answer({})
     requests: list[Request] = field(default_factory=list)
     streams: asyncio.Queue[Stream] = field(default_factory=asyncio.Queue)
+    opened: Callable[[Request, Stream], Awaitable[None]] | None = None
     port: int = 0
     connections: set[asyncio.Task[None]] = field(default_factory=set)
     _listener: socket.socket | None = None
@@ -167,6 +169,8 @@ class ScriptedServer:
         if request.watches and answer.code == 200:
             writer.write(b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n")
             stream = Stream(writer)
+            if self.opened is not None:
+                await self.opened(request, stream)
             self.streams.put_nowait(stream)
             await stream.ended.wait()
             return True

@@ -94,9 +94,9 @@ class NodeTaints:
         state = self._watched()
         if state.node is None or state.trouble or (taints := _with(state.node, self._wanted)) is None:
             return 0.0
-        again = self._written == (state.node.uid, self._wanted)
-        self._written = state.node.uid, self._wanted
+        wanted = state.node.uid, self._wanted
         await self._cluster.set_taints(state.node, taints)
+        again, self._written = self._written == wanted, wanted
         log.info(
             "taints written",
             extra={"taints": sorted(kind for kind, is_set in self._wanted.items() if is_set)},
