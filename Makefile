@@ -9,6 +9,8 @@ RUNS   ?= 1000
 # What builds the image, and the image's name: the chart's values are image.repository and image.tag.
 ENGINE ?= docker
 IMAGE  ?= partage:$(shell sed -n 's/^__version__ = "\(.*\)"/\1/p' src/partage/__init__.py)
+# A Python 3.13, by name or path, for `make test-313`: Debian trixie's, unless said.
+PYTHON313 ?= python3.13
 # The interpreter whose packages apt-get installs.
 DEBIAN ?= /usr/bin/python3
 # Debians with newer Slurms than this machine's, for the tests that start a real Slurm.
@@ -28,7 +30,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo image wheel test check format lint types contracts pictures docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
+.PHONY: help setup demo image wheel test test-313 check format lint types contracts pictures docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -65,6 +67,12 @@ wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 
 test: $(READY) build/.slurm-tried build/.browser-tried build/.prometheus-tried build/.nvidia-tried  ## all tests
 	@$(PYTEST) || { test $$? -eq 1 && $(FAILED_ALONE); }
+
+# The environment is a folder of its own: .venv stays as it is.
+test-313:  ## all tests on Python 3.13; PYTHON313=/usr/bin/python3.13 names it
+	@$(PYTHON313) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null \
+	  || { echo "test-313: $(PYTHON313) is no Python 3.13; say which: make test-313 PYTHON313=/path/to/python3.13" >&2; exit 2; }
+	@mkdir -p build && $(MAKE) --no-print-directory test VENV=build/venv-3.13 PYTHON=$(PYTHON313)
 
 # Some tests watch real processes, and a machine that is busy elsewhere can make one late. What failed is
 # shown, and tried once more with nothing beside it: only what fails again fails the run. A test that passes
