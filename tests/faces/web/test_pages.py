@@ -506,6 +506,8 @@ def test_nothing_is_sampled_of_a_gpu_that_has_fallen_off_the_bus(tmp_path):
     """The pictures of the documents showed 32 degrees for one."""
     status = mixed(tmp_path / "machine.yaml")
     use = status.use_seen()
+    assert status.report is not None
+    assert use.found is not None
     by_index = sorted(status.report.gpus, key=lambda gpu: gpu.index)
     assert {gpu.gpu for gpu in use.found.samples.gpus} == {gpu.uuid for gpu in by_index[:7]}
     assert by_index[7].uuid not in use.hour
