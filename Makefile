@@ -127,7 +127,7 @@ pictures: $(READY)  ## draw the pictures of the page in docs/how-to/pictures ane
 	PYTHONPATH=. $(BIN)/python -m tests.faces.web.pictures
 
 docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link ends it
-	@# The theme's remark on MkDocs 2 is not about these pages.
+	@# The variable hides the theme's notice of its end of life, May 5, 2027: pyproject.toml says why it stays until then.
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict
 
 reference: $(READY)  ## write the tables of docs/reference anew from the code

@@ -621,3 +621,31 @@ def test_a_version_alone_is_a_file_of_nvidia():
 def test_a_warning_of_a_key_that_is_ignored_says_what_is_lost(text, words):
     (warning,) = parse_policy(f"version: v1\n{text}\n", "policy.yaml").warnings
     assert f"which NVIDIA's plugin ignores: {words} has no effect" in warning.message
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sharing: {time-slicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}",
+        "sharing: {ts: {replicas: 4}, mps2: {}}",
+    ],
+)
+def test_sharing_without_a_known_key_says_that_every_gpu_is_given_out_whole(text):
+    """It stays a warning, because NVIDIA's plugin starts with such a file; it offers whole GPUs then."""
+    last = parse_policy(f"version: v1\n{text}\n", "policy.yaml").warnings[-1]
+    assert last.path == "sharing"
+    assert "no GPU is shared: every GPU is given out whole" in last.message
+    assert "timeSlicing" in last.hint
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sharing: {}",
+        "sharing: {ts: {}, timeslicing: {resources: [{name: nvidia.com/gpu, replicas: 4}]}}",
+        "sharing: {mps: null}",
+    ],
+)
+def test_sharing_that_loses_not_everything_has_no_such_warning(text):
+    warnings = parse_policy(f"version: v1\n{text}\n", "policy.yaml").warnings
+    assert not [one for one in warnings if "given out whole" in one.message]

@@ -32,6 +32,9 @@ GPU, SHARED = ResourceName("nvidia.com/gpu"), ResourceName("nvidia.com/gpu.share
 NOTEBOOKS, MEMORY = ResourceName("nvidia.com/gpu.notebooks"), ResourceName("aliyun.com/gpu-mem")
 MIG_3G, MIG_1G = ResourceName("nvidia.com/mig-3g.40gb"), ResourceName("nvidia.com/mig-1g.10gb")
 
+OFF_THE_BUS = 79
+"""The XID of a GPU that has fallen off the bus: nothing can be read of it any more."""
+
 MACHINE = """\
 gpus:
   - {name: h100-sxm5-80gb}
@@ -97,19 +100,20 @@ def mixed(
     """The agent of a node with eight GPUs that are shared in all ways. machine: where its file is written.
     idle: GPUs that did nothing for an hour."""
     machine.write_text(MACHINE)
+    faults = {7: OFF_THE_BUS} if faults is None else faults
     report = a_report(
         str(machine),
         POLICY,
         NOW_S,
         held=HELD,
         pods=PODS,
-        faults={7: 79} if faults is None else faults,
+        faults=faults,
         held_for_s=9000.0,
         daemons_serve=True,
     )
     report = replace(report, made=replace(report.made, at_s=at_s))
     status = AgentStatus(lambda: NOW_S, report, pulse_s=NOW_S)
-    used = used_by(report, idle)
+    used = used_by(report, idle, [index for index, xid in faults.items() if xid == OFF_THE_BUS])
     status.use_seen = lambda: used
     status.endpoints = lambda: [
         EndpointState(one.name, serving=True, registered=True) for one in report.resources
@@ -117,13 +121,13 @@ def mixed(
     return status
 
 
-def used_by(report: Report, idle: Sequence[int] = ()) -> UseSeen:
-    """An hour of samples, and what is used now."""
+def used_by(report: Report, idle: Sequence[int] = (), silent: Sequence[int] = ()) -> UseSeen:
+    """An hour of samples, and what is used now. silent: GPUs of which nothing can be read."""
     hour: LastHour = {}
     samples = Samples()
     for minute in range(MINUTES, -1, -1):
         if not 20 <= minute < 26:  # nobody looked for a while
-            samples = _samples(report, minute, idle)
+            samples = _samples(report, minute, idle, silent)
             hour = with_samples(hour, samples, NOW_S - 60 * minute)
     offering_of = {share: one for offer in report.offer.values() for one in offer for share in one.share_ids}
     places = {entry.holders[0]: offering_of[entry.id] for entry in report.entries if entry.holders}
@@ -140,9 +144,11 @@ def _amount(holder: Holder) -> Amount:
     return Amount(used * GIB, peak * GIB, sm=busy, processes=1)
 
 
-def _samples(report: Report, minute: int, idle: Sequence[int]) -> Samples:
+def _samples(report: Report, minute: int, idle: Sequence[int], silent: Sequence[int]) -> Samples:
     gpus, migs = [], []
     for gpu in report.node.inventory:
+        if gpu.index in silent:
+            continue
         busy = 0.0 if gpu.index in idle else BUSY[gpu.index % 8]
         busy = max(0.0, min(1.0, busy * (1 + 0.5 * sin(minute / 5 + gpu.index)) if busy < 0.9 else busy))
         here = {
@@ -181,10 +187,10 @@ def _on(report: Report, share: str, gpu: GpuUuid) -> bool:
 
 
 BROKEN: dict[int, dict[int, int]] = {
-    3: {0: 79, 5: 79},
+    3: {0: OFF_THE_BUS, 5: OFF_THE_BUS},
     11: {2: 48},
-    17: dict.fromkeys(range(8), 79),
-    22: {4: 95, 6: 79},
+    17: dict.fromkeys(range(8), OFF_THE_BUS),
+    22: {4: 95, 6: OFF_THE_BUS},
 }
 """Of thirty nodes, those with sick GPUs: GPU index to an XID."""
 

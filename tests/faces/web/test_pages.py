@@ -44,6 +44,7 @@ from partage.plan.serve.watchdog import ContainerUsage, GrantKind, WatchResult
 from partage.plan.usage import Amount, ContainerUse, NodeUse
 from partage.units import GIB
 from tests.faces.reports import AT_S, a_document, a_report
+from tests.faces.web.sample_nodes import mixed
 from tests.kubelet_script import wait_for
 from tests.misbehaving import SERVERS, Speak, misbehaving
 
@@ -499,3 +500,14 @@ def test_a_report_of_three_days_ago_is_an_old_one(folder: Path) -> None:
     assert [views.standing(one) for one in old] == [("old report", "warn")] * 2
     assert source.read() == old
     assert "more than 24 hours old" in str(views.sections(old[0])["state"])
+
+
+def test_nothing_is_sampled_of_a_gpu_that_has_fallen_off_the_bus(tmp_path):
+    """The pictures of the documents showed 32 degrees for one."""
+    status = mixed(tmp_path / "machine.yaml")
+    use = status.use_seen()
+    assert status.report is not None
+    assert use.found is not None
+    by_index = sorted(status.report.gpus, key=lambda gpu: gpu.index)
+    assert {gpu.gpu for gpu in use.found.samples.gpus} == {gpu.uuid for gpu in by_index[:7]}
+    assert by_index[7].uuid not in use.hour

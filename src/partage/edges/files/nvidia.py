@@ -80,6 +80,7 @@ def read_nvidia(notes: Notes, env: Mapping[str, str]) -> Policy:
         return Policy(source=notes.file)
     options, mps_root = read_flags(table.get("flags"), table.get("imex"), notes, env)
     sharing = _table(table.get("sharing"), _SHARING)
+    _shares_nothing(sharing)
     entries = (_time_slicing(sharing) + _mps(sharing)) if sharing else ()
     entries = _without_repeated(notes, entries)
     if sharing and "mps" in sharing:
@@ -120,6 +121,15 @@ def _named(value: dict[str, Value]) -> str:
 
 def _table(field: Field | None, keys: tuple[str, ...]) -> Table | None:
     return field.table(keys) if field else None
+
+
+def _shares_nothing(sharing: Table | None) -> None:
+    """Says what is lost where no key of ``sharing`` is known: all of it, and not only that key."""
+    if sharing and sharing.whole.value and not any(sharing.given(key) for key in _SHARING):
+        sharing.whole.warn(
+            "no key in it is known to NVIDIA's plugin, so no GPU is shared: every GPU is given out whole",
+            f"its keys are {' and '.join(_SHARING)}",
+        )
 
 
 def _mps_flags(mps: Field, options: Options, mps_root: str) -> None:
