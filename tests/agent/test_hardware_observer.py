@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from itertools import pairwise
 
 import pytest
 
@@ -14,6 +15,7 @@ from partage.model.ids import GpuUuid
 from partage.sim.node.faults import DriverGone, DriverLoaded, ResetGpu
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
+from tests.node.loops import SimulatedTimeLoop
 
 NEVER = Intervals(observe_s=3600.0, conditions_s=3600.0)
 
@@ -96,3 +98,22 @@ def test_an_xid_that_is_raised_again_and_again_is_logged_once_a_minute(
     told = [(record.__dict__["gpu"], record.__dict__["xid"]) for record in caplog.records]
     assert told == [("GPU-0", 13), ("GPU-0", 31)] * 2 + [("GPU-1", 13)]
     assert [record.__dict__["not_logged"] for record in caplog.records] == [None, None, 599, 599, None]
+
+
+def test_a_question_out_of_step_makes_the_next_one_no_later_than_promised() -> None:
+    """An XID asks at once, at any moment; from then on a fault is still known within conditions_s."""
+
+    async def times() -> list[float]:
+        loop, found = asyncio.get_running_loop(), list[float]()
+        hardware = SimulatedHardware(load_machine("2xa100-40gb"))
+        sense = HardwareObserver(hardware, lambda: found.append(loop.time()), Intervals(), XidLog(loop.time))
+        await asyncio.sleep(3.0 - loop.time() % 5.0 + 5.0)
+        task = asyncio.create_task(sense.conditions_forever())
+        await asyncio.sleep(12.0)
+        task.cancel()
+        return found
+
+    with asyncio.Runner(loop_factory=SimulatedTimeLoop) as runner:
+        found = runner.run(times())
+    assert len(found) >= 3
+    assert max(later - earlier for earlier, later in pairwise(found)) <= 5.01

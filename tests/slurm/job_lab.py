@@ -164,6 +164,12 @@ class JobLab(Lab):
         """The devices that have an MPS daemon."""
         return sorted(path.parent.parent.name for path in self.run_dir.glob("mps/*/pipe/*.pid"))
 
+    def logs(self) -> str:
+        """And what is left on the first node, with what squeue says."""
+        left = f"records {self.records()}, daemons {self.daemons()}"
+        queue = self.run("squeue", "-o", "%i %T %r %S").stdout if self._up else ""
+        return f"{super().logs()}\n{left}\n{queue}"
+
     def __exit__(self, *exc: object) -> None:
         if exc[1] is not None:
             sys.stderr.write(self.logs())

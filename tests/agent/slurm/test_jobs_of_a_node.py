@@ -273,7 +273,7 @@ def test_a_refused_job_is_put_back_into_the_queue(node):
     record = refused(node)
     slurm_says(node, "squeue", "1|1\n2|2_7")
     assert requeue_job(node, record)
-    requeue, config, update = asked(node, "scontrol")
+    config, requeue, update = asked(node, "scontrol")
     assert config == "show config"
     assert requeue == "requeue 2_7"  # as 2 it would be the whole array
     assert update == (
@@ -301,6 +301,18 @@ def test_a_job_that_may_not_be_put_back_is_told_why(node, said, done):
     assert [one.job for one in read_records(node.run_dir).jobs] == [1, 2]  # for its tasks
     lives(node, 1)
     assert not requeue_job(node, record)  # cancelled meanwhile
+
+
+@pytest.mark.parametrize("silent", ["show", "update"])
+def test_when_a_job_begins_again_is_told_to_a_slurmctld_that_was_silent(node, silent):
+    """Else it waits 130 s where 20 are enough, or begins when Slurm wants: 22.05 may run no prolog then."""
+    record = refused(node)
+    slurm_says(node, "squeue", "1|1\n2|2")
+    script = node.devices.parent / "bin" / "scontrol"
+    once = f'[ "$1" != {silent} ] || [ -e {script}.once ] || {{ touch {script}.once; exec sleep 60; }}'
+    script.write_text(f'#!/bin/sh\n{once}\necho "$@" >> {script}.asked\necho "AuthInfo = cred_expire=10"\n')
+    assert requeue_job(replace(node, slurm=SlurmPrograms("g1", 2.0, 0.0, 30.0)), record)
+    assert asked(node, "scontrol")[-1].startswith("update JobId=2 StartTime=now+20 AdminComment=partage: ")
 
 
 def test_a_job_that_nobody_can_put_back_breaks_the_node(node):

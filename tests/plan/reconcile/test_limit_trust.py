@@ -104,6 +104,38 @@ def test_a_container_that_was_root_until_it_was_seen_may_have_changed_limits():
     assert node.then() == ""
 
 
+def test_who_connected_before_its_container_was_seen_may_use_more():
+    """It may have been root until it was looked at: it raises the limit, connects, and gives root away."""
+    node = Node(sets=False)
+    held = (entry(since_s=101),)
+    node.then(entries=held, look=False, daemons=(daemon(5),))
+    named = (entry(HOLDER, since_s=101),)
+    node.then(entries=named, names={A: HOLDER}, tenants=[tenant()], daemons=(daemon(5),))
+    node.set_limits()
+    assert "its clients of that time" in node.then(daemons=(daemon(5, 6),), within={6}, within_s=node.at_s)
+    assert node.trust.suspected[GPU].clients == {5}, "who came after the limits were set again was limited"
+    assert node.then(within={5}, within_s=node.at_s + 0.5) == ""
+
+
+def test_until_limits_were_set_again_who_connects_may_use_more():
+    """Between the look that saw nobody who may and the setting, they are what somebody made of them."""
+    node = Node(sets=False)
+    node.then(tenants=[tenant(A, ROOT)])
+    node.then(tenants=[])
+    assert node.then(daemons=(daemon(5),))
+    set_again = replace(daemon(5, 6), set_ns=1)
+    assert "its clients of that time" in node.then(daemons=(set_again,)), "6 may have come before it"
+    assert node.trust.suspected[GPU].clients == {5, 6}
+    assert node.then(daemons=(replace(daemon(7), set_ns=1),)) == ""
+
+
+def test_a_silent_daemon_does_not_say_who_connected_before_a_container_was_seen():
+    node = Node()
+    node.then(entries=(entry(since_s=101),), look=False, daemons=(SILENT,))
+    node.then(entries=(entry(HOLDER, since_s=101),), names={A: HOLDER}, tenants=[tenant()])
+    assert "its clients of that time" in node.then(daemons=(replace(daemon(5), set_ns=1),))
+
+
 def test_at_the_first_look_limits_are_set_again_where_somebody_has_the_pipe():
     node = Node(sets=False)
     node.trust = LimitTrust()
@@ -138,8 +170,9 @@ def test_one_that_may_is_told_with_what_to_change_and_its_time_is_not_forgotten(
 def test_it_is_certain_again_when_no_client_of_that_time_is_left():
     node = Node()
     node.then(tenants=[tenant(A, ROOT)], daemons=(daemon(5),))
-    assert node.then(tenants=[], daemons=(daemon(5, 6),))
-    assert node.then(daemons=(daemon(6),)) == ""
+    assert node.then(tenants=[], daemons=(daemon(5),))
+    assert node.then(daemons=(daemon(5, 6),))
+    assert node.then(daemons=(daemon(6),)) == "", "it came after the limits were set again"
     assert node.then(daemons=(daemon(5, 6),)) == "", "a new process with that pid"
 
 

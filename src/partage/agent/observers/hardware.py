@@ -247,6 +247,6 @@ class HardwareObserver(Struct):
 
 
 async def _either(event: asyncio.Event, longest_s: float) -> None:
-    """Wait until the event is set, about so long at most; it is unset afterwards."""
-    await until_tick(longest_s, event, least_s=longest_s / 2)
+    """Wait until the event is set, so long at most; it is unset afterwards."""
+    await until_tick(longest_s, event)
     event.clear()

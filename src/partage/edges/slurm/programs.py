@@ -7,6 +7,7 @@ it, since slurmd reports the prolog's end to it, so waiting costs nobody anythin
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import time
@@ -96,14 +97,16 @@ class SlurmPrograms:
         name = ((said and parse_job_names(said)) or {}).get(job)
         if name is None:
             return False
+        settings = self._answer(self._requeue_s, "scontrol", "show", "config") or ""
+        expiry = _EXPIRY.search(settings)
+        later_s = (int(expiry[1]) if expiry else _EXPIRY_S) + _MARGIN_S
         try:
             self._asked(self._requeue_s, "scontrol", "requeue", name)
         except Rejected as error:  # of a job on several nodes, another one was first
             return "is pending" in str(error)
-        expiry = _EXPIRY.search(self._say("scontrol", "show", "config") or "")
-        later_s = (int(expiry[1]) if expiry else _EXPIRY_S) + _MARGIN_S
-        plain = f"AdminComment={_plain(why)}"
-        self._say("scontrol", "update", f"JobId={name}", f"StartTime=now+{later_s}", plain)
+        later = (f"JobId={name}", f"StartTime=now+{later_s}", f"AdminComment={_plain(why)}")
+        with contextlib.suppress(PartageError):  # it is in the queue all the same, and not lost
+            self._answer(self._requeue_s, "scontrol", "update", *later)
         return True
 
     def drain(self, reason: str) -> bool:

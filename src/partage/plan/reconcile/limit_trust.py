@@ -2,8 +2,9 @@
 
 A look tells who has a daemon's pipe at one moment. Between looks, what was not seen counts as what may: a
 container that was given a share and has not been seen yet, and one that ended unseen (an init container, a
-short-lived one). After such a time clients may have connected while a limit was raised. So the limits are
-doubted until none of those clients is left, or each was seen with no more than its share.
+short-lived one). In such a time, and until the limits were set again after it, clients may have connected
+while a limit was raised. So the limits are doubted until none of those clients is left, or each was seen with
+no more than its share.
 """
 
 from __future__ import annotations
@@ -130,11 +131,17 @@ def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
             exposed[device] = before.exposed[device]
         if device in exposed and not commanded and not daemon.limits.namespaces:
             to_set.add(device)
-        found = _suspicion(before, now, daemon, ended_here)
+        open_now = commanded or device in to_set
+        # Set some time between the last turn and this one: clients may have come before it.
+        open_before = device in before.to_set
+        may_now = _may_now(now, daemon)
+        found = _suspicion(
+            before, now, daemon, may_now or ended_here, open_now=open_now, open_before=open_before
+        )
         if found is not None:
             suspected[device] = found
         still = _SET_AGAIN if device in to_set else ""
-        if why := _may_now(now, daemon) or unseen or (found.reason if found else still):
+        if why := may_now or unseen or (found.reason if found else still):
             doubts[device] = why
     kept = {one: since_s for one, since_s in missing.items() if one not in ended}
     known = frozenset(one.device for one in now.daemons)
@@ -167,22 +174,28 @@ def _may_now(now: Now, daemon: DaemonState) -> str:
     return (OUTDATED if daemon.outdated else "") or why_commanded(daemon, now.look.tenants, now.driver)
 
 
-def _suspicion(before: LimitTrust, now: Now, daemon: DaemonState, ended: str) -> Suspicion | None:
+def _suspicion(
+    before: LimitTrust, now: Now, daemon: DaemonState, why: str, *, open_now: bool, open_before: bool
+) -> Suspicion | None:
+    """Which clients may have connected while limits were not those that were set.
+
+    why: somebody may have changed limits, and who; open_now: somebody may have, and they were not set again
+    yet; open_before: so it was until a moment ago, and they have been set again since.
+    """
     last = before.suspected.get(daemon.device)
     if daemon.device not in before.known and last is None:
         last = Suspicion(f"nobody watched its MPS daemon before; {_UNTIL}", frozenset(), now.at_s, True)
-    why = _may_now(now, daemon) or ended
+    may_have = bool(why) or open_now
+    doubted = last is not None and (last.clients or last.unlisted)
+    reason = last.reason if last and doubted and not why else f"{why or _SET_AGAIN}; {_UNTIL}"
     if daemon.phase is DaemonPhase.SILENT:  # who its clients are, it says later
-        if why:
-            return Suspicion(f"{why}; {_UNTIL}", last.clients if last else frozenset(), now.at_s, True)
+        if may_have or open_before:
+            return Suspicion(reason, last.clients if last else frozenset(), now.at_s, True)
         return last
     clients = frozenset(client.pid for client in daemon.clients)
-    of_before: frozenset[int] = frozenset()
-    if last is not None:
-        of_before = clients if last.unlisted else last.clients & clients
-    if why:
-        return Suspicion(f"{why}; {_UNTIL}", clients | of_before, now.at_s)
-    if last is None or not of_before:
+    if may_have or (open_before and clients):
+        return Suspicion(reason, clients, now.at_s)
+    if last is None or not (of_before := clients if last.unlisted else last.clients & clients):
         return None
     if now.within_s > last.since_s and of_before <= frozenset(now.within):
         return None
