@@ -48,7 +48,7 @@ WAYS = (
     Way("best fit", prefers=True),
     Way("best fit, one GPU listed after a refusal", prefers=True, lists=True),
     Way("most free first, one GPU listed after", prefers=True, spread=True, lists=True),
-    Way("a scheduler that knows cards (best fit)", prefers=True, aware=True),
+    Way("a scheduler that knows GPUs (best fit)", prefers=True, aware=True),
 )
 
 
@@ -103,7 +103,7 @@ class Node(Struct):
         return [row.id for row in self.rows if row.healthy and row.id not in self.held]
 
     def most_free(self) -> int:
-        """Of one card."""
+        """Of one GPU."""
         counts: dict[str, int] = {}
         for id_ in self.free():
             counts[device_of(id_)] = counts.get(device_of(id_), 0) + 1
@@ -182,7 +182,7 @@ def live(
 
 
 def _poisson(cards: tuple[int, ...], load: float) -> Callable[[int, Random], list[int]]:
-    """Pods that ask for ``load`` times what the cards have, on average."""
+    """Pods that ask for ``load`` times what the GPUs have, on average."""
     each_s = load * sum(cards) / LIFETIME_S / (sum(SIZES) / len(SIZES))
     sizes = [size for size in SIZES if size <= max(cards)]
 
@@ -193,7 +193,7 @@ def _poisson(cards: tuple[int, ...], load: float) -> Callable[[int, Random], lis
 
 
 def _stuck(now_s: int, _rng: Random) -> list[int]:
-    """Three cards of four half full for the whole time, and one replica that no card can have."""
+    """Three GPUs of four half full for the whole time, and one replica that no GPU can have."""
     return [50, 50, 50, 50, 40] if now_s == 0 else []
 
 
@@ -214,7 +214,7 @@ def main(hours: int = HOURS, seeds: int = 3) -> None:
                 wait = sum(one.waited_s for one in runs) / started
                 used = sum(one.used for one in runs) / sum(one.seconds for one in runs) / sum(cards)
                 write(f"{way.name:44}{refused:12,.0f}{wait:12.0f}{used:8.0%}\n")
-    write("\none replica of 40 GiB that no card ever has free, for 24 h: pods lost\n")
+    write("\none replica of 40 GiB that no GPU ever has free, for 24 h: pods lost\n")
     for way in WAYS[1:3]:
         write(f"{way.name:44}{live(EQUAL, way, 0, 24, _stuck, lifetime_s=1e9).refused:12,}\n")
 

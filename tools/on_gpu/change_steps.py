@@ -95,14 +95,14 @@ async def change_mig(place: StepPlace, notes: Notes) -> None:
         return
     if gpu.mig_mode is None or gpu.mig_enabled or gpu.mig_mode.pending:
         for row in rows:
-            notes.not_here(row, f"a card with MIG, whose MIG mode is off: {gpu.product}")
+            notes.not_here(row, f"a GPU with MIG, whose MIG mode is off: {gpu.product}")
         return
     profile = _smallest(gpu)
     if profile is None or gpu.compute_capability < (9, 0):
-        takes = "a card whose MIG mode changes without a reset (Hopper or newer)"
+        takes = "a GPU whose MIG mode changes without a reset (Hopper or newer)"
         for row in rows:
             notes.not_here(
-                row, takes if profile else f"a card whose MIG profiles are known: {gpu.product} is not"
+                row, takes if profile else f"a GPU whose MIG profiles are known: {gpu.product} is not"
             )
         return
     policy = place.work / "mig.yaml"
@@ -136,7 +136,7 @@ async def change_mig(place: StepPlace, notes: Notes) -> None:
 
 
 def _smallest(gpu: Gpu) -> str | None:
-    """The smallest profile without attributes of which two fit; None where the card is not known."""
+    """The smallest profile without attributes of which two fit; None where the GPU is not known."""
     geometry = gpu.geometry or catalogue.geometry_of(gpu)
     if geometry is None:
         return None

@@ -435,7 +435,7 @@ async def geometry(place: StepPlace, notes: Notes) -> None:
     finally:
         await hardware.close()
     if gpu.mig_mode is None:
-        notes.not_here("geometry", f"a card with MIG: {gpu.product} has none")
+        notes.not_here("geometry", f"a GPU with MIG: {gpu.product} has none")
         return
     if gpu.geometry is None:
         root = "" if os.geteuid() == 0 else ", root"
@@ -447,7 +447,7 @@ async def geometry(place: StepPlace, notes: Notes) -> None:
     known = catalogue.geometry_of(gpu)
     if known is None:
         notes.not_here(
-            "geometry", f"a card of the catalogue: {gpu.product} is not in it; what its driver says is kept"
+            "geometry", f"a GPU of the catalogue: {gpu.product} is not in it; what its driver says is kept"
         )
         return
     asked = {str(spec.profile): (spec.size, spec.starts) for spec in gpu.geometry.profiles}

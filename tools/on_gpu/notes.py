@@ -100,7 +100,7 @@ class Notes:
         self._note(Finding(row, Verdict.CONTRADICTED, words))
 
     def not_here(self, row: str, takes: str) -> None:
-        """takes: which driver, setting, card or right it takes."""
+        """takes: which driver, setting, GPU or right it takes."""
         self._note(Finding(row, Verdict.NOT_HERE, takes))
 
     def judge(self, row: str, good: bool, words: str) -> None:

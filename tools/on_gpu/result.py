@@ -18,7 +18,7 @@ _MODE = 0o644
 
 
 class Verdict(StrEnum):
-    """What became of a row of the table. not-possible-here: it takes another driver, setting, card or
+    """What became of a row of the table. not-possible-here: it takes another driver, setting, GPU or
     right.
     """
 

@@ -99,7 +99,7 @@ ROWS = (
         "geometry",
         "geometry",
         "what the driver says of MIG with MIG mode off: that geometries asked for equal those of the catalogue",
-        "root, and a card with MIG; before 550 MIG mode has to be on",
+        "root, and a GPU with MIG; before 550 MIG mode has to be on",
     ),
     _by(
         "change-mode",
@@ -145,9 +145,9 @@ ROWS = (
     ),
     Row(
         "geometry-unknown",
-        "the MIG geometry of a card that the catalogue lacks (RTX PRO 5000, 4500, Thor), with MIG mode off and on",
+        "the MIG geometry of a GPU that the catalogue lacks (RTX PRO 5000, 4500, Thor), with MIG mode off and on",
         "`partage record`, and `mig-geometry` in the file",
-        takes="such a card",
+        takes="such a GPU",
     ),
     Row(
         "limits-again",
@@ -202,7 +202,7 @@ ROWS = (
         "the answer of a creation at a place that an administrator has just taken: insufficient resources or in use, as is assumed, "
         "and not another error",
         "`nvidia-smi mig -cgi` in a loop beside `partage apply`",
-        takes="a card with MIG",
+        takes="a GPU with MIG",
     ),
     Row(
         "persistenced",
@@ -221,7 +221,7 @@ ROWS = (
         "compute-room",
         "a compute instance for which a GPU instance has no room side by side",
         "`partage apply` from one `1c` in the middle of a `3g` to `1c` and `2c`",
-        takes="a card with MIG",
+        takes="a GPU with MIG",
     ),
     Row(
         "fabric-state",

@@ -141,7 +141,7 @@ class Gpu(Frozen):
     that carries it; None if not known. Boards of one device id can differ by it.
     mig_mode: None for a GPU without MIG.
     mig_hidden: only root may read where its MIG devices are, and which GPU instances are empty.
-    serial, board_part_number, vbios_version: None if the driver does not report it, as for consumer cards.
+    serial, board_part_number, vbios_version: None if the driver does not report it, as for consumer GPUs.
     recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
     pci_class: class code of the PCI device, ``0x030200`` for a GPU without display; None if not known.
     clique: cluster UUID and clique of the NVLink fabric that it has joined, ``<uuid>.<number>``; None: none.

@@ -88,7 +88,7 @@ class Catalogue(Frozen):
         )
 
     def by_pci_device_id(self, pci_device_id: str) -> tuple[GpuModel, ...]:
-        """The models with this device id, ``0x233010de``. Several cards can share one (A2, A16)."""
+        """The models with this device id, ``0x233010de``. Several models can share one (A2, A16)."""
         wanted = pci_device_id.lower()
         return tuple(model for model in self.models if wanted in model.pci_device_ids)
 

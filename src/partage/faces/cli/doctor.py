@@ -35,7 +35,7 @@ FOUND = 1
     "--bundle",
     metavar="FILE.tar.gz",
     shell_complete=completion.files,
-    help="Also write what somebody else needs to help: findings, report, policy, logs; without secrets.",
+    help="Also write a file for support: findings, report, policy, logs; without secrets.",
 )
 @click.option(
     "--log",
@@ -108,7 +108,7 @@ def command(
     clock. Causes come first, and what follows from them is left out. What could not be looked at is said,
     too. Run it as root.
 
-    Nothing is changed without --fix, and never a setting of a GPU or a file of somebody else.
+    Nothing is changed without --fix. A setting of a GPU, or a file that is not Partage's, is never changed.
 
     Exit code 0: nothing found; 1: something is wrong; 2: an option or a file is wrong; 5: --cluster, and the
     API server does not answer.

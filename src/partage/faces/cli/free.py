@@ -20,8 +20,9 @@ def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None
 
     A pod that was deleted by force can leave a process behind that never ends, stuck in the driver. Its share
     is given to nobody, and its GPU does not change, until the process has ended or this verb says not to wait
-    for it. So it is, too, while nobody can look whether there is one. The next container then shares the GPU
-    and its memory with that process, whatever its share guarantees. A reboot of the node is the safe way.
+    for it. The same holds while Partage cannot see whether there is such a process. After this verb the next
+    container shares the GPU and its memory with that process, whatever its share guarantees. A reboot of the
+    node is the safe way.
     """
     report = common_node.agent_report(machine, run_dir)
     if report is None:

@@ -36,10 +36,10 @@ def command(
     state_dir: Path,
     output: str,
 ) -> int:
-    """Give NVIDIA's device plugin its place again, while pods run.
+    """Return to NVIDIA's device plugin, while pods run.
 
     Checks that NVIDIA's plugin will offer every id that a pod holds, prints the steps, and with --cluster
-    does them: the agent gives way, the node gets its earlier label back, NVIDIA's plugin starts and
+    does them: the agent stops serving, the node gets its earlier label back, NVIDIA's plugin starts and
     registers. With --cluster or --wait no new pod gets a GPU from the beginning until then; those that run
     keep theirs. Leave the agent running until it is done; afterwards it can be removed.
 

@@ -50,11 +50,11 @@ GROUPS = {
     "Change": {
         "apply": "Change the node once, as a policy says, without the agent.",
         "rollout": "Show how a policy reaches the nodes of a cluster; pause, resume.",
-        "cordon": "Keep new containers off a GPU; those that have shares stay.",
+        "cordon": "Keep new containers off a GPU; those with shares stay.",
         "uncordon": "Let new containers use a cordoned GPU again.",
         "free": "Free a share that a process of its former pod keeps.",
-        "takeover": "Put Partage in the place of NVIDIA's device plugin.",
-        "handback": "Give NVIDIA's device plugin its place again.",
+        "takeover": "Replace NVIDIA's device plugin by Partage, while pods run.",
+        "handback": "Return to NVIDIA's device plugin, while pods run.",
     },
     "Run": {
         "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",

@@ -100,7 +100,7 @@ def command(
 
     For each workload: its highest use, how steady it is, and how busy it keeps the GPU; then how much memory
     its share needs with headroom, into how many shares a GPU can be split for it, and the smallest MIG
-    profile. Where the figures do not tell (memory taken in advance, too few samples, use of unknown
+    profile. If the figures are not enough (memory taken in advance, too few samples, use of unknown
     processes), it says so, and what to do.
 
     Memory is sized by the highest use, compute by the 95th percentile. A pod's workload is its name without

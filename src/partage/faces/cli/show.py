@@ -49,7 +49,7 @@ class ShownNode(Frozen):
     default=None,
     help="Name the Slurm job, user and share of each process. Default: where Slurm is installed.",
 )
-@click.option("--memory", is_flag=True, help="Who holds GPU memory, where it is shared by amounts; no more.")
+@click.option("--memory", is_flag=True, help="Show only who holds GPU memory, where it is shared by amounts.")
 @click.option("-w", "--watch", is_flag=True, help="Show the node again and again, until Ctrl-C.")
 @click.option(
     "--interval",

@@ -103,7 +103,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     kubelet over real sockets. --machine, --policy, --config and --node-labels override
     those of the story.
 
-    With --trace in place of STORY: what becomes of the pods of a trace on the nodes of --fleet or --machines
+    With --trace in place of STORY: what happens to the pods of a trace on the nodes of --fleet or --machines
     under each --policy: which start at once, wait, or fit nowhere, and how much of the GPUs is used. Pods go
     where the default rules of kube-scheduler send them, and get the shares that the agent there would give.
 

@@ -26,7 +26,7 @@ _OPTIONS = (
         "--slurm-writes",
         type=click.Choice(["own", "shared", "nothing"]),
         help="With --slurm: own: the gres.conf of this node alone (default); shared: NODE.gres.conf and "
-        "NODE.slurm.conf in a directory of all nodes; nothing: somebody else writes them.",
+        "NODE.slurm.conf in a directory of all nodes; nothing: you write them.",
     ),
     click.option(
         "--slurm-dir",

@@ -229,7 +229,7 @@ def command(
     state_dir: Path,
     output: str,
 ) -> int:
-    """Let Partage take the place of NVIDIA's device plugin, while pods run.
+    """Replace NVIDIA's device plugin by Partage, while pods run.
 
     Start the agent beside NVIDIA's plugin first, with the file of NVIDIA's plugin as its policy: it waits,
     and registers nothing. This verb, on the node or in the agent's container, compares the ids that the

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 @click.option(
     "--cluster",
     is_flag=True,
-    help="The nodes of a cluster, as its API server tells of them: in a pod with the pod's account, else "
+    help="The nodes of a cluster, read from its API server: in a pod with the pod's account, else "
     "with KUBECONFIG or ~/.kube/config.",
 )
 @click.option("--kubeconfig", metavar="FILE", help="The nodes of the cluster of this kubeconfig.")

@@ -13,7 +13,7 @@ _NOUVEAU = "nouveau"
 _PASSED_THROUGH = frozenset({
     "vfio-pci", "nvidia-vgpu-vfio", "nvgrace-gpu-vfio-pci", "pci-stub", "xen-pciback",
 })  # fmt: skip
-"""The kernel drivers of cards that virtual machines have; they are no fault of this node."""
+"""The kernel drivers of GPUs that virtual machines have; they are no fault of this node."""
 
 OF_GPUS = frozenset({
     "gpu-lost", "gpu-without-driver", "gpu-needs-reset", "memory-rows-failed", "fabric-not-ready",

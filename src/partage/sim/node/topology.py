@@ -1,7 +1,7 @@
 """A plausible topology for machines that name no links. It is assumed, not measured.
 
 NUMA: two nodes from five GPUs on, the lower half on node 0. PCIe: the GPUs of one NUMA node are at one CPU.
-NVLink: all to all through NVSwitch for SXM boards, the hybrid cube mesh for V100, none for PCIe cards
+NVLink: all to all through NVSwitch for SXM boards, the hybrid cube mesh for V100, none for PCIe GPUs
 (bridges are optional, and no product name tells them).
 """
 
