@@ -192,7 +192,8 @@ def test_show_has_a_row_for_each_gpu_and_container_that_was_sampled(
     told = _told(capsys, tmp_path, document)
     gpus, containers = told.partition("Use of the GPUs, sampled ")[2].split("Use by containers")
     rows = [line.split() for line in gpus.splitlines()[1:] if line.strip()[:1].isdigit()]
-    assert [row[0] for row in rows] == [str(gpu.index) for gpu in document.gpus]
+    sampled = [str(gpu.index) for gpu in document.gpus if gpu.index != 7]  # 7 has fallen off the bus
+    assert [row[0] for row in rows] == sampled
     assert "0 97 % 71 GiB 71 °C 654 W" in " ".join(rows[0])
     rows = [line.split() for line in containers.splitlines() if "team-a/" in line or "default/" in line]
     assert ["0", "team-a/pretraining-0/main", "71", "GiB", "74", "GiB", "97", "%"] in rows
