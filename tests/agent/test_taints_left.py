@@ -8,11 +8,12 @@ import pytest
 
 from partage.agent.cluster import node_taints
 from partage.agent.cluster.node_taints import NodeTaints
+from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.port import WatchState
 from partage.model.node_taints import NO_SCHEDULE, NodeTaint
-from tests.edges.kube.scripted import Answer, Request, api_server, node, quick
+from tests.edges.kube.scripted import Answer, Request, api_server, node, quick, status
 
 
 async def test_taints_that_cannot_be_taken_away_are_said(
@@ -49,3 +50,39 @@ async def test_taints_that_cannot_be_taken_away_are_said(
         assert task.cancelled()
     (said,) = [one for one in caplog.records if one.getMessage() == "taints stay on the Node"]
     assert said.__dict__["reason"] == "no answer within 0.2 s"
+
+
+async def test_a_write_that_met_a_conflict_does_not_make_the_next_one_contested() -> None:
+    """Nobody undid it: it was never written. The next change waited for 2.5 s and more."""
+    writes = asyncio.Queue[int]()
+
+    async def answer(request: Request) -> Answer:
+        if request.method == "PATCH":
+            writes.put_nowait(1)
+            if writes.qsize() == 1:
+                return status(409, "Conflict", "the Node has been modified")
+        tainted = node(1)
+        tainted["spec"] = {"taints": [{"key": NodeTaint.NOT_READY.key, "effect": NO_SCHEDULE, "value": ""}]}
+        return Answer(tainted)
+
+    async with api_server() as server:
+        server.answer = answer
+        cluster = ApiCluster(server.config(), backoff=quick)
+        found = await cluster.node("n1")
+        taints = NodeTaints(
+            cluster,
+            "n1",
+            AgentStatus(lambda: 0.0),
+            asked=(),
+            watched=lambda: WatchState(found, trouble=""),
+            ask=lambda: None,
+            intervals=ClusterIntervals(settle_s=0.01, retry_s=0.01, contested_s=60.0),
+        )
+        taints._wanted = {NodeTaint.NOT_READY: False}
+        task = asyncio.create_task(taints.run())
+        async with asyncio.timeout(10):
+            while writes.qsize() < 3:
+                taints.node_seen()
+                await asyncio.sleep(0.01)
+        task.cancel()
+        await asyncio.wait({task}, timeout=10)
