@@ -2,7 +2,7 @@
 
 _CAPABILITIES = "advise doctor explain lab packing providers rightsize web whatif".split()
 _LAYERS = [
-    "partage.faces",
+    "partage.cli",
     "partage.cli",
     " | ".join(f"partage.{one}" for one in _CAPABILITIES),
     "partage.kubernetes | partage.slurm",

@@ -78,8 +78,8 @@ modules |= {module(old): module(new) for old, new in moves.items() if old.starts
 modules = {old: new for old, new in modules.items() if old != new}
 known = {module(p.removeprefix("src/")) for p in tracked if p.endswith(".py") and p.startswith(("src/partage", "tests/"))}
 packages = {
-    "partage.faces.web": "partage.serve_http.pages", "partage.faces.cli": "partage.cli", "partage.faces.documents": "partage.answers.documents",
-    "partage.faces.render": "partage.answers.render", "partage.faces": "partage.cli",
+    "partage.serve_http.pages": "partage.serve_http.pages", "partage.cli": "partage.cli", "partage.answers.documents": "partage.answers.documents",
+    "partage.answers.render": "partage.answers.render", "partage.cli": "partage.cli",
     **{f"partage.{old.strip('/').replace('/', '.')}": f"partage.{new.strip('/').replace('/', '.')}" for old, new in FOLDERS},
 }
 Path(__file__).with_name("map.tsv").write_text("".join(f"{old}\t{new}\n" for old, new in sorted(modules.items())))
@@ -281,11 +281,11 @@ for pattern, new in PYPROJECT:
 (ROOT / "pyproject.toml").write_text(project)
 
 # --- the module by which charts of the last release start the helper ---
-stub = ROOT / "src/partage/faces/cli/hardware.py"
+stub = ROOT / "src/partage/cli/hardware.py"
 stub.parent.mkdir(parents=True, exist_ok=True)
 for folder in (stub.parent, stub.parent.parent):
     (folder / "__init__.py").write_text('"""Names of the release before, see cli/hardware."""\n')
-stub.write_text('''"""The helper by the name that charts up to 0.1 start it with: ``python -m partage.faces.cli.hardware``.
+stub.write_text('''"""The helper by the name that charts up to 0.1 start it with: ``python -m partage.cli.hardware``.
 
 For one release: a node may get the new image before the new chart.
 """
