@@ -21,7 +21,7 @@ import subprocess
 import sys
 
 from partage.sim.mps.control import ask
-from partage.sim.mps.wire import connect
+from partage.sim.mps.wire import command_connection
 
 # Little is imported here: the shim runs once for every single command.
 TYPE_CHECKING = False
@@ -122,7 +122,7 @@ def shim(root: str, argv: list[str]) -> int:
 
 def _answer(place: str, command: str, otherwise: bytes) -> bytes:
     try:
-        sock = connect(place)
+        sock = command_connection(place)
     except OSError:
         return otherwise
     text = ask(sock, command)
@@ -132,7 +132,7 @@ def _answer(place: str, command: str, otherwise: bytes) -> bytes:
 
 def _end_server(place: str, command: str) -> None:
     try:
-        sock = connect(place)
+        sock = command_connection(place)
     except OSError:
         return
     ask(sock, command)
