@@ -6,12 +6,14 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from partage.agent.slurm.job_end import end_lost_jobs
+from partage.agent.slurm.job_end import end_jobs, end_lost_jobs
 from partage.agent.slurm.job_node import LOCK_S, JobNode, NodeBroken
 from partage.edges.slurm.constrained import constrains_devices
 from partage.edges.slurm.devices_file import read_devices
 from partage.edges.slurm.job_records import JobRecords, Records
 from partage.errors import InputError, PartageError, Unreachable
+from partage.model.ids import DeviceUuid
+from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.slurm_devices import NodeDevices
 from partage.model.slurm_job import JobRecord
 from partage.plan.slurm.job_start import (
@@ -19,6 +21,7 @@ from partage.plan.slurm.job_start import (
     NodeFacts,
     daemons_of,
     has_to_be_asked,
+    idle_daemons,
     start_job,
     unwanted_daemons,
     with_other_users,
@@ -99,37 +102,56 @@ def _begun(
     """The record, as it is on the disk, and those of the other jobs on the node. Raises NodeBroken."""
     with records.locked(LOCK_S):
         others = records.read().without(request.job)
-        start = start_job(request, devices, facts, others.jobs)
-        unknown = next(iter(others.unreadable.values()), "")
-        begun = replace(start, refused=unknown) if unknown else start
-        records.put(begun)
+        record = start_job(request, devices, facts, others.jobs)
+        if unknown := next(iter(others.unreadable.values()), ""):
+            record = replace(record, refused=unknown)
+        specs = daemons_of(record, devices)
+        record = replace(record, decided=not specs)
+        records.put(record)
     try:
-        record = _with_daemons(node, begun, devices, others.jobs)
+        if unwanted := unwanted_daemons(record, devices):
+            _stop(node, unwanted)
+        if specs:
+            return _decided(node, record, _start(node, specs), records)
     except NodeBroken:
-        records.remove(request.job)
+        end_jobs(node, records, [request.job])
         raise
-    if record != begun:
+    return record, others
+
+
+def _decided(
+    node: JobNode, record: JobRecord, daemons: Sequence[DaemonState], records: JobRecords
+) -> tuple[JobRecord, Records]:
+    """The record once its daemons run. Of two users who begin at the same time, the first one here has them.
+
+    An epilog may have removed it meanwhile: of a slurmd that was started again, and knows nothing of this
+    prolog. Then the job has ended, and needs no daemon.
+    """
+    with records.locked(LOCK_S):
+        now = records.read()
+        others = now.without(record.job)
+        if now.of(record.job) != record:
+            if idle := idle_daemons([one.device for one in daemons], others.jobs):
+                _stop(node, idle)
+            return record, others
+        for daemon in daemons:
+            record = with_other_users(record, daemon, others.jobs)
+        record = replace(record, decided=True)
         records.put(record)
     return record, others
 
 
-def _with_daemons(
-    node: JobNode, record: JobRecord, devices: NodeDevices, others: Sequence[JobRecord]
-) -> JobRecord:
-    if unwanted := unwanted_daemons(record, devices):
-        from partage.agent.slurm.daemons import stop_daemons
-
-        if wrong := stop_daemons(node, unwanted):
-            raise NodeBroken(wrong[0])
-    specs = daemons_of(record, devices)
-    if not specs:
-        return record
+def _start(node: JobNode, specs: Sequence[DaemonSpec]) -> tuple[DaemonState, ...]:
     from partage.agent.slurm.daemons import start_daemons
 
     try:
-        states = start_daemons(node, specs)
+        return start_daemons(node, specs)
     except PartageError as error:
         raise NodeBroken(f"the MPS daemon does not start: {error}") from error
-    for state in states:
-        record = with_other_users(record, state, others)
-    return record
+
+
+def _stop(node: JobNode, devices: Sequence[DeviceUuid]) -> None:
+    from partage.agent.slurm.daemons import stop_daemons
+
+    if wrong := stop_daemons(node, devices):
+        raise NodeBroken(wrong[0])
