@@ -279,7 +279,9 @@ def test_a_daemon_ends_with_its_last_job():
     first, second = started(1, 2, percent=25), started(2, 2, percent=25)
     (mine,) = mps_of(first)
     assert idle_daemons([mine.uuid], [second]) == ()
-    assert idle_daemons([mine.uuid], [replace(second, refused="why"), started(3, 2, facts=WHOLE)]) == (gpu(2),)
+    assert idle_daemons([mine.uuid], [replace(second, refused="why"), started(3, 2, facts=WHOLE)]) == (
+        gpu(2),
+    )
     assert mps_of(started(3, 1)) == ()
 
 
