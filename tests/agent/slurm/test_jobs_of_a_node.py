@@ -155,6 +155,16 @@ def test_an_epilog_in_the_middle_of_its_prolog_leaves_nothing(node):
     assert running(node) == []
 
 
+def test_a_prolog_that_has_waited_asks_whether_its_job_lives(node):
+    """Its epilog may have run already, where slurmd was started again."""
+    for long_s, jobs, left in ((60.0, (9,), [1]), (0.0, (1,), [1]), (0.0, (9,), [])):
+        lives(node, *jobs)
+        begin_job(replace(node, long_s=long_s), request(1, 2, percent=25))
+        assert [one.job for one in read_records(node.run_dir).jobs] == left
+        assert len(running(node)) == len(left)
+    assert len(asked(node, "squeue")) == 2
+
+
 def test_two_users_who_begin_at_once_do_not_refuse_each_other(node):
     """A job that is about to be refused, since another user was first, is no reason to refuse that user's."""
     install_programs(node.driver_root / "usr/bin", MpsNode({gpu(2): SIZE}, multi_user=False))

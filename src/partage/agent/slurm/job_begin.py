@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from msgspec.structs import replace
@@ -32,8 +33,11 @@ def begin_job(node: JobNode, request: JobRequest) -> JobRecord:
     """Let a job begin: its record is written and its daemons run, or the record says why it must not.
 
     A job that Slurm does not know any more is in nobody's way: its epilog did not run. Before a job is
-    refused on account of others, Slurm is asked which of them live. Raises NodeBroken.
+    refused on account of others, Slurm is asked which of them live; and after a long wait, whether it lives
+    itself: a slurmd that was started again meanwhile does not know that a prolog still runs, and its epilog
+    came too early. Raises NodeBroken.
     """
+    begun_s = time.monotonic()
     try:
         devices = read_devices(node.devices)
     except InputError as error:
@@ -44,6 +48,8 @@ def begin_job(node: JobNode, request: JobRequest) -> JobRecord:
             record, others = _begun(node, request, devices, facts, records)
             if record.refused and end_lost_jobs(node, records, others):
                 record, _ = _begun(node, request, devices, facts, records)
+            if time.monotonic() - begun_s > node.long_s:
+                end_lost_jobs(node, records, Records((record,)))
     except TimeoutError as error:
         raise NodeBroken(str(error)) from error
     except OSError as error:

@@ -53,7 +53,7 @@ def end_lost_jobs(node: JobNode, records: JobRecords, seen: Records) -> bool:
 def end_jobs(
     node: JobNode, records: JobRecords, jobs: Collection[JobId], seen: Records | None = None
 ) -> tuple[str, ...]:
-    """Remove the records of these jobs, and stop the daemons that no other job needs. seen: only of those whose
+    """Remove the records of these jobs, and stop the daemons that no other job needs. seen: only where the
     record is still the same. Returns what went wrong. Raises OSError, PartageError.
     """
     with records.locked(LOCK_S):

@@ -170,8 +170,9 @@ def _is_step(step: str) -> bool:
 def _of_one_daemon(
     held: Sequence[JobDevice], variables: Mapping[str, str]
 ) -> tuple[Sequence[JobDevice], tuple[str, ...]]:
-    """What a task with these devices can use, and a sentence about the rest. Each GPU has an MPS daemon of its
-    own, and a process has one: of ``mps`` of several GPUs a task has one GPU, the tasks of a node take turns.
+    """What a task with these devices can use, and a sentence about the rest. Each GPU has an MPS daemon of
+    its own, and a process has one: of ``mps`` of several GPUs a task has one GPU, the tasks of a node take
+    turns.
     """
     if len(held) < 2 or any(one.gres is not GresName.MPS for one in held):
         return held, ()
