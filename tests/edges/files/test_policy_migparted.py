@@ -167,6 +167,7 @@ def test_a_filter_selects_the_boards_that_mig_parted_selects(filters: str, selec
         "m.yaml",
     )
     (entry,) = loaded.policy.entries
+    assert isinstance(entry, GpuEntry)
     assert entry.select == (GpuCriteria(device_filter=(selected,)) if selected else AllDevices())
     assert loaded.warnings == ()
 
