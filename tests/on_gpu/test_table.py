@@ -175,3 +175,34 @@ for limit_s in (1.0, 5.0, 25.0):
     assert said.stdout == "ended\n", said.stderr
     pids = [int(line.split()[1]) for line in (tmp_path / "log").read_text().splitlines()]
     assert not [pid for pid in pids if Path(f"/proc/{pid}").exists()]
+
+
+STARTS_MORE = """
+import os, time
+if os.fork() == 0:
+    os.setsid()  # out of reach of a signal to the child's group
+    for _ in range(400):
+        if os.fork() == 0:
+            os.setsid()
+            time.sleep(600)
+        time.sleep(0.001)
+time.sleep(600)
+"""
+
+
+def test_what_a_child_starts_while_it_is_ended_is_ended_too(tmp_path: Path):
+    program = f"""
+import os, sys
+from pathlib import Path
+from tools.on_gpu import procs
+procs.become_reaper()
+for limit_s in (0.15, 0.25, 0.35, 0.45):
+    argv = (sys.executable, "-S", "-c", {STARTS_MORE!r})
+    end = procs.run(argv, {{}}, limit_s, Path(os.devnull), lambda: None)
+    left = [pid for pid in procs.descendants(os.getpid()) if procs.procfs.runs(Path("/proc"), pid)]
+    assert (end.code, end.left, left) == (None, (), []), (end, left)
+"""
+    said = subprocess.run(
+        [sys.executable, "-c", program], cwd=HOME, capture_output=True, text=True, check=False, timeout=100
+    )
+    assert said.returncode == 0, said.stderr
