@@ -29,6 +29,8 @@ def driver(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
         pytest.skip("the stand-in for a driver is put on the node of an own cluster")
     toolkit()
     made = driver_550(cluster.folder / "driver-550", compiled_stub(tmp_path_factory.mktemp("nvml")))
+    # What GPUs keep is in a file beside the library, which the helper may not write there.
+    made.library.with_name("live.bin").symlink_to("/run/partage/gpus-of-the-stand-in.bin")
     files = {f"/dev/{name}": numbers for name, numbers in DEVICE_FILES.items()}
     for path, (major, minor) in files.items():
         cluster.on_node("mknod", "-m", "666", path, "c", str(major), str(minor))
@@ -38,11 +40,12 @@ def driver(cluster: Cluster, tmp_path_factory: pytest.TempPathFactory) -> Iterat
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster, driver: Path) -> Iterator[Cluster]:
-    cluster.install(driverRoot=str(driver), cdi={"enabled": True}, config={"map": {"default": POLICY}})
-    yield cluster
-    cluster.on_node("rm", "-f", SPEC)
-    cluster.uninstall()
-    cluster.empty("/var/run/cdi")
+    try:
+        cluster.install(driverRoot=str(driver), cdi={"enabled": True}, config={"map": {"default": POLICY}})
+        yield cluster
+    finally:
+        cluster.uninstall()
+        cluster.empty("/var/run/cdi")
 
 
 def _refresh(node: Cluster, driver: Path) -> None:
