@@ -204,7 +204,7 @@ async def test_a_driver_call_that_hangs_costs_a_helper_and_nothing_else(
 ) -> None:
     node.add_h100s(2)
     path = short_dir / "h.sock"
-    hardware = RemoteHardware(path, helper_argv(path, driver_root=node.root), deadline_s=2.0)
+    hardware = RemoteHardware(path, helper_argv(path, driver_root=node.root), deadline_s=1.0)
     before = await hardware.observe()
     first = pid_of(hardware)
     node.write(**{"hang.nvmlDeviceGetCount_v2": 60_000})
