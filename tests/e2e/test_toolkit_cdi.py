@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.cluster import GPU, Cluster
 from tests.e2e.tenants import pod
 from tests.edges.hardware.conftest import compiled_stub
-from tests.nvidia.driver import CUDA, DEVICE_FILES, driver_550
+from tests.nvidia.driver import CUDA, DEVICE_FILES, OWN_FILE, driver_550
 from tests.nvidia.packages import toolkit
 
 pytestmark = pytest.mark.usefixtures("tenants")
@@ -75,19 +75,18 @@ def test_pods_get_the_driver_and_their_gpu_by_the_toolkits_spec(node: Cluster, d
     for name in ("first", "second", "none"):
         node.until_phase(name, "Running")
 
-    gpus = {gpu["uuid"]: gpu["minor"] for gpu in node.report()["gpus"]}
     given = set()
     for name in ("first", "second"):
         environment = node.environment(name)
         given.add(uuid := environment["PARTAGE_GPUS"])
         assert environment["NVIDIA_VISIBLE_DEVICES"] == "void", "the runtime hook is to do nothing"
         files = node.kubectl("exec", name, "--", "find", "/dev", "-name", "nvidia*", "-type", "c").split()
-        assert set(files) == {f"/dev/nvidia{gpus[uuid]}", "/dev/nvidiactl", "/dev/nvidia-uvm"}
+        assert set(files) == {OWN_FILE[uuid], "/dev/nvidiactl", "/dev/nvidia-uvm"}
         theirs = node.kubectl("exec", name, "--", "md5sum", CUDA).split()[0]
         assert theirs == node.run("md5sum", str(driver / CUDA.lstrip("/"))).split()[0]
         links = node.kubectl("exec", name, "--", "ls", "/usr/lib64").split()
         assert "libcuda.so.1" in links, "made by the toolkit's hook"
-    assert given == set(gpus)
+    assert given == set(OWN_FILE)
     assert node.kubectl("exec", "none", "--", "find", "/dev", "/usr", "-name", "*nvidia*") == ""
 
 
