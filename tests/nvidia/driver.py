@@ -16,7 +16,7 @@ DEVICE_FILES = {
     "nvidia-uvm": (511, 0),
 }
 """Name below ``/dev`` to major and minor number. No driver is behind them."""
-OWN_FILE = {StubNode.uuid(index): f"/dev/nvidia{1 - index}" for index in range(2)}
+OWN_FILE: dict[str, str] = {StubNode.uuid(index): f"/dev/nvidia{1 - index}" for index in range(2)}
 """GPU to its device file: the minor numbers of the stand-in's GPUs are not their indexes."""
 
 
