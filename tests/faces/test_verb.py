@@ -59,13 +59,46 @@ def test_an_unset_variable_never_takes_the_file_that_lies_there(capsys, tmp_path
     assert not (tmp_path / "after.json").exists()
 
 
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        (["fits", ""], "MODEL"),
+        (["machines", ""], "MODEL"),
+        (["inspect", ""], "NODE"),
+        (["simulate", ""], "STORY"),
+        (["web", ""], "FOLDER"),
+        (["cordon", ""], "GPU..."),
+        (["rollout", ""], ""),
+    ],
+)
+def test_an_argument_is_called_what_the_help_calls_it(capsys, words, name):
+    """The brackets around it are no part of its name."""
+    assert run(words) == 2
+    said = capsys.readouterr().err
+    assert "[" not in said.partition("(")[0].replace("GPU...", "")
+    assert not name or f"'{name}'" in said
+
+
+@pytest.mark.parametrize(("words", "command"), [pytest.param(*row, id=" ".join(row[0])) for row in _verbs()])
+def test_an_argument_is_no_row_of_the_options(capsys, words, command):
+    assert run([*words, "--help"]) == 0
+    _, _, options = capsys.readouterr().out.partition("ptions:\n")
+    assert all(row.startswith(("  -", "   ")) for row in options.splitlines() if row.startswith("  "))
+
+
+@pytest.mark.parametrize("option", ["--policy", "--machine"])
+def test_a_name_of_spaces_is_in_quotes(capsys, option):
+    assert run(["plan", option, " "]) == 2
+    assert "' '" in capsys.readouterr().err
+
+
 def test_no_labels_is_a_value(capsys):
     assert run(["plan", "--machine", "1xl4", "--node-labels", ""]) == 0
     capsys.readouterr()
 
 
 def test_of_a_directory_only_policies_count(capsys, tmp_path):
-    for name in ("README.md", "notes", "policy.yaml.bak", ".policy.swp"):
+    for name in ("README.md", "notes", "policy.yaml.bak", ".policy.swp", ".policy.yaml", ".#shared.yaml"):
         (tmp_path / name).write_text("not a policy\n")
     (tmp_path / "shared.yaml").write_text(SHARED)
     assert run(["plan", "--policy", str(tmp_path), "--machine", "1xl4"]) == 0

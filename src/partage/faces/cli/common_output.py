@@ -102,9 +102,8 @@ def print_findings(files: Sequence[str], problems: Sequence[Problem]) -> None:
     output = console()
     styles = {"error": "bold red", "warning": "yellow"}
     for problem in problems:
-        where = ": ".join(part for part in (problem.file, problem.path) if part)
         severity = (problem.severity, styles[problem.severity])
-        output.print(Text.assemble(severity, f": {where}: {problem.message}"), soft_wrap=True)
+        output.print(Text.assemble(severity, f": {problem.sentence}"), soft_wrap=True)
         if problem.hint:
             output.print(Text.assemble("  ", (problem.hint, "dim")), soft_wrap=True)
     errors = sum(problem.severity == "error" for problem in problems)

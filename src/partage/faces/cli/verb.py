@@ -74,6 +74,8 @@ class Verb(click.Command):
         own: list[tuple[str, str]] = []
         common: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Argument):
+                continue  # the text above says what they are
             record = parameter.get_help_record(ctx)
             if record is not None:
                 shared = isinstance(parameter, CommonOption) or parameter is self.get_help_option(ctx)
@@ -103,7 +105,16 @@ def _refuse_empty(verb: Verb, ctx: click.Context, args: list[str]) -> None:
         value = values.get(parameter.name or "")
         given = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(one, str) and not one for one in given):
-            raise click.BadParameter("the value is empty", ctx, parameter)
+            raise click.BadParameter("the value is empty", ctx, parameter, _name(parameter, ctx))
+
+
+def _name(parameter: click.Parameter, ctx: click.Context) -> str:
+    """What messages call a parameter. Click has the brackets of the help around an argument that may be
+    absent.
+    """
+    if isinstance(parameter, click.Argument):
+        return f"'{parameter.human_readable_name.strip('[]')}'"
+    return parameter.get_error_hint(ctx)
 
 
 def verb(name: str, **settings: Any) -> Callable[[Callable[..., Any]], Verb]:  # noqa: ANN401

@@ -63,7 +63,7 @@ class ReportFolder:
     def read(self) -> Sequence[NodeReport]:
         """All files as they are now."""
         found: dict[str, NodeReport] = {}
-        for path in sorted((*self._folder.glob("*.json"), *self._folder.glob("*/report.json"))):
+        for path in sorted((*self._folder.glob("[!.]*.json"), *self._folder.glob("[!.]*/report.json"))):
             name = (
                 path.parent.name if path.name == "report.json" and path.parent != self._folder else path.stem
             )
