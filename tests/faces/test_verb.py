@@ -66,7 +66,7 @@ def test_an_unset_variable_never_takes_the_file_that_lies_there(capsys, tmp_path
         (["machines", ""], "MODEL"),
         (["inspect", ""], "NODE"),
         (["simulate", ""], "STORY"),
-        (["web", ""], "FOLDER"),
+        (["web", ""], "DIR"),
         (["cordon", ""], "GPU..."),
         (["rollout", ""], ""),
     ],

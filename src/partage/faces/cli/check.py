@@ -60,10 +60,11 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     manifest, a ConfigMap with such policies, a machine, a story or a cluster's worker groups; - is standard
     input. A directory stands for the files in it (*.yaml, *.yml, *.json).
 
-    With --machine or --this-node the policies are also checked against that machine, and warnings say what
-    weakens their guarantees there; pods are compared with what the policies offer there. What could not be
-    compared is said. Of a file with several configurations one has to fit, or the one that
-    --config names; of the variants that 'when' makes of a policy one, or the one that --node-labels chooses.
+    With --machine or --this-node the policies are also checked against that machine: warnings say what
+    weakens their guarantees there, and pods are compared with what the policies offer. The last lines say
+    what could not be compared. Of a file with several configurations, one has to fit the machine, or the one
+    that --config names. Where entries depend on labels ('when'), what holds for one kind of node has to fit,
+    or what --node-labels chooses.
 
     Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
     """

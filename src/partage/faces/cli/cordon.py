@@ -54,10 +54,10 @@ def command(
 ) -> None:
     """Keep new containers off GPUs, named by NVML index or UUID. Containers that hold shares keep them.
 
-    The agent sees it within a second and offers no free share of these GPUs, also after a restart or reboot,
-    until partage uncordon. A policy is carried out on them as on all others.
+    Within a second the agent offers no free share of these GPUs any more, until partage uncordon. A restart
+    or a reboot does not end that. A new policy is carried out on them as on all others.
 
-    With --node: by the annotation partage.dev/cordoned of that Node.
+    With --node: for a node of the cluster, by its annotation partage.dev/cordoned.
     """
     names = change_names(
         lambda there, given: there | given,
