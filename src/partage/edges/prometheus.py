@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,10 @@ class Prometheus:
         try:
             return asyncio.run(answer)
         except (OSError, ProtocolError) as error:
-            raise Unreachable(f"{self._url} does not answer: {error}", "check --prometheus") from error
+            # asyncio says "Connect call failed" and the address, in place of what was wrong
+            refused = isinstance(error, ConnectionError) and error.errno is not None
+            why = os.strerror(error.errno) if refused else error
+            raise Unreachable(f"{self._url} does not answer: {why}", "check --prometheus") from error
 
 
 def _series(row: Any) -> Series:  # noqa: ANN401 - JSON

@@ -89,7 +89,7 @@ def _asked(workload_file: str | None, options: dict[str, Any]) -> Asked:
     """The file, with the options over it. Raises InputError."""
     from msgspec.structs import replace
 
-    from partage.units import parse_bytes
+    from partage.units import parse_gpu_memory
 
     asked = Asked()
     if workload_file is not None:
@@ -106,7 +106,7 @@ def _asked(workload_file: str | None, options: dict[str, Any]) -> Asked:
         said["gpu"] = tuple(options["gpus"])
     if options["memory"]:
         try:
-            said["memory"] = tuple(map(parse_bytes, options["memory"]))
+            said["memory"] = tuple(map(parse_gpu_memory, options["memory"]))
         except ValueError as error:
             raise InputError(f"--memory: {error}", "--memory 8Gi") from error
     return replace(asked, **said)

@@ -70,6 +70,8 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     """
     if not files and not this_node:
         raise click.UsageError("missing argument 'FILE...'", click.get_current_context())
+    if this_node and machine is not None:
+        raise click.UsageError("--this-node and --machine exclude each other")
     files, papers, verdicts = _read(files)
     context = _context(papers, policy, config, machine, this_node=this_node)
     if provider is not None:

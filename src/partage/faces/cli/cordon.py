@@ -108,7 +108,9 @@ def _name(text: str) -> str:
         return str(int(text))
     if text.startswith("GPU-") and text.isascii() and text.replace("-", "").isalnum() and len(text) < 64:
         return text
-    raise InputError(f"{text[:60]!r} is not a GPU", "its NVML index (3) or its UUID (GPU-...): partage show")
+    several = text.replace(",", "").isdecimal()
+    hint = "several are named with blanks between them: 0 1" if several else "partage show lists them"
+    raise InputError(f"{text[:60]!r} is neither the NVML index of a GPU (3) nor a UUID (GPU-...)", hint)
 
 
 def _uuid(name: str, inventory: Inventory) -> str:

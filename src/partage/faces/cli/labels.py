@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING
 
 import click
 
-from partage.errors import InputError, Problem
 from partage.faces.cli import common_node, common_options, common_output
 from partage.faces.cli.verb import verb
 
@@ -67,7 +66,7 @@ def _write(path: Path, labels: Labels) -> None:
     try:
         write_features(path, labels)
     except OSError as error:
-        raise InputError([Problem(str(path), "", "error", f"cannot be written: {error.strerror}")]) from error
+        raise common_output.cannot_be_written(str(path), error) from error
 
 
 def _labels(

@@ -75,7 +75,7 @@ _OWN = ""
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="PATH",
-    help="For -o patch: manifests, or a directory of them, in which the Deployments, StatefulSets and Jobs are. "
+    help="For -o patch: manifests, or a directory of them, with the Deployments, StatefulSets and Jobs. "
     "May be repeated.",
 )
 @click.option("--plot", metavar="FILE", help="Also draw used, present and needed memory: .png or .svg.")

@@ -39,7 +39,10 @@ if TYPE_CHECKING:
     help="A file with such an agent in each line; # begins a comment.",
 )
 @click.option(
-    "--agent-token-file", type=click.Path(path_type=Path), metavar="FILE", help="File with the token of the agents."
+    "--agent-token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with the token of the agents.",
 )
 @click.option(
     "--agent-ca",
@@ -171,7 +174,8 @@ def _fleet(
         return FleetReports(ReportFolder(folder), every)
     if not agents:
         raise click.UsageError(
-            "name a directory of reports, agents (--agent, --agents-file) or a cluster (--cluster, --kubeconfig)"
+            "name a directory of reports, agents (--agent, --agents-file) or a cluster "
+            "(--cluster, --kubeconfig)"
         )
     urls: dict[str, str] = {}
     for text in agents:

@@ -50,7 +50,13 @@ class ReportFolder:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         if not folder.is_dir():
-            problem = Problem(str(folder), "", "error", "is no directory", "name a directory with the reports of agents, NAME.json or NAME/report.json")
+            problem = Problem(
+                str(folder),
+                "",
+                "error",
+                "is no directory",
+                "name a directory with the reports of agents, NAME.json or NAME/report.json",
+            )
             raise InputError([problem])
         self._folder, self._clock = folder, clock
         self._known: dict[str, NodeReport] = {}
