@@ -74,8 +74,8 @@ class Prometheus:
             return asyncio.run(answer)
         except (OSError, ProtocolError) as error:
             # asyncio says "Connect call failed" and the address, in place of what was wrong
-            refused = isinstance(error, ConnectionError) and error.errno is not None
-            why = os.strerror(error.errno) if refused else error
+            number = error.errno if isinstance(error, ConnectionError) else None
+            why = error if number is None else os.strerror(number)
             raise Unreachable(f"{self._url} does not answer: {why}", "check --prometheus") from error
 
 
