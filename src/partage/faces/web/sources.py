@@ -64,7 +64,7 @@ class ReportFolder:
     @property
     def words(self) -> str:
         """Where the reports come from."""
-        return f"Report files in {self._folder}; each is as old as it says."
+        return f"Report files in {self._folder}. Each says how old it is."
 
     def read(self) -> Sequence[NodeReport]:
         """All files as they are now."""
