@@ -16,12 +16,12 @@ from partage.slurm.decide.request import Outcome, Verdict, judge_request
 from partage.slurm.model.job import JobId
 from partage.slurm.model.live import LiveNode, LiveSettings, QueuedJob
 from partage.text import listed
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 _SHOWN = 6
 
 
-class JobGpu(Frozen):
+class JobGpu(Answer):
     """One GPU of a node, by Slurm's index. why: why it gives the job nothing; empty: it could. todo: what to
     do; may be empty."""
 
@@ -30,7 +30,7 @@ class JobGpu(Frozen):
     todo: str = ""
 
 
-class JobNodeVerdict(Frozen):
+class JobNodeVerdict(Answer):
     """One node. why: why the job does not start there; empty: its GPUs would do. jobs: those that have to
     end."""
 

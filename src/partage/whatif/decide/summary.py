@@ -6,14 +6,14 @@ from collections import Counter
 from collections.abc import Sequence
 
 from partage.plan.history.evidence import quantile
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 from partage.whatif.decide.demand import Cause, Unmet
 from partage.whatif.decide.play import Played, Refused, Started
 from partage.whatif.decide.pods import TracePod
 from partage.whatif.decide.usage import Usage
 
 
-class Waits(Frozen):
+class Waits(Answer):
     """How long pods waited that started in the end, in seconds."""
 
     median_s: float
