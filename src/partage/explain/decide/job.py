@@ -12,7 +12,7 @@ from partage.explain.decide.fewest import fewest
 from partage.explain.decide.slurm_words import BEHIND, SlurmWord, said_by_slurm
 from partage.slurm.decide.live_view import live_view
 from partage.slurm.decide.node_view import SHARED, GresCount, NodeView, parse_gres
-from partage.slurm.decide.request import Outcome, Verdict, judge_request
+from partage.slurm.decide.request import Outcome, RequestVerdict, judge_request
 from partage.slurm.model.job import JobId
 from partage.slurm.model.live import LiveNode, LiveSettings, QueuedJob
 from partage.text import listed
@@ -88,7 +88,7 @@ _OUTCOMES = {
 }
 
 
-def judged(job: QueuedJob, now: SlurmNow) -> Verdict | None:
+def judged(job: QueuedJob, now: SlurmNow) -> RequestVerdict | None:
     """What becomes of its request by Slurm's rules; None for one that names no GPUs of each node."""
     if not job.asks:
         return None
