@@ -6,41 +6,14 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from partage.advise.decide.advise import Advice, Question, RankedWay
-from partage.advise.decide.candidate import Candidate, Refusal
-from partage.advise.decide.situation import Isolation, Preference, Scheduler, Situation, Way, Workload
+from partage.advise.decide.candidate import Ask, Candidate, Refusal
+from partage.advise.decide.situation import Situation, Way
 from partage.advise.policy import policy_of_advice
-from partage.answers.documents.document import Document, row
+from partage.answers.documents.document import Document
 from partage.answers.wording import guarantee_words
 from partage.model.ids import ResourceName
 from partage.model.share import Guarantee
 from partage.values import Frozen
-
-
-class SituationRow(Frozen):
-    """What is decided on. tenants: that share one GPU. memory_bytes: that the largest of them needs; null: an
-    equal part is enough. sizes: what each needs, the largest first, where they differ. prefer: null: it does
-    not matter. bursty: the tenants are idle most of the time.
-    """
-
-    isolation: Isolation
-    tenants: int
-    workload: Workload
-    virtualised: bool
-    licensed: bool
-    scheduler: Scheduler
-    memory_bytes: int | None
-    prefer: Preference | None
-    bursty: bool
-    sizes: tuple[int, ...]
-
-
-class AskRow(Frozen):
-    """What one tenant asks for. needs_bytes: of memory. count: of the resource. memory_bytes: it then has."""
-
-    needs_bytes: int
-    resource: ResourceName
-    count: int
-    memory_bytes: int
 
 
 class TenantShareRow(Frozen):
@@ -59,18 +32,7 @@ class TenantShareRow(Frozen):
     profile: str | None
     guarantee: Guarantee
     means: str
-    asks: tuple[AskRow, ...]
-
-
-class QuestionRow(Frozen):
-    """One question of the decision. leads_to: the strategy that a yes leads to. but: why that strategy cannot
-    be had although the answer is yes, else null.
-    """
-
-    question: str
-    answer: bool
-    leads_to: Way | None
-    but: str | None
+    asks: tuple[Ask, ...]
 
 
 class AlternativeRow(Frozen):
@@ -102,9 +64,9 @@ class AdvisedModelRow(Frozen):
     reasons: tuple[str, ...]
     reasons_against: tuple[str, ...]
     alternatives: tuple[AlternativeRow, ...]
-    situation: SituationRow
+    situation: Situation
     assumptions: tuple[str, ...]
-    path: tuple[QuestionRow, ...]
+    path: tuple[Question, ...]
 
 
 class AdviceDocument(Document, kw_only=True):
@@ -153,14 +115,10 @@ def _model_row(one: Advice) -> AdvisedModelRow:
         reasons=one.best.reasons,
         reasons_against=one.best.reasons_against,
         alternatives=(*possible, *map(_refused_row, one.refused)),
-        situation=_situation_row(one.situation),
+        situation=one.situation,
         assumptions=one.assumptions,
-        path=tuple(map(_question_row, one.path)),
+        path=one.path,
     )
-
-
-def _situation_row(one: Situation) -> SituationRow:
-    return SituationRow(**{name: getattr(one, name) for name in SituationRow.__struct_fields__})
 
 
 def _share_row(one: Candidate) -> TenantShareRow:
@@ -172,7 +130,7 @@ def _share_row(one: Candidate) -> TenantShareRow:
         profile=None if one.profile is None else str(one.profile.profile),
         guarantee=one.guarantee,
         means=_means(one),
-        asks=tuple(row(AskRow, ask) for ask in one.asks),
+        asks=one.asks,
     )
 
 
@@ -206,7 +164,3 @@ def _refused_row(one: Refusal) -> AlternativeRow:
         refusal=one.why,
         hint=one.hint or None,
     )
-
-
-def _question_row(one: Question) -> QuestionRow:
-    return QuestionRow(one.text, one.answer, one.leads_to, one.but or None)

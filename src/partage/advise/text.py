@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partage.advise.decide.advise import Question
 from partage.advise.decide.situation import Way
-from partage.advise.document import AdvisedModelRow, AlternativeRow, QuestionRow
+from partage.advise.document import AdvisedModelRow, AlternativeRow
 from partage.answers.wording import product_word
 from partage.text import count_of
 from partage.units import format_bytes
@@ -57,7 +58,7 @@ def share_sentence(one: AdvisedModelRow) -> str:
     return f"{share.shares} x {share.resource}, each {amount}; memory guarantee: {share.means}."
 
 
-def question_sentence(one: QuestionRow) -> str:
+def question_sentence(one: Question) -> str:
     """A question with its answer, and where it led to."""
     if not one.answer:
         return f"{one.question} No."
@@ -66,7 +67,7 @@ def question_sentence(one: QuestionRow) -> str:
     return f"{one.question} Yes: {_way(one)}."
 
 
-def _way(one: QuestionRow) -> str:
+def _way(one: Question) -> str:
     return WAYS[one.leads_to] if one.leads_to is not None else ""
 
 

@@ -20,24 +20,23 @@ from partage.advise.decide.situation import (
     settle,
 )
 from partage.errors import Problem, Unsatisfiable
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 
-class Question(Frozen):
-    """One question of the decision, with its answer. leads_to: the strategy of a yes; None: none of its own.
-
-    but: why that strategy cannot be had, although the answer is yes; empty: it can, or the answer is no.
+class Question(Answer):
+    """One question of the decision. leads_to: the strategy that a yes leads to. but: why that strategy cannot
+    be had although the answer is yes, else None.
     """
 
-    text: str
+    question: str
     answer: bool
-    leads_to: Way | None = None
-    but: str = ""
+    leads_to: Way | None
+    but: str | None
 
     @property
     def decides(self) -> bool:
         """Whether the decision ends here."""
-        return self.answer and self.leads_to is not None and not self.but
+        return self.answer and self.leads_to is not None and self.but is None
 
 
 class RankedWay(Frozen):
@@ -113,7 +112,7 @@ def _path(
     found: list[Question] = []
     for text, answer, way in _questions(situation, facts):
         refused = judged.get(way) if answer and way is not None else None
-        found.append(Question(text, answer, way, refused.why if isinstance(refused, Refusal) else ""))
+        found.append(Question(text, answer, way, refused.why if isinstance(refused, Refusal) else None))
         if found[-1].decides:
             break
     return tuple(found)

@@ -8,7 +8,7 @@ from partage.model.ids import ResourceName
 from partage.model.layout import LayoutItem
 from partage.model.policy import GpuEntry, Policy
 from partage.model.share import Guarantee
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 LARGER = "a GPU with more memory"
 FEWER_OR_NEWER = "fewer tenants on each GPU, or a newer driver or GPU"
@@ -21,8 +21,8 @@ def fewer_or_larger(situation: Situation, facts: GpuFacts) -> str:
     return f"fewer tenants on each GPU, or {LARGER}"
 
 
-class Ask(Frozen):
-    """What one tenant asks for. needs_bytes: what it needs; memory_bytes: what it gets with that."""
+class Ask(Answer):
+    """What one tenant asks for. needs_bytes: of memory. count: of the resource. memory_bytes: it then has."""
 
     needs_bytes: int
     resource: ResourceName
