@@ -80,4 +80,7 @@ def read_regular_at(handle: int, limit_bytes: int, path: Path) -> bytes:
         kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
         raise OSError(errno.EINVAL, f"not a regular file, but {kind}", str(path))
     with os.fdopen(handle, "rb", closefd=False) as stream:
-        return stream.read(limit_bytes)
+        content: bytes | None = stream.read(limit_bytes)
+    if content is None:  # a regular file of /proc that waits for its content, such as kmsg
+        raise BlockingIOError(errno.EAGAIN, "it has nothing to read now", str(path))
+    return content
