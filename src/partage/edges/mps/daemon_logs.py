@@ -13,6 +13,7 @@ import os
 import select
 import stat
 
+from partage.edges.host.read_file import open_of_kind
 from partage.edges.mps.paths import DaemonPaths
 from partage.units import MIB
 
@@ -20,6 +21,8 @@ LARGEST_BYTES = 4 * MIB
 """A log that takes more space than this is cut."""
 KEPT_BYTES = MIB
 """What stays of it, its end."""
+
+_NOT_FOLLOWED = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
 
 _READ_BYTES, _MOST_READS = 2**16, 64
 """More than a pipe holds (1 MiB), and not for ever."""
@@ -35,7 +38,7 @@ def cut_logs(paths: DaemonPaths) -> None:
     """
     for log in (paths.log / "control.log", paths.log / "server.log", paths.server_log):
         with contextlib.suppress(OSError):
-            handle = os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            handle = open_of_kind(log, stat.S_ISREG, _NOT_FOLLOWED)
             try:
                 _cut(handle)
             finally:
@@ -49,11 +52,11 @@ def empty_full_pipe(paths: DaemonPaths) -> bool:
     clients, and everybody who has the directory may. Where a tenant fills it, the daemon waits for ever.
     """
     try:
-        handle = os.open(paths.pipe / "log", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = open_of_kind(paths.pipe / "log", stat.S_ISFIFO, _NOT_FOLLOWED)
     except OSError:
         return False
     try:
-        if not stat.S_ISFIFO(os.fstat(handle).st_mode) or select.select((), (handle,), (), 0)[1]:
+        if select.select((), (handle,), (), 0)[1]:
             return False
         with contextlib.suppress(BlockingIOError):
             for _ in range(_MOST_READS):
