@@ -191,6 +191,7 @@ async def test_why_its_server_ended_is_found_in_its_log(real: Real):
 
     await until(is_written)
     assert await control.servers() == ()
+    assert await is_written(), "a question that came later does not hide it"
 
 
 FILL = """

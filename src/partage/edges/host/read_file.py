@@ -1,4 +1,5 @@
-"""Reading files that others may have put there: never more than a limit, and never waiting."""
+"""Reading files that others may have put there: never more than a limit, and never waiting. Which files of a
+directory are meant."""
 
 from __future__ import annotations
 
@@ -56,6 +57,18 @@ def check_regular(path: Path) -> None:
     read_regular(path, 1)
 
 
+def files_below(directory: Path, *endings: str) -> list[Path]:
+    """Files of a directory and those in it whose names end so, sorted. Names that begin with a dot do not
+    count, of directories neither: they are files of editors and tools, or a second way to the same files.
+    """
+    return sorted(
+        path
+        for path in directory.rglob("*")
+        if path.suffix in endings
+        and not any(part.startswith(".") for part in path.relative_to(directory).parts)
+    )
+
+
 def open_of_kind(
     path: str | Path, is_kind: Callable[[int], bool], flags: int, above: int | None = None
 ) -> int:
@@ -69,9 +82,8 @@ def open_of_kind(
         mode = os.fstat(seen).st_mode
         if not is_kind(mode):
             raise _is_another(mode, path)
-        return os.open(
-            f"/proc/self/fd/{seen}", flags & ~os.O_NOFOLLOW
-        )  # the same file, whatever is there now
+        # The same file, whatever has the name now.
+        return os.open(f"/proc/self/fd/{seen}", flags & ~os.O_NOFOLLOW)
     except OSError as error:
         raise OSError(error.errno, error.strerror, str(path)) from error
     finally:
