@@ -315,7 +315,7 @@ def test_nodes_that_are_alike_are_one_row(capsys, tmp_path, policy):
         (["share", "nobody/here"], "no pod of that name holds a share"),
         (["missing.yaml"], "missing.yaml"),
         (["job", "1"], "goes without nodes"),
-        (["share", "0", "--cluster"], "is known to agents"),
+        (["share", "0", "--cluster"], "only agents know"),
         (["x.yaml", "-n", "a"], "--namespace goes with pod"),
         (["share", "0", "--machine", "1xl40s"], "--reports goes without"),
     ],

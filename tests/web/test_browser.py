@@ -284,6 +284,28 @@ def test_chips_choose_nodes_and_stand_in_the_address(chrome: webdriver.Chrome, t
         fleet.close()
 
 
+def test_on_a_phone_the_first_node_is_on_the_first_screen(tmp_path: Path) -> None:
+    """Nine totals are above it."""
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    thirty(folder, tmp_path / "machine.yaml")
+    fleet = FleetReports(ReportFolder(folder, clock=lambda: AT_S), pause_s=60.0)
+    listening = listen("127.0.0.1:0")
+    server = HttpServer(listening, FleetPages(fleet, ReportViews()).pages())
+    chrome = browser("--window-size=500,900")
+    try:
+        screen = {"width": 390, "height": 844, "deviceScaleFactor": 2, "mobile": True}
+        chrome.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", screen)
+        chrome.get(f"http://127.0.0.1:{listening.getsockname()[1]}/")
+        until(chrome, live)
+        assert chrome.find_element(By.CSS_SELECTOR, "article.node").rect["y"] < 844
+        assert chrome.execute_script("return document.documentElement.scrollWidth") <= 390
+    finally:
+        chrome.quit()
+        server.close()
+        fleet.close()
+
+
 # --- the nodes of a cluster ----------------------------------------------------------------------
 
 

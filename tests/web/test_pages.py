@@ -288,6 +288,14 @@ def test_all_nodes_are_at_a_glance_and_found_by_what_runs_on_them(fleet: FleetRe
     assert "b" not in bold.tags
 
 
+def test_files_that_begin_with_a_dot_are_no_nodes(fleet: FleetReports, folder: Path) -> None:
+    (folder / ".node-c.json").write_text("{")
+    (folder / ".git").mkdir()
+    (folder / ".git" / "report.json").write_text("{")
+    _, seen = get(FleetPages(fleet, ReportViews()), "/")
+    assert "2 nodes 2 healthy" in seen.text
+
+
 def test_one_click_to_a_node_and_an_unknown_one_is_said(fleet: FleetReports) -> None:
     pages = FleetPages(fleet, ReportViews())
     status, seen = get(pages, "/node", name="node-b")

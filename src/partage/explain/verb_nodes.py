@@ -171,6 +171,6 @@ def need_reports(seen: SeenNodes) -> Mapping[str, ReportDocument]:
     if not seen.reports:
         raise DaemonError(
             "no agent runs here, and only an agent knows who holds what",
-            "partage explain on the node of the GPU, or --reports FOLDER",
+            "partage explain on the node of the GPU, or --reports DIR",
         )
     return seen.reports

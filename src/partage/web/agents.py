@@ -65,7 +65,7 @@ class FleetAgents:
     @property
     def words(self) -> str:
         """Where the reports come from."""
-        return f"Asked of {count_of(len(self._urls), 'agent')}, each for its own node."
+        return f"Asked of {count_of(len(self._urls), 'agent')}, one for each node."
 
     @property
     def news(self) -> Mapping[str, str]:

@@ -174,5 +174,11 @@ def _detect(value: Value, name: str) -> str:
     said = (
         f"unknown version: {describe(version)}" if versions else "no version, and no keys of a known format"
     )
+    kind = value.get("kind")
+    if "apiVersion" in value and isinstance(kind, str):
+        said = f"not a policy, but a Kubernetes object of kind {kind[:40]}"
+        raise InputError(
+            [Problem(name, "kind", "error", said, "partage check and partage explain read manifests")]
+        )
     path = "version" if versions else ""
     raise InputError([Problem(name, path, "error", said, f"known formats: {_FORMATS}")])

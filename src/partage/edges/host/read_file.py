@@ -1,4 +1,5 @@
-"""Reading files that others may have put there: never more than a limit, and never waiting."""
+"""Reading files that others may have put there: never more than a limit, and never waiting. Which files of a
+directory are meant."""
 
 from __future__ import annotations
 
@@ -51,6 +52,18 @@ def read_named(path: Path, limit_bytes: int) -> bytes:
 def check_regular(path: Path) -> None:
     """Raises OSError for what ``read_regular`` does not read: before a library opens it, which may wait."""
     read_regular(path, 1)
+
+
+def files_below(directory: Path, *endings: str) -> list[Path]:
+    """Files of a directory and those in it whose names end so, sorted. Names that begin with a dot do not
+    count, of directories neither: they are files of editors and tools, or a second way to the same files.
+    """
+    return sorted(
+        path
+        for path in directory.rglob("*")
+        if path.suffix in endings
+        and not any(part.startswith(".") for part in path.relative_to(directory).parts)
+    )
 
 
 def _opened(path: Path) -> int:

@@ -50,7 +50,13 @@ class ReportFolder:
 
     def __init__(self, folder: Path, clock: Callable[[], float] = time.time) -> None:
         if not folder.is_dir():
-            problem = Problem(str(folder), "", "error", "is no directory", "a folder of report.json files")
+            problem = Problem(
+                str(folder),
+                "",
+                "error",
+                "is no directory",
+                "name a directory with the reports of agents, NAME.json or NAME/report.json",
+            )
             raise InputError([problem])
         self._folder, self._clock = folder, clock
         self._known: dict[str, NodeReport] = {}
@@ -58,12 +64,12 @@ class ReportFolder:
     @property
     def words(self) -> str:
         """Where the reports come from."""
-        return f"Report files below {self._folder}; each is as old as it says."
+        return f"Report files in {self._folder}. Each says how old it is."
 
     def read(self) -> Sequence[NodeReport]:
         """All files as they are now."""
         found: dict[str, NodeReport] = {}
-        for path in sorted((*self._folder.glob("*.json"), *self._folder.glob("*/report.json"))):
+        for path in sorted((*self._folder.glob("[!.]*.json"), *self._folder.glob("[!.]*/report.json"))):
             name = (
                 path.parent.name if path.name == "report.json" and path.parent != self._folder else path.stem
             )

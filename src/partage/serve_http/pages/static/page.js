@@ -98,7 +98,7 @@
   if (main && main.dataset.events) {
     const events = new EventSource(main.dataset.events);
     events.onmessage = hear;
-    events.onopen = () => { live.textContent = "Live: changes appear by themselves."; };
-    events.onerror = () => { live.textContent = "Not live: the connection is lost. It is tried again."; };
+    events.onopen = () => { live.textContent = "Live: the page shows changes as they come."; };
+    events.onerror = () => { live.textContent = "Not live: the connection is lost; the page tries again."; };
   }
 })();
