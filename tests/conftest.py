@@ -22,6 +22,15 @@ settings.load_profile("any" if "PARTAGE_EXAMPLES" in os.environ else "same")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's 107 bytes, and that other users may pass."""
+    with tempfile.TemporaryDirectory(prefix="ptg-", dir="/tmp") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
+
 _ENDS_WITHIN_S = 5.0
 """A thread that waits for the driver's events sees after a second at the latest that it is to stop."""
 
