@@ -86,8 +86,8 @@ build/.slurm-tried: tests/slurm/prepare.sh
 	@mkdir -p build && tests/slurm/prepare.sh $(SLURMS) && touch $@
 
 # Once: as root it installs Chromium, else the tests of the page in a browser are skipped.
-build/.browser-tried: tests/faces/web/prepare.sh
-	@mkdir -p build && tests/faces/web/prepare.sh && touch $@
+build/.browser-tried: tests/web/prepare.sh
+	@mkdir -p build && tests/web/prepare.sh && touch $@
 
 # Once: as root it installs Prometheus, else the tests with a real Prometheus are skipped.
 build/.prometheus-tried: tests/prometheus/prepare.sh
@@ -123,8 +123,8 @@ types: $(READY)
 contracts: $(READY)
 	$(BIN)/lint-imports --no-logo
 
-pictures: $(READY)  ## draw the pictures of the page in docs/how-to/pictures anew (needs Chromium: tests/faces/web/prepare.sh)
-	PYTHONPATH=. $(BIN)/python -m tests.faces.web.pictures
+pictures: $(READY)  ## draw the pictures of the page in docs/how-to/pictures anew (needs Chromium: tests/web/prepare.sh)
+	PYTHONPATH=. $(BIN)/python -m tests.web.pictures
 
 docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link ends it
 	@# The variable hides the theme's notice of its end of life, May 5, 2027: pyproject.toml says why it stays until then.

@@ -19,10 +19,10 @@ from partage.errors import Unsatisfiable
 from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.ids import DeviceUuid
 from partage.model.layout import LayoutItem
-from partage.plan.packing.candidates import survey
-from partage.plan.packing.demand import Demand
-from partage.plan.packing.integer_program import need_solver
-from partage.plan.packing.pack import Packing, pack
+from partage.packing.decide.candidates import survey
+from partage.packing.decide.demand import Demand
+from partage.packing.decide.integer_program import need_solver
+from partage.packing.decide.pack import Packing, pack
 from partage.sim.node.machine import DRIVER, new_gpu
 from partage.sim.node.mig import create_layout
 from tests.oracle import enumerate_mig as oracle

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 
 from msgspec.structs import replace
 
-from partage.codec.slurm_text import config_files
 from partage.edges.files.policy import parse_policy
-from partage.faces.slurm_cluster import NodeSource, make_config
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
-from partage.model.slurm import SlurmVersion
-from partage.plan.slurm.type_names import TypeNames
 from partage.sim.node.files.load import load_machine
+from partage.slurm.cluster import NodeSource, make_config
+from partage.slurm.decide.type_names import TypeNames
+from partage.slurm.model.version import SlurmVersion
+from partage.slurm.text.text import config_files
 
 NODES = 1000
 BUDGET_S = 2.0

@@ -2,8 +2,10 @@
 
 import os
 import signal
+import tempfile
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -19,6 +21,15 @@ settings.load_profile("any" if "PARTAGE_EXAMPLES" in os.environ else "same")
 # A shell that starts the tests in the background lets them ignore Ctrl-C, and so all that they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+@pytest.fixture
+def short_dir() -> Iterator[Path]:
+    """A directory whose path leaves room for a socket's 107 bytes, and that other users may pass."""
+    with tempfile.TemporaryDirectory(prefix="ptg-", dir="/tmp") as directory:
+        Path(directory).chmod(0o755)
+        yield Path(directory)
+
 
 _ENDS_WITHIN_S = 5.0
 """A thread that waits for the driver's events sees after a second at the latest that it is to stop."""

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 import pytest
 
-from partage.faces.cli.main import partage, run
+from partage.cli.main import partage, run
 from tests.doc_blocks import LANGUAGES, PAGES, ROOT, Block, Shown, blocks_of, commands_of, outside_of_blocks
 
 BLOCKS = [block for page in PAGES for block in blocks_of(page)]

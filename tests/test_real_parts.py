@@ -10,10 +10,10 @@ import os
 
 import pytest
 
-from tests.faces.web.test_browser import CHROMIUM, DRIVER
 from tests.nvidia.packages import BRANCHES, FOLDER
 from tests.prometheus.server import PROMETHEUS, PROMTOOL
 from tests.slurm.lab import NEW, OLD, why_not
+from tests.web.test_browser import CHROMIUM, DRIVER
 
 PARTS = {
     **{f"NVIDIA's packages of branch {branch}": (FOLDER / branch / ".ready").exists() for branch in BRANCHES},

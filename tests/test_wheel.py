@@ -70,7 +70,7 @@ def test_the_wheel_has_its_data(installed):
     assert guard.is_file()
     checked = run(installed, "check", "--provider", "fpt", "policy.yaml")
     assert "Traceback" not in checked.stderr, checked.stderr
-    for name in ("faces/web/static/page.css", "faces/web/static/page.js"):
+    for name in ("serve_http/pages/static/page.css", "serve_http/pages/static/page.js"):
         assert list(installed.parent.parent.glob(f"lib/python*/site-packages/partage/{name}")), name
     providers = "partage/edges/files/catalogue/providers"
     rules = installed.parent.parent.glob(f"lib/python*/site-packages/{providers}/*.yaml")

@@ -1,6 +1,6 @@
 """``python -m partage``: the command."""
 
-from partage.faces.cli.main import main
+from partage.cli.main import main
 
 if __name__ == "__main__":
     main()

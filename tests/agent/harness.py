@@ -144,7 +144,7 @@ class AgentProcess:
             return 0, b""
 
     def report(self) -> dict[str, Any]:
-        """The report; its face opens a moment after the first registration, so that one is waited for."""
+        """The report; its page opens a moment after the first registration, so that one is waited for."""
         answer = wait_for(lambda: self._answered("/report.json"), what="a report")
         document: dict[str, Any] = json.loads(answer)
         return document

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
-from partage.agent.cluster.own_node import OwnNode
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
+from partage.kubernetes.agent.own_node import OwnNode
 from partage.model.health import HealthState, HealthStatus
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode

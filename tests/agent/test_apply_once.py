@@ -11,9 +11,9 @@ from msgspec.structs import replace
 
 from partage.agent.reconciler.apply_once import ApplyResult, ApplyRun, desired_for_undo
 from partage.agent.reconciler.executor import TransactionEnd
+from partage.cli.apply_document import GpuOutcome, applied_gpu_rows, exit_code, problems
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.errors import GpuInUse, HardwareTimeout, InsufficientResources
-from partage.faces.documents.apply import GpuOutcome, applied_gpu_rows, exit_code, problems
 from partage.model.gpu import MigMode
 from partage.model.gpu_use import UseKind
 from partage.model.layout import DoesNotFit, LayoutItem, place

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from partage.agent.cluster.node_writer import ClusterIntervals, NodeWriter
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
+from partage.kubernetes.agent.node_writer import ClusterIntervals, NodeWriter
 from partage.model.node_labels import WrittenLabels
 from partage.sim.node.faults import Reboot
 from partage.sim.node.files.load import load_machine
@@ -230,7 +230,7 @@ async def test_an_api_server_that_is_away_is_degraded_and_nothing_waits_for_it()
 
 def test_without_a_cluster_its_client_is_not_imported():
     names = "[one for one in sys.modules if one.startswith(('h11', 'partage.edges.kube.'))]"
-    code = f"import sys, partage.faces.agent; print({names})"
+    code = f"import sys, partage.cli.run_agent; print({names})"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"
 
 
@@ -242,7 +242,7 @@ def test_without_a_cluster_its_client_is_not_imported():
     ],
 )
 def test_a_cluster_that_cannot_be_read_ends_the_agent(options, text, capsys):
-    from partage.faces.cli.main import run
+    from partage.cli.main import run
 
     with place() as here:
         assert run(["agent", *here.options(), "--machine=1xl4", *options]) == 2

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from partage.faces.cli.main import run
+from partage.cli.main import run
 from tests.agent.harness import MACHINE, healthy, ids, native, registered, running, spawn
 from tests.agent.test_cluster import _agent, _kubeconfig, _until
 from tests.kubelet_script import held, wait_for

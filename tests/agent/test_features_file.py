@@ -8,9 +8,9 @@ import pytest
 
 from partage.agent.node_labels import FeaturesFile
 from partage.agent.status.status import AgentStatus
+from partage.cli.main import run
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
-from partage.faces.cli.main import run
 from partage.model.node_labels import WrittenLabels
 from partage.plan.offer.desired import resolve
 from partage.sim.node.files.load import load_machine

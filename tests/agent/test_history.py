@@ -17,14 +17,14 @@ import pytest
 from partage.agent.observers.history import HistoryObserver
 from partage.agent.options import Intervals
 from partage.agent.status.status import UsageObservation
+from partage.cli.main import run
 from partage.edges.files.usage_days import UsageDays, date_of, read_usage_days
-from partage.faces.cli.main import run
 from partage.model.ids import GpuUuid
 from partage.model.samples import Samples
 from partage.model.usage_day import UsageDay
-from partage.plan.rightsize.from_history import gather_days
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.rightsize.decide.from_history import gather_days
 from partage.sim.node.faults import Vacate
 from partage.units import GIB
 from tests.agent.harness import (
@@ -44,8 +44,8 @@ SHORT = """
 import sys
 from functools import partial
 from partage.agent.options import AgentOptions, Intervals
-from partage.faces.cli import agent
-from partage.faces.cli.main import run
+from partage.cli import agent
+from partage.cli.main import run
 short = Intervals(usage_s=0.05, history_s=0.1, history_write_s=0.2, holders_s=0.1, holders_first_s=0.05)
 agent.AgentOptions = partial(AgentOptions, intervals=short)
 sys.exit(run(sys.argv[1:]))

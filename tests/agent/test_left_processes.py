@@ -10,9 +10,9 @@ from typing import Any
 import grpc
 import pytest
 
+from partage.cli.main import run
 from partage.edges.kubelet.checkpoint import CHECKPOINT
 from partage.errors import NotPermitted
-from partage.faces.cli.main import run
 from partage.model.ids import ContainerId, PodUid
 from partage.sim.node.faults import FailCall, HangCall, HealCall, HideProcesses, Occupy, Vacate
 from tests.agent.harness import MACHINE, AgentProcess, healthy, ids, native, registered, running, spawn

@@ -9,7 +9,7 @@ from collections import Counter
 import grpc
 import pytest
 
-from partage.faces.cli.main import run
+from partage.cli.main import run
 from partage.model.ids import ShareId, device_of
 from partage.plan.cluster.gpu_memory import GPU_MEMORY
 from tests.agent.harness import healthy, ids, native, registered, running, spawn

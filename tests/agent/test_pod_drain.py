@@ -6,20 +6,20 @@ from contextlib import asynccontextmanager
 import pytest
 from msgspec.structs import replace
 
-from partage.agent.cluster.node_writer import ClusterIntervals
-from partage.agent.cluster.pod_drain import PodDrain
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.connection import CALL_S
+from partage.kubernetes.agent.node_writer import ClusterIntervals
+from partage.kubernetes.agent.pod_drain import PodDrain
+from partage.kubernetes.decide.events import NodeEvent
 from partage.model.ids import GpuUuid
 from partage.model.policy import Drain, Policy, SparedPods
-from partage.plan.cluster.events import NodeEvent
 from tests.agent.harness import healthy, ids, native, registered
 from tests.agent.test_cluster import _agent, _until
 from tests.edges.kube.scripted import Answer, api_server, quick, status
 from tests.kubelet_script import held
-from tests.plan.cluster.test_drain import waiting
-from tests.plan.cluster.test_events import entry
+from tests.kubernetes.decide.test_drain import waiting
+from tests.kubernetes.decide.test_events import entry
 
 QUICK = ClusterIntervals(drain_s=0.01, drain_longest_s=0.02, drain_confirm_s=0.05)
 SHARED = "nvidia.com/gpu.shared"

@@ -16,10 +16,10 @@ from partage.agent.node_policy import PolicyRefusal
 from partage.agent.observers.chosen_policy import ChosenPolicy
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.options import AgentOptions, Intervals
-from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy_directory import UNSETTLED_S, PolicyFiles
 from partage.edges.files.state import SavedPolicy
+from partage.edges.host.directory_changes import DirectoryChanges
 from partage.errors import InputError, Unsatisfiable
 from partage.model.choice_rules import Fallback
 from partage.model.gpu import Inventory, NoDriver

@@ -12,10 +12,10 @@ from contextlib import ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-from partage.agent.cluster.rollout import RolloutMember
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.leases import Rollout, RolloutPlace
+from partage.kubernetes.agent.rollout import RolloutMember
 from partage.plan.report import UNASKED
 from partage.sim.kubelet.checkpoint import write_checkpoint
 from tests.agent.harness import AgentProcess, Place, native, place, running, spawn
@@ -321,5 +321,5 @@ async def test_while_the_api_server_is_away_a_node_waits_and_goes_on_afterwards(
 
 def test_where_no_rollout_is_configured_nothing_of_it_is_imported() -> None:
     names = "[one for one in sys.modules if 'rollout' in one or one.endswith(('leases', 'disturbance'))]"
-    code = f"import sys, partage.faces.agent, partage.agent.cluster.own_node; print({names})"
+    code = f"import sys, partage.cli.run_agent, partage.kubernetes.agent.own_node; print({names})"
     assert subprocess.check_output([sys.executable, "-c", code], text=True).strip() == "[]"

@@ -8,7 +8,7 @@ import pytest
 
 from partage.agent import supervision
 from partage.agent.supervision import GIVEN_UP, STEADY_S, Supervisor
-from partage.edges.own_task import TaskEnded, unending
+from partage.edges.host.own_task import TaskEnded, unending
 from partage.errors import InputError
 from tests.kubelet_script import until
 

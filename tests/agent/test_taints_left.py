@@ -6,12 +6,12 @@ import asyncio
 
 import pytest
 
-from partage.agent.cluster import node_taints
-from partage.agent.cluster.node_taints import NodeTaints
-from partage.agent.cluster.node_writer import ClusterIntervals
 from partage.agent.status.status import AgentStatus
 from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.port import WatchState
+from partage.kubernetes.agent import node_taints
+from partage.kubernetes.agent.node_taints import NodeTaints
+from partage.kubernetes.agent.node_writer import ClusterIntervals
 from partage.model.node_taints import NO_SCHEDULE, NodeTaint
 from tests.edges.kube.scripted import Answer, Request, api_server, node, quick, status
 

@@ -18,8 +18,6 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from partage.agent.compose import run
 from partage.agent.options import AgentOptions, Intervals
-from partage.agent.status.metric_definitions import METRICS
-from partage.agent.status.metrics import MetricsWriter, ReportCollector, metrics_writer
 from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.supervisor import HelperState
@@ -28,6 +26,8 @@ from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, PodUid, Resource
 from partage.model.mps import SERVER_PROGRAM
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.usage import Rest
+from partage.serve_http.metrics.metric_definitions import METRICS
+from partage.serve_http.metrics.metrics import MetricsWriter, ReportCollector, metrics_writer
 from partage.sim.node.faults import HideProcesses, Occupy, RaiseXid, Vacate
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware

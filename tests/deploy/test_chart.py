@@ -17,8 +17,8 @@ import jsonschema
 import pytest
 import yaml
 
-from partage.faces.cli import hardware_options
-from partage.faces.cli.agent import command as agent_command
+from partage.cli import hardware_options
+from partage.cli.agent import command as agent_command
 from partage.model.choice_rules import Fallback
 from partage.model.node_taints import NodeTaint
 from partage.plan.cluster.rollout import RolloutSettings, settings_of

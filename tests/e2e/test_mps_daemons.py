@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from partage.edges.procfs import runs
+from partage.edges.host.procfs import runs
 from partage.model.mps import CONTROL_PROGRAM, SERVER_PROGRAM
 from partage.sim.mps.node import CLIENT_PROGRAM, MpsNode, install_programs
 from partage.units import GIB

@@ -27,17 +27,17 @@ import pytest
 from partage.model.allocation import AllocationRefused
 from partage.plan.offer.desired import DesiredState
 from partage.plan.serve.unit_allocation import NoRoom
-from partage.plan.whatif.demand import Cause, Demand, Unmet, demand_on
-from partage.plan.whatif.needs import need_of, never_fits
-from partage.plan.whatif.node import MOST_PODS, Node, PodClass
-from partage.plan.whatif.node_devices import Holding, NodeAllocator
-from partage.plan.whatif.node_offer import NodeOffer
-from partage.plan.whatif.play import Ended, Event, Refused, Started, play
-from partage.plan.whatif.pods import Fleet, NodeKind, PodWants, TracePod
 from partage.units import GIB, MIB
 from partage.values import Frozen
+from partage.whatif.decide.demand import Cause, Demand, Unmet, demand_on
+from partage.whatif.decide.needs import need_of, never_fits
+from partage.whatif.decide.node import MOST_PODS, Node, PodClass
+from partage.whatif.decide.node_devices import Holding, NodeAllocator
+from partage.whatif.decide.node_offer import NodeOffer
+from partage.whatif.decide.play import Ended, Event, Refused, Started, play
+from partage.whatif.decide.pods import Fleet, NodeKind, PodWants, TracePod
 from tests.e2e.control_plane import PROGRAMS, Bound, ControlPlane, control_plane
-from tests.plan.whatif.fleets import desired, fleet, kind
+from tests.whatif.decide.fleets import desired, fleet, kind
 
 TIMES = int(os.environ.get("PARTAGE_E2E_TIMES", "1"))
 PODS = 60 * TIMES

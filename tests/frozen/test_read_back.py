@@ -11,8 +11,8 @@ from partage.edges.files.journal import Unfinished, read_journal
 from partage.edges.files.state import StateDir
 from partage.edges.files.usage_days import read_usage_days
 from partage.edges.mps.record import load_record
-from partage.edges.slurm.job_records import read_records
 from partage.model.share import Guarantee
+from partage.slurm.host.job_records import read_records
 from tests.frozen import values
 
 RELEASES = sorted(path for path in Path(__file__).parent.iterdir() if (path / "state.json").exists())

@@ -10,8 +10,6 @@ from partage.model.mps import DaemonSpec, MpsNamespace
 from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, Interval, Strategy
 from partage.model.share import Guarantee
-from partage.model.slurm import GresName
-from partage.model.slurm_job import JobDevice, JobId, JobRecord
 from partage.model.step import (
     CreateCompute,
     Created,
@@ -29,6 +27,8 @@ from partage.model.step import (
     Verify,
 )
 from partage.model.usage_day import RunNow, UsageDay, WorkloadDay
+from partage.slurm.model.job import JobDevice, JobId, JobRecord
+from partage.slurm.model.version import GresName
 from partage.units import GIB
 
 GPU = GpuUuid("GPU-11111111-2222-3333-4444-000000000000")

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from partage.lab.daemon import find_pipe
-from tests.faces.nodes import gpu
+from tests.answers.nodes import gpu
 
 
 @pytest.fixture(autouse=True)

@@ -4,8 +4,8 @@ import pytest
 
 from partage.errors import InputError, Unsatisfiable
 from partage.lab.gpus import find_gpu, guard_directory
-from tests.faces.nodes import gpu
-from tests.faces.nodes import node as inventory_of
+from tests.answers.nodes import gpu
+from tests.answers.nodes import node as inventory_of
 
 
 def test_a_gpu_is_chosen_by_index_or_uuid_and_is_the_first_otherwise():

@@ -20,15 +20,15 @@ from partage.lab.stories.stage import StoryStage
 from partage.model.allocation import AllocationRefused
 from partage.model.ids import ResourceName, ShareId, device_of
 from partage.plan.offer.desired import resolve
-from partage.plan.whatif.demand import demand_on
-from partage.plan.whatif.node_devices import Holding, NodeAllocator
-from partage.plan.whatif.node_offer import NodeOffer
-from partage.plan.whatif.play import Ended, Event, Refused, Started, play
-from partage.plan.whatif.pods import Fleet, NodeKind, PodWants, TracePod
 from partage.sim.kubelet.pod import Container, Pod, PodPhase
 from partage.sim.node.machine_names import parse_machine
 from partage.units import GIB
 from partage.values import Frozen
+from partage.whatif.decide.demand import demand_on
+from partage.whatif.decide.node_devices import Holding, NodeAllocator
+from partage.whatif.decide.node_offer import NodeOffer
+from partage.whatif.decide.play import Ended, Event, Refused, Started, play
+from partage.whatif.decide.pods import Fleet, NodeKind, PodWants, TracePod
 
 EXCLUSIVE = "gpus: [{select: all, exclusive: {}}]"
 SLICED = "gpus: [{select: {index: [0, 1]}, time-slicing: {replicas: 4}}, {select: rest, exclusive: {}}]"

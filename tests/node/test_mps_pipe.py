@@ -7,9 +7,9 @@ import asyncio
 from partage.agent.options import Intervals
 from partage.agent.status.mps_clients import WITHIN_S
 from partage.agent.status.readiness import PIPE_READ_ONLY, ReadinessReason, readiness_of
-from partage.faces.documents.explain import ExplainedShareRow
-from partage.faces.explain_shares import share_rows
-from partage.faces.report import report_document
+from partage.answers.report import report_document
+from partage.explain.document import ExplainedShareRow
+from partage.explain.shares import share_rows
 from partage.sim.node.faults import Vacate
 from tests.node.test_watchdog import SLICED, WARNED, admitted, one_gpu, status_of, until, works_on
 from tests.node.world import World

@@ -12,10 +12,10 @@ from msgspec.structs import replace
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import readiness_of
 from partage.agent.status.status import AgentStatus, WatchObservation
+from partage.answers.documents.watch import WatchRow
+from partage.answers.report import report_document
 from partage.codec.values import decode, encode
 from partage.errors import HardwareTimeout
-from partage.faces.documents.watch import WatchRow
-from partage.faces.report import report_document
 from partage.model.ids import ContainerId
 from partage.model.pipe_tenants import PipeTenant, PipeTenants, ProcessRights
 from partage.model.process import Processes

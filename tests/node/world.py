@@ -20,10 +20,10 @@ from msgspec.structs import replace
 from partage.agent.compose import run
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
+from partage.answers.report import ReportFile
+from partage.edges.host.ticks import until_tick
 from partage.edges.kubelet.checkpoint import CHECKPOINT
-from partage.edges.ticks import until_tick
 from partage.errors import InputError, Unsatisfiable
-from partage.faces.report import ReportFile
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod import ContainerState, ContainerStatus, Pod, PodPhase, PodStatus

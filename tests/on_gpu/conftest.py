@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from partage.edges import procfs
+from partage.edges.host import procfs
 from partage.units import GIB, MIB
 from tests.edges.hardware.conftest import compiled_stub
 from tests.edges.hardware.stub import StubNode

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.faces.cli.main import run
+from partage.cli.main import run
 from partage.model.ids import ContainerId, PodUid
 from partage.plan.serve.ledger_entry import Holder
 from partage.sim.node.faults import Occupy

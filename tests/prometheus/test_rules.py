@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import yaml
 
-from partage.agent.status.metric_definitions import METRICS
 from partage.model.xid import COUNTED_XIDS, RESET_XIDS
+from partage.serve_http.metrics.metric_definitions import METRICS
 from tests.prometheus.server import ROOT, RULES, needs_prometheus, promtool
 
 PLAYED = Path(__file__).parent / "rules.test.yaml"

@@ -13,8 +13,8 @@ import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from partage.edges.slurm.control import SlurmControl
-from tests.plan.slurm import configs
+from partage.slurm.host.control import SlurmControl
+from tests.slurm.decide import configs
 from tests.slurm.lab import Build, Lab
 
 MACHINE = "2xh100-sxm5-80gb"

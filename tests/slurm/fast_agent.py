@@ -9,11 +9,11 @@ from pathlib import Path
 
 from partage.agent.log import configure
 from partage.agent.options import AgentOptions, Intervals
-from partage.agent.slurm import service
-from partage.agent.slurm.options import Pace, SlurmOptions
 from partage.edges.hardware.helper_client import RemoteHardware
-from partage.model.slurm import SlurmVersion
-from partage.plan.slurm.node_files import Writes
+from partage.slurm.agent import service
+from partage.slurm.agent.options import Pace, SlurmOptions
+from partage.slurm.decide.node_files import Writes
+from partage.slurm.model.version import SlurmVersion
 
 PACE = Pace(idle_s=1, busy_s=0.3, longest_s=1, retry_s=0.5, asked_s=5, answer_s=5, spread_s=0.3)
 

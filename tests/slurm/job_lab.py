@@ -10,14 +10,14 @@ import sys
 import sysconfig
 from pathlib import Path
 
-from partage.codec.slurm_text import config_files
-from partage.edges.slurm.devices_file import devices_text
-from partage.edges.slurm.job_records import read_records
-from partage.faces.slurm_cluster import make_config
-from partage.model.slurm import SlurmVersion
-from partage.plan.slurm.type_names import TypeNames
 from partage.sim.mps.node import MpsNode, install_programs
-from tests.plan.slurm import configs
+from partage.slurm.cluster import make_config
+from partage.slurm.decide.type_names import TypeNames
+from partage.slurm.host.devices_file import devices_text
+from partage.slurm.host.job_records import read_records
+from partage.slurm.model.version import SlurmVersion
+from partage.slurm.text.text import config_files
+from tests.slurm.decide import configs
 from tests.slurm.lab import Build, Lab
 
 _HERE = Path(__file__).parents[2]
@@ -200,7 +200,7 @@ def _python_for_all(directory: Path) -> str:
     folders = [str(_HERE / "src"), *(path for path in sys.path if path.endswith("site-packages"))]
     wrapper = directory / "python"
     code = f"import sys; sys.path[:0] = ['$at' + one for one in {folders!r}]; "
-    code += "from partage.faces.cli.main import main; main()"
+    code += "from partage.cli.main import main; main()"
     libraries = f"/host/usr/lib/{sysconfig.get_config_var('MULTIARCH')}"
     wrapper.write_text(
         "#!/bin/sh\nshift 3\nat= with=\n[ ! -d /host/usr ] || { at=/host; "

@@ -24,7 +24,7 @@ from typing import Self
 
 import pytest
 
-from partage.codec.hostlist import expand_hostlist
+from partage.slurm.text.hostlist import expand_hostlist
 
 _ROOTS = Path(os.environ.get("PARTAGE_SLURMS", Path(__file__).parents[2] / "build" / "slurm"))
 _SUBREAPER = 36

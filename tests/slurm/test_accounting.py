@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.procfs import read_process
+from partage.edges.host.procfs import read_process
 from partage.model.process import GpuProcess, ProcessKind
-from partage.plan.slurm.job_processes import job_processes, unrecorded
 from partage.sim.node.files.load import load_machine
+from partage.slurm.decide.job_processes import job_processes, unrecorded
 from tests.slurm.agent_lab import AgentLab
 from tests.slurm.lab import NEW, on
 

@@ -7,7 +7,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from tests.doc_blocks import ROOT, blocks_of
-from tests.plan.slurm import configs
+from tests.slurm.decide import configs
 from tests.slurm.job_lab import SCRIPTS, JobLab
 from tests.slurm.lab import OLD, on
 

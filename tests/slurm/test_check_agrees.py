@@ -4,12 +4,12 @@ from contextlib import closing
 
 import pytest
 
-from partage.codec.slurm_conf import parse_conf
-from partage.edges.files.slurm_files import read_conf_files
-from partage.model.slurm import SlurmVersion
-from partage.plan.slurm.check import check_files
-from partage.plan.slurm.request import Outcome, judge_request
-from tests.plan.slurm import configs
+from partage.slurm.decide.check import check_files
+from partage.slurm.decide.request import Outcome, judge_request
+from partage.slurm.host.conf_files import read_conf_files
+from partage.slurm.model.version import SlurmVersion
+from partage.slurm.text.conf import parse_conf
+from tests.slurm.decide import configs
 from tests.slurm.lab import BUILDS, NEWER, OLD, Lab
 from tests.slurm.mistakes import RIGHT, WRONG, D, Hand
 

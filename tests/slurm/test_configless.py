@@ -9,7 +9,7 @@ import subprocess
 
 import pytest
 
-from tests.plan.slurm import configs
+from tests.slurm.decide import configs
 from tests.slurm.job_lab import JobLab
 from tests.slurm.lab import BUILDS, only_in_make_slurm
 

@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from partage.faces.cli.main import run
+from partage.cli.main import run
 from tests.slurm.job_lab import JobLab
 from tests.slurm.lab import OLD, on, only_in_make_slurm
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from tests.plan.slurm import configs
+from tests.slurm.decide import configs
 from tests.slurm.job_lab import JobLab
 from tests.slurm.lab import NEW, NEWER, OLD, on
 

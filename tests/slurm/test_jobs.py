@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.plan.slurm import configs
+from tests.slurm.decide import configs
 from tests.slurm.job_lab import SCRIPTS, JobLab, everyone_can_run
 from tests.slurm.lab import ALL, BUILDS, NEW, OLD, on, only_in_make_slurm, why_not
 

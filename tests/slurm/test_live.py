@@ -5,11 +5,11 @@ import re
 
 import pytest
 
-from partage.edges.node.root import NodeRoot
-from partage.faces.cli.main import run
-from partage.faces.doctor.gather_slurm import slurm_seen
-from partage.faces.doctor.place import DoctorPlace
-from partage.plan.doctor.observation import SlurmState
+from partage.cli.main import run
+from partage.doctor.decide.observation import SlurmState
+from partage.doctor.gather_slurm import slurm_seen
+from partage.doctor.host.root import NodeRoot
+from partage.doctor.place import DoctorPlace
 from partage.sim.node.files.load import load_machine
 from tests.slurm.agent_lab import AgentLab
 from tests.slurm.lab import BUILDS

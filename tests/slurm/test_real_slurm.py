@@ -7,10 +7,10 @@ from random import Random
 
 import pytest
 
-from partage.codec.hostlist import expand_hostlist
-from partage.model.slurm import SlurmVersion
-from partage.plan.slurm.releases import double_booking
-from tests.plan.slurm import configs
+from partage.slurm.decide.releases import double_booking
+from partage.slurm.model.version import SlurmVersion
+from partage.slurm.text.hostlist import expand_hostlist
+from tests.slurm.decide import configs
 from tests.slurm.lab import BUILDS, NEWER, OLD, Lab, why_not
 
 pytestmark = pytest.mark.xdist_group("slurm")

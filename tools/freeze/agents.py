@@ -178,6 +178,7 @@ def settled(line: str) -> str:
     line = re.sub(r"\d{4}-\d\d-\d\dT[\d:.]+(Z|\+00:00)", "TIME", line)
     line = re.sub(r"\b\d{10}(\.\d+)?\b", "TIME", line)
     line = re.sub(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d UTC", "TIME", line)
+    line = re.sub(r"\b\d\d:\d\d\b", "HH:MM", line)  # the axis of the last hour
     line = re.sub(r"/tmp/partage-\w{8}/", "/tmp/STORY/", line)  # noqa: S108 - where a story is played
     line = re.sub(r'("turns": ?)\d+', r"\g<1>0", line)
     line = re.sub(r"127\.0\.0\.1:\d+", "127.0.0.1:PORT", line)

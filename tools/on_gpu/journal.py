@@ -11,7 +11,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from partage.codec.values import CodecError, decode, encode
-from partage.edges.replace_file import replace_file
+from partage.edges.host.replace_file import replace_file
 from partage.errors import InputError, Problem
 from partage.model.gpu import ComputeMode
 from partage.model.ids import GpuUuid

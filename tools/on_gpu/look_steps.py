@@ -21,13 +21,13 @@ from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from partage.edges import procfs
-from partage.edges.child_process import end_group
 from partage.edges.files import catalogue
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import run_nvidia_smi
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.port import Hardware
+from partage.edges.host import procfs
+from partage.edges.host.child_process import end_group
 from partage.errors import HardwareError, Unsupported
 from partage.model.gpu import Gpu
 from partage.model.samples import GpuSample

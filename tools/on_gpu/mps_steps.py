@@ -16,7 +16,7 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 
-from partage.edges import procfs
+from partage.edges.host import procfs
 from partage.edges.mps.control_log import end_of_log
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.keeper import MpsKeeper

@@ -17,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from partage.edges import procfs
+from partage.edges.host import procfs
 from partage.values import Frozen
 
 MARK = "PARTAGE_ON_GPU"

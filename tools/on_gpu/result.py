@@ -9,8 +9,8 @@ from typing import Any
 
 import msgspec
 
-from partage.edges.replace_file import replace_file
-from partage.lab.document import DocumentKind
+from partage.answers.documents.lab import DocumentKind
+from partage.edges.host.replace_file import replace_file
 from partage.values import Frozen
 
 LARGEST_BYTES = 32 * 2**20

@@ -19,11 +19,11 @@ from types import ModuleType
 from msgspec.structs import replace
 
 from partage import __version__
+from partage.answers.documents.lab import now
 from partage.codec.values import CodecError, decode, encode
-from partage.edges import procfs
+from partage.edges.host import procfs
 from partage.edges.mps.launch import unmount
 from partage.errors import DriverUnavailable, HardwareError, InputError, Unsatisfiable
-from partage.lab.document import now
 from partage.values import Frozen
 from tools.on_gpu import procs, put_back, steps
 from tools.on_gpu.journal import Journal, Unfinished

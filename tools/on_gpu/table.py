@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from pathlib import Path
 
-from partage.edges.replace_file import replace_file
+from partage.edges.host.replace_file import replace_file
 from tools.on_gpu.result import Finding, HardwareEvidence, Outcome, StepRun, Verdict
 from tools.on_gpu.rows import ROWS, Row
 

@@ -14,7 +14,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 import msgspec
 
 import partage
-from partage.faces.documents.document import Document
+from partage.answers.documents.document import Document
 from tools.reference.tables import code, table
 
 _SKIPPED = {"DeviceOffer", "Raw"}

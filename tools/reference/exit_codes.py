@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partage.cli import main
 from partage.errors import PartageError
-from partage.faces.cli import main
 from tools.reference.tables import plain, table
 
 

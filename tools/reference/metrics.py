@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from partage.agent.status.dcgm_metrics import SPELLINGS
-from partage.agent.status.metric_definitions import METRICS
+from partage.serve_http.metrics.dcgm_metrics import SPELLINGS
+from partage.serve_http.metrics.metric_definitions import METRICS
 from tools.reference.tables import code, table
 
 

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 
 import click
 
-from partage.faces.cli.hardware_options import DESCRIPTION, OPTIONS
-from partage.faces.cli.main import VERBS, partage
+from partage.cli.hardware_options import DESCRIPTION, OPTIONS
+from partage.cli.main import VERBS, partage
 from tools.reference.tables import code, table
 
 _HEADS = ("option", "default", "means")

@@ -20,7 +20,7 @@ from partage.agent.status.status import AgentStatus
 from partage.edges.files.directory_lock import locked_run_directory
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.hardware.port import Hardware
-from partage.edges.own_task import unending
+from partage.edges.host.own_task import unending
 from partage.model.ids import GpuUuid
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.reconcile.transition import answerable_offer

@@ -28,7 +28,7 @@ from partage.agent.status.readiness import kubelet_trouble
 from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
 from partage.agent.watchdog import Watchdog
-from partage.edges.ticks import until_tick
+from partage.edges.host.ticks import until_tick
 from partage.model.gpu import NoDriver
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Policy

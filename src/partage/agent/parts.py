@@ -33,11 +33,11 @@ from partage.agent.status.mps_clients import MpsClientsSeen
 from partage.agent.status.status import AgentStatus
 from partage.agent.supervision import Supervisor
 from partage.agent.watchdog import Watchdog
-from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.left_holds import LeftHolds
 from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
+from partage.edges.host.directory_changes import DirectoryChanges
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import may_exist, socket_identity

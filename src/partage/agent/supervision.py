@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import Struct
 
-from partage.edges.own_task import TaskEnded, unending
+from partage.edges.host.own_task import TaskEnded, unending
 from partage.errors import InputError
 
 FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.1, 30.0

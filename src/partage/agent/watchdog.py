@@ -19,8 +19,8 @@ from partage.agent.enforcement import end_processes
 from partage.agent.options import Intervals
 from partage.agent.status.status import AgentCounts, WatchObservation
 from partage.edges.hardware.port import Hardware
+from partage.edges.host.ticks import until_tick
 from partage.edges.kubelet.container_names import container_names
-from partage.edges.ticks import until_tick
 from partage.errors import HardwareError
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.policy import WatchAction

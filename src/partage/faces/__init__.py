@@ -1,1 +1,1 @@
-"""What people and machines read: command line, HTTP."""
+"""Names of the release before, see cli/hardware."""

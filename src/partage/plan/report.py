@@ -1,4 +1,4 @@
-"""The agent's report after a turn: itself and its node. Immutable; faces write it as JSON and pictures."""
+"""The agent's report after a turn: itself and its node. Immutable; answers.report writes it."""
 
 from __future__ import annotations
 

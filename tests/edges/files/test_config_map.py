@@ -6,10 +6,10 @@ import pytest
 import yaml
 
 from partage.agent.node_policy import NodeChoice, NodePolicy, PolicyRefusal, node_policy, restored
+from partage.cli.main import run
 from partage.edges.files.policy import configurations, parse_policy
 from partage.edges.files.policy_directory import PolicyFiles
 from partage.errors import InputError
-from partage.faces.cli.main import run
 from partage.model.choice_rules import ChoiceRules
 from partage.model.policy import GpuEntry, Mps, ResourceEntry, TimeSlicing
 from partage.plan.report import PolicyReason

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 
+from partage.cli.main import run
 from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.providers import provider_tables
-from partage.faces.cli.main import run
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.named_layouts import named_layouts
 

@@ -14,14 +14,14 @@ from msgspec.structs import replace
 from partage.codec.values import encode
 from partage.edges.files.usage_days import UsageDays, read_usage_days
 from partage.errors import InputError
-from partage.faces.documents.rightsize import rightsize_document
 from partage.model.samples import Samples
 from partage.model.usage_day import RunNow, UsageDay, WorkloadDay
 from partage.plan.history.keeper import HistoryKeeper
 from partage.plan.history.use_points import UsePoint
-from partage.plan.rightsize.from_history import gather_days, unattributed_part
-from partage.plan.rightsize.recommend import GpuSize, recommend
 from partage.plan.usage import NodeUse
+from partage.rightsize.decide.from_history import gather_days, unattributed_part
+from partage.rightsize.decide.recommend import GpuSize, recommend
+from partage.rightsize.document import rightsize_document
 from partage.units import GIB
 
 ROW = WorkloadDay(

@@ -7,19 +7,18 @@ import contextlib
 import ctypes
 import shutil
 import subprocess
-import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from partage.cli.hardware import helper_argv
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.helper_server import HelperServer
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.port import Hardware
-from partage.faces.cli.hardware import helper_argv
 from partage.model.ids import ContainerId
 from partage.sim.node.faults import DriverGone, DriverLoaded, Fault, LoseGpu, Occupy, RaiseXid
 from partage.sim.node.hardware import SimulatedHardware
@@ -46,13 +45,6 @@ def compiled_stub(folder: Path) -> Path:
 def stub_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same, compiled once."""
     return compiled_stub(tmp_path_factory.mktemp("nvml"))
-
-
-@pytest.fixture
-def short_dir() -> Iterator[Path]:
-    """A directory whose path leaves room for a socket's 107 bytes."""
-    with tempfile.TemporaryDirectory(prefix="partage-", dir="/tmp") as directory:
-        yield Path(directory)
 
 
 @pytest.fixture

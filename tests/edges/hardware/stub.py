@@ -8,7 +8,7 @@ import sys
 from pathlib import Path
 
 from partage.edges.hardware.host import Host
-from partage.edges.procfs import INITIAL_PID_NAMESPACE
+from partage.edges.host.procfs import INITIAL_PID_NAMESPACE
 from partage.model.ids import GpuUuid, PciBusId
 from partage.units import MIB
 

@@ -8,14 +8,14 @@ from pathlib import Path
 
 import pytest
 
+from partage.answers.unknown_models import lacks_geometry
+from partage.cli.hardware import helper_argv
+from partage.cli.main import run
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.hardware.discover import Discovery
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.faces.cli.hardware import helper_argv
-from partage.faces.cli.main import run
-from partage.faces.unknown_models import lacks_geometry
 from partage.model.geometry import Geometry
 from partage.model.gpu import Inventory
 from partage.model.placement import Placement

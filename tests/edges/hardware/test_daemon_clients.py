@@ -10,10 +10,10 @@ from pathlib import Path
 import pytest
 
 from partage.agent.reconciler.apply_once import ApplyRun
-from partage.edges import procfs
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.edges.hardware.nvml import NvmlHardware
+from partage.edges.host import procfs
 from partage.edges.mps.access import DaemonDeadlines
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.keeper import MpsKeeper

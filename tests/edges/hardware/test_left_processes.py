@@ -14,8 +14,8 @@ from uuid import uuid4
 
 import pytest
 
-from partage.edges import procfs
 from partage.edges.hardware.left_processes import MOST_OF_POD, left_of
+from partage.edges.host import procfs
 from partage.errors import HardwareError
 from partage.model.ids import ContainerId, PodUid
 from tests.kubelet_script import wait_for

@@ -12,7 +12,7 @@ import pytest
 
 from partage.edges.hardware import frames
 
-_HELPER = ["-P", "-m", "partage.faces.cli.hardware", "--machine", "l4", "--no-network"]
+_HELPER = ["-P", "-m", "partage.cli.hardware", "--machine", "l4", "--no-network"]
 
 
 def _namespace(pid: int) -> str:

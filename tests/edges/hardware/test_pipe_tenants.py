@@ -13,8 +13,8 @@ from uuid import uuid4
 
 import pytest
 
-from partage.edges import procfs
 from partage.edges.hardware.pipe_tenants import pipe_tenants
+from partage.edges.host import procfs
 from partage.edges.mps.launch import mount, unmount
 from partage.model.cgroup import Owner
 from partage.model.ids import ContainerId, GpuUuid, PodUid

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from partage.cli.hardware import helper_argv
 from partage.edges.hardware import frames, helper_server
 from partage.edges.hardware import helper_connection as connection_module
 from partage.edges.hardware.helper_client import RemoteHardware
@@ -21,7 +22,6 @@ from partage.edges.hardware.helper_server import PROTOCOL
 from partage.edges.hardware.peer import Peer
 from partage.edges.hardware.port import Events
 from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotFound
-from partage.faces.cli.hardware import helper_argv
 from partage.model.gpu import Driver
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import Xid
@@ -273,7 +273,7 @@ async def test_the_helper_has_a_session_of_its_own_and_ends_with_close(short_dir
 AGENT = """
 import asyncio, sys
 from partage.edges.hardware.helper_client import RemoteHardware
-from partage.faces.cli.hardware import helper_argv
+from partage.cli.hardware import helper_argv
 
 async def main():
     hardware = RemoteHardware(sys.argv[1], helper_argv(sys.argv[1], machine="l4"))

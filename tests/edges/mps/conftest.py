@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import sys
-import tempfile
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -41,14 +40,6 @@ SUBJECTS = [
         ("driver", str(NAMED_SINCE)), marks=_REAL_ONLY, id="the driver's control program, version 3"
     ),
 ]
-
-
-@pytest.fixture
-def short_dir() -> Iterator[Path]:
-    """A directory with room for a socket's 107 bytes, that other users may pass."""
-    with tempfile.TemporaryDirectory(prefix="partage-mps-", dir="/tmp") as directory:
-        Path(directory).chmod(0o755)
-        yield Path(directory)
 
 
 def simulated_subject(directory: Path, node: MpsNode | None = None, protocol: int = 2) -> Subject:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.device_users import nobody
+from partage.edges.host.device_users import nobody
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.home import DaemonHost

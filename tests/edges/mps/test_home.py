@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
+from partage.edges.host.procfs import INITIAL_PID_NAMESPACE
 from partage.edges.mps.home import INITIAL_CGROUP_NAMESPACE, DaemonHost
 from partage.edges.mps.paths import DaemonPaths
-from partage.edges.procfs import INITIAL_PID_NAMESPACE
 from partage.errors import Unsupported
 from partage.model.daemon_home import DaemonHome, HomeChoice, HomeKind, Surroundings, bound_to, choose_home
 from partage.model.mps import DaemonPhase

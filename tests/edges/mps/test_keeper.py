@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from partage.codec.values import decode, encode
-from partage.edges import procfs
+from partage.edges.host import procfs
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from partage.edges.device_users import nobody
+from partage.edges.host.device_users import nobody
 from partage.edges.mps import directories
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.control_log import end_of_log

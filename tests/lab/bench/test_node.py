@@ -1,6 +1,6 @@
 """Which part of a machine is measured, and which Python has what it takes."""
 
-from partage.faces.cli import common_node
+from partage.answers import common_node
 from partage.lab.bench import node
 from partage.lab.bench.model import BenchSettings
 from partage.lab.gpus import find_gpu, guard_directory
@@ -8,8 +8,8 @@ from partage.model.gpu import ComputeMode
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid
 from partage.units import GIB
-from tests.faces.nodes import gpu
-from tests.faces.nodes import node as inventory_of
+from tests.answers.nodes import gpu
+from tests.answers.nodes import node as inventory_of
 
 MIGS = (("3g.40gb", 4, 4, 40), ("1g.10gb", 0, 1, 10))
 

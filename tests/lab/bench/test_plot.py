@@ -2,10 +2,10 @@
 
 import pytest
 
+from partage.answers.render.picture_files import check_plot
 from partage.errors import InputError, Unsatisfiable
-from partage.faces.render.bench_plot import figure, panels, plot_file
-from partage.faces.render.picture_files import check_plot
 from partage.lab.bench.model import BenchMachine
+from partage.lab.bench.plot import figure, panels, plot_file
 from partage.lab.bench.summary import three_digits
 from partage.lab.place import TenantMode
 from tests.lab.bench import runs

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from partage.faces.cli import common_node
-from partage.faces.cli.main import run
+from partage.answers import common_node
+from partage.cli.main import run
 from partage.lab.bench.document import BENCH
 from tests.lab.bench import runs
 
@@ -75,7 +75,7 @@ def stand_in(tmp_path):
 
 def test_on_a_machine_with_a_gpu_the_answer_names_it(capsys, monkeypatch, stand_in):
     inventory, uses = common_node.observe_with_uses("2xh100-sxm5-80gb")
-    monkeypatch.setattr("partage.faces.cli.common_node.observe_with_uses", lambda _machine: (inventory, uses))
+    monkeypatch.setattr("partage.answers.common_node.observe_with_uses", lambda _machine: (inventory, uses))
     fewer = ("--processes", "2", "--repeats", "1", "--seconds", "0.02", "--memory", "3Mi")
     here = ("--gpu", "1", "--python", stand_in, "--run-dir", "/nonexistent")
     code = run(["bench", *fewer, "--small", "50", "--saturating", "500", *here, "-o", "json"])
@@ -105,7 +105,7 @@ def test_a_recorded_run_is_a_document_again(capsys, recorded, output):
 
 
 def test_without_a_gpu_one_sentence_says_so_and_what_to_do(capsys, monkeypatch):
-    monkeypatch.setattr("partage.faces.cli.common_node.observe_with_uses", _no_driver)
+    monkeypatch.setattr("partage.answers.common_node.observe_with_uses", _no_driver)
     assert run(["bench"]) == 4
     said = capsys.readouterr()
     assert said.err.count("\n") == 1

@@ -8,15 +8,14 @@ import json
 import os
 import subprocess
 import sys
-import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
-from partage.faces.cli import common_node
-from partage.faces.cli.main import run
+from partage.answers import common_node
+from partage.cli.main import run
 from partage.model.gpu import ComputeMode
 from partage.sim.mps.node import MpsNode, install_programs
 from partage.sim.node.files.load import load_machine
@@ -26,14 +25,6 @@ from partage.units import GIB, MIB
 
 STAND_IN = Path(__file__).with_name("stand_in.py")
 LIMIT = 10 * GIB
-
-
-@pytest.fixture
-def short_dir():
-    """Room for a socket's 107 bytes; other users may pass."""
-    with tempfile.TemporaryDirectory(prefix="partage-prove-test-", dir="/tmp") as directory:
-        Path(directory).chmod(0o755)
-        yield Path(directory)
 
 
 @dataclass

@@ -6,7 +6,7 @@ from partage.errors import InputError, Unsatisfiable
 from partage.lab.prove.free_gpus import free_gpus, holders, require_visible_processes
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid
-from tests.faces.nodes import gpu, node
+from tests.answers.nodes import gpu, node
 
 NODE = node(gpu(0), gpu(1), gpu(2))
 PODS = {1: ["lab/anna"]}

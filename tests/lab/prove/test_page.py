@@ -5,9 +5,9 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from partage.faces.render.proof_page import proof_page
-from partage.faces.render.proof_text import meaning
 from partage.lab.prove.model import ProofVerdict
+from partage.lab.prove.proof_page import proof_page
+from partage.lab.prove.proof_text import meaning
 from tests.lab.prove import reports
 
 PAGE = r"""# What the shares of this node guarantee

@@ -7,9 +7,9 @@ import pytest
 from msgspec import structs
 from msgspec.structs import replace
 
+from partage.answers import common_node
 from partage.edges.files.policy import load_policy
 from partage.errors import InputError
-from partage.faces.cli import common_node
 from partage.lab.prove.model import EvidenceKind, ProofVerdict
 from partage.lab.prove.promised_offer import IN_FOUR, offer_of_policy
 from partage.lab.prove.runner import CATALOGUE, attacks_named, run_attacks

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.faces.cli.main import run
+from partage.cli.main import run
 from partage.lab.prove.document import PROOF
 from tests.lab.prove import reports
 

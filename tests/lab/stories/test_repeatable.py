@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.faces.cli.main import run
+from partage.cli.main import run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
 TIMES = 3

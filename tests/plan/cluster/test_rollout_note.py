@@ -10,9 +10,9 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.errors import Problem
+from partage.kubernetes.decide.events import node_events
 from partage.plan.cluster.conditions import POLICY_IN_FORCE, node_conditions
 from partage.plan.cluster.disturbance import disturbs
-from partage.plan.cluster.events import node_events
 from partage.plan.cluster.rollout import CanaryNode, NodeProgress
 from partage.plan.cluster.rollout_note import (
     NodePhase,
@@ -28,7 +28,7 @@ from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import UNASKED, PolicyReason, PolicyReport, PolicyState, Report
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
-from tests.plan.cluster.test_events import TWO, WELL
+from tests.kubernetes.decide.test_events import TWO, WELL
 from tests.plan.test_report_events import ONE
 
 IN_FORCE = PolicyReport(PolicyState.FILE, "p.yaml", revision="r2", wanted="r2", wanted_config="a")

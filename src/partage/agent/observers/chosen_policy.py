@@ -11,9 +11,9 @@ from msgspec import Struct, field
 
 from partage.agent.node_policy import NodeChoice, NodePolicy, PolicyRefusal, labels_choose, node_policy
 from partage.agent.options import AgentOptions
-from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.files.policy_directory import PolicyFiles, PolicyTexts
-from partage.edges.ticks import until_tick
+from partage.edges.host.directory_changes import DirectoryChanges
+from partage.edges.host.ticks import until_tick
 from partage.errors import InputError, Problem
 from partage.model.choice_rules import ChoiceRules
 from partage.model.node_labels import NodeLabels

@@ -9,10 +9,10 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from partage.edges.directory_changes import DirectoryChanges
+from partage.edges.host.directory_changes import DirectoryChanges
+from partage.edges.host.ticks import until_tick
 from partage.edges.kubelet.other_plugins import OtherPlugin, serving_gpus
 from partage.edges.kubelet.sockets import SocketIdentity, socket_identity
-from partage.edges.ticks import until_tick
 from partage.model.ids import DeviceUuid, ResourceName
 
 CHECK_S, REST_S = 1.0, 10.0

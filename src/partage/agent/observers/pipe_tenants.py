@@ -18,8 +18,8 @@ from msgspec.structs import replace
 from partage.agent.options import Intervals
 from partage.agent.status.status import WatchObservation
 from partage.agent.waiting import wait_at_most
-from partage.edges.directory_changes import DirectoryChanges
 from partage.edges.hardware.port import Hardware
+from partage.edges.host.directory_changes import DirectoryChanges
 from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
 from partage.model.gpu import Driver, NoDriver

@@ -16,10 +16,10 @@ from msgspec import Struct, field
 from partage.agent.observers.former_holders import FormerHolders
 from partage.agent.options import Intervals
 from partage.agent.waiting import wait_at_most
+from partage.edges.host.ticks import until_tick
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.pod_resources import Refused
 from partage.edges.kubelet.port import Checkpoint, PodResources
-from partage.edges.ticks import until_tick
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId, device_of

@@ -17,8 +17,8 @@ from msgspec import Struct, field
 from partage.agent.options import Intervals
 from partage.agent.status.status import UsageObservation, UseSeen
 from partage.edges.hardware.port import SAMPLED_FOR_S, Hardware
+from partage.edges.host.ticks import until_tick
 from partage.edges.kubelet.container_names import container_names
-from partage.edges.ticks import until_tick
 from partage.errors import HardwareError
 from partage.model.ids import ContainerId
 from partage.model.share import NodeOffer

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from partage.edges.cdi.spec import Spec, spec_error
-from partage.edges.read_file import read_regular
+from partage.edges.host.read_file import read_regular
 from partage.errors import InputError
 from partage.plan.serve.allocate_response import CDI_VENDOR
 

@@ -29,7 +29,7 @@ from partage.edges.cdi.spec import (
     with_missing_devices,
     without_second_injection,
 )
-from partage.edges.read_file import read_regular
+from partage.edges.host.read_file import read_regular
 from partage.errors import HardwareError
 from partage.model.gpu import Driver, Inventory
 from partage.model.policy import Options

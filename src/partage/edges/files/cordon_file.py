@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from pathlib import Path
 
-from partage.edges.read_file import read_regular
+from partage.edges.host.read_file import read_regular
 from partage.errors import InputError
 
 BY_HAND = "cordoned"

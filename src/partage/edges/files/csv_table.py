@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from partage.edges.read_file import read_named
+from partage.edges.host.read_file import read_named
 from partage.errors import InputError, Problem
 from partage.units import format_bytes
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from partage.edges.read_file import read_regular
+from partage.edges.host.read_file import read_regular
 from partage.errors import InputError
 
 STATE_LOCK, RUN_LOCK = "lock", "agent.lock"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from partage.edges.replace_file import replace_file
+from partage.edges.host.replace_file import replace_file
 
 
 def features(labels: Mapping[str, str]) -> str:

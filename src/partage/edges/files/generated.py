@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 
-from partage.edges.read_file import read_regular
+from partage.edges.host.read_file import read_regular
 from partage.errors import InputError, Problem
 
 _MODE = 0o644

@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from partage.codec.yaml_document import LIMIT_BYTES, check_size
-from partage.edges.read_file import read_named, read_regular
+from partage.edges.host.read_file import read_named, read_regular
 from partage.errors import InputError, Problem
 
 STDIN = "-"

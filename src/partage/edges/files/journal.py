@@ -16,7 +16,7 @@ from typing import Literal, cast
 from msgspec import field
 
 from partage.codec.values import decode, encode
-from partage.edges.read_file import read_regular
+from partage.edges.host.read_file import read_regular
 from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig
 from partage.model.step import Created, Step

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.files.cordon_file import read_names, write_names
-from partage.edges.read_file import read_regular
-from partage.edges.replace_file import replace_file
+from partage.edges.host.read_file import read_regular
+from partage.edges.host.replace_file import replace_file
 from partage.errors import InputError
 from partage.model.ids import PodUid
 from partage.plan.serve.ledger_entry import EndingHold

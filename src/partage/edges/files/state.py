@@ -23,8 +23,8 @@ from partage.edges.files.state_document import (
     WrittenServing,
     check_offers,
 )
-from partage.edges.read_file import read_regular
-from partage.edges.replace_file import replace_file
+from partage.edges.host.read_file import read_regular
+from partage.edges.host.replace_file import replace_file
 from partage.errors import InputError
 from partage.model.health import Health
 from partage.model.ids import GpuUuid

@@ -16,8 +16,8 @@ from pathlib import Path
 from msgspec import Raw
 
 from partage.codec.values import CodecError, decode
-from partage.edges.read_file import files_below, read_regular
-from partage.edges.replace_file import replace_file
+from partage.edges.host.read_file import files_below, read_regular
+from partage.edges.host.replace_file import replace_file
 from partage.errors import InputError, Problem
 from partage.model.usage_day import UsageDay
 from partage.plan.history.fitting import LIMIT_BYTES, RUNNING_LIMIT_BYTES, fitting

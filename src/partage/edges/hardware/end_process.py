@@ -12,8 +12,8 @@ import os
 import signal
 from collections.abc import Collection, Iterator
 
-from partage.edges import procfs
 from partage.edges.hardware.host import Host
+from partage.edges.host import procfs
 from partage.errors import GpuInUse, NotFound, NotPermitted, Unsupported
 from partage.model.cgroup import parse_cgroup
 from partage.model.ids import ContainerId

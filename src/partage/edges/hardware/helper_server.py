@@ -24,7 +24,7 @@ from partage.edges.hardware import frames
 from partage.edges.hardware.deadlines import CallDeadlines
 from partage.edges.hardware.peer import peer_of
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware, longer_s
-from partage.edges.procfs import cgroups_of
+from partage.edges.host.procfs import cgroups_of
 from partage.errors import (
     DriverUnavailable,
     HardwareTimeout,

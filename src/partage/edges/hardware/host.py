@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import NewType
 
-from partage.edges import procfs
+from partage.edges.host import procfs
 from partage.model.gpu import ToolkitConfig, VgpuHost
 from partage.model.ids import GpuUuid, PciBusId
 from partage.model.paths import CONTROL_NODES

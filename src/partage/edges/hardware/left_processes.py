@@ -15,8 +15,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path, PurePosixPath
 
-from partage.edges import procfs
 from partage.edges.hardware.processes import sees_other_pods
+from partage.edges.host import procfs
 from partage.errors import HardwareError
 from partage.model.cgroup import owner_of, parse_cgroup
 from partage.model.ids import ContainerId, PodUid

@@ -18,9 +18,9 @@ from pathlib import Path, PurePosixPath
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from partage.edges import procfs
 from partage.edges.hardware.left_processes import is_sandbox
 from partage.edges.hardware.processes import sees_other_pods
+from partage.edges.host import procfs
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.ids import ContainerId, DeviceUuid
 from partage.model.mps import SERVER, is_mps_name

@@ -12,7 +12,7 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from partage.edges.device_users import UsersOf, nobody
+from partage.edges.host.device_users import UsersOf, nobody
 from partage.model.gpu import Inventory
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid

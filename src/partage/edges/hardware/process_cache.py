@@ -7,7 +7,7 @@ from pathlib import Path
 
 from msgspec import Struct
 
-from partage.edges.procfs import ProcessInfo, read_process, start_of
+from partage.edges.host.procfs import ProcessInfo, read_process, start_of
 
 CHECKED_S, READ_S = 5.0, 30.0
 """After so long it is checked that the pid is still the same process; and its cgroup is read again, because

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
-from partage.edges import procfs
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.running_processes import (
@@ -14,7 +13,8 @@ from partage.edges.hardware.running_processes import (
     RunningProcess,
     skip_failures,
 )
-from partage.edges.procfs import ProcessInfo, own_pids, read_process
+from partage.edges.host import procfs
+from partage.edges.host.procfs import ProcessInfo, own_pids, read_process
 from partage.errors import Unsupported
 from partage.model.cgroup import parse_cgroup
 from partage.model.ids import DeviceUuid, GpuUuid

@@ -15,7 +15,7 @@ from pathlib import Path
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.running_processes import GpuPart, NvmlDevices
-from partage.edges.procfs import name_of, own_pids, pids
+from partage.edges.host.procfs import name_of, own_pids, pids
 from partage.model.gpu_use import PERSISTENCE_DAEMON, GpuUse, UseKind
 
 _NODE = re.compile(r"(?:.*/)?nvidia(\d+)", re.ASCII)

@@ -14,7 +14,7 @@ from msgspec import field
 
 from partage.codec.values import CodecError, from_plain
 from partage.codec.yaml_document import read_document
-from partage.edges.read_file import read_regular
+from partage.edges.host.read_file import read_regular
 from partage.errors import InputError, Problem
 from partage.values import Frozen
 

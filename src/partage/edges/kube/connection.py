@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 from typing import TYPE_CHECKING, TypeVar
 
 from partage.codec.values import CodecError, decode, encode
-from partage.edges.http_exchange import HttpExchange, HttpRequest, ProtocolError, connect
+from partage.edges.host.http_exchange import HttpExchange, HttpRequest, ProtocolError, connect
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig
 from partage.edges.kube.objects import Details, Json, Status

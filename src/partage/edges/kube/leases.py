@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 
 from msgspec.structs import replace
 
+from partage.edges.host.own_task import unending
 from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.objects import (
     ConfigMapJson,
@@ -24,7 +25,6 @@ from partage.edges.kube.objects import (
 )
 from partage.edges.kube.port import ClusterNode, Lease
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
-from partage.edges.own_task import unending
 from partage.errors import ClusterError, Rejected
 from partage.plan.cluster.rollout import LEASE_S, RolloutSettings, Slot, settings_of
 from partage.values import Frozen

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from partage.edges.host.procfs import cgroups_of
 from partage.edges.kubelet.container_names import container_names
-from partage.edges.procfs import cgroups_of
 from partage.errors import InputError
 from partage.model.cgroup import parse_cgroup
 from partage.values import Frozen

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
-from partage.edges.read_file import read_regular
+from partage.edges.host.read_file import read_regular
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds
 from partage.model.ids import PodUid, ResourceName, ShareId

@@ -16,7 +16,8 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from partage.edges.directory_changes import DirectoryChanges
+from partage.edges.host.directory_changes import DirectoryChanges
+from partage.edges.host.ticks import until_tick
 from partage.edges.kubelet.kept_sockets import KeptSockets
 from partage.edges.kubelet.other_plugins import HANDBACK, OtherPlugin, in_directory, of_resource
 from partage.edges.kubelet.port import EndpointState, PluginHandler
@@ -33,7 +34,6 @@ from partage.edges.kubelet.retries import LastFailure, pause_s
 from partage.edges.kubelet.server import PluginServer
 from partage.edges.kubelet.sockets import SocketIdentity, fresh_socket, socket_identity, sockets_of
 from partage.edges.kubelet.stream_watch import StreamWatch
-from partage.edges.ticks import until_tick
 from partage.errors import ClusterError, Rejected, Unreachable
 from partage.model.ids import device_of
 

@@ -9,6 +9,7 @@ import logging
 from collections.abc import Callable
 from pathlib import Path
 
+from partage.edges.host.listening import is_listening
 from partage.edges.kubelet.server import PluginServer
 from partage.edges.kubelet.sockets import (
     SocketIdentity,
@@ -18,7 +19,6 @@ from partage.edges.kubelet.sockets import (
     sockets_of,
     unmark_kept,
 )
-from partage.edges.listening import is_listening
 from partage.errors import Unreachable
 from partage.model.ids import ResourceName, plugin_socket_name
 

@@ -12,6 +12,8 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
+from partage.edges.host.listening import listener
+from partage.edges.host.procfs import name_of
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.sockets import (
     SocketIdentity,
@@ -20,8 +22,6 @@ from partage.edges.kubelet.sockets import (
     socket_identity,
     sockets_of,
 )
-from partage.edges.listening import listener
-from partage.edges.procfs import name_of
 from partage.errors import Unreachable
 from partage.model.ids import (
     VENDOR,

@@ -10,11 +10,11 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError
 from msgspec import Struct
 
+from partage.edges.host.own_task import bounded
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerStub
 from partage.edges.kubelet.calls import translate_errors
 from partage.edges.kubelet.messages import LimitedCodec, held_by, share_ids
-from partage.edges.own_task import bounded
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName, ShareId

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from grpclib.client import Channel
 
+from partage.edges.host.own_task import bounded
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import RegistrationStub
 from partage.edges.kubelet.calls import translate_errors
 from partage.edges.kubelet.messages import API_VERSION
 from partage.edges.kubelet.sockets import SocketIdentity, socket_identity
-from partage.edges.own_task import bounded
 from partage.model.ids import ResourceName
 from partage.values import Frozen
 

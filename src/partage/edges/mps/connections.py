@@ -13,8 +13,8 @@ import socket
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from partage.edges import procfs
-from partage.edges.listening import peer_pid
+from partage.edges.host import procfs
+from partage.edges.host.listening import peer_pid
 from partage.edges.mps.record import DaemonIdentity
 
 _PIDFD_GETFD = 438

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 
-from partage.edges.device_users import UsersOf
+from partage.edges.host.device_users import UsersOf
 from partage.edges.mps import directories, unit_daemon
 from partage.edges.mps.access import DaemonAccess
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, list_servers

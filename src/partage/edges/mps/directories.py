@@ -14,7 +14,7 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path, PurePath
 
-from partage.edges.empty_directory import empty_directory
+from partage.edges.host.empty_directory import empty_directory
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.mounts import READABLE, SHARED, mount_all, unmount_all
 from partage.edges.mps.paths import DaemonPaths

@@ -12,7 +12,7 @@ import stat
 from collections.abc import Collection, Iterator
 from pathlib import Path
 
-from partage.edges import procfs
+from partage.edges.host import procfs
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity
 from partage.model.cgroup import parse_cgroup

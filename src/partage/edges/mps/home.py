@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from zlib import crc32
 
-from partage.edges import procfs
+from partage.edges.host import procfs
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.systemd import HostSystemd
 from partage.edges.mps.unit import unit_name

@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
-from partage.edges.device_users import UsersOf, nobody
+from partage.edges.host.device_users import UsersOf, nobody
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.daemon_end import force_quit, quit_daemon, refuse_users, remove_all, remove_files

@@ -13,7 +13,7 @@ import signal
 from itertools import pairwise
 from pathlib import Path, PurePath
 
-from partage.edges import procfs
+from partage.edges.host import procfs
 from partage.edges.mps.connections import connected
 from partage.edges.mps.holders import Holders, Programs, holders
 from partage.edges.mps.paths import DaemonPaths

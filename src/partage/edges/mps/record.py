@@ -13,9 +13,9 @@ from pathlib import Path
 
 from msgspec import convert, field, to_builtins
 
+from partage.edges.host.read_file import read_regular
 from partage.edges.mps.control_log import LogMark
 from partage.edges.mps.sockets import SocketId
-from partage.edges.read_file import read_regular
 from partage.model.mps import DaemonSpec
 from partage.values import Frozen
 

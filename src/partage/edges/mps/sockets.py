@@ -8,7 +8,7 @@ from __future__ import annotations
 import stat
 from collections.abc import Mapping
 
-from partage.edges.listening import listener
+from partage.edges.host.listening import listener
 from partage.edges.mps.paths import DaemonPaths
 
 CLIENTS = "control"

@@ -1,1 +1,1 @@
-"""The command ``partage``: one file per verb."""
+"""Names of the release before, see cli/hardware."""

@@ -6,9 +6,9 @@ from typing import Any
 
 import msgspec
 
+from partage.answers.documents.lab import DocumentKind
 from partage.lab.bench.model import BenchCell, BenchReport, Experiment
 from partage.lab.bench.summary import BenchFigure, figures
-from partage.lab.document import DocumentKind
 
 _SMALLEST, _LARGEST = 1e-7, 1e15
 _LARGEST_BYTES = 256 * 2**20

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 import msgspec
 
-from partage.lab.document import LabReport
+from partage.answers.documents.lab import LabReport
 from partage.lab.place import TenantMode
 from partage.lab.tenant import TenantFailure
 from partage.model.ids import GpuUuid, MigUuid

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from partage.lab.document import DocumentKind
+from partage.answers.documents.lab import DocumentKind
 from partage.lab.prove.model import ProofReport, ProofVerdict
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from partage.lab.document import LabReport
+from partage.answers.documents.lab import LabReport
 from partage.model.ids import DeviceUuid
 from partage.model.share import Guarantee
 from partage.values import Frozen

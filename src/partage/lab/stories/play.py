@@ -13,8 +13,8 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
+from partage.answers.share_names import shares_of
 from partage.errors import InputError, Problem, Unsatisfiable
-from partage.lab.share_names import shares_of
 from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping
 
 from partage.model.ids import DeviceUuid
 from partage.model.samples import Samples
-from partage.plan.rightsize.evidence import TAKEN_FOR_ALL, workload_of, workload_of_job
+from partage.plan.history.evidence import TAKEN_FOR_ALL, workload_of, workload_of_job
 from partage.plan.usage import Amount, ContainerUse, NodeUse
 from partage.values import Frozen
 

@@ -12,10 +12,10 @@ from grpclib.const import Status
 from grpclib.exceptions import GRPCError, StreamTerminatedError
 from h2.exceptions import H2Error
 
+from partage.edges.host.own_task import bounded
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginStub
 from partage.edges.kubelet.messages import LONGEST_MESSAGE, LimitedCodec, MessageTooLong, share_ids
-from partage.edges.own_task import bounded
 from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import ShareId
 from partage.sim.kubelet.protocol_errors import allocation_errors, list_errors, preference_errors

@@ -1,0 +1,1 @@
+"""Which strategy fits a GPU model and a workload."""

@@ -1,0 +1,182 @@
+"""The decision: which strategy fits, by which questions, and how the others rank. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from msgspec.structs import replace
+
+from partage.advise.decide.candidate import LARGER, Candidate, Refusal
+from partage.advise.decide.judge import judge
+from partage.advise.decide.reasons import reasons_against, reasons_for
+from partage.advise.decide.situation import (
+    Asked,
+    GpuFacts,
+    Isolation,
+    Preference,
+    Situation,
+    Way,
+    Workload,
+    settle,
+)
+from partage.errors import Problem, Unsatisfiable
+from partage.values import Frozen
+
+
+class Question(Frozen):
+    """One question of the decision, with its answer. leads_to: the strategy of a yes; None: none of its own.
+
+    but: why that strategy cannot be had, although the answer is yes; empty: it can, or the answer is no.
+    """
+
+    text: str
+    answer: bool
+    leads_to: Way | None = None
+    but: str = ""
+
+    @property
+    def decides(self) -> bool:
+        """Whether the decision ends here."""
+        return self.answer and self.leads_to is not None and not self.but
+
+
+class RankedWay(Frozen):
+    """A strategy that can be had, with what speaks for and against it."""
+
+    candidate: Candidate
+    reasons: tuple[str, ...]
+    reasons_against: tuple[str, ...]
+
+
+class Advice(Frozen):
+    """The answer for one GPU model. ranked: all strategies that can be had, the advised one first.
+
+    refused: the others, with why. path: the questions in their order; the last one decides, unless none did
+    and the best of the ranking is advised.
+    """
+
+    facts: GpuFacts
+    situation: Situation
+    ranked: tuple[RankedWay, ...]
+    refused: tuple[Refusal, ...]
+    path: tuple[Question, ...]
+    assumptions: tuple[str, ...]
+
+    @property
+    def best(self) -> RankedWay:
+        """What is advised."""
+        return self.ranked[0]
+
+
+_SUITS = {
+    Workload.INFERENCE: (Way.MPS, Way.MIG, Way.VGPU, Way.TIME_SLICING, Way.EXCLUSIVE),
+    Workload.TRAINING: (Way.EXCLUSIVE, Way.MIG, Way.TIME_SLICING, Way.VGPU, Way.MPS),
+    Workload.NOTEBOOKS: (Way.TIME_SLICING, Way.MIG, Way.VGPU, Way.MPS, Way.EXCLUSIVE),
+    Workload.RENDERING: (Way.TIME_SLICING, Way.VGPU, Way.MIG, Way.MPS, Way.EXCLUSIVE),
+    Workload.MPI: (Way.MPS, Way.TIME_SLICING, Way.MIG, Way.VGPU, Way.EXCLUSIVE),
+}
+"""How well the strategies suit a workload, best first: what each is made for (docs/adr/0120)."""
+
+
+def advise(asked: Asked, facts: GpuFacts) -> Advice:
+    """The advice for one GPU model.
+
+    Raises Unsatisfiable, with a reason for each strategy, if no strategy gives the tenants what they need.
+    """
+    situation, assumptions = settle(asked, facts)
+    judged = {way: judge(way, situation, facts) for way in Way}
+    possible = [one for one in judged.values() if isinstance(one, Candidate)]
+    refused = [one for one in judged.values() if isinstance(one, Refusal)]
+    if not possible:
+        raise Unsatisfiable(list(_impossible(situation, facts, refused)))
+    path = _path(situation, facts, judged)
+    decided = next((one.leads_to for one in path if one.decides), None)
+    order = _order(situation)
+    possible.sort(key=lambda one: (one.way is not decided, order.index(one.way)))
+    return Advice(
+        facts=facts,
+        situation=situation,
+        ranked=tuple(
+            RankedWay(one, reasons_for(one, situation, facts), reasons_against(one, situation, facts))
+            for one in possible
+        ),
+        refused=tuple(sorted(refused, key=lambda one: order.index(one.way))),
+        path=path,
+        assumptions=assumptions,
+    )
+
+
+def _path(
+    situation: Situation, facts: GpuFacts, judged: dict[Way, Candidate | Refusal]
+) -> tuple[Question, ...]:
+    """The questions up to the one that decides."""
+    found: list[Question] = []
+    for text, answer, way in _questions(situation, facts):
+        refused = judged.get(way) if answer and way is not None else None
+        found.append(Question(text, answer, way, refused.why if isinstance(refused, Refusal) else ""))
+        if found[-1].decides:
+            break
+    return tuple(found)
+
+
+def _questions(situation: Situation, facts: GpuFacts) -> Iterator[tuple[str, bool, Way | None]]:
+    """The decision: each question, its answer, and the strategy if the answer is yes."""
+    virtual = situation.virtualised and situation.licensed
+    alone = situation.tenants == 1
+    hardware = situation.isolation is Isolation.HARDWARE
+    if alone and not virtual:
+        yield "Does one tenant have the GPU alone?", True, Way.EXCLUSIVE
+    elif alone:
+        yield "Does one tenant have the GPU alone, without a virtual machine?", False, Way.EXCLUSIVE
+    else:
+        yield "Does one tenant have the GPU alone?", False, Way.EXCLUSIVE
+        yield (
+            "Do the tenants need hardware isolation, and can the GPU do MIG?",
+            hardware and facts.mig,
+            Way.MIG,
+        )
+    yield "Are the tenants in virtual machines, with a licence for vGPUs?", virtual, Way.VGPU
+    yield "Do the tenants work together, as many small processes?", situation.cooperating, Way.MPS
+    memory = situation.isolation is Isolation.MEMORY
+    yield "Does each tenant need a limit of memory?", memory, Way.MPS
+    yield "Is no isolation needed?", situation.isolation is Isolation.NONE, Way.TIME_SLICING
+
+
+def _order(situation: Situation) -> tuple[Way, ...]:
+    """The ranking. Where the time of an answer counts, MIG is first: it is the only one that keeps it."""
+    suits = _SUITS[situation.workload]
+    if situation.prefer is Preference.LATENCY:
+        return (Way.MIG, *(way for way in suits if way is not Way.MIG))
+    return suits
+
+
+def _impossible(situation: Situation, facts: GpuFacts, refused: list[Refusal]) -> Iterator[Problem]:
+    """What cannot be had, then each strategy with why."""
+    tenants = "one tenant" if situation.tenants == 1 else f"{situation.tenants} tenants"
+    isolation = "" if situation.isolation is Isolation.NONE else f" with {situation.isolation} isolation"
+    product = facts.gpu.product
+    said = f"{product}: no strategy serves {tenants}{isolation} on one GPU"
+    yield Problem("", "", "error", said, "; ".join(_ways_out(situation, facts)))
+    for one in refused:
+        yield Problem("", "", "error", f"{product}: not {one.way}: {one.why}", one.hint)
+
+
+def _ways_out(situation: Situation, facts: GpuFacts) -> Iterator[str]:
+    """What would make it possible. Less isolation is tried, so that it is said only where it helps."""
+    if situation.largest_bytes > facts.gpu.memory_bytes:
+        yield f"take {LARGER}"
+        return
+    weaker = _WEAKER.get(situation.isolation)
+    while weaker is not None:
+        eased = replace(situation, isolation=weaker)
+        if any(isinstance(judge(way, eased, facts), Candidate) for way in Way):
+            yield f"ask for less, with --isolation {weaker}"
+            break
+        weaker = _WEAKER.get(weaker)
+    if situation.tenants > 1:
+        yield "ask for fewer tenants on each GPU, with --tenants"
+    elif situation.memory_bytes is not None:
+        yield f"take {LARGER}"
+
+
+_WEAKER = {Isolation.HARDWARE: Isolation.MEMORY, Isolation.MEMORY: Isolation.NONE}

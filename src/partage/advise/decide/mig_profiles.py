@@ -1,0 +1,62 @@
+"""Which MIG devices the tenants of a GPU get."""
+
+from __future__ import annotations
+
+from partage.advise.decide.candidate import LARGER, Refusal, fewer_or_larger
+from partage.advise.decide.situation import GpuFacts, Situation, Way, Workload
+from partage.model.geometry import Geometry, ProfileSpec, instance_memory
+from partage.text import count_of
+from partage.units import format_bytes
+
+_GRAPHICS = "gfx"
+
+
+def equal_profiles(
+    geometry: Geometry, situation: Situation, facts: GpuFacts
+) -> tuple[ProfileSpec, ...] | Refusal:
+    """MIG devices of one profile: the largest of which there are enough."""
+    found = _suitable(geometry, situation)
+    enough = [one for one in found if one.max_count >= situation.tenants]
+    if not enough:
+        most = max(one.max_count for one in found)
+        return Refusal(
+            Way.MIG,
+            f"{facts.gpu.product} has at most {count_of(most, 'MIG device')}, and there are "
+            f"{situation.tenants} tenants",
+            f"at most {count_of(most, 'tenant')} on each GPU, or less isolation",
+        )
+    best = max(enough, key=lambda one: (one.compute_slices, one.size))
+    has = instance_memory(best, geometry, facts.gpu.memory_bytes)
+    if situation.memory_bytes is not None and has < situation.memory_bytes:
+        return Refusal(
+            Way.MIG,
+            f"each of {count_of(situation.tenants, 'MIG device')} has {format_bytes(has)} "
+            f"({best.profile}), and a tenant needs {format_bytes(situation.memory_bytes)}",
+            fewer_or_larger(situation, facts),
+        )
+    return (best,) * best.max_count
+
+
+def unequal_profiles(
+    geometry: Geometry, situation: Situation, facts: GpuFacts
+) -> tuple[tuple[ProfileSpec, ...], ...] | Refusal:
+    """For each tenant the profiles with the least memory that is enough, those with less compute first."""
+    found = sorted(_suitable(geometry, situation), key=lambda one: (one.size, one.compute_slices))
+    has = {one: instance_memory(one, geometry, facts.gpu.memory_bytes) for one in found}
+    choices = []
+    for needed in situation.sizes:
+        fitting = [one for one in found if has[one] >= needed]
+        if not fitting:
+            most = format_bytes(max(has.values()))
+            why = f"the largest MIG device has {most}, and a tenant needs {format_bytes(needed)}"
+            return Refusal(Way.MIG, why, LARGER)
+        choices.append(tuple(one for one in fitting if one.size == fitting[0].size))
+    return tuple(choices)
+
+
+def _suitable(geometry: Geometry, situation: Situation) -> list[ProfileSpec]:
+    """With graphics for rendering, where the GPU has that."""
+    graphics = [one for one in geometry.profiles if one.profile.attributes == (_GRAPHICS,)]
+    if situation.workload is Workload.RENDERING and graphics:
+        return graphics
+    return [one for one in geometry.profiles if not one.profile.attributes]

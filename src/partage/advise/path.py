@@ -1,0 +1,135 @@
+"""The path of a decision as a drawing: Mermaid, or boxes and labels for an SVG."""
+
+from __future__ import annotations
+
+import textwrap
+from collections.abc import Iterator, Sequence
+
+from partage.advise.document import AdvisedModelRow, QuestionRow
+from partage.advise.text import WAYS, share_sentence
+from partage.answers.render.drawing import DIM, INK, LINE, PAPER, TROUBLE, UNCUT, Box, Drawing, Label, Shape
+from partage.answers.render.picture_files import svg
+from partage.answers.wording import product_word
+from partage.errors import InputError, Problem
+
+FORMATS = (".mmd", ".svg")
+_MARGIN, _BOX, _LEAF, _GAP, _DOWN = 20, 430, 310, 60, 22
+_LETTER, _LINE, _SIZE = 7, 18, 12
+_TAKEN, _TAKEN_FILL = "#2e7d32", "#e0f0e1"
+
+
+def check_path_name(path: str) -> str:
+    """The file name's ending, one of ``FORMATS``. Raises InputError for another one."""
+    ending = next((one for one in FORMATS if path.lower().endswith(one)), None)
+    if ending is None:
+        problem = Problem(path, "", "error", "a path is written as .mmd (Mermaid) or .svg", "path.svg")
+        raise InputError([problem])
+    return ending
+
+
+def path_file(models: Sequence[AdvisedModelRow], path: str) -> str:
+    """The content of a file of that name."""
+    return mermaid(models) if check_path_name(path) == ".mmd" else svg(path_drawing(models))
+
+
+# --- Mermaid -----------------------------------------------------------------------------------
+
+
+def mermaid(models: Sequence[AdvisedModelRow]) -> str:
+    """A flowchart: questions, their answers, and the strategies. The path that was taken is coloured."""
+    lines = ["flowchart TD"]
+    for number, model in enumerate(models):
+        lines += (f"  {line}" for line in _mermaid_model(f"m{number}", model))
+    style = f"fill:{_TAKEN_FILL},stroke:{_TAKEN}"
+    return "\n".join([*lines, f"  classDef taken {style}", ""])
+
+
+def _mermaid_model(name: str, model: AdvisedModelRow) -> Iterator[str]:
+    yield f'{name}["{_quoted(product_word(model.product))}"]:::taken'
+    previous, edge = name, "-->"
+    for number, one in enumerate(model.path):
+        here, leaf = f"{name}q{number}", f"{name}w{number}"
+        yield f'{previous} {edge} {here}{{"{_quoted(one.question)}"}}:::taken'
+        way = _leaf(one)
+        if _decides(one):
+            yield f'{here} ==>|yes| {leaf}(["{_quoted(way)}"]):::taken'
+            return
+        link = f"-.->|{'yes, but' if one.answer else 'yes'}|"
+        yield f'{here} {link} {leaf}(["{_quoted(way)}"])'
+        previous, edge = here, f"-->|{'else' if one.answer else 'no'}|"
+    yield f'{previous} {edge} {name}best(["{_quoted(WAYS[model.strategy])}, the best that is left"]):::taken'
+
+
+def _quoted(text: str) -> str:
+    """Text in Mermaid's quotes."""
+    return text.replace("#", "#35;").replace('"', "#quot;")
+
+
+def _decides(one: QuestionRow) -> bool:
+    return one.answer and one.but is None
+
+
+def _leaf(one: QuestionRow) -> str:
+    """The strategy beside a question, and why it cannot be had."""
+    way = WAYS[one.leads_to] if one.leads_to is not None else ""
+    return f"{way}: {one.but}" if one.but else way
+
+
+# --- SVG ---------------------------------------------------------------------------------------
+
+
+def path_drawing(models: Sequence[AdvisedModelRow]) -> Drawing:
+    """All models, one below the other: questions on the left, beside them what they lead to."""
+    shapes: list[Shape] = []
+    y = float(_MARGIN)
+    for model in models:
+        shapes.append(Label(_MARGIN, y + 14, product_word(model.product), 15, bold=True))
+        y += 28
+        for one in model.path:
+            y = _draw_question(one, y, shapes)
+        if not _decides(model.path[-1]):
+            y = _draw_leaf(f"{WAYS[model.strategy]}, the best that is left", _MARGIN, y, shapes, taken=True)
+        for line in textwrap.wrap(share_sentence(model), (_BOX + _GAP + _LEAF) // _LETTER):
+            shapes.append(Label(_MARGIN, y + 12, line, _SIZE, DIM))
+            y += _LINE
+        y += _DOWN
+    width = 2 * _MARGIN + _BOX + _GAP + _LEAF
+    return Drawing(width, int(y), (Box(0, 0, width, y, PAPER), *shapes))
+
+
+def _draw_question(one: QuestionRow, y: float, shapes: list[Shape]) -> float:
+    """One question and its leaf; where the next one begins."""
+    right = _MARGIN + _BOX
+    height = _draw_box(one.question, _MARGIN, y, _BOX, shapes, taken=True)
+    middle = y + height / 2
+    colour = _TAKEN if _decides(one) else LINE
+    shapes.append(Box(right, middle, _GAP, 2 if _decides(one) else 1, colour))
+    word = "yes" if one.but is None else "yes, but"
+    shapes.append(Label(right + 6, middle - 5, word, 11, _TAKEN if _decides(one) else DIM))
+    end = _draw_leaf(_leaf(one), right + _GAP, y, shapes, taken=_decides(one), refused=one.but is not None)
+    below = max(y + height + _DOWN, end)
+    if not _decides(one):
+        shapes.append(Box(_MARGIN + 20, y + height, 2, below - y - height, _TAKEN))
+        shapes.append(Label(_MARGIN + 28, y + height + 15, "else" if one.answer else "no", 11, _TAKEN))
+    return below
+
+
+def _draw_leaf(
+    text: str, x: float, y: float, shapes: list[Shape], *, taken: bool, refused: bool = False
+) -> float:
+    height = _draw_box(text, x, y, _LEAF, shapes, taken=taken, colour=TROUBLE if refused else "")
+    return y + height + _DOWN
+
+
+def _draw_box(
+    text: str, x: float, y: float, width: int, shapes: list[Shape], *, taken: bool, colour: str = ""
+) -> float:
+    """A box with folded text; its height."""
+    lines = textwrap.wrap(text, (width - 20) // _LETTER)
+    height = 14 + _LINE * len(lines)
+    fill, stroke = (_TAKEN_FILL, _TAKEN) if taken else (UNCUT, LINE)
+    shapes.append(Box(x, y, width, height, fill, stroke))
+    ink = colour or (INK if taken else DIM)
+    for number, line in enumerate(lines):
+        shapes.append(Label(x + 10, y + 20 + _LINE * number, line, _SIZE, ink))
+    return height

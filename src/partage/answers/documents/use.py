@@ -1,0 +1,155 @@
+"""What GPUs and containers do, as the agent sampled it last, and the last hour of each GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+
+from msgspec import field
+
+from partage.agent.status.status import UsageObservation, UseSeen
+from partage.answers.documents.watch import TimeOf
+from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.samples import Samples
+from partage.plan.last_hour import MINUTES, LastHour, UseMinute, busy_of
+from partage.plan.usage import ContainerUse
+from partage.values import Frozen
+
+FRESH_S = 90.0
+"""A sample is taken for the present one for so long. While a share is held, the history of use samples every
+30 seconds; two of them may be missed."""
+
+
+class SampledGpuRow(Frozen):
+    """One GPU. utilisation: part of the time in which it worked, 0 to 1; of a GPU in MIG mode, of its busiest
+    GPU instance. None: not measured.
+    """
+
+    gpu: GpuUuid
+    utilisation: float | None
+    memory_used_bytes: int | None
+    memory_total_bytes: int | None
+    temperature_c: float | None
+    power_w: float | None
+    power_limit_w: float | None
+
+
+class ContainerUseRow(Frozen):
+    """One container on one GPU or MIG device. used_bytes: None: not known; at_least: some of its processes
+    have no figure. peak_bytes: the highest since it began. utilisation: its part of the GPU's time, 0 to 1.
+    """
+
+    gpu: GpuUuid
+    device: DeviceUuid
+    namespace: str
+    pod: str
+    container: str
+    used_bytes: int | None
+    at_least: bool
+    peak_bytes: int | None
+    utilisation: float | None
+
+
+class HourRow(Frozen):
+    """The last hour of one GPU: one figure for each minute, the oldest first, the highest of its samples;
+    None: nobody sampled in that minute, or it is not measured. begins_at: the first minute.
+    """
+
+    begins_at: str
+    utilisation: tuple[float | None, ...]
+    memory_used_bytes: tuple[int | None, ...]
+    temperature_c: tuple[float | None, ...]
+    power_w: tuple[float | None, ...]
+
+
+class UseRow(Frozen):
+    """began_at: since when the agent could have sampled. sampled_at: when it did last; None: never. It
+    samples while a share is held, somebody scrapes, or its page is open. gpus, containers: empty where the
+    last sample is more than FRESH_S old. hidden: why processes may be missing.
+    """
+
+    began_at: str
+    sampled_at: str | None
+    gpus: tuple[SampledGpuRow, ...] = ()
+    containers: tuple[ContainerUseRow, ...] = ()
+    hidden: str | None = None
+    hour: Mapping[GpuUuid, HourRow] = field(default_factory=dict)
+
+
+def use_row(seen: UseSeen, now_s: float, time_of: TimeOf) -> UseRow:
+    """What was sampled, at ``now_s`` of the agent's clock."""
+    found: UsageObservation | None = seen.found
+    if found is not None and now_s - found.at_s > FRESH_S:
+        found = None
+    return UseRow(
+        began_at=time_of(seen.began_s),
+        sampled_at=None if seen.sampled_s is None else time_of(seen.sampled_s),
+        gpus=() if found is None else gpu_use_rows(found.samples),
+        containers=() if found is None else tuple(map(_container_row, found.use.containers)),
+        hidden=None if found is None else found.use.hidden or None,
+        hour=_hours(seen.hour, int(now_s // 60), time_of),
+    )
+
+
+def gpu_use_rows(samples: Samples) -> tuple[SampledGpuRow, ...]:
+    """The GPUs that answer."""
+    return tuple(
+        SampledGpuRow(
+            gpu=one.gpu,
+            utilisation=_figure(busy_of(one, samples)),
+            memory_used_bytes=None if one.memory is None else one.memory.used_bytes,
+            memory_total_bytes=None if one.memory is None else one.memory.total_bytes,
+            temperature_c=_figure(one.temperature_c),
+            power_w=_figure(one.power_w),
+            power_limit_w=_figure(one.power_limit_w),
+        )
+        for one in samples.gpus
+    )
+
+
+def _container_row(one: ContainerUse) -> ContainerUseRow:
+    who, amount = one.holder, one.amount
+    return ContainerUseRow(
+        gpu=one.gpu,
+        device=one.device,
+        namespace=who.namespace,
+        pod=who.pod,
+        container=who.container,
+        used_bytes=amount.used_bytes,
+        at_least=amount.partly,
+        peak_bytes=amount.peak_bytes,
+        utilisation=_figure(amount.sm),
+    )
+
+
+def _figure(value: float | None) -> float | None:
+    """In as few digits as anybody needs. A driver gives some of them as integers."""
+    return None if value is None else round(float(value), 3)
+
+
+def _hours(hour: LastHour, minute: int, time_of: TimeOf) -> dict[GpuUuid, HourRow]:
+    """GPUs of which a minute of the last hour is known. minute: the present one."""
+    first = minute - MINUTES + 1
+    found = {}
+    for gpu, rows in hour.items():
+        by_minute = {row.minute: row for row in rows if row.minute >= first}
+        if by_minute:
+            all_of_it = [
+                by_minute.get(first + passed) or UseMinute(first + passed) for passed in range(MINUTES)
+            ]
+            found[gpu] = _hour_row(time_of(first * 60.0), all_of_it)
+    return found
+
+
+def _hour_row(begins_at: str, rows: Iterable[UseMinute]) -> HourRow:
+    some = tuple(rows)
+
+    def column(figure: Callable[[UseMinute], float | None]) -> tuple[float | None, ...]:
+        return tuple(_figure(figure(row)) for row in some)
+
+    return HourRow(
+        begins_at=begins_at,
+        utilisation=column(lambda row: row.utilisation),
+        memory_used_bytes=tuple(row.memory_bytes for row in some),
+        temperature_c=column(lambda row: row.temperature_c),
+        power_w=column(lambda row: row.power_w),
+    )

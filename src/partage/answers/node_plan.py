@@ -1,0 +1,102 @@
+"""A policy and its plan on one node: what several verbs show, each in its own way."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from partage.answers import common_node
+from partage.errors import Problem
+from partage.values import Frozen
+
+if TYPE_CHECKING:
+    from partage.answers.documents.report import ReportDocument
+    from partage.edges.files.policy import LoadedPolicy
+    from partage.model.gpu import Inventory
+    from partage.model.policy import Policy
+    from partage.model.share import NodeOffer
+    from partage.plan.offer.caveats import Caveat
+    from partage.plan.reconcile.node_plan import NodePlan
+
+
+class PolicyOnNode(Frozen):
+    """A policy and its plan on one node.
+
+    offer: once everything is done. plan: what has to be done for that. report: of the agent for which it is
+    planned, None: no agent runs there.
+    """
+
+    inventory: Inventory
+    policy: Policy
+    offer: NodeOffer
+    plan: NodePlan
+    warnings: Sequence[Problem]
+    caveats: Sequence[Caveat]
+    report: ReportDocument | None
+
+
+def make_plan(
+    loaded: LoadedPolicy,
+    machine: str | None,
+    run_dir: str | None,
+    state_dir: Path | None = None,
+    *,
+    report: ReportDocument | None,
+    named: bool = True,
+) -> PolicyOnNode:
+    """Resolve the policy on the node and plan. Raises whatever makes it impossible, with all problems.
+
+    Where an agent runs, the plan is made from what the agent has seen, as the agent does. report: of that
+    agent. named: the policy
+    was named; otherwise it is that of the agent.
+    """
+    from msgspec.structs import replace
+
+    from partage.answers.wording import lost_sentences
+    from partage.edges.files.catalogue import geometry_of
+    from partage.plan.offer.caveats import Caveat, caveats
+    from partage.plan.offer.desired import resolve
+    from partage.plan.offer.guarantees import promised
+    from partage.plan.reconcile.planner import plan_node
+    from partage.plan.serve.cordon import cordon_sentence
+
+    policy = loaded.policy
+    seen = report.planner_input if report else None
+    if seen is None:
+        found = common_node.plan_input(machine, policy, run_dir=run_dir, state_dir=state_dir)
+        desired, now = found.desired, found.now
+    else:
+        policy, now = policy if named else seen.policy, seen.snapshot
+        if policy != seen.policy:  # the drain of another policy begins anew
+            now = replace(now, gave_up={}, spared={})
+        desired = resolve(policy, common_node.need_driver(now.observed.node.inventory), geometry_of)
+    inventory = now.observed.node.inventory
+    offer = promised(desired.offer, desired.watch_of, inventory, desired.settings)
+    return PolicyOnNode(
+        inventory=inventory,
+        policy=policy,
+        offer=offer,
+        plan=plan_node(desired, now, geometry_of),
+        warnings=(*loaded.warnings, *desired.warnings),
+        caveats=(
+            *caveats(
+                policy,
+                inventory,
+                offer,
+                ctk_found=common_node.ctk_found(policy, inventory),
+                layouts=desired.layouts,
+            ),
+            *(Caveat(line) for line in [cordon_sentence(now.cordoned_indexes)] if line),
+            *(Caveat(line) for line in [_held_back(report, named=named)] if line),
+            *(Caveat(line) for line in lost_sentences(inventory)),
+        ),
+        report=report if seen is not None else None,
+    )
+
+
+def _held_back(report: ReportDocument | None, *, named: bool) -> str:
+    """That the agent of this node will soon have another policy than the one that is planned."""
+    if report is None or named or not report.policy.reason.held_back:
+        return ""
+    return report.policy.message

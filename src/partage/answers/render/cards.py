@@ -1,0 +1,251 @@
+"""What the picture of a node shows, as values: cards of GPUs, blocks of devices, cells of shares."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec import field
+from msgspec.structs import replace
+
+from partage.answers.render.slices import GpuSlices, slices_of
+from partage.answers.wording import guarantee_words, product_word, sharing_text
+from partage.model.geometry import Geometry
+from partage.model.gpu import Gpu, Inventory, LostGpu
+from partage.model.ids import GpuUuid, ShareId
+from partage.model.policy import Strategy
+from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, weakest
+from partage.plan.offer.select import GeometryOf
+from partage.plan.serve.ledger_entry import Hold
+from partage.text import count_of
+from partage.units import format_bytes
+from partage.values import Frozen
+
+
+class ShareCell(Frozen):
+    """One share, or units of memory: all that one pod holds, or all that are free. holder: the pod that holds
+    it; None: it is free, or withdrawn, which no container gets. weight: its width, relative to others.
+    count: how many shares or units it stands for.
+    """
+
+    holder: str | None
+    weight: int
+    withdrawn: bool = False
+    count: int = 1
+
+
+class DeviceBlock(Frozen):
+    """One device of a GPU, or a gap between MIG devices (no cells, no label).
+
+    label: the MIG profile; empty for a whole GPU. weight: memory slices; 1 for a whole GPU.
+    cells: its shares; () if nothing of the device is offered. unit_bytes: of a unit, where it is shared by
+    amounts of memory; else 0.
+    """
+
+    label: str
+    weight: int
+    cells: tuple[ShareCell, ...]
+    planned: bool = False
+    unit_bytes: int = 0
+
+    @property
+    def count(self) -> int:
+        """How many shares, or units, it has."""
+        return sum(cell.count for cell in self.cells)
+
+    @property
+    def held(self) -> int:
+        """How many of them are held."""
+        return sum(cell.count for cell in self.cells if cell.holder is not None)
+
+    @property
+    def gone(self) -> int:
+        """How many of them are withdrawn."""
+        return sum(cell.count for cell in self.cells if cell.withdrawn)
+
+    @property
+    def held_text(self) -> str:
+        """``3 of 8 held``; of units, ``24 GiB of 39 GiB held``."""
+        return f"{self.amount(self.held)} of {self.amount(self.count)} held"
+
+    def amount(self, count: int) -> str:
+        """So many of its shares, or so much memory."""
+        return format_bytes(count * self.unit_bytes) if count and self.unit_bytes else str(count)
+
+    @property
+    def withdrawn(self) -> bool:
+        """All its shares are withdrawn."""
+        return bool(self.cells) and all(cell.withdrawn for cell in self.cells)
+
+
+class GpuCard(Frozen):
+    """One GPU.
+
+    trouble: what is wrong with it; may be empty. slices: of a GPU under MIG; None for other GPUs.
+    standing: why it is not settled, ``waiting for pod a/train``; empty if it is, or nobody plans for it.
+    """
+
+    index: int
+    product: str
+    sharing_text: str
+    strategy: Strategy | None
+    blocks: tuple[DeviceBlock, ...]
+    shares: str
+    guarantee: str
+    trouble: str = ""
+    slices: GpuSlices | None = None
+    standing: str = ""
+
+    @property
+    def facts(self) -> tuple[str, ...]:
+        """How much of its memory is held, where it is shared by amounts; its shares; their guarantee."""
+        amounts = [
+            f"{block.label}: {block.held_text}" if block.label else block.held_text
+            for block in self.blocks
+            if block.unit_bytes and block.cells
+        ]
+        return tuple(filter(None, (*amounts, self.shares, self.guarantee)))
+
+
+class HeldOnNode(Frozen):
+    """What happens on a node. holders: share id to the pod that holds it. withdrawn: shares that are neither
+    held nor free. troubles, standings: GPU UUID to what is wrong with it, and to why it is not settled.
+    """
+
+    holders: Mapping[ShareId, str] = field(default_factory=dict)
+    troubles: Mapping[GpuUuid, str] = field(default_factory=dict)
+    withdrawn: frozenset[Hold] = frozenset()
+    standings: Mapping[GpuUuid, str] = field(default_factory=dict)
+
+
+def cards_of(
+    inventory: Inventory, offer: NodeOffer, use: HeldOnNode, geometry_of: GeometryOf
+) -> list[GpuCard]:
+    """One card per GPU, lost GPUs too, ordered by index."""
+    cards = [_card(gpu, offer.get(gpu.uuid, ()), use, geometry_of(gpu)) for gpu in inventory]
+    cards += [_lost_card(gpu) for gpu in inventory.lost]
+    return sorted(cards, key=lambda card: card.index)
+
+
+def _card(gpu: Gpu, offer: GpuOffer, use: HeldOnNode, geometry: Geometry | None) -> GpuCard:
+    trouble, standing = use.troubles.get(gpu.uuid, ""), use.standings.get(gpu.uuid, "")
+    product = product_word(gpu.product)
+    slices = slices_of(gpu, offer, geometry)
+    if not offer:
+        return GpuCard(
+            index=gpu.index,
+            product=product,
+            sharing_text=_nothing(gpu),
+            strategy=None,
+            blocks=_mig_blocks(slices, use) if slices else (DeviceBlock("", 1, ()),),
+            shares="",
+            guarantee="",
+            trouble=trouble,
+            slices=slices,
+            standing=standing,
+        )
+    return GpuCard(
+        index=gpu.index,
+        product=product,
+        sharing_text=_sharing_text(offer),
+        strategy=offer[0].strategy,
+        blocks=_blocks(gpu, offer, use, slices),
+        shares=_shares_text(offer),
+        guarantee=guarantee_words(weakest(offering.guarantee for offering in offer)),
+        trouble=trouble,
+        slices=slices,
+        standing=standing,
+    )
+
+
+def _nothing(gpu: Gpu) -> str:
+    if not gpu.mig_enabled:
+        return "offers nothing"
+    return "MIG mode, offers nothing" if gpu.mig_devices else "MIG mode, no MIG device"
+
+
+def _lost_card(gpu: LostGpu) -> GpuCard:
+    return GpuCard(gpu.index, "lost", "", None, (DeviceBlock("", 1, ()),), "", "", gpu.reason)
+
+
+def _sharing_text(offer: GpuOffer) -> str:
+    texts = dict.fromkeys(sharing_text(o) for o in offer)
+    return next(iter(texts)) if len(texts) == 1 else "several ways"
+
+
+def _shares_text(offer: GpuOffer) -> str:
+    """``4 shares of 20 GiB``, ``1 x 40 GiB, 2 x 20 GiB``; the sizes of unequal shares, largest first."""
+    sizes: dict[int, int] = {}
+    for offering in sorted(offer, key=lambda offering: -offering.memory_bytes):
+        sizes[offering.memory_bytes] = sizes.get(offering.memory_bytes, 0) + offering.count
+    if len(sizes) == 1:
+        ((size, count),) = sizes.items()
+        each = format_bytes(size)
+        if offer[0].by_memory:
+            return f"{count_of(count, 'unit')} of {each}"
+        threads = offer[0].threads_percent
+        compute = "" if threads is None else f" and {threads}% of the SMs"
+        return each if count == 1 else f"{count_of(count, 'share')} of {each}{compute}"
+    return ", ".join(f"{count} x {format_bytes(size)}" for size, count in sizes.items())
+
+
+def _whole_block(offer: GpuOffer, use: HeldOnNode) -> DeviceBlock:
+    cells = tuple(cell for offering in offer for cell in _cells(offering, use))
+    return DeviceBlock("", 1, cells, unit_bytes=_unit_bytes(offer))
+
+
+def _cells(offering: DeviceOffer, use: HeldOnNode) -> list[ShareCell]:
+    weight = max(1, offering.memory_bytes >> 20)
+    cells = []
+    for share in offering.share_ids:
+        holder = use.holders.get(share)
+        cells.append(
+            ShareCell(holder, weight, holder is None and (offering.resource, share) in use.withdrawn)
+        )
+    return _amounts(cells) if offering.by_memory else cells
+
+
+def _amounts(units: Sequence[ShareCell]) -> list[ShareCell]:
+    """A cell for each pod, in the order of their first unit; then what is withdrawn, then what is free."""
+    found: dict[tuple[bool, bool, str | None], ShareCell] = {}
+    for unit in units:
+        key = unit.holder is None, not unit.withdrawn, unit.holder
+        before = found.get(key)
+        found[key] = unit if before is None else _sum(before, unit)
+    return [found[key] for key in sorted(found, key=lambda key: key[:2])]
+
+
+def _sum(one: ShareCell, other: ShareCell) -> ShareCell:
+    return replace(one, weight=one.weight + other.weight, count=one.count + other.count)
+
+
+def _unit_bytes(offerings: Sequence[DeviceOffer]) -> int:
+    sizes = {offering.memory_bytes if offering.by_memory else 0 for offering in offerings}
+    return sizes.pop() if len(sizes) == 1 else 0
+
+
+def _blocks(gpu: Gpu, offer: GpuOffer, use: HeldOnNode, slices: GpuSlices | None) -> tuple[DeviceBlock, ...]:
+    if slices is not None:
+        return _mig_blocks(slices, use)
+    if any(offering.profile for offering in offer):
+        # Their placement is not known, so their memory gives their width.
+        return tuple(_mig_block(o.profile or "", [o], _width(o, gpu), use) for o in offer)
+    return (_whole_block(offer, use),)
+
+
+def _mig_blocks(slices: GpuSlices, use: HeldOnNode) -> tuple[DeviceBlock, ...]:
+    """The GPU's memory slices from left to right. Devices of one GPU instance share its slices."""
+    return tuple(
+        _mig_block(instance.label, instance.offerings, width, use) if instance else DeviceBlock("", width, ())
+        for width, instance in slices.memory_row
+    )
+
+
+def _mig_block(label: str, offerings: Sequence[DeviceOffer], weight: int, use: HeldOnNode) -> DeviceBlock:
+    cells = tuple(cell for offering in offerings for cell in _cells(offering, use))
+    planned = any(offering.planned for offering in offerings)
+    return DeviceBlock(label, weight, cells, planned, _unit_bytes(offerings))
+
+
+def _width(offering: DeviceOffer, gpu: Gpu) -> int:
+    whole = offering.memory_bytes * (1 if offering.shared is Strategy.EXCLUSIVE else offering.replicas)
+    return max(1, round(whole * 8 / gpu.memory_bytes))

@@ -1,0 +1,279 @@
+"""The picture of a node as boxes and labels with coordinates, for an SVG or a PNG file. Lengths are pixels.
+
+The card of a GPU under MIG has two rows on one scale of memory slices: above, the memory of each GPU instance
+with its profile and its holders; below, its compute slices.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+from msgspec.structs import replace
+
+from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
+from partage.answers.render.slices import ComputeSlice, GpuSlices, SliceUse
+from partage.answers.wording import abridge, shorten
+from partage.model.policy import Strategy
+from partage.values import Frozen
+
+_MARGIN, _CARD, _GAP = 20, 560, 16
+_LEFT, _BAR = 78, 468
+"""Left end and width of the bars of a card."""
+_HEAD, _RULER, _MEMORY, _COMPUTE, _FOOT, _LEGEND = 42, 14, 46, 24, 34, 62
+_LINE = 18
+"""Height of a second line at the foot of a card."""
+_LETTER, _BOLD = 0.57, 0.66
+"""Width of a letter as a part of its size, plain and bold. Rather too large: text stays in its box."""
+_NARROWEST, _NARROWEST_AMOUNT, _FEWEST = 12, 3, 4
+"""Smallest width of a share, and of an amount of memory, that is drawn by itself; smallest number of letters
+of a holder's name.
+"""
+
+INK, DIM, PAPER, LINE, UNCUT = "#1f2933", "#66727f", "#ffffff", "#cbd2d9", "#eef1f4"
+TROUBLE, UNSETTLED = "#c62828", "#8a5a00"
+_COLOURS = {
+    Strategy.EXCLUSIVE: ("#2e7d32", "#e0f0e1"),
+    Strategy.TIME_SLICING: ("#a86200", "#fbecd3"),
+    Strategy.MPS: ("#00738c", "#dbf0f5"),
+    Strategy.MIG: ("#7b3fa0", "#efe3f6"),
+}
+"""Colours of held and of free shares, by strategy."""
+_NO_COLOURS = (DIM, UNCUT)
+
+
+class Box(Frozen):
+    """A rectangle. stroke: colour of its edge, empty for none. dashed, crossed, hatched: how it is drawn."""
+
+    x: float
+    y: float
+    width: float
+    height: float
+    fill: str
+    stroke: str = ""
+    dashed: bool = False
+    crossed: bool = False
+    hatched: bool = False
+
+
+class Label(Frozen):
+    """A line of text. x: its left end, or its right end if ``at_end``. y: its base line."""
+
+    x: float
+    y: float
+    text: str
+    size: int = 12
+    colour: str = INK
+    bold: bool = False
+    at_end: bool = False
+
+
+Shape = Box | Label
+
+
+class Drawing(Frozen):
+    """Shapes; later ones are drawn over earlier ones."""
+
+    width: int
+    height: int
+    shapes: tuple[Shape, ...]
+
+
+def draw(cards: Sequence[GpuCard], caption: str, noun: str = "GPU") -> Drawing:
+    """All cards, two in a row; below them a legend and the caption, a sentence."""
+    beside = min(2, max(1, len(cards)))
+    width = 2 * _MARGIN + beside * (_CARD + _GAP) - _GAP
+    shapes: list[Shape] = []
+    y = _MARGIN
+    for first in range(0, len(cards), beside):
+        row = cards[first : first + beside]
+        height = max(map(_height, row))
+        for column, card in enumerate(row):
+            shapes.extend(_card(card, _MARGIN + column * (_CARD + _GAP), y, height, noun))
+        y += height + _GAP
+    shapes.extend(_legend(cards, y))
+    shapes.append(Label(_MARGIN, y + 46, _fitting(caption, width - 2 * _MARGIN, 12), 12, DIM))
+    height = y + _LEGEND
+    return Drawing(width, height, (Box(0, 0, width, height, PAPER), *shapes))
+
+
+def _height(card: GpuCard) -> int:
+    under_mig = _RULER + 4 + _COMPUTE if card.slices else 0
+    return _HEAD + under_mig + _MEMORY + _FOOT + (_LINE if card.standing else 0)
+
+
+# --- one card ----------------------------------------------------------------------------------
+
+
+def _card(card: GpuCard, x: int, y: int, height: int, noun: str) -> Iterator[Shape]:
+    edge = TROUBLE if card.trouble else LINE
+    full, _ = _colours(card)
+    yield Box(x, y, _CARD, height, PAPER, edge)
+    sharing_text = _fitting(card.sharing_text, 220, 13)
+    title = _fitting(f"{noun} {card.index}  {card.product}", _CARD - 40 - _width(sharing_text, 13, _BOLD), 15)
+    yield Label(x + 14, y + 26, title, 15, bold=True)
+    yield Label(x + _CARD - 14, y + 26, sharing_text, 13, full, bold=True, at_end=True)
+    bars = x + _LEFT
+    top = y + _HEAD
+    if card.slices:
+        yield from _ruler(card.slices, bars, top + _RULER - 4)
+        top += _RULER
+    yield Label(bars - 10, top + _MEMORY / 2 + 4, "memory", 11, DIM, at_end=True)
+    yield from _memory(card, bars, top)
+    if card.slices:
+        yield from _compute(card, card.slices, bars, top + _MEMORY + 4)
+    if card.standing:
+        line = y + height - 12 - _LINE
+        yield Label(x + 14, line, _fitting(card.standing, _CARD - 28, 12), 12, UNSETTLED, bold=True)
+    said, colour = (card.trouble, TROUBLE) if card.trouble else ("; ".join(card.facts), DIM)
+    yield Label(x + 14, y + height - 12, _fitting(said, _CARD - 28, 12), 12, colour)
+
+
+def _ruler(slices: GpuSlices, x: int, y: int) -> Iterator[Shape]:
+    """The numbers of the memory slices."""
+    for number, (left, _) in enumerate(_spans([1] * slices.memory)):
+        yield Label(x + left + 2, y, str(number), 9, DIM)
+
+
+def _memory(card: GpuCard, x: int, y: int) -> Iterator[Shape]:
+    for block, (left, width) in zip(card.blocks, _spans([one.weight for one in card.blocks]), strict=True):
+        yield from _block(block, x + left, y, width, _colours(card))
+
+
+def _block(block: DeviceBlock, x: float, y: int, width: float, colours: tuple[str, str]) -> Iterator[Shape]:
+    """One device: its shares from left to right, with the profile and the holders."""
+    full, tint = colours
+    place = Box(x + 1, y, width - 2, _MEMORY, tint, full)
+    if not block.cells:
+        cut = bool(block.label)
+        yield replace(place, fill=PAPER if cut else UNCUT, stroke=LINE, dashed=not cut)
+        yield from _profile(block.label, x, y, width, DIM)
+        return
+    spans = _spans([cell.weight for cell in block.cells], place.width)
+    if min(span for _, span in spans) < (_NARROWEST_AMOUNT if block.unit_bytes else _NARROWEST):
+        yield from _crowded(block, place)
+        yield from _profile(block.label, x, y, width, full)
+        return
+    for cell, (left, span) in zip(block.cells, spans, strict=True):
+        fill = full if cell.holder is not None else PAPER if block.planned else tint
+        at = place.x + left + bool(left)
+        box = replace(place, x=at, width=span - bool(left), fill=fill, dashed=block.planned)
+        yield replace(box, fill=PAPER, hatched=True) if cell.withdrawn else box
+        yield from _holder(cell, x + left, y + (36 if block.label else 28), span)
+    first = block.cells[0]
+    if first.withdrawn and block.label:
+        behind = min(spans[0][1] - 6, _width(block.label, 12, _BOLD) + 6)
+        yield Box(x + 4, y + 6, behind, 16, PAPER)
+    yield from _profile(block.label, x, y, spans[0][1], PAPER if first.holder is not None else full)
+
+
+def _holder(cell: ShareCell, x: float, y: float, width: float) -> Iterator[Shape]:
+    letters = int((width - 10) / (11 * _LETTER))
+    if cell.holder is not None and letters >= _FEWEST:
+        yield Label(x + 6, y, abridge(cell.holder.rpartition("/")[2], letters), 11, PAPER)
+
+
+def _crowded(block: DeviceBlock, place: Box) -> Iterator[Shape]:
+    """More shares than can be drawn: a stripe that shows how many are held."""
+    held, count, gone = block.held, block.count, block.gone
+    stripe = Box(place.x, place.y + _MEMORY - 10, place.width * held / count, 10, place.stroke)
+    yield place
+    if held:
+        yield stripe
+    if gone:
+        left, width = stripe.x + stripe.width, place.width * gone / count
+        yield replace(stripe, x=left, width=width, fill=PAPER, stroke=place.stroke, hatched=True)
+    said = block.held_text + (f", {gone} withdrawn" if gone else "")
+    said = said if _width(said, 11) <= place.width - 8 else f"{held}/{count}"
+    yield Label(place.x + 5, place.y + (32 if block.label else 24), said, 11, INK)
+
+
+def _profile(label: str, x: float, y: float, width: float, colour: str) -> Iterator[Shape]:
+    """The profile in a size that fits, else its number of slices."""
+    size = next((size for size in (12, 11, 10) if _width(label, size, _BOLD) <= width - 8), 0)
+    text = label if size else _fitting(label.partition(".")[0], width - 8, 11)
+    if text:
+        yield Label(x + 6, y + 18, text, size or 11, colour, bold=True)
+
+
+def _compute(card: GpuCard, slices: GpuSlices, x: int, y: int) -> Iterator[Shape]:
+    row = slices.compute_row
+    if not row:
+        return
+    yield Label(x - 10, y + _COMPUTE / 2 + 4, "compute", 11, DIM, at_end=True)
+    drawn = {
+        instance.placement: block
+        for (_, instance), block in zip(slices.memory_row, card.blocks, strict=True)
+        if instance is not None
+    }
+    for one, (left, width) in zip(row, _spans([one.width for one in row]), strict=True):
+        block = drawn[one.instance.placement] if one.instance is not None else None
+        yield from _compute_slice(one, Box(x + left, y, width, _COMPUTE, PAPER), _colours(card), block)
+
+
+def _compute_slice(
+    one: ComputeSlice, place: Box, colours: tuple[str, str], block: DeviceBlock | None
+) -> Iterator[Shape]:
+    full, tint = colours
+    at = (place.x + 2, place.y, place.width - 4, place.height)
+    match one.use:
+        case SliceUse.RUNS if block is not None and block.cells:
+            planned, gone = block.planned, block.withdrawn
+            fill = full if block.held else PAPER if planned or gone else tint
+            yield Box(*at, fill, full, dashed=planned, hatched=gone)
+        case SliceUse.RUNS:
+            yield Box(*at, PAPER, LINE)
+        case SliceUse.IDLE:
+            yield Box(*at, UNCUT, LINE, crossed=True)
+        case SliceUse.UNCUT:
+            yield Box(*at, UNCUT, LINE, dashed=True)
+        case _:
+            return
+
+
+# --- the legend --------------------------------------------------------------------------------
+
+
+def _legend(cards: Sequence[GpuCard], y: int) -> Iterator[Shape]:
+    """The marks that are used, each with its meaning."""
+    full, tint = DIM, "#dfe3e8"
+    marks = [(Box(0, 0, 0, 0, full, full), "held"), (Box(0, 0, 0, 0, tint, full), "free")]
+    blocks = [block for card in cards for block in card.blocks]
+    rows = [one for card in cards if card.slices for one in card.slices.compute_row]
+    if any(cell.withdrawn for block in blocks for cell in block.cells):
+        marks.append((Box(0, 0, 0, 0, PAPER, full, hatched=True), "withdrawn"))
+    if any(block.planned for block in blocks):
+        marks.append((Box(0, 0, 0, 0, PAPER, full, dashed=True), "planned"))
+    if any(not block.cells and not block.label for block in blocks):
+        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, dashed=True), "no MIG device"))
+    if any(not block.cells and block.label for block in blocks):
+        marks.append((Box(0, 0, 0, 0, PAPER, LINE), "cut, not offered"))
+    if any(one.use is SliceUse.IDLE for one in rows):
+        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, crossed=True), "compute slice without a use"))
+    x: float = _MARGIN
+    for mark, word in marks:
+        yield replace(mark, x=x, y=y + 8, width=22, height=14)
+        yield Label(x + 28, y + 20, word, 12, DIM)
+        x += 28 + _width(word, 12) + 18
+
+
+# --- measures ----------------------------------------------------------------------------------
+
+
+def _colours(card: GpuCard) -> tuple[str, str]:
+    return _COLOURS[card.strategy] if card.strategy else _NO_COLOURS
+
+
+def _spans(weights: Sequence[int], width: float = _BAR) -> list[tuple[float, float]]:
+    """Left edge and width of each weight's part."""
+    total = sum(weights)
+    edges = [width * passed / total for passed in (0, *itertools.accumulate(weights))]
+    return [(left, right - left) for left, right in itertools.pairwise(edges)]
+
+
+def _width(text: str, size: int, letter: float = _LETTER) -> float:
+    return len(text) * size * letter
+
+
+def _fitting(text: str, width: float, size: int) -> str:
+    return shorten(text, max(0, int(width / (size * _LETTER))))

@@ -1,0 +1,1 @@
+"""The command: the table of verbs, the verbs of the node, and what combines rooms."""

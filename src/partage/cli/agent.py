@@ -1,0 +1,363 @@
+"""``partage agent``: run the node.
+
+For a quick registration the helper is started before the agent is imported, and HTTP after it.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, AgentOptions, pod_resources_of
+from partage.answers import umask
+from partage.answers.common_options import (
+    choice_rules,
+    config_option,
+    machine_option,
+    node_labels,
+    policy_option,
+)
+from partage.answers.lean_imports import lean_imports
+from partage.answers.verb import verb
+from partage.cli.hardware import helper_argv
+from partage.edges.files.directory_lock import RUN_LOCK, check_unlocked
+from partage.edges.hardware.spawn import spawn
+from partage.edges.kubelet.container_names import LOGS
+from partage.errors import InputError
+from partage.model.dcgm_names import DcgmNames
+from partage.model.node_labels import WrittenLabels
+from partage.model.node_taints import NodeTaint
+from partage.model.paths import check_socket_path
+from partage.serve_http.options import http_options, http_protection
+from partage.slurm.verb_agent import slurm_agent_options, slurm_options
+
+if TYPE_CHECKING:
+    from partage.edges.hardware.helper_client import RemoteHardware
+    from partage.edges.kube.config import ClusterConfig
+    from partage.slurm.agent.options import SlurmOptions
+
+_CONFIG_MAP = re.compile(r"(?:[a-z0-9][-a-z0-9]*/)?[a-z0-9][-a-z0-9.]*", re.ASCII)
+_LEVELS = ("debug", "info", "warning", "error")
+_FORMATS = ("text", "json")
+
+
+def _directory(
+    option: str, default: Path | None, text: str
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    shown = f" ({default})" if default is not None else ""
+    return click.option(
+        option, type=click.Path(path_type=Path), default=default, metavar="PATH", help=f"{text}{shown}."
+    )
+
+
+@verb("agent", short_help="Run the node.")
+@policy_option("Default: every GPU is exclusive.", standard_input=False)
+@config_option
+@machine_option
+@_directory("--kubelet-dir", KUBELET_DIR, "The kubelet's device-plugins directory")
+@_directory(
+    "--pod-resources", None, "The kubelet's PodResources socket (<kubelet-dir>/../pod-resources/kubelet.sock)"
+)
+@_directory("--state-dir", STATE_DIR, "State that survives a reboot: last good policy, offers, health")
+@_directory("--run-dir", RUN_DIR, "Files that do not survive a reboot: the helper's socket, the report")
+@_directory("--cdi-dir", Path("/var/run/cdi"), "Where the container runtime looks for CDI specs")
+@_directory(
+    "--container-logs", LOGS, "Where the kubelet links containers' logs by container id, for the watchdog"
+)
+@_directory("--driver-root", None, "Root directory of the NVIDIA driver; overrides the policy")
+@_directory("--hardware-socket", None, "Socket of a running helper; without it the agent starts one")
+@click.option(
+    "--http",
+    metavar="HOST:PORT",
+    help="Serve a page for browsers, /metrics, /healthz, /livez, /report.json and /history.json; port 0: any "
+    "free port. With --slurm: without the page and the report.",
+)
+@http_protection
+@click.option(
+    "--history",
+    type=click.IntRange(0, 90),
+    default=14,
+    show_default=True,
+    metavar="DAYS",
+    help="Keep for so many days what each workload used, in <state-dir>/history, for partage rightsize "
+    "--history; at most 64 KiB a day. 0: keep nothing. Names of workloads are in it.",
+)
+@click.option(
+    "--dcgm-names",
+    type=click.Choice([one.value for one in DcgmNames]),
+    default=DcgmNames.OFF.value,
+    show_default=True,
+    help="Serve metrics also under the names of dcgm-exporter, so that dashboards and alerts made for it "
+    "work: old (up to 4.8), new (4.9) or both. off: dcgm-exporter runs here, and nothing is counted twice.",
+)
+@click.option(
+    "--cluster",
+    "where",
+    metavar="auto|off|KUBECONFIG",
+    default="auto",
+    show_default=True,
+    help="The cluster whose Node is kept up to date; auto: that of the pod in which the agent runs.",
+)
+@click.option(
+    "--node-name",
+    metavar="NAME",
+    envvar="NODE_NAME",
+    default="",
+    help="The name of this node in the cluster; without it, nothing is written there ($NODE_NAME).",
+)
+@click.option(
+    "--labels",
+    type=click.Choice([one.value for one in WrittenLabels]),
+    default=WrittenLabels.ALL.value,
+    show_default=True,
+    help="Which labels are written to the Node: all; own: only those that NVIDIA's feature discovery does "
+    "not write, where it runs, too; none.",
+)
+@click.option(
+    "--features-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="Write the labels to a file that node-feature-discovery reads, and not to the Node, such as "
+    "/etc/kubernetes/node-feature-discovery/features.d/partage.",
+)
+@click.option(
+    "--taint",
+    "taints",
+    multiple=True,
+    type=click.Choice([one.value for one in NodeTaint]),
+    help="Taint the Node with partage.dev/not-ready:NoSchedule while the agent does not offer its GPUs, or "
+    "with partage.dev/gpu-unhealthy:NoSchedule while a GPU has a fault. May be repeated.",
+)
+@click.option(
+    "--rollout",
+    metavar="CONFIGMAP",
+    default="",
+    help="A rollout over a fleet: a new policy waits until it is this node's turn to change. The ConfigMap "
+    "(NAME or NAMESPACE/NAME) says how many nodes change at once; the chart makes it.",
+)
+@click.option(
+    "--validations",
+    metavar="auto|off|DIR",
+    default="auto",
+    show_default=True,
+    help="Where the GPU Operator says that driver and container toolkit work: at its start the agent waits "
+    "for that before it opens the driver; auto: /run/nvidia/validations, if there is such a directory.",
+)
+@click.option(
+    "--mps-pipe-read-only",
+    is_flag=True,
+    help="Mount the directory with the MPS daemon's sockets read-only into containers, so that no tenant "
+    "removes or fills it. Whether CUDA programs work then was not seen on a real GPU yet.",
+)
+@click.option(
+    "--restricted-mps",
+    is_flag=True,
+    help="The cluster refuses pods that ask for MPS shares and whose processes are or can become root, as "
+    "the chart's admission policy does. Only then these shares are promised as guarded: root in a container "
+    "can change the limits of an MPS daemon.",
+)
+@click.option(
+    "--takeover",
+    is_flag=True,
+    help="Register also what another device plugin offers: the kubelet then asks Partage in its place. "
+    "Without it, such a resource is not registered (partage takeover does it step by step).",
+)
+@slurm_agent_options
+@click.option(
+    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
+)
+@click.option(
+    "--log-format",
+    type=click.Choice(_FORMATS),
+    help="How it is logged. Default: text where standard error is a terminal, else json.",
+)
+def command(
+    *,
+    policy: str | None,
+    config: str | None,
+    machine: str | None,
+    kubelet_dir: Path,
+    pod_resources: Path | None,
+    state_dir: Path,
+    run_dir: Path,
+    cdi_dir: Path,
+    container_logs: Path,
+    driver_root: Path | None,
+    hardware_socket: Path | None,
+    http: str | None,
+    where: str,
+    node_name: str,
+    labels: str,
+    features_file: Path | None,
+    taints: tuple[str, ...],
+    rollout: str,
+    validations: str,
+    mps_pipe_read_only: bool,
+    restricted_mps: bool,
+    takeover: bool,
+    log_level: str,
+    log_format: str | None,
+    dcgm_names: str,
+    history: int,
+    slurm: bool,
+    **of_slurm: str | Path | None,
+) -> None:
+    """Run the node: offer its GPUs to the kubelet, as the policy says.
+
+    The policy is read again when its content changes. Of a directory of policies, the labels of the node
+    choose one. Runs until SIGTERM or SIGINT.
+
+    With --slurm the node is a compute node of Slurm: its layouts follow the policy, and gres.conf follows the
+    layouts. The node is drained before anything changes, and resumed after it; docs/reference/slurm.md.
+    """
+    if policy == "-":
+        raise InputError("the agent watches its policy, and standard input cannot be watched", "name a file")
+    if machine is not None and hardware_socket is not None:
+        raise InputError("--machine and --hardware-socket exclude each other")
+    config_of_cluster = _cluster(where, node_name)
+    _check_rollout(rollout, config_of_cluster)
+    options = AgentOptions(
+        kubelet_dir=kubelet_dir.absolute(),
+        pod_resources=(pod_resources or pod_resources_of(kubelet_dir)).absolute(),
+        state_dir=state_dir.absolute(),
+        run_dir=run_dir.absolute(),
+        cdi_dir=cdi_dir.absolute(),
+        container_logs=container_logs.absolute(),
+        policy=Path(policy) if policy is not None else None,
+        config=config,
+        fallback=choice_rules(config).fallback,
+        node_labels=node_labels(),
+        environ=os.environ,
+        driver_root=str(driver_root) if driver_root is not None else None,
+        cluster=config_of_cluster,
+        node_name=node_name,
+        mps_pipe_read_only=mps_pipe_read_only,
+        restricted_mps=restricted_mps,
+        takeover=takeover,
+        labels=WrittenLabels(labels),
+        features_file=_features_file(features_file, labels),
+        taints=frozenset(map(NodeTaint, taints)),
+        rollout=rollout,
+        dcgm_names=DcgmNames(dcgm_names),
+        history_days=history,
+        validations=None if machine is not None else _validations(validations),
+    )
+    chosen = slurm_options(of_slurm, slurm=slurm)
+    _run(
+        options,
+        chosen,
+        machine=machine,
+        hardware_socket=hardware_socket,
+        http=http,
+        log_level=log_level,
+        log_format=log_format,
+    )
+
+
+def _run(
+    options: AgentOptions,
+    slurm: SlurmOptions | None,
+    *,
+    machine: str | None,
+    hardware_socket: Path | None,
+    http: str | None,
+    log_level: str,
+    log_format: str | None,
+) -> None:
+    """Start the helper, or find it, and run the agent until it is stopped."""
+    umask.of_a_service()
+    # Before our helper takes the socket of another agent's.
+    check_unlocked(options.state_dir, wait_s=options.intervals.other_ends_s)
+    check_unlocked(options.run_dir, RUN_LOCK, wait_s=options.intervals.other_ends_s)
+    protection = http_options()
+    helper = AgentHelper(options, machine, hardware_socket)
+    gc.disable()  # imports make no garbage; run_agent enables it again
+    try:
+        with lean_imports(tls=options.cluster is not None):
+            # while the helper imports what it needs
+            from partage.agent.log import LogFormat, LogOptions
+            from partage.cli.run_agent import HttpAddress, serve, serve_slurm
+
+        logged = LogOptions(log_level, None if log_format is None else LogFormat(log_format))
+        address = None if http is None else HttpAddress(http, protection)
+        if slurm is not None:
+            serve_slurm(options, slurm, helper.hardware, address, logged)
+        else:
+            serve(options, helper.hardware, address, logged)
+    finally:
+        gc.enable()
+
+
+def _features_file(path: Path | None, labels: str) -> Path | None:
+    """The file of ``--features-file``. Raises InputError."""
+    if path is None:
+        return None
+    if labels == WrittenLabels.NONE:
+        raise InputError(
+            "--features-file takes labels, and --labels none writes none", "leave out one of both"
+        )
+    if not path.absolute().parent.is_dir():
+        raise InputError(f"--features-file: there is no directory {path.absolute().parent}")
+    return path.absolute()
+
+
+def _check_rollout(config_map: str, cluster: ClusterConfig | None) -> None:
+    """Raises InputError where ``--rollout`` names no ConfigMap, or there is no cluster."""
+    if not config_map or (cluster is not None and _CONFIG_MAP.fullmatch(config_map)):
+        return
+    message = f"--rollout {config_map[:80]!r} is no name of a ConfigMap"
+    if cluster is None:
+        message = "--rollout needs a cluster, and this agent has none"
+    raise InputError(message, "--cluster and --node-name say which; NAME or NAMESPACE/NAME")
+
+
+def _validations(where: str) -> Path | None:
+    """The directory of ``--validations``."""
+    return {"off": None, "auto": Path("/run/nvidia/validations")}.get(where, Path(where).absolute())
+
+
+def _cluster(where: str, node_name: str) -> ClusterConfig | None:
+    """The cluster whose Node this is; None without one. Raises InputError."""
+    if where == "off" or (where == "auto" and not node_name):
+        return None
+    if not node_name:
+        raise InputError("--cluster needs the name of this node", "add --node-name NAME, or set NODE_NAME")
+    if where == "auto" and not os.environ.get("KUBERNETES_SERVICE_HOST"):
+        return None
+    from partage.edges.kube.config import cluster_config
+
+    return cluster_config(where, os.environ)
+
+
+class AgentHelper:
+    """The helper process: started here, or already running."""
+
+    def __init__(self, options: AgentOptions, machine: str | None, socket_path: Path | None) -> None:
+        self.argv: list[str] | None = None
+        self.first: subprocess.Popen[bytes] | None = None
+        self.path = socket_path.absolute() if socket_path else options.run_dir / "hardware.sock"
+        check_socket_path(self.path, "choose a shorter --run-dir")
+        if socket_path is None:
+            driver_root, run_dir = options.driver_root or "/", options.run_dir
+            self.argv = helper_argv(self.path, machine=machine, driver_root=driver_root, run_dir=run_dir)
+            self.first = self._begin(options.run_dir, self.argv)
+
+    def _begin(self, run_dir: Path, argv: list[str]) -> subprocess.Popen[bytes]:
+        try:
+            run_dir.mkdir(parents=True, exist_ok=True)
+            return spawn(argv, self.path)
+        except OSError as error:
+            raise InputError(f"cannot start the helper in --run-dir {run_dir}: {error.strerror}") from error
+
+    def hardware(self) -> RemoteHardware:
+        """The helper as hardware port. Call it in a running event loop."""
+        from partage.edges.hardware.helper_client import RemoteHardware
+
+        return RemoteHardware(self.path, self.argv, first=self.first)

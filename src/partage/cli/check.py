@@ -1,0 +1,164 @@
+"""``partage check``: find what is wrong with policies, manifests and stories before they are used."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+import click
+from msgspec.structs import replace
+
+from partage.answers import common_node, common_options, common_output, completion
+from partage.answers.verb import verb
+from partage.cli.checked_files import CheckContext, check_file, policy_on_machine
+from partage.cli.checked_offers import has_policy, not_compared, offer_of, offers_in
+from partage.errors import InputError, Unsatisfiable
+from partage.kubernetes.manifests.node import CheckedProblem
+from partage.model.policy import ALL_EXCLUSIVE
+
+if TYPE_CHECKING:
+    from partage.kubernetes.manifests.input_files import Paper
+    from partage.providers.decide.subjects import Group
+
+FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
+
+
+@verb("check")
+@click.argument("files", nargs=-1, metavar="FILE...", shell_complete=completion.files)
+@click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")
+@common_options.policy_option(
+    "Pods are compared with what it offers. Default: with the policies among the files."
+)
+@click.option(
+    "--provider",
+    metavar="NAME",
+    help="Also check the rules of a provider, such as fpt, gke or nvidia; or a YAML file with rules.",
+)
+@common_options.config_option
+@click.option(
+    "--this-node",
+    is_flag=True,
+    help="Check the policies against this node; without FILE, what it guarantees with every GPU exclusive.",
+)
+@common_options.machine_option
+@common_options.driver_root_option
+@common_options.output_option("table", "json", "yaml")
+def command(  # noqa: PLR0917 - click calls it by keyword
+    files: tuple[str, ...],
+    strict: bool,
+    policy: str | None,
+    provider: str | None,
+    config: str | None,
+    this_node: bool,
+    machine: str | None,
+    output: str,
+) -> int:
+    """Check policies, manifests and stories for errors.
+
+    FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes
+    manifest, a ConfigMap with such policies, a machine, a story or a cluster's worker groups; - is standard
+    input. A directory stands for the files in it (*.yaml, *.yml, *.json).
+
+    With --machine or --this-node the policies are also checked against that machine: warnings say what
+    weakens their guarantees there, and pods are compared with what the policies offer. The last lines say
+    what could not be compared. Of a file with several configurations, one has to fit the machine, or the one
+    that --config names. Where entries depend on labels ('when'), what holds for one kind of node has to fit,
+    or what --node-labels chooses.
+
+    Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
+    """
+    if not files and not this_node:
+        raise click.UsageError("missing argument 'FILE...'", click.get_current_context())
+    if this_node and machine is not None:
+        raise click.UsageError("--this-node and --machine exclude each other")
+    files, papers, verdicts = _read(files)
+    context = _context(papers, policy, config, machine, this_node=this_node)
+    if provider is not None:
+        context = _with_provider(context, provider, papers)
+    verdicts += [verdict for paper in papers for verdict in check_file(paper, context)]
+    if not files and context.inventory is not None:
+        verdicts += policy_on_machine(ALL_EXCLUSIVE, "this node", context.inventory)
+    problems = tuple(verdict.problem for verdict in verdicts)
+    left_out = not_compared(
+        papers,
+        context.offers,
+        machine=context.inventory is not None,
+        policy=policy is not None or has_policy(papers),
+    )
+    if output == "table":
+        common_output.print_findings(files, problems)
+        for line in left_out:
+            common_output.console().print(line, style="yellow", markup=False)
+    else:
+        from partage.answers.documents.document import CheckDocument
+
+        document = CheckDocument(files=files, problems=problems, not_compared=tuple(left_out))
+        common_output.print_document(document, output)
+    return exit_code(verdicts, strict=strict)
+
+
+def _read(named: Sequence[str]) -> tuple[tuple[str, ...], list[Paper], list[CheckedProblem]]:
+    """The files that are meant, what can be read of them, and why the others cannot."""
+    from partage.edges.files.policy_directory import files_of
+    from partage.kubernetes.manifests.input_files import read_input_file
+
+    files: list[str] = []
+    papers: list[Paper] = []
+    problems: list[CheckedProblem] = []
+    for name in named:
+        try:
+            meant = files_of(name)
+        except InputError as error:
+            files.append(name)
+            problems += (CheckedProblem(problem) for problem in error.problems)
+            continue
+        files += meant
+        for file in meant:
+            try:
+                papers.append(read_input_file(file))
+            except InputError as error:
+                problems += (CheckedProblem(problem) for problem in error.problems)
+    return tuple(files), papers, problems
+
+
+def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:
+    """The worst of all verdicts."""
+    errors = [verdict for verdict in verdicts if verdict.problem.severity == "error"]
+    if any(not verdict.here for verdict in errors):
+        return WRONG
+    if errors:
+        return IMPOSSIBLE
+    return FALSE if verdicts and strict else 0
+
+
+def _context(
+    papers: Sequence[Paper], policy: str | None, config: str | None, machine: str | None, *, this_node: bool
+) -> CheckContext:
+    from partage.kubernetes.manifests.input_files import ManifestInput
+
+    labels = common_options.node_labels()
+    asked = machine is not None or this_node
+    if not asked and (policy is None or not any(isinstance(paper, ManifestInput) for paper in papers)):
+        return CheckContext(config, None, (), labels)
+    inventory = common_node.need_driver(common_node.observe(machine))
+    if policy is None:
+        offers = tuple(offers_in(papers, config, labels, inventory))
+        return CheckContext(config, inventory, offers, labels)
+    read = common_node.read_policy(policy, config).policy
+    return CheckContext(None, inventory, (offer_of(policy, read, inventory),), labels)
+
+
+def _with_provider(context: CheckContext, name: str, papers: Sequence[Paper]) -> CheckContext:
+    """With the provider's rules, and the worker groups of all cluster files that can be read."""
+    from partage.kubernetes.manifests.input_files import GroupsInput
+    from partage.providers.check import provider_context
+    from partage.providers.worker_groups import read_worker_groups
+
+    found = provider_context(name)
+    groups: list[Group] = []
+    for paper in papers:
+        if isinstance(paper, GroupsInput):
+            with suppress(InputError):  # said when the file itself is checked
+                groups += read_worker_groups(paper.document, paper.file)[0]
+    return replace(context, provider=replace(found, groups=tuple(groups)))

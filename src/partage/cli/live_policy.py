@@ -1,0 +1,46 @@
+"""The live node as a policy in Partage's format: layouts with explicit starts, so that applying it changes
+nothing, or restores the present layout later."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from partage.answers.wording import lost_sentences
+from partage.model.gpu import Gpu, Inventory
+from partage.model.named_layouts import DISABLED, ENABLED
+from partage.plan.reconcile.gpu_mig_plan import live_layout
+
+
+def policy_of(inventory: Inventory) -> dict[str, Any]:
+    """The policy, GPUs that are alike in one entry."""
+    groups: dict[str, tuple[dict[str, Any], list[int]]] = {}
+    for gpu in inventory:
+        strategy = _strategy(gpu)
+        groups.setdefault(repr(strategy), (strategy, []))[1].append(gpu.index)
+    entries = [{"select": {"index": indexes}, **strategy} for strategy, indexes in groups.values()]
+    return {"version": "partage/v1", "gpus": entries}
+
+
+def left_out(inventory: Inventory) -> list[str]:
+    """What a policy cannot contain, in sentences."""
+    said = lost_sentences(inventory)
+    for gpu in inventory:
+        if gpu.mig_unplaced:
+            said.append(f"GPU {gpu.index}: where its MIG devices are, which only root may read")
+        said += [
+            f"GPU {gpu.index}: the GPU instance {one.profile} at {one.placement} has no MIG device in it"
+            for one in gpu.empty_instances
+        ]
+        if gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending:
+            word = "on" if gpu.mig_mode.pending else "off"
+            said.append(f"GPU {gpu.index}: its MIG mode is to be {word} after the next reset")
+    return said
+
+
+def _strategy(gpu: Gpu) -> dict[str, Any]:
+    if gpu.mig_mode is None:
+        return {"exclusive": {}}
+    found = live_layout(gpu)
+    if not found.enabled:
+        return {"mig": {"layout": DISABLED}}
+    return {"mig": {"layout": [str(item) for item in found.items] or ENABLED}}

@@ -1,0 +1,91 @@
+"""``partage machines``: the GPU models that Partage knows, and how to name them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import click
+
+from partage.answers import common_options, common_output
+from partage.answers.verb import verb
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from partage.cli.machines_document import CatalogueRow
+
+
+@verb("machines")
+@click.argument("model", required=False)
+@common_options.output_option("table", "name", "json", "yaml")
+def command(model: str | None, output: str) -> None:
+    """List the GPU models that Partage knows, and how to name them; with MODEL, one of them.
+
+    A name in the first column stands in --machine with a count before it: 8xh100-sxm5-80gb. Several are
+    joined by +: 4xh200-141gb+4xl40s. For any other GPU write a machine file, or record one with partage
+    record.
+
+    Exit code 2: no such model.
+    """
+    from partage.cli.machines_document import machines_document
+    from partage.edges.files.catalogue import load_catalogue
+    from partage.errors import InputError
+
+    catalogue = load_catalogue()
+    chosen = catalogue.models
+    if model is not None:
+        found = catalogue.find(model)
+        names = catalogue.variants(model) or ((found[0].id,) if found else ())
+        if not names:
+            raise InputError(f"no GPU model is called {model!r}", catalogue.advice(model))
+        chosen = tuple(one for one in chosen if one.id in names)
+    document = machines_document(chosen, catalogue.simulated_models())
+    if output == "name":
+        common_output.say_names(one.id for one in document.models)
+    elif output != "table":
+        common_output.print_document(document, output)
+    elif len(document.models) == 1:
+        _print_one(document.models[0], common_output.console())
+    else:
+        _print_all(document.models, common_output.console())
+
+
+def _print_all(models: tuple[CatalogueRow, ...], console: Console) -> None:
+    from partage.answers.render.tables import plain_table
+    from partage.answers.wording import product_word
+    from partage.units import format_bytes
+
+    table = plain_table("GPU models", "Name", "Memory", "Architecture", "MIG", "Product", right=("Memory",))
+    for one in models:
+        product = product_word(one.products[0]) if one.products else "-"
+        table.add_row(one.id, format_bytes(one.memory_bytes), one.architecture, _mig(one), product)
+    console.print(table)
+    console.print()
+    console.print(
+        "--machine 8xNAME simulates a node of eight; partage fits NAME shows its MIG devices", style="dim"
+    )
+
+
+def _mig(model: CatalogueRow) -> str:
+    if not model.mig:
+        return "no"
+    return "yes" if model.mig_profiles else "yes, placements unknown"
+
+
+def _print_one(model: CatalogueRow, console: Console) -> None:
+    from partage.units import format_bytes
+
+    console.print(
+        f"{model.id}: {format_bytes(model.memory_bytes)}, {model.architecture}, "
+        f"compute capability {model.compute_capability}",
+        style="bold",
+    )
+    console.print(f"products: {', '.join(model.products) or 'not known'}")
+    console.print(f"PCI device ids: {', '.join(model.pci_device_ids) or 'not known'}")
+    console.print(f"MIG: {', '.join(model.mig_profiles) or _mig(model)}")
+    if not model.simulated:
+        console.print("It cannot stand in --machine: write a machine file with its MIG devices.")
+        return
+    console.print(f"to simulate it: partage show --machine 8x{model.id}")
+    if model.mig_profiles:
+        console.print(f"what fits on it: partage fits {model.id}")

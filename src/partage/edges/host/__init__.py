@@ -1,0 +1,1 @@
+"""Files, processes and sockets of this machine, below all other edges."""

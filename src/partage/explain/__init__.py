@@ -1,0 +1,1 @@
+"""Why a pod or a job waits, and who holds a share."""

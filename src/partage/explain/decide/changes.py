@@ -1,0 +1,194 @@
+"""What would let a pod run: a change of the pod, of the node or of its policy, or an end that is waited for.
+
+Each is a sentence that begins with what to do. ``apply`` carries them out on values.
+"""
+
+from __future__ import annotations
+
+from partage.explain.decide.amounts import bare, request_text
+from partage.explain.decide.reasons import SHOWN, taint_text
+from partage.model.ids import GpuUuid
+from partage.text import count_of, listed
+from partage.values import Tagged
+
+_NAMELESS = "?"
+
+
+class AskFewer(Tagged):
+    """A container asks for less. then: 0: for nothing."""
+
+    container: str
+    resource: str
+    now: int
+    then: int
+    unit_bytes: int = 0
+
+    def __str__(self) -> str:
+        if not self.then:
+            return f"ask for no {self.resource} in {self.container}"
+        amount = f" ({bare(self.resource, self.then, self.unit_bytes)})" if self.unit_bytes else ""
+        return (
+            f"ask for {request_text(self.resource, self.then)}{amount} in place of "
+            f"{bare(self.resource, self.now)} in {self.container}"
+        )
+
+
+class AskOther(Tagged):
+    """A container asks for another resource, which this node offers."""
+
+    container: str
+    resource: str
+    now: int
+    other: str
+    then: int
+    unit_bytes: int = 0
+
+    def __str__(self) -> str:
+        asked = request_text(self.resource, self.now)
+        amount = f" ({bare(self.other, self.then, self.unit_bytes)})" if self.unit_bytes else ""
+        return (
+            f"ask for {request_text(self.other, self.then)}{amount} in place of {asked} in {self.container}"
+        )
+
+
+class RaiseReplicas(Tagged):
+    """An entry of the policy makes more shares of each GPU. origin: ``gpus[1]``."""
+
+    origin: str
+    source: str
+    now: int
+    then: int
+
+    def __str__(self) -> str:
+        where = f" of {self.source}" if self.source else " of the policy"
+        return f"raise replicas from {self.now} to {self.then} in {self.origin}{where}"
+
+
+class WaitForPods(Tagged):
+    """Pods end, and give back what they hold. pods: ``namespace/pod``."""
+
+    pods: tuple[str, ...]
+
+    def __str__(self) -> str:
+        names = [pod for pod in self.pods if not pod.startswith(_NAMELESS)]
+        nameless = len(self.pods) - len(names)
+        parts = [f"{'pod' if len(names) == 1 else 'pods'} {listed(names, SHOWN)}"] if names else []
+        if nameless:
+            parts.append(f"{count_of(nameless, 'pod')} that the kubelet does not name yet")
+        return f"wait until {' and '.join(parts)} {'has' if len(self.pods) == 1 else 'have'} ended, or end it"
+
+
+class WaitForGpu(Tagged):
+    """A GPU becomes as the policy wants it. pods: it waits for them."""
+
+    gpu: int
+    uuid: GpuUuid
+    pods: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        if not self.pods:
+            return f"wait until GPU {self.gpu} has changed; partage show says how far it is"
+        return f"wait until GPU {self.gpu} has changed, which waits for {listed(self.pods, SHOWN)} to end"
+
+
+class Uncordon(Tagged):
+    """New containers are let on a GPU again. node: of a cluster; empty: this one."""
+
+    gpu: int
+    uuid: GpuUuid
+    node: str = ""
+
+    def __str__(self) -> str:
+        return f"partage uncordon {self.gpu}{f' --node {self.node}' if self.node else ''}"
+
+
+class RepairGpu(Tagged):
+    """A GPU is healthy again."""
+
+    gpu: int
+    uuid: GpuUuid
+
+    def __str__(self) -> str:
+        return f"repair or reset GPU {self.gpu}; partage show says what is wrong with it"
+
+
+class RepairNode(Tagged):
+    """The node, its kubelet or its agent works again. what: what to do."""
+
+    what: str
+
+    def __str__(self) -> str:
+        return self.what
+
+
+class UncordonNode(Tagged):
+    """The node takes pods again."""
+
+    node: str
+
+    def __str__(self) -> str:
+        return f"kubectl uncordon {self.node}"
+
+
+class Tolerate(Tagged):
+    """The pod tolerates a taint."""
+
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        operator = f"operator: Equal, value: {self.value}" if self.value else "operator: Exists"
+        return (
+            f"add to the pod's tolerations {{key: {self.key}, {operator}, effect: {self.effect}}}, or remove "
+            f"the taint {taint_text(self.key, self.value, self.effect)}"
+        )
+
+
+class LabelNode(Tagged):
+    """The node gets a label that the pod's nodeSelector wants."""
+
+    node: str
+    key: str
+    value: str
+
+    def __str__(self) -> str:
+        return (
+            f"kubectl label node {self.node} {self.key}={self.value}, or take {self.key} out of the pod's "
+            "nodeSelector"
+        )
+
+
+class DropAffinity(Tagged):
+    """The pod's required node affinity lets it run on this node. rule: the first one that does not hold."""
+
+    rule: str
+
+    def __str__(self) -> str:
+        return f"let the pod's node affinity take this node too: {self.rule} does not hold here"
+
+
+class DropNodeName(Tagged):
+    """The pod is not bound to another node by its nodeName."""
+
+    node: str
+
+    def __str__(self) -> str:
+        return f"take nodeName: {self.node} out of the pod"
+
+
+Change = (
+    AskFewer
+    | AskOther
+    | RaiseReplicas
+    | WaitForPods
+    | WaitForGpu
+    | Uncordon
+    | RepairGpu
+    | RepairNode
+    | UncordonNode
+    | Tolerate
+    | LabelNode
+    | DropAffinity
+    | DropNodeName
+)

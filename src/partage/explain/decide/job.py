@@ -1,0 +1,300 @@
+"""Why a job of Slurm waits, node by node and GPU by GPU, and what would let it start. Pure.
+
+What becomes of its request is judged by the rules of ``plan.slurm.request``; who holds what is as Slurm says.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+
+from partage.explain.decide.fewest import fewest
+from partage.explain.decide.slurm_words import BEHIND, SlurmWord, said_by_slurm
+from partage.slurm.decide.live_view import live_view
+from partage.slurm.decide.node_view import SHARED, GresCount, NodeView, parse_gres
+from partage.slurm.decide.request import Outcome, Verdict, judge_request
+from partage.slurm.model.job import JobId
+from partage.slurm.model.live import LiveNode, LiveSettings, QueuedJob
+from partage.text import listed
+from partage.values import Frozen
+
+_SHOWN = 6
+
+
+class JobGpu(Frozen):
+    """One GPU of a node, by Slurm's index. why: why it gives the job nothing; empty: it could. todo: what to
+    do; may be empty."""
+
+    index: int
+    why: str
+    todo: str = ""
+
+
+class JobNodeVerdict(Frozen):
+    """One node. why: why the job does not start there; empty: its GPUs would do. jobs: those that have to
+    end."""
+
+    name: str
+    why: str
+    todo: str = ""
+    jobs: tuple[JobId, ...] = ()
+    gpus: tuple[JobGpu, ...] = ()
+
+
+class JobVerdict(Frozen):
+    """kind: ``waits``, ``never`` (it will not start by itself), ``runs``. why: a sentence; todo: the next
+    step. slurm_says: Slurm's own word. nodes: those that matter, the nearest first."""
+
+    kind: str
+    why: str
+    todo: str
+    slurm_says: str = ""
+    nodes: tuple[JobNodeVerdict, ...] = ()
+
+
+class SlurmNow(Frozen):
+    """What Slurm says now: its settings, all nodes by name, all jobs."""
+
+    settings: LiveSettings
+    nodes: Mapping[str, LiveNode]
+    queue: tuple[QueuedJob, ...]
+
+    @property
+    def views(self) -> tuple[NodeView, ...]:
+        """The nodes with GRES, for the rules."""
+        return tuple(live_view(node) for node in self.nodes.values() if node.gres)
+
+
+def explain_job(job: QueuedJob, now: SlurmNow) -> JobVerdict:
+    """A job of the queue that waits."""
+    verdict = judged(job, now)
+    if verdict is not None and verdict.outcome is not Outcome.ACCEPTED:
+        todo = verdict.hint or "change its request"
+        why = f"{job.asks}: {verdict.why}, so it {_OUTCOMES[verdict.outcome]}"
+        return JobVerdict("never", why, f"{todo}; then scancel {job.job} and submit it again", job.reason)
+    word = said_by_slurm(job.reason)
+    if word is not None:
+        return _by_word(job, word)
+    nodes = tuple(sorted(_nodes(job, now), key=lambda node: (bool(node.why), not node.jobs, len(node.jobs))))
+    if job.reason.startswith(BEHIND):
+        return _behind(job, now, nodes)
+    return _by_nodes(job, nodes)
+
+
+_OUTCOMES = {
+    Outcome.REFUSED: "can run on no node",
+    Outcome.WAITS: "waits for ever",
+    Outcome.FAILS: "would start and fail",
+}
+
+
+def judged(job: QueuedJob, now: SlurmNow) -> Verdict | None:
+    """What becomes of its request by Slurm's rules; None for one that names no GPUs of each node."""
+    if not job.asks:
+        return None
+    settings = now.settings
+    return judge_request(job.asks, now.views, settings.gres_types, settings.version, spread=settings.spread)
+
+
+def _by_word(job: QueuedJob, word: SlurmWord) -> JobVerdict:
+    why = word.why + (f": {job.dependency}" if job.dependency and job.reason.startswith("Dependency") else "")
+    return JobVerdict("waits", why, word.todo.format(job=job.job), job.reason)
+
+
+def _behind(job: QueuedJob, now: SlurmNow, nodes: tuple[JobNodeVerdict, ...]) -> JobVerdict:
+    """Jobs before it in the queue, above all one that can never start."""
+    ahead = [
+        one
+        for one in now.queue
+        if one.waits and one.job != job.job and one.partition == job.partition and _holds_others_up(one)
+    ]
+    for one in ahead:
+        verdict = judged(one, now)
+        if verdict is not None and verdict.outcome is Outcome.WAITS:
+            return JobVerdict(
+                "waits",
+                f"job {one.job} of {one.user or '?'} is before it in partition {job.partition}, and waits "
+                f"for ever: {verdict.why}",
+                f"its owner or an administrator ends it: scancel {one.job}",
+                job.reason,
+                nodes,
+            )
+    names = listed([str(one.job) for one in ahead], _SHOWN) or "other jobs"
+    free = any(not node.why for node in nodes)
+    more = "; GPUs that it could have are free, and are kept for jobs before it" if free else ""
+    return JobVerdict(
+        "waits",
+        f"jobs with a higher priority are before it in partition {job.partition}: {names}{more}",
+        "wait; sprio and squeue --start say when it may start; a shorter --time can let it start earlier",
+        job.reason,
+        nodes,
+    )
+
+
+def _holds_others_up(job: QueuedJob) -> bool:
+    return job.reason.startswith("Resources")
+
+
+def _by_nodes(job: QueuedJob, nodes: tuple[JobNodeVerdict, ...]) -> JobVerdict:
+    nearest = nodes[0] if nodes else None
+    if nearest is None:
+        why = "it asks for no GPUs of a node, so CPUs, memory or nodes are missing"
+        return JobVerdict("waits", why, f"scontrol show job {job.job} says what it asks for", job.reason)
+    if not nearest.why:
+        why = f"GPUs that it asks for are free on {nearest.name}, so something else is missing there"
+        todo = f"scontrol show node {nearest.name} says what is left, squeue --start when it may start"
+        if job.asks.startswith("mps") and any(gpu.why and gpu.todo for gpu in nearest.gpus):
+            why += ": CPUs, memory, or Slurm uses one GPU of the node at a time for mps"
+            todo += (
+                "; partage slurm check says whether gres.conf lacks Flags=all_sharing, or a line of mps with "
+                "Count=0 for the GPUs without mps (partage slurm config writes both)"
+            )
+        return JobVerdict("waits", why, todo, job.reason, nodes)
+    return JobVerdict("waits", f"{nearest.name}: {nearest.why}", nearest.todo, job.reason, nodes)
+
+
+# --- nodes and GPUs -----------------------------------------------------------------------------------
+
+
+def _nodes(job: QueuedJob, now: SlurmNow) -> Iterator[JobNodeVerdict]:
+    asked = _asked(job)
+    if asked is None:
+        return
+    for view in now.views:
+        if job.required and view.name not in job.required:
+            continue
+        if job.asks and not _could_run(job, view, now):
+            continue
+        yield _node(now.nodes[view.name], view, asked, now)
+
+
+def _asked(job: QueuedJob) -> GresCount | None:
+    """What decides: the first of its GRES that is a GPU or shares of one."""
+    try:
+        counts = parse_gres(job.asks or job.asks_in_all)
+    except ValueError:
+        return None
+    return next((one for one in counts if one.name == "gpu" or one.name in SHARED), None)
+
+
+def _could_run(job: QueuedJob, view: NodeView, now: SlurmNow) -> bool:
+    settings = now.settings
+    verdict = judge_request(job.asks, [view], settings.gres_types, settings.version, spread=settings.spread)
+    return verdict.outcome is Outcome.ACCEPTED
+
+
+def _node(node: LiveNode, view: NodeView, asked: GresCount, now: SlurmNow) -> JobNodeVerdict:
+    gpus, free, holders = _gpus(view, asked, now)
+    if (why := _closed(node)) is not None:
+        return JobNodeVerdict(node.name, *why, gpus=gpus)
+    need = 1 if asked.count is None else asked.count
+    if asked.name in SHARED:
+        if any(not gpu.why for gpu in gpus):
+            return JobNodeVerdict(node.name, "", gpus=gpus)
+        jobs = _fewest_on_one(view, asked, need, now)
+        largest = max(free.values(), default=0)
+        why_ = f"{need} of {asked.name} of one GPU are asked for, and at most {largest} are free on one"
+        return JobNodeVerdict(node.name, why_, _end(jobs), jobs, gpus)
+    count = sum(free.values())
+    if count >= need:
+        return JobNodeVerdict(node.name, "", gpus=gpus)
+    jobs = fewest(holders, need - count) or ()
+    what = f"gpu:{asked.type}" if asked.type else "gpu"
+    return JobNodeVerdict(
+        node.name, f"{need} x {what} is asked for, and {count} is free", _end(jobs), jobs, gpus
+    )
+
+
+def _closed(node: LiveNode) -> tuple[str, str] | None:
+    """Why the node takes no job at all, and what to do."""
+    reason = f": {node.reason}" if node.reason else ""
+    by = f" ({node.reason_by})" if node.reason_by else ""
+    if node.invalid:
+        return (
+            f"its slurmd has less than slurm.conf says{reason}",
+            "partage slurm check --live on the node",
+        )
+    if node.away:
+        return f"its slurmd does not answer{reason}", f"repair the node; scontrol show node {node.name}"
+    if node.drained:
+        return (
+            f"it is drained and takes no new jobs{reason}{by}",
+            f"once that is done: scontrol update nodename={node.name} state=resume",
+        )
+    return None
+
+
+def _gpus(
+    view: NodeView, asked: GresCount, now: SlurmNow
+) -> tuple[tuple[JobGpu, ...], dict[int, int], Counter[JobId]]:
+    """Each GPU; what is free of it; and how many GPUs of the wanted kind each job holds."""
+    found, free, holders = [], dict[int, int](), Counter[JobId]()
+    need = 1 if asked.count is None else asked.count
+    for index, gpu in enumerate(view.gpus):
+        users = _users(view.name, index, now)
+        names = listed([f"job {job.job} ({job.user or '?'}, {gres})" for job, gres, _ in users], _SHOWN)
+        if asked.name in SHARED:
+            units = view.shares.get(asked.name, ())
+            total = units[index] if index < len(units) else 0
+            if not total:
+                found.append(JobGpu(index, f"it is {_kind(gpu.type)}, without {asked.name}"))
+                continue
+            whole = any(gres.startswith("gpu") for _, gres, _ in users)
+            left = 0 if whole else total - sum(count for _, _, count in users)
+            free[index] = left
+            jobs = _fewest_here(users, need - left, whole=whole)
+            why = "" if left >= need else f"{left} of {total} {asked.name} is free; held by {names}"
+            found.append(JobGpu(index, why, "" if not why else _end(jobs)))
+            continue
+        if asked.type and gpu.type != asked.type:
+            found.append(JobGpu(index, f"it is {_kind(gpu.type)}"))
+            continue
+        free[index] = int(not users)
+        holders.update(dict.fromkeys((job.job for job, _, _ in users), 1))
+        ends = tuple(job.job for job, _, _ in users)
+        found.append(JobGpu(index, f"held by {names}" if users else "", _end(ends) if users else ""))
+    return tuple(found), free, holders
+
+
+def _kind(gpu_type: str) -> str:
+    return f"gpu:{gpu_type}" if gpu_type else "a GPU without a type"
+
+
+def _users(node: str, index: int, now: SlurmNow) -> list[tuple[QueuedJob, str, int]]:
+    """The jobs that hold something of a GPU, what, and how many units of it."""
+    return [
+        (job, held.gres, held.count)
+        for job in now.queue
+        for held in job.holds.get(node, ())
+        if index in held.indexes
+    ]
+
+
+def _fewest_here(
+    users: Sequence[tuple[QueuedJob, str, int]], missing: int, *, whole: bool
+) -> tuple[JobId, ...]:
+    if whole:
+        return tuple(job.job for job, _, _ in users)
+    return fewest({job.job: count for job, _, count in users}, missing) or ()
+
+
+def _fewest_on_one(view: NodeView, asked: GresCount, need: int, now: SlurmNow) -> tuple[JobId, ...]:
+    """Of the GPU where the fewest jobs have to end."""
+    ways = []
+    for index, total in enumerate(view.shares.get(asked.name, ())):
+        users = _users(view.name, index, now)
+        whole = any(gres.startswith("gpu") for _, gres, _ in users)
+        left = 0 if whole else total - sum(count for _, _, count in users)
+        if total >= need and (jobs := _fewest_here(users, need - left, whole=whole)):
+            ways.append(jobs)
+    return min(ways, key=len, default=())
+
+
+def _end(jobs: tuple[JobId, ...]) -> str:
+    """What to do for these jobs to end."""
+    if not jobs:
+        return ""
+    names = listed([str(job) for job in jobs], _SHOWN)
+    word = "job" if len(jobs) == 1 else "jobs"
+    verb = "has" if len(jobs) == 1 else "have"
+    return f"wait until {word} {names} {verb} ended, or end {'it' if len(jobs) == 1 else 'them'} (scancel)"

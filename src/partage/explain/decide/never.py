@@ -1,0 +1,226 @@
+"""What this node could not give the pod if nobody else were on it, and what could be asked for instead."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from difflib import SequenceMatcher
+
+from msgspec.structs import replace
+
+from partage.explain.decide.admission import Refusal, Trials
+from partage.explain.decide.apply import Applied, emptied
+from partage.explain.decide.changes import AskFewer, AskOther, Change, RaiseReplicas
+from partage.explain.decide.finding import Finding
+from partage.explain.decide.node import NodeView
+from partage.explain.decide.pod import PodNeeds
+from partage.explain.decide.reasons import (
+    LargerThanGpu,
+    MoreThanNode,
+    NodeReason,
+    NotOffered,
+    NotTogether,
+    OneShareOnly,
+    PolicyNotInForce,
+)
+from partage.model.ids import VENDOR, ResourceName
+from partage.model.policy import Exclusive, Policy
+from partage.model.share import Resource
+from partage.plan.offer.memory_units import SMALLEST_USABLE_BYTES
+
+MOST_OPTIONS = 3
+_MOST_REPLICAS = 64
+"""So many more replicas are tried."""
+
+_PROFILE = re.compile(r"mig-\d+g\.(\d+)gb")
+
+
+def never(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Finding | None:
+    """The reason; None if the node could, as it is offered now or will be."""
+    alone = emptied(node)
+    refusal = trials.refusal(pod, alone)
+    if refusal is None:
+        return None
+    if node.wanted is not None and trials.fits(pod, _as_wanted(alone)):
+        return None
+    options = tuple((one,) for one in _options(pod, alone, refusal, trials, apply))
+    return Finding(_reason(pod, node, refusal, trials.admission(alone).resources), options)
+
+
+def _as_wanted(alone: NodeView) -> NodeView:
+    return replace(alone, offer=alone.wanted or alone.offer)
+
+
+def _reason(
+    pod: PodNeeds, node: NodeView, refusal: Refusal, resources: Mapping[ResourceName, Resource]
+) -> NodeReason:
+    name, asked = refusal.resource, refusal.amount
+    resource = resources.get(name)
+    if resource is None:
+        if node.policy_trouble:
+            return PolicyNotInForce(name, node.policy_trouble)
+        return NotOffered(name, node.names)
+    unit, largest = unit_bytes(resource), largest_device(resource)
+    if refusal.container is not None and asked > 1:
+        words = refusal.container.words
+        if all(row.single for row in resource.offerings):
+            return OneShareOnly(name, asked, words)
+        if takes_one_device(resource) and asked > largest:
+            return LargerThanGpu(name, asked, largest, words, unit)
+    total = pod.totals.get(name, asked)
+    if refusal.container is not None and total <= resource.count:
+        return NotTogether(name, asked, refusal.container.words, unit)
+    return MoreThanNode(name, total, resource.count, unit)
+
+
+def unit_bytes(resource: Resource) -> int:
+    """Memory of one unit; 0 where shares are no amounts of memory."""
+    return next((row.memory_bytes for row in resource.offerings if row.by_memory), 0)
+
+
+def takes_one_device(resource: Resource) -> bool:
+    """Whether all shares of a container have to be of one device."""
+    return any(row.by_memory or row.threads_percent is not None for row in resource.offerings)
+
+
+def largest_device(resource: Resource) -> int:
+    """Shares of the device with most of them."""
+    counts: dict[str, int] = {}
+    for row in resource.offerings:
+        counts[row.device] = counts.get(row.device, 0) + row.count
+    return max(counts.values(), default=0)
+
+
+# --- ways out ---------------------------------------------------------------------------------------
+
+
+def _options(
+    pod: PodNeeds, alone: NodeView, refusal: Refusal, trials: Trials, apply: Applied
+) -> Iterator[Change]:
+    """Those that have been tried on the empty node, and are enough there. Where none is, the first one that
+    helps this container: others may have to ask for something else, too.
+    """
+    found, helps, raised = 0, None, set[str]()
+    for change in _candidates(pod, alone, refusal, trials, apply):
+        if isinstance(change, RaiseReplicas) and change.origin in raised:
+            continue
+        left = trials.refusal(*apply(change, pod, alone))
+        if left is None:
+            yield change
+            found += 1
+            raised |= {change.origin} if isinstance(change, RaiseReplicas) else set()
+            if found == MOST_OPTIONS:
+                return
+        elif helps is None and left.container is not None and refusal.container is not None:
+            later = left.container.words != refusal.container.words
+            helps = change if later and not isinstance(change, RaiseReplicas) else None
+    if not found and helps is not None:
+        yield helps
+
+
+def _candidates(
+    pod: PodNeeds, alone: NodeView, refusal: Refusal, trials: Trials, apply: Applied
+) -> Iterator[Change]:
+    if refusal.offered:
+        if (fewer := ask_fewer(pod, alone, refusal, trials, apply)) is not None:
+            yield fewer
+        yield from _more_replicas(alone, refusal.amount)
+    yield from ask_other(alone, refusal, trials)
+
+
+def ask_fewer(
+    pod: PodNeeds, node: NodeView, refusal: Refusal, trials: Trials, apply: Applied
+) -> AskFewer | None:
+    """The most that the container could have on this node; None where even the least is too much. Of amounts
+    of memory, first an init container that binds it to a GPU.
+    """
+    container, resource = refusal.container, trials.admission(node).resources.get(refusal.resource)
+    if container is None or resource is None or refusal.amount < 2:
+        return None
+    unit = unit_bytes(resource)
+    for one in pod.containers if unit else ():
+        now = one.requests.get(refusal.resource, 0) if one.init and not one.sidecar else 0
+        without = AskFewer(one.words, refusal.resource, now, 0, unit)
+        if now and one != container and trials.fits(*apply(without, pod, node)):
+            return without
+
+    def asking(amount: int) -> AskFewer:
+        return AskFewer(container.words, refusal.resource, refusal.amount, amount, unit)
+
+    def fits(amount: int) -> bool:
+        return trials.fits(*apply(asking(amount), pod, node))
+
+    low, high = 0, refusal.amount - 1  # so much fits; so much may fit
+    while low < high:
+        middle = (low + high + 1) // 2
+        low, high = (middle, high) if fits(middle) else (low, middle - 1)
+    if low == 0 or low * unit < min(unit, 1) * SMALLEST_USABLE_BYTES:
+        return None
+    return asking(low)
+
+
+def _more_replicas(node: NodeView, missing: int) -> Iterator[RaiseReplicas]:
+    """Each entry of the policy with more shares, the fewest first."""
+    for origin, now, source in _replicated(node.policy):
+        for more in range(1, min(missing, _MOST_REPLICAS) + 1):
+            yield RaiseReplicas(origin, source, now, now + more)
+
+
+def _replicated(policy: Policy | None) -> Iterator[tuple[str, int, str]]:
+    for entry in () if policy is None else policy.entries:
+        sharing = entry.sharing
+        if isinstance(sharing, Exclusive) or sharing.units is not None or sharing.replicas < 2:
+            continue
+        if getattr(sharing, "clients", ()):
+            continue  # each of them has its own size
+        yield entry.origin, sharing.replicas, policy.source if policy else ""
+
+
+def ask_other(node: NodeView, refusal: Refusal, trials: Trials) -> Iterator[AskOther]:
+    """Other names that the node offers, the nearest first."""
+    if refusal.container is None:
+        return
+    resources = trials.admission(node).resources
+    before = resources.get(refusal.resource)
+    for name in nearest_names(refusal.resource, [one for one in node.names if one != refusal.resource]):
+        other = resources.get(ResourceName(name))
+        if refusal.amount > 1 and _whole(refusal.resource, before) and not _whole(name, other):
+            continue  # several devices are for one large job: shares of one GPU do not stand for them
+        amount = refusal.amount if other is None else _same_amount(refusal.amount, before, other)
+        unit = 0 if other is None else unit_bytes(other)
+        yield AskOther(refusal.container.words, refusal.resource, refusal.amount, name, amount, unit)
+
+
+def _whole(name: str, resource: Resource | None) -> bool:
+    """Whether each of it is a device that nobody else has. None: it is not offered; its name says it."""
+    if resource is None:
+        return name == f"{VENDOR}/gpu"
+    return all(row.count == 1 and not row.by_memory for row in resource.offerings)
+
+
+def _same_amount(asked: int, before: Resource | None, other: Resource) -> int:
+    """How many of another resource stand for so many. Of amounts of memory, one share's worth."""
+    if (unit := unit_bytes(other)) > 0:
+        wanted = SMALLEST_USABLE_BYTES if before is None else before.offerings[0].memory_bytes
+        return max(1, -(-wanted // unit))
+    if before is not None and unit_bytes(before):
+        return 1
+    return 1 if all(row.single for row in other.offerings) else asked
+
+
+def nearest_names(asked: str, offered: list[str]) -> list[str]:
+    """The names that are most like it first. Of MIG profiles, those with enough memory come before smaller
+    ones."""
+    wanted = _profile_gb(asked)
+
+    def rank(name: str) -> tuple[bool, float, str]:
+        has = _profile_gb(name)
+        too_small = wanted is not None and has is not None and has < wanted
+        return too_small, -SequenceMatcher(None, asked, name).ratio(), name
+
+    return sorted(offered, key=rank)
+
+
+def _profile_gb(name: str) -> int | None:
+    match = _PROFILE.search(name)
+    return int(match[1]) if match else None

@@ -1,0 +1,208 @@
+"""What this node cannot give the pod now, and whose end or what act would let it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+
+from partage.explain.decide.admission import Refusal, Trials
+from partage.explain.decide.apply import Applied
+from partage.explain.decide.changes import Change, RepairGpu, Uncordon, WaitForGpu, WaitForPods
+from partage.explain.decide.finding import Finding
+from partage.explain.decide.gpus import gpu_verdicts
+from partage.explain.decide.never import ask_fewer, ask_other, takes_one_device, unit_bytes
+from partage.explain.decide.node import (
+    Changing,
+    Cordoned,
+    GpuView,
+    NodeView,
+    Obstacle,
+    Unhealthy,
+    devices_of_gpu,
+    free_shares,
+    holder_of,
+)
+from partage.explain.decide.pod import PodNeeds
+from partage.explain.decide.reasons import (
+    AllHeld,
+    GpuChanging,
+    GpuCordoned,
+    GpuUnhealthy,
+    NodeReason,
+    NotOffered,
+)
+from partage.model.ids import GpuUuid, ResourceName, device_of
+from partage.plan.reconcile.node_plan import Phase
+
+_SOON = (Phase.WITHDRAWING, Phase.READY, Phase.CHANGING, Phase.VERIFYING)
+"""Phases that end by themselves within minutes."""
+
+_Enough = Callable[[Sequence[Change]], bool]
+
+_MOST_SINGLE = 128
+"""Pods that are tried one by one."""
+
+
+def not_now(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Finding | None:
+    """The reason; None if the pod fits."""
+    refusal = trials.refusal(pod, node)
+    if refusal is None:
+        return None
+
+    def enough(changes: Sequence[Change]) -> bool:
+        return trials.fits(*after(changes, pod, node, apply))
+
+    # Pods that are enough on one GPU are known without trying each pod of the node.
+    near = [one.change for one in gpu_verdicts(pod, node) if isinstance(one.change, WaitForPods)]
+    least = {who: place for place, who in enumerate(holders(pod, node))}
+    near.sort(key=lambda change: (len(change.pods), max(map(least.__getitem__, change.pods))))
+    quick = list(_ends(pod, node, near))
+    ways: list[tuple[Change, ...]] = [*_of_each_kind([(one,) for one in quick if enough([one])])]
+    if not ways:
+        ends = list(_ends(pod, node, [WaitForPods((who,)) for who in list(least)[:_MOST_SINGLE]]))
+        ways = [*_of_each_kind([(one,) for one in ends if enough([one])])]
+        if not ways and enough(ends):
+            ways = [_fewest(ends, enough)]
+    fewer = ask_fewer(pod, node, refusal, trials, apply)
+    if fewer is not None:
+        ways.append((fewer,))
+    for other in ask_other(node, refusal, trials):
+        if trials.fits(*apply(other, pod, node)):
+            ways.append((other,))
+            break
+    first = ways[0][0] if ways else None
+    return Finding(_reason(pod, node, refusal, first, trials), tuple(ways))
+
+
+def after(
+    changes: Sequence[Change], pod: PodNeeds, node: NodeView, apply: Applied
+) -> tuple[PodNeeds, NodeView]:
+    """Pod and node after all of these."""
+    for change in changes:
+        pod, node = apply(change, pod, node)
+    return pod, node
+
+
+def _of_each_kind(ways: Sequence[tuple[Change, ...]]) -> Iterator[tuple[Change, ...]]:
+    """The first of each kind."""
+    seen: set[type] = set()
+    for way in ways:
+        if type(way[0]) not in seen:
+            seen.add(type(way[0]))
+            yield way
+
+
+def _fewest(ends: Sequence[Change], enough: _Enough) -> tuple[Change, ...]:
+    """Some that are enough together, and of which none can be left out: the last ones are left out first."""
+    kept = list(ends)
+    for one in reversed(ends):
+        without = [other for other in kept if other is not one]
+        if enough(without):
+            kept = without
+    return tuple(_joined(kept))
+
+
+def _joined(changes: Sequence[Change]) -> Iterator[Change]:
+    """Pods that have to end are one change."""
+    pods = tuple(pod for one in changes if isinstance(one, WaitForPods) for pod in one.pods)
+    said = False
+    for one in changes:
+        if not isinstance(one, WaitForPods):
+            yield one
+        elif not said:
+            said = True
+            yield WaitForPods(pods)
+
+
+# --- what can end -------------------------------------------------------------------------------------
+
+
+def _ends(pod: PodNeeds, node: NodeView, pods: Sequence[WaitForPods]) -> Iterator[Change]:
+    """What may end on the node, the least first. pods: as many ways for pods to end."""
+    concerned = [gpu for gpu in node.gpus if _concerns(pod, node, gpu.uuid)]
+    changing = [(gpu, one) for gpu in concerned for one in _of_kind(node, gpu, Changing)]
+    yield from (_wait_for(gpu, one) for gpu, one in changing if one.phase in _SOON)
+    for gpu in concerned:
+        if any(_of_kind(node, gpu, Cordoned)):
+            yield Uncordon(gpu.index, gpu.uuid, node.name if node.in_cluster else "")
+    yield from pods
+    yield from (_wait_for(gpu, one) for gpu, one in changing if one.phase not in _SOON)
+    yield from (RepairGpu(gpu.index, gpu.uuid) for gpu in concerned if any(_of_kind(node, gpu, Unhealthy)))
+
+
+def _concerns(pod: PodNeeds, node: NodeView, gpu: GpuUuid) -> bool:
+    """Whether the GPU offers, or will offer, something that the pod asks for."""
+    rows = (*node.offer.get(gpu, ()), *(node.wanted or {}).get(gpu, ()))
+    return any(row.resource in pod.gpu_resources for row in rows)
+
+
+def _of_kind(node: NodeView, gpu: GpuView, kind: type[Obstacle]) -> Iterator[Changing]:
+    """The obstacles of this kind on its devices, each once."""
+    found: dict[Obstacle, None] = {}
+    for device in sorted(devices_of_gpu(node, gpu.uuid)):
+        found |= dict.fromkeys(one for one in node.obstacles.get(device, ()) if isinstance(one, kind))
+    yield from found  # type: ignore[misc]
+
+
+def _wait_for(gpu: GpuView, change: Changing) -> WaitForGpu:
+    return WaitForGpu(gpu.index, gpu.uuid, change.pods)
+
+
+def holders(pod: PodNeeds, node: NodeView) -> list[str]:
+    """Who holds shares of what the pod asks for: those that hold least first, then by name."""
+    counts: dict[str, int] = {}
+    for hold in node.held:
+        if hold[0] in pod.gpu_resources:
+            who = holder_of(node, hold)
+            counts[who] = counts.get(who, 0) + 1
+    return sorted(counts, key=lambda who: (counts[who], who))
+
+
+# --- the reason ------------------------------------------------------------------------------------
+
+
+def _reason(
+    pod: PodNeeds, node: NodeView, refusal: Refusal, change: Change | None, trials: Trials
+) -> NodeReason:
+    """Of the first thing that would have to end."""
+    match change:
+        case Uncordon():
+            return GpuCordoned(change.gpu)
+        case WaitForGpu():
+            return GpuChanging(change.gpu, _said(node, change.uuid, Changing))
+        case RepairGpu():
+            return GpuUnhealthy(change.gpu, _said(node, change.uuid, Unhealthy))
+        case None:
+            for gpu in node.gpus:
+                said = _said(node, gpu.uuid, Changing)
+                rows = (*node.offer.get(gpu.uuid, ()), *(node.wanted or {}).get(gpu.uuid, ()))
+                if said and any(row.resource == refusal.resource for row in rows):
+                    return GpuChanging(gpu.index, said)
+    if not refusal.offered:
+        return NotOffered(refusal.resource, tuple(map(str, trials.admission(node).resources)))
+    return _held(pod, node, refusal, trials)
+
+
+def _said(node: NodeView, gpu: GpuUuid, kind: type[Changing] | type[Unhealthy]) -> str:
+    for device in sorted(devices_of_gpu(node, gpu)):
+        for one in node.obstacles.get(device, ()):
+            if isinstance(one, kind):
+                return one.reason
+    return ""
+
+
+def _held(pod: PodNeeds, node: NodeView, refusal: Refusal, trials: Trials) -> AllHeld:
+    resource = trials.admission(node).resources[refusal.resource]
+    free = free_shares(node).get(ResourceName(refusal.resource), [])
+    by_device: dict[str, int] = {}
+    for share in free:
+        by_device[device_of(share)] = by_device.get(device_of(share), 0) + 1
+    one_device = takes_one_device(resource) and refusal.amount > 1
+    most = max(by_device.values(), default=0)
+    return AllHeld(
+        resource=refusal.resource,
+        asked=refusal.amount if one_device else pod.totals.get(refusal.resource, refusal.amount),
+        free=most if one_device else len(free),
+        total=resource.count,
+        together=len(free) if one_device else None,
+        unit_bytes=unit_bytes(resource),
+    )

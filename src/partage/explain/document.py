@@ -1,0 +1,237 @@
+"""The answers of ``explain``."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Literal
+
+from partage.answers.documents.document import Document
+from partage.explain.decide.changes import AskFewer, AskOther, Change, RaiseReplicas
+from partage.explain.decide.explain import NodeVerdict
+from partage.explain.decide.gpus import GpuVerdict
+from partage.explain.decide.job import JobNodeVerdict
+from partage.explain.decide.pod import PodNeeds
+from partage.explain.decide.reasons import GpuReason, NodeReason
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
+from partage.model.share import Guarantee
+from partage.plan.serve.ledger_entry import Certainty
+from partage.slurm.model.job import JobId
+from partage.values import Frozen
+
+_WEIGHTS: Mapping[type, int] = {AskFewer: 2, AskOther: 3, RaiseReplicas: 3}
+"""Changes that count for more than one."""
+
+
+class ChangeRow(Frozen):
+    """Something that would help. kind: one word for it. text: what to do, a sentence."""
+
+    kind: str
+    text: str
+
+
+class ReasonRow(Frozen):
+    """Something that is in the way. kind: one word for it. text: a sentence."""
+
+    kind: str
+    text: str
+
+
+class ExplainedGpuRow(Frozen):
+    """One GPU. reason: why it cannot give what is asked for; None: it can."""
+
+    index: int
+    uuid: GpuUuid
+    reason: ReasonRow | None
+    change: ChangeRow | None
+
+
+class ExplainedNodeRow(Frozen):
+    """The pod on one node.
+
+    reason: what is in the way first; None: nothing. changes: what to do, all of it and in this order; enough:
+    the pod fits then. others: other ways out of the first reason, each with all that it needs. more: what is
+    in the way besides. refused_at_node: the scheduler would send the pod here, and the node would refuse it.
+    assumed: labels that the pod wants, and of which nothing is known here: they are taken to be there.
+    remarks: what to know about the node.
+    """
+
+    name: str
+    fits: bool
+    reason: ReasonRow | None
+    changes: tuple[ChangeRow, ...]
+    enough: bool
+    others: tuple[tuple[ChangeRow, ...], ...]
+    more: tuple[ReasonRow, ...]
+    refused_at_node: bool
+    assumed: tuple[str, ...]
+    remarks: tuple[str, ...]
+    gpus: tuple[ExplainedGpuRow, ...]
+
+
+class AskedRow(Frozen):
+    """What one container asks of GPUs."""
+
+    container: str
+    resource: str
+    amount: int
+
+
+class ExplainedPodRow(Frozen):
+    """One pod. standing: how it stands in the cluster, a sentence; empty: it was not asked. nodes: those that
+    it fits first, then those where least has to be done; none for a pod that runs. holds: what it holds, as
+    far as that is known. runs: it is bound to a node that has not refused it. not_judged: what the pod asks
+    for that was not looked at: the scheduler may refuse it for that.
+    """
+
+    name: str
+    asks: tuple[AskedRow, ...]
+    standing: str
+    nodes: tuple[ExplainedNodeRow, ...]
+    holds: tuple[ExplainedShareRow, ...] = ()
+    runs: bool = False
+    not_judged: tuple[str, ...] = ()
+
+    @property
+    def fits(self) -> bool:
+        """Whether it fits a node now, or runs on one."""
+        return self.runs or any(node.fits for node in self.nodes)
+
+
+class ExplanationDocument(Document, kw_only=True):
+    """The answer of ``explain`` for pods."""
+
+    kind: Literal["Explanation"] = "Explanation"
+    pods: tuple[ExplainedPodRow, ...]
+
+
+class ExplainedShareRow(Frozen, kw_only=True):
+    """Shares of one device that are alike. profile: of the MIG device; None: the GPU. state: ``held``,
+    ``free``, ``not given`` (free, and nobody gets it now) or ``not offered`` (the GPU offers nothing now;
+    resource is None). holders: ``namespace/pod/container``; several: one of them. certainty, since: of a held
+    share. memory_bytes: of all these shares together; None: not known, as of shares of an earlier offer.
+
+    guarantee: what can be said of it now, the weaker one of promised and verified. why_guarantee: what it
+    means, and why it is this one. standing: how it stands, a sentence. next: what to do.
+    """
+
+    node: str
+    gpu: int
+    profile: str | None
+    resource: ResourceName | None
+    shares: tuple[ShareId, ...]
+    state: str
+    holders: tuple[str, ...]
+    certainty: Certainty | None
+    since: str | None
+    memory_bytes: int | None
+    guarantee: Guarantee | None
+    promised: Guarantee | None
+    verified: Guarantee | None
+    why_guarantee: str
+    standing: str
+    next: str
+
+
+class ShareExplanationDocument(Document, kw_only=True):
+    """The answer of ``explain share``. what: as it was asked for."""
+
+    kind: Literal["ShareExplanation"] = "ShareExplanation"
+    what: str
+    shares: tuple[ExplainedShareRow, ...]
+
+
+class JobHoldingRow(Frozen):
+    """What a job holds of one GPU. index: Slurm's; None: not known. device: NVML's name, ``3`` or ``3:1``,
+    and uuid, as far as the prolog has noted them. gres: ``mps:25``. guarantee: None: not known. why: what the
+    guarantee means, or why it is not known.
+    """
+
+    node: str
+    index: int | None
+    device: str | None
+    uuid: DeviceUuid | None
+    gres: str
+    memory_bytes: int | None
+    guarantee: Guarantee | None
+    why: str
+
+
+class JobExplanationDocument(Document, kw_only=True):
+    """The answer of ``explain job``.
+
+    standing: ``runs``, ``waits``, ``never`` (it will not start by itself) or ``refused`` (it was started, and
+    its tasks are told why they do not run). why: a sentence; todo: the next step. slurm_says: Slurm's word.
+    since: when it started. nodes: where it could run, the nearest first. holds: of a job that runs.
+    """
+
+    kind: Literal["JobExplanation"] = "JobExplanation"
+    job: JobId
+    user: str
+    partition: str
+    asks: str
+    standing: str
+    why: str
+    todo: str
+    slurm_says: str
+    since: str | None
+    nodes: tuple[JobNodeVerdict, ...]
+    holds: tuple[JobHoldingRow, ...]
+
+
+def explained_pod(
+    pod: PodNeeds,
+    verdicts: tuple[NodeVerdict, ...],
+    remarks: Mapping[str, tuple[str, ...]],
+    standing: str = "",
+) -> ExplainedPodRow:
+    """The row of a pod. remarks: by the node's name."""
+    return ExplainedPodRow(
+        name=pod.name,
+        asks=tuple(AskedRow(one.words, name, amount) for one, name, amount in pod.asks),
+        standing=standing,
+        nodes=tuple(_node_row(one, remarks.get(one.node, ())) for one in sorted(verdicts, key=_nearness)),
+        not_judged=pod.not_judged if verdicts else (),
+    )
+
+
+def _nearness(verdict: NodeVerdict) -> tuple[bool, bool, int]:
+    """Nodes that it fits, then those with a way out: the fewest changes, first those that leave the pod and
+    the policy as they are.
+    """
+    weights = (_WEIGHTS.get(type(one), 1) for one in verdict.changes)
+    return not verdict.fits, not verdict.enough, sum(weights)
+
+
+def _node_row(verdict: NodeVerdict, remarks: tuple[str, ...]) -> ExplainedNodeRow:
+    return ExplainedNodeRow(
+        name=verdict.node,
+        fits=verdict.fits,
+        reason=None if verdict.reason is None else reason_row(verdict.reason),
+        changes=tuple(map(change_row, verdict.changes)),
+        enough=verdict.enough,
+        others=tuple(tuple(map(change_row, way)) for way in verdict.others),
+        more=tuple(map(reason_row, verdict.more)),
+        refused_at_node=verdict.at_node,
+        assumed=verdict.assumed,
+        remarks=remarks,
+        gpus=tuple(map(_gpu_row, verdict.gpus)),
+    )
+
+
+def _gpu_row(verdict: GpuVerdict) -> ExplainedGpuRow:
+    return ExplainedGpuRow(
+        verdict.index,
+        verdict.uuid,
+        None if verdict.reason is None else reason_row(verdict.reason),
+        None if verdict.change is None else change_row(verdict.change),
+    )
+
+
+def reason_row(reason: NodeReason | GpuReason) -> ReasonRow:
+    """The row of a reason."""
+    return ReasonRow(str(reason.__struct_config__.tag), str(reason))
+
+
+def change_row(change: Change) -> ChangeRow:
+    """The row of a change."""
+    return ChangeRow(str(change.__struct_config__.tag), str(change))

@@ -1,0 +1,152 @@
+"""Pods as manifests or the API server have them, to what they need of a node."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from math import ceil
+from typing import Any
+
+from msgspec.structs import replace
+
+from partage.errors import InputError, Problem
+from partage.explain.decide.amounts import CPU
+from partage.explain.decide.pod import ContainerNeeds, LabelRule, PodNeeds, Term, Toleration
+from partage.explain.pod_not_judged import not_judged, other_pods
+from partage.kubernetes.manifests.manifest import gpus_of_whole_pod, requests_without_limits
+from partage.kubernetes.manifests.names import name_findings
+from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
+from partage.kubernetes.manifests.pods import object_name, pod_specs_at
+from partage.model.ids import MEMORY_RESOURCE, VENDOR
+from partage.units import parse_quantity
+
+_AFFINITY = (
+    "affinity",
+    "nodeAffinity",
+    "requiredDuringSchedulingIgnoredDuringExecution",
+    "nodeSelectorTerms",
+)
+
+
+def pods_of(
+    document: Mapping[str, Any], file: str = "", path: str = "", line_of: LineOf | None = None
+) -> tuple[PodNeeds, ...]:
+    """The pod, or a pod of each kind that a Deployment, Job, PyTorchJob and the like make; () for any other
+    object.
+
+    Raises InputError with all amounts and names that cannot be read, and what the API server would refuse.
+    """
+    top = ManifestNode(file, path, document, line_of, owner=object_name(document))
+    found = []
+    places = pod_specs_at(document)
+    for keys in places:
+        spec = top.at(*keys)
+        name = top.owner if len(places) == 1 else f"{top.owner}, {spec.path.removeprefix(f'{path}.')}"
+        pod = _Reader(spec).pod(name)
+        others = other_pods(top)
+        found.append(replace(pod, not_judged=(*pod.not_judged, others)) if others else pod)
+    return tuple(found)
+
+
+def with_gpu_resources(pod: PodNeeds, offered: Collection[str]) -> PodNeeds:
+    """The pod, with the resources that GPUs are behind. offered: names that nodes offer."""
+    asked = {name for one in pod.containers for name in one.requests}
+    ours = {name for name in asked if name.startswith(f"{VENDOR}/") or name == MEMORY_RESOURCE}
+    return replace(pod, gpu_resources=frozenset(ours | (asked & set(offered))))
+
+
+def amount_of(resource: str, value: object) -> int:
+    """A quantity as a whole number: CPUs in thousandths, memory in bytes. Raises ValueError."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        raise ValueError(f"{value!r} is not an amount")  # noqa: TRY004 - told as every wrong amount
+    amount = parse_quantity(str(value).strip()) * (1000 if resource == CPU else 1)
+    if "/" in resource and amount != int(amount):
+        raise ValueError(f"{value!r} is not a whole number")
+    return ceil(amount)
+
+
+class _Reader:
+    """Reads one pod spec, and collects what is wrong in it."""
+
+    def __init__(self, spec: ManifestNode) -> None:
+        self._spec = spec
+        self._problems: list[Problem] = []
+
+    def pod(self, name: str) -> PodNeeds:
+        spec = self._spec
+        inits = [self._init(place) for place in spec.at("initContainers").items]
+        mains = [self._container(place) for place in spec.at("containers").items]
+        if not mains:
+            self._wrong(spec.at("containers"), "the pod has no containers", "a Pod, Deployment, Job, ...")
+        self._refused(gpus_of_whole_pod(spec, None))
+        found = PodNeeds(
+            name=name,
+            containers=(*inits, *mains),
+            node=self._text(spec.at("nodeName")),
+            selector=self._texts(spec.at("nodeSelector")),
+            affinity=self._affinity(),
+            tolerations=tuple(map(self._toleration, spec.at("tolerations").items)),
+            overhead=self._amounts(spec.at("overhead")),
+            whole=self._whole((*inits, *mains)),
+            not_judged=not_judged(spec),
+        )
+        if self._problems:
+            raise InputError(self._problems)
+        return found
+
+    def _init(self, place: ManifestNode) -> ContainerNeeds:
+        sidecar = place.at("restartPolicy").value == "Always"
+        return replace(self._container(place), init=True, sidecar=sidecar)
+
+    def _container(self, place: ManifestNode) -> ContainerNeeds:
+        limits, requests = place.at("resources", "limits"), place.at("resources", "requests")
+        for amounts_in in (limits, requests):
+            self._refused(name_findings(amounts_in, None))
+        self._refused(requests_without_limits(place, None))
+        # A limit without a request is the request, too.
+        amounts = {**self._amounts(limits), **self._amounts(requests)}
+        return ContainerNeeds(self._text(place.at("name")) or "without a name", amounts)
+
+    def _whole(self, containers: Collection[ContainerNeeds]) -> dict[str, int]:
+        """What is asked for the pod as a whole. A limit is the request where no container asks for any."""
+        limits, requests = (self._amounts(self._spec.at("resources", key)) for key in ("limits", "requests"))
+        asked = {name for one in containers for name in one.requests}
+        return {**{name: amount for name, amount in limits.items() if name not in asked}, **requests}
+
+    def _refused(self, findings: Iterable[CheckedProblem]) -> None:
+        self._problems += [one.problem for one in findings]
+
+    def _amounts(self, place: ManifestNode) -> dict[str, int]:
+        found = {}
+        for key in place.keys:
+            try:
+                found[key] = amount_of(key, place.at(key).value)
+            except ValueError as error:
+                self._wrong(place.at(key), str(error), "correct it")
+        return {key: amount for key, amount in found.items() if amount}
+
+    def _affinity(self) -> tuple[Term, ...] | None:
+        place = self._spec.at(*_AFFINITY)
+        return tuple(tuple(self._rules(term)) for term in place.items) if place.items else None
+
+    def _rules(self, term: ManifestNode) -> Iterator[LabelRule]:
+        for part, of_field in (("matchExpressions", False), ("matchFields", True)):
+            for rule in term.at(part).items:
+                values = tuple(self._text(value) for value in rule.at("values").items)
+                key, operator = self._text(rule.at("key")), self._text(rule.at("operator"))
+                yield LabelRule(key, operator, values, of_field)
+
+    def _toleration(self, place: ManifestNode) -> Toleration:
+        key, value, effect = (self._text(place.at(word)) for word in ("key", "value", "effect"))
+        return Toleration(key, self._text(place.at("operator")) or "Equal", value, effect)
+
+    def _texts(self, place: ManifestNode) -> dict[str, str]:
+        return {key: self._text(place.at(key)) for key in place.keys}
+
+    def _text(self, place: ManifestNode) -> str:
+        if place.value is None or isinstance(place.value, str):
+            return place.value or ""
+        self._wrong(place, f"{place.value!r} is not a text", "write it in quotes")
+        return ""
+
+    def _wrong(self, place: ManifestNode, message: str, hint: str = "") -> None:
+        self._problems.append(place.error(message, hint).problem)

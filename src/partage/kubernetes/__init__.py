@@ -1,0 +1,1 @@
+"""What only a cluster of Kubernetes needs: labels and taints of the Node, drain, rollout, takeover."""

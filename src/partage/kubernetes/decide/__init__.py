@@ -1,0 +1,1 @@
+"""What a cluster is told of a node, and whom it is asked to evict. Pure."""

@@ -1,0 +1,1 @@
+"""What manifests ask for, and what is wrong with them."""

@@ -1,0 +1,96 @@
+"""Kubernetes objects in files: which documents are objects, and where the pods of an object are. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from partage.kubernetes.manifests.node import Keys
+
+POD_SPEC_AT = {
+    "Pod": ("spec",),
+    "PodTemplate": ("template", "spec"),
+    "Deployment": ("spec", "template", "spec"),
+    "StatefulSet": ("spec", "template", "spec"),
+    "DaemonSet": ("spec", "template", "spec"),
+    "ReplicaSet": ("spec", "template", "spec"),
+    "ReplicationController": ("spec", "template", "spec"),
+    "Job": ("spec", "template", "spec"),
+    "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
+}
+"""Where the kinds of Kubernetes itself have their pod."""
+
+_DEEPEST = 12
+"""Levels that are looked through in objects of other kinds. The deepest known pod (JobSet) is 8 down."""
+
+
+def is_manifest(document: object) -> bool:
+    """Whether this looks like a Kubernetes object (ours carry ``apiVersion: partage/v1``), or is meant as
+    one: a Pod whose apiVersion was forgotten.
+    """
+    if not isinstance(document, Mapping) or not isinstance(document.get("kind"), str):
+        return False
+    version = document.get("apiVersion")
+    if version is None:
+        return document["kind"] in POD_SPEC_AT
+    return isinstance(version, str) and not version.startswith("partage/")
+
+
+def objects_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
+    """The objects of a document with their paths: itself, or the items of a List. Items of a PodList, as the
+    API server sends it, do not say that they are Pods.
+    """
+    kind = str(document.get("kind"))
+    if kind.endswith("List") and isinstance(document.get("items"), list):
+        of_all = {"apiVersion": document.get("apiVersion"), "kind": kind.removesuffix("List")}
+        for number, each in enumerate(document["items"]):
+            bare = of_all["kind"] and isinstance(each, Mapping) and "kind" not in each
+            item = {**of_all, **each} if bare else each
+            if is_manifest(item):
+                yield f"{path}.items[{number}]".lstrip("."), item
+    else:
+        yield path, document
+
+
+def pod_specs_at(document: Mapping[str, Any]) -> tuple[Keys, ...]:
+    """The keys that lead to the specs of the pods that an object makes; () if it makes none.
+
+    Kinds that Kubernetes does not have itself (PyTorchJob, RayCluster, JobSet, InferenceService, ...) can
+    make several pods: what has a list of containers is one.
+    """
+    keys = POD_SPEC_AT.get(str(document.get("kind")))
+    if keys is not None:
+        return (keys,)
+    return tuple(_pods_below(document.get("spec"), ("spec",)))
+
+
+def _pods_below(value: object, keys: Keys) -> Iterator[Keys]:
+    if len(keys) > _DEEPEST:
+        return
+    if isinstance(value, Mapping):
+        if _is_pod_spec(value):
+            yield keys
+            return
+        for key, inner in value.items():
+            yield from _pods_below(inner, (*keys, str(key)))
+    elif isinstance(value, list):
+        for number, inner in enumerate(value):
+            yield from _pods_below(inner, (*keys, number))
+
+
+def _is_pod_spec(value: Mapping[str, Any]) -> bool:
+    rows = value.get("containers")
+    return (
+        isinstance(rows, list)
+        and bool(rows)
+        and all(isinstance(row, Mapping) and ("image" in row or "resources" in row) for row in rows)
+    )
+
+
+def object_name(document: Mapping[str, Any]) -> str:
+    """``Deployment/train``, ``Deployment/train (namespace team-a)``."""
+    metadata = document.get("metadata")
+    about = metadata if isinstance(metadata, Mapping) else {}
+    name = next((text for key in ("name", "generateName") if isinstance(text := about.get(key), str)), "")
+    namespace = f" (namespace {about['namespace']})" if isinstance(about.get("namespace"), str) else ""
+    return "/".join(part for part in (str(document["kind"]), name) if part) + namespace

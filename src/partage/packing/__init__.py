@@ -1,0 +1,1 @@
+"""Which layouts serve a demand, and which fit on a GPU."""

@@ -1,0 +1,235 @@
+"""The layouts that serve a demand with the fewest GPUs, and then with the fewest destroyed instances.
+
+GPUs of one model in one state are equal and form a group. For each group every combination that one of its
+GPUs can serve is enumerated (``choices``); an integer program decides how many GPUs of each group take
+which (``integer_program``). Of the packings with as few GPUs and as few destroyed instances, one is chosen
+that turns MIG mode on for the fewest GPUs, and then one with the fewest new devices.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+
+from partage.model.ids import MigUuid
+from partage.model.layout import LayoutItem
+from partage.model.profile import MigProfile
+from partage.packing.decide.candidates import CandidateDevice, CandidateGpu
+from partage.packing.decide.choices import Choice, Served
+from partage.packing.decide.demand import Demand
+from partage.packing.decide.groups import (
+    CapableGpu,
+    Group,
+    assign_choices,
+    capable_gpus,
+    covering_groups,
+    covering_program,
+    exact_groups,
+    exact_program,
+    without_surplus,
+)
+from partage.packing.decide.impossible import (
+    check_each_alone,
+    check_profiles_exist,
+    undecided_error,
+    why_not_together,
+)
+from partage.packing.decide.integer_program import (
+    Deadline,
+    Infeasible,
+    Packed,
+    Prices,
+    Undecided,
+    cost_of,
+    improve,
+    need_solver,
+    solve,
+)
+from partage.values import Frozen
+
+_GPUS, _DISTURBED = 0, 1
+_COVERED = 3
+"""Number of objectives for which serving too much is allowed."""
+
+
+class Disturbed(Frozen):
+    """A destroyed MIG device. uuid: None for a GPU instance without MIG devices."""
+
+    item: LayoutItem
+    uuid: MigUuid | None
+
+
+class PackedGpu(Frozen):
+    """What one GPU does for the demand. layout: all its MIG devices in the end, with starts.
+
+    serves: those of ``layout`` that serve the demand. reused: those of them that exist already.
+    """
+
+    candidate: CandidateGpu
+    serves: tuple[LayoutItem, ...]
+    layout: tuple[LayoutItem, ...]
+    reused: tuple[CandidateDevice, ...]
+    disturbed: tuple[Disturbed, ...]
+
+
+class PriceProof(Frozen):
+    """Why fewer GPUs are not enough. At these prices, in GPUs, no available GPU is worth more than one,
+    except for ``spared`` in total. The demand is worth ``worth``, so at least ``worth - spared`` GPUs
+    are needed.
+    """
+
+    prices: tuple[tuple[MigProfile, Fraction], ...]
+    worth: Fraction
+    spared: Fraction
+
+
+class Packing(Frozen):
+    """The result. bound: fewer GPUs cannot serve the demand. disturbed_bound: with as few GPUs, fewer
+    instances cannot be destroyed. proof: of ``bound``; None if only the solver's search proves it.
+    """
+
+    demand: Demand
+    assignments: tuple[PackedGpu, ...]
+    available: int
+    bound: int
+    disturbed_bound: int
+    proof: PriceProof | None
+
+    @property
+    def gpus_used(self) -> int:
+        """Number of GPUs that serve something."""
+        return len(self.assignments)
+
+    @property
+    def disturbed(self) -> int:
+        """Number of destroyed instances."""
+        return sum(len(one.disturbed) for one in self.assignments)
+
+    @property
+    def optimal(self) -> bool:
+        """Both bounds are reached."""
+        return self.gpus_used == self.bound and self.disturbed == self.disturbed_bound
+
+
+def pack(
+    demand: Demand, candidates: Sequence[CandidateGpu], clock: Callable[[], float], time_limit_s: float
+) -> Packing:
+    """The best packing, or the best one found in time. clock: returns seconds.
+
+    Raises Unsatisfiable with the profiles that cannot be served and how many are possible, and if time ran
+    out before anything was found.
+    """
+    deadline = Deadline(clock, time_limit_s)
+    check_profiles_exist(demand, candidates)
+    need_solver()
+    members = capable_gpus(demand, candidates)
+    groups = covering_groups(members)
+    program = covering_program(demand, groups)
+    check_each_alone(demand, program)
+    try:
+        packed = solve(program, _COVERED, deadline)
+    except Infeasible:
+        raise why_not_together(demand, program, deadline) from None
+    except Undecided:
+        raise undecided_error(demand, time_limit_s) from None
+    served = without_surplus(demand, assign_choices(groups, packed.taken))
+    served = _with_fewer_new(demand, members, groups, packed.prices, served, deadline=deadline)
+    assignments = tuple(
+        _assignment(member.candidate, member.choices[served[id(member)][1]])
+        for member in members
+        if id(member) in served
+    )
+    total = Counter(item.profile for one in assignments for item in one.serves)
+    assert total == Counter(dict(demand.wanted)), "the solver's answer is checked"
+    return _packing(demand, candidates, packed, assignments)
+
+
+def _with_fewer_new(
+    demand: Demand,
+    members: Sequence[CapableGpu],
+    covering: Sequence[Group],
+    prices: Prices,
+    served: dict[int, tuple[CapableGpu, Served]],
+    *,
+    deadline: Deadline,
+) -> dict[int, tuple[CapableGpu, Served]]:
+    """Use existing free instances first: as good as before, with the fewest new devices."""
+    created = sum(member.choices[amounts].created for member, amounts in served.values())
+    if created == _fewest_new(demand, members):
+        return served
+    disturbed = sum(member.choices[amounts].disturbed for member, amounts in served.values())
+    modes = sum(member.mode_changes for member, _ in served.values())
+    groups = exact_groups(members)
+    program = exact_program(demand, groups, covering, prices, len(served))
+    better = improve(program, (len(served), disturbed, modes), deadline, created)
+    return served if better is None else assign_choices(groups, better)
+
+
+def _fewest_new(demand: Demand, members: Sequence[CapableGpu]) -> int:
+    """Number of new devices if all free devices of demanded profiles could be used."""
+    free = Counter(
+        device.profile
+        for member in members
+        for instance in member.candidate.instances
+        for device in instance.devices
+        if not device.held
+    )
+    return sum(max(count - free[profile], 0) for profile, count in demand.wanted)
+
+
+def _packing(
+    demand: Demand, candidates: Sequence[CandidateGpu], packed: Packed, assignments: tuple[PackedGpu, ...]
+) -> Packing:
+    as_solved = len(assignments) == cost_of(packed.taken, _GPUS)
+    return Packing(
+        demand=demand,
+        assignments=assignments,
+        available=len(candidates),
+        bound=packed.bounds[_GPUS],
+        disturbed_bound=packed.bounds[_DISTURBED] if as_solved else 0,
+        proof=_proof(demand, packed),
+    )
+
+
+def _proof(demand: Demand, packed: Packed) -> PriceProof | None:
+    prices = packed.prices
+    if math.ceil(prices.bound) < packed.bounds[_GPUS]:
+        return None
+    named = tuple(zip(demand.profiles, prices.fractions, strict=True))
+    worth = sum((count * price for count, (_, price) in zip(demand.counts, named, strict=True)), Fraction(0))
+    return PriceProof(named, worth, worth - prices.bound)
+
+
+# --- the assignments ---------------------------------------------------------------------------
+
+
+def _assignment(candidate: CandidateGpu, choice: Choice) -> PackedGpu:
+    uses = {use.instance: use for use in choice.uses if use.instance is not None}
+    serves: list[LayoutItem] = []
+    layout: list[LayoutItem] = []
+    reused: list[CandidateDevice] = []
+    disturbed: list[Disturbed] = []
+    for position, instance in enumerate(candidate.instances):
+        use = uses.get(position)
+        if use is not None and use.gone and not instance.devices:
+            disturbed.append(Disturbed(LayoutItem(instance.spec.profile, instance.start), None))
+        for at, device in enumerate(instance.devices):
+            item = LayoutItem(device.profile, instance.start)
+            if use is not None and at in use.destroyed:
+                disturbed.append(Disturbed(item, device.uuid))
+                continue
+            layout.append(item)
+            if use is not None and at in use.serving:
+                serves.append(item)
+                reused.append(device)
+    for use in choice.uses:
+        fresh = [LayoutItem(profile, use.start) for profile in use.created]
+        serves.extend(fresh)
+        layout.extend(fresh)
+    return PackedGpu(candidate, _by_start(serves), _by_start(layout), tuple(reused), tuple(disturbed))
+
+
+def _by_start(items: Sequence[LayoutItem]) -> tuple[LayoutItem, ...]:
+    return tuple(sorted(items, key=lambda item: (item.start or 0, item.profile)))

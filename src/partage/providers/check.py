@@ -1,0 +1,106 @@
+"""``partage check --provider``: files to what a provider's rules judge, and its violations to problems."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from partage.codec.yaml_document import Value
+from partage.edges.files.catalogue import load_catalogue
+from partage.errors import Problem
+from partage.kubernetes.manifests.node import CheckedProblem, Keys, LineOf, ManifestNode
+from partage.kubernetes.manifests.pods import object_name, pod_specs_at
+from partage.model.policy import Policy
+from partage.plan.offer.conditions import variants
+from partage.providers.decide.judge_groups import judge_groups
+from partage.providers.decide.judge_pods import judge_pod
+from partage.providers.decide.of_policy import groups_of
+from partage.providers.decide.rules import Provider
+from partage.providers.decide.subjects import (
+    Group,
+    LayoutTable,
+    ManifestContainer,
+    ManifestPod,
+    Model,
+    Violation,
+)
+from partage.providers.rules_file import find_provider, layout_tables
+from partage.values import Frozen
+
+
+class ProviderContext(Frozen):
+    """groups: of all cluster files of this call; pods are judged against them."""
+
+    provider: Provider
+    tables: tuple[LayoutTable, ...]
+    groups: tuple[Group, ...] = ()
+
+
+def provider_context(name: str) -> ProviderContext:
+    """The rules of the provider. Raises InputError."""
+    provider = find_provider(name)
+    return ProviderContext(provider, layout_tables(provider))
+
+
+def judge_policy(policy: Policy, file: str, context: ProviderContext) -> Iterator[CheckedProblem]:
+    """What the provider does not allow in a policy, in each of its variants by labels."""
+    for _, there in variants(policy):
+        for one in judge_groups(groups_of(there, _model_of), context.provider, context.tables, one_node=True):
+            yield CheckedProblem(Problem(file, str(one.at[0]), one.severity, one.message, one.hint))
+
+
+def _model_of(name: str) -> Model | None:
+    """A model of the catalogue that the name of a policy means alone."""
+    catalogue = load_catalogue()
+    found = None if catalogue.variants(name) or "*" in name else catalogue.find(name)
+    return Model(found[0].id, found[0].memory_bytes, found[0].mig, found[0].geometry) if found else None
+
+
+def judge_cluster(
+    groups: Sequence[Group],
+    document: Value,
+    file: str,
+    line_of: LineOf,
+    context: ProviderContext,
+) -> Iterator[CheckedProblem]:
+    """What the provider does not allow in the worker groups of a cluster file."""
+    top = ManifestNode(file, "", document, line_of)
+    for one in judge_groups(groups, context.provider, context.tables, one_node=False):
+        yield _problem(one, top)
+
+
+def judge_manifest(
+    document: Mapping[str, Any], file: str, path: str, line_of: LineOf, context: ProviderContext
+) -> Iterator[CheckedProblem]:
+    """What the provider does not allow in a pod, or in the pods of a Deployment, Job and the like."""
+    top = ManifestNode(file, path, document, line_of, owner=object_name(document))
+    for keys in pod_specs_at(document):
+        for one in judge_pod(_pod(top, keys), context.provider, context.groups):
+            yield _problem(one, top)
+
+
+def _pod(top: ManifestNode, keys: Keys) -> ManifestPod:
+    spec = top.at(*keys)
+    selector = spec.at("nodeSelector").value
+    containers = tuple(
+        ManifestContainer((*keys, kind, n, "resources", "limits"), str(one.at("name").value), limits)
+        for kind in ("initContainers", "containers")
+        for n, one in enumerate(spec.at(kind).items)
+        if isinstance(limits := one.at("resources", "limits").value, Mapping)
+    )
+    return ManifestPod(
+        at=keys,
+        who=top.owner,
+        host_ipc=spec.at("hostIPC").value is True,
+        selector={str(k): str(v) for k, v in selector.items()} if isinstance(selector, Mapping) else {},
+        containers=containers,
+    )
+
+
+def _problem(one: Violation, top: ManifestNode) -> CheckedProblem:
+    place = top.at(*one.at)
+    return (
+        place.error(one.message, one.hint)
+        if one.severity == "error"
+        else place.warning(one.message, one.hint)
+    )

@@ -1,0 +1,93 @@
+"""A cluster file: the worker groups of a cluster, for ``partage check --provider``.
+
+``kind: WorkerGroups``, and ``groups``, each with ``name``, ``gpu``, ``gpus`` (of one node), ``mig``,
+``layout``, ``sharing``, ``replicas`` and ``labels``.
+"""
+
+from __future__ import annotations
+
+from partage.codec.fields import Dialect, Field, Notes, Table
+from partage.codec.yaml_document import YamlDocument
+from partage.edges.files.catalogue import choose_one, load_catalogue
+from partage.edges.files.providers import provider_tables
+from partage.errors import Problem
+from partage.model.named_layouts import parse_layout_name
+from partage.model.policy import Strategy
+from partage.model.profile import MigProfile
+from partage.providers.decide.rules import MigType
+from partage.providers.decide.subjects import Group, Model
+
+_KEYS = ("name", "gpu", "gpus", "mig", "layout", "sharing", "replicas", "labels")
+_EXAMPLE = "- {name: inference, gpu: h100-sxm5-80gb, mig: single, layout: all-1g.10gb}"
+_SHARINGS = {one.value: one for one in (Strategy.EXCLUSIVE, Strategy.TIME_SLICING, Strategy.MPS)}
+
+
+def read_worker_groups(document: YamlDocument, file: str) -> tuple[tuple[Group, ...], tuple[Problem, ...]]:
+    """The groups, and warnings. Raises InputError with everything that is wrong."""
+    notes = Notes(document, file, Dialect())
+    top = notes.top().table(("apiVersion", "version", "kind", "groups"))
+    listed = top.required("groups", _EXAMPLE) if top else None
+    fields = (listed.items(at_most=1000) if listed else None) or []
+    groups = tuple(group for n, field in enumerate(fields) if (group := _group(field, n)) is not None)
+    names = [group.who for group in groups]
+    for n, field in enumerate(fields):
+        if n < len(names) and names[n] in names[:n]:
+            field.error(f"a second worker group {names[n]}", "give each group its own name")
+    return groups, notes.finish()
+
+
+def _group(field: Field, number: int) -> Group | None:
+    table = field.table(_KEYS, _EXAMPLE)
+    if table is None:
+        return None
+    gpu = table.needed("gpu", Field.some_text, "the model, h100-sxm5-80gb")
+    sharing = table.value("sharing", lambda found: found.word(_SHARINGS), Strategy.EXCLUSIVE)
+    replicas = table.value("replicas", lambda found: found.integer(0), None)
+    if sharing is Strategy.EXCLUSIVE and replicas not in (None, 1):
+        table.here("replicas").error("exclusive GPUs have no replicas", "sharing: mps or time-slicing")
+    layout, profiles = _layout(table)
+    return Group(
+        at=("groups", number),
+        who=table.value("name", Field.some_text, f"group {number}"),
+        sharing=sharing,
+        replicas=replicas,
+        mig=table.value("mig", lambda found: found.choice(MigType), MigType.NONE),
+        model=_model(table, gpu) if gpu else None,
+        gpus=table.value("gpus", lambda found: found.integer(1), None),
+        layout=layout,
+        profiles=profiles,
+        labels=table.value("labels", _labels, {}),
+    )
+
+
+def _labels(field: Field) -> dict[str, str] | None:
+    members = field.mapping()
+    if members is None:
+        return None
+    read = {key: member.text() for key, member in members.items()}
+    return {key: value for key, value in read.items() if value is not None}
+
+
+def _layout(table: Table) -> tuple[str | None, tuple[str, ...]]:
+    field = table.get("layout")
+    if field is None:
+        return None, ()
+    if isinstance(field.value, str):
+        return field.parsed(parse_layout_name, "all-1g.10gb"), ()
+    items = field.items(at_most=100, hint="all-1g.10gb, or a list of profiles, [3g.40gb, 4g.40gb]") or []
+    read = [item.parsed(MigProfile.parse, "1g.10gb") for item in items]
+    return None, tuple(str(profile) for profile in read if profile is not None)
+
+
+def _model(table: Table, name: str) -> Model | None:
+    catalogue = load_catalogue()
+    # The title of a provider's table is that of its model, though other models begin with the same words.
+    titled = next((t.models[0] for t in provider_tables() if t.title.casefold() == name.casefold()), "")
+    variants = () if titled else catalogue.variants(name)
+    found = None if variants else catalogue.find(titled or name) or catalogue.find(name.replace(" ", "-"))
+    if found is None:
+        hint = choose_one(variants) if variants else catalogue.advice(name)
+        table.here("gpu").error(f"{'several models' if variants else 'no model'} named {name[:60]!r}", hint)
+        return None
+    model = found[0]
+    return Model(model.id, model.memory_bytes, model.mig, model.geometry)

@@ -1,0 +1,1 @@
+"""The right size of a share, from what was used."""

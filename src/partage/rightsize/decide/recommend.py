@@ -1,0 +1,257 @@
+"""From evidence to a share: how much memory, how many on a GPU, which MIG profile, how sure that is. Pure.
+
+Memory is sized by the highest use ever seen, since too little ends a program; compute by the 95th percentile,
+since too little only slows it down.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+from partage.model.geometry import Geometry, ProfileSpec, instance_memory
+from partage.model.policy import MemoryUnits
+from partage.plan.history.evidence import Evidence
+from partage.plan.offer.memory_units import count_units
+from partage.text import count_of
+from partage.units import GIB, MIB, format_bytes
+from partage.values import Frozen
+
+FEWEST_SAMPLES = 10
+DAY_S = 86_400.0
+_STEP = 256 * MIB
+"""Needs are rounded up to this."""
+_FLAT, _FULL = 0.02, 0.7
+"""Use that moves by less than _FLAT, above _FULL of what is visible, looks like memory taken in advance."""
+_GRABS = (0.5, 0.75, 0.9, 0.92)
+"""What a pool of RAPIDS (RMM), JAX and TensorFlow, and vLLM before and from 0.33, take at their start."""
+_NEAR = 0.015
+_MOST_UNATTRIBUTED = 0.2
+_USABLE = 0.97
+"""The part of a MIG device's memory that a program can have."""
+MOST_MPS, MOST_TIME_SLICING = 48, 10
+_SLACK = {"mps": 512 * MIB, "time-slicing": 256 * MIB}
+
+
+class Confidence(StrEnum):
+    """How much the evidence is worth."""
+
+    LOW = "low"
+    MEDIUM = "medium"
+    HIGH = "high"
+
+
+class Doubt(StrEnum):
+    """Why nothing is recommended.
+
+    preallocates: it seems to take memory in advance, so that its use says nothing of its need.
+    too-few-samples. unattributed: too much memory of the GPUs belongs to no container that is known.
+    too-big: it needs more than the GPU has. unused: it had no GPU memory at all. several-devices: one
+    container uses several GPUs or MIG devices at a time.
+    """
+
+    PREALLOCATES = "preallocates"
+    UNUSED = "unused"
+    TOO_FEW_SAMPLES = "too-few-samples"
+    UNATTRIBUTED = "unattributed"
+    TOO_BIG = "too-big"
+    SEVERAL_DEVICES = "several-devices"
+
+
+class GpuSize(Frozen):
+    """The GPU for which is sized. reserved_bytes: what the driver keeps. geometry: None: it has no MIG."""
+
+    product: str
+    memory_bytes: int
+    reserved_bytes: int = 0
+    geometry: Geometry | None = None
+
+
+class Recommendation(Frozen):
+    """What one workload should have.
+
+    doubt, advice: why nothing is recommended, and what to do then. need_bytes: its memory with headroom.
+    time_slicing, mps: into how many shares a GPU can be split for it; 0 or 1: it needs a GPU of its own.
+    profile, instances: the smallest MIG profile, and how many of them one GPU has. by_compute: activity, not
+    memory, limits the number. risks: sentences.
+    """
+
+    evidence: Evidence
+    confidence: Confidence
+    headroom: float = 0.0
+    need_bytes: int = 0
+    time_slicing: int = 0
+    mps: int = 0
+    profile: str = ""
+    instances: int = 0
+    by_compute: bool = False
+    doubt: Doubt | None = None
+    reason: str = ""
+    advice: str = ""
+    risks: tuple[str, ...] = ()
+
+
+def recommend(evidence: Evidence, gpu: GpuSize, unattributed: float = 0.0) -> Recommendation:
+    """The recommendation, or why there is none. unattributed: part of the GPUs' used memory that belongs to
+    no container.
+    """
+    refused = _refusal(evidence, unattributed)
+    if refused is not None:
+        doubt, reason, advice = refused
+        return Recommendation(evidence, Confidence.LOW, doubt=doubt, reason=reason, advice=advice)
+    headroom = _headroom(evidence)
+    need = -(-int(evidence.peak_bytes * (1 + headroom)) // _STEP) * _STEP
+    found = {how: _replicas(need, gpu, _SLACK[how]) for how in _SLACK}
+    at_most = MOST_MPS if evidence.sm_p95 is None else max(1, int(0.9 / max(evidence.sm_p95, 0.01)))
+    spec, instances = _profile(need, evidence.sm_p95, gpu)
+    mps = min(found["mps"], at_most, MOST_MPS)
+    if max(found.values()) < 1 and spec is None:
+        has = format_bytes(gpu.memory_bytes)
+        reason = f"it needs {format_bytes(need)} with headroom, and the GPU ({gpu.product}) has {has}"
+        return Recommendation(
+            evidence, Confidence.LOW, headroom, need, doubt=Doubt.TOO_BIG, reason=reason,
+            advice="size it for a larger GPU (--gpu), or let it use several",
+        )  # fmt: skip
+    return Recommendation(
+        evidence=evidence,
+        confidence=_confidence(evidence, unattributed),
+        headroom=headroom,
+        need_bytes=need,
+        time_slicing=min(found["time-slicing"], at_most, MOST_TIME_SLICING),
+        mps=mps,
+        profile=str(spec.profile) if spec else "",
+        instances=instances,
+        by_compute=at_most < min(found["mps"], MOST_MPS),
+        risks=tuple(_risks(evidence, unattributed)),
+    )
+
+
+def _refusal(one: Evidence, unattributed: float) -> tuple[Doubt, str, str] | None:
+    if one.samples < FEWEST_SAMPLES:
+        return (
+            Doubt.TOO_FEW_SAMPLES,
+            f"it has only {count_of(one.samples, 'sample')}",
+            f"observe it longer: {FEWEST_SAMPLES} samples at least, better a day or three runs; or ask "
+            "Prometheus for a shorter --window, in which it has more of them",
+        )
+    if one.peak_bytes == 0:
+        return (
+            Doubt.UNUSED,
+            "it held a share and used no GPU memory",
+            "ask whether it needs a GPU; or observe it while it works",
+        )
+    if one.devices > 1:
+        return (
+            Doubt.SEVERAL_DEVICES,
+            f"one container uses {one.devices} GPUs or MIG devices at a time, and a share is a part of one",
+            f"leave it whole GPUs; on each it used {format_bytes(one.peak_bytes)} at most",
+        )
+    if unattributed > _MOST_UNATTRIBUTED:
+        return (
+            Doubt.UNATTRIBUTED,
+            f"{unattributed:.0%} of the used GPU memory belongs to no container that is known",
+            "let the exporter see all processes (host's process ids), or measure it alone on a GPU",
+        )
+    if preallocates(one):
+        return (
+            Doubt.PREALLOCATES,
+            f"its memory stays at {one.full:.0%} of what it sees, as programs do that take it in advance",
+            "read its own figure (vLLM: vllm:kv_cache_usage_perc; JAX: device.memory_stats()), or "
+            "run it once without: XLA_PYTHON_CLIENT_PREALLOCATE=false, TF_FORCE_GPU_ALLOW_GROWTH=true, a "
+            "lower --gpu-memory-utilization, no pool of RMM",
+        )
+    return None
+
+
+def preallocates(one: Evidence) -> bool:
+    """Whether its memory looks as if it was taken in advance."""
+    near = any(abs(one.full - part) <= _NEAR for part in _GRABS)
+    return one.steady < _FLAT and (one.full >= _FULL or near)
+
+
+def _headroom(one: Evidence) -> float:
+    """More where less is known."""
+    if one.growing or (one.runs < 3 and one.span_s < DAY_S):
+        return 0.3
+    return 0.1 if one.runs >= 20 and one.exact else 0.2
+
+
+def _replicas(need: int, gpu: GpuSize, slack: int) -> int:
+    """Into how many equal shares a GPU can be split."""
+    return (gpu.memory_bytes - gpu.reserved_bytes - slack) // need if need else 0
+
+
+def _profile(need: int, sm: float | None, gpu: GpuSize) -> tuple[ProfileSpec | None, int]:
+    """The smallest profile with enough memory, and enough compute where its use is known."""
+    geometry = gpu.geometry
+    if geometry is None:
+        return None, 0
+    fitting = [
+        spec
+        for spec in geometry.profiles
+        if not spec.profile.attributes
+        and instance_memory(spec, geometry, gpu.memory_bytes) * _USABLE >= need
+        and spec.compute_slices / geometry.compute_slices >= (sm or 0.0) * 1.1
+    ]
+    if not fitting:
+        return None, 0
+    best = min(fitting, key=lambda spec: (spec.size, spec.compute_slices))
+    return best, best.max_count
+
+
+def _confidence(one: Evidence, unattributed: float) -> Confidence:
+    if one.growing or one.coverage < 0.5 or (one.runs < 3 and one.span_s < DAY_S):
+        return Confidence.LOW
+    good = one.exact and one.coverage >= 0.9 and unattributed < 0.05 and not one.coarse
+    return Confidence.HIGH if good and (one.runs >= 3 or one.span_s >= 7 * DAY_S) else Confidence.MEDIUM
+
+
+def _risks(one: Evidence, unattributed: float) -> Sequence[str]:
+    risks = []
+    if one.growing:
+        risks.append("its memory still grows: the peak may not be the last one")
+    if not one.exact:
+        risks.append("peaks between two samples may be missing: the exporter's own peaks are not there")
+    if one.coarse:
+        risks.append("only its peaks and a coarse course were kept, not its samples: sure is medium at most")
+    if one.coverage < 0.9:
+        risks.append(f"samples cover {one.coverage:.0%} of its time")
+    if one.runs < 3 and one.span_s < DAY_S:
+        risks.append(f"only {count_of(one.runs, 'run')} and {one.span_s / 3600:.1f} h were seen")
+    if one.sm_p95 is None:
+        risks.append("how busy it keeps the GPU is not known: shares are sized by memory alone")
+    if one.processes > 1:
+        risks.append(f"{one.processes} processes: each has a context of its own, which is in the peak")
+    if unattributed >= 0.05:
+        risks.append(f"{unattributed:.0%} of the used GPU memory belongs to no container that is known")
+    return risks
+
+
+def units_needed(one: Recommendation, unit_bytes: int, gpu: GpuSize) -> int | None:
+    """How many units of memory a container of this workload asks for. None: nothing is recommended, or no
+    GPU has so many.
+    """
+    if one.doubt is not None:
+        return None
+    number = -(-one.need_bytes // unit_bytes)
+    return number if number <= count_units(MemoryUnits(unit_bytes), gpu.memory_bytes) else None
+
+
+def gpus_needed(needs: Sequence[int], gpu: GpuSize) -> int | None:
+    """How many GPUs hold shares of these sizes together, first fit, largest first. None: one is too big."""
+    room = gpu.memory_bytes - gpu.reserved_bytes - _SLACK["mps"]
+    free: list[int] = []
+    for need in sorted(needs, reverse=True):
+        if need > room:
+            return None
+        place = next((n for n, left in enumerate(free) if left >= need), None)
+        if place is None:
+            free.append(room - need)
+        else:
+            free[place] -= need
+    return len(free)
+
+
+def whole_gib(amount_bytes: int) -> str:
+    """An amount as a policy writes it: ``6Gi``, or ``6400Mi``."""
+    return f"{amount_bytes // GIB}Gi" if amount_bytes % GIB == 0 else f"{-(-amount_bytes // MIB)}Mi"

@@ -1,0 +1,70 @@
+"""The answer of ``rightsize`` for people: a table, and sentences."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from rich.table import Table
+
+from partage.answers.render.tables import plain_table
+from partage.rightsize.document import RightsizeDocument, WorkloadRow
+from partage.text import count_of, listed
+from partage.units import format_bytes
+
+
+def workloads_table(answer: RightsizeDocument) -> Table:
+    """One row for each workload. With units of memory, their number takes the place of shares."""
+    unit = answer.unit_bytes
+    ways = ("Time-slicing", "MPS", "MIG") if unit is None else (f"Units of {format_bytes(unit)}",)
+    table = plain_table("", "Workload", "Seen", "Peak", "Busy", "Now", "Needs", *ways, "Sure")
+    for one in answer.workloads:
+        seen = f"{count_of(one.runs, 'run')}, {one.hours:g} h"
+        busy = "?" if one.sm_p95 is None else f"{one.sm_p95:.0%}"
+        now = "?" if one.now_bytes is None else format_bytes(one.now_bytes)
+        start = (one.name, seen, format_bytes(one.peak_bytes), busy, now)
+        if one.doubt is not None:
+            table.add_row(*start, "?", *("" for _ in ways), "")
+            continue
+        mig = f"{one.mig} ({one.mig_instances})" if one.mig else "-"
+        shares = (_split(one.time_slicing), _split(one.mps), mig)
+        asked = shares if unit is None else (str(one.units or "whole GPU"),)
+        table.add_row(*start, format_bytes(one.need_bytes or 0), *asked, one.confidence)
+    return table
+
+
+def _split(number: int | None) -> str:
+    return f"1/{number}" if number and number > 1 else "whole GPU"
+
+
+def remarks(answer: RightsizeDocument) -> Iterator[str]:
+    """Why nothing is recommended, what to do then, and what is risky. What is so for several workloads is
+    said once."""
+    refused: dict[tuple[str, str], list[WorkloadRow]] = {}
+    risky: dict[str, list[WorkloadRow]] = {}
+    for one in answer.workloads:
+        if one.doubt is not None:
+            refused.setdefault((one.reason, one.advice), []).append(one)
+        for risk in one.risks:
+            risky.setdefault(risk, []).append(one)
+    for (reason, advice), workloads in refused.items():
+        yield f"{_names(workloads)}: cannot tell: {reason}. What to do: {advice}"
+    for risk, workloads in risky.items():
+        yield f"{_names(workloads)}: {risk}"
+
+
+def _names(workloads: Sequence[WorkloadRow]) -> str:
+    return listed([one.name for one in workloads], 3)
+
+
+def fleet_sentence(answer: RightsizeDocument) -> str:
+    """What the workloads take together."""
+    fleet = answer.fleet
+    ran = f"At most {count_of(fleet.containers, 'container')} ran at the same time."
+    if fleet.gpus_then is None:
+        return f"{ran} How many GPUs they need is not known: some workloads have neither a size nor a share."
+    then = count_of(fleet.gpus_then, "GPU")
+    if fleet.gpus_now is None:
+        return f"{ran} With these sizes they fit on {then}."
+    return (
+        f"{ran} Their shares now take {count_of(fleet.gpus_now, 'GPU')}; with these sizes they fit on {then}."
+    )

@@ -1,0 +1,1 @@
+"""The server: access, pages of the agent, metrics."""

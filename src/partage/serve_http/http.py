@@ -1,0 +1,281 @@
+"""The HTTP server: pages by path, each answered by a thread of its own.
+
+The thread holds no lock and asks the loop nothing, so it also answers while the loop hangs, which is when a
+probe matters. Imported after the agent has registered: ``http.server`` costs 30 ms.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import resource
+import socket
+import sys
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from http import HTTPStatus
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qsl
+
+from msgspec import field
+
+from partage import __version__
+from partage.agent.log import Seldom
+from partage.codec.values import encode_replacing
+from partage.serve_http.http_access import CONTENT_SECURITY_POLICY, AskedBy, HttpAccess, HttpOptions
+from partage.values import Frozen
+
+Answer = tuple[HTTPStatus, str, bytes]
+"""Status, content type, body."""
+
+
+class PageRequest(Frozen):
+    """What a page is asked. query: the last value of each name. accept: the header ``Accept``."""
+
+    path: str
+    query: Mapping[str, str] = field(default_factory=dict)
+    accept: str = ""
+
+
+class Stream(Frozen):
+    """An answer without an end: server-sent events, until the client goes, or the server stops.
+
+    events: the data of each event, one line; empty: nothing new. It waits by itself, and asks whether the
+    server still runs.
+    """
+
+    events: Callable[[Callable[[], bool]], Iterator[str]]
+
+
+Page = Callable[[PageRequest], Answer | Stream]
+
+_IDLE_CLIENT_S = 10.0
+"""How long a client may send nothing, in seconds."""
+MOST_CLIENTS = 32
+"""Connections at a time. Probes and scrapers need a few; each takes a thread and a descriptor."""
+MOST_STREAMS = 8
+"""Live pages at a time: each keeps a connection."""
+RESERVED_DESCRIPTORS = 64
+"""So many descriptors are left for the kubelet, the helper and files, also if something else takes them."""
+_EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
+_PAUSE_S = 1.0
+"""How long nobody is accepted when the system is exhausted."""
+_STOP_WITHIN_S = 1.0
+
+log = logging.getLogger(__name__)
+
+
+def json_answer(document: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
+    """A JSON document."""
+    return status, "application/json; charset=utf-8", encode_replacing(document) + b"\n"
+
+
+class _Server(ThreadingHTTPServer):
+    """Takes over a socket that is already bound, so that a bad address is known before anything starts."""
+
+    daemon_threads = True
+
+    def __init__(self, listening: socket.socket, pages: Mapping[str, Page], access: HttpAccess) -> None:
+        super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.socket.close()
+        self.socket = listening
+        self.pages = pages
+        self.access = access
+        self.streams = threading.BoundedSemaphore(MOST_STREAMS)
+        self.closing = threading.Event()
+        self._failures, self._failed_tls = Seldom(), Seldom()
+        self._room = threading.Condition()
+        self._clients: dict[socket.socket, None] = {}  # the one that was silent for longest is the first
+        most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+        self._reserved_from = max(most_descriptors - RESERVED_DESCRIPTORS, most_descriptors // 2)
+
+    def get_request(self) -> tuple[socket.socket, Any]:
+        """The next client. Without a descriptor for it, it would be announced again and again: a pause."""
+        try:
+            return self._secured(*super().get_request())
+        except OSError as error:
+            if error.errno in _EXHAUSTED:
+                self.closing.wait(_PAUSE_S)
+            raise
+
+    def _secured(self, client: socket.socket, address: Any) -> tuple[socket.socket, Any]:  # noqa: ANN401
+        """With TLS, where there is TLS. Its handshake is in the client's own thread."""
+        tls = self.access.tls()
+        if tls is not None:
+            client = tls.wrap_socket(client, server_side=True, do_handshake_on_connect=False)
+        return client, address
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:  # noqa: ANN401, ARG002 - the base class's
+        """Make room for the client: one that has been silent for longer is cut off. False: there is no
+        room."""
+        with self._room:
+            if len(self._clients) >= MOST_CLIENTS:
+                with contextlib.suppress(OSError):
+                    # Its thread ends, and says so. Not SSLSocket's own, which takes TLS from under it.
+                    socket.socket.shutdown(next(iter(self._clients)), socket.SHUT_RDWR)
+                self._room.wait_for(lambda: len(self._clients) < MOST_CLIENTS, _PAUSE_S)
+            room = len(self._clients) < MOST_CLIENTS and request.fileno() < self._reserved_from
+            if room:
+                self._clients[request] = None
+            return room
+
+    def active(self, request: socket.socket) -> None:
+        """The client has sent a request."""
+        with self._room:
+            self._clients.pop(request, None)
+            self._clients[request] = None
+
+    def shutdown_request(self, request: Any) -> None:  # noqa: ANN401 - the base class's
+        """Close the connection."""
+        super().shutdown_request(request)
+        with self._room:
+            self._clients.pop(request, None)
+            self._room.notify()
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base class's
+        """A client that hangs up is not worth a word, TLS that fails is worth one; a page that fails is a
+        bug. A client can bring each of them about as often as it likes.
+        """
+        error = sys.exception()
+        is_bug = not isinstance(error, OSError)
+        of_tls = self.access.scheme == "https" and not isinstance(error, ConnectionError | TimeoutError)
+        if not (is_bug or of_tls):
+            return
+        left_out = (self._failures if is_bug else self._failed_tls).left_out()
+        if left_out is None:
+            return
+        extra = {"client": str(client_address), "left_out": left_out or None}
+        if is_bug:
+            log.exception("a page failed", extra=extra)
+        else:
+            log.warning("tls with a client failed", extra={**extra, "reason": str(error)})
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server_version = f"partage/{__version__}"
+    sys_version = ""
+    timeout = _IDLE_CLIENT_S
+    server: _Server
+
+    def setup(self) -> None:
+        """The handshake of TLS, in the client's own thread. Raises OSError."""
+        super().setup()
+        self._certified = False
+        if self.server.access.scheme == "https":
+            self.connection.do_handshake()
+            # Later, when the connection has ended, it cannot be asked for any more.
+            self._certified = bool(self.connection.getpeercert())
+
+    def do_GET(self) -> None:
+        """Answer, with the body."""
+        self._answer(with_body=True)
+
+    def do_HEAD(self) -> None:
+        """Answer, without it."""
+        self._answer(with_body=False)
+
+    def _answer(self, *, with_body: bool) -> None:
+        self.server.active(self.connection)
+        path, _, query = self.path.partition("?")
+        refused = self.server.access.refusal(self._asked_by(path))
+        if refused is not None:
+            answer: Answer | Stream = json_answer({"error": refused.reason}, refused.status)
+        else:
+            answer = self._page(path, query)
+        if isinstance(answer, Stream):
+            self._stream(answer, with_body=with_body)
+            return
+        status, content_type, body = answer
+        self.send_response(status)
+        if refused is not None and refused.status is HTTPStatus.BAD_REQUEST:
+            self.send_header("Connection", "close")  # where the next request begins is not known
+        if refused is not None and refused.challenge:
+            self.send_header("WWW-Authenticate", 'Basic realm="partage: any name, the token as password"')
+        self._headers(content_type)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if with_body:
+            self.wfile.write(body)
+
+    def _headers(self, content_type: str) -> None:
+        self.send_header("Content-Type", content_type)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        if content_type.startswith("text/html"):
+            self.send_header("Content-Security-Policy", CONTENT_SECURITY_POLICY)
+            self.send_header("Referrer-Policy", "no-referrer")
+
+    def _stream(self, stream: Stream, *, with_body: bool) -> None:
+        """Send events until the client goes, or the server stops."""
+        if not self.server.streams.acquire(blocking=False):
+            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many live pages are open")
+            return
+        try:
+            self.close_connection = True
+            self.send_response(HTTPStatus.OK)
+            self._headers("text/event-stream")
+            self.end_headers()
+            if with_body:
+                for data in stream.events(lambda: not self.server.closing.is_set()):
+                    self.server.active(self.connection)
+                    self.wfile.write(f"data: {data}\n\n".encode() if data else b":\n\n")
+                    self.wfile.flush()
+        finally:
+            self.server.streams.release()
+
+    def _asked_by(self, path: str) -> AskedBy:
+        """The headers by their names, which have no case."""
+        headers = self.headers
+        malformed = ""
+        if len(headers.get_all("Host", [])) > 1:
+            malformed = "a request has one Host"
+        elif headers.defects:
+            malformed = "a header is a name, a colon and a value"
+        elif "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":
+            malformed = "nothing here takes a body"
+        return AskedBy(
+            path=path,
+            host=headers.get("Host", ""),
+            authorization=headers.get("Authorization", ""),
+            malformed=malformed,
+            certified=self._certified,
+        )
+
+    def _page(self, path: str, query: str) -> Answer | Stream:
+        page = self.server.pages.get(path)
+        if page is not None:
+            asked = dict(parse_qsl(query, keep_blank_values=True))
+            return page(PageRequest(path, asked, self.headers.get("Accept", "")))
+        paths = {"error": f"there is no {path[:200]}", "paths": sorted(self.server.pages)}
+        return json_answer(paths, HTTPStatus.NOT_FOUND)
+
+    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
+        """Probes and scrapes are not news."""
+
+
+class HttpServer:
+    """Serves pages on a listening socket, on a daemon thread, until it is closed."""
+
+    def __init__(
+        self, listening: socket.socket, pages: Mapping[str, Page], access: HttpAccess | None = None
+    ) -> None:
+        self._listening = listening
+        self._server = _Server(listening, pages, access or HttpAccess(HttpOptions()))
+        self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
+        self._thread.start()
+
+    def _serve(self) -> None:
+        # Not serve_forever, which wakes up regularly to check whether to stop. This waits for a client.
+        while not self._server.closing.is_set():
+            self._server.handle_request()
+
+    def close(self) -> None:
+        """Stop listening. Requests under way end with the process."""
+        self._server.closing.set()
+        with contextlib.suppress(OSError):
+            self._listening.shutdown(socket.SHUT_RDWR)  # wakes the thread up
+        self._thread.join(_STOP_WITHIN_S)
+        self._server.server_close()

@@ -1,0 +1,210 @@
+"""What GPUs, MIG devices, containers and jobs use, as metrics. What is not known has no sample."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping
+
+from partage.agent.status.status import UsageObservation
+from partage.model.gpu import Inventory
+from partage.model.samples import Activity, GpuSample, MigSample, Throttle
+from partage.model.share import Guarantee
+from partage.plan.report import Report
+from partage.plan.serve.watchdog import GrantKind
+from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.serve_http.metrics.exposition import Family
+from partage.serve_http.metrics.families import Labels, Row, figure, metric, text_of
+
+_UNITS = ("graphics", "sm", "sm_occupancy", "tensor", "dram", "fp64", "fp32", "fp16")
+_LIMITS = (Guarantee.HARD, Guarantee.GUARDED)
+"""Guarantees under which a share's memory is a limit. The others only say how much it should be."""
+
+
+def usage_families(found: UsageObservation, inventory: Inventory, age_s: float) -> Iterator[Family]:
+    """All families of one observation. inventory: says what the devices are."""
+    index = {gpu.uuid: str(gpu.index) for gpu in inventory.gpus}
+    samples, use = found.samples, found.use
+    yield from _gpus([(((one.gpu, index.get(one.gpu, ""))), one) for one in samples.gpus])
+    yield from _migs(
+        inventory, [((one.gpu, index.get(one.gpu, ""), one.device), one) for one in samples.migs]
+    )
+    yield from _containers(use)
+    yield from _jobs(use)
+    rest = [((one.gpu, one.device, str(one.reason)), float(one.used_bytes)) for one in use.rest]
+    yield metric("unattributed_memory_bytes", rest)
+    yield figure("usage_processes_hidden", bool(use.hidden))
+    yield figure("usage_age_seconds", age_s)
+    yield figure("usage_rows_left_out", use.left_out)
+
+
+def share_families(report: Report) -> Iterator[Family]:
+    """The shares that are offered, and who holds them.
+
+    Units of memory are counted, not listed: a node has thousands, and others with each pod.
+    """
+    shares: Counter[tuple[str, ...]] = Counter()
+    sizes: dict[tuple[str, ...], float] = {}
+    place: dict[tuple[str, str], tuple[str, ...]] = {}
+    units: set[tuple[str, str]] = set()
+    for gpu in report.gpus:
+        for offer in gpu.offer:
+            where = (gpu.uuid, str(gpu.index), offer.device, offer.resource)
+            shares[where] += offer.count
+            sizes.setdefault((*where, str(offer.guarantee)), offer.memory_bytes)
+            place |= {(offer.resource, share): where for share in offer.share_ids}
+            if offer.by_memory:
+                units.update((offer.resource, share) for share in offer.share_ids)
+    held = Counter(place[one.hold] for one in report.entries if one.hold in place)
+    yield metric("device_shares", list(shares.items()))
+    yield metric("device_shares_held", [(where, held[where]) for where in shares])
+    yield metric("share_memory_bytes", list(sizes.items()))
+    holders = [
+        ((one.resource, one.id, who.namespace, who.pod, who.container, str(one.certainty)), 1.0)
+        for one in report.entries
+        for who in (one.holders if one.hold not in units else ())
+    ]
+    yield metric("share_holder", holders)
+
+
+# --- GPUs and MIG devices ------------------------------------------------------------------------
+
+_Gpus = list[tuple[tuple[str, ...], GpuSample]]
+
+_GPU_FIGURES: Mapping[str, Callable[[GpuSample], float | None]] = {
+    "gpu_memory_peak_bytes": lambda one: one.peak_bytes,
+    "gpu_utilization_ratio": lambda one: one.utilisation,
+    "gpu_memory_utilization_ratio": lambda one: one.memory_utilisation,
+    "gpu_encoder_utilization_ratio": lambda one: one.encoder,
+    "gpu_decoder_utilization_ratio": lambda one: one.decoder,
+    "gpu_power_watts": lambda one: one.power_w,
+    "gpu_power_limit_watts": lambda one: one.power_limit_w,
+    "gpu_energy_joules": lambda one: one.energy_j,
+    "gpu_temperature_celsius": lambda one: one.temperature_c,
+    "gpu_memory_temperature_celsius": lambda one: one.memory_temperature_c,
+    "gpu_sm_clock_hertz": lambda one: one.sm_clock_hz,
+    "gpu_memory_clock_hertz": lambda one: one.memory_clock_hz,
+    "gpu_pcie_replays": lambda one: one.pcie_replays,
+    "gpu_row_remap_pending": lambda one: None if one.rows is None else one.rows.pending,
+    "gpu_row_remap_failed": lambda one: None if one.rows is None else one.rows.failed,
+}
+
+
+def _gpus(gpus: _Gpus) -> Iterator[Family]:
+    yield from _memory("gpu", gpus)
+    for name, figure_of in _GPU_FIGURES.items():
+        yield metric(name, _known((who, figure_of(one)) for who, one in gpus))
+    yield metric("gpu_activity_ratio", _active(gpus))
+    yield metric(
+        "gpu_pcie_bytes_per_second",
+        _known(
+            ((*who, direction), getattr(one.activity, f"pcie_{direction}"))
+            for who, one in gpus
+            if one.activity
+            for direction in ("tx", "rx")
+        ),
+    )
+    yield metric(
+        "gpu_throttled",
+        [
+            ((*who, str(reason)), float(reason in one.throttle))
+            for who, one in gpus
+            if one.throttle is not None
+            for reason in Throttle
+        ],
+    )
+    yield metric(
+        "gpu_throttled_seconds",
+        [((*who, str(cause)), seconds) for who, one in gpus for cause, seconds in one.throttled_s.items()],
+    )
+    yield metric(
+        "gpu_ecc_errors",
+        _known(
+            ((*who, kind, since), getattr(one.ecc, f"{kind}_{scope}"))
+            for who, one in gpus
+            for kind in ("corrected", "uncorrected")
+            for since, scope in (("driver", "volatile"), ("ever", "aggregate"))
+        ),
+    )
+    yield metric(
+        "gpu_remapped_rows",
+        [
+            ((*who, kind), float(getattr(one.rows, kind)))
+            for who, one in gpus
+            if one.rows
+            for kind in ("corrected", "uncorrected")
+        ],
+    )
+
+
+def _migs(inventory: Inventory, migs: list[tuple[tuple[str, ...], MigSample]]) -> Iterator[Family]:
+    profiles = {mig.uuid: str(mig.profile) for gpu in inventory.gpus for mig in gpu.mig_devices}
+    yield metric(
+        "mig_info",
+        [((*who, profiles.get(one.device, ""), str(one.gi_id), str(one.ci_id)), 1.0) for who, one in migs],
+    )
+    yield from _memory("mig", migs)
+    yield metric("mig_memory_peak_bytes", _known((who, one.peak_bytes) for who, one in migs))
+    yield metric("mig_activity_ratio", _active(migs))
+
+
+def _memory(kind: str, devices: Iterable[tuple[tuple[str, ...], GpuSample | MigSample]]) -> Iterator[Family]:
+    devices = tuple(devices)
+    for part in ("total", "used", "free", *(("reserved",) if kind == "gpu" else ())):
+        rows = ((who, getattr(one.memory, f"{part}_bytes")) for who, one in devices if one.memory)
+        yield metric(f"{kind}_memory_{part}_bytes", _known(rows))
+
+
+def _active(devices: Iterable[tuple[tuple[str, ...], GpuSample | MigSample]]) -> list[Row]:
+    known: Iterable[tuple[tuple[str, ...], Activity]] = (
+        (who, one.activity) for who, one in devices if one.activity is not None
+    )
+    return _known(((*who, unit), getattr(one, unit)) for who, one in known for unit in _UNITS)
+
+
+def _known(rows: Iterable[tuple[Labels, float | None]]) -> list[Row]:
+    return [(who, float(number)) for who, number in rows if number is not None]
+
+
+# --- containers and jobs -------------------------------------------------------------------------
+
+_AMOUNTS: Mapping[str, Callable[[Amount], float | None]] = {
+    "memory_used_bytes": lambda one: one.used_bytes,
+    "memory_peak_bytes": lambda one: one.peak_bytes,
+    "sm_utilization_ratio": lambda one: one.sm,
+}
+"""Of containers and jobs."""
+
+
+def _containers(use: NodeUse) -> Iterator[Family]:
+    rows = [(text_of("container_processes", _who(one)), one) for one in use.containers]
+    for name, figure_of in _AMOUNTS.items():
+        yield metric(f"container_{name}", _known((who, figure_of(one.amount)) for who, one in rows))
+    activity = ((who, one.amount.memory_activity) for who, one in rows)
+    yield metric("container_memory_activity_ratio", _known(activity))
+    live = [(who, one) for who, one in rows if one.grant is not None]
+    yield metric(
+        "container_processes",
+        [(who, one.amount.processes) for who, one in live if not use.hidden or one.amount.processes],
+    )
+    yield metric("container_memory_share_bytes", _known((who, one.share_bytes) for who, one in live))
+    limits = ((who, one.share_bytes) for who, one in live if one.guarantee in _LIMITS)
+    yield metric("container_memory_limit_bytes", _known(limits))
+    yield metric("container_shares", [(who, one.shares) for who, one in live if one.shares])
+    guarantees: list[Row] = [
+        ((*_who(one), str(one.guarantee)), 1.0) for _, one in live if one.guarantee is not None
+    ]
+    yield metric("container_guarantee", guarantees)
+    ungranted = [(who, 1.0) for who, one in live if one.grant is GrantKind.NONE]
+    yield metric("container_ungranted", ungranted)
+
+
+def _who(one: ContainerUse) -> tuple[str, ...]:
+    holder = one.holder
+    return holder.namespace, holder.pod, holder.container, one.gpu, one.device
+
+
+def _jobs(use: NodeUse) -> Iterator[Family]:
+    rows = [((one.job, one.gpu, one.device), one.amount) for one in use.jobs]
+    for name, figure_of in _AMOUNTS.items():
+        yield metric(f"job_{name}", _known((who, figure_of(amount)) for who, amount in rows))
+    yield metric("job_processes", [(who, amount.processes) for who, amount in rows])

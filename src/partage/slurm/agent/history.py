@@ -1,0 +1,87 @@
+"""What the jobs of a compute node use, for its history and metrics. Slurm is asked for a job's name once."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections.abc import Mapping
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from partage.agent.observers.usage import answer_in
+from partage.agent.status.status import UsageObservation
+from partage.edges.hardware.port import Hardware
+from partage.errors import HardwareError, PartageError
+from partage.plan.history.use_points import JobName
+from partage.plan.serve.watchdog import ShareGrants
+from partage.plan.usage import usage_of
+from partage.slurm.host.control import SlurmControl
+from partage.slurm.host.job_records import read_records
+
+log = logging.getLogger(__name__)
+
+_ASKED_AGAIN_S = 600.0
+"""How soon Slurm is asked again for a job whose name it did not say."""
+_NO_SHARES = ShareGrants({}, frozenset(), frozenset())
+
+
+class JobUsageObserver(Struct):
+    """What the jobs use now, and the names of those that do. run_dir: where the prolog's records are.
+
+    observation: the last answer.
+    """
+
+    hardware: Hardware
+    control: SlurmControl
+    node: str
+    run_dir: Path
+    names: dict[str, JobName] = field(default_factory=dict)
+    observation: UsageObservation | None = None
+    _asked_s: dict[str, float] = field(default_factory=dict)
+
+    def wanted(self) -> bool:
+        """Whether a job has GPUs, by the records of the prolog."""
+        found = read_records(self.run_dir)
+        return bool(found.jobs or found.unreadable)
+
+    async def look(self) -> UsageObservation | None:
+        """What is used; None: the hardware does not answer."""
+        at_s = time.monotonic()
+        try:
+            samples = await self.hardware.samples()
+        except HardwareError:
+            return None
+        use = usage_of(samples, {}, _NO_SHARES)
+        found = self.observation = UsageObservation(at_s, samples, use)
+        await self._learn_names({one.job for one in use.jobs})
+        return found
+
+    def fresh(self, wait_s: float, loop: asyncio.AbstractEventLoop) -> UsageObservation | None:
+        """As ``look``, from another thread; the last answer where that takes longer."""
+        return answer_in(wait_s, loop, self.look()) or self.observation
+
+    async def _learn_names(self, jobs: set[str]) -> None:
+        self.names = {job: name for job, name in self.names.items() if job in jobs}
+        self._asked_s = {job: at_s for job, at_s in self._asked_s.items() if job in jobs}
+        now_s = time.monotonic()
+        unknown = {
+            job for job in jobs - self.names.keys() if now_s - self._asked_s.get(job, -1e9) > _ASKED_AGAIN_S
+        }
+        if unknown:
+            self._asked_s |= dict.fromkeys(unknown, now_s)
+            self.names |= await asyncio.to_thread(self._ask, unknown)
+
+    def _ask(self, unknown: set[str]) -> Mapping[str, JobName]:
+        """What Slurm says; else the user, whom the prolog has written down."""
+        users = {str(one.job): JobName(one.user, "") for one in read_records(self.run_dir).jobs if one.user}
+        try:
+            said = {
+                str(one.job): JobName(one.user, one.name) for one in self.control.jobs(self.node) if one.user
+            }
+        except PartageError as error:
+            log.info("names of jobs are not known", extra={"reason": str(error)})
+            said = {}
+        known = users | said
+        return {job: known[job] for job in unknown & known.keys()}

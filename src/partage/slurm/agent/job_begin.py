@@ -1,0 +1,135 @@
+"""The prolog of a job: its record, its MPS daemons, and what is wrong with the node. Blocking."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from msgspec.structs import replace
+
+from partage.errors import InputError, PartageError, Unreachable
+from partage.slurm.agent.job_end import end_lost_jobs
+from partage.slurm.agent.job_node import LOCK_S, JobNode, NodeBroken
+from partage.slurm.decide.job_start import (
+    JobRequest,
+    NodeFacts,
+    daemons_of,
+    has_to_be_asked,
+    start_job,
+    unwanted_daemons,
+    with_other_users,
+)
+from partage.slurm.host.constrained import constrains_devices
+from partage.slurm.host.devices_file import read_devices
+from partage.slurm.host.job_records import JobRecords, Records
+from partage.slurm.model.devices import NodeDevices
+from partage.slurm.model.job import JobRecord
+
+
+def begin_job(node: JobNode, request: JobRequest) -> JobRecord:
+    """Let a job begin: its record is written and its daemons run, or the record says why it must not.
+
+    A job that Slurm does not know any more is in nobody's way: its epilog did not run. Before a job is
+    refused on account of others, Slurm is asked which of them live. Raises NodeBroken.
+    """
+    try:
+        devices = read_devices(node.devices)
+    except InputError as error:
+        raise NodeBroken(str(error)) from error
+    try:
+        facts = _facts(node, request, devices)
+        with JobRecords(node.run_dir, make=True) as records:
+            record, others = _begun(node, request, devices, facts, records)
+            if record.refused and end_lost_jobs(node, records, others):
+                record, _ = _begun(node, request, devices, facts, records)
+    except TimeoutError as error:
+        raise NodeBroken(str(error)) from error
+    except OSError as error:
+        where = error.filename or node.run_dir / "jobs"
+        raise NodeBroken(f"{where}: {error.strerror or error}") from error
+    except (ValueError, PartageError) as error:
+        raise NodeBroken(str(error)) from error
+    return record
+
+
+def requeue_job(node: JobNode, record: JobRecord) -> bool:
+    """Put a refused job back into the queue; whether Slurm did it. Else its tasks end with the reason, so
+    that its owner reads it. Raises NodeBroken: nobody can be asked, and the job would be lost.
+    """
+    try:
+        return node.slurm.requeue(record.job, f"job does not run yet: {record.refused}")
+    except PartageError as error:
+        with JobRecords(node.run_dir) as records:
+            records.remove(record.job)
+        raise NodeBroken(f"a job cannot be put back into the queue: {error}") from error
+
+
+def _facts(node: JobNode, request: JobRequest, devices: NodeDevices) -> NodeFacts:
+    """Raises Unsatisfiable: Slurm's programs are not there."""
+    held, silent = None, ""
+    if has_to_be_asked(request, devices):
+        try:
+            held = node.slurm.held(request.job)
+        except Unreachable as error:
+            silent = f"Slurm did not say which GPUs it has: {error}"
+    given = request.indexes if held is None else held.indexes
+    guarded = any(one.guard for one in devices.devices if one.index in given)
+    return NodeFacts(
+        constrained=node.slurm_conf is not None and constrains_devices(node.slurm_conf),
+        guard_dir=_guard_dir(node) if guarded else "",
+        held=held,
+        silent=silent,
+    )
+
+
+def _guard_dir(node: JobNode) -> str:
+    """Where the guard's files are. Empty: they cannot be written, and a share is guaranteed nothing."""
+    from partage.agent.endpoints.guard_files import write_guard
+    from partage.slurm.host.root_directory import RootDirectory
+
+    try:
+        with RootDirectory(node.run_dir / "guard", make=True):
+            return str(write_guard(node.run_dir / "guard"))
+    except OSError:
+        return ""
+
+
+def _begun(
+    node: JobNode, request: JobRequest, devices: NodeDevices, facts: NodeFacts, records: JobRecords
+) -> tuple[JobRecord, Records]:
+    """The record, as it is on the disk, and those of the other jobs on the node. Raises NodeBroken."""
+    with records.locked(LOCK_S):
+        others = records.read().without(request.job)
+        start = start_job(request, devices, facts, others.jobs)
+        unknown = next(iter(others.unreadable.values()), "")
+        begun = replace(start, refused=unknown) if unknown else start
+        records.put(begun)
+    try:
+        record = _with_daemons(node, begun, devices, others.jobs)
+    except NodeBroken:
+        records.remove(request.job)
+        raise
+    if record != begun:
+        records.put(record)
+    return record, others
+
+
+def _with_daemons(
+    node: JobNode, record: JobRecord, devices: NodeDevices, others: Sequence[JobRecord]
+) -> JobRecord:
+    if unwanted := unwanted_daemons(record, devices):
+        from partage.slurm.agent.daemons import stop_daemons
+
+        if wrong := stop_daemons(node, unwanted):
+            raise NodeBroken(wrong[0])
+    specs = daemons_of(record, devices)
+    if not specs:
+        return record
+    from partage.slurm.agent.daemons import start_daemons
+
+    try:
+        states = start_daemons(node, specs)
+    except PartageError as error:
+        raise NodeBroken(f"the MPS daemon does not start: {error}") from error
+    for state in states:
+        record = with_other_users(record, state, others)
+    return record

@@ -1,0 +1,25 @@
+"""The node as a prolog or an epilog finds it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from partage.slurm.host.programs import SlurmPrograms
+from partage.values import Frozen
+
+LOCK_S = 60.0
+"""An epilog holds the records while it stops a daemon."""
+
+
+class JobNode(Frozen):
+    """devices: the file. slurm_conf: None if slurmd does not say it."""
+
+    run_dir: Path
+    devices: Path
+    slurm: SlurmPrograms
+    driver_root: Path = Path("/")
+    slurm_conf: Path | None = None
+
+
+class NodeBroken(Exception):
+    """This node cannot run jobs with GPUs until somebody repairs it; the text says what is wrong."""

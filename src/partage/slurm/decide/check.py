@@ -1,0 +1,115 @@
+"""Checks gres.conf, slurm.conf and cgroup.conf together, and against the GPUs of a node. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from msgspec.structs import replace
+
+from partage.errors import Problem
+from partage.model.gpu import Inventory
+from partage.slurm.decide.against_node import check_against
+from partage.slurm.decide.conf_checks import Settings, check_cgroup_conf, check_slurm_conf, kinds
+from partage.slurm.decide.gres_lines import GresConf, read_gres_conf
+from partage.slurm.decide.merge import view_node
+from partage.slurm.decide.node_view import NodeLine, NodeView, gres_types, node_lines
+from partage.slurm.decide.notebook import Notebook
+from partage.slurm.model.version import SlurmVersion
+from partage.slurm.text.conf import ConfFile, ConfKind
+from partage.slurm.text.hostlist import format_hostlist
+from partage.values import Frozen
+
+THIS_NODE = "this node"
+"""The name of the node where no file names one."""
+
+
+class Checked(Frozen):
+    """problems: of the files. differences: from the GPUs of the node. nodes: what Slurm makes of each.
+
+    types: GresTypes. spread: a job may have shares of several GPUs (MULTIPLE_SHARING_GRES_PJ).
+    """
+
+    problems: tuple[Problem, ...]
+    differences: tuple[Problem, ...]
+    nodes: tuple[NodeView, ...]
+    types: tuple[str, ...]
+    spread: bool
+
+
+def check_files(
+    files: Sequence[ConfFile],
+    version: SlurmVersion,
+    inventory: Inventory | None = None,
+    node: str | None = None,
+) -> Checked:
+    """Check the files of a cluster. inventory: the GPUs of ``node``, or of every node if that is None."""
+    notes = Notebook()
+    slurm_files = kinds(files, ConfKind.SLURM)
+    gres = _gres(kinds(files, ConfKind.GRES), version, notes)
+    lines = [line for file in slurm_files for line in node_lines(file, notes)]
+    if slurm_files:
+        check_slurm_conf(slurm_files, lines, gres, version, notes)
+    settings = Settings(slurm_files)
+    check_cgroup_conf(kinds(files, ConfKind.CGROUP), settings, version, notes)
+    names = _names(lines, gres, node, whole=bool(slurm_files))
+    by_name = {name: line for line in lines for name in line.names}
+    views = _views(names, by_name, gres, version, notes)
+    differences = Notebook()
+    if inventory is not None and gres is not None:
+        gres_file = kinds(files, ConfKind.GRES)[0].name
+        for view in views:
+            if node is None or view.name == node:
+                check_against(view, inventory, gres_file, differences)
+    found = gres_types(slurm_files)
+    types = found[2] if found else tuple(dict.fromkeys(_used(views)))
+    spread = "multiple_sharing_gres_pj" in (settings.get("SelectTypeParameters") or "").lower()
+    return Checked(notes.problems, differences.problems, views, types, spread)
+
+
+def _views(
+    names: Sequence[str],
+    lines: Mapping[str, NodeLine],
+    gres: GresConf | None,
+    version: SlurmVersion,
+    notes: Notebook,
+) -> tuple[NodeView, ...]:
+    """In the order of ``names``. Nodes that have the same lines are looked at once, under a short name."""
+    of_node: dict[str, list[int]] = {}
+    for at, record in enumerate(gres.records if gres else ()):
+        for name in record.nodes or ():
+            of_node.setdefault(name, []).append(at)
+    alike: dict[tuple[object, ...], list[str]] = {}
+    for name in names:
+        detected = "" if gres is None else gres.detected(name)
+        key = (id(lines.get(name)), tuple(of_node.get(name, ())), detected)
+        alike.setdefault(key, []).append(name)
+    views: dict[str, NodeView] = {}
+    for group in alike.values():
+        view = view_node(group[0], lines.get(group[0]), gres, version, notes, called=format_hostlist(group))
+        views |= {name: replace(view, name=name) for name in group}
+    return tuple(views[name] for name in names)
+
+
+def _gres(files: Sequence[ConfFile], version: SlurmVersion, notes: Notebook) -> GresConf | None:
+    if not files:
+        return None
+    found = [read_gres_conf(file, version, notes) for file in files]
+    return GresConf(
+        tuple(record for one in found for record in one.records),
+        tuple(detection for one in found for detection in one.detections),
+    )
+
+
+def _names(lines: Sequence[NodeLine], gres: GresConf | None, node: str | None, *, whole: bool) -> list[str]:
+    """The nodes with GRES: those of slurm.conf, else of gres.conf, else the one that was meant."""
+    named = [name for line in lines if line.gres for name in line.names]
+    if not whole and gres is not None:
+        named = [name for record in gres.records for name in record.nodes or ()]
+        if any(record.nodes is None for record in gres.records):
+            named.append(node or THIS_NODE)
+    return list(dict.fromkeys(named))
+
+
+def _used(views: Sequence[NodeView]) -> list[str]:
+    used = ["gpu"] if any(view.gpus for view in views) else []
+    return [*used, *(kind for view in views for kind in view.shares)]

@@ -1,0 +1,234 @@
+"""What is wrong with slurm.conf and cgroup.conf, as far as GPUs are concerned."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from partage.slurm.decide import releases
+from partage.slurm.decide.gres_lines import GresConf
+from partage.slurm.decide.node_view import SHARED, NodeLine, gres_types
+from partage.slurm.decide.notebook import Notebook
+from partage.slurm.model.version import SlurmVersion
+from partage.slurm.text.conf import ConfFile, ConfKind, ConfLine
+
+_ALWAYS = (
+    "allowedramspace", "allowedswapspace", "cgroupmountpoint", "cgroupplugin", "constraincores",
+    "constraindevices", "constrainramspace", "constrainswapspace", "ignoresystemd", "ignoresystemdonfailure",
+    "maxrampercent", "maxswappercent", "memoryswappiness", "minramspace",
+)  # fmt: skip
+_SINCE = {
+    "enablecontrollers": SlurmVersion(23, 2), "signalchildrenprocesses": SlurmVersion(23, 2),
+    "systemdtimeout": SlurmVersion(23, 11), "enableextracontrollers": SlurmVersion(25, 5),
+}  # fmt: skip
+"""Keys that 22.05.8 does not know and 24.11.5 does, or neither; the release between is from the documents."""
+
+_KMEM = ("allowedkmemspace", "constrainkmemspace", "maxkmempercent", "minkmemspace")
+_NO_KMEM = SlurmVersion(23, 11)
+_NO_AUTOMOUNT = SlurmVersion(23, 11)
+
+
+class Settings:
+    """The settings of all slurm.conf files, the last of each counts."""
+
+    def __init__(self, files: Iterable[ConfFile]) -> None:
+        self._found: dict[str, tuple[str, ConfLine]] = {}
+        for file in files:
+            for line in file.lines:
+                for key, _ in line.pairs:
+                    if key.lower() not in ("nodename", "partitionname", "include"):
+                        self._found[key.lower()] = (file.name, line)
+                    else:
+                        break
+
+    def get(self, key: str) -> str | None:
+        """The value; None if it is not set."""
+        found = self._found.get(key.lower())
+        return None if found is None else found[1].get(key)
+
+    def place(self, key: str) -> tuple[str, int]:
+        """File and line of a key that is set."""
+        file, line = self._found[key.lower()]
+        return file, line.number
+
+    @property
+    def whole(self) -> bool:
+        """This is a whole slurm.conf and not lines to take over."""
+        return "slurmctldhost" in self._found or "controlmachine" in self._found
+
+
+def check_slurm_conf(
+    files: Sequence[ConfFile],
+    nodes: Sequence[NodeLine],
+    gres: GresConf | None,
+    version: SlurmVersion,
+    notes: Notebook,
+) -> None:
+    """All slurm.conf files together. gres: None without gres.conf."""
+    _check_lines(files, notes)
+    _check_once(nodes, notes)
+    settings = Settings(files)
+    used = {one.name for node in nodes for one in node.gres} | {
+        one.name for one in (gres.records if gres else ())
+    }
+    shared = sorted(used & set(SHARED))
+    _check_types(files, nodes, gres, version, notes)
+    select = settings.get("SelectType")
+    if (shared and (select or "").lower() not in ("select/cons_tres", "")) or (
+        used and shared and select is None and settings.whole and version < SlurmVersion(23, 11)
+    ):
+        file, line = settings.place("SelectType") if select else (files[0].name, 0)
+        notes.error(file, line, f"{' and '.join(shared)} need SelectType=select/cons_tres")
+    accounted = settings.get("AccountingStorageTRES") or ""
+    storage = (settings.get("AccountingStorageType") or "").lower()
+    if "gres/" in accounted.lower() and settings.whole and storage != "accounting_storage/slurmdbd":
+        file, line = settings.place("AccountingStorageTRES")
+        message = "GRES are accounted for without slurmdbd: slurmctld does not start"
+        notes.error(
+            file,
+            line,
+            message,
+            "add AccountingStorageType=accounting_storage/slurmdbd, or leave this line away",
+        )
+    if shared and settings.whole:
+        _check_sharing(settings, version, notes)
+
+
+def _check_lines(files: Sequence[ConfFile], notes: Notebook) -> None:
+    for name, line in ((file.name, one) for file in files for one in file.lines if one.rest):
+        message = f"{line.rest[:60]!r} is no key and value: slurmd does not start"
+        notes.error(name, line.number, message, "write Key=value; a value with spaces in quotes")
+
+
+def _check_once(nodes: Sequence[NodeLine], notes: Notebook) -> None:
+    """As where the lines of ``partage slurm config`` are included beside those that were there."""
+    seen: dict[str, NodeLine] = {}
+    for node in nodes:
+        twice = [name for name in node.names if name in seen]
+        if twice:
+            first = seen[twice[0]]
+            message = (
+                f"node {twice[0]} is in line {first.line} of {first.file} already: slurmd does not start"
+            )
+            hint = "one line for each node: what else it says goes into --node-settings"
+            notes.error(node.file, node.line, message, hint)
+        seen |= dict.fromkeys(node.names, node)
+
+
+def _check_types(
+    files: Sequence[ConfFile],
+    nodes: Sequence[NodeLine],
+    gres: GresConf | None,
+    version: SlurmVersion,
+    notes: Notebook,
+) -> None:
+    found = gres_types(files)
+    if found is None:
+        known: tuple[str, ...] = ()
+        for node in (one for one in nodes if one.gres):
+            notes.error(
+                node.file, node.line, "nodes have GRES, and there is no GresTypes", "add GresTypes=gpu"
+            )
+            return
+    else:
+        file, line, known = found
+        if upper := [kind for kind in known if kind != kind.lower()]:
+            message = f"GresTypes has {upper[0]}: Slurm compares letter by letter"
+            notes.error(file.name, line.number, message, f"write {upper[0].lower()}")
+        if all(kind in known for kind in SHARED):
+            message = "mps and shard are both in GresTypes: jobs get a wrong percentage, or no GPU"
+            notes.error(
+                file.name,
+                line.number,
+                message,
+                "no version can do both; keep one of them for the whole cluster",
+            )
+    for node in nodes:
+        for one in node.gres:
+            if known and one.name not in known:
+                message = f"{one.name} is not in GresTypes: slurmd and slurmctld ignore it"
+                notes.error(
+                    node.file, node.line, message, f"add it: GresTypes={','.join((*known, one.name))}"
+                )
+    for record in gres.records if gres else ():
+        if known and record.name not in known:
+            message = f"{record.name} is not in GresTypes: slurmd ignores this line"
+            notes.error(record.file, record.line, message, f"GresTypes is {','.join(known)}")
+    loaded = [kind for kind in SHARED if kind in known]
+    first = next((one for one in (gres.records if gres else ()) if one.multiple), None)
+    if loaded and first is not None and version < releases.MIG_BESIDE_SHARES:
+        message = (
+            f"with {loaded[0]} in GresTypes Slurm {version} reads each file of this MIG device as one GPU"
+        )
+        hint = f"fixed in {releases.MIG_BESIDE_SHARES}; before, a cluster has MIG devices or shares, not both"
+        notes.error(first.file, first.line, message, hint)
+    if loaded and found is not None and (said := releases.double_booking(version)):
+        notes.warn(found[0].name, found[1].number, *said)
+
+
+def _check_sharing(settings: Settings, version: SlurmVersion, notes: Notebook) -> None:
+    del version
+    parameters = (settings.get("SelectTypeParameters") or "").lower()
+    counts_memory = not parameters or "memory" in parameters
+    if (
+        parameters
+        and counts_memory
+        and not any(settings.get(key) for key in ("DefMemPerCPU", "DefMemPerGPU", "DefMemPerNode"))
+    ):
+        file, line = settings.place("SelectTypeParameters")
+        message = "a job without --mem takes all memory of its node, so no second one shares its GPU"
+        notes.warn(file, line, message, "set DefMemPerCPU or DefMemPerGPU")
+
+
+def check_cgroup_conf(
+    files: Sequence[ConfFile], settings: Settings, version: SlurmVersion, notes: Notebook
+) -> None:
+    """cgroup.conf, with what it includes; no files: there is none."""
+    constrains = False
+    for file, line in [(one, line) for one in files for line in one.lines]:
+        if line.rest:
+            notes.error(
+                file.name, line.number, f"{line.rest[:60]!r} is no key and value: slurmd does not start"
+            )
+        for key, value in line.pairs:
+            _check_cgroup_key(file, line, key, version, notes)
+            constrains |= key.lower() == "constraindevices" and value.lower() == "yes"
+    if files and not constrains:
+        message = "ConstrainDevices is not set: every job can open every GPU of its node"
+        notes.warn(files[0].name, 0, message, "add ConstrainDevices=yes")
+    elif files and settings.whole:
+        plugins = (settings.get("TaskPlugin") or "").lower()
+        if "task/cgroup" not in plugins:
+            message = "ConstrainDevices has no effect: TaskPlugin in slurm.conf has no task/cgroup"
+            notes.warn(files[0].name, 0, message, "TaskPlugin=task/cgroup,task/affinity")
+
+
+def _check_cgroup_key(
+    file: ConfFile, line: ConfLine, key: str, version: SlurmVersion, notes: Notebook
+) -> None:
+    low, place = key.lower(), (file.name, line.number)
+    remove = "remove this line"
+    if low in _ALWAYS:
+        return
+    if low == "alloweddevicesfile":
+        if version >= releases.NO_ALLOWED_FILE:
+            notes.warn(*place, f"{key} has no effect since {releases.NO_ALLOWED_FILE}", remove)
+    elif low == "cgroupautomount":
+        if version >= _NO_AUTOMOUNT:
+            notes.warn(
+                *place, f"{key} has no effect since {_NO_AUTOMOUNT}, and is an error in the log", remove
+            )
+    elif low in _KMEM:
+        if version >= _NO_KMEM:
+            notes.error(*place, f"Slurm {version} does not know {key}: slurmd does not start", remove)
+    elif low == "cgroupreleaseagentdir":
+        if version >= SlurmVersion(20, 11):
+            notes.error(*place, f"{key} has been removed from Slurm: slurmd does not start", remove)
+    elif low in _SINCE and version >= _SINCE[low]:
+        return
+    else:
+        notes.error(*place, f"Slurm {version} does not know {key}: slurmd does not start", remove)
+
+
+def kinds(files: Iterable[ConfFile], kind: ConfKind) -> list[ConfFile]:
+    """The files of one kind."""
+    return [file for file in files if file.kind is kind]

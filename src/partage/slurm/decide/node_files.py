@@ -1,0 +1,79 @@
+"""The files of one node: what they have to say, and whether they say it. Pure.
+
+Who writes what: a node with a gres.conf of its own has all of it there; where all nodes share the files, each
+has two small ones that the shared gres.conf and slurm.conf include.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from hashlib import sha256
+
+from partage.codec.values import CodecError, decode
+from partage.slurm.decide.upkeep import Files
+from partage.slurm.model.devices import NodeDevices
+from partage.slurm.model.version import SlurmConfig
+from partage.slurm.text.text import GRES_CONF, gres_conf, gres_value, slurm_conf
+
+
+class Writes(StrEnum):
+    """Which of Slurm's files the agent of a node writes.
+
+    own: gres.conf, which is this node's alone. shared: ``NODE.gres.conf`` and ``NODE.slurm.conf`` in a
+    directory of all nodes, included by gres.conf and slurm.conf. nothing: it says what they need.
+    """
+
+    OWN = "own"
+    SHARED = "shared"
+    NOTHING = "nothing"
+
+
+def wanted_files(config: SlurmConfig, writes: Writes) -> dict[str, str]:
+    """The files of a configuration of one node, by name; empty where somebody else writes them."""
+    (node,) = config.nodes
+    if writes is Writes.NOTHING:
+        return {}
+    if writes is Writes.OWN:
+        return {GRES_CONF: gres_conf(config)}
+    lines = slurm_conf(config).splitlines()
+    head = next(line for line in lines if line.startswith("#"))
+    (own,) = (line for line in lines if line.startswith("NodeName="))
+    return {f"{node.name}.gres.conf": gres_conf(config), f"{node.name}.slurm.conf": f"{head}\n{own}\n"}
+
+
+def wanted_counts(config: SlurmConfig) -> str:
+    """``Gres=`` of the node."""
+    (node,) = config.nodes
+    return gres_value(node.gres.counts)
+
+
+def compare(have: Mapping[str, str], wanted: Mapping[str, str], devices: tuple[str, str]) -> Files:
+    """Whether files (name to text; a missing one is not there) are as wanted. devices: devices.json, as it is
+    and as it has to be; one that is not there (empty) may be written at any time."""
+    if digest(have) != digest(wanted) or (devices[0] and _differ(*devices)):
+        return Files.WRONG
+    return Files.RIGHT if dict(have) == dict(wanted) and devices[0] == devices[1] else Files.REMARKS
+
+
+def digest(files: Mapping[str, str]) -> str:
+    """Of what the files mean, without comments."""
+    lines = [line for name in sorted(files) for line in (name, *_meant(files[name]))]
+    return sha256("\n".join(lines).encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def _meant(text: str) -> list[str]:
+    return [line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith("#")]
+
+
+def _differ(is_now: str, wanted: str) -> bool:
+    """Whether an index means another device than it has to."""
+    try:
+        return _indexes(is_now) != _indexes(wanted)
+    except CodecError:
+        return True
+
+
+def _indexes(text: str) -> list[tuple[object, ...]]:
+    found = decode(NodeDevices, text.encode())
+    return [(one.index, one.uuid, one.shares, one.units) for one in found.devices]

@@ -1,0 +1,1 @@
+"""Values of Slurm: releases, devices, jobs."""

@@ -1,0 +1,90 @@
+"""A job of Slurm on this node: which GPUs it has, and what is guaranteed about them.
+
+The prolog writes one record for each job with GPUs, ``<run-dir>/jobs/<job id>.json``; the epilog removes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import NewType
+
+from msgspec import field
+
+from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.policy import Strategy
+from partage.model.share import Guarantee
+from partage.slurm.model.version import GresName
+from partage.values import Frozen
+
+JobId = NewType("JobId", int)
+"""Slurm's number of a job, SLURM_JOB_ID. Each task of a job array has one of its own."""
+
+RECORD_VERSION = 1
+
+
+class HeldDevices(Frozen):
+    """What slurmctld says that a job has on a node. indexes: Slurm's, of its GPUs, those too of which it has
+    a share. units: of ``mps`` or ``shard``, by index.
+    """
+
+    indexes: tuple[int, ...] = ()
+    units: Mapping[int, int] = field(default_factory=dict)
+
+
+class JobDevice(Frozen):
+    """A GPU or a MIG device that a job has, whole or a share of it.
+
+    index: what Slurm calls it, as in SLURM_JOB_GPUS. name: NVML's, ``3`` or ``3:1``. uuid: of the device;
+    gpu: of the GPU that it is, or is part of. strategy: ``exclusive`` for a whole GPU, also one
+    that the policy shares.
+    gres: what the job holds of it. units: of ``mps`` or ``shard``; 0: the device is the job's alone.
+    units_of: so many units has the device. memory_bytes: what the job may use; total_bytes: what there is.
+    guard: its programs get the guard.
+    """
+
+    index: int
+    name: str
+    uuid: DeviceUuid
+    gpu: GpuUuid
+    type: str
+    strategy: Strategy
+    gres: GresName
+    memory_bytes: int
+    total_bytes: int
+    guarantee: Guarantee
+    units: int = 0
+    units_of: int = 0
+    guard: bool = False
+
+
+class JobRecord(Frozen):
+    """What the prolog knows of a job. uid: of its owner. user: the owner's name; empty if it is not known.
+
+    refused: why the job must not run here, a sentence that its owner reads; empty: it may. guard_dir: where
+    the guard's files are; empty: it gets none. leader: the first component of a heterogeneous job, if this is
+    one of its components: the tasks of all components are told the leader's number as SLURM_JOB_ID, while
+    their prologs have their own (seen on 22.05.8, 24.11.5 and 26.05.5). None: it is a plain job.
+    """
+
+    job: JobId
+    uid: int
+    devices: tuple[JobDevice, ...]
+    user: str = ""
+    refused: str = ""
+    guard_dir: str = ""
+    leader: JobId | None = None
+    version: int = RECORD_VERSION
+
+    @property
+    def gres(self) -> str:
+        """What it has, as a request: ``mps:25``, ``gpu:h100:2``."""
+        return as_request(self.devices)
+
+
+def as_request(devices: Iterable[JobDevice]) -> str:
+    """What a job with these devices asked for: ``mps:25``, ``gpu:h100:2``."""
+    counts: dict[str, int] = {}
+    for one in devices:
+        key = one.gres.value if one.units else f"gpu:{one.type}"
+        counts[key] = counts.get(key, 0) + (one.units or 1)
+    return ",".join(f"{name}:{count}" for name, count in counts.items())

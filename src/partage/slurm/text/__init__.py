@@ -1,0 +1,1 @@
+"""What Slurm's files and programs say, as values and back. Pure."""

@@ -1,0 +1,74 @@
+"""All jobs of a Slurm, waiting and running, from ``squeue --json``.
+
+Not the text: in it, the name of a job may have line breaks and look like other fields. squeue of 22.05 prints
+all jobs as JSON, whatever job it is asked for.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from partage.slurm.model.job import JobId
+from partage.slurm.model.live import HeldGres, QueuedJob
+from partage.slurm.text.answers import detail_of, held_gres, hosts_of, indexes_of, rows_of
+
+_HERE = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "CONFIGURING", "RESIZING", "STOPPED")
+_PREFIX = re.compile(r"(?:^|(?<=,))gres[:/]")
+_NOT_GRES = re.compile(r"(?:cpu|mem|node|billing|energy|license)[=:]")
+
+
+def parse_queue(content: str) -> tuple[QueuedJob, ...]:
+    """The jobs, by number. Raises CodecError."""
+    found = [job for row in rows_of(content) if (job := _job(row)) is not None]
+    return tuple(sorted(found, key=lambda one: one.job))
+
+
+def _job(row: Mapping[str, Any]) -> QueuedJob | None:
+    number, state = row.get("job_id"), _words(row.get("job_state"))
+    if not isinstance(number, int) or not any(word in state for word in _HERE):
+        return None
+    nodes = hosts_of(row.get("nodes"))
+    return QueuedJob(
+        job=JobId(number),
+        state=state,
+        reason=_words(row.get("state_reason")).replace("None", ""),
+        user=_text(row.get("user_name")),
+        partition=_text(row.get("partition")),
+        asks=_gres(row.get("tres_per_node")),
+        asks_in_all=_gres(row.get("tres_per_job")),
+        nodes=tuple(nodes),
+        required=tuple(hosts_of(row.get("required_nodes"))),
+        begins_s=_number(row.get("eligible_time")),
+        started_s=_number(row.get("start_time")),
+        dependency=_text(row.get("dependency")),
+        holds={} if "PENDING" in state else {node: _held(row, nodes, node) for node in nodes},
+    )
+
+
+def _held(row: Mapping[str, Any], nodes: list[str], node: str) -> tuple[HeldGres, ...]:
+    found = detail_of(row.get("gres_detail"), nodes, node) or ()
+    return tuple(HeldGres(one[1], int(one[3]), held_gres(one), tuple(indexes_of(one))) for one in found)
+
+
+def _text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
+def _words(value: object) -> str:
+    """A word; several since 23.02."""
+    return "+".join(map(str, value)) if isinstance(value, list) else _text(value)
+
+
+def _number(value: object) -> int | None:
+    """A number; since 23.02 an object that says whether it is set. 0: it is not known."""
+    if isinstance(value, Mapping):
+        value = value.get("number") if value.get("set") else None
+    return value if isinstance(value, int) and not isinstance(value, bool) and value > 0 else None
+
+
+def _gres(value: object) -> str:
+    """``gpu:h100:2`` of ``gres:gpu:h100:2`` and ``gres/gpu:h100=2``."""
+    parts = [part for part in _text(value).split(",") if part and not _NOT_GRES.match(part)]
+    return ",".join(_PREFIX.sub("", part).replace("=", ":") for part in parts)

@@ -1,0 +1,1 @@
+"""Many nodes in a browser."""

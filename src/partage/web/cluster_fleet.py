@@ -1,0 +1,174 @@
+"""The nodes of a cluster, as its API server tells of them: two watches in a thread of their own."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from partage.edges.host.own_task import unending
+from partage.edges.kube.connection import Connection
+from partage.edges.kube.objects import second
+from partage.edges.kube.overview import watch_nodes, watch_pods
+from partage.edges.kube.port import ClusterNode, ClusterPod
+from partage.edges.kube.watch import CollectionState
+from partage.serve_http.pages.node_page import Sections
+from partage.values import Frozen
+from partage.web.cluster_source import Followed, source_section
+from partage.web.published import PublishedNode, is_of_interest, published
+
+_ENDS_WITHIN_S = 5.0
+
+
+class _Known(Frozen):
+    """A node, and what it was made of. node: None: it has no GPU."""
+
+    made_of: ClusterNode
+    pods: tuple[ClusterPod, ...] | None
+    node: PublishedNode | None
+
+
+class ClusterFleet:
+    """Follows a cluster from ``start`` to ``close``. say: told each new trouble, for a log.
+
+    mark: another one for every news. wall: seconds since 1970, clock: monotonic.
+    """
+
+    def __init__(
+        self,
+        connection: Connection,
+        say: Callable[[str], None] = lambda _: None,
+        *,
+        wall: Callable[[], float] = time.time,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._connection = connection
+        self._say, self._wall, self._clock = say, wall, clock
+        self._lock = threading.Lock()
+        self._nodes: Mapping[str, ClusterNode] = {}
+        self._pods: Mapping[str, ClusterPod] | None = None
+        start = CollectionState[Any](since=clock())
+        self._followed = {kind: self._follow_state(kind, start) for kind in ("nodes", "pods")}
+        self._known: dict[str, _Known] = {}
+        self._made_at = -1
+        self.mark = 0
+        self._stop: Callable[[], None] | None = None
+        self._runs = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="cluster", daemon=True)
+
+    def start(self) -> None:
+        """Begin. Until the API server has answered, there is no node."""
+        self._thread.start()
+        self._runs.wait(_ENDS_WITHIN_S)
+
+    def close(self) -> None:
+        """End both watches."""
+        if self._stop is not None:
+            self._stop()
+            self._thread.join(_ENDS_WITHIN_S)
+
+    @property
+    def words(self) -> str:
+        """Where the nodes come from."""
+        return "What agents and pods say in the cluster. This page changes nothing."
+
+    @property
+    def news(self) -> Sections:
+        """Where all this comes from, and how old it is."""
+        with self._lock:
+            self._make()
+            without = sum(one.node is None for one in self._known.values())
+            followed = dict(self._followed)
+        return {"source": source_section(self._connection.config.url, followed.values(), without)}
+
+    @property
+    def nodes(self) -> Mapping[str, PublishedNode]:
+        """Nodes with GPUs, in the order of their names."""
+        with self._lock:
+            self._make()
+            return {name: known.node for name, known in self._known.items() if known.node is not None}
+
+    def _make(self) -> None:
+        """What has not changed stays the same object, so that it is not drawn again."""
+        if self._made_at == self.mark:
+            return
+        self._made_at = self.mark
+        pods = self._pods_by_node()
+        found: dict[str, _Known] = {}
+        for name, node in sorted(self._nodes.items()):
+            here = None if pods is None else tuple(pods.get(name, ()))
+            before = self._known.get(name)
+            if before is not None and before.made_of is node and before.pods == here:
+                found[name] = before
+                continue
+            made = published(node, here)
+            if before is not None and before.node == made:
+                made = before.node
+            found[name] = _Known(node, here, made)
+        self._known = found
+
+    def _pods_by_node(self) -> dict[str, list[ClusterPod]] | None:
+        """None where they were never listed."""
+        if self._pods is None:
+            return None
+        found: dict[str, list[ClusterPod]] = {}
+        for pod in self._pods.values():
+            found.setdefault(pod.node, []).append(pod)
+        return found
+
+    # --- the thread ------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            asyncio.run(self._follow())
+        except Exception as error:  # a mistake of ours must not leave a page that looks alive
+            trouble = f"a fault of this program: {error!r}"
+            for kind, one in self._followed.items():
+                state = CollectionState[Any](trouble=trouble, since=self._clock(), lists=int(one.known))
+                self._hear(kind, state)
+            raise
+        finally:
+            self._runs.set()
+
+    async def _follow(self) -> None:
+        stop, loop = asyncio.Event(), asyncio.get_running_loop()
+
+        def end() -> None:
+            loop.call_soon_threadsafe(stop.set)
+
+        self._stop = end
+        async with asyncio.TaskGroup() as group:
+            nodes = watch_nodes(self._connection, self._nodes_seen, clock=self._clock)
+            pods = watch_pods(self._connection, self._pods_seen, is_of_interest, clock=self._clock)
+            both = [
+                group.create_task(unending(name, one)) for name, one in (("nodes", nodes), ("pods", pods))
+            ]
+            self._runs.set()
+            await stop.wait()
+            for one in both:
+                one.cancel()
+
+    def _nodes_seen(self, state: CollectionState[ClusterNode]) -> None:
+        with self._lock:
+            self._nodes = state.objects
+        self._hear("nodes", state)
+
+    def _pods_seen(self, state: CollectionState[ClusterPod]) -> None:
+        with self._lock:
+            self._pods = state.objects if state.lists else None
+        self._hear("pods", state)
+
+    def _hear(self, kind: str, state: CollectionState[Any]) -> None:
+        before = self._followed[kind]
+        now = self._follow_state(kind, state)
+        with self._lock:
+            self._followed[kind] = now
+            self.mark += 1
+        if now.trouble and now.trouble != before.trouble:
+            self._say(now.trouble)
+
+    def _follow_state(self, kind: str, state: CollectionState[Any]) -> Followed:
+        since = second(self._wall() - (self._clock() - state.since))
+        return Followed(kind, since, state.trouble, state.forbidden, known=bool(state.lists))

@@ -1,0 +1,258 @@
+"""The page of a node of which only that is known which the cluster has, as sections with ids."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element
+
+from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
+from partage.answers.wording import standing
+from partage.edges.kube.port import NodeCondition
+from partage.plan.cluster.conditions import POLICY_IN_FORCE
+from partage.plan.cluster.gpu_memory import NodeMemory
+from partage.plan.cluster.pending import PendingGpu
+from partage.serve_http.pages.card import drawing
+from partage.serve_http.pages.markup import Child, element, foreign, html
+from partage.serve_http.pages.moment import moment
+from partage.serve_http.pages.node_page import Sections
+from partage.serve_http.pages.parts import table
+from partage.text import listed
+from partage.units import format_bytes
+from partage.web.published import PublishedNode, PublishedPod
+from partage.web.published_words import (
+    NOT_PUBLISHED,
+    TRUE,
+    UNKNOWN,
+    facts_of,
+    models_of,
+    state_of,
+    strategy_of,
+)
+
+_MISSING = (
+    "Not published by agents: which GPU a share is on (except where GPUs are shared by amounts of memory), "
+    "how much memory a container uses, since when it holds a share, MPS daemons, the text of the policy. The "
+    "agent's own page has them, and partage web --agent."
+)
+
+
+def sections_of(node: PublishedNode) -> Sections:
+    """Conditions, policy, pending changes, GPUs that are shared by amounts, resources and pods."""
+    made = {
+        "state": _state(node),
+        "policy": _policy(node),
+        "waits": _waits(node),
+        "conditions": _conditions(node),
+        **({} if node.memory is None else _cards(node, node.memory)),
+        "resources": _resources(node),
+        "pods": _pods(node),
+    }
+    return {name: html(one) for name, one in made.items()}
+
+
+def grouped(sections: Sections) -> str:
+    """The sections in their places: the cards of GPUs are one region, where there are any."""
+    facts = "".join(sections[name] for name in ("state", "policy", "waits"))
+    cards = "".join(text for name, text in sections.items() if name.startswith("gpu-"))
+    region = ""
+    if cards:
+        heading = html(element("h2", "GPUs that are shared by amounts of memory", id="gpus-name"))
+        grid = f'<div class="grid">{cards}</div>'
+        region = f'<section class="cards" aria-labelledby="gpus-name">{heading}{grid}</section>'
+    missing = html(element("p", _MISSING, class_="dim"))
+    rest = "".join(sections[name] for name in ("resources", "pods"))
+    return f'<div class="facts">{facts}</div>{sections["conditions"]}{region}{rest}{missing}'
+
+
+def _state(node: PublishedNode) -> Element:
+    word, kind = state_of(node)
+    facts = facts_of(node)
+    return element(
+        "section",
+        element("h2", "State", class_="unseen"),
+        element("p", element("strong", word, class_=f"chip {kind}"), f" {models_of(node)}"),
+        element("p", facts, class_="dim") if facts else None,
+        _agents(node),
+        id="state",
+    )
+
+
+def _conditions(node: PublishedNode) -> Element:
+    kubelet = () if node.kubelet is None else (node.kubelet,)
+    rows = [_condition(one) for one in (*kubelet, *node.conditions)]
+    return element(
+        "section",
+        element("h2", "Conditions of the Node"),
+        table("Conditions of the Node", ("Condition", "Status", "Began", "Message"), rows)
+        if rows
+        else element("p", NOT_PUBLISHED, class_="dim"),
+        id="conditions",
+    )
+
+
+def _condition(one: NodeCondition) -> Sequence[Child]:
+    since = moment(one.changed_at) if one.changed_at else NOT_PUBLISHED
+    said = f"{one.reason}: {one.message}" if one.message else one.reason
+    return one.type, one.status, since, said
+
+
+def _agents(node: PublishedNode) -> Element | None:
+    """Conditions have no heartbeat: an agent that has ended leaves them as they were."""
+    if not node.conditions:
+        return element("p", "No agent has published anything about this node.", class_="problem")
+    if node.agents is None:
+        said = f"Whether its agent runs is {UNKNOWN}. One that has ended leaves its conditions as they were."
+        return element("p", said, class_="dim")
+    if not node.agents:
+        said = (
+            "No pod of the chart's agent is on this node. If none runs outside of pods, the conditions "
+            "are as one left them."
+        )
+        return element("p", said, class_="problem")
+    return element("p", f"Agent: pod {listed(node.agents, 3)}", class_="dim")
+
+
+def _policy(node: PublishedNode) -> Element:
+    said = node.condition(POLICY_IN_FORCE)
+    in_force = said is not None and said.status == TRUE
+    lines: list[Child] = [
+        element(
+            "p",
+            (said.message or said.reason) if said else NOT_PUBLISHED,
+            class_=None if in_force else "problem",
+        )
+    ]
+    if node.policy:
+        lines.append(element("p", "Chosen by label: ", foreign(node.policy)))
+    if node.layout:
+        lines.append(element("p", "MIG layout by label ", foreign(node.layout)))
+    if node.rollout is not None:
+        note = node.rollout
+        revisions = f"revision {note.in_force or 'none'}" + (
+            f", wanted {note.wanted}" if note.wanted and note.wanted != note.in_force else ""
+        )
+        why = f": {note.why}" if note.why else ""
+        lines.append(
+            element("p", f"Rollout of {note.policy or 'the policy'}: {note.phase}, {revisions}{why}")
+        )
+    return element("section", element("h2", "Policy in force"), *lines, id="policy")
+
+
+def _waits(node: PublishedNode) -> Element:
+    lines = [_pending(gpu) for gpu in node.pending]
+    if node.cordoned:
+        lines.append(element("li", f"cordoned by annotation: {listed(node.cordoned, 8)}"))
+    lines += [element("li", f"taint {taint}") for taint in node.taints]
+    if node.unschedulable:
+        lines.append(element("li", "The node is cordoned: it gets no new pods."))
+    shown = element("ul", *lines, class_="problem") if lines else element("p", "None.", class_="dim")
+    return element("section", element("h2", "Pending changes"), shown, id="waits")
+
+
+def _pending(gpu: PendingGpu) -> Element:
+    pods = [*gpu.pods, *([f"{gpu.more} more"] if gpu.more else [])]
+    said = standing(gpu.index, gpu.phase, gpu.reason, pods, ())
+    since = ("; it began ", moment(gpu.since)) if gpu.since else ()
+    return element("li", f"GPU {gpu.index} {said}", *since)
+
+
+def _cards(node: PublishedNode, memory: NodeMemory) -> dict[str, Element]:
+    """A card for each GPU that is shared by amounts, drawn as on the page of its agent."""
+    places: dict[int, list[int]] = {}
+    for place, card in enumerate(memory.cards):
+        places.setdefault(card.index, []).append(place)
+    return {f"gpu-{index}": _card(node, memory, index, some) for index, some in sorted(places.items())}
+
+
+def _card(node: PublishedNode, memory: NodeMemory, index: int, places: Sequence[int]) -> Element:
+    strategy = strategy_of(node)
+    blocks = tuple(_block(memory, place) for place in places)
+    card = GpuCard(index, "", "by memory", strategy, blocks, "", "")
+    heading = f"gpu-{index}-name"
+    rows = [
+        (
+            foreign(f"{pod.namespace}/{pod.name}") if pod.name else "not known yet",
+            format_bytes(sum(pod.units[place] * memory.cards[place].unit_bytes for place in places)),
+            NOT_PUBLISHED,
+            NOT_PUBLISHED,
+        )
+        for pod in memory.pods
+        if any(pod.units[place] for place in places)
+    ]
+    return element(
+        "article",
+        element(
+            "header",
+            element("h3", f"GPU {index}", id=heading),
+            element("span", card.sharing_text, class_=f"how {strategy or 'none'}"),
+        ),
+        drawing(card),
+        element("p", "; ".join(card.facts), class_="dim"),
+        table(f"Who holds memory of GPU {index}", ("Pod", "Holds", "Memory used", "Since"), rows)
+        if rows
+        else element("p", "No pod holds memory of it.", class_="dim"),
+        element("p", f"Pods that are not listed: {memory.more}", class_="dim") if memory.more else None,
+        id=f"gpu-{index}",
+        class_="card",
+        aria_labelledby=heading,
+    )
+
+
+def _block(memory: NodeMemory, place: int) -> DeviceBlock:
+    """A device: what each pod holds, what pods hold that are not listed, what is free."""
+    card = memory.cards[place]
+    cells = [
+        ShareCell(f"{pod.namespace}/{pod.name}" if pod.name else "a pod that is not known yet", n, count=n)
+        for pod in memory.pods
+        if (n := pod.units[place])
+    ]
+    for holder, units in (("pods that are not listed", card.used), (None, card.total)):
+        rest = units - sum(cell.count for cell in cells)
+        if rest > 0:
+            cells.append(ShareCell(holder, rest, count=rest))
+    return DeviceBlock("", max(1, card.total), tuple(cells), unit_bytes=card.unit_bytes)
+
+
+def _resources(node: PublishedNode) -> Element:
+    rows = [
+        (
+            foreign(one.name),
+            str(one.capacity),
+            str(one.allocatable),
+            UNKNOWN if one.requested is None else str(one.requested),
+            one.guarantee or NOT_PUBLISHED,
+        )
+        for one in node.resources
+    ]
+    heads = ("Resource", "On the node", "Healthy", "Asked for by pods", "Guarantee")
+    return element(
+        "section",
+        element("h2", "What pods can ask for"),
+        table("Resources", heads, rows)
+        if rows
+        else element("p", "The kubelet knows no GPU resource of this node.", class_="problem"),
+        id="resources",
+    )
+
+
+def _pods(node: PublishedNode) -> Element:
+    if node.pods is None:
+        shown: Child = element("p", f"Pods are {UNKNOWN}: see above.", class_="problem")
+    elif not node.pods:
+        shown = element("p", "No pod asks for a GPU.", class_="dim")
+    else:
+        heads = ("Pod", "Asks for", "GPU", "Memory used", "Started")
+        shown = table("Pods that ask for GPUs", heads, [_pod(one, node.memory) for one in node.pods])
+    return element("section", element("h2", "Pods that ask for GPUs"), shown, id="pods")
+
+
+def _pod(one: PublishedPod, memory: NodeMemory | None) -> Sequence[Child]:
+    sizes = {} if memory is None else {card.index: card.unit_bytes for card in memory.cards}
+    units = ", ".join(f"GPU {index}: {format_bytes(count * sizes[index])}" for index, count in one.units)
+    return (
+        element("span", foreign(f"{one.namespace}/{one.name}"), ", ends" if one.ends else None),
+        ", ".join(f"{count} of {name}" for name, count in one.asks),
+        units or NOT_PUBLISHED,
+        NOT_PUBLISHED,
+        moment(one.started_at) if one.started_at else f"not yet ({one.phase})",
+    )

@@ -1,0 +1,1 @@
+"""What becomes of the pods of a trace on a fleet."""

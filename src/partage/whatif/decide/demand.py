@@ -1,0 +1,134 @@
+"""Which resource a pod asks for on a node, and how much of it: the smallest share that holds it. Pure.
+
+A trace says how much of a GPU a pod needs, and a manifest names a resource. So on each kind of node the pod
+asks for the resource whose share is the smallest that is large enough.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+from math import ceil
+
+from partage.model.ids import GpuUuid, ResourceName
+from partage.model.policy import Strategy
+from partage.model.share import DeviceOffer
+from partage.values import Frozen
+from partage.whatif.decide.node_offer import NodeOffer, OfferedResource, share_milli
+from partage.whatif.decide.pods import NodeKind, PodWants
+
+SLACK_MILLI = 10
+"""A share may be so much smaller than what is asked for, in thousandths of a GPU: MIG devices have a little
+less memory than their part, because the driver keeps some (half of an H100 is 0.496 of its memory)."""
+
+Demand = tuple[tuple[ResourceName, int], ...]
+"""Resource names and amounts, of one container. Empty: no GPU."""
+
+
+class Cause(StrEnum):
+    """Why a pod fits on no node, the nearest to fitting last."""
+
+    MODEL = "model"
+    RESOURCE = "resource"
+    SHARE = "share"
+    GPUS = "gpus"
+    MEMORY = "memory"
+    CPU = "cpu"
+    REFUSED = "refused"
+
+
+class Unmet(Frozen):
+    """Why a kind of node can never take a pod.
+
+    most: how much it could have: thousandths of a GPU (share), bytes (share, by memory; memory), GPUs, or
+    thousandths of a CPU. text: what the agent says.
+    """
+
+    cause: Cause
+    most: int = 0
+    text: str = ""
+
+
+class _Choice(Frozen):
+    """A resource that could serve. given_milli: how much of a GPU the pod would hold."""
+
+    given_milli: float
+    name: ResourceName
+    count: int
+
+
+def demand_on(wants: PodWants, kind: NodeKind, offer: NodeOffer) -> Demand | Unmet:
+    """What the pod asks for on a node of that kind."""
+    if not wants.asks_for_gpus:
+        return ()
+    if wants.models and not wants.models & kind.models:
+        return Unmet(Cause.MODEL)
+    if wants.requests:
+        missing = [name for name, _ in wants.requests if name not in offer.resources]
+        return Unmet(Cause.RESOURCE, text=", ".join(missing)) if missing else wants.requests
+    memory = {gpu.uuid: gpu.memory_bytes for gpu in kind.inventory}
+    found = [_choice(wants, one, memory) for one in offer.resources.values()]
+    choices = [one for one in found if isinstance(one, _Choice)]
+    if choices:
+        best = min(choices, key=lambda one: (one.given_milli, one.count))
+        return ((best.name, best.count),)
+    unmet = [one for one in found if isinstance(one, Unmet)]
+    if not unmet:
+        return Unmet(Cause.SHARE)
+    return max(unmet, key=nearness)
+
+
+def nearness(unmet: Unmet) -> tuple[int, int]:
+    """The greatest one is the nearest to fitting."""
+    return list(Cause).index(unmet.cause), unmet.most
+
+
+def _choice(wants: PodWants, one: OfferedResource, memory: Mapping[GpuUuid, int]) -> _Choice | Unmet:
+    """How this resource could serve, or why not. memory: bytes of each GPU."""
+    rows = one.resource.offerings
+    if any(row.by_memory for row in rows):
+        return _units(wants, one)
+    # Which of unlike shares under one name the pod gets is not for it to say: the smallest has to do.
+    smallest = min(rows, key=lambda row: (share_milli(row, memory[row.gpu]), row.memory_bytes))
+    milli = share_milli(smallest, memory[smallest.gpu])
+    size = smallest.memory_bytes if wants.gpu_memory_bytes else milli
+    needed: float = wants.gpu_memory_bytes or wants.gpu_milli - SLACK_MILLI
+    if size >= needed:
+        most = _most_together(rows, one)
+        if wants.gpus <= most:
+            return _Choice(milli * wants.gpus, one.name, wants.gpus)
+        return Unmet(Cause.GPUS, most)
+    together = min((row.count for row in rows), default=0) if _adds_up(smallest) and wants.gpus == 1 else 1
+    count = ceil(needed / size) if size else together + 1
+    if count <= together:
+        return _Choice(milli * count, one.name, count)
+    return Unmet(Cause.SHARE, int(size * together))
+
+
+def _units(wants: PodWants, one: OfferedResource) -> _Choice | Unmet:
+    """Units of memory: as many as hold it, all of one device."""
+    rows = one.resource.offerings
+    largest = max(rows, key=lambda row: row.count)
+    if wants.gpus > 1:
+        return Unmet(Cause.GPUS, 1)
+    if wants.gpu_memory_bytes:
+        count, most = -(-wants.gpu_memory_bytes // largest.memory_bytes), largest.count * largest.memory_bytes
+    else:  # of the largest device, so that it is enough on every one
+        count, most = -(-wants.gpu_milli * largest.replicas // 1000), 1000
+    if count > largest.count:
+        return Unmet(Cause.SHARE, most)
+    return _Choice(sum(one.milli_of[id_] for id_ in largest.share_ids[:count]), one.name, count)
+
+
+def _adds_up(row: DeviceOffer) -> bool:
+    """Whether several shares of one device are more of that device: MPS, where a container may have them."""
+    return row.shared is Strategy.MPS and not row.single
+
+
+def _most_together(rows: tuple[DeviceOffer, ...], one: OfferedResource) -> int:
+    """How many shares one container can have, of different GPUs."""
+    if all(row.shared is Strategy.EXCLUSIVE for row in rows):
+        return len(one.ids)
+    if any(row.single or row.shared is Strategy.MPS for row in rows):
+        return 1
+    return len({row.gpu for row in rows})

@@ -1,0 +1,108 @@
+"""The devices of one node: what the kubelet and the agent decide there, without sockets.
+
+Which ids a pod gets, whether it is refused, and what is listed afterwards is decided by the functions that
+the agent calls. What is here is the kubelet's part: it asks for the preference, takes what is free of it, and
+asks Allocate (pkg/kubelet/cm/devicemanager).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partage.model.allocation import AllocationRefused
+from partage.model.ids import ResourceName, ShareId
+from partage.plan.serve.fragmentation import Refusals, RefusedAmounts, one_device_where_needed
+from partage.plan.serve.unit_allocation import NoRoom
+from partage.whatif.decide.demand import Demand
+from partage.whatif.decide.node_offer import NodeOffer
+
+Holding = tuple[tuple[ResourceName, tuple[ShareId, ...]], ...]
+"""What one pod holds: resource names and ids."""
+
+
+class NodeAllocator:
+    """free: of each resource, how many the scheduler takes to be free: listed as healthy, and not held.
+
+    held_milli, free_milli: in thousandths of a GPU; ``free_milli`` by resource, listed as healthy or not.
+    """
+
+    def __init__(self, offer: NodeOffer) -> None:
+        self.offer = offer
+        self.held: dict[ResourceName, set[ShareId]] = {name: set() for name in offer.resources}
+        self.free: dict[ResourceName, int] = {name: len(one.ids) for name, one in offer.resources.items()}
+        self.free_milli: dict[ResourceName, float] = {
+            name: sum(one.milli_of.values()) for name, one in offer.resources.items()
+        }
+        self.held_milli = 0.0
+        self._refusals = Refusals()
+        self._refused: Mapping[ResourceName, RefusedAmounts] = {}
+
+    def allocate(self, demand: Demand, now_s: float) -> Holding:
+        """Give a container its devices, all or none. Raises AllocationRefused with the agent's words."""
+        given: list[tuple[ResourceName, tuple[ShareId, ...]]] = []
+        try:
+            for name, count in demand:
+                ids = self._ids(name, count, now_s)
+                given.append((name, ids))
+                self._hold(name, ids)
+        except AllocationRefused:
+            self.release(tuple(given))
+            raise
+        for name, _ in given:
+            self._list(name)
+        return tuple(given)
+
+    def _ids(self, name: ResourceName, count: int, now_s: float) -> tuple[ShareId, ...]:
+        one, available = self.offer.resources[name], self._available(name)
+        if len(available) < count:
+            raise AllocationRefused(f"{count} devices of {name} are asked for, {len(available)} are free")
+        try:
+            preferred = one.allocator.prefer(available, (), count)
+            one.responder.answer(preferred)
+        except NoRoom as refusal:
+            self._refusals.noted(name, refusal.units, now_s, ignored=refusal.ignored)
+            self.look(now_s)
+            raise
+        return tuple(preferred)
+
+    def _available(self, name: ResourceName) -> list[ShareId]:
+        """Free ids that are listed as healthy, in the order of the list."""
+        one, held = self.offer.resources[name], self.held[name]
+        if name not in self._refused:
+            return [id_ for id_ in one.ids if id_ not in held]
+        rows = one_device_where_needed(one.rows, held, self._refused[name])
+        return [row.id for row in rows if row.healthy and row.id not in held]
+
+    def release(self, holding: Holding) -> None:
+        """A pod has ended."""
+        for name, ids in holding:
+            self.held[name].difference_update(ids)
+            self._add_milli(name, ids, -1)
+            self._list(name)
+
+    def _hold(self, name: ResourceName, ids: tuple[ShareId, ...]) -> None:
+        self.held[name].update(ids)
+        self._add_milli(name, ids, 1)
+
+    def _add_milli(self, name: ResourceName, ids: tuple[ShareId, ...], sign: int) -> None:
+        milli_of = self.offer.resources[name].milli_of
+        amount = sign * sum(milli_of[id_] for id_ in ids)
+        self.held_milli += amount
+        self.free_milli[name] -= amount
+
+    def _list(self, name: ResourceName) -> None:
+        """Count what is free again."""
+        if name in self._refused:
+            self.free[name] = len(self._available(name))
+        else:
+            self.free[name] = len(self.offer.resources[name].ids) - len(self.held[name])
+
+    def look(self, now_s: float) -> None:
+        """List again: a refusal was noted, or has ended to count."""
+        before, self._refused = self._refused, self._refusals.in_force(now_s)
+        for name in before.keys() | self._refused.keys():
+            self._list(name)
+
+    def due_s(self, now_s: float) -> float | None:
+        """When a refusal ends to count next; None: none is in force."""
+        return self._refusals.due_s(now_s)

@@ -1,0 +1,60 @@
+"""What the nodes of one kind offer under a policy, and what answers for it: the agent's own functions."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from partage.model.ids import ResourceName, ShareId
+from partage.model.policy import Strategy
+from partage.model.share import DeviceOffer, DeviceRow, Resource, resources_of
+from partage.plan.offer.desired import DesiredState
+from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.allocators import allocator_of
+from partage.whatif.decide.pods import WHOLE_MILLI
+
+_RUN_DIR = "/run/partage"
+"""Stands in answers to Allocate, which nobody reads here."""
+
+
+class OfferedResource:
+    """One resource of a node, all its devices healthy.
+
+    ids: of its shares, in the order of the list. rows: as the agent lists them. milli_of: how much of a GPU
+    each share is, in thousandths of its memory. gpu_bytes_of: the memory of the GPU of each share.
+    """
+
+    def __init__(self, resource: Resource, desired: DesiredState) -> None:
+        options, inventory = desired.policy.options, desired.inventory
+        self.resource = resource
+        self.name = resource.name
+        self.ids: tuple[ShareId, ...] = tuple(id_ for one in resource.offerings for id_ in one.share_ids)
+        self.rows = tuple(DeviceRow(id_, healthy=True) for id_ in self.ids)
+        self.allocator = allocator_of(resource, inventory.links, options.allocation)
+        self.responder = AllocateResponder(resource, inventory, options, _RUN_DIR)
+        memory = {gpu.uuid: gpu.memory_bytes for gpu in inventory}
+        self.gpu_bytes_of: Mapping[ShareId, int] = {
+            id_: memory[one.gpu] for one in resource.offerings for id_ in one.share_ids
+        }
+        self.milli_of: Mapping[ShareId, float] = {
+            id_: share_milli(one, memory[one.gpu]) for one in resource.offerings for id_ in one.share_ids
+        }
+
+
+class NodeOffer:
+    """Everything that a node of one kind offers. capacity_milli: of all its GPUs."""
+
+    def __init__(self, desired: DesiredState) -> None:
+        self.desired = desired
+        self.resources: Mapping[ResourceName, OfferedResource] = {
+            name: OfferedResource(resource, desired) for name, resource in resources_of(desired.offer).items()
+        }
+        self.capacity_milli = WHOLE_MILLI * len(desired.inventory.gpus)
+
+
+def share_milli(row: DeviceOffer, gpu_bytes: int) -> float:
+    """How much of its GPU one share is, in thousandths of the memory; all units of a device are all of it."""
+    if row.profile is None and row.shared is Strategy.EXCLUSIVE:
+        return float(WHOLE_MILLI)
+    if row.profile is None and (row.by_memory or row.shared is Strategy.TIME_SLICING):
+        return WHOLE_MILLI / row.replicas
+    return WHOLE_MILLI * row.memory_bytes / gpu_bytes if gpu_bytes else 0.0

@@ -1,0 +1,110 @@
+"""The fleet of ``simulate --trace``: nodes of a table or of the command line, and which are alike."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+from partage.answers.machine_list import read_machines
+from partage.edges.files.catalogue import choose_one, load_catalogue, model_of
+from partage.errors import InputError, PartageError, Problem
+from partage.model.gpu import Inventory
+from partage.plan.offer.select import model_names
+from partage.sim.node.machine_names import parse_machine
+from partage.units import format_bytes
+from partage.whatif.decide.pods import Fleet, NodeKind
+from partage.whatif.fleet_table import FleetRow, read_fleet
+
+
+def fleet_of_table(path: Path, models: Mapping[str, str]) -> Fleet:
+    """The nodes of a table. models: what the names of models in it stand for (``--gpu-model``).
+
+    Raises InputError for models that are not known, with all of them.
+    """
+    rows = read_fleet(path)
+    meant = {name.lower(): model for name, model in models.items()}
+    inventories: dict[tuple[int, str], Inventory] = {}
+    problems: dict[str, Problem] = {}
+    for row in rows:
+        key = row.gpus, row.model
+        if key in inventories or row.model in problems:
+            continue
+        try:
+            inventories[key] = _inventory(row, meant.get(row.model.lower()))
+        except PartageError as error:
+            problems[row.model] = _unknown(path, row, error)
+    if problems:
+        raise InputError(tuple(problems.values()))
+    kinds = {
+        (row.gpus, row.model, row.cpu_milli, row.memory_bytes): NodeKind(
+            title=_title(row),
+            inventory=inventories[row.gpus, row.model],
+            models=_names(inventories[row.gpus, row.model]) | {row.model.lower()},
+            cpu_milli=row.cpu_milli,
+            memory_bytes=row.memory_bytes,
+        )
+        for row in rows
+    }
+    places = {key: place for place, key in enumerate(kinds)}
+    return Fleet(
+        tuple(kinds.values()),
+        tuple(row.name for row in rows),
+        tuple(places[row.gpus, row.model, row.cpu_milli, row.memory_bytes] for row in rows),
+    )
+
+
+def fleet_of_machines(machines: Sequence[str]) -> Fleet:
+    """The nodes of ``--machines``; their CPU and memory are not known. Raises what makes one impossible."""
+    kinds: list[NodeKind] = []
+    names: list[str] = []
+    kind_of: list[int] = []
+    for text, count, inventory in read_machines(machines):
+        names += [text] if count == 1 else [f"{text}#{number + 1}" for number in range(count)]
+        kind_of += [len(kinds)] * count
+        kinds.append(NodeKind(text, inventory, _names(inventory)))
+    if not names:
+        raise InputError("--machines names no node", "--machines 125*8xh100-sxm5-80gb is 125 nodes of 8 GPUs")
+    return Fleet(tuple(kinds), tuple(names), tuple(kind_of))
+
+
+def parse_gpu_models(options: Sequence[str]) -> dict[str, str]:
+    """``--gpu-model G2=a10`` as a mapping. Raises InputError."""
+    found = {}
+    for text in options:
+        name, equals, model = text.partition("=")
+        if not (name.strip() and equals and model.strip()):
+            raise InputError(
+                f"--gpu-model {text[:60]!r} is no pair NAME=MODEL", "--gpu-model V100M16=v100-sxm2-16gb"
+            )
+        found[name.strip()] = model.strip()
+    return found
+
+
+def _inventory(row: FleetRow, model: str | None) -> Inventory:
+    return parse_machine(f"{row.gpus}x{model or row.model}").inventory
+
+
+def _names(inventory: Inventory) -> frozenset[str]:
+    """By which a trace may call the GPUs of a node, in lower case."""
+    known = {model_of(gpu) for gpu in inventory} - {""}
+    return frozenset(known | {name.lower() for gpu in inventory for name in model_names(gpu, None)})
+
+
+def _title(row: FleetRow) -> str:
+    """``2 x T4``, with CPU and memory where they are known."""
+    more = []
+    if row.cpu_milli is not None:
+        more.append(f"{row.cpu_milli / 1000:g} CPUs")
+    if row.memory_bytes is not None:
+        more.append(format_bytes(row.memory_bytes))
+    return f"{row.gpus} x {row.model}" + (f" ({', '.join(more)})" if more else "")
+
+
+def _unknown(path: Path, row: FleetRow, error: PartageError) -> Problem:
+    variants = load_catalogue().variants(row.model)
+    hint = (
+        f"{choose_one(variants)}: --gpu-model {row.model}={variants[0]}"
+        if variants
+        else f"--gpu-model {row.model}=MODEL says which GPU it is; partage machines lists the models"
+    )
+    return Problem(str(path), f"node {row.name}, model", "error", error.problems[0].message, hint)

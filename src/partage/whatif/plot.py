@@ -1,0 +1,69 @@
+"""The plot of ``simulate --trace``, by matplotlib: GPUs in use and waiting pods, a colour for each policy."""
+
+from __future__ import annotations
+
+import io
+
+from partage.answers.render.drawing import DIM, INK
+from partage.whatif.document import PolicyResultRow, WhatIfDocument
+from partage.whatif.tables import title_line
+
+_COLOURS = ("#00738c", "#a86200", "#7b3fa0", "#2e7d32", "#b3261e", "#66727f")
+_INCHES, _DPI = (8.4, 6.2), 160
+_UNITS = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))
+
+
+def plot(answer: WhatIfDocument, ending: str) -> bytes:
+    """The file's content; ``check_plot`` has checked that matplotlib is there. ending: ``.png``, ``.svg``."""
+    from matplotlib import rc_context
+
+    with rc_context({"text.parse_math": False}):  # a ``$`` in a name begins no formula
+        return _plot(answer, ending)
+
+
+def _plot(answer: WhatIfDocument, ending: str) -> bytes:
+    from matplotlib.figure import Figure
+
+    figure = Figure(_INCHES, layout="constrained")
+    use, waits = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
+    size, unit = _time_unit(answer.span_s)
+    for number, one in enumerate(answer.policies):
+        colour = _COLOURS[number % len(_COLOURS)]
+        times = _times(one, answer.span_s, size)
+        use.step(times, [at.held for at in one.over_time], where="post", color=colour, label=one.policy)
+        use.step(
+            times,
+            [at.asked for at in one.over_time],
+            where="post",
+            color=colour,
+            linestyle=":",
+            linewidth=1.2,
+        )
+        waits.step(times, [at.waiting for at in one.over_time], where="post", color=colour)
+    use.axhline(answer.fleet.gpus, color=DIM, linewidth=1)
+    use.plot([], [], color=INK, label="held")
+    use.plot([], [], color=INK, linestyle=":", label="asked for")
+    use.plot([], [], color=DIM, linewidth=1, label="all GPUs of the fleet")
+    use.set_ylabel("GPUs")
+    waits.set_ylabel("pods that wait")
+    waits.set_xlabel(f"time, {unit}" if answer.span_s else "pods created")
+    for axes in (use, waits):
+        axes.set_ylim(bottom=0)
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title_line(answer, short=True), x=0.01, ha="left", fontsize=11, weight="bold", color=INK)
+    figure.legend(loc="outside lower left", ncols=3, fontsize=8, frameon=False)
+    file = io.BytesIO()
+    figure.savefig(file, format=ending.removeprefix("."), dpi=_DPI)
+    return file.getvalue()
+
+
+def _time_unit(span_s: float) -> tuple[float, str]:
+    return next((size, unit) for least_s, size, unit in _UNITS if span_s >= least_s)
+
+
+def _times(one: PolicyResultRow, span_s: float, size: float) -> list[float]:
+    """Since the first event; pods created so far where no time passes."""
+    if not span_s:
+        return [float(at.created) for at in one.over_time]
+    first_s = one.over_time[0].at_s
+    return [(at.at_s - first_s) / size for at in one.over_time]

@@ -1,0 +1,155 @@
+"""``partage simulate --trace``: what becomes of the pods of a trace under one policy or several."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import click
+
+from partage.answers import common_node, common_output
+from partage.errors import InputError, Problem, Unsatisfiable
+from partage.values import Frozen
+
+if TYPE_CHECKING:
+    from partage.edges.files.policy import LoadedPolicy
+    from partage.plan.offer.desired import DesiredState
+    from partage.whatif.decide.pods import Fleet
+    from partage.whatif.document import WhatIfDocument
+
+
+class WhatIfOptions(Frozen):
+    """What was asked for on the command line."""
+
+    trace: str
+    fleet: str | None
+    machines: tuple[str, ...]
+    gpu_models: tuple[str, ...]
+    policies: tuple[str, ...]
+    config: str | None
+    seed: int
+    plot: str | None
+    output: str
+
+
+def print_what_if(options: WhatIfOptions) -> int:
+    """Play and print. Raises what is wrong with files and options, and what makes a policy impossible."""
+    if (options.fleet is None) == (not options.machines):
+        raise click.UsageError(
+            "--trace needs a fleet: one of --fleet NODES.csv and --machines 125*8xh100-sxm5-80gb"
+        )
+    if options.gpu_models and options.fleet is None:
+        raise click.UsageError("--gpu-model goes with --fleet; --machines names the GPU model itself")
+    if options.plot is not None:
+        from partage.answers.render.picture_files import check_plot
+
+        check_plot(options.plot)
+    answer = _answer(options)
+    if options.plot is not None:
+        from partage.answers.render.picture_files import check_picture_name
+        from partage.whatif.plot import plot
+
+        common_output.write_file(options.plot, plot(answer, check_picture_name(options.plot)))
+    if options.output == "table":
+        _print(answer)
+    else:
+        common_output.print_document(answer, options.output)
+    return 0
+
+
+def _answer(options: WhatIfOptions) -> WhatIfDocument:
+    from partage.whatif.decide.play import play
+    from partage.whatif.decide.scheduler import drawn
+    from partage.whatif.decide.summary import summarise
+    from partage.whatif.document import what_if_document
+    from partage.whatif.pod_trace import read_pod_trace
+
+    pods = read_pod_trace(Path(options.trace))
+    fleet = _fleet(options)
+    policies = [(name, _desired(name, policy, fleet)) for name, policy in _policies(options)]
+    results = []
+    for name, desired in policies:
+        with _progress(name) as advance:
+            played = play(pods, fleet, desired, draw=drawn(options.seed), on_progress=advance)
+        results.append((name, summarise(pods, played), played))
+    return what_if_document(options.trace, pods, fleet, options.seed, results)
+
+
+def _fleet(options: WhatIfOptions) -> Fleet:
+    from partage.whatif.fleet import fleet_of_machines, fleet_of_table, parse_gpu_models
+
+    if options.fleet is None:
+        return fleet_of_machines(options.machines)
+    return fleet_of_table(Path(options.fleet), parse_gpu_models(options.gpu_models))
+
+
+def _policies(options: WhatIfOptions) -> Iterator[tuple[str, LoadedPolicy]]:
+    """Every policy under a short name of its own."""
+    short = [Path(path).name for path in options.policies]
+    names = short if len(set(short)) == len(short) else list(options.policies)
+    if len(set(names)) < len(names):
+        raise click.UsageError("the same --policy is given twice")
+    if not options.policies:
+        yield "every GPU exclusive", common_node.read_policy(None, options.config)
+    for name, path in zip(names, options.policies, strict=True):
+        yield name, common_node.read_policy(path, options.config)
+
+
+def _desired(name: str, loaded: LoadedPolicy, fleet: Fleet) -> list[DesiredState]:
+    """What the policy offers on each kind of node. Raises what is wrong, with the nodes where it is."""
+    from partage.edges.files.catalogue import geometry_of
+    from partage.plan.offer.desired import resolve
+
+    found: list[DesiredState] = []
+    for kind in fleet.kinds:
+        try:
+            desired = resolve(loaded.policy, kind.inventory, geometry_of)
+        except (InputError, Unsatisfiable) as error:
+            raise type(error)([*error.problems, _on(kind.title, name)]) from error
+        found.append(desired)
+    common_output.print_problems(loaded.warnings)
+    # An entry that is for other nodes of the fleet is none to warn of: only what holds for all of them.
+    on_all = set.intersection(*({warning.path for warning in desired.warnings} for desired in found))
+    common_output.print_problems(warning for warning in found[0].warnings if warning.path in on_all)
+    return found
+
+
+def _on(title: str, policy: str) -> Problem:
+    hint = "select GPUs by model (select: {model: ...}), and give the other models an entry of their own"
+    return Problem(policy, "", "error", f"does not hold on the nodes of {title}", hint)
+
+
+@contextmanager
+def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _all: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from partage.answers.render.terminal import Console
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn("pods"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"playing {name}", total=None)
+        yield lambda done, count: progress.update(task, completed=done, total=count)
+
+
+def _print(answer: WhatIfDocument) -> None:
+    from partage.whatif.tables import comparison_line, remarks, results_table, title_line
+
+    console = common_output.console()
+    console.print(title_line(answer))
+    console.print()
+    console.print(results_table(answer))
+    console.print()
+    for line in remarks(answer):
+        console.print(f"! {line}", style="yellow")
+    if line := comparison_line(answer):
+        console.print(line, style="green")

@@ -1,0 +1,40 @@
+"""A node with one GPU of each kind, as its prolog knows it."""
+
+from __future__ import annotations
+
+from partage.model.ids import GpuUuid, MigUuid
+from partage.model.policy import Strategy
+from partage.model.share import Guarantee
+from partage.slurm.model.devices import NodeDevice, NodeDevices
+from partage.slurm.model.version import GresName, SlurmVersion
+from partage.units import GIB
+
+SIZE = 80 * GIB
+ALL = {
+    "SLURM_JOB_ID": "41",
+    "SLURM_JOB_UID": "1000",
+    "SLURM_JOB_USER": "alice",
+    "SLURM_JOB_GPUS": "0",
+}
+
+
+def gpu(number: int) -> GpuUuid:
+    return GpuUuid(f"GPU-00000000-0000-0000-0000-{number:012}")
+
+
+MIG = MigUuid("MIG-00000000-0000-0000-0000-000000000001")
+NODE = NodeDevices(
+    node="g1",
+    slurm=SlurmVersion(22, 5, 8),
+    devices=(
+        NodeDevice(0, "1:0", MIG, gpu(1), "h100_1g.10gb", Strategy.MIG, 10 * GIB, Guarantee.HARD),
+        NodeDevice(1, "0", gpu(0), gpu(0), "h100", Strategy.EXCLUSIVE, SIZE, Guarantee.HARD),
+        NodeDevice(
+            2, "2", gpu(2), gpu(2), "h100_shared", Strategy.MPS, SIZE, Guarantee.HARD, GresName.MPS, 100
+        ),
+        NodeDevice(
+            3, "3", gpu(3), gpu(3), "h100_shared", Strategy.TIME_SLICING, SIZE, Guarantee.HARD,
+            GresName.SHARD, 4, guard=True,
+        ),
+    ),
+)  # fmt: skip
