@@ -278,7 +278,7 @@ def test_requests(request_, outcome, said):
     [
         ("h200", "--gres=shard:2 --constraint=h200"),
         ("h200_shared", "--gres=shard:2 --constraint=h200"),
-        ("a100", "leave the type away: --gres=shard:2"),  # no node has such a feature
+        ("a100", "leave the type out: --gres=shard:2"),  # no node has such a feature
     ],
 )
 def test_a_constraint_is_advised_only_where_a_node_has_it(kind, hint):
