@@ -76,10 +76,8 @@ test-313:  ## all tests on Python 3.13; PYTHON313=/usr/bin/python3.13 names it
 
 # Some tests watch real processes, and a machine that is busy elsewhere can make one late. What failed is
 # shown, and tried once more with nothing beside it: only what fails again fails the run. A test that passes
-# then has a fault, too, and is mended; it does not hide what the other tests said.
-FAILED_ALONE = { echo "test: what failed is tried once more, one after the other"; \
-  $(BIN)/python -m pytest --last-failed --last-failed-no-failures none \
-  && echo "test: passed alone, so the failures above are of tests that depend on timing"; }
+# then has a fault, too: it is named in the last lines, and mended. What tests leave behind has another exit code.
+FAILED_ALONE = $(BIN)/python -m tests.second_try
 
 # Once: as root it installs Slurm, else the tests with a real Slurm are skipped.
 build/.slurm-tried: tests/slurm/prepare.sh

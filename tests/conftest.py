@@ -61,13 +61,18 @@ def _every_driver_is_closed(
 
 
 _BEFORE = pytest.StashKey[set[str]]()
+LEFT_SOMETHING = 6
+"""Exit code, pytest's own end at 5. A second try of failed tests cannot mend this: make test gives up."""
+_TURN = pytest.StashKey[leftovers.Turn]()
 _LEFT = pytest.StashKey[list[str]]()
+_UNKNOWN = pytest.StashKey[list[str]]()
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """Not in the workers of pytest-xdist: what they leave is seen by who started them."""
     if not hasattr(config, "workerinput"):
         os.environ[leftovers.MARK] = str(os.getpid())
+        config.stash[_TURN] = leftovers.Turn(Path(tempfile.gettempdir(), "partage-tests.lock"))
         config.stash[_BEFORE] = leftovers.leftovers()
 
 
@@ -86,11 +91,16 @@ def pytest_sessionfinish(session: pytest.Session) -> None:
     """Tests that leave a process, a mount or a cgroup on the machine have failed."""
     stash = session.config.stash
     if _BEFORE in stash:
-        stash[_LEFT] = leftovers.new_leftovers(stash[_BEFORE])
-        if stash[_LEFT] and session.exitstatus == pytest.ExitCode.OK:
-            session.exitstatus = pytest.ExitCode.TESTS_FAILED
+        found = leftovers.new_leftovers(stash[_BEFORE])
+        stash[_LEFT] = leftovers.of_this_run(found, alone=stash[_TURN].alone())
+        stash[_UNKNOWN] = [line for line in found if line not in stash[_LEFT]]
+        stash[_TURN].end()
+        if stash[_LEFT]:
+            session.exitstatus = LEFT_SOMETHING
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
     for line in config.stash.get(_LEFT, []):
         terminalreporter.write_line(f"left behind by the tests: {line}", red=True)
+    for line in config.stash.get(_UNKNOWN, []):
+        terminalreporter.write_line(f"left behind by these tests or by others that ran meanwhile: {line}")

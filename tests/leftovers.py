@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import tempfile
 import time
@@ -15,6 +16,37 @@ ENDS_WITHIN_S = 10.0
 """Workers of pytest, and daemons that were just told to end, take a moment."""
 _HELPERS_OF_PYTHON = "multiprocessing."
 """Those end with the process that started them."""
+
+
+class Turn:
+    """Whether this run of the tests had the machine for itself. Runs that were there at the same time see it:
+    each holds a lock on one file, and changes its time when it begins.
+
+    A mount or a cgroup does not say which run has made it.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("a")
+        self._began_ns = time.time_ns()
+        os.utime(self._file.fileno(), ns=(self._began_ns, self._began_ns))
+        try:
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._first = True
+        except BlockingIOError:
+            self._first = False
+        fcntl.flock(self._file, fcntl.LOCK_SH)
+
+    def alone(self) -> bool:
+        """From its beginning until now."""
+        return self._first and os.fstat(self._file.fileno()).st_mtime_ns == self._began_ns
+
+    def end(self) -> None:
+        self._file.close()
+
+
+def of_this_run(left: list[str], *, alone: bool) -> list[str]:
+    """What this run has surely made; beside another run, only processes have a mark."""
+    return [line for line in left if alone or line.startswith("process ")]
 
 
 def leftovers() -> set[str]:

@@ -34,3 +34,22 @@ def test_a_mount_and_a_cgroup_are_found(tmp_path: Path, monkeypatch: pytest.Monk
     found = leftovers.leftovers()
     assert {f"cgroup {unified}/partage-mps/GPU-1@0", f"mount {run}"} <= found
     assert "mount /home" not in found
+
+
+def test_beside_another_run_only_what_has_this_runs_mark_counts() -> None:
+    left = ["cgroup /a", "mount /b", "process 7: x"]
+    assert leftovers.of_this_run(left, alone=True) == left
+    assert leftovers.of_this_run(left, alone=False) == ["process 7: x"]
+
+
+def test_two_runs_at_one_time_are_not_alone_even_when_one_has_ended(tmp_path: Path) -> None:
+    first = leftovers.Turn(tmp_path / "lock")
+    assert first.alone()
+    second = leftovers.Turn(tmp_path / "lock")
+    assert not second.alone()
+    second.end()
+    assert not first.alone()
+    first.end()
+    third = leftovers.Turn(tmp_path / "lock")
+    assert third.alone()
+    third.end()

@@ -121,10 +121,15 @@ def test_steps_that_wait_for_a_pod_stay_in_the_plan_until_it_has_ended(beside: B
     beside.kubelet.pod_resources = held({"default/train": {"main": {SHARED: [share]}}})
     beside.node.write_policy(PLAIN)
     beside.agent.wait(lambda: beside.agent.gpu(0)["phase"] == "waiting", "the pod is waited for")
-    wait_for(lambda: beside.plan()["gpus"][0]["waitingFor"], what="the holder in the report file")
-    plan = beside.plan()
+
+    def names_the_pod() -> dict[str, Any] | None:
+        """The plan, once the report file has it: an Allocate is known before its pod has a name."""
+        plan = beside.plan()
+        holders = [row["holders"] for row in plan["gpus"][0]["waitingFor"]]
+        return plan if holders == [["default/train/main"]] else None
+
+    plan = wait_for(names_the_pod, what="the pod in the report file")
     assert acts(plan) == ["stop-daemon", "set-compute-mode"]
-    assert plan["gpus"][0]["waitingFor"][0]["holders"] == ["default/train/main"]
     assert [str(step["detail"]) for step in plan["steps"]] == beside.agent.gpu(0)["steps"]
     beside.kubelet.pod_resources = held({})
     beside.settled()

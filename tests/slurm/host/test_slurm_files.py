@@ -59,7 +59,8 @@ def test_an_included_file_that_is_named_too_counts_once(tmp_path):
         ('Include "gres.conf"', "leave them out"),
         ("Include gres.conf", "comes back to itself"),
         ("Include a.conf", "comes back to itself"),
-        ("Include %c.conf", "Slurm replaces"),
+        ("Include %c.conf", "Slurm reads ClusterName in place of %c"),
+        ("Include 50%.conf", "no such file"),
         ("Include .", "directory"),
     ],
 )

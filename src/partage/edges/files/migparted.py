@@ -19,7 +19,8 @@ MOST_DEVICES = 512
 
 _TOP = ("version", "mig-configs")
 _ENTRY = ("devices", "device-filter", "mig-enabled", "mig-devices")
-_FILTER = re.compile(r"0x[0-9a-f]{8}(:0x[0-9a-f]{8})?", re.ASCII)
+_NUMBER = re.compile(r"\d[0-9A-Za-z_]*", re.ASCII)
+_LEADING_ZERO = re.compile(r"\A0(?=[0-9_])", re.ASCII)
 
 DIALECT = Dialect(homes=dict.fromkeys(_ENTRY, "an entry of a configuration"))
 
@@ -101,17 +102,48 @@ def _select(table: Table) -> GpuSelector:
 
 
 def _filters(field: Field | None) -> tuple[str, ...]:
-    """An empty filter is ignored, and text that is no PCI device id matches no GPU, as in mig-parted."""
-    if field is None or field.value in ("", []):
+    """PCI device ids, lower case. An empty filter is ignored; other text matches no GPU, as in mig-parted.
+
+    Tried with nvidia-mig-parted 0.15.0: with a filter like ``MODEL`` it passes over every GPU, and both its
+    ``apply`` and its ``assert`` end with 0.
+    """
+    if field is None or field.value in (None, "", []):
         return ()
-    filters = [(item, text) for item in field.one_or_many() or () if (text := item.text()) is not None]
-    for item, text in filters:
-        if not _FILTER.fullmatch(text.lower()):
+    filters: list[str] = []
+    for item in field.one_or_many() or ():
+        if (text := item.text()) is None:
+            continue
+        try:
+            filters.append(_device_id(text))
+        except ValueError:
+            filters.append(text)
             item.warn(
-                f"{text[:60]!r} is not a PCI device id, and matches no GPU",
-                "0x20B010DE (device, then vendor), or with the id of the board, 0x20B010DE:0x134F10DE",
+                f"{text[:60]!r} is no PCI device id, and a filter can be nothing else: it selects no GPU",
+                "write 0x20B010DE (device, then vendor), or with the id of the board, 0x20B010DE:0x134F10DE;"
+                " version: partage/v1 can select by model (select: {model: ...})",
             )
-    return tuple(text.lower() for _, text in filters)
+    return tuple(filters)
+
+
+def _device_id(text: str) -> str:
+    """``0x20b010de``, or with the board ``0x20b010de:0x134f10de``. Raises ValueError where it is neither."""
+    numbers = [_number(part) for part in text.split(":", 2)]
+    if len(numbers) > 2:
+        raise ValueError(text)
+    return ":".join(f"{number:#010x}" for number in numbers)
+
+
+def _number(text: str) -> int:
+    """32 bits in any spelling that Go reads, as mig-parted does (``strconv.ParseUint(text, 0, 32)``).
+
+    It takes ``590352606`` and ``0x2330_10DE`` for 0x233010DE, too. Raises ValueError.
+    """
+    if not _NUMBER.fullmatch(text):  # int() takes spaces, signs and other scripts' digits
+        raise ValueError(text)
+    number = int(_LEADING_ZERO.sub("0o", text, count=1), 0)
+    if number >= 1 << 32:
+        raise ValueError(text)
+    return number
 
 
 def _items(field: Field) -> tuple[LayoutItem, ...]:

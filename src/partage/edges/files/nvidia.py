@@ -91,8 +91,10 @@ def read_nvidia(notes: Notes, env: Mapping[str, str]) -> Policy:
 
 
 _OTHER_FILES = {
-    "hooks": "this is a hooks file of mig-parted; Partage runs no hooks",
-    "systemd-services": "this is the GPU Operator's list of services that use GPUs; Partage needs none",
+    "hooks": "this is a hooks file of mig-parted, no policy: name the file with mig-configs;"
+    " Partage runs no hooks",
+    "systemd-services": "this is the GPU Operator's list of services to stop while MIG changes, no policy:"
+    " name the file with mig-configs; Partage stops no service, so stop those that use a GPU yourself",
 }
 """Files that begin with ``version: v1``, too, by a key of theirs."""
 
