@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import resource
+import select
 import socket
 import sys
 import threading
@@ -221,12 +222,20 @@ class _Handler(BaseHTTPRequestHandler):
             self._headers("text/event-stream")
             self.end_headers()
             if with_body:
-                for data in stream.events(lambda: not self.server.closing.is_set()):
+                for data in stream.events(self._goes_on):
                     self.server.active(self.connection)
                     self.wfile.write(f"data: {data}\n\n".encode() if data else b":\n\n")
                     self.wfile.flush()
         finally:
             self.server.streams.release()
+
+    def _goes_on(self) -> bool:
+        """Whether the server runs and the client is there. A page that was left makes room for the next one
+        at once, and not when the next event cannot be written.
+        """
+        poll = select.poll()
+        poll.register(self.connection, select.POLLRDHUP)
+        return not self.server.closing.is_set() and not poll.poll(0)
 
     def _asked_by(self, path: str) -> AskedBy:
         """The headers by their names, which have no case."""

@@ -125,7 +125,7 @@ def _without_type(one: GresCount, nodes: Sequence[NodeView]) -> str:
     for feature in (one.type, one.type.removesuffix(SHARED_SUFFIX)):
         if feature in there:
             return f"choose the kind of GPU by a feature of the node: {plain} --constraint={feature}"
-    return f"leave the type away: {plain}"
+    return f"leave the type out: {plain}"
 
 
 def _amount(one: GresCount) -> int:
