@@ -6,33 +6,11 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from partage.advise.decide.advise import Advice, Question, RankedWay
-from partage.advise.decide.candidate import Ask, Candidate, Refusal
+from partage.advise.decide.candidate import Refusal, TenantShare
 from partage.advise.decide.situation import Situation, Way
 from partage.advise.policy import policy_of_advice
 from partage.answers.documents.document import Document
-from partage.answers.wording import guarantee_words
-from partage.model.ids import ResourceName
-from partage.model.share import Guarantee
 from partage.values import Frozen
-
-
-class TenantShareRow(Frozen):
-    """What each tenant gets, as the policy offers it on one GPU of this model.
-
-    shares: on one GPU; for a vGPU: the number of virtual machines. resource: what a container asks for.
-    memory_bytes: of the smallest share. threads_percent: of the multiprocessors, under MPS. profile: of the
-    MIG device. guarantee: about its memory; means: what that is, in words. asks: what each tenant asks for,
-    the largest first, where their sizes differ; else empty.
-    """
-
-    shares: int
-    resource: ResourceName
-    memory_bytes: int
-    threads_percent: int | None
-    profile: str | None
-    guarantee: Guarantee
-    means: str
-    asks: tuple[Ask, ...]
 
 
 class AlternativeRow(Frozen):
@@ -43,7 +21,7 @@ class AlternativeRow(Frozen):
     strategy: Way
     possible: bool
     policy: Mapping[str, Any] | None
-    share: TenantShareRow | None
+    share: TenantShare | None
     reasons: tuple[str, ...]
     reasons_against: tuple[str, ...]
     refusal: str | None
@@ -60,7 +38,7 @@ class AdvisedModelRow(Frozen):
     product: str
     strategy: Way
     policy: Mapping[str, Any]
-    share: TenantShareRow
+    share: TenantShare
     reasons: tuple[str, ...]
     reasons_against: tuple[str, ...]
     alternatives: tuple[AlternativeRow, ...]
@@ -78,7 +56,7 @@ class AdviceDocument(Document, kw_only=True):
     kind: Literal["Advice"] = "Advice"
     strategy: Way | None
     policy: Mapping[str, Any]
-    share: TenantShareRow
+    share: TenantShare
     reasons: tuple[str, ...]
     reasons_against: tuple[str, ...]
     alternatives: tuple[AlternativeRow, ...]
@@ -111,7 +89,7 @@ def _model_row(one: Advice) -> AdvisedModelRow:
         product=one.facts.gpu.product,
         strategy=best.way,
         policy=policy_of_advice([best.entry]),
-        share=_share_row(best),
+        share=best.share,
         reasons=one.best.reasons,
         reasons_against=one.best.reasons_against,
         alternatives=(*possible, *map(_refused_row, one.refused)),
@@ -121,31 +99,12 @@ def _model_row(one: Advice) -> AdvisedModelRow:
     )
 
 
-def _share_row(one: Candidate) -> TenantShareRow:
-    return TenantShareRow(
-        shares=one.shares,
-        resource=one.resource,
-        memory_bytes=one.memory_bytes,
-        threads_percent=one.threads_percent,
-        profile=None if one.profile is None else str(one.profile.profile),
-        guarantee=one.guarantee,
-        means=_means(one),
-        asks=one.asks,
-    )
-
-
-def _means(one: Candidate) -> str:
-    if one.way is Way.VGPU:
-        return f"{one.guarantee}: inside of its virtual machine; the hypervisor keeps the machines apart"
-    return guarantee_words(one.guarantee)
-
-
 def _alternative_row(one: RankedWay) -> AlternativeRow:
     return AlternativeRow(
         strategy=one.candidate.way,
         possible=True,
         policy=policy_of_advice([one.candidate.entry]),
-        share=_share_row(one.candidate),
+        share=one.candidate.share,
         reasons=one.reasons,
         reasons_against=one.reasons_against,
         refusal=None,

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.advise.decide.advise import Advice, advise
-from partage.advise.decide.candidate import Candidate
+from partage.advise.decide.candidate import TenantShare
 from partage.advise.decide.situation import Asked, Isolation, Preference, Scheduler, Way, Workload
 from partage.advise.gpu import gpu_facts
 from partage.advise.policy import policy_of_advice
@@ -123,13 +123,12 @@ def test_mig_devices_are_the_largest_of_which_there_are_enough(
 ) -> None:
     found = advise(asked("hardware", tenants), gpu_facts(H100, None))
     (mig,) = [one.candidate for one in found.ranked if one.candidate.way is Way.MIG]
-    assert mig.profile is not None
-    assert (str(mig.profile.profile), mig.shares) == (profile, shares)
+    assert (mig.share.profile, mig.share.shares) == (profile, shares)
 
 
 def test_rendering_gets_mig_devices_with_graphics_where_they_exist() -> None:
     found = advise(asked("hardware", 4, "rendering"), gpu_facts("rtx-pro-6000-blackwell-server", None))
-    assert str(found.best.candidate.resource) == "nvidia.com/mig-1g.24gb.gfx"
+    assert str(found.best.candidate.share.resource) == "nvidia.com/mig-1g.24gb.gfx"
     plain = advise(asked("hardware", 4, "rendering"), gpu_facts(A30, None))
     assert any("no graphics" in one for one in plain.best.reasons_against)
 
@@ -241,7 +240,7 @@ def test_a_gpu_whose_placements_are_not_known_can_do_mig_all_the_same() -> None:
 
 def test_before_volta_mps_is_not_said_to_limit_anybody() -> None:
     best = advise(asked("none", 4, "mpi"), gpu_facts(P100, None)).best
-    assert (best.candidate.way, best.candidate.threads_percent) == (Way.MPS, None)
+    assert (best.candidate.way, best.candidate.share.threads_percent) == (Way.MPS, None)
     assert not any("% of the SMs" in one for one in best.reasons)
     assert any("limits neither memory nor SMs" in one for one in best.reasons_against)
 
@@ -269,28 +268,28 @@ def check(found: Advice) -> None:
         state = resolve(loaded.policy, found.facts.inventory, geometry_of)
         assert not state.warnings
         offered = resources_of(state.offer)
-        if one.asks:
-            check_asks(one, found.situation.sizes, {name: of.count for name, of in offered.items()})
+        if one.share.asks:
+            check_asks(one.share, found.situation.sizes, {name: of.count for name, of in offered.items()})
             continue
-        assert list(offered) == [one.resource]
+        assert list(offered) == [one.share.resource]
         restricted = replace(found.facts.inventory, restricted_mps=True)
         weaker = promised(state.offer, state.watch_of, restricted, state.settings)
-        rows = resources_of(weaker)[one.resource].offerings
-        assert one.guarantee.strength >= found.situation.isolation.least.strength
-        assert all(row.guarantee is one.guarantee for row in rows)
+        rows = resources_of(weaker)[one.share.resource].offerings
+        assert one.share.guarantee.strength >= found.situation.isolation.least.strength
+        assert all(row.guarantee is one.share.guarantee for row in rows)
         if one.way is not Way.VGPU:
-            assert offered[one.resource].count == one.shares >= found.situation.tenants
-            assert min(row.memory_bytes for row in rows) == one.memory_bytes
+            assert offered[one.share.resource].count == one.share.shares >= found.situation.tenants
+            assert min(row.memory_bytes for row in rows) == one.share.memory_bytes
         if found.situation.memory_bytes is not None:
-            assert one.memory_bytes >= found.situation.memory_bytes
+            assert one.share.memory_bytes >= found.situation.memory_bytes
 
 
-def check_asks(one: Candidate, sizes: Sequence[int], offered: Mapping[ResourceName, int]) -> None:
+def check_asks(share: TenantShare, sizes: Sequence[int], offered: Mapping[ResourceName, int]) -> None:
     """Each tenant has what it needs, and all of them together ask for no more than is there."""
-    assert [ask.needs_bytes for ask in one.asks] == list(sizes)
-    assert all(ask.memory_bytes >= ask.needs_bytes for ask in one.asks)
+    assert [ask.needs_bytes for ask in share.asks] == list(sizes)
+    assert all(ask.memory_bytes >= ask.needs_bytes for ask in share.asks)
     asked = Counter[ResourceName]()
-    for ask in one.asks:
+    for ask in share.asks:
         asked[ask.resource] += ask.count
     assert all(count <= offered[name] for name, count in asked.items())
 
@@ -326,8 +325,8 @@ def test_more_isolation_never_yields_less_and_nothing_contradicts(question: Aske
         assert possible, "what can be had with more isolation can be had with less"
         check(found)
         best = found.best.candidate
-        assert best.guarantee.strength >= strength, "more isolation asked yields less"
-        strength = best.guarantee.strength
+        assert best.share.guarantee.strength >= strength, "more isolation asked yields less"
+        strength = best.share.guarantee.strength
         ways = [one.candidate.way for one in found.ranked] + [one.way for one in found.refused]
         assert sorted(ways) == sorted(Way), "each strategy is advised, ranked or refused, once"
         assert found.best.reasons
