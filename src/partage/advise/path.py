@@ -5,8 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from partage.advise.decide.advise import Question
-from partage.advise.document import AdvisedModelRow
+from partage.advise.decide.advise import ModelAdvice, Question
 from partage.advise.text import WAYS, share_sentence
 from partage.answers.render.drawing import DIM, INK, LINE, PAPER, TROUBLE, UNCUT, Box, Drawing, Label, Shape
 from partage.answers.render.picture_files import svg
@@ -28,7 +27,7 @@ def check_path_name(path: str) -> str:
     return ending
 
 
-def path_file(models: Sequence[AdvisedModelRow], path: str) -> str:
+def path_file(models: Sequence[ModelAdvice], path: str) -> str:
     """The content of a file of that name."""
     return mermaid(models) if check_path_name(path) == ".mmd" else svg(path_drawing(models))
 
@@ -36,7 +35,7 @@ def path_file(models: Sequence[AdvisedModelRow], path: str) -> str:
 # --- Mermaid -----------------------------------------------------------------------------------
 
 
-def mermaid(models: Sequence[AdvisedModelRow]) -> str:
+def mermaid(models: Sequence[ModelAdvice]) -> str:
     """A flowchart: questions, their answers, and the strategies. The path that was taken is coloured."""
     lines = ["flowchart TD"]
     for number, model in enumerate(models):
@@ -45,7 +44,7 @@ def mermaid(models: Sequence[AdvisedModelRow]) -> str:
     return "\n".join([*lines, f"  classDef taken {style}", ""])
 
 
-def _mermaid_model(name: str, model: AdvisedModelRow) -> Iterator[str]:
+def _mermaid_model(name: str, model: ModelAdvice) -> Iterator[str]:
     yield f'{name}["{_quoted(product_word(model.product))}"]:::taken'
     previous, edge = name, "-->"
     for number, one in enumerate(model.path):
@@ -75,7 +74,7 @@ def _leaf(one: Question) -> str:
 # --- SVG ---------------------------------------------------------------------------------------
 
 
-def path_drawing(models: Sequence[AdvisedModelRow]) -> Drawing:
+def path_drawing(models: Sequence[ModelAdvice]) -> Drawing:
     """All models, one below the other: questions on the left, beside them what they lead to."""
     shapes: list[Shape] = []
     y = float(_MARGIN)
