@@ -23,7 +23,7 @@ _USUAL = {"gpu": "gpu", "gpus": "gpu", "gpushared": "gpu.shared", "gpusshared": 
 """By its letters alone, the usual name that was meant. Others are left alone: ``GA102GL_A10`` is a name of
 KubeVirt's, and a policy may give any.
 """
-_MIG = re.compile(r"mig(\d+g)(\d+gb)(me|meall)?(shared)?")
+_MIG = re.compile(r"mig[._-]?(\d+g)[._-]?(\d+gb)(.*)")
 _SEPARATORS = re.compile(r"[._-]")
 
 _ALIKE = 0.75
@@ -62,12 +62,11 @@ def _usual(key: str) -> str | None:
     domain, _, name = key.partition("/")
     if domain != VENDOR:
         return None
+    mig = _MIG.fullmatch(name.lower())
+    if mig is not None:
+        return f"{VENDOR}/mig-{mig[1]}.{mig[2]}{mig[3]}"
     letters = _SEPARATORS.sub("", name.lower())
-    mig = _MIG.fullmatch(letters)
-    if mig is None:
-        return f"{VENDOR}/{_USUAL[letters]}" if letters in _USUAL else None
-    attribute = {None: "", "me": ".me", "meall": ".me.all"}[mig[3]]
-    return f"{VENDOR}/mig-{mig[1]}.{mig[2]}{attribute}{'.shared' if mig[4] else ''}"
+    return f"{VENDOR}/{_USUAL[letters]}" if letters in _USUAL else None
 
 
 def _misspelt(domain: str) -> bool:
