@@ -60,6 +60,8 @@ MOST_STREAMS = 8
 """Live pages at a time: each keeps a connection."""
 RESERVED_DESCRIPTORS = 64
 """So many descriptors are left for the kubelet, the helper and files, also if something else takes them."""
+_ONCE = ("Host", "Authorization", "Content-Length")
+"""Headers of which a proxy may take another one than this server."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 1.0
 """How long nobody is accepted when the system is exhausted."""
@@ -239,8 +241,8 @@ class _Handler(BaseHTTPRequestHandler):
         """The headers by their names, which have no case."""
         headers = self.headers
         malformed = ""
-        if len(headers.get_all("Host", [])) > 1:
-            malformed = "a request has one Host"
+        if twice := [name for name in _ONCE if len(headers.get_all(name, [])) > 1]:
+            malformed = f"a request has one {twice[0]}"
         elif headers.defects:
             malformed = "a header is a name, a colon and a value"
         elif "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":

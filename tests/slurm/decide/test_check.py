@@ -292,6 +292,7 @@ def test_shares_of_several_gpus_where_the_cluster_allows_it():
     verdict = judge_request("mps:120", checked.nodes, checked.types, SlurmVersion(24, 11, 5), spread=True)
     assert verdict.outcome is Outcome.ACCEPTED
     assert verdict.nodes == ("mps2",)
+    assert verdict.doubts == ("a task can use mps of one GPU only: start one task for each GPU (srun -n)",)
 
 
 def test_doubts_of_accepted_requests():
