@@ -24,7 +24,7 @@ _USUAL = {"gpu": "gpu", "gpus": "gpu", "gpushared": "gpu.shared", "gpusshared": 
 KubeVirt's, and a policy may give any.
 """
 _MIG = re.compile(r"mig[._-]?(\d+g)[._-]?(\d+gb)(.*)")
-"""What follows stays as it is: ``-me`` (no media engines) is another profile than ``+me``, which is ``.me``."""
+"""What follows stays: ``-me`` (no media engines) is another profile than ``+me``, which is ``.me``."""
 _SEPARATORS = re.compile(r"[._-]")
 
 _ALIKE = 0.75
