@@ -31,3 +31,8 @@ def test_a_message_becomes_one_problem_with_its_hint() -> None:
 def test_many_problems_are_told_one_a_line_with_file_and_path() -> None:
     problems = [Problem("p.yaml", f"gpus[{n}]", "error", "wrong") for n in range(2)]
     assert str(InputError(problems)) == "p.yaml: gpus[0]: wrong\np.yaml: gpus[1]: wrong"
+
+
+@pytest.mark.parametrize("file", [" ", "p.yaml ", "\tp.yaml"])
+def test_a_file_whose_name_a_reader_would_not_see_whole_is_in_quotes(file: str) -> None:
+    assert str(Problem(file, "a", "error", "wrong", "mend it")) == f"{file!r}: a: wrong (mend it)"

@@ -46,8 +46,11 @@ def test_amounts_that_are_compared_are_not_rounded() -> None:
 def test_gib_and_mib_say_how_they_are_written() -> None:
     with pytest.raises(ValueError, match=r"such as 8Gi or 512Mi: write 1\.5Gi"):
         parse_bytes("1.5GiB")
+    for written, meant in (("1GB", "1Gi"), ("8gb", "8Gi"), ("8gi", "8Gi"), ("500mb", "500Mi"), ("2g", "2Gi")):
+        with pytest.raises(ValueError, match=rf"such as 8Gi or 512Mi: write {meant}$"):
+            parse_bytes(written)
     with pytest.raises(ValueError, match=r"such as 8Gi or 512Mi$"):
-        parse_bytes("1GB")
+        parse_bytes("1 card")
 
 
 @pytest.mark.parametrize(

@@ -53,9 +53,14 @@ class Problem(Frozen):
 
     def __str__(self) -> str:
         """In one line: ``policy.yaml: gpus[1].mps.replicas: ... (hint)``."""
-        where = ": ".join(part for part in (self.file, self.path) if part)
-        text = f"{where}: {self.message}" if where else self.message
-        return f"{text} ({self.hint})" if self.hint else text
+        return f"{self.sentence} ({self.hint})" if self.hint else self.sentence
+
+    @property
+    def sentence(self) -> str:
+        """The same without the hint."""
+        blank = self.file != self.file.strip()  # a reader would not see where the name begins or ends
+        file = repr(self.file) if blank else self.file
+        return ": ".join(part for part in (file, self.path, self.message) if part)
 
     def in_file(self, file: str) -> Problem:
         """The same, of that file where it names none."""

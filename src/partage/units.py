@@ -39,12 +39,21 @@ def parse_bytes(text: str) -> int:
     """
     match = _QUANTITY.fullmatch(text.strip()) if len(text) <= _LONGEST else None
     if match is None or match[2] not in _SUFFIXES:
-        meant = match and match[2].removesuffix("B")
-        hint = f": write {match[1]}{meant}" if match and meant in ("Ki", "Mi", "Gi", "Ti") else ""
+        unit = match and re.fullmatch(r"([kmgt])(?:i?b|i)?", match[2], re.IGNORECASE)
+        hint = f": write {match[1]}{unit[1].upper()}i" if match and unit else ""
         raise ValueError(f"{text[:_LONGEST]!r} is not an amount of memory such as 8Gi or 512Mi{hint}")
     amount_bytes = ceil(Decimal(match[1]) * _SUFFIXES[match[2]])
     if amount_bytes == 0:
         raise ValueError(f"{text!r} is not a positive amount of memory")
+    return amount_bytes
+
+
+def parse_gpu_memory(text: str) -> int:
+    """The same for memory of a GPU, where less than 1 MiB means that the unit was forgotten."""
+    amount_bytes = parse_bytes(text)
+    if amount_bytes < MIB:
+        hint = f": write {text.strip()}Gi" if text.strip().isdecimal() else ""
+        raise ValueError(f"{text!r} is less than 1Mi of GPU memory{hint}")
     return amount_bytes
 
 

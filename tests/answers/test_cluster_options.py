@@ -23,7 +23,7 @@ def _outside_a_cluster(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 
 def test_without_a_kubeconfig_it_is_said_how_to_name_one(tmp_path: Path):
     with pytest.raises(
-        InputError, match=f"there is no kubeconfig {tmp_path}/.kube/config.*--kubeconfig FILE"
+        InputError, match=f"there is no kubeconfig '{tmp_path}/.kube/config'.*--kubeconfig FILE"
     ):
         cluster_of(None)
     (tmp_path / ".kube").mkdir()

@@ -23,6 +23,7 @@ spec:
 def file(tmp_path):
     def write(text, name="file.yaml"):
         path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(text.encode() if isinstance(text, str) else text)
         return str(path)
 
@@ -126,7 +127,7 @@ def test_rubbish_is_answered_with_2_and_a_sentence(capsys, file, content):
     assert problems
 
 
-@pytest.mark.parametrize("path", ["/no/such/file", "/", "a\0b"])
+@pytest.mark.parametrize("path", ["/no/such/file", "a\0b"])
 def test_a_file_that_cannot_be_read_is_an_error_of_its_own(capsys, path):
     code, problems = _check(capsys, path)
     assert code == 2
@@ -240,6 +241,32 @@ def test_a_pod_is_for_the_one_of_several_policies_that_has_what_it_asks_for(caps
     assert "nothing offers nvidia.com/gpu.shared" in problem["message"]
 
 
+def test_a_directory_stands_for_the_files_in_it(capsys, file, tmp_path):
+    policy, pod = file(GOOD, "policies/a.yaml"), file(POD % 2, "policies/pod.json")
+    file("rubbish: [", "policies/.a.yaml")
+    file("no YAML", "policies/README.md")
+    file("rubbish: [", "policies/inner/b.yaml")
+    code, problems = _check(capsys, str(tmp_path / "policies"), "--machine", "1xl4")
+    assert code == 3
+    assert {one["file"] for one in problems} == {pod}
+    run(["check", "-o", "json", str(tmp_path / "policies")])
+    assert json.loads(capsys.readouterr().out)["files"] == [policy, pod]
+
+
+def test_a_directory_without_files_is_an_error(capsys, tmp_path):
+    code, (problem,) = _check(capsys, str(tmp_path))
+    assert code == 2
+    assert ".yaml, .yml, .json" in problem["message"]
+
+
+def test_a_mounted_config_map_is_checked_once(capsys, file, tmp_path):
+    file(GOOD, "mounted/..2026_11_24/a")
+    (tmp_path / "mounted/..data").symlink_to("..2026_11_24")
+    (tmp_path / "mounted/a").symlink_to("..data/a")
+    run(["check", "-o", "json", str(tmp_path / "mounted")])
+    assert json.loads(capsys.readouterr().out)["files"] == [str(tmp_path / "mounted/a")]
+
+
 def test_f_is_the_policy(capsys, file):
     code, (problem, *_) = _check(
         capsys, file(POD % 2, "pod.yaml"), "-f", file(GOOD, "policy.yaml"), "--machine", "1xl4"
@@ -286,6 +313,46 @@ def test_a_name_that_asks_for_nothing_is_an_error_with_the_right_one(capsys, fil
     assert against or problems[0]["hint"] == f"did you mean {meant}?"
     assert run(["explain", pod, "--machine", "1xl4"]) == 2
     assert "did you mean nvidia.com/" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "meant"),
+    [
+        ("GPU", "gpu"),
+        ("gpus", "gpu"),
+        ("gpu-shared", "gpu.shared"),
+        ("gpus.shared", "gpu.shared"),
+        ("MIG-1g.10gb", "mig-1g.10gb"),
+        ("mig-1g-10gb.shared", "mig-1g.10gb.shared"),
+        ("mig-1g.10gb.ME", "mig-1g.10gb.me"),
+    ],
+)
+def test_an_unusual_name_of_nvidia_is_a_warning_with_the_usual_one(capsys, file, name, meant):
+    """A policy may give it: so it is no error while no policy is known."""
+    pod = file((POD % 1).replace("nvidia.com/gpu.shared", f"nvidia.com/{name}"), "pod.yaml")
+    code, problems = _check(capsys, pod)
+    assert (code, {one["severity"] for one in problems}) == (0, {"warning"})
+    assert problems[0]["hint"] == f"did you mean nvidia.com/{meant}?"
+    named = file(
+        f"version: partage/v1\ngpus: [{{select: all, name: nvidia.com/{name}, exclusive: {{}}}}]\n",
+        "named.yaml",
+    )
+    if name == name.lower() and "mig" not in name:  # a policy gives no name with capitals, and none of MIG
+        assert _check(capsys, pod, named, "--machine", "1xl4") == (0, [])
+
+
+@pytest.mark.parametrize("name", ["gpu", "gpu.shared", "mig-1g.10gb", "GA102GL_A10", "GRID_T4-1Q", "hostdev"])
+def test_a_usual_name_and_one_of_other_plugins_is_left_alone(capsys, file, name):
+    assert _check(capsys, file((POD % 1).replace("gpu.shared", name), "pod.yaml")) == (0, [])
+
+
+def test_a_name_that_is_not_offered_has_the_one_that_was_meant(capsys, file):
+    policy = file("version: partage/v1\nresources: {}\n", "policy.yaml")
+    for name in ("nvidia.com/GPU", "nvidia.com/gpus"):
+        pod = file((POD % 1).replace("nvidia.com/gpu.shared", name), "pod.yaml")
+        code, (problem, *_) = _check(capsys, pod, "-f", policy, "--machine", "1xl4")
+        assert code == 3
+        assert problem["hint"] == "did you mean nvidia.com/gpu? offered: nvidia.com/gpu"
 
 
 @pytest.mark.parametrize(

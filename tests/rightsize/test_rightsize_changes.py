@@ -61,6 +61,7 @@ def manifests(tmp_path: Path, *objects: dict[str, Any]) -> str:
         yaml.safe_dump({"apiVersion": "v1", "kind": "List", "items": list(objects)})
     )
     (path / "values.yaml").write_text("replicas: 3\n")
+    (path / ".all.yaml").write_text("rubbish: [")
     return str(path)
 
 

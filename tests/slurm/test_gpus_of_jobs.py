@@ -89,22 +89,35 @@ def test_mps_of_several_gpus(build):
     """Of MULTIPLE_SHARING_GRES_PJ, and of --exclusive; 22.05 has not the one, and never starts the other."""
     with JobLab(build, configs.MPS, "4xh100-sxm5-80gb", select=SPREAD) as lab:
         first, second = lab.devices[2:]
-        both = f"{first.uuid},{second.uuid}"
-        env = told(lab, "--gres=mps:150", name="150")
-        assert (env["CUDA_VISIBLE_DEVICES"], env["PARTAGE_SHARES"]) == (both, "mps:150")
-        assert env["PARTAGE_MEMORY_BYTES"].split(",")[0] == str(first.memory_bytes)
-        assert env["CUDA_MPS_PIPE_DIRECTORY"] == f"{lab.run_dir}/mps/{first.uuid}/pipe"
+        each = """srun -n2 sh -c 'echo "$SLURM_LOCALID" $PARTAGE_SHARES $CUDA_MPS_PIPE_DIRECTORY'"""
+        env = told(
+            lab,
+            "-n2",
+            "--gres=mps:150",
+            name="150",
+            wrap=f"env | grep -E '^(CUDA|PARTAGE)'; {each}; echo END",
+        )
+        assert (env["CUDA_VISIBLE_DEVICES"], env["PARTAGE_SHARES"]) == (first.uuid, "mps:100")
+        assert env["PARTAGE_MEMORY_BYTES"] == str(first.memory_bytes)
+        assert env["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "100"
+        pipes = [f"{lab.run_dir}/mps/{one.uuid}/pipe" for one in (first, second)]
+        assert env["CUDA_MPS_PIPE_DIRECTORY"] == pipes[0]
+        lines = said(lab, "150").splitlines()
+        assert {f"0 mps:100 {pipes[0]}", f"1 mps:50 {pipes[1]}"} <= set(lines), lines
+        assert [line for line in lines if "this task has mps:50 of GPU 1, and not mps:100 of GPU 0" in line]
         lab.wait_for(lambda: lab.records() == {})
         wrap = f'{TOLD}; srun sh -c "env | sed s/^/step_/"; echo END'
         env = told(lab, "--exclusive", "--gres=mps:25", name="alone", wrap=wrap.replace("echo END; ", "", 1))
-        assert (env["CUDA_VISIBLE_DEVICES"], env["PARTAGE_SHARES"]) == (both, "mps:200")
+        assert (env["CUDA_VISIBLE_DEVICES"], env["PARTAGE_SHARES"]) == (first.uuid, "mps:100")
         assert (env["step_CUDA_VISIBLE_DEVICES"], env["step_PARTAGE_SHARES"]) == (first.uuid, "mps:25")
         assert env["step_CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
         lab.wait_for(lambda: lab.records() == {})
         beside = [lab.batch("--gres=mps:50"), lab.batch("--gres=mps:75")]
         lab.wait_for(lambda: len(lab.records()) == 2)
-        env = told(lab, "--gres=mps:75", name="halves")
-        assert (env["CUDA_VISIBLE_DEVICES"], env["PARTAGE_SHARES"]) == (both, "mps:75")
+        job = lab.batch("--gres=mps:75", wrap=TOLD + "; sleep 60", out=str(lab.d / "log" / "halves"))
+        assert "mps:50 of GPU 0, and not mps:25 of GPU 1" in said(lab, "halves")
+        assert lab.records()[job] == "mps:75"
+        beside.append(job)
         lab.run("scancel", *map(str, beside))
         lab.wait_for(lambda: lab.records() == {} and lab.daemons() == [])
         assert lab.states()["g1"] in {"idle", "comp"}

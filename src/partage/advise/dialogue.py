@@ -19,7 +19,7 @@ from partage.advise.decide.situation import (
 )
 from partage.advise.gpu import gpu_facts
 from partage.errors import PartageError
-from partage.units import parse_bytes
+from partage.units import parse_gpu_memory
 
 
 def ask_missing(asked: Asked) -> Asked:
@@ -68,7 +68,7 @@ def _memory() -> tuple[int, ...]:
 
     def read(text: str) -> tuple[int, ...]:
         try:
-            return (parse_bytes(text),) if text.strip() else ()
+            return (parse_gpu_memory(text),) if text.strip() else ()
         except ValueError as error:
             raise click.BadParameter(str(error)) from error
 

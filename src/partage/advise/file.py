@@ -6,7 +6,7 @@ from partage.advise.decide.situation import MOST_TENANTS, Asked, Isolation, Pref
 from partage.codec.fields import Dialect, Field, Notes
 from partage.codec.yaml_document import read_document
 from partage.edges.files.input_file import read_input
-from partage.units import parse_bytes
+from partage.units import parse_gpu_memory
 
 KEYS = (
     "gpu", "isolation", "tenants", "workload", "virtualised", "licensed", "scheduler", "memory", "prefer",
@@ -43,5 +43,5 @@ def _names(found: Field) -> tuple[str, ...]:
 
 
 def _amounts(found: Field) -> tuple[int, ...]:
-    each = (one.parsed(parse_bytes, "8Gi") for one in found.one_or_many() or ())
+    each = (one.parsed(parse_gpu_memory, "8Gi") for one in found.one_or_many() or ())
     return tuple(amount for amount in each if amount is not None)

@@ -49,11 +49,11 @@ def _words(kind: Any) -> click.Choice[str]:  # noqa: ANN401 - a kind of StrEnum
 def command(workload_file: str | None, path: str | None, output: str, **options: Any) -> None:  # noqa: ANN401
     """Advise how to share a GPU model for a workload, and why.
 
-    The answer: a strategy, a policy that partage apply takes, what each tenant is guaranteed, reasons for
-    and against, the other strategies in their order, what was assumed, and by which questions it was
-    decided. The policy has been tried on a simulated GPU of the model.
+    The answer has a strategy, a policy for partage apply, what each tenant is guaranteed, reasons for and
+    against, the other strategies from best to worst, what was assumed, and the questions that decided. The
+    policy has been tried on a simulated GPU of the model.
 
-    In a terminal it asks for what is not given. Elsewhere that is assumed, and the answer says so; --gpu is
+    In a terminal it asks for what is not given. Elsewhere it assumes a value, and says so; only --gpu is
     needed. With several models, the tenants share one GPU of each.
 
     Exit code 2: an option or the file is wrong; 3: no strategy gives the tenants what they need.
@@ -89,7 +89,7 @@ def _asked(workload_file: str | None, options: dict[str, Any]) -> Asked:
     """The file, with the options over it. Raises InputError."""
     from msgspec.structs import replace
 
-    from partage.units import parse_bytes
+    from partage.units import parse_gpu_memory
 
     asked = Asked()
     if workload_file is not None:
@@ -106,7 +106,7 @@ def _asked(workload_file: str | None, options: dict[str, Any]) -> Asked:
         said["gpu"] = tuple(options["gpus"])
     if options["memory"]:
         try:
-            said["memory"] = tuple(map(parse_bytes, options["memory"]))
+            said["memory"] = tuple(map(parse_gpu_memory, options["memory"]))
         except ValueError as error:
             raise InputError(f"--memory: {error}", "--memory 8Gi") from error
     return replace(asked, **said)

@@ -39,6 +39,6 @@ def cluster_of(kubeconfig: str | None) -> ClusterConfig:
         if named and os.pathsep in named:
             raise InputError(f"KUBECONFIG names several files: {named}", "name one with --kubeconfig FILE")
         raise InputError(
-            f"there is no kubeconfig {path}", "name one with --kubeconfig FILE, or set KUBECONFIG"
+            f"there is no kubeconfig {str(path)!r}", "name one with --kubeconfig FILE, or set KUBECONFIG"
         )
     return from_kubeconfig(path)

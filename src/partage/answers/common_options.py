@@ -35,7 +35,7 @@ POLICY_VARIABLE = "PARTAGE_POLICY"
 MACHINE_VARIABLE = "PARTAGE_MACHINE"
 OTHER_NODES = (
     *("machines", "hardware_socket", "driver_root", "reports", "cluster", "kubeconfig"),
-    *("model", "node", "story", "trace"),
+    *("model", "node", "story", "trace", "this_node", "here"),
 )
 """Parameters that say in another way which node is meant."""
 _OTHER_POLICIES = ("demand", "reports", "cluster", "kubeconfig", "story", "undo")

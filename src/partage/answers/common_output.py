@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.codec.values import to_plain
-from partage.errors import Problem
+from partage.errors import InputError, Problem
 from partage.text import printable, printable_json, printable_lines
 
 if TYPE_CHECKING:
@@ -81,8 +81,6 @@ def say_names(names: Iterable[str]) -> None:
 
 def write_file(path: str, content: str | bytes) -> None:
     """Write a file, standard output for ``-``. Raises InputError if that fails."""
-    from partage.errors import InputError
-
     if path == "-":
         sys.stdout.flush()
         sys.stdout.buffer.write(content.encode() if isinstance(content, str) else content)
@@ -90,7 +88,14 @@ def write_file(path: str, content: str | bytes) -> None:
     try:
         Path(path).write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
-        raise InputError([Problem(path, "", "error", f"cannot be written: {error.strerror}")]) from error
+        raise cannot_be_written(path, error) from error
+
+
+def cannot_be_written(path: str, error: OSError) -> InputError:
+    """Why a file could not be written, with what is missing."""
+    directory = Path(path).parent
+    hint = "" if directory.is_dir() else f"there is no directory {directory}"
+    return InputError([Problem(path, "", "error", f"cannot be written: {error.strerror}", hint)])
 
 
 def print_findings(files: Sequence[str], problems: Sequence[Problem]) -> None:
@@ -102,9 +107,8 @@ def print_findings(files: Sequence[str], problems: Sequence[Problem]) -> None:
     output = console()
     styles = {"error": "bold red", "warning": "yellow"}
     for problem in problems:
-        where = ": ".join(part for part in (problem.file, problem.path) if part)
         severity = (problem.severity, styles[problem.severity])
-        output.print(Text.assemble(severity, f": {where}: {problem.message}"), soft_wrap=True)
+        output.print(Text.assemble(severity, f": {problem.sentence}"), soft_wrap=True)
         if problem.hint:
             output.print(Text.assemble("  ", (problem.hint, "dim")), soft_wrap=True)
     errors = sum(problem.severity == "error" for problem in problems)

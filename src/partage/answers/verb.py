@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 import click
 
 _POLICY_FILES = (".yaml", ".yml", ".json")
+_POLICY = ("-f", "--policy")
 _MACHINE = re.compile(r"\d+x[a-z0-9+-]+")
 """A simulated node by its GPUs: ``8xa100-40gb``."""
 
@@ -64,6 +65,8 @@ class Verb(click.Command):
         """Refuse an empty value: ``--policy "$UNSET"`` would mean the directory in which it was typed."""
         if not ctx.resilient_parsing and "" in (word.rpartition("=")[2] for word in args):
             _refuse_empty(self, ctx, args)
+        if not ctx.resilient_parsing and sum(word.startswith(_POLICY) for word in args) > 1:
+            _refuse_second_policy(self, ctx, args)
         rest = super().parse_args(ctx, args)
         if ctx.args and not ctx.resilient_parsing:
             raise unexpected(ctx, ctx.args[0])
@@ -74,6 +77,8 @@ class Verb(click.Command):
         own: list[tuple[str, str]] = []
         common: list[tuple[str, str]] = []
         for parameter in self.get_params(ctx):
+            if isinstance(parameter, click.Argument):
+                continue  # the text above says what they are
             record = parameter.get_help_record(ctx)
             if record is not None:
                 shared = isinstance(parameter, CommonOption) or parameter is self.get_help_option(ctx)
@@ -95,6 +100,40 @@ def unexpected(ctx: click.Context, word: str) -> click.UsageError:
     return click.UsageError(message, ctx)
 
 
+_WORDS = (
+    (r" is not a valid (?:float|integer) range$", " is not a number"),
+    (r" is not a valid (?:float|integer)$", " is not a number"),
+    (r"(\S+) is not in the range (\S+)<=x<=(\S+)$", r"\1 is not from \2 to \3"),
+    (r"(\S+) is not in the range x>=(\S+)$", r"\1 is less than \2"),
+    (r"\. \(?Did you mean (?:one of: )?([^()?]*)\?\)?$", r"; did you mean \1?"),
+    (r"\. Choose from:\s+", "; it is one of "),
+    (r",?\s*\t", ", "),
+)
+"""What click says, and how we say it."""
+
+
+def usage_message(error: click.ClickException) -> str:
+    """What is wrong with a command line, in one sentence without a full stop."""
+    param = getattr(error, "param", None)
+    ctx = getattr(error, "ctx", None)
+    if isinstance(error, click.BadParameter) and isinstance(param, click.Argument) and ctx is not None:
+        error.param_hint = error.param_hint or _name(param, ctx)
+    said = error.format_message().strip().rstrip(".")
+    if said[1:2].islower():  # not the name of an argument
+        said = said[:1].lower() + said[1:]
+    for pattern, ours in _WORDS:
+        said = re.sub(pattern, ours, said)
+    return said
+
+
+def _refuse_second_policy(verb: Verb, ctx: click.Context, args: list[str]) -> None:
+    """Click would take the last one, and kubectl would take both."""
+    _, _, order = verb.make_parser(ctx).parse_args(args=list(args))
+    policies = [one for one in order if one.name == "policy" and not one.multiple]
+    if len(policies) > 1:
+        raise click.UsageError("--policy stands there twice: a node has one policy", ctx)
+
+
 def _refuse_empty(verb: Verb, ctx: click.Context, args: list[str]) -> None:
     values, _, _ = verb.make_parser(ctx).parse_args(args=list(args))
     for parameter in verb.get_params(ctx):
@@ -103,7 +142,16 @@ def _refuse_empty(verb: Verb, ctx: click.Context, args: list[str]) -> None:
         value = values.get(parameter.name or "")
         given = value if isinstance(value, list | tuple) else [value]
         if any(isinstance(one, str) and not one for one in given):
-            raise click.BadParameter("the value is empty", ctx, parameter)
+            raise click.BadParameter("the value is empty", ctx, parameter, _name(parameter, ctx))
+
+
+def _name(parameter: click.Parameter, ctx: click.Context) -> str:
+    """What messages call a parameter. Click has the brackets of the help around an argument that may be
+    absent.
+    """
+    if isinstance(parameter, click.Argument):
+        return f"'{parameter.human_readable_name.strip('[]')}'"
+    return parameter.get_error_hint(ctx)
 
 
 def verb(name: str, **settings: Any) -> Callable[[Callable[..., Any]], Verb]:  # noqa: ANN401

@@ -58,18 +58,21 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes
     manifest, a ConfigMap with such policies, a machine, a story or a cluster's worker groups; - is standard
-    input.
+    input. A directory stands for the files in it (*.yaml, *.yml, *.json).
 
-    With --machine or --this-node the policies are also checked against that machine, and warnings say what
-    weakens their guarantees there; pods are compared with what the policies offer there. What could not be
-    compared is said. Of a file with several configurations one has to fit, or the one that
-    --config names; of the variants that 'when' makes of a policy one, or the one that --node-labels chooses.
+    With --machine or --this-node the policies are also checked against that machine: warnings say what
+    weakens their guarantees there, and pods are compared with what the policies offer. The last lines say
+    what could not be compared. Of a file with several configurations, one has to fit the machine, or the one
+    that --config names. Where entries depend on labels ('when'), what holds for one kind of node has to fit,
+    or what --node-labels chooses.
 
     Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: impossible on that machine.
     """
     if not files and not this_node:
         raise click.UsageError("missing argument 'FILE...'", click.get_current_context())
-    papers, verdicts = _read(files)
+    if this_node and machine is not None:
+        raise click.UsageError("--this-node and --machine exclude each other")
+    files, papers, verdicts = _read(files)
     context = _context(papers, policy, config, machine, this_node=this_node)
     if provider is not None:
         context = _with_provider(context, provider, papers)
@@ -95,18 +98,28 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     return exit_code(verdicts, strict=strict)
 
 
-def _read(files: Sequence[str]) -> tuple[list[Paper], list[CheckedProblem]]:
-    """The files that can be read, and why the others cannot."""
+def _read(named: Sequence[str]) -> tuple[tuple[str, ...], list[Paper], list[CheckedProblem]]:
+    """The files that are meant, what can be read of them, and why the others cannot."""
+    from partage.edges.files.policy_directory import files_of
     from partage.kubernetes.manifests.input_files import read_input_file
 
+    files: list[str] = []
     papers: list[Paper] = []
     problems: list[CheckedProblem] = []
-    for file in files:
+    for name in named:
         try:
-            papers.append(read_input_file(file))
+            meant = files_of(name)
         except InputError as error:
+            files.append(name)
             problems += (CheckedProblem(problem) for problem in error.problems)
-    return papers, problems
+            continue
+        files += meant
+        for file in meant:
+            try:
+                papers.append(read_input_file(file))
+            except InputError as error:
+                problems += (CheckedProblem(problem) for problem in error.problems)
+    return tuple(files), papers, problems
 
 
 def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:

@@ -54,10 +54,10 @@ def command(
 ) -> None:
     """Keep new containers off GPUs, named by NVML index or UUID. Containers that hold shares keep them.
 
-    The agent sees it within a second and offers no free share of these GPUs, also after a restart or reboot,
-    until partage uncordon. A policy is carried out on them as on all others.
+    Within a second the agent offers no free share of these GPUs any more, until partage uncordon. A restart
+    or a reboot does not end that. A new policy is carried out on them as on all others.
 
-    With --node: by the annotation partage.dev/cordoned of that Node.
+    With --node: for a node of the cluster, by its annotation partage.dev/cordoned.
     """
     names = change_names(
         lambda there, given: there | given,
@@ -108,7 +108,9 @@ def _name(text: str) -> str:
         return str(int(text))
     if text.startswith("GPU-") and text.isascii() and text.replace("-", "").isalnum() and len(text) < 64:
         return text
-    raise InputError(f"{text[:60]!r} is not a GPU", "its NVML index (3) or its UUID (GPU-...): partage show")
+    several = text.replace(",", "").isdecimal()
+    hint = "several are named with blanks between them: 0 1" if several else "partage show lists them"
+    raise InputError(f"{text[:60]!r} is neither the NVML index of a GPU (3) nor a UUID (GPU-...)", hint)
 
 
 def _uuid(name: str, inventory: Inventory) -> str:

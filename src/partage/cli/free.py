@@ -16,13 +16,13 @@ from partage.errors import InputError
 @common_options.machine_option
 @common_options.run_dir_option
 def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None) -> None:
-    """Give shares away although processes of their former pods still run, named by id.
+    """Free shares, named by id, although processes of their former pods still run.
 
-    A pod that was deleted by force can leave a process behind that never ends, stuck in the driver. Its share
-    is given to nobody, and its GPU does not change, until the process has ended or this verb says not to wait
-    for it. The same holds while Partage cannot see whether there is such a process. After this verb the next
-    container shares the GPU and its memory with that process, whatever its share guarantees. A reboot of the
-    node is the safe way.
+    A pod that was deleted by force can leave a process that never ends, because it is stuck in the driver.
+    Nobody gets its share, and its GPU does not change, until the process has ended, or until this verb says
+    not to wait for it. The same holds while Partage cannot see whether there is such a process. Afterwards
+    the next container shares the GPU and its memory with that process, whatever its share guarantees. The
+    safe way is to reboot the node.
     """
     report = common_node.agent_report(machine, run_dir)
     if report is None:

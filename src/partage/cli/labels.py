@@ -11,7 +11,6 @@ import click
 
 from partage.answers import common_node, common_options, common_output
 from partage.answers.verb import verb
-from partage.errors import InputError, Problem
 
 if TYPE_CHECKING:
     from partage.plan.labels import Labels
@@ -67,7 +66,7 @@ def _write(path: Path, labels: Labels) -> None:
     try:
         write_features(path, labels)
     except OSError as error:
-        raise InputError([Problem(str(path), "", "error", f"cannot be written: {error.strerror}")]) from error
+        raise common_output.cannot_be_written(str(path), error) from error
 
 
 def _labels(

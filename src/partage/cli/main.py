@@ -281,11 +281,11 @@ def _invoke(arguments: list[str], meta: dict[str, object]) -> int:
 
 def _usage_problem(error: click.ClickException) -> Problem:
     """A wrong use of the command line, said as every other problem."""
-    said = error.format_message().strip().rstrip(".").replace(". Did you mean", "; did you mean")
-    said = said[:1].lower() + said[1:]
+    from partage.answers.verb import usage_message
+
     ctx = getattr(error, "ctx", None)
     hint = "" if ctx is None else f"{ctx.command_path} --help shows how to use it"
-    return Problem("", "", "error", said, hint)
+    return Problem("", "", "error", usage_message(error), hint)
 
 
 def _output_in(arguments: Sequence[str]) -> str:

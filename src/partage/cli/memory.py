@@ -23,7 +23,10 @@ def memory_here(machine: str | None, run_dir: str | None) -> list[InspectedNode]
 
     report = common_node.agent_report(machine, run_dir)
     if report is None:
-        raise DaemonError("no agent runs here, and only an agent knows who holds what")
+        raise DaemonError(
+            "no agent runs here, and only an agent knows who holds what",
+            "run it on a node with an agent; in a cluster: partage inspect NODE",
+        )
     memory = node_memory(report.offer, ((one.resource, one.id, one.holders) for one in report.held))
     return [InspectedNode(socket.gethostname(), "", memory)] if memory.cards else []
 

@@ -78,7 +78,10 @@ FOUND = 1
     "--slurm-version", metavar="VERSION", help="The release of Slurm, where scontrol cannot say it."
 )
 @click.option(
-    "--slurm-bin", type=click.Path(path_type=Path), metavar="DIR", help="Where scontrol is (a fixed PATH)."
+    "--slurm-bin",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The directory of scontrol. Default: the usual ones.",
 )
 @common_options.output_option("table", "json", "yaml")
 def command(

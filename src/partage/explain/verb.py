@@ -29,7 +29,7 @@ KINDS = ("pod", "share", "job")
 @click.option(
     "--reports",
     type=click.Path(path_type=Path),
-    metavar="FOLDER",
+    metavar="DIR",
     help="Nodes by the reports of their agents, NAME.json or NAME/report.json, as for partage web.",
 )
 @click.option("--cluster", is_flag=True, help="The nodes of the cluster, in place of this one.")
@@ -46,7 +46,7 @@ KINDS = ("pod", "share", "job")
     "--slurm-bin",
     type=click.Path(path_type=Path),
     metavar="DIR",
-    help="With job: where scontrol and squeue are (a fixed PATH).",
+    help="With job: the directory of scontrol and squeue. Default: the usual ones.",
 )
 @common_options.output_option("table", "json", "yaml")
 @click.pass_context
@@ -64,19 +64,19 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     slurm_bin: Path | None,
     output: str,
 ) -> int:
-    """Explain why a pod or job waits, and who holds a share; each answer with the next step.
+    """Explain why a pod or job waits, and who holds a share. Each answer says what to do next.
 
-    FILE: a manifest (- is standard input) of a Pod, Deployment, Job and the like. For each node and GPU the
-    one reason why the pod does not fit, and the smallest change that would let it. The pod is tried on
-    this node as its agent reports it, on simulated nodes (--machine, --policy), on the nodes of --reports, or
-    on those of a cluster.
+    FILE: a manifest of a Pod, Deployment, Job or the like; - is standard input. The answer says for each node
+    and GPU why the pod does not fit, and which smallest change would help. The pod is tried on this node as
+    its agent reports it, on simulated nodes (--machine, --policy), on the nodes of --reports, or on those of
+    a cluster.
 
-    pod NAMESPACE/NAME: the same for a pod of the cluster; for one that runs, what it holds.
+    pod NAMESPACE/NAME: the same for a pod of the cluster. Of a pod that runs: what it holds.
 
-    share WHAT: who holds it, since when, what is guaranteed about it and why. WHAT is the index of a GPU, a
-    UUID, the id of a share, a resource or NAMESPACE/POD.
+    share WHAT: who holds it, since when, and what is guaranteed about it. WHAT is the index of a GPU, a UUID,
+    the id of a share, a resource or NAMESPACE/POD.
 
-    job ID: a job of Slurm: why it waits, or what it holds.
+    job ID: why a job of Slurm waits, or what it holds.
 
     Nothing is changed. Exit code 0: it fits a node now, runs, or was found; 1: it fits no node now, or the
     job waits; 2: wrong input; 3: no such pod or job; 4: no agent or no driver; 5: the cluster or Slurm does
@@ -87,7 +87,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     kind, name = _kind_and_name(words)
     if kind == "share" and where.in_cluster:
         raise click.UsageError(
-            "who holds a share is known to agents: --reports FOLDER, or run it on the node"
+            "only agents know who holds a share: name their reports with --reports DIR, or run it on the node"
         )
     if kind == "job" and (where.in_cluster or where.machines or where.policy or where.reports):
         raise click.UsageError("a job is looked up in the Slurm of this host, and goes without nodes")

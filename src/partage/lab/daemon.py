@@ -58,16 +58,41 @@ class MpsDaemon:
     async def tell(self, command: str, uid: int | None = None) -> str:
         """What a simulated daemon answers to a command of a user; None: this one. Raises OSError."""
         folders = [str(Path(package.__file__ or "").parents[1]) for package in (partage, msgspec)]
-        become = "" if uid is None else f"os.setgroups([]); os.setresuid({uid}, {uid}, {uid})"
         program = (
             f"import os, sys\nsys.path[:0] = {folders!r}\nfrom partage.sim.mps.control import main\n"
-            f"{become}\nsys.exit(main(['nvidia-cuda-mps-control']))"
+            f"{_become(uid)}\nsys.exit(main(['nvidia-cuda-mps-control']))"
         )
         asked = await asyncio.create_subprocess_exec(
             sys.executable, "-ISc", program, stdin=PIPE, stdout=PIPE, env=self._environment
         )
         answer, _ = await asked.communicate(f"{command}\n".encode())
         return answer.decode()
+
+    @asynccontextmanager
+    async def held(self, uid: int | None = None) -> AsyncIterator[int]:
+        """While a process of a user is connected to it and says nothing: its pid. None: of this user.
+
+        Raises OSError, DaemonError where it cannot connect.
+        """
+        holder = await child.start_child(
+            [sys.executable, "-ISc", f"{_CONNECT}\n{_become(uid)}\nhold()"], self._environment
+        )
+        try:
+            if await holder.hear() != _HELD:
+                raise DaemonError(
+                    f"nobody can connect to the MPS control daemon: {await holder.last_words()}"
+                )
+            yield holder.pid
+        finally:
+            await holder.end()
+
+    async def answers(self, limit_s: float) -> bool:
+        """Whether it answers a question within so many seconds."""
+        try:
+            async with asyncio.timeout(limit_s):
+                return await self.clients() is not None
+        except TimeoutError:
+            return False
 
     async def memory_limit(self, likely_bytes: int) -> int | None:
         """Bytes that each client may have; None: no limit. Raises DaemonError, Unsupported.
@@ -79,6 +104,27 @@ class MpsDaemon:
     async def threads_limit(self) -> int:
         """Percent of the multiprocessors that each client may fill. Raises DaemonError, Unsupported."""
         return await self._limits.threads_limit()
+
+
+def _become(uid: int | None) -> str:
+    """A line of Python with which root becomes this user."""
+    return "" if uid is None else f"os.setgroups([]); os.setresuid({uid}, {uid}, {uid})"
+
+
+_HELD = b"held\n"
+_CONNECT = f"""
+import os, socket, sys
+
+def hold():
+    path = os.environ[{PIPE_VARIABLE!r}] + "/control"
+    connection = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)  # NVIDIA's daemon
+    if connection.connect_ex(path):
+        connection = socket.socket(socket.AF_UNIX)  # the simulated one
+        connection.connect(path)
+    sys.stdout.write({_HELD.decode()!r})
+    sys.stdout.flush()
+    sys.stdin.read()
+"""
 
 
 def find_pipe(device: DeviceUuid, run_dir: Path, named: Path | None) -> Path | None:

@@ -31,7 +31,9 @@ class MigProfile(Frozen, order=True):
         """Inverse of ``str``; a redundant ``c`` (``3c.3g.40gb``) is dropped. Raises ValueError."""
         match = _PROFILE.fullmatch(text) if len(text) <= _LONGEST else None
         if match is None:
-            raise ValueError(f"{text[:_LONGEST]!r} is not a MIG profile such as 3g.40gb or 1g.10gb+me")
+            fits = len(text) < _LONGEST and _PROFILE.fullmatch(meant := f"{text.lower().removesuffix('b')}b")
+            hint = f": did you mean {meant!r}?" if fits else ""
+            raise ValueError(f"{text[:_LONGEST]!r} is not a MIG profile such as 3g.40gb or 1g.10gb+me{hint}")
         g, c = int(match["g"]), int(match["c"] or match["g"])
         plus = tuple(sorted(set((match["plus"] or "").split(",")) - {""}))
         if not 1 <= c <= g or (match["plus"] is not None and not plus):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 from collections.abc import Mapping
 from math import isfinite
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,10 @@ class Prometheus:
         try:
             return asyncio.run(answer)
         except (OSError, ProtocolError) as error:
-            raise Unreachable(f"{self._url} does not answer: {error}", "check --prometheus") from error
+            # asyncio says "Connect call failed" and the address, in place of what was wrong
+            number = error.errno if isinstance(error, ConnectionError) else None
+            why = error if number is None else os.strerror(number)
+            raise Unreachable(f"{self._url} does not answer: {why}", "check --prometheus") from error
 
 
 def _series(row: Any) -> Series:  # noqa: ANN401 - JSON

@@ -48,7 +48,7 @@ _OWN = ""
     multiple=True,
     metavar="[PATH]",
     help="The history that agents keep themselves: of this node; or, with PATH, a copied directory or answer "
-    "of /history.json, or a folder of them. May be repeated.",
+    "of /history.json, or a directory of them. May be repeated.",
 )
 @click.option(
     "--state-dir",
@@ -75,7 +75,7 @@ _OWN = ""
     type=click.Path(path_type=Path),
     multiple=True,
     metavar="PATH",
-    help="For -o patch: manifests, or a folder of them, in which the Deployments, StatefulSets and Jobs are. "
+    help="For -o patch: manifests, or a directory of them, with the Deployments, StatefulSets and Jobs. "
     "May be repeated.",
 )
 @click.option("--plot", metavar="FILE", help="Also draw used, present and needed memory: .png or .svg.")

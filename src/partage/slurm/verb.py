@@ -43,10 +43,10 @@ class SlurmGroup(click.Group):
 
 @click.group(cls=SlurmGroup, name="slurm", context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Slurm: write its configuration from the policy, check what is there, and serve its jobs."""
+    """Write Slurm's GPU configuration from the policy, check it, and serve Slurm's jobs."""
 
 
-@command.command(name="config", cls=Verb)
+@command.command(name="config", cls=Verb, short_help="Write gres.conf, slurm.conf lines and cgroup.conf.")
 @common_options.policy_options
 @common_options.machine_option
 @slurm_version_option
@@ -84,10 +84,10 @@ def config_command(
     types: str,
     output: Path | None,
 ) -> int:
-    """Write Slurm's configuration of GPUs: gres.conf, lines of slurm.conf, cgroup.conf.
+    """Write Slurm's GPU configuration: gres.conf, lines of slurm.conf, cgroup.conf.
 
-    A GPU is gpu:TYPE, a MIG device too; GPUs shared by MPS have 100 units of mps (one percent each), GPUs
-    shared in time have their replicas as shard. The same input gives the same files.
+    A GPU or MIG device is gpu:TYPE. A GPU shared by MPS has 100 units of mps, one percent each. A time-sliced
+    GPU has one shard for each replica. The same input gives the same files.
 
     Exit code 2: the policy or an option is wrong; 3: this version of Slurm cannot do it, and why.
     """

@@ -57,7 +57,7 @@ _OPTIONS = (
         "--slurm-bin",
         type=click.Path(path_type=Path),
         metavar="DIR",
-        help="With --slurm: where scontrol and squeue are (a fixed PATH).",
+        help="With --slurm: the directory of scontrol and squeue. Default: the usual ones.",
     ),
     click.option(
         "--slurmd-restart",

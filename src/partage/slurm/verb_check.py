@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 
-@verb("check")
+@verb("check", short_help="Check Slurm's files, and whether a job would run.")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...")
 @click.option(
     "--request",
@@ -41,7 +41,10 @@ FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
     help="Compare with the running Slurm. Default: if the files are in the directory of its slurm.conf.",
 )
 @click.option(
-    "--slurm-bin", type=click.Path(path_type=Path), metavar="DIR", help="Where scontrol is (a fixed PATH)."
+    "--slurm-bin",
+    type=click.Path(path_type=Path),
+    metavar="DIR",
+    help="The directory of scontrol. Default: the usual ones.",
 )
 @click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")
 @common_options.output_option("table", "json", "yaml")
@@ -61,10 +64,11 @@ def check_command(
     """Check gres.conf, slurm.conf and cgroup.conf, together and against the GPUs of a node.
 
     FILE is one of the three, or lines of slurm.conf to include; - is standard input. They are read as slurmd
-    reads them, with the files that they include, without a Slurm; slurmd itself is silent about most
-    mistakes. With --request: whether a job is accepted, refused, or would wait for ever, and why.
+    reads them, with the files that they include. No Slurm has to be here. slurmd itself is silent about most
+    mistakes.
 
-    With --live: also against what slurmctld has read, and the state of its nodes.
+    With --request: whether a job is accepted, refused, or would wait for ever, and why. With --live: also
+    whether slurmctld has read the same, and the state of its nodes.
 
     Exit code 0: no errors; 1: warnings with --strict; 2: errors; 3: another node, a Slurm that has read
     something else, or a request that does not run here; 5: --live, and slurmctld does not answer.

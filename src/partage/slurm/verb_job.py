@@ -36,7 +36,7 @@ _driver_root = click.option(
 )
 
 
-@verb("prolog")
+@verb("prolog", short_help="Before a job: record it, start its MPS daemon.")
 @_run_dir
 @_driver_root
 @click.option(
@@ -49,9 +49,9 @@ _driver_root = click.option(
 def prolog_command(*, run_dir: str, driver_root: str, devices: str) -> int:
     """Before a job, as root: write its record, start its MPS daemon.
 
-    For Slurm's Prolog: deploy/slurm/prolog calls it. It ends with 0 also for a job that must not run here:
-    that job is put back into the queue, or if it may not be, its tasks are told why. Exit code 4: the node is
-    broken; Slurm drains it then, with the reason.
+    For Slurm's Prolog: deploy/slurm/prolog calls it. A job that must not run here goes back into the queue;
+    where it may not, its tasks are told why. The exit code is 0 then, too. Exit code 4: the node is broken,
+    and Slurm drains it with the reason.
     """
     from partage.slurm.agent.job_begin import begin_job, requeue_job
     from partage.slurm.agent.job_node import NodeBroken
@@ -79,14 +79,14 @@ def prolog_command(*, run_dir: str, driver_root: str, devices: str) -> int:
     return 0
 
 
-@verb("epilog")
+@verb("epilog", short_help="After a job: remove its record, stop its daemon.")
 @_run_dir
 @_driver_root
 def epilog_command(*, run_dir: str, driver_root: str) -> int:
     """After a job, as root: remove its record, stop an MPS daemon that no job needs any more.
 
-    For Slurm's Epilog: deploy/slurm/epilog calls it. It always ends with 0: it says what could not be
-    cleaned up, but that is no reason to take the node out of service.
+    For Slurm's Epilog: deploy/slurm/epilog calls it. The exit code is always 0: what could not be cleaned up
+    is printed, and is no reason to take the node out of service.
     """
     from partage.slurm.agent.job_end import end_job
     from partage.slurm.decide.job_start import read_job_id
@@ -100,7 +100,7 @@ def epilog_command(*, run_dir: str, driver_root: str) -> int:
     return 0
 
 
-@verb("task-prolog")
+@verb("task-prolog", short_help="Before a task: print its variables.")
 @_run_dir
 def task_prolog_command(*, run_dir: str) -> int:
     """Before a task, as the job's user: print its variables, or why the job does not run here.

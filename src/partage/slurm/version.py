@@ -16,7 +16,9 @@ Command = TypeVar("Command", bound=Callable[..., Any])
 def slurm_version_option(command: Command) -> Command:
     """``--slurm-version``."""
     return click.option(
-        "--slurm-version", metavar="VERSION", help="Of the cluster: 22.05.8, 24.11. Default: ask scontrol."
+        "--slurm-version",
+        metavar="VERSION",
+        help="Of the cluster: 22.05.8, 24.11. Default: that of this host.",
     )(command)
 
 
@@ -37,6 +39,6 @@ def _said_here() -> SlurmVersion:
         return SlurmControl().version()
     except (ClusterError, Unsatisfiable) as error:
         raise InputError(
-            "which version of Slurm is it for? There is no scontrol here that could say it",
+            f"which version of Slurm is it for? It cannot be seen here: {error}",
             "name it: --slurm-version 24.11.5",
         ) from error

@@ -72,7 +72,7 @@ class ClusterFleet:
     @property
     def words(self) -> str:
         """Where the nodes come from."""
-        return "What agents and pods say in the cluster. Nothing here can change anything."
+        return "What agents and pods say in the cluster. This page changes nothing."
 
     @property
     def news(self) -> Sections:

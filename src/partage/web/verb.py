@@ -1,4 +1,4 @@
-"""``partage web``: the nodes of a cluster, or of a folder of reports, in a browser."""
+"""``partage web``: the nodes of a cluster, or of a directory of reports, in a browser."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 
 @verb("web")
-@click.argument("folder", metavar="[FOLDER]", required=False, type=click.Path(path_type=Path))
+@click.argument("folder", metavar="[DIR]", required=False, type=click.Path(path_type=Path))
 @click.option(
     "--agent",
     "agents",
@@ -39,13 +39,16 @@ if TYPE_CHECKING:
     help="A file with such an agent in each line; # begins a comment.",
 )
 @click.option(
-    "--agent-token-file", type=click.Path(path_type=Path), metavar="FILE", help="The token that agents want."
+    "--agent-token-file",
+    type=click.Path(path_type=Path),
+    metavar="FILE",
+    help="File with the token of the agents.",
 )
 @click.option(
     "--agent-ca",
     type=click.Path(path_type=Path),
     metavar="FILE",
-    help="Who signs the certificates of agents.",
+    help="Certificates of the authority that signs those of the agents, PEM.",
 )
 @click.option(
     "--cluster",
@@ -82,17 +85,17 @@ def command(
     every: float,
     http: str,
 ) -> None:
-    """Show many nodes in a browser: all at a glance, a search box, one click to a node.
+    """Show many nodes in a browser: an overview, a search box, and a page for each node.
 
-    Reports come from a folder (NAME.json, or NAME/report.json, copied there by any means), or from the agents
-    themselves (--agent, --agents-file). Or the nodes are those of a cluster (--cluster, --kubeconfig), with
-    what their agents publish there: that is less, and needs no way to the agents. The page says which.
-    The page changes nothing. Runs until Ctrl-C.
+    Reports come from a directory (NAME.json or NAME/report.json, copied there by any means), or from the
+    agents themselves (--agent, --agents-file). With --cluster or --kubeconfig the nodes are those of a
+    cluster, with what their agents publish there: that shows less, but nothing has to reach the agents. The
+    page says where its figures come from. It changes nothing. Runs until Ctrl-C.
     """
     addresses = (*agents, *_lines(agents_file))
     if cluster or kubeconfig is not None:
         if folder is not None or addresses:
-            raise InputError("a cluster, a folder and agents exclude each other", "nodes come from one place")
+            raise InputError("a cluster, a directory and agents exclude each other", "name one of them")
         with _cluster(kubeconfig) as pages:
             _serve(pages, http)
     else:
@@ -166,12 +169,13 @@ def _fleet(
     from partage.web.agents import FleetAgents
 
     if folder is not None and agents:
-        raise InputError("a folder and agents exclude each other", "reports come from one place")
+        raise InputError("a directory and agents exclude each other", "name one of them")
     if folder is not None:
         return FleetReports(ReportFolder(folder), every)
     if not agents:
         raise click.UsageError(
-            "name a folder of reports, agents (--agent, --agents-file) or a cluster (--cluster, --kubeconfig)"
+            "name a directory of reports, agents (--agent, --agents-file) or a cluster "
+            "(--cluster, --kubeconfig)"
         )
     urls: dict[str, str] = {}
     for text in agents:

@@ -41,6 +41,9 @@ def test_a_day_is_read_back_from_a_file_a_folder_a_state_directory_and_an_answer
     (tmp_path / "fleet" / "b").mkdir(parents=True)
     answer = {"apiVersion": "partage/v1", "kind": "History", "days": [json.loads(encode(DAY))], "later": 1}
     (tmp_path / "fleet" / "b" / "history.json").write_text(json.dumps(answer))
+    (tmp_path / "fleet" / ".b").mkdir()
+    for name in (".b/history.json", "b/.history.json"):
+        (tmp_path / "fleet" / name).write_text("of a tool, and no history")
     for path in ("state", "state/history", "state/history/2026-11-22.json", "fleet"):
         assert read_usage_days(tmp_path / path) == (DAY,), path
     assert (tmp_path / "state" / "history").stat().st_mode & 0o777 == 0o700, "names of workloads are in it"

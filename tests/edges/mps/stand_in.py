@@ -21,7 +21,7 @@ import subprocess
 import sys
 
 from partage.sim.mps.control import ask
-from partage.sim.mps.wire import connect
+from partage.sim.mps.wire import command_connection
 
 # Little is imported here: the shim runs once for every single command.
 TYPE_CHECKING = False
@@ -101,28 +101,30 @@ def _place(root: str, pipe: str) -> str:
 
 
 def shim(root: str, argv: list[str]) -> int:
-    """One run of the control program."""
+    """One run of the control program: questions with answers of one line, and then one command. They go
+    through one connection, so that an answer proves that the command was taken.
+    """
     program = f"{root}/usr/local/bin/{CONTROL_PROGRAM}"
     if argv[1:]:
         os.execv(program, [program, *argv[1:]])
     place = _place(root, os.environ["CUDA_MPS_PIPE_DIRECTORY"])
-    for line in sys.stdin:
-        if line.split()[:1] == ["quit"]:
-            _end_server(place, line.strip())
-        real = subprocess.run([program], input=line.encode(), stdout=subprocess.PIPE, check=False)
-        said = real.stdout
-        if line.split()[:1] and line.split()[0] in OF_A_SERVER and b"Unknown command" not in said:
-            said = _answer(place, line.strip(), said)
-        sys.stdout.buffer.write(said)
-        sys.stdout.flush()
-        if real.returncode:
-            return real.returncode
-    return 0
+    *questions, command = sys.stdin.read().splitlines()
+    if command.startswith("quit"):
+        _end_server(place, command)
+    asked = "".join(f"{one}\n" for one in (*questions, command))
+    real = subprocess.run([program], input=asked.encode(), stdout=subprocess.PIPE, check=False)
+    lines = real.stdout.splitlines(keepends=True)
+    before, said = lines[: len(questions)], b"".join(lines[len(questions) :])
+    taken = not real.returncode and len(before) == len(questions)
+    if taken and command.split()[0] in OF_A_SERVER and b"Unknown command" not in said:
+        said = _answer(place, command, said)
+    sys.stdout.buffer.write(b"".join(before) + said)
+    return real.returncode
 
 
 def _answer(place: str, command: str, otherwise: bytes) -> bytes:
     try:
-        sock = connect(place)
+        sock = command_connection(place)
     except OSError:
         return otherwise
     text = ask(sock, command)
@@ -132,7 +134,7 @@ def _answer(place: str, command: str, otherwise: bytes) -> bytes:
 
 def _end_server(place: str, command: str) -> None:
     try:
-        sock = connect(place)
+        sock = command_connection(place)
     except OSError:
         return
     ask(sock, command)
@@ -178,14 +180,14 @@ def _defaults(program: str, devices: tuple[str, ...]) -> DaemonLimits:
     """What the daemon gives to a server that starts, by its own answers."""
     from partage.sim.mps.limits import DaemonLimits
 
-    def said(command: str) -> str:
-        asked = subprocess.run(
-            [program], input=f"{command}\n", stdout=subprocess.PIPE, text=True, check=False
-        )
-        return asked.stdout.strip()
-
-    limits = DaemonLimits(devices).with_threads(said("get_default_active_thread_percentage"))
-    return limits.with_memory("0", said("get_default_device_pinned_mem_limit 0"))
+    questions = "get_default_active_thread_percentage\nget_default_device_pinned_mem_limit 0\n"
+    said: list[str] = []
+    while not said:  # it is refused without a word while somebody else gives commands
+        asked = subprocess.run([program], input=questions, stdout=subprocess.PIPE, text=True, check=False)
+        said = [] if asked.returncode else asked.stdout.splitlines()
+    threads, *memory = said
+    limits = DaemonLimits(devices).with_threads(threads)
+    return limits.with_memory("0", "".join(memory))
 
 
 # --- clients --------------------------------------------------------------------------------------------

@@ -17,8 +17,9 @@ from partage.edges.hardware.port import DaemonKeeper
 from partage.edges.mps.access import DaemonDeadlines
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.keeper import MpsKeeper
+from partage.edges.mps.paths import DriverFiles
 from partage.model.ids import GpuUuid, device_uuid
-from partage.model.mps import SERVER, DaemonSpec, MpsNamespace
+from partage.model.mps import CONTROL_PROGRAM, SERVER, DaemonSpec, MpsNamespace
 from partage.sim.mps.node import MpsNode
 from partage.units import GIB
 
@@ -107,6 +108,22 @@ class Subject:
         """What a container is given as its pipe directory."""
         pipe = self.home(number) / "pipe"
         return pipe if self.protocol == 2 else pipe / SERVER / SHARE
+
+    @contextlib.asynccontextmanager
+    async def commander(self) -> AsyncIterator[int]:
+        """While somebody has a control program open and gives it no command; its pid."""
+        shimmed = self.root / "usr/local/bin" / CONTROL_PROGRAM  # see ``stand_in``
+        process = await asyncio.create_subprocess_exec(
+            shimmed if shimmed.exists() else DriverFiles(self.root).program(),
+            stdin=PIPE,
+            stdout=PIPE,
+            env={"PATH": os.defpath, "CUDA_MPS_PIPE_DIRECTORY": str(self.pipe())},
+        )
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+            await process.wait()
 
     async def begins(self, number: int = 0, *, uid: int | None = None, **env: str) -> Tenant:
         """A client, whether or not it is let in."""

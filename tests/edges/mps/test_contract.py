@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 import sys
 from asyncio.subprocess import PIPE
+from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from partage.errors import DaemonError, GpuInUse, NotFound
+from partage.lab.daemon import MpsDaemon
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState, ServerStatus
 from tests.edges.mps.subjects import LIMIT, NOBODY, ROOT, Subject, until
@@ -336,6 +339,38 @@ async def test_a_daemon_that_hangs_is_silent_and_callers_do_not_wait_long(subjec
 
     os.kill(pid, signal.SIGCONT)
     assert await phases(subject) == [DaemonPhase.SERVING]
+
+
+async def test_a_daemon_is_silent_while_somebody_keeps_its_connection_without_a_word(subject: Subject):
+    await _kept_from_others(subject, MpsDaemon(subject.pipe()).held(NOBODY if ROOT else None))
+
+
+async def test_a_daemon_is_silent_while_somebody_keeps_it_for_commands_and_gives_none(subject: Subject):
+    await _kept_from_others(subject, subject.commander())
+
+
+async def _kept_from_others(subject: Subject, held: AbstractAsyncContextManager[int]) -> None:
+    """Silent is not: without servers, clients and limits. The reason names the process, if it may be seen."""
+    if subject.protocol == 3:
+        pytest.skip("it is not known of version 3")
+    started = await subject.keeper().start(subject.spec())
+    async with held as pid:
+
+        async def is_silent() -> bool:
+            (state,) = await subject.keeper(answer_s=0.5).states()
+            assert (state.pid, state.servers) == (started.pid, started.servers * (not is_held(state)))
+            named = re.search(rf"end it if nobody needs it: kill.* {pid}\b", state.reason) or not ROOT
+            return is_held(state) and bool(named)
+
+        await until(is_silent)  # the process may have started, and not yet connected
+        with pytest.raises(DaemonError):
+            await subject.keeper(answer_s=0.3).start(subject.spec())
+        assert is_held(await only(subject))
+    assert await only(subject) == started
+
+
+def is_held(state: DaemonState) -> bool:
+    return state.phase is DaemonPhase.SILENT
 
 
 async def test_a_daemon_that_hangs_can_be_stopped_by_force(subject: Subject):

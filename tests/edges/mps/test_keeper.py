@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import shutil
@@ -26,7 +25,6 @@ from partage.model.daemon_home import HomeKind
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.sim.mps.node import MpsNode
-from partage.sim.mps.wire import COMMAND_PREFIX, connect
 from partage.units import GIB, MIB
 from tests.edges.mps.conftest import simulated_subject
 from tests.edges.mps.subjects import GPUS, LIMIT, ROOT, Subject, Tenant, ending, until
@@ -316,17 +314,6 @@ async def test_a_tenant_that_removes_or_takes_the_socket_is_noticed(simulated: S
         await simulated.keeper().stop(GPUS[0])
     again = await simulated.keeper().start(simulated.spec())
     assert (again.phase, again.pid == started.pid) == (DaemonPhase.SERVING, False)
-
-
-async def test_a_daemon_that_somebody_keeps_speaking_to_is_silent_and_not_without_clients(simulated: Subject):
-    started = await simulated.keeper().start(simulated.spec())
-    with contextlib.closing(connect(str(simulated.home() / "pipe"))) as spoken:
-        spoken.sendall(COMMAND_PREFIX + b"ps\n")
-        assert spoken.recv(1) != b""
-        (state,) = await simulated.keeper(answer_s=0.5).states()
-        assert (state.phase, state.pid) == (DaemonPhase.SILENT, started.pid)
-        assert "did not answer" in state.reason
-    assert (await only(simulated)).phase is DaemonPhase.SERVING
 
 
 async def test_the_daemon_of_another_directory_is_not_taken_for_ours(simulated: Subject):

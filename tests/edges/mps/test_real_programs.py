@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import subprocess
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from partage.edges.host.device_users import nobody
 from partage.edges.mps import directories
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
-from partage.edges.mps.control_log import end_of_log
+from partage.edges.mps.control_log import end_of_log, read_log
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.daemon_end import force_quit, quit_daemon
 from partage.edges.mps.daemon_logs import LARGEST_BYTES, cut_logs
@@ -123,10 +123,18 @@ async def settle(real: Real) -> None:
     found = await real.access.find(real.paths)
     control = real.access.control(found)
     assert isinstance(control, ControlV2)
-    await control.set_limits(LIMITED)
-    assert await control.limits(LIMITED) == LIMITED.limits
     assert found.record is not None
-    end = end_of_log(real.paths.log / "control.log")
+    log = real.paths.log / "control.log"
+    before = end_of_log(log)
+    assert before is not None
+    ours = await control.set_limits(LIMITED)
+    assert await control.limits(LIMITED) == LIMITED.limits
+
+    async def is_written() -> bool:
+        return read_log(log, before).changes == ours
+
+    await until(is_written)  # it answers before it writes
+    end = read_log(log, before).end
     save_record(real.paths.record, replace(found.record, spec=LIMITED, settled=end))
 
 
@@ -179,61 +187,6 @@ async def test_since_550_a_user_that_is_not_root_changes_nothing(real: Real, bra
     assert "60G" in seen.unsettled, "the log does not say who gave it, nor that it was refused"
 
 
-HOLD = """
-import os, socket, struct, sys
-held = socket.socket(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-held.setsockopt(socket.SOL_SOCKET, socket.SO_PASSCRED, 1)
-held.connect(sys.argv[1] + "/control")
-if sys.argv[2] == "commands":
-    held.recvmsg(64, 256)
-    who = struct.pack("iii", os.getpid(), os.getuid(), os.getgid())
-    held.sendmsg([b"OUTBCRED\\0"], [(socket.SOL_SOCKET, socket.SCM_CREDENTIALS, who)])
-    held.send(bytes([4, 0, 0, 0]))
-print("held", flush=True)
-sys.stdin.read()
-"""
-"""A client that connects, and gives no command. silent: it does not even say who it is."""
-
-
-@pytest.fixture
-def hold(real: Real) -> Iterator[Callable[[str], subprocess.Popen[bytes]]]:
-    """Any user of a container holds a connection to the daemon."""
-    with contextlib.ExitStack() as ended:
-
-        def hold(how: str) -> subprocess.Popen[bytes]:
-            as_user = ["setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"]
-            argv = [*as_user, "/usr/bin/python3", "-c", HOLD, str(real.paths.pipe), how]
-            holder = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
-            ended.callback(holder.communicate)
-            ended.callback(holder.kill)
-            assert holder.stdout is not None
-            assert holder.stdout.readline() == b"held\n"
-            return holder
-
-        yield hold
-
-
-@pytest.mark.parametrize("how", ["commands", "silent"])
-async def test_a_daemon_whose_connection_a_tenant_holds_has_not_said_that_nothing_is_there(
-    real: Real, hold: Callable[[str], subprocess.Popen[bytes]], how: str
-):
-    await settle(real)
-    found = await real.access.find(real.paths)
-    control = real.access.control(found)
-    assert isinstance(control, ControlV2)
-    holder = hold(how)
-    for _ in range(5):
-        with pytest.raises(DaemonError):
-            await control.ask("get_server_list", 0.3)
-    state = await real.access.state(real.paths)
-    assert state.phase is DaemonPhase.SILENT
-    assert f"end it if nobody needs it: kill {holder.pid}" in state.reason
-    holder.kill()
-    holder.wait()
-    seen = await real.access.state(real.paths)
-    assert (seen.phase, seen.limits, seen.unsettled) == (DaemonPhase.SERVING, LIMITED.limits, "")
-
-
 async def test_why_its_server_ended_is_found_in_its_log(real: Real):
     """It is written while the connection that asked for the server is open, where answers are, too."""
     control = real.access.control(await real.access.find(real.paths))
@@ -252,25 +205,49 @@ async def test_why_its_server_ended_is_found_in_its_log(real: Real):
 FILL = """
 import os, sys
 log = os.open(sys.argv[1] + "/log", os.O_WRONLY | os.O_NONBLOCK)
-try:
-    while True:
-        os.write(log, b"A" * 4096)
-except BlockingIOError:
-    pass
+if sys.argv[2:]:
+    os.unlink(sys.argv[1] + "/log")
+print("holds", flush=True)
+for line in sys.stdin:
+    try:
+        while True:
+            os.write(log, b"A" * 4096)
+    except BlockingIOError:
+        print("full", flush=True)
 """
+"""Fills the pipe for each line that it is told. With a second argument it has removed its name before."""
 
 
-async def test_a_daemon_that_waits_because_a_tenant_filled_its_log_pipe_is_let_go_on(real: Real):
+def _answer(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+@pytest.mark.parametrize("removes", [False, True])
+async def test_a_daemon_that_waits_because_a_tenant_filled_its_log_pipe_is_let_go_on(
+    real: Real, removes: bool
+):
+    """Every user may fill it, and root of a container may remove its name."""
     await settle(real)
-    as_user = ["setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"]
+    as_user = [] if removes else ["setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"]
+    argv = [*as_user, "/usr/bin/python3", "-c", FILL, str(real.paths.pipe), *["removes"] * removes]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tenant:
+        assert tenant.stdout is not None
+        assert tenant.stdout.readline() == b"holds\n"
 
-    async def is_silent() -> bool:
-        subprocess.run([*as_user, "/usr/bin/python3", "-c", FILL, real.paths.pipe], check=True)
-        phase, reason = await real.phase()
-        return phase is DaemonPhase.SILENT and "pipe/log was full" in reason
+        async def is_silent() -> bool:
+            assert _answer(tenant, b"fill\n") == b"full\n"
+            phase, reason = await real.phase()
+            return phase is DaemonPhase.SILENT and "pipe/log was full" in reason
 
-    await until(is_silent)  # it reads some of it before it waits
-    assert (await real.phase())[0] is DaemonPhase.SERVING
+        try:
+            await until(is_silent)  # it reads some of it before it waits
+            assert (await real.phase())[0] is DaemonPhase.SERVING
+        finally:
+            tenant.kill()
 
 
 FAKE = """

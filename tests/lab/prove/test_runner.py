@@ -34,6 +34,7 @@ IN_MPS = {
     "mps-without-pipe": NOT_TRIED,
     "mps-command-as-user": KEPT if ROOT else NOT_TRIED,
     "mps-command-as-root": WEAKER if ROOT else NOT_TRIED,
+    "mps-hold-connection": KEPT if ROOT else NOT_TRIED,
     "mps-neighbours-fault": KEPT,
 }
 
@@ -72,6 +73,10 @@ async def test_every_attack_has_a_row_and_those_on_mps_are_tried():
     assert "the neighbour failed, too (CUDA_ERROR_LAUNCH_FAILED)" in fault
     assert "was refused (CUDA_ERROR_MPS_SERVER_NOT_READY)" in fault
     assert fault.endswith("a new one was served")
+    if ROOT:
+        held = next(row.found for row in rows if row.attack == "mps-hold-connection")
+        assert held.startswith("the daemon answered nobody; a new client had to wait meanwhile")
+        assert held.endswith("the daemon answered again after the process had gone")
 
 
 async def test_a_daemon_that_ignores_limits_is_seen_to_break_its_promise():

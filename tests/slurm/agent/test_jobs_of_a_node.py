@@ -1,6 +1,7 @@
 """Prolog and epilog with the simulated MPS control program, and scripts in place of Slurm's programs."""
 
 import asyncio
+import fcntl
 import json
 import os
 import re
@@ -9,6 +10,8 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -16,6 +19,7 @@ from msgspec.structs import replace
 
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.keeper import MpsKeeper
+from partage.edges.mps.paths import DaemonPaths
 from partage.model.mps import DaemonSpec
 from partage.sim.mps.node import MpsNode, install_programs
 from partage.slurm.agent.job_begin import begin_job, requeue_job
@@ -122,6 +126,54 @@ def test_a_job_with_all_of_a_gpu_finds_no_daemon_there(node):
     assert begin_job(node, request(2, 2)).refused == ""
     assert running(node) == []
     begin_job(node, request(2, 2))  # there is none: nothing to do
+
+
+def test_a_refused_job_keeps_no_daemon(node):
+    """It has nothing of the GPU, and may end after the job with a share: then no epilog looks again."""
+    begin_job(node, request(1, 2, percent=25))
+    holds(node, "gpu:h100_shared:1(IDX:2)")
+    lives(node, 1, 2)
+    assert begin_job(node, request(2, 2)).refused
+    assert end_job(node, JobId(1)) == ()
+    assert running(node) == []
+    assert end_job(node, JobId(2)) == ()
+
+
+def test_an_epilog_in_the_middle_of_its_prolog_leaves_nothing(node):
+    """Of a slurmd that was started again, which does not know that a prolog still runs."""
+    busy = DaemonPaths.of(node.run_dir, gpu(2)).lock
+    busy.parent.mkdir(parents=True)
+    with ThreadPoolExecutor() as pool, busy.open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        begun = pool.submit(begin_job, node, request(1, 2, percent=25))
+        while not read_records(node.run_dir).jobs and not begun.done():
+            time.sleep(0.01)
+        assert end_job(node, JobId(1)) == ()
+        fcntl.flock(lock, fcntl.LOCK_UN)
+        begun.result()
+    assert read_records(node.run_dir) == Records()
+    assert running(node) == []
+
+
+def test_a_prolog_that_has_waited_asks_whether_its_job_lives(node):
+    """Its epilog may have run already, where slurmd was started again."""
+    for long_s, jobs, left in ((60.0, (9,), [1]), (0.0, (1,), [1]), (0.0, (9,), [])):
+        lives(node, *jobs)
+        begin_job(replace(node, long_s=long_s), request(1, 2, percent=25))
+        assert [one.job for one in read_records(node.run_dir).jobs] == left
+        assert len(running(node)) == len(left)
+    assert len(asked(node, "squeue")) == 2
+
+
+def test_two_users_who_begin_at_once_do_not_refuse_each_other(node):
+    """A job that is about to be refused, since another user was first, is no reason to refuse that user's."""
+    install_programs(node.driver_root / "usr/bin", MpsNode({gpu(2): SIZE}, multi_user=False))
+    first = begin_job(node, request(1, 2, percent=25, uid=1001))
+    with JobRecords(node.run_dir) as records:
+        records.put(replace(first, job=JobId(2), uid=1002, decided=False))
+    lives(node, 1, 2, 3)
+    assert begin_job(node, request(3, 2, percent=25, uid=1001)).refused == ""
+    assert "job 1 is another user's" in begin_job(node, request(2, 2, percent=25, uid=1002)).refused
 
 
 def test_shards_are_asked_of_slurm(node):

@@ -40,6 +40,9 @@ def started(number, *indexes, percent=None, uid=1000, facts=None, others=()):
     return start_job(job(number, *indexes, percent=percent, uid=uid), NODE, facts, others)
 
 
+WHOLE = NodeFacts(constrained=True, held=HeldDevices((2,)))
+
+
 def shards(count):
     return NodeFacts(constrained=True, held=HeldDevices((3,), {3: count} if count else {}))
 
@@ -269,13 +272,16 @@ def test_a_second_user():
         "GPU 2 is shared by MPS, its driver serves one user at a time, and job 1 is another user's"
     )
     assert with_other_users(mine, _daemon(False), [started(1, 1, uid=1001)]) == mine
+    assert with_other_users(mine, _daemon(False), [replace(first, decided=False)]) == mine
 
 
 def test_a_daemon_ends_with_its_last_job():
     first, second = started(1, 2, percent=25), started(2, 2, percent=25)
     (mine,) = mps_of(first)
     assert idle_daemons([mine.uuid], [second]) == ()
-    assert idle_daemons([mine.uuid, gpu(0)], [started(3, 1)]) == (gpu(2),)
+    assert idle_daemons([mine.uuid], [replace(second, refused="why"), started(3, 2, facts=WHOLE)]) == (
+        gpu(2),
+    )
     assert mps_of(started(3, 1)) == ()
 
 

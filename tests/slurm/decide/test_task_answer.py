@@ -3,6 +3,7 @@
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.slurm.decide.job_start import JobRequest, NodeFacts, start_job
 from partage.slurm.decide.task_answer import (
@@ -58,6 +59,32 @@ def test_a_batch_script_has_all_a_task_its_own():
         ]
         == "gpu:h100:1"
     )
+
+
+@pytest.mark.parametrize(
+    ("task", "index", "units", "other"),
+    [("0", 2, 100, "mps:50 of GPU 4"), ("1", 4, 50, "mps:100 of GPU 2"), ("2", 2, 100, ""), ("", 2, 100, "")],
+)
+def test_a_task_with_mps_of_several_gpus_has_one_of_them(task, index, units, other):
+    """A process has one MPS daemon, and each GPU has its own: pipe, limits and GPU are of the same one."""
+    second = replace(NODE.devices[2], index=4, name="4", uuid=gpu(4), gpu=gpu(4))
+    node = replace(NODE, devices=(*NODE.devices, second))
+    facts = NodeFacts(True, "", HeldDevices((2, 4), {2: 100, 4: 50}))
+    found = start_job(JobRequest(JobId(1), 1000, (2, 4), "", 150), node, facts, ())
+    said = answer(found, SLURM_STEP_GPUS="2,4", SLURM_LOCALID=task, CUDA_MPS_ACTIVE_THREAD_PERCENTAGE="150")
+    exports = said.exports
+    assert exports["CUDA_VISIBLE_DEVICES"] == exports["PARTAGE_GPUS"] == gpu(index)
+    assert exports["CUDA_MPS_PIPE_DIRECTORY"] == f"/run/partage/mps/{gpu(index)}/pipe"
+    assert exports["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == str(units)
+    assert exports["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] == f"0={SIZE * units // 100 // MIB}M"
+    assert exports["PARTAGE_SHARES"] == f"mps:{units}"
+    assert exports["PARTAGE_MEMORY_BYTES"] == str(SIZE * units // 100 // MIB * MIB)
+    assert said.code == 0
+    (print_,) = said.prints
+    assert print_.startswith(f"partage: this task has mps:{units} of GPU {index}, and not {other}")
+    bound = answer(found, SLURM_STEP_GPUS="4", SLURM_LOCALID=task)
+    assert bound.exports["CUDA_VISIBLE_DEVICES"] == gpu(4)
+    assert bound.prints == ()
 
 
 @pytest.mark.parametrize("indexes", ["2", "7", "2,3"])

@@ -4,6 +4,7 @@ import pytest
 
 from partage.errors import Absent, Rejected, Unreachable, Unsatisfiable
 from partage.slurm.host.control import SlurmControl
+from partage.slurm.model.version import SlurmVersion
 
 
 def _control(tmp_path, environ=None, deadline_s=5.0, **scripts):
@@ -48,6 +49,16 @@ def test_a_squeue_without_json_is_asked_again_without(tmp_path):
     script = 'case "$1" in --json) echo "unrecognized option" >&2; exit 1;; *) echo "7|RUNNING|0|root";; esac'
     (job,) = _control(tmp_path, squeue=script).jobs("g1")
     assert (job.job, job.gpus) == (7, None)
+
+
+def test_the_version_where_there_is_no_slurm_conf_yet(tmp_path):
+    """Also of a configless node before slurmd runs: scontrol says nothing at all there (seen on 22.05.8)."""
+    dumb = "echo 'scontrol: fatal: Unable to process configuration file' >&2; exit 1"
+    control = _control(tmp_path, scontrol=dumb, slurmd='[ "$1" = -V ] && echo slurm-wlm 24.11.5')
+    assert control.version() == SlurmVersion(24, 11, 5)
+    assert _control(tmp_path, scontrol="echo slurm 23.11.4").version() == SlurmVersion(23, 11, 4)
+    with pytest.raises(Rejected, match="Unable to process configuration file"):
+        _control(tmp_path, scontrol=dumb, slurmd="exit 1").version()
 
 
 def test_no_scontrol(tmp_path, monkeypatch):

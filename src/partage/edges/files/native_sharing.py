@@ -24,7 +24,7 @@ from partage.model.policy import (
     TimeSlicing,
     UnitPlacement,
 )
-from partage.units import GIB, MIB, parse_bytes, parse_percent
+from partage.units import GIB, MIB, parse_bytes, parse_gpu_memory, parse_percent
 
 MOST_ITEMS = 512
 """Limit for the clients of a GPU and the MIG devices of a layout, far above what is possible."""
@@ -167,10 +167,7 @@ def _client_name(text: str) -> str:
 
 
 def _memory(text: str) -> int:
-    amount = parse_bytes(text)
-    if amount < MIB:
-        raise ValueError(f"{text!r} is less than 1Mi, the least that MPS can limit")
-    return amount
+    return parse_gpu_memory(text)  # 1 MiB is also the least that MPS can limit
 
 
 def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:

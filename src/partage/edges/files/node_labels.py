@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from partage.codec.yaml_document import Value, describe, read_document
 from partage.edges.files.input_file import STDIN, read_input
 from partage.errors import InputError, Problem
@@ -23,7 +25,14 @@ def read_node_labels(said: str) -> dict[str, str]:
 
 
 def _from_file(file: str) -> dict[str, str]:
-    document = read_document(read_input(file), "standard input" if file == STDIN else file).value
+    try:
+        content = read_input(file)
+    except InputError as error:
+        hint = "--node-labels takes labels, pool=inference,zone=a, or the name of a file"
+        raise InputError(
+            [replace(problem, hint=problem.hint or hint) for problem in error.problems]
+        ) from error
+    document = read_document(content, "standard input" if file == STDIN else file).value
     path = ""
     if isinstance(document, dict) and "metadata" in document:
         metadata, path = document["metadata"], "metadata.labels"

@@ -141,7 +141,7 @@ def _policy(
     detected = _detect(document.value, name)
     if config is not None and detected != migparted.FORMAT:
         message = f"there is no configuration {config[:60]!r}: only mig-parted's files hold several"
-        raise InputError([Problem(name, "", "error", message, "leave --config away")])
+        raise InputError([Problem(name, "", "error", message, "leave --config out")])
     if document.duplicates and detected != nvidia.FORMAT:
         raise InputError(document.duplicates)
     match detected:
@@ -174,5 +174,11 @@ def _detect(value: Value, name: str) -> str:
     said = (
         f"unknown version: {describe(version)}" if versions else "no version, and no keys of a known format"
     )
+    kind = value.get("kind")
+    if "apiVersion" in value and isinstance(kind, str):
+        said = f"not a policy, but a Kubernetes object of kind {kind[:40]}"
+        raise InputError(
+            [Problem(name, "kind", "error", said, "partage check and partage explain read manifests")]
+        )
     path = "version" if versions else ""
     raise InputError([Problem(name, path, "error", said, f"known formats: {_FORMATS}")])

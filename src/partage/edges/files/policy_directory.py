@@ -2,7 +2,8 @@
 
 Named policies are regular files, symlinks followed. In a ConfigMap that the kubelet has mounted each key is
 one, as for NVIDIA's config-manager; names that begin with ``..`` are the kubelet's own. In other directories
-other files may lie beside them: only names that end in ``.yaml``, ``.yml`` or ``.json`` count.
+other files may lie beside them: only names that end in ``.yaml``, ``.yml`` or ``.json`` count, and none that
+begins with a dot, as editors and tools name files of their own.
 """
 
 from __future__ import annotations
@@ -64,7 +65,7 @@ def read_policies(path: str, read: Callable[[str], bytes] = read_input) -> Polic
     be read at all.
     """
     try:
-        names = _names(Path(path))
+        names = policy_names(Path(path))
     except OSError:  # a file, or ``read`` says why it cannot be read
         return PolicyTexts(path, {path: read(path)})
     texts: dict[str, bytes] = {}
@@ -75,6 +76,22 @@ def read_policies(path: str, read: Callable[[str], bytes] = read_input) -> Polic
         except InputError as error:
             unreadable[name] = error.problems
     return PolicyTexts(path, texts, unreadable, directory=True)
+
+
+def files_of(path: str) -> tuple[str, ...]:
+    """The files that a name on the command line stands for: those of a directory that can be policies, or the
+    file itself. Raises InputError for a directory without any.
+    """
+    if not Path(path).is_dir():
+        return (path,)
+    try:
+        names = policy_names(Path(path))
+    except OSError as error:
+        raise InputError([Problem(path, "", "error", f"cannot be read: {error.strerror}")]) from error
+    if not names:
+        what = f"has no file that ends in {', '.join(POLICY_SUFFIXES)}"
+        raise InputError([Problem(path, "", "error", what, "directories in it are not looked at")])
+    return tuple(str(Path(path) / name) for name in names)
 
 
 class PolicyFiles(Struct):
@@ -108,7 +125,7 @@ class PolicyFiles(Struct):
     def _status(self) -> tuple[_Signature, float | None]:
         """What changes with the content, and when that was last."""
         try:
-            names = _names(self.path)
+            names = policy_names(self.path)
         except NotADirectoryError:
             files = {"": self.path}
         except OSError as error:
@@ -130,12 +147,12 @@ class PolicyFiles(Struct):
         return tuple(rows), max(times, default=None)
 
 
-def _names(directory: Path) -> list[str]:
-    """The names of policies, sorted. Raises OSError; NotADirectoryError for a file."""
+def policy_names(directory: Path) -> list[str]:
+    """The names of its policies, sorted. Raises OSError; NotADirectoryError for a file."""
     with os.scandir(directory) as entries:
         found = sorted(entry.name for entry in entries)
-    endings = "" if _MOUNTED in found else POLICY_SUFFIXES
-    named = [name for name in found if not name.startswith("..") and name.lower().endswith(endings)]
+    hidden, endings = ("..", "") if _MOUNTED in found else (".", POLICY_SUFFIXES)
+    named = [name for name in found if not name.startswith(hidden) and name.lower().endswith(endings)]
     return [name for name in named if _is_file(directory / name)][:MOST_POLICIES]
 
 

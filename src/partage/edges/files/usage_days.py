@@ -16,7 +16,7 @@ from pathlib import Path
 from msgspec import Raw
 
 from partage.codec.values import CodecError, decode
-from partage.edges.host.read_file import read_regular
+from partage.edges.host.read_file import files_below, read_regular
 from partage.edges.host.replace_file import replace_file
 from partage.errors import InputError, Problem
 from partage.model.usage_day import UsageDay
@@ -137,7 +137,7 @@ def _files_of(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
     inner = path / DIRECTORY  # of a state directory
-    files = sorted((inner if inner.is_dir() else path).rglob("*.json"))
+    files = files_below(inner if inner.is_dir() else path, ".json")
     if not files:
         raise InputError([Problem(str(path), "", "error", "has no history in it", _WHERE)])
     return files

@@ -22,7 +22,8 @@ _PIDFD_GETFD = 438
 
 
 def connected(proc: Path, identity: DaemonIdentity, without: Collection[int] = ()) -> tuple[int, ...]:
-    """Pids of the processes that have connected to a daemon; none where that may not be looked at.
+    """Pids of the processes that have connected to a daemon, and that are there; none where that may not be
+    looked at.
 
     without: processes that are not meant, as is this one.
     """
@@ -36,7 +37,8 @@ def connected(proc: Path, identity: DaemonIdentity, without: Collection[int] = (
         found = {peer_pid(connection) for connection in _connections(proc, identity.pid, process)}
     finally:
         os.close(process)
-    return tuple(sorted(found - {0, identity.pid, *procfs.own_pids(proc), *without}))
+    others = found - {0, identity.pid, *procfs.own_pids(proc), *without}
+    return tuple(sorted(pid for pid in others if procfs.runs(proc, pid)))
 
 
 def _connections(proc: Path, pid: int, process: int) -> Iterator[socket.socket]:

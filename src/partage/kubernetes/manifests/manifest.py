@@ -13,7 +13,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from partage.answers.wording import sharing_text
-from partage.kubernetes.manifests.names import name_findings
+from partage.kubernetes.manifests.names import meant_name, name_findings
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
 from partage.kubernetes.manifests.pods import object_name, pod_specs_at
 from partage.kubernetes.manifests.settings import settings_findings
@@ -196,8 +196,10 @@ def _against_offer(
 ) -> Iterator[CheckedProblem]:
     resource = offered.get(name)
     if resource is None:
+        near = meant_name(name, offered)
+        advice = "" if near is None else f"did you mean {near}? "
         names = ", ".join(offered) or "nothing"
-        yield asked.error(f"nothing offers {name} here", f"offered: {names}", here=True)
+        yield asked.error(f"nothing offers {name} here", f"{advice}offered: {names}", here=True)
         return
     if is_by_memory(name, offered):
         yield from _units_against_offer(asked, amount, resource)

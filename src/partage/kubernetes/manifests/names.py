@@ -1,4 +1,4 @@
-"""Names of resources with which a container asks for nothing: misspelt, or refused by Kubernetes.
+"""Names of resources with which a container asks for nothing: misspelt, unusual, or refused by Kubernetes.
 
 Pure. Source of the rules: validation of the API server (``ValidateContainerResourceName``): a name without a
 domain has to be one of Kubernetes' own, and after the domain comes a qualified name (``IsQualifiedName``).
@@ -10,6 +10,7 @@ import difflib
 import re
 from collections.abc import Collection, Iterator
 
+from partage.codec.fields import nearest_word
 from partage.kubernetes.manifests.node import CheckedProblem, ManifestNode
 from partage.model.ids import VENDOR
 
@@ -17,6 +18,15 @@ _OWN = ("cpu", "memory", "ephemeral-storage")
 _OWN_PREFIX = "hugepages-"
 _QUALIFIED = re.compile(r"[A-Za-z0-9]([A-Za-z0-9_.-]{0,61}[A-Za-z0-9])?")
 """What may follow the domain: 63 signs at most."""
+
+_USUAL = {"gpu": "gpu", "gpus": "gpu", "gpushared": "gpu.shared", "gpusshared": "gpu.shared"}
+"""By its letters alone, the usual name that was meant. Others are left alone: ``GA102GL_A10`` is a name of
+KubeVirt's, and a policy may give any.
+"""
+_MIG = re.compile(r"mig(\d+g)(\d+gb)(me|meall)?(shared)?")
+_MIG_NAME = re.compile(r"mig-\d+g\.\d+gb([.-]me(\.all)?)?(\.shared)?")
+"""As NVIDIA writes it; ``-me`` (no media engines) is another profile than ``+me``, whose name has ``.me``."""
+_SEPARATORS = re.compile(r"[._-]")
 
 _ALIKE = 0.75
 """So near to ``nvidia.com`` are ``nvdia.com`` and ``nvidia.con``; ``amd.com`` and ``intel.com`` are not."""
@@ -37,6 +47,29 @@ def name_findings(amounts: ManifestNode, offered: Collection[str] | None) -> Ite
         elif not _QUALIFIED.fullmatch(key.partition("/")[2]):
             said = f"{key!r} is not the name of a resource: Kubernetes refuses it"
             yield amounts.at(key).error(said, "after the domain come letters, digits, '-', '_' and '.'")
+        elif offered is None and (usual := _usual(key)) not in (None, key):
+            said = f"{key} is not a usual name: only a policy that gives GPUs this name offers it"
+            yield amounts.at(key).warning(said, f"did you mean {usual}?")
+
+
+def meant_name(key: str, names: Collection[str]) -> str | None:
+    """The one of these names of resources that was most likely meant, by what stands after the domain."""
+    by_word = {name.rpartition("/")[2]: name for name in names}
+    near = nearest_word(key.rpartition("/")[2], list(by_word))
+    return None if near is None else by_word[near]
+
+
+def _usual(key: str) -> str | None:
+    """``nvidia.com/gpu`` for ``nvidia.com/GPU`` and ``nvidia.com/gpus``. None: like no usual name."""
+    domain, _, name = key.partition("/")
+    if domain != VENDOR or _MIG_NAME.fullmatch(name):
+        return None
+    letters = _SEPARATORS.sub("", name.lower())
+    mig = _MIG.fullmatch(letters)
+    if mig is None:
+        return f"{VENDOR}/{_USUAL[letters]}" if letters in _USUAL else None
+    attribute = {None: "", "me": ".me", "meall": ".me.all"}[mig[3]]
+    return f"{VENDOR}/mig-{mig[1]}.{mig[2]}{attribute}{'.shared' if mig[4] else ''}"
 
 
 def _misspelt(domain: str) -> bool:
@@ -53,5 +86,4 @@ def _misspelt(domain: str) -> bool:
 def _meant(key: str, offered: Collection[str] | None) -> str:
     name = key.rpartition("/")[2].lower()
     meant = f"{VENDOR}/{name}"
-    near = difflib.get_close_matches(meant, offered or (), n=1)
-    return near[0] if near else meant
+    return meant_name(key, offered or ()) or meant

@@ -6,9 +6,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from partage.edges.host.read_file import files_below
 from partage.errors import InputError, Problem
 from partage.kubernetes.manifests.input_files import ManifestInput, read_input_file
 from partage.kubernetes.manifests.pods import POD_SPEC_AT, objects_of
+from partage.model.choice_rules import POLICY_SUFFIXES
 from partage.plan.history.evidence import workload_of
 from partage.values import Frozen
 
@@ -75,7 +77,7 @@ def _makes(owner: PodOwner, workload: str) -> bool:
 def _files(path: Path) -> list[Path]:
     if not path.is_dir():
         return [path]
-    return sorted(file for file in path.rglob("*") if file.suffix in {".yaml", ".yml", ".json"})
+    return files_below(path, *POLICY_SUFFIXES)
 
 
 def _owners(found: ManifestInput) -> Iterator[PodOwner]:

@@ -33,7 +33,7 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, value: str) -> tupl
     except ValueError:
         found = ()
     if not found or not all(1 <= one <= 60 for one in found):
-        raise click.BadParameter("numbers of processes from 1 to 60, with commas: 1,2,4,8")
+        raise click.BadParameter(f"{value!r} is no list of numbers from 1 to 60, such as 1,2,4,8")
     return found
 
 
@@ -41,16 +41,16 @@ def _chosen(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple
     del ctx, parameter
     found = tuple(one for one in _EXPERIMENTS if one in value.split(","))
     if len(found) != len(set(value.split(","))):
-        raise click.BadParameter(f"some of {', '.join(_EXPERIMENTS)}, with commas")
+        raise click.BadParameter(f"{value!r} is no list of experiments; they are {','.join(_EXPERIMENTS)}")
     return found
 
 
 def _bytes(ctx: click.Context, parameter: click.Parameter, value: str | None) -> int | None:
     del ctx, parameter
-    from partage.units import parse_bytes
+    from partage.units import parse_gpu_memory
 
     try:
-        return None if value is None else parse_bytes(value)
+        return None if value is None else parse_gpu_memory(value)
     except ValueError as error:
         raise click.BadParameter(str(error)) from error
 

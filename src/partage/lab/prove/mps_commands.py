@@ -1,12 +1,14 @@
-"""MPS: a tenant that gives commands to the daemon whose pipe it has.
+"""MPS: a tenant that gives commands to the daemon whose pipe it has, or keeps others from giving any.
 
 Only against a simulated daemon, which answers as NVIDIA's programs do: a daemon that is there is left alone.
 """
 
 from __future__ import annotations
 
+import asyncio
+
 from partage.lab.prove.attack import attack
-from partage.lab.prove.model import AttackOutcome, kept
+from partage.lab.prove.model import AttackOutcome, broken, kept
 from partage.lab.prove.mps_memory import is_mps
 from partage.lab.prove.mps_tenants import OTHER_UID
 from partage.lab.prove.outcomes import (
@@ -14,6 +16,7 @@ from partage.lab.prove.outcomes import (
     allocated_words,
     allocation_outcome,
     limit_avoided,
+    new_client,
     was_limited,
 )
 from partage.lab.prove.share import PromisedShare
@@ -27,11 +30,13 @@ def _has_whole_pipe(share: PromisedShare) -> bool:
     return is_mps(share) and not share.offering.pipe
 
 
-def _raises(stage: ExperimentStage, servers: list[str]) -> list[str]:
-    """Commands that lift the limit of all servers, and of those that come."""
-    all_of_it = f"0 {stage.share.device_bytes // MIB}M"
-    own = [f"set_device_pinned_mem_limit {server} {all_of_it}" for server in servers]
-    return [f"set_default_device_pinned_mem_limit {all_of_it}", *own]
+async def _set_limit(stage: ExperimentStage, limit_bytes: int, uid: int | None = None) -> None:
+    """A user's commands that set the limit of all servers, and of those that come. uid: None: this user."""
+    limit = f"0 {limit_bytes // MIB}M"
+    servers = await stage.servers()
+    await stage.tell(f"set_default_device_pinned_mem_limit {limit}", uid)
+    for server in servers:
+        await stage.tell(f"set_device_pinned_mem_limit {server} {limit}", uid)
 
 
 @attack(
@@ -42,8 +47,7 @@ def _raises(stage: ExperimentStage, servers: list[str]) -> list[str]:
 )  # fmt: skip
 async def _as_user(stage: ExperimentStage) -> AttackOutcome:
     most = above_limit(stage.share.largest_bytes, stage.share.device_bytes)
-    for command in _raises(stage, await stage.servers()):
-        await stage.tell(command, OTHER_UID)
+    await _set_limit(stage, stage.share.device_bytes, OTHER_UID)
     got = await allocate_in_pieces(await stage.tenant(), stage.share.largest_bytes, most)
     return allocation_outcome(got, stage.share.largest_bytes, "the limit of the daemon")
 
@@ -60,12 +64,52 @@ async def _as_user(stage: ExperimentStage) -> AttackOutcome:
 async def _as_root(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
     most = above_limit(share.largest_bytes, share.device_bytes)
-    for command in _raises(stage, await stage.servers()):
-        await stage.tell(command)
-    got = await allocate_in_pieces(await stage.tenant(), share.largest_bytes, most)
+    await _set_limit(stage, share.device_bytes)
+    try:
+        got = await allocate_in_pieces(await stage.tenant(), share.largest_bytes, most)
+    finally:
+        await _set_limit(stage, share.largest_bytes)
     if was_limited(got, share.largest_bytes):
         return kept(f"{allocated_words(got)}: the daemon did not obey")
     return limit_avoided(share, f"{allocated_words(got)}, over the limit of the daemon")
 
 
-ATTACKS = (_as_user, _as_root)
+_PATIENCE = 5
+"""How many times as long as before the daemon may take before it counts as held."""
+_AGAIN_S = 20.0
+
+
+@attack(
+    "mps-hold-connection", "MPS", Guarantee.GUARDED, AttackNeed.ROOT, AttackNeed.COMMANDS,
+    promised=(
+        "A process that keeps the daemon's connection changes no limit. Clients that are there work on. "
+        "Commands and new clients wait until it has gone."
+    ),
+    tried=(
+        f"User {OTHER_UID} connects to the daemon's socket and says nothing. The daemon is asked, a new "
+        "client comes, and a client of before allocates."
+    ),
+    on=_has_whole_pipe,
+)  # fmt: skip
+async def _hold(stage: ExperimentStage) -> AttackOutcome:
+    limit_bytes = stage.share.largest_bytes
+    most = above_limit(limit_bytes, stage.share.device_bytes)
+    tenant = await stage.tenant()
+    clock = asyncio.get_running_loop()
+    asked_s = clock.time()
+    await stage.others()
+    patience_s = 1.0 + _PATIENCE * (clock.time() - asked_s)
+    async with stage.daemon.held(OTHER_UID):
+        answers = await stage.daemon.answers(patience_s)
+        new = await new_client(stage)
+        outcome = allocation_outcome(
+            await allocate_in_pieces(tenant, limit_bytes, most), limit_bytes, "the limit of the daemon"
+        )
+    said = "answered all the same" if answers else "answered nobody"
+    seen = f"the daemon {said}; a new client {new} meanwhile; a client of before: {outcome.seen}"
+    if not await stage.daemon.answers(_AGAIN_S):
+        return broken(f"{seen}; the daemon did not answer after the process had gone, either")
+    return AttackOutcome(outcome.verdict, f"{seen}; the daemon answered again after the process had gone")
+
+
+ATTACKS = (_as_user, _as_root, _hold)

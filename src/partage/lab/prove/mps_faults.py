@@ -7,14 +7,12 @@ import asyncio
 from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, broken, kept
 from partage.lab.prove.mps_memory import is_mps
-from partage.lab.prove.outcomes import make_fault, require_working
+from partage.lab.prove.outcomes import make_fault, new_client, require_working
 from partage.lab.prove.stage import AttackNeed, CannotTry, ExperimentStage
-from partage.lab.tenant import OK, NotConnected, TenantFailed
+from partage.lab.tenant import OK, TenantFailed
 from partage.model.share import Guarantee
 
 _SERVED_AGAIN_S, _AGAIN_S = 20.0, 0.05
-_WAIT_LIMIT_S = 2.0
-"""How long a new client may wait during the fault before it counts as waiting."""
 
 
 @attack(
@@ -31,23 +29,14 @@ async def _fault(stage: ExperimentStage) -> AttackOutcome:
     require_working(await faulting.attempt("launch"), await neighbour.attempt("launch"))
     await make_fault(faulting)
     after = await neighbour.attempt("launch")
-    new_client = await _new_client(stage)
+    new = await new_client(stage)
     await stage.end()
     hit = "the neighbour worked on" if after == OK else f"the neighbour failed, too ({after})"
-    seen = f"{hit}; a new client {new_client} meanwhile"
+    seen = f"{hit}; a new client {new} meanwhile"
     again = await _served_again(stage)
     if again != OK:
         return broken(f"{seen}; after all had gone no new one was served for {_SERVED_AGAIN_S:g} s: {again}")
     return kept(f"{seen}; after all had gone a new one was served")
-
-
-async def _new_client(stage: ExperimentStage) -> str:
-    """What happens to a client that comes during the fault."""
-    try:
-        entered = await (await stage.begin()).connected(_WAIT_LIMIT_S)
-    except NotConnected as refused:
-        return f"was refused ({refused})"
-    return "was served" if entered else "had to wait"
 
 
 async def _served_again(stage: ExperimentStage) -> str:

@@ -6,10 +6,13 @@ from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried, weak
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import Allocated, CannotTry, ExperimentStage, allocate_in_pieces
 from partage.lab.sizes import beyond_bytes, has_room
-from partage.lab.tenant import OK, OUT_OF_MEMORY, TenantProcess
+from partage.lab.tenant import OK, OUT_OF_MEMORY, NotConnected, TenantProcess
 from partage.model.policy import Strategy
 from partage.model.share import Guarantee
 from partage.units import format_bytes
+
+_WAIT_LIMIT_S = 2.0
+"""How long a new client may wait before it counts as waiting."""
 
 
 def shared_by(strategy: Strategy, share: PromisedShare) -> bool:
@@ -29,6 +32,15 @@ async def make_fault(tenant: TenantProcess) -> str:
     if answer == OK:
         raise CannotTry("the kernel that was to fault did not")
     return answer
+
+
+async def new_client(stage: ExperimentStage) -> str:
+    """What happens to a client that comes now."""
+    try:
+        entered = await (await stage.begin()).connected(_WAIT_LIMIT_S)
+    except NotConnected as refused:
+        return f"was refused ({refused})"
+    return "was served" if entered else "had to wait"
 
 
 def above_limit(limit_bytes: int, device_bytes: int) -> int:

@@ -37,7 +37,7 @@ class AttackNeed(StrEnum):
 
     gpu: a real one: the simulation has MPS clients, and neither compute modes nor multiprocessors.
     faults: permission to end the work of processes that a fault hits. root: processes of other users.
-    commands: a daemon that may be given commands, a simulated one.
+    commands: a daemon that may be given commands and kept from others, a simulated one.
     torch: PyTorch. container: to run in a container that holds a share. neighbour: a second MIG device.
     """
 
@@ -90,7 +90,7 @@ class ProofEngine(ABC):
         if need is AttackNeed.ROOT and os.geteuid() != 0:
             return "only root can start processes of other users"
         if need is AttackNeed.COMMANDS and self.evidence is not EvidenceKind.SIMULATED:
-            return "it would change the limits of a daemon that is there; the simulation tries it"
+            return "it would command a daemon that others use, or keep it from them; the simulation tries it"
         return ""
 
     async def holder(self, gpu: GpuUuid) -> str:
@@ -141,9 +141,14 @@ class ExperimentStage:
 
     async def tell(self, command: str, uid: int | None = None) -> str:
         """What the daemon answers to a command, of root or of another user. Raises CannotTry."""
+        return await self.daemon.tell(command, uid)
+
+    @property
+    def daemon(self) -> MpsDaemon:
+        """The daemon of the share. Raises CannotTry where there is none."""
         if self._setup.daemon is None:
             raise CannotTry("there is no daemon")
-        return await self._setup.daemon.tell(command, uid)
+        return self._setup.daemon
 
     async def servers(self) -> list[str]:
         """Pids of the daemon's servers, once a tenant was there."""

@@ -131,13 +131,13 @@ def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
             exposed[device] = before.exposed[device]
         if device in exposed and not commanded and not daemon.limits.namespaces:
             to_set.add(device)
-        open_now = commanded or device in to_set
-        # Set some time between the last turn and this one: clients may have come before it.
-        open_before = device in before.to_set
         may_now = _may_now(now, daemon)
-        found = _suspicion(
-            before, now, daemon, may_now or ended_here, open_now=open_now, open_before=open_before
-        )
+        exposure = None
+        if (who := may_now or ended_here) or commanded or device in to_set:
+            exposure = Exposure(who)
+        elif device in before.to_set:  # set since the last turn: clients may have come before it
+            exposure = Exposure("", over=True)
+        found = _suspicion(_earlier(before, now, device), now, daemon, exposure)
         if found is not None:
             suspected[device] = found
         still = _SET_AGAIN if device in to_set else ""
@@ -174,35 +174,57 @@ def _may_now(now: Now, daemon: DaemonState) -> str:
     return (OUTDATED if daemon.outdated else "") or why_commanded(daemon, now.look.tenants, now.driver)
 
 
-def _suspicion(
-    before: LimitTrust, now: Now, daemon: DaemonState, why: str, *, open_now: bool, open_before: bool
-) -> Suspicion | None:
-    """Which clients may have connected while limits were not those that were set.
+def _earlier(before: LimitTrust, now: Now, device: DeviceUuid) -> Suspicion | None:
+    """What was suspected at the last turn: of a daemon that nobody watched, all its clients."""
+    unwatched = Suspicion(_until("nobody watched its MPS daemon before"), frozenset(), now.at_s, True)
+    return before.suspected.get(device, None if device in before.known else unwatched)
 
-    why: somebody may have changed limits, and who; open_now: somebody may have, and they were not set again
-    yet; open_before: so it was until a moment ago, and they have been set again since.
+
+class Exposure(Frozen):
+    """Limits may not have been those that were set, at some time since the last turn.
+
+    who: who may have changed them, a clause; empty: nobody new, they were only not set again yet. over: they
+    have been set again since.
     """
-    last = before.suspected.get(daemon.device)
-    if daemon.device not in before.known and last is None:
-        last = Suspicion(f"nobody watched its MPS daemon before; {_UNTIL}", frozenset(), now.at_s, True)
-    may_have = bool(why) or open_now
+
+    who: str
+    over: bool = False
+
+
+def _suspicion(
+    last: Suspicion | None, now: Now, daemon: DaemonState, exposure: Exposure | None
+) -> Suspicion | None:
+    """Which clients may have connected while limits were not those that were set."""
+    if exposure is None:
+        return _left(last, now, daemon)
     doubted = last is not None and (last.clients or last.unlisted)
-    reason = last.reason if last and doubted and not why else f"{why or _SET_AGAIN}; {_UNTIL}"
+    reason = last.reason if last and doubted and not exposure.who else _until(exposure.who or _SET_AGAIN)
     if daemon.phase is DaemonPhase.SILENT:  # who its clients are, it says later
-        if may_have or open_before:
-            return Suspicion(reason, last.clients if last else frozenset(), now.at_s, True)
+        return Suspicion(reason, last.clients if last else frozenset(), now.at_s, True)
+    clients = _clients(daemon)
+    return Suspicion(reason, clients, now.at_s) if clients or not exposure.over else None
+
+
+def _left(last: Suspicion | None, now: Now, daemon: DaemonState) -> Suspicion | None:
+    """What is left of an earlier suspicion, once some clients have ended or were seen within their share."""
+    if last is None or daemon.phase is DaemonPhase.SILENT:
         return last
-    clients = frozenset(client.pid for client in daemon.clients)
-    if may_have or (open_before and clients):
-        return Suspicion(reason, clients, now.at_s)
-    if last is None or not (of_before := clients if last.unlisted else last.clients & clients):
-        return None
-    if now.within_s > last.since_s and of_before <= frozenset(now.within):
+    clients = _clients(daemon)
+    of_before = clients if last.unlisted else last.clients & clients
+    if not of_before or (now.within_s > last.since_s and of_before <= frozenset(now.within)):
         return None
     return replace(last, clients=of_before, unlisted=False)
 
 
-_UNTIL = "its clients of that time may use more until they end, or each is seen with no more than its share"
+def _clients(daemon: DaemonState) -> frozenset[int]:
+    return frozenset(client.pid for client in daemon.clients)
+
+
+def _until(reason: str) -> str:
+    return (
+        f"{reason}; its clients of that time may use more until they end, or each is seen with no more than "
+        "its share"
+    )
 
 
 def _waiting(

@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import sys
 
-from partage.sim.mps.wire import COMMAND_PREFIX, ERROR_PREFIX, QUIT, connect, daemon_listens
+from partage.sim.mps.wire import ERROR_PREFIX, QUIT, command_connection, daemon_listens
 
 # Not typing: its import takes longer than all that the program does.
 TYPE_CHECKING = False
@@ -63,7 +63,7 @@ def _command_line(pipe: str) -> int:
 def _converse(pipe: str, commands: Iterable[str]) -> int:
     """Give commands on one connection, print the answers; the exit code."""
     try:
-        sock = connect(pipe)
+        sock = command_connection(pipe)
     except OSError:
         return _fail("Cannot find MPS control daemon process")
     try:
@@ -81,10 +81,10 @@ def _converse(pipe: str, commands: Iterable[str]) -> int:
 
 
 def ask(sock: socket, command: str) -> str | None:
-    """The answer; None if there is none: see ``COMMAND_PREFIX``."""
+    """The answer; None if there is none: see ``CONTROL_HELLO``."""
     answer = b""
     try:
-        sock.sendall(COMMAND_PREFIX + command.encode() + b"\n")
+        sock.sendall(command.encode() + b"\n")
         while chunk := sock.recv(65536):
             answer += chunk
             size, newline, text = answer.partition(b"\n")

@@ -34,7 +34,7 @@ from partage.sim.mps.named_state import CommandError, NamedState
 from partage.sim.mps.node import MpsNode
 from partage.sim.mps.server_processes import ServerProcesses
 from partage.sim.mps.state import MpsControlState
-from partage.sim.mps.wire import COMMAND_PREFIX, ERROR_PREFIX, QUIT
+from partage.sim.mps.wire import CONTROL_HELLO, ERROR_PREFIX, QUIT
 from partage.values import Frozen
 
 _UCRED = struct.Struct("3i")
@@ -45,7 +45,8 @@ _MOST_LINE_BYTES = 1 << 20
 class _Peer(Struct, eq=False):
     """One connection.
 
-    client: None until its first request as a client. admitted: the state has admitted it.
+    commands: it has said that it is a control program. client: None until its first request as a client.
+    admitted: the state has admitted it.
     route: see ``SimulatedClient``.
     """
 
@@ -54,8 +55,14 @@ class _Peer(Struct, eq=False):
     uid: int
     route: tuple[str, str] = ("", "")
     buffer: bytes = b""
+    commands: bool = False
     client: SimulatedClient | None = None
     admitted: bool = False
+
+    @property
+    def waited_for(self) -> bool:
+        """It is connected, and has not said what it is."""
+        return self.sock.fileno() >= 0 and not self.commands and self.client is None
 
 
 class DaemonSettings(Frozen):
@@ -88,6 +95,8 @@ class ControlDaemon:
         self._peers: dict[SimulatedClient, _Peer] = {}
         self._servers = ServerProcesses(settings.programs, settings.log / "server.log", settings.environment)
         self._commander: _Peer | None = None
+        self._newcomer: _Peer | None = None
+        self._kept_waiting: list[selectors.SelectorKey] = []
         self._quitting: _Peer | None = None
         self._forced_s: float | None = None
         self._log_file = (settings.log / "control.log").open("a", encoding="utf-8", buffering=1)
@@ -103,8 +112,11 @@ class ControlDaemon:
         self._run_actions()
         while not self._is_over():
             for key, _ in self._selector.select(timeout=self._time_left_s()):
-                key.data()
-                self._run_actions()
+                if (
+                    self._selector.get_map().get(key.fd) == key
+                ):  # not if one before it ended it, or has it wait
+                    key.data()
+                    self._run_actions()
         self._close()
 
     # --- connections --------------------------------------------------------------------------
@@ -118,8 +130,24 @@ class ControlDaemon:
         self._log("Accepting connection...")
         peer = _Peer(sock, pid, uid, route)
         self._watch(sock, lambda: self._read(peer))
+        if self._settings.protocol == 2:
+            self._wait_for(peer)
+
+    def _wait_for(self, peer: _Peer) -> None:
+        """Until a new connection has said what it is, nobody else is taken, and no command is answered (535,
+        550 and 555; it is not known of version 3). Clients that are there speak to their server.
+        """
+        others = [self._listener] if self._commander is None else [self._listener, self._commander.sock]
+        self._newcomer, self._kept_waiting = peer, [self._selector.unregister(sock) for sock in others]
 
     def _read(self, peer: _Peer) -> None:
+        self._take_in(peer)
+        if peer is self._newcomer and not peer.waited_for:
+            self._newcomer = None
+            for key in self._kept_waiting:
+                self._selector.register(key.fileobj, key.events, key.data)
+
+    def _take_in(self, peer: _Peer) -> None:
         try:
             data = peer.sock.recv(_READ_BYTES)
         except OSError:
@@ -127,15 +155,20 @@ class ControlDaemon:
         peer.buffer += data
         if not data or len(peer.buffer) > _MOST_LINE_BYTES:
             return self._drop(peer)
-        while b"\n" in peer.buffer:
+        while b"\n" in peer.buffer and peer.sock.fileno() >= 0:
             line, _, peer.buffer = peer.buffer.partition(b"\n")
-            if peer.client is None and line.startswith(COMMAND_PREFIX):
-                return self._command(peer, line.removeprefix(COMMAND_PREFIX).decode(errors="replace"))
-            try:
-                self._request(peer, json.loads(line))
-            except (ValueError, KeyError, TypeError):
-                return self._drop(peer)  # not a client of ours: the line is no request
+            self._hear(peer, line)
         return None
+
+    def _hear(self, peer: _Peer, line: bytes) -> None:
+        if peer.commands:
+            return self._command(peer, line.decode(errors="replace"))
+        if peer.client is None and line == CONTROL_HELLO:
+            return self._take_commands(peer)
+        try:
+            return self._request(peer, json.loads(line))
+        except (ValueError, KeyError, TypeError):
+            return self._drop(peer)  # not a client of ours: the line is no request
 
     def _drop(self, peer: _Peer) -> None:
         if self._commander is peer:
@@ -178,15 +211,16 @@ class ControlDaemon:
 
     # --- commands -----------------------------------------------------------------------------
 
-    def _command(self, peer: _Peer, command: str) -> None:
-        """One control program at a time: who comes meanwhile is sent away without a word (535, 550 and 555;
-        it is not known of version 3).
+    def _take_commands(self, peer: _Peer) -> None:
+        """One control program at a time, also one that asks nothing: who comes meanwhile is sent away without
+        a word (535, 550 and 555; it is not known of version 3).
         """
-        if self._commander not in (None, peer) and self._settings.protocol == 2:
+        if self._commander is not None and self._settings.protocol == 2:
             return self._drop(peer)
-        if self._commander is not peer:
-            self._commander = peer
-            self._log("NEW UI")
+        self._commander, peer.commands = peer, True
+        return self._log("NEW UI")
+
+    def _command(self, peer: _Peer, command: str) -> None:
         self._log(f"Cmd:{command}")
         words = command.split()
         if isinstance(self._state, NamedState):

@@ -8,9 +8,10 @@ from __future__ import annotations
 # Not socket: its import takes longer than all that the control program does.
 from _socket import AF_UNIX, SOCK_STREAM, socket
 
-COMMAND_PREFIX = b"control "
-"""A control program sends this, its command and a newline. The answer is its length in bytes, a newline, and
-the answer. The end of the connection instead: another control program has one, or the daemon has ended.
+CONTROL_HELLO = b"control"
+"""The first line of a control program, which says what it is. Each line after it is a command. Its answer is
+the length in bytes, a newline, and the text. The end of the connection instead: another control program has
+one, or the daemon has ended. The first line of a client is a request.
 """
 ERROR_PREFIX = "\x01"
 """An answer of version 3 that is an error begins with this. The control program then exits with 1."""
@@ -25,6 +26,13 @@ def connect(pipe: str) -> socket:
     except OSError:
         sock.close()
         raise
+    return sock
+
+
+def command_connection(pipe: str) -> socket:
+    """A connection for commands. Raises OSError where no daemon listens, or it ends now."""
+    sock = connect(pipe)
+    sock.sendall(CONTROL_HELLO + b"\n")
     return sock
 
 

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 
 from msgspec.structs import replace
 
 from partage.errors import InputError, PartageError, Unreachable
-from partage.slurm.agent.job_end import end_lost_jobs
+from partage.model.ids import DeviceUuid
+from partage.model.mps import DaemonSpec, DaemonState
+from partage.slurm.agent.job_end import end_jobs, end_lost_jobs
 from partage.slurm.agent.job_node import LOCK_S, JobNode, NodeBroken
 from partage.slurm.decide.job_start import (
     JobRequest,
     NodeFacts,
     daemons_of,
     has_to_be_asked,
+    idle_daemons,
     start_job,
     unwanted_daemons,
     with_other_users,
@@ -29,8 +33,11 @@ def begin_job(node: JobNode, request: JobRequest) -> JobRecord:
     """Let a job begin: its record is written and its daemons run, or the record says why it must not.
 
     A job that Slurm does not know any more is in nobody's way: its epilog did not run. Before a job is
-    refused on account of others, Slurm is asked which of them live. Raises NodeBroken.
+    refused on account of others, Slurm is asked which of them live; and after a long wait, whether it lives
+    itself: a slurmd that was started again meanwhile does not know that a prolog still runs, and its epilog
+    came too early. Raises NodeBroken.
     """
+    begun_s = time.monotonic()
     try:
         devices = read_devices(node.devices)
     except InputError as error:
@@ -41,6 +48,8 @@ def begin_job(node: JobNode, request: JobRequest) -> JobRecord:
             record, others = _begun(node, request, devices, facts, records)
             if record.refused and end_lost_jobs(node, records, others):
                 record, _ = _begun(node, request, devices, facts, records)
+            if time.monotonic() - begun_s > node.long_s:
+                end_lost_jobs(node, records, Records((record,)))
     except TimeoutError as error:
         raise NodeBroken(str(error)) from error
     except OSError as error:
@@ -99,37 +108,56 @@ def _begun(
     """The record, as it is on the disk, and those of the other jobs on the node. Raises NodeBroken."""
     with records.locked(LOCK_S):
         others = records.read().without(request.job)
-        start = start_job(request, devices, facts, others.jobs)
-        unknown = next(iter(others.unreadable.values()), "")
-        begun = replace(start, refused=unknown) if unknown else start
-        records.put(begun)
+        record = start_job(request, devices, facts, others.jobs)
+        if unknown := next(iter(others.unreadable.values()), ""):
+            record = replace(record, refused=unknown)
+        specs = daemons_of(record, devices)
+        record = replace(record, decided=not specs)
+        records.put(record)
     try:
-        record = _with_daemons(node, begun, devices, others.jobs)
+        if unwanted := unwanted_daemons(record, devices):
+            _stop(node, unwanted)
+        if specs:
+            return _decided(node, record, _start(node, specs), records)
     except NodeBroken:
-        records.remove(request.job)
+        end_jobs(node, records, [request.job])
         raise
-    if record != begun:
+    return record, others
+
+
+def _decided(
+    node: JobNode, record: JobRecord, daemons: Sequence[DaemonState], records: JobRecords
+) -> tuple[JobRecord, Records]:
+    """The record once its daemons run. Of two users who begin at the same time, the first one here has them.
+
+    An epilog may have removed it meanwhile: of a slurmd that was started again, and knows nothing of this
+    prolog. Then the job has ended, and needs no daemon.
+    """
+    with records.locked(LOCK_S):
+        now = records.read()
+        others = now.without(record.job)
+        if now.of(record.job) != record:
+            if idle := idle_daemons([one.device for one in daemons], others.jobs):
+                _stop(node, idle)
+            return record, others
+        for daemon in daemons:
+            record = with_other_users(record, daemon, others.jobs)
+        record = replace(record, decided=True)
         records.put(record)
     return record, others
 
 
-def _with_daemons(
-    node: JobNode, record: JobRecord, devices: NodeDevices, others: Sequence[JobRecord]
-) -> JobRecord:
-    if unwanted := unwanted_daemons(record, devices):
-        from partage.slurm.agent.daemons import stop_daemons
-
-        if wrong := stop_daemons(node, unwanted):
-            raise NodeBroken(wrong[0])
-    specs = daemons_of(record, devices)
-    if not specs:
-        return record
+def _start(node: JobNode, specs: Sequence[DaemonSpec]) -> tuple[DaemonState, ...]:
     from partage.slurm.agent.daemons import start_daemons
 
     try:
-        states = start_daemons(node, specs)
+        return start_daemons(node, specs)
     except PartageError as error:
         raise NodeBroken(f"the MPS daemon does not start: {error}") from error
-    for state in states:
-        record = with_other_users(record, state, others)
-    return record
+
+
+def _stop(node: JobNode, devices: Sequence[DeviceUuid]) -> None:
+    from partage.slurm.agent.daemons import stop_daemons
+
+    if wrong := stop_daemons(node, devices):
+        raise NodeBroken(wrong[0])

@@ -23,7 +23,7 @@ def end_job(node: JobNode, job: JobId) -> tuple[str, ...]:
     """
     try:
         with JobRecords(node.run_dir) as records:
-            wrong = _end(node, records, [job])
+            wrong = end_jobs(node, records, [job])
             left = records.read()
             if (left.jobs or left.unreadable) and not records.asked_within(LOST_JOBS_S):
                 end_lost_jobs(node, records, left)
@@ -46,13 +46,16 @@ def end_lost_jobs(node: JobNode, records: JobRecords, seen: Records) -> bool:
     living = node.slurm.jobs() if recorded else None
     if living is None or not recorded - living:
         return False
-    _end(node, records, recorded - living, seen)
+    end_jobs(node, records, recorded - living, seen)
     return True
 
 
-def _end(
+def end_jobs(
     node: JobNode, records: JobRecords, jobs: Collection[JobId], seen: Records | None = None
 ) -> tuple[str, ...]:
+    """Remove the records of these jobs, and stop the daemons that no other job needs. seen: only where the
+    record is still the same. Returns what went wrong. Raises OSError, PartageError.
+    """
     with records.locked(LOCK_S):
         found = records.read()
         ended = [job for job in jobs if seen is None or found.same(job, seen)]

@@ -12,13 +12,16 @@ LOCK_S = 60.0
 
 
 class JobNode(Frozen):
-    """devices: the file. slurm_conf: None if slurmd does not say it."""
+    """devices: the file. slurm_conf: None if slurmd does not say it. long_s: a prolog that takes longer
+    asks in the end whether its job still lives.
+    """
 
     run_dir: Path
     devices: Path
     slurm: SlurmPrograms
     driver_root: Path = Path("/")
     slurm_conf: Path | None = None
+    long_s: float = 10.0
 
 
 class NodeBroken(Exception):

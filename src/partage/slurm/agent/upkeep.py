@@ -1,6 +1,6 @@
 """The task that keeps Slurm and the GPUs of a compute node the same: look, decide, do one thing, look again.
 
-What to do next is decided in ``plan/slurm/upkeep``; layouts are made by the same reconciler as on a node of
+What to do next is decided in ``slurm/decide/upkeep``; layouts are made by the same reconciler as on a node of
 Kubernetes. Daemons, compute modes and time slices are left alone: the prolog has them.
 """
 

@@ -233,14 +233,15 @@ def unwanted_daemons(record: JobRecord, node: NodeDevices) -> tuple[DeviceUuid, 
 def with_other_users(record: JobRecord, daemon: DaemonState, others: Sequence[JobRecord]) -> JobRecord:
     """The record, refused if jobs of another user hold a daemon that serves one user at a time.
 
-    A client of the second user would wait, without a word, until the last one of the first has ended.
+    A client of the second user would wait, without a word, until the last one of the first has ended. A job
+    that is not decided yet holds no daemon: it may be refused itself, for the same reason.
     """
     if daemon.multi_user or record.refused:
         return record
     foreign = [
         other.job
         for other in others
-        if other.uid != record.uid and not other.refused and _has(other, daemon.device)
+        if other.uid != record.uid and other.decided and not other.refused and _has(other, daemon.device)
     ]
     if not foreign:
         return record
@@ -258,9 +259,11 @@ def mps_of(record: JobRecord) -> tuple[JobDevice, ...]:
 
 
 def idle_daemons(devices: Iterable[DeviceUuid], left: Iterable[JobRecord]) -> tuple[DeviceUuid, ...]:
-    """Those of the devices whose MPS daemon no job needs that is left."""
-    rest = tuple(left)
-    return tuple(device for device in sorted(devices) if not any(_has(other, device) for other in rest))
+    """Those of the devices whose MPS daemon no job needs that is left. A refused job needs none, nor does one
+    with all of the GPU.
+    """
+    needed = {one.uuid for record in left if not record.refused for one in mps_of(record)}
+    return tuple(sorted(set(devices) - needed))
 
 
 def _has(record: JobRecord, device: DeviceUuid) -> bool:

@@ -85,16 +85,17 @@ def task_answer(record: JobRecord, variables: Mapping[str, str], run_dir: str) -
         said = f"partage: this job does not run here: {record.refused}; submit it again"
         return TaskAnswer({}, stale, (said,), 1)
     exports: dict[str, str] = {}
+    prints: tuple[str, ...] = ()
     if variables.get("CUDA_VISIBLE_DEVICES"):
         devices = _of_task(record, variables)
         if not devices:
             return TaskAnswer({}, stale, (UNTOLD,), 1)
-        held = [_of_step(one, variables) for one in devices]
+        held, prints = _of_one_daemon([_of_step(one, variables) for one in devices], variables)
         exports["CUDA_VISIBLE_DEVICES"] = ",".join(one.uuid for one in held)
         exports |= _mps_of(held, f"{run_dir}/mps")
         guarded = any(one.guard for one in held) and _guard(exports, variables, record.guard_dir)
         exports |= _facts(held, guarded=guarded)
-    return TaskAnswer(exports, tuple(name for name in stale if name not in exports))
+    return TaskAnswer(exports, tuple(name for name in stale if name not in exports), prints)
 
 
 def unreadable_answer(why: str, variables: Mapping[str, str], run_dir: str) -> TaskAnswer:
@@ -166,8 +167,25 @@ def _is_step(step: str) -> bool:
     return step.isascii() and step.isdecimal() and len(step) <= 10 and int(step) < 0xFFFFFFF0
 
 
+def _of_one_daemon(
+    held: Sequence[JobDevice], variables: Mapping[str, str]
+) -> tuple[Sequence[JobDevice], tuple[str, ...]]:
+    """What a task with these devices can use, and a sentence about the rest. Each GPU has an MPS daemon of
+    its own, and a process has one: of ``mps`` of several GPUs a task has one GPU, the tasks of a node take
+    turns.
+    """
+    if len(held) < 2 or any(one.gres is not GresName.MPS for one in held):
+        return held, ()
+    task = variables.get("SLURM_LOCALID", "")
+    turn = int(task) if task.isascii() and task.isdecimal() and len(task) <= 9 else 0
+    mine = held[turn % len(held)]
+    rest = " and ".join(f"mps:{one.units} of GPU {one.name}" for one in held if one is not mine)
+    said = f"this task has mps:{mine.units} of GPU {mine.name}, and not {rest}"
+    return [mine], (f"partage: {said}: a process can use mps of one GPU; start one task for each GPU",)
+
+
 def _mps_of(held: Sequence[JobDevice], mps_dir: str) -> dict[str, str]:
-    """The daemon of the first share: a process has one daemon. By ordinal: it sees no other device."""
+    """By ordinal: the task sees no other device."""
     share = next((one for one in held if one.gres is GresName.MPS), None)
     if share is None:
         return {}

@@ -76,16 +76,15 @@ class _Reader:
         self._read += 1
         if real in open_files or self._read > _MOST_FILES:
             raise _wrong(file, line, f"Include {target} comes back to itself", "remove one of the two lines")
-        if "%" in target:
-            raise _wrong(
-                file, line, f"Include {target} has a sign that Slurm replaces", "write the whole name"
-            )
+        if "%c" in target:
+            message = f"Include {target}: Slurm reads ClusterName in place of %c, and this check does not"
+            raise _wrong(file, line, message, "write the name of the cluster there")
         try:
             content = read_regular_input(path)
         except InputError as error:
             hint = "slurmd waits for this file, and then ends"
             if target.startswith('"'):
-                hint = "Slurm takes the quotes as a part of the name: leave them away"
+                hint = "Slurm takes the quotes as a part of the name: leave them out"
             raise _wrong(file, line, f"Include {path} {error.problems[0].message}", hint) from error
         self.includes[first].add(real)
         yield from self._parts(_parsed(content, path, file.kind), first, (*open_files, real))

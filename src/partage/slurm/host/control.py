@@ -6,13 +6,14 @@ With a fixed PATH. It never decides.
 
 from __future__ import annotations
 
+import contextlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 
 from partage.codec.values import CodecError
-from partage.errors import Absent, Rejected
+from partage.errors import Absent, ClusterError, PartageError, Rejected
 from partage.slurm.host.commands import SlurmCommands
 from partage.slurm.model.live import LiveJob, LiveNode, LiveSettings, QueuedJob
 from partage.slurm.model.version import SlurmVersion
@@ -59,8 +60,17 @@ class SlurmControl:
         return self._commands.found("scontrol") is not None
 
     def version(self) -> SlurmVersion:
-        """The version of scontrol."""
-        said = self._commands.run("scontrol", "--version")
+        """The version of scontrol; of slurmd, where scontrol says nothing: it does not without a slurm.conf,
+        which a configless node has once slurmd runs.
+        """
+        try:
+            said = self._commands.run("scontrol", "--version")
+        except ClusterError:
+            said = ""
+            with contextlib.suppress(PartageError):
+                said = self._commands.run("slurmd", "-V")
+            if not said:
+                raise
         try:
             return SlurmVersion.parse(said)
         except ValueError as error:

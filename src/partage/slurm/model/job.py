@@ -63,7 +63,8 @@ class JobRecord(Frozen):
     refused: why the job must not run here, a sentence that its owner reads; empty: it may. guard_dir: where
     the guard's files are; empty: it gets none. leader: the first component of a heterogeneous job, if this is
     one of its components: the tasks of all components are told the leader's number as SLURM_JOB_ID, while
-    their prologs have their own (seen on 22.05.8, 24.11.5 and 26.05.5). None: it is a plain job.
+    their prologs have their own (seen on 22.05.8, 24.11.5 and 26.05.5). None: it is a plain job. decided:
+    False while its prolog starts MPS daemons, and may still refuse it.
     """
 
     job: JobId
@@ -73,6 +74,7 @@ class JobRecord(Frozen):
     refused: str = ""
     guard_dir: str = ""
     leader: JobId | None = None
+    decided: bool = True
     version: int = RECORD_VERSION
 
     @property
