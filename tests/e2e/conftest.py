@@ -115,7 +115,7 @@ def tenants(cluster: Cluster) -> Iterator[None]:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """These tests take turns with one cluster, whatever runs beside them. First: then pytest-xdist sees it."""
+    """These tests take turns with one cluster. First of all: then pytest-xdist sees their group."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.xdist_group("cluster"))
