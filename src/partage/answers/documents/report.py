@@ -26,7 +26,7 @@ from partage.model.process import LeftProcess
 from partage.model.share import NodeOffer
 from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.reconcile.transition import withdrawn
-from partage.plan.report import MigConfigState, PolicyReason, PolicyState
+from partage.plan.report import MigConfigReport, PolicyReason, PolicyState
 from partage.plan.serve.cordon import cordon_sentence
 from partage.plan.serve.ledger_entry import Certainty, Hold, Holder
 from partage.values import Frozen
@@ -61,14 +61,6 @@ class PolicyRow(Frozen):
     chosen_by: str = ""
     revision: str = ""
     wanted: str = ""
-
-
-class MigConfigRow(Frozen):
-    """What became of the layout that the label ``nvidia.com/mig.config`` asks for."""
-
-    name: str
-    state: MigConfigState | None
-    reason: str
 
 
 class HealthRow(Frozen):
@@ -189,7 +181,7 @@ class ReportDocument(Document, kw_only=True):
     reasons: tuple[ReadinessReason, ...]
     degraded: tuple[ReadinessReason, ...]
     policy: PolicyRow
-    mig_config: MigConfigRow | None = None
+    mig_config: MigConfigReport | None = None
     node: NodeRow
     gpus: tuple[ReportedGpuRow, ...]
     resources: tuple[ReportedResourceRow, ...]
