@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 
 from partage.edges.hardware.peaks import KEEP_ENDED_S, MOST_OWNERS, WINDOW_S, PeakKeeper
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid, ResourceName
-from partage.model.policy import Strategy
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.samples import DeviceMemory, GpuSample, MigSample, ProcessActivity, Samples
 from partage.model.share import DeviceOffer, Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import GrantKind, ShareGrants
 from partage.plan.usage import Amount, NodeUse, Rest, usage_of

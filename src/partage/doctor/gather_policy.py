@@ -18,7 +18,7 @@ from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.gpu import Driver, Inventory
 from partage.model.health import GpuCondition
 from partage.model.ids import ResourceName
-from partage.model.policy import Policy, Strategy
+from partage.model.policy import Policy
 from partage.model.share import NodeOffer, resources_of
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.node_plan import Phase
@@ -138,9 +138,9 @@ def _given(given: GivenPolicy, report: ReportDocument | None) -> NodePolicy:
 def _with_offer(known: NodePolicy, policy: Policy, inventory: Inventory, offer: NodeOffer) -> NodePolicy:
     from partage.plan.labels import node_labels
 
-    shares = any(one.shared is not Strategy.EXCLUSIVE for some in offer.values() for one in some)
+    shares = any(row.traits.in_shares for rows in offer.values() for row in rows)
     labels: Mapping[str, str] = node_labels(inventory, offer, policy.options, geometry_of)
-    mps = tuple(gpu for gpu, some in offer.items() if any(one.shared is Strategy.MPS for one in some))
+    mps = tuple(gpu for gpu, rows in offer.items() if any(row.traits.through_daemon for row in rows))
     return replace(known, shares=shares, labels=labels, mps=mps)
 
 

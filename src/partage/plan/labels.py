@@ -14,7 +14,7 @@ from partage.model.geometry import ENGINE_KINDS
 from partage.model.gpu import Driver, Gpu, Inventory, MigDevice
 from partage.model.ids import VENDOR
 from partage.model.node_labels import DOMAIN
-from partage.model.policy import MigStrategy, Options, Strategy
+from partage.model.policy import MigStrategy, Options
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, resources_of, weakest
 from partage.plan.offer.resource_names import default_name, mig_resource
@@ -140,7 +140,7 @@ def _gpus(node: _Node) -> Iterator[tuple[str, str]]:
         yield "mig.strategy", options.mig_strategy.value
     whole = [one for one in node.offers if one.profile is None and not _is_mig(gpus, one)]
     no_mig = not any(gpu.mig_enabled for gpu in gpus)
-    mps = bool(whole) and all(one.shared is Strategy.MPS for one in whole)
+    mps = bool(whole) and all(row.traits.through_daemon for row in whole)
     yield "mps.capable", _truth(mps and no_mig)
     if clique := _common(gpu.clique for gpu in gpus if gpu.clique):
         yield "gpu.clique", clique
@@ -184,7 +184,7 @@ def _architecture(gpus: Sequence[Gpu]) -> Iterator[tuple[str, str]]:
 def _sharing(offers: Sequence[DeviceOffer], gpus: Sequence[Gpu], options: Options) -> _Sharing:
     """How these devices are shared; the suffix is NVIDIA's for shares without a name of their own."""
     products = {gpu.uuid: gpu.product for gpu in gpus}
-    strategies = ("none" if one.shared is Strategy.EXCLUSIVE else one.shared.value for one in offers)
+    strategies = (row.shared.value if row.traits.in_shares else "none" for row in offers)
     plain = (one.resource == default_name(products[one.gpu], one.profile, options) for one in offers)
     replicas = _common(str(one.replicas) for one in offers)
     suffix = "-SHARED" if replicas not in (None, "1") and all(plain) else ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partage.model.ids import VENDOR
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY
 from partage.web.published import PublishedNode, PublishedResource
 
@@ -84,4 +84,4 @@ def asked_of(one: PublishedResource) -> str:
 def strategy_of(node: PublishedNode) -> Strategy | None:
     """How all GPUs are shared; None where they differ, or it is not published."""
     said = node.facts.get(_SHARING, "")
-    return Strategy(said) if said in set(Strategy) else None
+    return next((strategy for strategy in Strategy if strategy == said), None)

@@ -24,7 +24,6 @@ from partage.model.policy import (
     Policy,
     RemainingGpus,
     Sharing,
-    Strategy,
     TimeSlicing,
 )
 from partage.model.share import DeviceOffer, Guarantee, weakest
@@ -221,7 +220,7 @@ def _short(
     if shares.guarantee.strength < situation.isolation.least.strength:
         least = situation.isolation.least
         why = f"the memory of its shares is '{shares.guarantee}', and '{least}' is needed"
-        unequal = shares.rows[0].shared is Strategy.MPS and shares.by_memory and _no_namespaces(facts)
+        unequal = shares.rows[0].traits.through_daemon and shares.by_memory and _no_namespaces(facts)
         return why, f"less isolation{f'; {unequal}' if unequal else ''}"
     return None
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
 from partage.answers.render.slices import ComputeSlice, GpuSlices, SliceUse
 from partage.answers.wording import abridge, shorten
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.values import Frozen
 
 _MARGIN, _CARD, _GAP = 20, 560, 16

@@ -14,7 +14,7 @@ from rich.text import Text
 from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
 from partage.answers.render.slices import ComputeSlice, GpuSlices, SliceUse
 from partage.answers.wording import abridge, shorten
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 
 CARD_WIDTH = 43
 """Two fit in 100 columns. 39 columns inside and a gap make 2, 4, 5, 8 or 10 equal shares. In a terminal that

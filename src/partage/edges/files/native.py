@@ -35,6 +35,7 @@ from partage.model.policy import (
     SparedPods,
     WatchAction,
 )
+from partage.model.strategy import Strategy
 from partage.units import parse_duration
 
 T = TypeVar("T")
@@ -44,7 +45,7 @@ FORMAT = "partage/v1"
 MOST_ENTRIES = 512
 
 _TOP = ("version", "gpus", "resources")
-_STRATEGIES = ("exclusive", "time-slicing", "mps", "mig")
+_STRATEGIES = tuple(strategy.value for strategy in Strategy)
 _ENTRY = ("select", "when", "name", "guard", "watch", "change", *_STRATEGIES)
 _WHEN = ("label",)
 _MOST_CONDITIONS = 16

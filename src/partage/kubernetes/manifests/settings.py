@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partage.kubernetes.manifests.node import CheckedProblem, ManifestNode
 from partage.model.ids import ResourceName
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, Resource
 from partage.units import GIB, format_bytes
 
@@ -62,7 +61,7 @@ def settings_findings(
                 f"{place.at('name').value}=platform ignores every limit of memory", "remove it", here=here
             )
     yield from _mps(container, shares)
-    bare = any(one.shared is Strategy.TIME_SLICING and one.guarantee is Guarantee.NONE for one in shares)
+    bare = any(not row.traits.limits_memory and row.guarantee is Guarantee.NONE for row in shares)
     if bare and not found:
         yield container.at("resources", "limits").warning(
             "nothing limits the GPU memory of this container: under time-slicing it can take all of it",
@@ -126,7 +125,7 @@ def _words(place: ManifestNode) -> list[tuple[ManifestNode, str]]:
 
 
 def _mps(container: ManifestNode, shares: Sequence[DeviceOffer]) -> Iterator[CheckedProblem]:
-    mps = [one for one in shares if one.shared is Strategy.MPS]
+    mps = [row for row in shares if row.traits.through_daemon]
     if not mps:
         return
     for place in _variables(container, ("CUDA_MPS_PIPE_DIRECTORY",)):

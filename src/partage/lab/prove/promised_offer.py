@@ -11,8 +11,9 @@ from partage.errors import DaemonError, Unsupported
 from partage.lab.daemon import MpsDaemon, find_pipe
 from partage.model.gpu import ComputeMode, Gpu, Inventory
 from partage.model.ids import GpuUuid
-from partage.model.policy import ALL_EXCLUSIVE, AllDevices, GpuEntry, Mps, Policy, Strategy
+from partage.model.policy import ALL_EXCLUSIVE, AllDevices, GpuEntry, Mps, Policy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.model.strategy import Strategy
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
 from partage.units import MIB

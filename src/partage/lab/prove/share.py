@@ -10,7 +10,6 @@ from partage.lab.prove.model import AttackedShare
 from partage.model.gpu import ComputeMode, Gpu, Inventory
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec, MpsNamespace
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.units import MIB
 from partage.values import Frozen
@@ -43,12 +42,12 @@ class PromisedShare(Frozen):
     @property
     def by_variable(self) -> bool:
         """Its limit is a variable of the container, because the daemon's own limit is larger."""
-        return self.offering.shared is Strategy.MPS and self.bytes < self.largest_bytes
+        return self.offering.traits.through_daemon and self.bytes < self.largest_bytes
 
     @property
     def guarded_by_framework(self) -> bool:
         """Time-sliced with the guard; without the guard a time-sliced share guarantees nothing."""
-        return self.offering.shared is Strategy.TIME_SLICING and self.offering.guarantee is not Guarantee.NONE
+        return not self.offering.traits.limits_memory and self.offering.guarantee is not Guarantee.NONE
 
     @property
     def attacked(self) -> AttackedShare:

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from partage.model.gpu import Driver, Gpu, NoDriver
 from partage.model.ids import ResourceName, parse_resource_name
 from partage.model.mps import SERVER, MpsNamespace
-from partage.model.policy import Mps, Strategy
+from partage.model.policy import Mps
 from partage.model.share import DeviceOffer, Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.offer.mps_command import branch_of
 from partage.units import MIB, format_bytes
 from partage.values import Frozen

@@ -12,7 +12,6 @@ from functools import lru_cache
 from msgspec import Struct, field
 
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
 from partage.plan.serve.held_ids import HeldIds
 from partage.plan.serve.ledger_entry import Hold, LedgerEntry
@@ -313,7 +312,7 @@ _parsed = lru_cache(maxsize=4096)(parse_share_id)
 
 
 def _has(offering: DeviceOffer, share: ShareId, replica: int | None) -> bool:
-    if offering.shared is Strategy.EXCLUSIVE:
+    if not offering.traits.in_shares:
         return replica is None
     if replica is None or not offering.first <= replica < offering.first + offering.count:
         return False

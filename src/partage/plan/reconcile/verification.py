@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
 from partage.plan.reconcile.node_plan import Observed
 
@@ -33,7 +32,7 @@ def verified_guarantee(
     gpu = observed.node.inventory.gpu(share.gpu)
     if gpu is None or share.gpu in observed.node.lost or not _exists(share, gpu):
         return None
-    if share.shared is not Strategy.MPS:
+    if not share.traits.through_daemon:
         return share.guarantee
     daemons = observed.daemons or ()
     daemon = next((one for one in daemons if one.device == share.device), None)

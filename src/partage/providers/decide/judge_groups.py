@@ -7,14 +7,11 @@ from collections.abc import Iterator, Sequence
 from partage.errors import Severity
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.named_layouts import named_layouts, resolve_layout
-from partage.model.policy import Strategy
 from partage.model.profile import MigProfile
 from partage.providers.decide import rules as kinds
 from partage.providers.decide.rules import AnyRule, MigType, Provider
 from partage.providers.decide.subjects import Group, Keys, LayoutTable, Violation
 from partage.text import counted
-
-_WORDS = {Strategy.EXCLUSIVE: "exclusive", Strategy.TIME_SLICING: "time-slicing", Strategy.MPS: "MPS"}
 
 
 def judge_groups(
@@ -49,13 +46,13 @@ def _together(
                 )
         case kinds.OneWayPerNode() if one_node:
             ways = {group.sharing for group in groups}
-            if len(ways) > 1 or any(g.part and g.sharing is not Strategy.EXCLUSIVE for g in groups):
-                shared = next(g for g in groups if g.sharing is not Strategy.EXCLUSIVE)
+            if len(ways) > 1 or any(g.part and g.sharing.traits.in_shares for g in groups):
+                shared = next(g for g in groups if g.sharing.traits.in_shares)
                 yield _violation(
                     rule,
                     shared.at,
                     f"{provider.title} shares all GPUs of a node in one way; here only some have "
-                    f"{_WORDS[shared.sharing]}",
+                    f"{shared.sharing.traits.word}",
                     "use one way for all GPUs of these nodes, and other nodes for the rest",
                 )
 
@@ -72,7 +69,7 @@ def _alone(  # noqa: C901, PLR0912 - one case for each kind of rule
             yield _violation(
                 rule,
                 group.at,
-                f"{provider.title} has no {_WORDS[group.sharing]} with MIG type {group.mig}",
+                f"{provider.title} has no {group.sharing.traits.word} with MIG type {group.mig}",
                 "take another MIG type, or no sharing",
             )
         case kinds.MigModels():
@@ -96,8 +93,8 @@ def _alone(  # noqa: C901, PLR0912 - one case for each kind of rule
                 yield _violation(
                     rule,
                     (*group.at, "labels"),
-                    f"{group.who} has {_WORDS[group.sharing]}, for which {provider.title} needs the label "
-                    f"{rule.key}={rule.value}",
+                    f"{group.who} has {group.sharing.traits.word}, for which {provider.title} needs the "
+                    f"label {rule.key}={rule.value}",
                     "add it",
                 )
         case kinds.LabelValues() | kinds.CountLabel() | kinds.ProfileLabel() if rule.key in group.labels:
@@ -111,7 +108,7 @@ def _replicas(group: Group, rule: kinds.Replicas, provider: Provider) -> Iterato
     count = group.replicas
     if count is None:
         return
-    word = _WORDS[rule.sharing]
+    word = rule.sharing.traits.word
     if count < rule.least or (rule.most is not None and count > rule.most):
         allowed = f"{rule.least} or more" if rule.most is None else f"{rule.least} to {rule.most}"
         said = f"{provider.title} allows {allowed} shares under {word}, not {count}"
@@ -220,15 +217,15 @@ def _mode_label(group: Group, rule: kinds.ModeLabel, provider: Provider) -> Iter
     fitting = [name for name, mode in rule.modes.items() if mode is group.sharing]
     if value is None:
         if group.sharing in rule.needed:
-            said = f"{group.who} has {_WORDS[group.sharing]}, and no label {rule.key}"
+            said = f"{group.who} has {group.sharing.traits.word}, and no label {rule.key}"
             yield _violation(rule, (*group.at, "labels"), said, f"add {rule.key}={' or '.join(fitting)}")
     elif value not in rule.modes:
         said = f"{value!r} is no value of {rule.key} at {provider.title}"
         yield _violation(rule, at, said, f"one of {', '.join(rule.modes)}")
     elif rule.modes[value] is not group.sharing:
-        said = f"{rule.key}={value} means {_WORDS[rule.modes[value]]}, and {group.who} has "
+        said = f"{rule.key}={value} means {rule.modes[value].traits.word}, and {group.who} has "
         hint = f"{rule.key}={' or '.join(fitting)}" if fitting else "change the sharing"
-        yield _violation(rule, at, said + _WORDS[group.sharing], hint)
+        yield _violation(rule, at, said + group.sharing.traits.word, hint)
 
 
 def judge_label(

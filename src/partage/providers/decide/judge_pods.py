@@ -6,14 +6,12 @@ from collections.abc import Iterator, Sequence
 
 from partage.errors import Severity
 from partage.model.ids import VENDOR
-from partage.model.policy import Strategy
 from partage.providers.decide import rules as kinds
 from partage.providers.decide.judge_groups import judge_label, profiles_of
 from partage.providers.decide.rules import AnyRule, MigType, Provider
 from partage.providers.decide.subjects import Group, Keys, ManifestContainer, ManifestPod, Violation
 from partage.units import GIB, whole_quantity
 
-_WORDS = {Strategy.TIME_SLICING: "time-slicing", Strategy.MPS: "MPS"}
 _GPU, _MIG = f"{VENDOR}/gpu", f"{VENDOR}/mig-"
 
 
@@ -68,7 +66,7 @@ def _from_selector(pod: ManifestPod, provider: Provider) -> list[Group]:
 
 def offered_names(group: Group, rule: kinds.OfferedNames) -> set[str] | None:
     """The resources of a group; None if its profiles are not known."""
-    shared = group.sharing is not Strategy.EXCLUSIVE
+    shared = group.sharing.traits.in_shares
     if group.mig is not MigType.MIXED:
         return set(rule.shared if shared else rule.whole)
     found = profiles_of(group)
@@ -131,8 +129,8 @@ def _request(
         amount = whole_quantity(container.limits[name])
         if hit and amount is not None and amount > rule.most:
             said = (
-                f"asks for {amount} of {name}; under {_WORDS[rule.sharing]} ({_names(hit)}) a container of "
-                f"{provider.title} asks for exactly {rule.most}"
+                f"asks for {amount} of {name}; under {rule.sharing.traits.word} ({_names(hit)}) a container "
+                f"of {provider.title} asks for exactly {rule.most}"
             )
             yield _violation(rule, (*container.at, name), said, f"ask for {rule.most}", sure=sure)
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from partage.errors import Severity
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.values import Frozen, Tagged
 
 

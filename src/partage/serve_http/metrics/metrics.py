@@ -19,7 +19,7 @@ from partage.model.gpu import NoDriver
 from partage.model.health import HealthState
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.model.xid import COUNTED_XIDS
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import MigConfigState, PolicyReason, PolicyState, Report
@@ -79,10 +79,7 @@ class ReportCollector:
                 from partage.serve_http.metrics.dcgm_metrics import DcgmFamilies
 
                 shared = {
-                    offer.device
-                    for gpu in report.gpus
-                    for offer in gpu.offer
-                    if offer.shared is not Strategy.EXCLUSIVE
+                    offer.device for gpu in report.gpus for offer in gpu.offer if offer.traits.in_shares
                 }
                 last = dict(self._status.counts.last_xids)
                 found_by_dcgm = DcgmFamilies(

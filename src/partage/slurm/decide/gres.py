@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid
-from partage.model.policy import Strategy
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, NodeOffer
 from partage.plan.offer.findings import Findings
@@ -40,8 +39,6 @@ Rank = tuple[bool, bool, int, int]
 
 ModelOf = Callable[[Gpu], str]
 """The id of a GPU's model in the catalogue; empty if it is not there."""
-
-_SHARES = {Strategy.MPS: GresName.MPS, Strategy.TIME_SLICING: GresName.SHARD}
 
 
 class NodeToName(Frozen):
@@ -120,7 +117,7 @@ def _device(
     rows: Sequence[DeviceOffer], gpu_named: str, names: TypeNames, dev_root: str
 ) -> tuple[DeviceOffer, SlurmDevice]:
     first = rows[0]
-    shares = _SHARES.get(first.shared)
+    shares = GresName(first.traits.gres) if first.traits.gres else None
     return first, SlurmDevice(
         index=0,
         name=first.index,
@@ -151,7 +148,7 @@ def _kept_apart(
 
 
 def _can_be_written(row: DeviceOffer, gpu: Gpu, version: SlurmVersion, node: str, findings: Findings) -> bool:
-    if row.by_memory and row.shared is Strategy.MPS:
+    if row.by_memory and row.traits.gres == GresName.MPS:
         message = "Slurm's mps is a part of the SMs, and this GPU is shared by amounts of memory"
         hint = "with time-slicing: {unit: 1Gi} each unit is a shard; or share it by mps: {replicas: 4}"
         findings.add("impossible", node, message, hint, [gpu.index])

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonSpec, DaemonState
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.slurm.model.devices import NodeDevice, NodeDevices
 from partage.slurm.model.job import HeldDevices, JobDevice, JobId, JobRecord
 from partage.slurm.model.version import GresName
@@ -143,7 +143,7 @@ def _job_device(request: JobRequest, node: NodeDevices, at: int, facts: NodeFact
     units = _units(request, device, facts)
     memory = device.memory_bytes * units // device.units // MIB * MIB if units else device.memory_bytes
     gres = device.shares if units and device.shares else GresName.GPU
-    split = units or device.strategy is Strategy.MIG
+    split = units or device.strategy.traits.in_devices
     return JobDevice(
         index=device.index,
         name=device.name,

@@ -11,7 +11,6 @@ from enum import StrEnum
 from math import ceil
 
 from partage.model.ids import GpuUuid, ResourceName
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer
 from partage.values import Frozen
 from partage.whatif.decide.node_offer import NodeOffer, OfferedResource, share_milli
@@ -122,13 +121,13 @@ def _units(wants: PodWants, one: OfferedResource) -> _Choice | Unmet:
 
 def _adds_up(row: DeviceOffer) -> bool:
     """Whether several shares of one device are more of that device: MPS, where a container may have them."""
-    return row.shared is Strategy.MPS and not row.single
+    return row.traits.through_daemon and not row.single
 
 
 def _most_together(rows: tuple[DeviceOffer, ...], one: OfferedResource) -> int:
     """How many shares one container can have, of different GPUs."""
-    if all(row.shared is Strategy.EXCLUSIVE for row in rows):
+    if not any(row.traits.in_shares for row in rows):
         return len(one.ids)
-    if any(row.single or row.shared is Strategy.MPS for row in rows):
+    if any(row.single or row.traits.through_daemon for row in rows):
         return 1
     return len({row.gpu for row in rows})

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partage.model.ids import ResourceName, ShareId
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, DeviceRow, Resource, resources_of
 from partage.plan.offer.desired import DesiredState
 from partage.plan.serve.allocate_response import AllocateResponder
@@ -53,8 +52,8 @@ class NodeOffer:
 
 def share_milli(row: DeviceOffer, gpu_bytes: int) -> float:
     """How much of its GPU one share is, in thousandths of the memory; all units of a device are all of it."""
-    if row.profile is None and row.shared is Strategy.EXCLUSIVE:
+    if row.profile is None and not row.traits.in_shares:
         return float(WHOLE_MILLI)
-    if row.profile is None and (row.by_memory or row.shared is Strategy.TIME_SLICING):
+    if row.profile is None and (row.by_memory or not row.traits.limits_memory):
         return WHOLE_MILLI / row.replicas
     return WHOLE_MILLI * row.memory_bytes / gpu_bytes if gpu_bytes else 0.0
