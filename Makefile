@@ -131,6 +131,9 @@ docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link end
 reference: $(READY)  ## write the tables of docs/reference anew from the code
 	$(BIN)/python -m tools.reference
 
+walks: $(READY)  ## print which files run, in order, when a policy and when a MIG layout changes
+	$(BIN)/python -m tools.walks
+
 soak: $(READY)  ## the laws of a whole node, in RUNS random lives of it instead of 25
 	PARTAGE_EXAMPLES=$(RUNS) $(PYTEST) --timeout=0 tests/node
 

@@ -104,6 +104,8 @@ def test_a_sick_card_and_a_lost_one_say_so():
     found = texts(drawing(node(gpu(0), lost=(1,)), offer, troubles={"GPU-0": "unhealthy: XID 48"}))
     assert "unhealthy: XID 48" in found
     assert "GPU 1  lost" in found
+    assert "the GPU is lost" in found
+    assert "no MIG device" not in found, "the legend says what the empty bar is"
     assert "gone" in found
 
 

@@ -111,6 +111,15 @@ def test_a_device_that_is_not_offered_is_no_gap():
     assert [part[0] for part in _bar(drawn).split()] == ["-", "·", "-"]
 
 
+def test_the_legend_says_what_an_empty_bar_is():
+    offer = {GpuUuid("GPU-0"): (offering(0, EXCLUSIVE, 1, HARD),)}
+    lost = cards_of(node(gpu(0), lost=(1,)), offer, HeldOnNode(), geometry_of)
+    whole = cards_of(node(gpu(0)), offer, HeldOnNode(), geometry_of)
+    assert "· the GPU is lost" in legend(lost).plain
+    assert "no MIG device" not in legend(lost).plain
+    assert "·" not in legend(whole).plain
+
+
 def test_the_legend_says_more_where_there_is_more():
     whole = cards_of(
         node(gpu(0)), {GpuUuid("GPU-0"): (offering(0, EXCLUSIVE, 1, HARD),)}, HeldOnNode(), geometry_of

@@ -99,7 +99,7 @@ def test_what_is_wrong_and_what_is_impossible_have_codes_of_their_own(capsys, po
 def test_the_table_says_the_guarantees_in_words(capsys, policy):
     assert run(["plan", "--machine", MACHINE, "--policy", policy(MIXED)]) == 0
     text = capsys.readouterr().out
-    assert "advisory: a tenant can drop it" in text
+    assert "advisory: a tenant can lift the limit" in text
     assert "none: a neighbour can use all of it" in text
     assert "hard: the hardware holds it" in text
     assert "set the compute mode to exclusive-process" in text

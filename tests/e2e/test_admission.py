@@ -257,10 +257,15 @@ async def test_an_agent_annotates_the_pods_of_its_node_and_changes_no_more_of_th
     said = {"ALIYUN_COM_GPU_MEM_IDX": "0"}
     await agent.annotate_pod("default", "here", said)
     assert "its own node only" in await _refused(lambda: agent.annotate_pod("default", "elsewhere", said))
+    owner = {"apiVersion": "v1", "kind": "Pod", "name": "elsewhere", "uid": "0"}
     more: list[Json] = [
         {"metadata": {"annotations": {"mine": "1"}}},
+        {"metadata": {"annotations": {"ALIYUN_COM_GPU_MEM_IDX": "1", "mine": "1"}}},
         {"metadata": {"labels": {"app": "another"}}},
+        {"metadata": {"finalizers": ["evil.org/keeps"]}},
+        {"metadata": {"ownerReferences": [owner]}},
         {"spec": {"containers": [{"name": "main", "image": "evil"}]}},
+        {"spec": {"activeDeadlineSeconds": 1}},
     ]
     for body in more:
         media_type = "application/strategic-merge-patch+json"

@@ -6,6 +6,7 @@ import pytest
 from msgspec import Raw
 from msgspec.structs import replace
 
+from partage.agent.status.readiness import ReadinessReason
 from partage.cli.main import run
 from partage.codec.values import encode_replacing
 from partage.explain.pod_needs import pods_of
@@ -123,6 +124,26 @@ def test_a_pod_that_fits_is_exit_code_0(capsys, tmp_path, policy):
     out = " ".join(capsys.readouterr().out.split())
     assert f"{asks}. It fits on 4xh100-sxm5-80gb." in out
     assert "0 it is offered as nvidia.com/gpu.shared" in out
+
+
+def test_what_is_wrong_with_other_nodes_is_short_where_the_pod_fits(capsys, tmp_path):
+    """Faults of four nodes, and a file that is no report: which node each is of."""
+    folder = tmp_path / "reports"
+    folder.mkdir()
+    for number in range(4):
+        sick = ReadinessReason("gpu-unhealthy", f"GPU {number} is sick")
+        made = replace(a_document(a_report("4xh100-sxm5-80gb", POLICY)), degraded=(sick,))
+        (folder / f"node-{number}.json").write_bytes(encode_replacing(made))
+    (folder / "broken.json").write_text("{")
+    asked = manifest(tmp_path, {WHOLE: 1})
+    assert run(["explain", asked, "--reports", str(folder)]) == 0
+    said = capsys.readouterr()
+    assert sum(line.startswith("!") for line in said.out.splitlines()) == 3
+    assert "more remarks about nodes: -o wide" in said.out
+    assert "warning: broken: its report cannot be read" in said.err
+    assert run(["explain", asked, "--reports", str(folder), "-o", "wide"]) == 0
+    wide = capsys.readouterr().out
+    assert all(f"node-{number}: GPU {number} is sick" in wide for number in range(4))
 
 
 def test_a_pod_that_fits_one_of_thirty_nodes_is_one_line(capsys, tmp_path, policy):

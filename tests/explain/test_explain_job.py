@@ -60,7 +60,7 @@ def test_a_job_that_runs_and_what_the_prolog_has_noted(slurm, tmp_path, capsys):
     assert run(["explain", "job", str(number), *options]) == 0
     out = " ".join(capsys.readouterr().out.split())
     assert "It runs on g1, since 2026-11-22T23:1" in out
-    assert "g1 1 (0) mps:60 of 100 48 GiB advisory a tenant can drop it" in out
+    assert "g1 1 (0) mps:60 of 100 48 GiB advisory a tenant can lift the limit" in out
     with JobRecords(tmp_path / "run", make=True) as records:
         records.put(JobRecord(JobId(number), 0, (device,), refused="another user has the GPU"))
     assert run(["explain", "job", str(number), *options]) == 1

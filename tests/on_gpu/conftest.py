@@ -17,7 +17,7 @@ from partage.edges.host import procfs
 from partage.units import GIB, MIB
 from tests.edges.hardware.conftest import compiled_stub
 from tests.edges.hardware.stub import StubNode
-from tests.nvidia.packages import unpacked
+from tests.nvidia.packages import BRANCHES, unpacked
 
 HOME = Path(__file__).parents[2]
 CUDA = HOME / "tests/lab/cuda_stub.c"
@@ -172,10 +172,10 @@ def machine(nvml_library: Path, cuda_library: Path, tmp_path: Path) -> Machine:
     return made
 
 
-@pytest.fixture
-def programs(machine: Machine) -> Machine:
-    """The same with NVIDIA's own control program and server; without a GPU its server ends at once."""
-    root = unpacked("550")
+@pytest.fixture(params=BRANCHES)
+def programs(request: pytest.FixtureRequest, machine: Machine) -> Machine:
+    """The same with NVIDIA's control program and server, by branch; without a GPU its server ends at once."""
+    root = unpacked(request.param)
     for name in ("bin/nvidia-cuda-mps-control", "sbin/nvidia-cuda-mps-server"):
         target = machine.node.root / "usr" / name
         target.parent.mkdir(parents=True, exist_ok=True)

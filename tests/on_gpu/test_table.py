@@ -72,7 +72,7 @@ def test_a_later_run_replaces_an_earlier_one_and_a_failure_is_not_known():
     failed = evidence(run("guard", 0, outcome=Outcome.TIMED_OUT))
     assert state_of(failed, ROW["guard"]) == "not known: timed-out on machine 1"
     assert (
-        state_of(evidence(), ROW["lost"]) == "not looked at yet; takes a machine on which a GPU may be reset"
+        state_of(evidence(), ROW["lost"]) == "not looked at yet; needs a machine on which a GPU may be reset"
     )
 
 

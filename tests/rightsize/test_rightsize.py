@@ -96,6 +96,7 @@ def test_a_policy_that_partage_reads_and_patches_that_fit_it(
     text = capsys.readouterr().out
     assert yaml.safe_load(text)["gpus"] == [{"select": "all", **entry}]
     assert "# not counted, since its need is not known (preallocates): team/llm/vllm" in text
+    assert "# those that are not counted have no GPU in this policy" in text
     parse_policy(text, "policy.yaml")
     assert run([*arguments, "-o", "patch"]) == 0
     (patch,) = yaml.safe_load_all(capsys.readouterr().out)

@@ -45,6 +45,7 @@ from partage.plan.report import (
 from partage.serve_http.agent_pages import agent_pages
 from partage.serve_http.http import (
     MOST_CLIENTS,
+    MOST_STREAMS,
     RESERVED_DESCRIPTORS,
     HttpServer,
     Page,
@@ -440,6 +441,44 @@ def test_clients_that_are_silent_make_room_for_new_ones() -> None:
         assert ask(port, "GET", "/")[0] == 200
         assert silent[0].recv(1) == b"", "cut off"
         assert threading.active_count() <= before + MOST_CLIENTS
+
+
+def test_a_live_page_that_was_left_makes_room_for_the_next_one() -> None:
+    """A person clicks through a fleet: nothing has to be sent before the server knows that a page is gone."""
+    left = threading.Semaphore(0)
+
+    def events(runs: Callable[[], bool]) -> Iterator[str]:
+        yield "first"
+        while runs():
+            time.sleep(0.01)
+        left.release()
+
+    with served({"/": lambda _: Stream(events)}) as port, contextlib.ExitStack() as clients:
+        open_pages = []
+        for _ in range(MOST_STREAMS):
+            page = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+            clients.callback(page.close)
+            page.request("GET", "/")
+            answer = page.getresponse()
+            assert answer.readline() == b"data: first\n"
+            open_pages.append((page, answer))
+        assert ask(port, "GET", "/")[0] == HTTPStatus.SERVICE_UNAVAILABLE
+        page, answer = open_pages[0]
+        answer.close()
+        page.close()
+        assert left.acquire(timeout=5), "its end is noticed"
+        next_page = http.client.HTTPConnection("127.0.0.1", port, timeout=5)
+        clients.callback(next_page.close)
+        deadline_s = time.monotonic() + 5
+        status = 0
+        while status != HTTPStatus.OK and time.monotonic() < deadline_s:
+            next_page.request("GET", "/")
+            answer = next_page.getresponse()
+            status = answer.status
+            if status != HTTPStatus.OK:
+                answer.read()
+        assert status == HTTPStatus.OK
+        assert answer.readline() == b"data: first\n"
 
 
 def test_without_a_free_descriptor_nothing_spins() -> None:

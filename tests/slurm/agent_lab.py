@@ -10,6 +10,7 @@ import shlex
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -58,8 +59,10 @@ class AgentLab(Lab):
         self._write(
             "restart-slurmd",
             f"echo restart-slurmd >>{self.d}/log/calls\n"
-            f'old=$(cat {pid}); kill $old; while kill -0 $old 2>/dev/null && ! grep -q "State:.Z" '
-            f"/proc/$old/status; do sleep 0.02; done\n{self.d}/bin/slurmd </dev/null >/dev/null 2>&1 &\n",
+            # Again and again: a slurmd that is told while it reads its files anew notices it only when
+            # something else comes (_msg_engine in src/slurmd/slurmd/slurmd.c of 22.05).
+            f'old=$(cat {pid}); while kill $old 2>/dev/null && ! grep -q "State:.Z" '
+            f"/proc/$old/status; do sleep 0.05; done\n{self.d}/bin/slurmd </dev/null >/dev/null 2>&1 &\n",
         )
         for path in (self.d / "nodes").iterdir():
             os.utime(path, (1, 1))  # from before slurmd was started
@@ -174,8 +177,9 @@ class AgentLab(Lab):
     def stop_slurmd(self) -> None:
         """End it, as a shutdown does."""
         slurmd = int((self.d / "d-g1.pid").read_text())
-        os.kill(slurmd, signal.SIGTERM)
-        os.waitpid(slurmd, 0)
+        while os.waitpid(slurmd, os.WNOHANG) == (0, 0):
+            os.kill(slurmd, signal.SIGTERM)
+            time.sleep(0.05)
 
     def start_slurmd(self) -> None:
         """Start it, as a boot does."""

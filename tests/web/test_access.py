@@ -181,7 +181,8 @@ def test_names_of_headers_have_no_case(spell: Callable[[str], str], token_file: 
     get = "GET /report.json HTTP/1.1"
     with served(HttpOptions(token_file=token_file)) as port:
         assert said(port, get, f"{host}: 127.0.0.1", f"{authorization}: Bearer {TOKEN}") == 200
-        assert said(port, get, f"{host}: 127.0.0.1", f"{authorization}: Bearer wrong") == 401
+        for wrong in ("Bearer wrong", "Basic \xe9", "Basic =", "Basic 4pi6", "Bearer"):
+            assert said(port, get, f"{host}: 127.0.0.1", f"{authorization}: {wrong}") == 401
         assert said(port, get, f"{host}: evil.org", f"{authorization}: Bearer {TOKEN}") == 421
 
 
@@ -193,6 +194,8 @@ def test_names_of_headers_have_no_case(spell: Callable[[str], str], token_file: 
         ("Host: 127.0.0.1", "Host: 127.0.0.1"),
         ("Host : evil.org",),
         ("X-Other: 1", "Host", " : evil.org"),
+        ("Host: 127.0.0.1", "Authorization: Bearer a", "authorization: Bearer b"),
+        ("Host: 127.0.0.1", "content-length: 0", "Content-Length: 44"),
         ("Host: 127.0.0.1", "Content-Length: 5"),
         ("Host: 127.0.0.1", "Transfer-Encoding: chunked"),
     ],

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import http.client
 import json
 import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
+from urllib.parse import urlsplit
 
 import pytest
 from axe_core_python.selenium import Axe
@@ -27,7 +30,7 @@ from partage.model.samples import Samples
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.usage import Amount, ContainerUse, NodeUse
 from partage.serve_http.agent_pages import agent_pages
-from partage.serve_http.http import HttpServer
+from partage.serve_http.http import MOST_STREAMS, HttpServer
 from partage.serve_http.listen import listen
 from partage.serve_http.pages.sources import FleetReports, ReportFolder
 from partage.units import GIB
@@ -282,6 +285,22 @@ def test_chips_choose_nodes_and_stand_in_the_address(chrome: webdriver.Chrome, t
     finally:
         server.close()
         fleet.close()
+
+
+def test_a_page_for_which_there_was_no_room_becomes_live(chrome: webdriver.Chrome, mixed_url: str) -> None:
+    """After an answer other than 200 a browser itself does not try again."""
+    with contextlib.ExitStack() as others:
+        for _ in range(MOST_STREAMS):
+            other = http.client.HTTPConnection(urlsplit(mixed_url).netloc, timeout=10)
+            others.callback(other.close)
+            other.request("GET", "/events")
+            answer = other.getresponse()
+            assert answer.status == 200
+            others.callback(answer.close)
+        chrome.get(mixed_url)
+        until(chrome, lambda c: "Not live" in c.find_element(By.ID, "live").text)
+    until(chrome, live)
+    chrome.get_log("browser")  # it has the 503
 
 
 def test_on_a_phone_the_first_node_is_on_the_first_screen(tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from html.parser import HTMLParser
@@ -113,6 +113,12 @@ def test_a_text_is_a_text_and_nothing_else(text: str, value: str) -> None:
     seen = Seen(html(element("p", text, element("b"), text, title=value)))
     assert seen.tags == ["p", "b"]
     assert seen.attributes <= {"title"}
+
+
+def test_a_text_cannot_turn_what_stands_beside_it() -> None:
+    """Errors and reasons quote texts from outside: marks of the direction of writing are shown as escapes."""
+    written = html(element("p", "cannot be read: '\u202egnp.exe\u2066'", title="\u200fa"))
+    assert written == r"""<p title="\u200fa">cannot be read: '\u202egnp.exe\u2066'</p>"""
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -320,6 +326,52 @@ def test_a_report_that_cannot_be_read_keeps_the_last_one_and_says_why(
     assert "Not up to date: its report cannot be read" in seen.text
     _, one = get(FleetPages(fleet, ReportViews()), "/node", name="node-c")
     assert "its report cannot be read" in one.text
+
+
+def _first_offer(offers: dict[str, list[dict[str, Any]]]) -> dict[str, Any]:
+    return next(iter(offers.values()))[0]
+
+
+def _says_many_shares(plain: dict[str, Any]) -> None:
+    _first_offer(plain["offer"])["count"] = 2**62
+
+
+def _says_many_shares_once_and_less_than_none_else(plain: dict[str, Any]) -> None:
+    offers = next(iter(plain["offer"].values()))
+    offers += [{**offers[0], "count": 2**40}, {**offers[0], "count": -(2**40)}]
+
+
+def _serves_many_shares(plain: dict[str, Any]) -> None:
+    served = next(iter(plain["plannedFrom"]["snapshot"]["served"].values()))
+    served["leaving"] = [{**_first_offer(plain["offer"]), "count": 10**30}]
+
+
+def _says_many_gpus(plain: dict[str, Any]) -> None:
+    plain["gpus"] *= 20
+
+
+@pytest.mark.parametrize(
+    "exaggerate",
+    [
+        _says_many_shares,
+        _says_many_shares_once_and_less_than_none_else,
+        _serves_many_shares,
+        _says_many_gpus,
+    ],
+)
+def test_a_report_of_more_than_a_node_has_is_not_drawn(
+    folder: Path, exaggerate: Callable[[dict[str, Any]], None]
+) -> None:
+    """Each share is counted, and each GPU is drawn, for everybody who looks at the page."""
+    path = folder / "node-a.json"
+    plain = json.loads(path.read_bytes())
+    exaggerate(plain)
+    path.write_text(json.dumps(plain))
+    fleet = FleetReports(ReportFolder(folder, clock=lambda: AT_S), pause_s=60.0)
+    fleet.close()
+    assert "its report cannot be read: it says that it has" in fleet.nodes["node-a"].trouble
+    assert fleet.nodes["node-a"].report is None
+    assert fleet.nodes["node-b"].trouble == ""
 
 
 def test_a_report_of_another_version_is_shown_without_drawings(folder: Path) -> None:

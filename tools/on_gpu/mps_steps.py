@@ -24,7 +24,7 @@ from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, PartageError, Unsupported
 from partage.lab.tenant import OK, TenantFailed, TenantProcess
-from partage.model.mps import DaemonSpec, DaemonState
+from partage.model.mps import DaemonSpec, DaemonState, MpsServer
 from partage.units import MIB
 from tools.on_gpu import read_only
 from tools.on_gpu.notes import Notes, StepPlace, ask
@@ -127,14 +127,14 @@ async def mps_environment(place: StepPlace, notes: Notes) -> None:
         said: dict[str, object] = {"start": started.words if started.code else ""}
         for command in ("get_default_device_pinned_mem_limit 0", "start_server -uid 0", "get_server_list"):
             said[command] = await control.ask(command)
-        server = str(said["get_server_list"]).split()
+        server = await _ready_server(control)
         notes.keep("said", said)
-        if not server:
+        if server is None:
             why = end_of_log(log / "control.log")
             notes.keep("control.log", why)
             notes.not_here("mps-environment", "an MPS server, which does not start here")
             return
-        said["of the server"] = await control.ask(f"get_device_pinned_mem_limit {server[0]} 0")
+        said["of the server"] = await control.ask(f"get_device_pinned_mem_limit {server} 0")
         notes.keep("said", said)
         of_server = str(said["of the server"]).strip()
         default = str(said["get_default_device_pinned_mem_limit 0"]).strip()
@@ -145,6 +145,21 @@ async def mps_environment(place: StepPlace, notes: Notes) -> None:
     finally:
         with contextlib.suppress(DaemonError):
             await control.quit_by_force()
+
+
+async def _ready_server(control: ControlV2) -> int | None:
+    """The server that answers for itself; None if there is none in the end: one that fails is listed for a
+    moment, too (seen with 555).
+    """
+    servers: tuple[MpsServer, ...] = ()
+
+    async def settled() -> bool:
+        nonlocal servers
+        servers = await control.listed()
+        return all(one.is_ready for one in servers)
+
+    await wait_until(settled, _LIMIT_S)
+    return next((one.pid for one in servers if one.is_ready), None)
 
 
 async def read_only_pipe(place: StepPlace, notes: Notes) -> None:

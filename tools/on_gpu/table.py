@@ -44,7 +44,7 @@ def state_of(evidence: HardwareEvidence, row: Row) -> str:
 
 
 def _untouched(row: Row) -> str:
-    return f"not looked at yet; takes {row.takes}" if row.takes else "not looked at yet"
+    return f"not looked at yet; needs {row.takes}" if row.takes else "not looked at yet"
 
 
 def _finding(machine: int, finding: Finding) -> str:

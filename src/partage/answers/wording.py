@@ -13,7 +13,7 @@ from partage.text import listed
 GUARANTEES = {
     Guarantee.HARD: "the hardware holds it",
     Guarantee.GUARDED: "the MPS daemon refuses more",
-    Guarantee.ADVISORY: "a tenant can drop it",
+    Guarantee.ADVISORY: "a tenant can lift the limit",
     Guarantee.NONE: "a neighbour can use all of it",
 }
 """What each guarantee means for the memory of a share, in words that follow its name."""

@@ -47,7 +47,7 @@ class AppliedGpuRow(Frozen, kw_only=True, omit_defaults=True):
     outcome: ``untouched``: something keeps all GPUs from being touched; ``partial``: neither as wanted nor as
     it was. reason: of a refusal or a failure. steps: those that were planned. layout, kept, destroyed: only
     with a MIG layout: what is there in the end, and which MIG devices stayed and went. refusal, holders: only
-    where something is in the way. rollback_failure: what could not be undone.
+    where something blocks it. rollback_failure: what could not be undone.
     """
 
     index: int

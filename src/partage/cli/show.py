@@ -137,7 +137,7 @@ def _look(policy: str | None, config: str | None, machine: str | None, run_dir: 
     loaded = common_node.read_policy(policy, config, report)
     plan = make_plan(loaded, machine, run_dir, report=report)
     common_output.print_problems(plan.warnings)
-    source = f"as {policy} would have it" if policy else "no agent runs here: as it would be without a policy"
+    source = f"with the policy {policy}" if policy else "no agent runs here: as it would be without a policy"
     return ShownNode(plan.inventory, plan.offer, source, None)
 
 

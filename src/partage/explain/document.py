@@ -30,7 +30,7 @@ class ChangeRow(Frozen):
 
 
 class ReasonRow(Frozen):
-    """Something that is in the way. kind: one word for it. text: a sentence."""
+    """Something that keeps the pod from fitting. kind: one word for it. text: a sentence."""
 
     kind: str
     text: str
@@ -48,10 +48,10 @@ class ExplainedGpuRow(Frozen):
 class ExplainedNodeRow(Frozen):
     """The pod on one node.
 
-    reason: what is in the way first; None: nothing. changes: what to do, all of it and in this order; enough:
-    the pod fits then. others: other ways out of the first reason, each with all that it needs. more: what is
-    in the way besides. refused_at_node: the scheduler would send the pod here, and the node would refuse it.
-    assumed: labels that the pod wants, and of which nothing is known here: they are taken to be there.
+    reason: the first reason why the pod does not fit; None: it fits. changes: what to do, all of it and in
+    this order; enough: the pod fits then. others: other ways out of the first reason, each with all that it
+    needs. more: further reasons. refused_at_node: the scheduler would send the pod here, and the node would
+    refuse it. assumed: labels that the pod wants and of which nothing is known here; they count as present.
     remarks: what to know about the node.
     """
 

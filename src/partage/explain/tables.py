@@ -23,6 +23,9 @@ from partage.units import format_bytes
 MOST_NODES = 20
 """Groups of like nodes in the table. ``-o json`` has all."""
 
+_MOST_REMARKS = 2
+"""About nodes, where the pod fits: most are of GPUs that it does not need."""
+
 _FREE = "nothing: it has room"
 
 
@@ -32,7 +35,7 @@ def pod_lines(pod: ExplainedPodRow, *, everything: bool = False) -> Iterator[Ren
     asks_for = f"{pod.name} asks for {listed(asks, 8) or 'no GPU'}"
     if pod.fits and not pod.runs and not pod.standing and not everything:
         yield Text(f"{asks_for}, and fits on {_where(pod)}.", style="bold")
-        yield from _doubts(pod)
+        yield from _doubts(pod, most=_MOST_REMARKS)
         return
     yield Text(f"{asks_for}.", style="bold")
     if pod.standing:
@@ -53,9 +56,13 @@ def pod_lines(pod: ExplainedPodRow, *, everything: bool = False) -> Iterator[Ren
     yield from _doubts(pod)
 
 
-def _doubts(pod: ExplainedPodRow) -> Iterator[Text]:
-    """What the answer does not cover."""
-    yield from (Text(f"! {line}", style="yellow") for line in _remarks(pod.nodes))
+def _doubts(pod: ExplainedPodRow, most: int | None = None) -> Iterator[Text]:
+    """What the answer does not cover. most: so many remarks about nodes; None: all."""
+    remarks = list(_remarks(pod.nodes))
+    yield from (Text(f"! {line}", style="yellow") for line in remarks[:most])
+    if most is not None and len(remarks) > most:
+        more = count_of(len(remarks) - most, "more remark")
+        yield Text(f"! {more} about nodes: -o wide", style="yellow")
     yield from (Text(f"! not looked at: {line}", style="yellow") for line in pod.not_judged)
     if pod.not_judged:
         yield Text("  What the scheduler says of it: kubectl describe pod", style="yellow")

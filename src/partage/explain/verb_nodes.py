@@ -114,7 +114,7 @@ def _of_folder(folder: Path) -> SeenNodes:
     for name, report, trouble in read_folder(folder):
         nodes.append(view_of_report(name, report))
         remarks[name] = (
-            *((f"what is known of it is not up to date: {trouble}",) if trouble else ()),
+            *((f"not up to date: {trouble}",) if trouble else ()),
             *report.messages,
         )
         reports[name] = report
@@ -130,7 +130,10 @@ def read_folder(folder: Path) -> list[tuple[str, ReportDocument, str]]:
     for one in ReportFolder(folder).read():
         if one.report is None:
             common_output.print_problems(
-                [replace(problem, severity="warning") for problem in InputError(one.trouble).problems]
+                [
+                    replace(problem, file=one.name, severity="warning")
+                    for problem in InputError(one.trouble).problems
+                ]
             )
         else:
             found.append((one.name, one.report, one.trouble))

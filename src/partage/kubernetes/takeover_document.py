@@ -19,7 +19,7 @@ class ExchangeStepRow(Frozen):
 
 
 class TakeoverDocument(Document, kw_only=True):
-    """The answer. possible: nothing stands in the way. done: the change was made and checked."""
+    """The answer. possible: nothing prevents it. done: the change was made and checked."""
 
     kind: Literal["Takeover", "Handback"]
     node: str

@@ -121,9 +121,11 @@ def policy_remarks(found: Sequence[Recommendation], wanted: Wanted) -> Iterator[
             f"the policy gives each of them one GPU ({count_of(len(alone), 'GPU')}): add indexes where more "
             "of their pods run at a time; the node needs more GPUs than that"
         )
-    for one in found:
-        if one.doubt is not None:
-            yield f"not counted, since its need is not known ({one.doubt}): {one.evidence.workload}"
+    doubtful = [one for one in found if one.doubt is not None]
+    for one in doubtful:
+        yield f"not counted, since its need is not known ({one.doubt}): {one.evidence.workload}"
+    if doubtful:
+        yield "those that are not counted have no GPU in this policy: add an entry for them before you use it"
 
 
 def commented(text: str) -> str:

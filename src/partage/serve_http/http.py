@@ -10,6 +10,7 @@ import contextlib
 import errno
 import logging
 import resource
+import select
 import socket
 import sys
 import threading
@@ -59,6 +60,8 @@ MOST_STREAMS = 8
 """Live pages at a time: each keeps a connection."""
 RESERVED_DESCRIPTORS = 64
 """So many descriptors are left for the kubelet, the helper and files, also if something else takes them."""
+_ONCE = ("Host", "Authorization", "Content-Length")
+"""Headers of which a proxy may take another one than this server."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 1.0
 """How long nobody is accepted when the system is exhausted."""
@@ -219,19 +222,27 @@ class _Handler(BaseHTTPRequestHandler):
             self._headers("text/event-stream")
             self.end_headers()
             if with_body:
-                for data in stream.events(lambda: not self.server.closing.is_set()):
+                for data in stream.events(self._goes_on):
                     self.server.active(self.connection)
                     self.wfile.write(f"data: {data}\n\n".encode() if data else b":\n\n")
                     self.wfile.flush()
         finally:
             self.server.streams.release()
 
+    def _goes_on(self) -> bool:
+        """Whether the server runs and the client is there. A page that was left makes room for the next one
+        at once, and not when the next event cannot be written.
+        """
+        poll = select.poll()
+        poll.register(self.connection, select.POLLRDHUP)
+        return not self.server.closing.is_set() and not poll.poll(0)
+
     def _asked_by(self, path: str) -> AskedBy:
         """The headers by their names, which have no case."""
         headers = self.headers
         malformed = ""
-        if len(headers.get_all("Host", [])) > 1:
-            malformed = "a request has one Host"
+        if twice := [name for name in _ONCE if len(headers.get_all(name, [])) > 1]:
+            malformed = f"a request has one {twice[0]}"
         elif headers.defects:
             malformed = "a header is a name, a colon and a value"
         elif "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":

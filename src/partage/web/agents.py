@@ -22,6 +22,10 @@ if TYPE_CHECKING:
 
 _ANSWERS_WITHIN_S = 5.0
 """How long a whole answer may take."""
+_PAUSE_S_PER_BYTE = 1 / 2**20
+"""A large report takes long to read and to draw, up to 0.7 s for each MiB: its agent is asked less often, so
+that the others are not late for it.
+"""
 _AT_ONCE = 64
 """Agents that are asked at the same time."""
 _ENDS_WITHIN_S = 2.0
@@ -51,6 +55,7 @@ class FleetAgents:
         self._urls = {printable(name): url for name, url in urls.items()}
         self._pause_s, self._token, self._tls, self._within_s = pause_s, token, tls, within_s
         self._answered: dict[str, float] = {}
+        self._pauses_s: dict[str, float] = {}
         self._left = set(self._urls)
         self._all_asked = threading.Event()
         self.nodes: Mapping[str, NodeReport] = {
@@ -107,7 +112,7 @@ class FleetAgents:
             self._left.discard(name)
             if not self._left:
                 self._all_asked.set()
-            await asyncio.sleep(self._pause_s)
+            await asyncio.sleep(self._pause_s + self._pauses_s.pop(name, 0.0))
 
     async def _ask(self, before: NodeReport) -> NodeReport:
         """What it says now."""
@@ -120,6 +125,7 @@ class FleetAgents:
                 within_s=self._within_s,
                 limit_bytes=LARGEST_BYTES,
             )
+            self._pauses_s[before.name] = len(content) * _PAUSE_S_PER_BYTE
             if status == 200:
                 node = read_answer(before.name, content, before, hash(content))
                 return self._late(before, node.trouble) if node.trouble else node

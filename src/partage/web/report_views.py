@@ -111,7 +111,7 @@ def _about(report: ReportDocument, late: list[Child], counts: ShareCounts, idle:
     return [
         element(
             "p",
-            f"{count_of(len(report.gpus), 'GPU')}, {_held(report, counts)}; as of ",
+            f"{count_of(len(report.gpus), 'GPU')}, {_held(report, counts)}; updated ",
             moment(report.at),
             class_="small",
         ),

@@ -2,6 +2,7 @@
 
 import os
 import socket
+import threading
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from partage.answers.documents.report import Unreadable, read_report
 from partage.edges.files.journal import UnreadableJournal, read_journal
 from partage.edges.files.state import read_state
 from partage.edges.host.read_file import read_regular, read_tail
+from tests.kubelet_script import wait_for
 
 
 def test_no_more_than_the_limit_is_read(tmp_path):
@@ -62,3 +64,27 @@ def test_pipes_in_place_of_our_own_files_hold_nobody_up(tmp_path):
     report = read_report(tmp_path / "report.json")
     assert isinstance(report, Unreadable)
     assert "not a regular file" in report.reason
+
+
+def test_what_is_no_regular_file_is_not_even_opened(tmp_path):
+    """To open a device may do something. A pipe shows it: whoever opens it to write waits for a reader."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writes = threading.Thread(target=lambda: os.close(os.open(pipe, os.O_WRONLY)))
+    writes.start()
+    try:
+        wait_for(lambda: is_opening(writes), what="the writer")
+        for read in (read_regular, read_tail):
+            with pytest.raises(OSError, match="not a regular file, but a pipe"):
+                read(pipe, 9)
+        writes.join(0.2)
+        assert writes.is_alive()
+    finally:
+        os.close(os.open(pipe, os.O_RDONLY | os.O_NONBLOCK))
+        writes.join()
+
+
+def is_opening(thread: threading.Thread) -> bool:
+    """Whether it waits in the system call (``wait_for_partner`` of the kernel), in state S."""
+    stat = Path(f"/proc/self/task/{thread.native_id}/stat").read_text()
+    return stat.rpartition(")")[2].split()[0] == "S"

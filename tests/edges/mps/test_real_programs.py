@@ -197,25 +197,49 @@ async def test_why_its_server_ended_is_found_in_its_log(real: Real):
 FILL = """
 import os, sys
 log = os.open(sys.argv[1] + "/log", os.O_WRONLY | os.O_NONBLOCK)
-try:
-    while True:
-        os.write(log, b"A" * 4096)
-except BlockingIOError:
-    pass
+if sys.argv[2:]:
+    os.unlink(sys.argv[1] + "/log")
+print("holds", flush=True)
+for line in sys.stdin:
+    try:
+        while True:
+            os.write(log, b"A" * 4096)
+    except BlockingIOError:
+        print("full", flush=True)
 """
+"""Fills the pipe for each line that it is told. With a second argument it has removed its name before."""
 
 
-async def test_a_daemon_that_waits_because_a_tenant_filled_its_log_pipe_is_let_go_on(real: Real):
+def _answer(process: subprocess.Popen[bytes], line: bytes) -> bytes:
+    assert process.stdin is not None
+    assert process.stdout is not None
+    process.stdin.write(line)
+    process.stdin.flush()
+    return process.stdout.readline()
+
+
+@pytest.mark.parametrize("removes", [False, True])
+async def test_a_daemon_that_waits_because_a_tenant_filled_its_log_pipe_is_let_go_on(
+    real: Real, removes: bool
+):
+    """Every user may fill it, and root of a container may remove its name."""
     await settle(real)
-    as_user = ["setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"]
+    as_user = [] if removes else ["setpriv", "--reuid=65534", "--clear-groups", "--no-new-privs"]
+    argv = [*as_user, "/usr/bin/python3", "-c", FILL, str(real.paths.pipe), *["removes"] * removes]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as tenant:
+        assert tenant.stdout is not None
+        assert tenant.stdout.readline() == b"holds\n"
 
-    async def is_silent() -> bool:
-        subprocess.run([*as_user, "/usr/bin/python3", "-c", FILL, real.paths.pipe], check=True)
-        phase, reason = await real.phase()
-        return phase is DaemonPhase.SILENT and "pipe/log was full" in reason
+        async def is_silent() -> bool:
+            assert _answer(tenant, b"fill\n") == b"full\n"
+            phase, reason = await real.phase()
+            return phase is DaemonPhase.SILENT and "pipe/log was full" in reason
 
-    await until(is_silent)  # it reads some of it before it waits
-    assert (await real.phase())[0] is DaemonPhase.SERVING
+        try:
+            await until(is_silent)  # it reads some of it before it waits
+            assert (await real.phase())[0] is DaemonPhase.SERVING
+        finally:
+            tenant.kill()
 
 
 FAKE = """

@@ -126,7 +126,7 @@ def test_nvlinks_through_a_switch_outweigh_the_pcie_path() -> None:
 
 
 def test_eight_of_sixteen_gpus_with_random_links_take_less_than_5_ms() -> None:
-    """No symmetry to make use of: the dearest case. Best of several runs."""
+    """No symmetry to make use of: the dearest case. Best of several runs, of the processor's time."""
     of_pair = {
         (a, b): (tuple(LinkPath)[(a * 7 + b * 13) % 6], (a * 5 + b * 3) % 4)
         for a, b in combinations(range(16), 2)
@@ -134,8 +134,8 @@ def test_eight_of_sixteen_gpus_with_random_links_take_less_than_5_ms() -> None:
     gpus = LinkedGpus(_names(16), _node(16, of_pair))
 
     def run() -> float:
-        started = time.perf_counter()
+        started = time.process_time()
         gpus.best(range(16), [], 8)
-        return time.perf_counter() - started
+        return time.process_time() - started
 
     assert min(run() for _ in range(10)) < 0.005

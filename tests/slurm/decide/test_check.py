@@ -120,7 +120,7 @@ def test_every_mistake_is_named_with_its_file(hand):
         (f"\n# two\nName=gpu File={D}0 UniqueId=GPU-1", "line 3", "no key UniqueId", "from AutoDetect only"),
         (f"Name=gpu File={D}[0-1", "line 1", "a bracket that is not closed", ""),
         (f"Name=gpu File={D}0 NodeName=n", "line 1", "has to be the first key", ""),
-        (f"Name=gpu Count=3 File={D}[0-1]", "line 1", "File names 2", "leave Count away"),
+        (f"Name=gpu Count=3 File={D}[0-1]", "line 1", "File names 2", "leave Count out"),
         (f"Name=gpu \\\nFile={D}0 \\\nMultipleFiles={D}0,{D}1", "line 1", "exclude each other", "MIG device"),
         (f"File={D}0", "line 1", "has no Name", "Name=gpu"),
         (
@@ -278,7 +278,7 @@ def test_requests(request_, outcome, said):
     [
         ("h200", "--gres=shard:2 --constraint=h200"),
         ("h200_shared", "--gres=shard:2 --constraint=h200"),
-        ("a100", "leave the type away: --gres=shard:2"),  # no node has such a feature
+        ("a100", "leave the type out: --gres=shard:2"),  # no node has such a feature
     ],
 )
 def test_a_constraint_is_advised_only_where_a_node_has_it(kind, hint):
@@ -292,6 +292,7 @@ def test_shares_of_several_gpus_where_the_cluster_allows_it():
     verdict = judge_request("mps:120", checked.nodes, checked.types, SlurmVersion(24, 11, 5), spread=True)
     assert verdict.outcome is Outcome.ACCEPTED
     assert verdict.nodes == ("mps2",)
+    assert verdict.doubts == ("a task can use mps of one GPU only: start one task for each GPU (srun -n)",)
 
 
 def test_doubts_of_accepted_requests():

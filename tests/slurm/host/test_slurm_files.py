@@ -56,7 +56,7 @@ def test_an_included_file_that_is_named_too_counts_once(tmp_path):
     ("line", "said"),
     [
         ("Include gone.conf", "no such file"),
-        ('Include "gres.conf"', "leave them away"),
+        ('Include "gres.conf"', "leave them out"),
         ("Include gres.conf", "comes back to itself"),
         ("Include a.conf", "comes back to itself"),
         ("Include %c.conf", "Slurm reads ClusterName in place of %c"),

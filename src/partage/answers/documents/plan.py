@@ -1,4 +1,4 @@
-"""A node's plan: phases, steps and their reach, what is in the way."""
+"""A node's plan: phases, steps and their reach, what blocks them."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class StepRow(Frozen):
 
 
 class HolderRow(Frozen):
-    """A pod, process or monitor that is in the way of a change. gpu: None for a GPU that does not answer.
+    """A pod, process or monitor that blocks a change. gpu: None for a GPU that does not answer.
 
-    devices: the MIG devices that it uses; none: the GPU as a whole. profile: of the instance in the way.
-    why: why it is in the way, a sentence.
+    devices: the MIG devices that it uses; none: the GPU as a whole. profile: of the instance that blocks.
+    why: why it blocks the change, a sentence.
     """
 
     kind: UseKind
@@ -73,7 +73,7 @@ class PlannedGpuRow(Frozen, kw_only=True, omit_defaults=True):
     step of several GPUs stands with each of them. waiting_for: held shares that its change waits for.
 
     layout: what will be there, ``3g.40gb@4``; only with a MIG layout. kept, destroyed: UUIDs of MIG devices,
-    only with a MIG layout. refusal, holders: only where something is in the way.
+    only with a MIG layout. refusal, holders: only where something blocks it.
     """
 
     index: int
@@ -152,7 +152,7 @@ def layout_fields(mig: GpuMigPlan | Blocked | None) -> dict[str, Any]:
 
 
 def blocked_fields(blocked: Blocked | None, inventory: Inventory) -> dict[str, Any]:
-    """What is in the way of a GPU's steps."""
+    """What blocks a GPU's steps."""
     if blocked is None:
         return {}
     return {"refusal": blocked.kind, "holders": holder_rows([blocked], inventory)}
@@ -190,12 +190,12 @@ def _step_row(step: PlannedStep, inventory: Inventory) -> StepRow:
 
 
 def blocked_of(plan: NodePlan) -> list[Blocked]:
-    """Everything that is in the way on a node."""
+    """Everything that blocks changes on a node."""
     return [gpu.blocked for gpu in plan.gpus.values() if gpu.blocked is not None]
 
 
 def holder_rows(blocked: Iterable[Blocked], inventory: Inventory) -> tuple[HolderRow, ...]:
-    """Pods, processes and monitors that are in the way, each once for each thing that it holds."""
+    """Pods, processes and monitors that block changes, each once for each thing that it holds."""
     blockers = [blocker for one in blocked for blocker in one.blockers]
     rows = (_holder_row(use, blocker, inventory) for blocker in blockers for use in blocker.users)
     return tuple(dict.fromkeys(rows))

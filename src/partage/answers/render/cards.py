@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec import field
 from msgspec.structs import replace
@@ -77,6 +77,9 @@ class DeviceBlock(Frozen):
         return bool(self.cells) and all(cell.withdrawn for cell in self.cells)
 
 
+_LOST = "lost"
+
+
 class GpuCard(Frozen):
     """One GPU.
 
@@ -96,6 +99,11 @@ class GpuCard(Frozen):
     standing: str = ""
 
     @property
+    def lost(self) -> bool:
+        """Whether the GPU does not answer."""
+        return self.product == _LOST
+
+    @property
     def facts(self) -> tuple[str, ...]:
         """How much of its memory is held, where it is shared by amounts; its shares; their guarantee."""
         amounts = [
@@ -104,6 +112,16 @@ class GpuCard(Frozen):
             if block.unit_bytes and block.cells
         ]
         return tuple(filter(None, (*amounts, self.shares, self.guarantee)))
+
+
+def gap_words(cards: Iterable[GpuCard]) -> str:
+    """What an empty place in the bars of these cards means; empty: there is none."""
+    empty = [card for card in cards if any(not block.cells and not block.label for block in card.blocks)]
+    words = (
+        "the GPU is lost" if card.lost else "no MIG device" if card.slices else "nothing is offered"
+        for card in empty
+    )
+    return ", or ".join(sorted(set(words)))
 
 
 class HeldOnNode(Frozen):
@@ -164,7 +182,7 @@ def _nothing(gpu: Gpu) -> str:
 
 
 def _lost_card(gpu: LostGpu) -> GpuCard:
-    return GpuCard(gpu.index, "lost", "", None, (DeviceBlock("", 1, ()),), "", "", gpu.reason)
+    return GpuCard(gpu.index, _LOST, "", None, (DeviceBlock("", 1, ()),), "", "", gpu.reason)
 
 
 def _sharing_text(offer: GpuOffer) -> str:

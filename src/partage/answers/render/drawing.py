@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
+from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell, gap_words
 from partage.answers.render.slices import ComputeSlice, GpuSlices, SliceUse
 from partage.answers.wording import abridge, shorten
 from partage.model.strategy import Strategy
@@ -244,10 +244,10 @@ def _legend(cards: Sequence[GpuCard], y: int) -> Iterator[Shape]:
         marks.append((Box(0, 0, 0, 0, PAPER, full, hatched=True), "withdrawn"))
     if any(block.planned for block in blocks):
         marks.append((Box(0, 0, 0, 0, PAPER, full, dashed=True), "planned"))
-    if any(not block.cells and not block.label for block in blocks):
-        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, dashed=True), "no MIG device"))
+    if gap := gap_words(cards):
+        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, dashed=True), gap))
     if any(not block.cells and block.label for block in blocks):
-        marks.append((Box(0, 0, 0, 0, PAPER, LINE), "cut, not offered"))
+        marks.append((Box(0, 0, 0, 0, PAPER, LINE), "MIG device, not offered"))
     if any(one.use is SliceUse.IDLE for one in rows):
         marks.append((Box(0, 0, 0, 0, UNCUT, LINE, crossed=True), "compute slice without a use"))
     x: float = _MARGIN

@@ -11,7 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
+from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell, gap_words
 from partage.answers.render.slices import ComputeSlice, GpuSlices, SliceUse
 from partage.answers.wording import abridge, shorten
 from partage.model.strategy import Strategy
@@ -52,7 +52,9 @@ def legend(cards: Sequence[GpuCard] = ()) -> Text:
     marks = [f"{_HELD} held", f"{_FREE} free"]
     if any(cell.withdrawn for block in blocks for cell in block.cells):
         marks.append(f"{_WITHDRAWN} withdrawn: no container gets it before the GPU has changed")
-    marks += [f"{_PLANNED} planned", f"{_GAP} no MIG device, or the GPU is lost"]
+    marks.append(f"{_PLANNED} planned")
+    if gap := gap_words(cards):
+        marks.append(f"{_GAP} {gap}")
     if any(block.label and not block.cells for block in blocks):
         marks.append(f"{_UNOFFERED} MIG device, not offered")
     if any(_computes(card) for card in cards):

@@ -141,7 +141,7 @@ def _policy(
     detected = _detect(document.value, name)
     if config is not None and detected != migparted.FORMAT:
         message = f"there is no configuration {config[:60]!r}: only mig-parted's files hold several"
-        raise InputError([Problem(name, "", "error", message, "leave --config away")])
+        raise InputError([Problem(name, "", "error", message, "leave --config out")])
     if document.duplicates and detected != nvidia.FORMAT:
         raise InputError(document.duplicates)
     match detected:

@@ -6,7 +6,11 @@ from __future__ import annotations
 import errno
 import os
 import stat
+from collections.abc import Callable
 from pathlib import Path
+
+_READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISLNK, "a link"))
 
 
 def read_regular(path: Path, limit_bytes: int) -> bytes:
@@ -14,7 +18,7 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
 
     Opening a pipe without O_NONBLOCK waits until another process writes to it, possibly for ever.
     """
-    handle = _opened(path)
+    handle = open_of_kind(path, stat.S_ISREG, _READ)
     try:
         return read_regular_at(handle, limit_bytes, path)
     finally:
@@ -23,10 +27,9 @@ def read_regular(path: Path, limit_bytes: int) -> bytes:
 
 def read_tail(path: Path, limit_bytes: int) -> bytes:
     """As ``read_regular``, the last limit_bytes: the beginning of a log may be a hole of any size."""
-    handle = _opened(path)
+    handle = open_of_kind(path, stat.S_ISREG, _READ)
     try:
-        if stat.S_ISREG(os.fstat(handle).st_mode):
-            os.lseek(handle, max(0, os.fstat(handle).st_size - limit_bytes), os.SEEK_SET)
+        os.lseek(handle, max(0, os.fstat(handle).st_size - limit_bytes), os.SEEK_SET)
         return read_regular_at(handle, limit_bytes, path)
     finally:
         os.close(handle)
@@ -38,7 +41,7 @@ def read_named(path: Path, limit_bytes: int) -> bytes:
 
     A pipe with a name of its own is refused: nobody may ever write to it.
     """
-    handle = _opened(path)
+    handle = open_of_kind(path, lambda mode: stat.S_ISREG(mode) or stat.S_ISFIFO(mode), _READ)
     try:
         if not _is_anonymous_pipe(handle):
             return read_regular_at(handle, limit_bytes, path)
@@ -66,13 +69,32 @@ def files_below(directory: Path, *endings: str) -> list[Path]:
     )
 
 
-def _opened(path: Path) -> int:
+def open_of_kind(
+    path: str | Path, is_kind: Callable[[int], bool], flags: int, above: int | None = None
+) -> int:
+    """A descriptor of a file, if it is of that kind (``stat.S_ISREG``). Others are not opened: to open a
+    device may do something, a watchdog begins to count.
+
+    above: the directory from which the path begins. Raises OSError, also for another kind.
+    """
+    seen = os.open(path, os.O_PATH | os.O_CLOEXEC | flags & os.O_NOFOLLOW, dir_fd=above)
     try:
-        return os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC)
+        mode = os.fstat(seen).st_mode
+        if not is_kind(mode):
+            raise _is_another(mode, path)
+        # The same file, whatever has the name now.
+        return os.open(f"/proc/self/fd/{seen}", flags & ~os.O_NOFOLLOW)
     except OSError as error:
-        if error.errno == errno.ENXIO:
-            raise OSError(errno.EINVAL, "not a regular file, but a socket", str(path)) from error
-        raise
+        raise OSError(error.errno, error.strerror, str(path)) from error
+    finally:
+        os.close(seen)
+
+
+def _is_another(mode: int, path: str | Path) -> OSError:
+    if stat.S_ISDIR(mode):
+        return IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
+    kind = next((words for is_kind, words in _KINDS if is_kind(mode)), "a device")
+    return OSError(errno.EINVAL, f"not a regular file, but {kind}", str(path))
 
 
 def _is_anonymous_pipe(handle: int) -> bool:
@@ -87,10 +109,10 @@ def _is_anonymous_pipe(handle: int) -> bool:
 def read_regular_at(handle: int, limit_bytes: int, path: Path) -> bytes:
     """The same of a file that is open already; it stays open. path: for errors."""
     mode = os.fstat(handle).st_mode
-    if stat.S_ISDIR(mode):
-        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
     if not stat.S_ISREG(mode):
-        kind = "a pipe" if stat.S_ISFIFO(mode) else "a device"
-        raise OSError(errno.EINVAL, f"not a regular file, but {kind}", str(path))
+        raise _is_another(mode, path)
     with os.fdopen(handle, "rb", closefd=False) as stream:
-        return stream.read(limit_bytes)
+        content: bytes | None = stream.read(limit_bytes)
+    if content is None:  # a regular file of /proc that waits for its content, such as kmsg
+        raise BlockingIOError(errno.EAGAIN, "it has nothing to read now", str(path))
+    return content

@@ -12,7 +12,9 @@ import ctypes
 import os
 import select
 import stat
+from pathlib import Path
 
+from partage.edges.host.read_file import open_of_kind
 from partage.edges.mps.paths import DaemonPaths
 from partage.units import MIB
 
@@ -35,25 +37,45 @@ def cut_logs(paths: DaemonPaths) -> None:
     """
     for log in (paths.log / "control.log", paths.log / "server.log", paths.server_log):
         with contextlib.suppress(OSError):
-            handle = os.open(log, os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+            flags = os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+            handle = open_of_kind(log, stat.S_ISREG, flags)
             try:
                 _cut(handle)
             finally:
                 os.close(handle)
 
 
-def empty_full_pipe(paths: DaemonPaths) -> bool:
-    """Empty ``pipe/log`` if it is full; whether it was.
+def empty_full_pipe(paths: DaemonPaths, descriptors: Path) -> bool:
+    """Empty ``pipe/log`` if it is full; whether it was. descriptors: ``/proc/PID/fd`` of the daemon.
 
     A daemon (535, 550, 555) writes each line of its log into that pipe and reads it there again; so do
-    clients, and everybody who has the directory may. Where a tenant fills it, the daemon waits for ever.
+    clients, and everybody who has the directory may. Where a tenant fills it, the daemon waits for ever. Root
+    of a container can also remove its name, and keep it open: only the daemon's own descriptor leads there.
     """
     try:
-        handle = os.open(paths.pipe / "log", os.O_RDWR | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        device = paths.pipe.stat().st_dev
+        opened = [one for one in descriptors.iterdir() if _is_pipe_on(one, device)]
+    except OSError:
+        return False
+    return True in [_emptied(one) for one in opened]  # each, also after one that was full
+
+
+def _is_pipe_on(descriptor: Path, device: int) -> bool:
+    """Whether it is a pipe with a name on this file system; those without have one of their own."""
+    try:
+        found = descriptor.stat()
+    except OSError:
+        return False
+    return stat.S_ISFIFO(found.st_mode) and found.st_dev == device
+
+
+def _emptied(pipe: Path) -> bool:
+    try:
+        handle = open_of_kind(pipe, stat.S_ISFIFO, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError:
         return False
     try:
-        if not stat.S_ISFIFO(os.fstat(handle).st_mode) or select.select((), (handle,), (), 0)[1]:
+        if select.select((), (handle,), (), 0)[1]:
             return False
         with contextlib.suppress(BlockingIOError):
             for _ in range(_MOST_READS):

@@ -131,7 +131,7 @@ async def observe_daemon(
         reason = str(error)
     else:
         return await asyncio.to_thread(state_from_reply, found, processes, servers, limits)
-    if await asyncio.to_thread(empty_full_pipe, found.paths):
+    if await asyncio.to_thread(empty_full_pipe, found.paths, processes.descriptors(found.identity)):
         return _silent(found, f"{reason}; its pipe/log was full, which stops it, and has been emptied")
     others = await asyncio.to_thread(processes.connected, found.identity)
     return _silent(found, f"{reason}; {_in_the_way(others)}" if others else reason)

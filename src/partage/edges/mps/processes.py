@@ -64,6 +64,10 @@ class ProcessTable:
         """Pids of those who have a connection to a daemon, without its servers."""
         return connected(self._proc, daemon, [one.pid for one in self.children(daemon)])
 
+    def descriptors(self, identity: DaemonIdentity) -> Path:
+        """The directory of what it has open."""
+        return self._proc / str(identity.pid) / "fd"
+
     def lives(self, identity: DaemonIdentity) -> bool:
         """Whether this process still runs."""
         return self._identity(identity.pid) == identity

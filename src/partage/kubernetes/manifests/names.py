@@ -24,6 +24,8 @@ _USUAL = {"gpu": "gpu", "gpus": "gpu", "gpushared": "gpu.shared", "gpusshared": 
 KubeVirt's, and a policy may give any.
 """
 _MIG = re.compile(r"mig(\d+g)(\d+gb)(me|meall)?(shared)?")
+_MIG_NAME = re.compile(r"mig-\d+g\.\d+gb([.-]me(\.all)?)?(\.shared)?")
+"""As NVIDIA writes it; ``-me`` (no media engines) is another profile than ``+me``, whose name has ``.me``."""
 _SEPARATORS = re.compile(r"[._-]")
 
 _ALIKE = 0.75
@@ -60,7 +62,7 @@ def meant_name(key: str, names: Collection[str]) -> str | None:
 def _usual(key: str) -> str | None:
     """``nvidia.com/gpu`` for ``nvidia.com/GPU`` and ``nvidia.com/gpus``. None: like no usual name."""
     domain, _, name = key.partition("/")
-    if domain != VENDOR:
+    if domain != VENDOR or _MIG_NAME.fullmatch(name):
         return None
     letters = _SEPARATORS.sub("", name.lower())
     mig = _MIG.fullmatch(letters)

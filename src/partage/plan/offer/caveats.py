@@ -70,7 +70,7 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
     yield from _of_units([o for some in offer.values() for o in some if o.by_memory], inventory)
     if any(row.traits.through_daemon for rows in offer.values() for row in rows):
         yield Caveat(
-            "Under MPS the limits apply to each process: two of one container can use its share twice."
+            "Under MPS the limits apply to each process: a container with two can use its share twice."
         )
     yield from _commanded(inventory, offer)
 

@@ -61,7 +61,7 @@ def why_not_promised(driver: Driver | NoDriver, *, restricted: bool) -> str:
     if restricted:
         return ""
     return (
-        "a container whose processes are root, or can become root, may set the limits of the MPS daemon, and "
-        f"this cluster does not refuse such pods (partage agent --restricted-mps): {RESTRICTED}; or "
-        f"{NAMESPACES}"
+        "a container whose processes are root, or can become root, can set the limits of the MPS daemon. Have"
+        " such pods refused (the chart's admission.restrictedMps, which runs the agent with --restricted-mps)"
+        f": then pods set {RESTRICTED}. Or use {NAMESPACES}"
     )

@@ -47,4 +47,4 @@ def why_tenant_commands(tenant: PipeTenant) -> str:
     if not why and not tenant.rights:
         why = "none of its processes could be read"
     change = "NoNewPrivs for its processes" if tenant.job else RESTRICTED
-    return why and f"{tenant} may set the limits of the MPS daemon: {why}; set {change}, or take {NAMESPACES}"
+    return why and f"{tenant} can set the limits of the MPS daemon: {why}; set {change}, or use {NAMESPACES}"

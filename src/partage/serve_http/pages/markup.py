@@ -12,6 +12,8 @@ Child = Element | str | None
 
 _CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff]")
 """Characters that HTML does not allow."""
+_DIRECTION = re.compile("[\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]")
+"""Marks that change the direction of writing, of what follows, too. Letters have theirs without them."""
 
 
 def element(tag: str, *children: Child, **attributes: str | None) -> Element:
@@ -60,4 +62,5 @@ def _attribute(name: str) -> str:
 
 
 def _clean(text: str) -> str:
-    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", text)
+    marked = _DIRECTION.sub(lambda mark: f"\\u{ord(mark[0]):04x}", text)
+    return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", marked)

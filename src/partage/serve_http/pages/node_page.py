@@ -84,7 +84,7 @@ def _state(report: ReportDocument) -> Element:
         element(
             "p",
             element("strong", word, class_=f"chip {kind}"),
-            f" {about}{', simulated' if report.node.simulated else ''}. As of ",
+            f" {about}{', simulated' if report.node.simulated else ''}. Updated ",
             moment(report.at),
             f". Agent {report.agent.version}.",
         ),

@@ -28,6 +28,9 @@ OLDEST_S = 24 * 3600
 """A report in a folder is taken for the present one for so many seconds. The agent writes its file when there
 is something new, so that of a quiet node is hours old."""
 
+_MOST_GPUS, _MOST_SHARES = 64, 2**16
+"""Of one node. About so many shares of one name fit into a message to the kubelet."""
+
 log = logging.getLogger(__name__)
 
 
@@ -110,9 +113,30 @@ def read_answer(name: str, content: bytes, before: NodeReport, version: object) 
     if before.version == version and not before.trouble:
         return before
     try:
-        return NodeReport(name, decode(ReportDocument, content), "", version)
+        report = decode(ReportDocument, content)
+        _check_amounts(report)
     except CodecError as error:
         return NodeReport(name, before.report, f"its report cannot be read: {error}"[:300], version)
+    return NodeReport(name, report, "", version)
+
+
+def _check_amounts(report: ReportDocument) -> None:
+    """Raises CodecError for more than a node has: each GPU is drawn and each share is counted, for everybody
+    who looks at the page.
+    """
+    planned = report.planner_input
+    observed = () if planned is None else planned.snapshot.observed.node.inventory.gpus
+    gpus = max(len(report.gpus), len(report.offer), len(observed))
+    served = (
+        [] if planned is None else [(*one.offer, *one.leaving) for one in planned.snapshot.served.values()]
+    )
+    shares = max(
+        sum(max(0, offering.count) for offers in known for offering in offers)
+        for known in (report.offer.values(), served)
+    )
+    for amount, most, noun in ((gpus, _MOST_GPUS, "GPUs"), (shares, _MOST_SHARES, "shares")):
+        if amount > most:
+            raise CodecError(f"it says that it has {amount:,} {noun}, and no more than {most:,} are shown")
 
 
 class FleetReports:

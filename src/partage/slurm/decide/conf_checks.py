@@ -87,7 +87,7 @@ def check_slurm_conf(
             file,
             line,
             message,
-            "add AccountingStorageType=accounting_storage/slurmdbd, or leave this line away",
+            "add AccountingStorageType=accounting_storage/slurmdbd, or leave this line out",
         )
     if shared and settings.whole:
         _check_sharing(settings, version, notes)

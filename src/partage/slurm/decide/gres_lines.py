@@ -211,7 +211,7 @@ def _check_files(record: GresLine, version: SlurmVersion, notes: Notebook) -> No
     given = record.count
     if given is not None and record.files and not record.multiple and given != len(record.files):
         message = f"Count={given}, but File names {len(record.files)}: slurmd does not start"
-        notes.error(file, line, message, "leave Count away, or make it the number of files")
+        notes.error(file, line, message, "leave Count out, or make it the number of files")
     if not record.multiple and any(_CAPABILITY.search(path) for path in record.files):
         message = (
             "a MIG device is named by one capability file alone, so its other files are not kept from jobs"

@@ -125,7 +125,7 @@ def _without_type(one: GresCount, nodes: Sequence[NodeView]) -> str:
     for feature in (one.type, one.type.removesuffix(SHARED_SUFFIX)):
         if feature in there:
             return f"choose the kind of GPU by a feature of the node: {plain} --constraint={feature}"
-    return f"leave the type away: {plain}"
+    return f"leave the type out: {plain}"
 
 
 def _amount(one: GresCount) -> int:
@@ -208,6 +208,8 @@ def _doubts(asked: Sequence[GresCount], able: Sequence[NodeView], version: Slurm
             if percents and percents != [_amount(one)]:
                 shown = " or ".join(f"{percent} %" for percent in percents)
                 yield f"mps:{_amount(one)} is {shown} of a GPU here"
+            if not percents:  # no GPU has so many
+                yield "a task can use mps of one GPU only: start one task for each GPU (srun -n)"
         if (
             one.name == "gpu"
             and _amount(one) > 1

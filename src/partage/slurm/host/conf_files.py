@@ -84,7 +84,7 @@ class _Reader:
         except InputError as error:
             hint = "slurmd waits for this file, and then ends"
             if target.startswith('"'):
-                hint = "Slurm takes the quotes as a part of the name: leave them away"
+                hint = "Slurm takes the quotes as a part of the name: leave them out"
             raise _wrong(file, line, f"Include {path} {error.problems[0].message}", hint) from error
         self.includes[first].add(real)
         yield from self._parts(_parsed(content, path, file.kind), first, (*open_files, real))

@@ -96,9 +96,16 @@
   openHour();
   setInterval(() => ages(document), 10000);
   if (main && main.dataset.events) {
-    const events = new EventSource(main.dataset.events);
-    events.onmessage = hear;
-    events.onopen = () => { live.textContent = "Live: the page shows changes as they come."; };
-    events.onerror = () => { live.textContent = "Not live: the connection is lost; the page tries again."; };
+    function follow() {
+      const events = new EventSource(main.dataset.events);
+      events.onmessage = hear;
+      events.onopen = () => { live.textContent = "Live: the page shows changes as they come."; };
+      events.onerror = () => {
+        live.textContent = "Not live: the connection is lost; the page tries again.";
+        // After an answer such as 503 (too many pages are open) a browser does not try again.
+        if (events.readyState === EventSource.CLOSED) setTimeout(follow, 5000);
+      };
+    }
+    follow();
   }
 })();

@@ -1,1 +1,0 @@
-"""The JSON documents that people and scripts read: what they have, and how they are made."""

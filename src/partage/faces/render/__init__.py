@@ -1,1 +1,0 @@
-"""Tables and pictures: values in, text and drawings out. Nothing is decided here."""

@@ -1,1 +1,0 @@
-"""The page in the browser: a node, or many nodes at a glance."""
