@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from partage.advise.decide.advise import Advice, Question, RankedWay
-from partage.advise.decide.candidate import Candidate, Refusal
+from partage.advise.decide.candidate import Candidate, WayRefusal
 from partage.advise.decide.situation import Isolation, Preference, Scheduler, Situation, Way, Workload
 from partage.advise.policy import policy_of_advice
 from partage.answers.documents.document import Document, row
@@ -195,7 +195,7 @@ def _alternative_row(one: RankedWay) -> AlternativeRow:
     )
 
 
-def _refused_row(one: Refusal) -> AlternativeRow:
+def _refused_row(one: WayRefusal) -> AlternativeRow:
     return AlternativeRow(
         strategy=one.way,
         possible=False,

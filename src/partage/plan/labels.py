@@ -48,7 +48,7 @@ def node_labels(
     own: dict[str, str] = {}
     if inventory.gpus and isinstance(inventory.driver, Driver):
         labels |= dict(_driver(inventory.driver))
-        labels |= dict(_gpus(_Node(inventory, offer, options, geometry_of)))
+        labels |= dict(_gpus(_LabelledNode(inventory, offer, options, geometry_of)))
         own = dict(_own(inventory, offer))
     named = {f"{VENDOR}/{key}": value for key, value in labels.items()}
     return dict(sorted((named | {f"{DOMAIN}/{key}": value for key, value in own.items()}).items()))
@@ -111,7 +111,7 @@ def _family(gpu: Gpu) -> str:
 # --- GPUs --------------------------------------------------------------------------------------
 
 
-class _Node(Frozen):
+class _LabelledNode(Frozen):
     """What labels are made of."""
 
     inventory: Inventory
@@ -132,7 +132,7 @@ class _Sharing(Frozen):
     suffix: str = ""
 
 
-def _gpus(node: _Node) -> Iterator[tuple[str, str]]:
+def _gpus(node: _LabelledNode) -> Iterator[tuple[str, str]]:
     gpus, options = node.inventory.gpus, node.options
     yield "gpu.machine", sanitised(node.inventory.machine_type) or "unknown"
     yield "mig.capable", _truth(any(gpu.mig_mode is not None for gpu in gpus))
@@ -213,7 +213,7 @@ def _with_suffix(product: str, suffix: str) -> str:
 # --- MIG devices -------------------------------------------------------------------------------
 
 
-def _single(node: _Node) -> Iterator[tuple[str, str]]:
+def _single(node: _LabelledNode) -> Iterator[tuple[str, str]]:
     """MIG strategy ``single``: the labels of GPUs are those of the MIG devices, if all are of one kind."""
     gpus = node.inventory.gpus
     profiles = {device.profile for gpu in gpus for device in gpu.mig_devices}
@@ -228,7 +228,7 @@ def _single(node: _Node) -> Iterator[tuple[str, str]]:
         yield "gpu.product", _with_suffix(product, "-MIG-INVALID")
 
 
-def _profile(kind: str, profile: str, node: _Node) -> Iterator[tuple[str, str]]:
+def _profile(kind: str, profile: str, node: _LabelledNode) -> Iterator[tuple[str, str]]:
     """The labels of the MIG devices of one profile. kind: what their keys begin with."""
     gpus = node.inventory.gpus
     found = [(gpu, device) for gpu in gpus for device in gpu.mig_devices if device.profile == profile]

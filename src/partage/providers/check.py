@@ -22,7 +22,7 @@ from partage.providers.decide.subjects import (
     ManifestContainer,
     ManifestPod,
     Model,
-    Violation,
+    RuleViolation,
 )
 from partage.providers.rules_file import find_provider, layout_tables
 from partage.values import Frozen
@@ -97,7 +97,7 @@ def _pod(top: ManifestNode, keys: Keys) -> ManifestPod:
     )
 
 
-def _problem(one: Violation, top: ManifestNode) -> CheckedProblem:
+def _problem(one: RuleViolation, top: ManifestNode) -> CheckedProblem:
     place = top.at(*one.at)
     return (
         place.error(one.message, one.hint)

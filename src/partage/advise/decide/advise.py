@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from msgspec.structs import replace
 
-from partage.advise.decide.candidate import LARGER, Candidate, Refusal
+from partage.advise.decide.candidate import LARGER, Candidate, WayRefusal
 from partage.advise.decide.judge import judge
 from partage.advise.decide.reasons import reasons_against, reasons_for
 from partage.advise.decide.situation import (
@@ -58,7 +58,7 @@ class Advice(Frozen):
     facts: GpuFacts
     situation: Situation
     ranked: tuple[RankedWay, ...]
-    refused: tuple[Refusal, ...]
+    refused: tuple[WayRefusal, ...]
     path: tuple[Question, ...]
     assumptions: tuple[str, ...]
 
@@ -86,7 +86,7 @@ def advise(asked: Asked, facts: GpuFacts) -> Advice:
     situation, assumptions = settle(asked, facts)
     judged = {way: judge(way, situation, facts) for way in Way}
     possible = [one for one in judged.values() if isinstance(one, Candidate)]
-    refused = [one for one in judged.values() if isinstance(one, Refusal)]
+    refused = [one for one in judged.values() if isinstance(one, WayRefusal)]
     if not possible:
         raise Unsatisfiable(list(_impossible(situation, facts, refused)))
     path = _path(situation, facts, judged)
@@ -107,13 +107,13 @@ def advise(asked: Asked, facts: GpuFacts) -> Advice:
 
 
 def _path(
-    situation: Situation, facts: GpuFacts, judged: dict[Way, Candidate | Refusal]
+    situation: Situation, facts: GpuFacts, judged: dict[Way, Candidate | WayRefusal]
 ) -> tuple[Question, ...]:
     """The questions up to the one that decides."""
     found: list[Question] = []
     for text, answer, way in _questions(situation, facts):
         refused = judged.get(way) if answer and way is not None else None
-        found.append(Question(text, answer, way, refused.why if isinstance(refused, Refusal) else ""))
+        found.append(Question(text, answer, way, refused.why if isinstance(refused, WayRefusal) else ""))
         if found[-1].decides:
             break
     return tuple(found)
@@ -150,7 +150,7 @@ def _order(situation: Situation) -> tuple[Way, ...]:
     return suits
 
 
-def _impossible(situation: Situation, facts: GpuFacts, refused: list[Refusal]) -> Iterator[Problem]:
+def _impossible(situation: Situation, facts: GpuFacts, refused: list[WayRefusal]) -> Iterator[Problem]:
     """What cannot be had, then each strategy with why."""
     tenants = "one tenant" if situation.tenants == 1 else f"{situation.tenants} tenants"
     isolation = "" if situation.isolation is Isolation.NONE else f" with {situation.isolation} isolation"

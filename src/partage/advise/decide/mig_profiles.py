@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partage.advise.decide.candidate import LARGER, Refusal, fewer_or_larger
+from partage.advise.decide.candidate import LARGER, WayRefusal, fewer_or_larger
 from partage.advise.decide.situation import GpuFacts, Situation, Way, Workload
 from partage.model.geometry import Geometry, ProfileSpec, instance_memory
 from partage.text import count_of
@@ -13,13 +13,13 @@ _GRAPHICS = "gfx"
 
 def equal_profiles(
     geometry: Geometry, situation: Situation, facts: GpuFacts
-) -> tuple[ProfileSpec, ...] | Refusal:
+) -> tuple[ProfileSpec, ...] | WayRefusal:
     """MIG devices of one profile: the largest of which there are enough."""
     found = _suitable(geometry, situation)
     enough = [one for one in found if one.max_count >= situation.tenants]
     if not enough:
         most = max(one.max_count for one in found)
-        return Refusal(
+        return WayRefusal(
             Way.MIG,
             f"{facts.gpu.product} has at most {count_of(most, 'MIG device')}, and there are "
             f"{situation.tenants} tenants",
@@ -28,7 +28,7 @@ def equal_profiles(
     best = max(enough, key=lambda one: (one.compute_slices, one.size))
     has = instance_memory(best, geometry, facts.gpu.memory_bytes)
     if situation.memory_bytes is not None and has < situation.memory_bytes:
-        return Refusal(
+        return WayRefusal(
             Way.MIG,
             f"each of {count_of(situation.tenants, 'MIG device')} has {format_bytes(has)} "
             f"({best.profile}), and a tenant needs {format_bytes(situation.memory_bytes)}",
@@ -39,7 +39,7 @@ def equal_profiles(
 
 def unequal_profiles(
     geometry: Geometry, situation: Situation, facts: GpuFacts
-) -> tuple[tuple[ProfileSpec, ...], ...] | Refusal:
+) -> tuple[tuple[ProfileSpec, ...], ...] | WayRefusal:
     """For each tenant the profiles with the least memory that is enough, those with less compute first."""
     found = sorted(_suitable(geometry, situation), key=lambda one: (one.size, one.compute_slices))
     has = {one: instance_memory(one, geometry, facts.gpu.memory_bytes) for one in found}
@@ -49,7 +49,7 @@ def unequal_profiles(
         if not fitting:
             most = format_bytes(max(has.values()))
             why = f"the largest MIG device has {most}, and a tenant needs {format_bytes(needed)}"
-            return Refusal(Way.MIG, why, LARGER)
+            return WayRefusal(Way.MIG, why, LARGER)
         choices.append(tuple(one for one in fitting if one.size == fitting[0].size))
     return tuple(choices)
 

@@ -6,7 +6,7 @@ import re
 
 from partage.doctor.decide.finding import Check, Finding, MakeDirectory, error
 from partage.doctor.decide.gpus import named_gpus
-from partage.doctor.decide.observation import Agent, Kubelet, NodePolicy, Observation
+from partage.doctor.decide.observation import Agent, Kubelet, Observation, ObservedPolicy
 from partage.errors import Severity
 from partage.values import Frozen
 
@@ -194,7 +194,7 @@ _EXPLAINS = {
 def _known(now: Observation, code: str, message: str) -> bool:
     """Whether another check has said the same of this GPU, or of this policy."""
     if code == "policy-refused":
-        return isinstance(now.policy, NodePolicy) and any(
+        return isinstance(now.policy, ObservedPolicy) and any(
             problem.message in message for problem in now.policy.problems
         )
     match = _OF_GPU.match(message) if code == "gpu-unhealthy" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partage.doctor.decide.finding import Check, Finding, error, warning
-from partage.doctor.decide.observation import MpsState, NodePolicy, Observation
+from partage.doctor.decide.observation import MpsState, Observation, ObservedPolicy
 from partage.model.gpu import ComputeMode, RecoveryAction
 from partage.model.health import GpuCondition
 from partage.model.ids import GpuUuid
@@ -180,7 +180,7 @@ def _compute_mode(now: Observation) -> Finding | None:
     served = {one.device for one in now.mps.directories if one.alive} | {
         part for one in now.mps.processes for part in one.pipe.split("/")
     }
-    wanted = now.policy.mps if isinstance(now.policy, NodePolicy) else ()
+    wanted = now.policy.mps if isinstance(now.policy, ObservedPolicy) else ()
     # A daemon with no pipe directory of a GPU, as NVIDIA's, may serve any of them.
     other = any(not one.pipe.startswith(now.mps.below) for one in now.mps.processes)
     left = [

@@ -203,7 +203,7 @@ class GpuDifference(Frozen):
     waits: bool = False
 
 
-class NodePolicy(Frozen):
+class ObservedPolicy(Frozen):
     """The policy of this node. source: its file, or who said it. policy: None: it cannot be read. problems:
     why it is refused, or does not hold on this node.
 
@@ -279,7 +279,7 @@ class Observation(Frozen, kw_only=True):
     reasons: tuple[AgentReason, ...] | Unseen | None = None
     disks: tuple[Disk, ...] | Unseen | None = None
     clock: Clock | Unseen | None = None
-    policy: NodePolicy | Unseen | None = None
+    policy: ObservedPolicy | Unseen | None = None
     mps: MpsState | Unseen | None = None
     slurm: SlurmState | Unseen | None = None
     labels: NodeLabels | Unseen | None = None

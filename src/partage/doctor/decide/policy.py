@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partage.doctor.decide.finding import Check, Finding, RemoveMpsDirectory, error, warning
-from partage.doctor.decide.observation import Agent, MpsState, NodePolicy, Observation, SlurmState, Unseen
+from partage.doctor.decide.observation import Agent, MpsState, Observation, ObservedPolicy, SlurmState, Unseen
 from partage.errors import Problem
 from partage.text import gpus
 
@@ -90,7 +90,7 @@ def _mps_strange(now: Observation) -> Finding | None:
     """Daemons of somebody else, on GPUs that Partage shares or hands out."""
     state = _mps(now)
     others = [one for one in state.processes if not one.pipe.startswith(f"{state.below}/")]
-    if not others or not isinstance(now.policy, NodePolicy):
+    if not others or not isinstance(now.policy, ObservedPolicy):
         return None
     return warning(
         "mps-of-others",
@@ -113,8 +113,8 @@ def _fix(problems: list[Problem] | tuple[Problem, ...]) -> str:
     return "; ".join(hints[:2])
 
 
-def _policy(now: Observation) -> NodePolicy:
-    assert isinstance(now.policy, NodePolicy)
+def _policy(now: Observation) -> ObservedPolicy:
+    assert isinstance(now.policy, ObservedPolicy)
     return now.policy
 
 

@@ -10,8 +10,8 @@ from partage.doctor.decide.observation import (
     ContainerRuntime,
     DriverParts,
     Kubelet,
-    NodePolicy,
     Observation,
+    ObservedPolicy,
     Unseen,
 )
 from partage.model.policy import DeviceListStrategy, Options
@@ -233,7 +233,7 @@ def _cdi(now: Observation) -> tuple[CdiFile, ...]:
 
 def _options(now: Observation) -> Options | None:
     """What the policy says of devices; None: there is no policy that is known."""
-    if not isinstance(now.policy, NodePolicy) or now.policy.policy is None:
+    if not isinstance(now.policy, ObservedPolicy) or now.policy.policy is None:
         return None
     return now.policy.policy.options
 

@@ -39,7 +39,7 @@ _DELETED = "//deleted"
 """What the kernel adds to the directory of a mount that has been removed (proc_pid_mountinfo(5))."""
 
 
-class Place(Frozen):
+class KernelDirectory(Frozen):
     """A directory as the kernel knows it. device: number of its file system; directory: from its root."""
 
     device: str
@@ -49,7 +49,7 @@ class Place(Frozen):
 class _Mount(Frozen):
     """What is mounted where, a line of ``mountinfo`` (proc_pid_mountinfo(5))."""
 
-    place: Place
+    place: KernelDirectory
     at: PurePosixPath
 
 
@@ -85,7 +85,7 @@ def pipe_tenants(proc: Path, pipes: Mapping[DeviceUuid, Path]) -> PipeTenants:
 class _Look:
     """One look at all processes."""
 
-    def __init__(self, proc: Path, places: Mapping[DeviceUuid, Place]) -> None:
+    def __init__(self, proc: Path, places: Mapping[DeviceUuid, KernelDirectory]) -> None:
         self._proc = proc
         self._places = places
         self._own = parse_cgroup(procfs.self_cgroups(proc))
@@ -210,7 +210,7 @@ def _mounts(proc: Path, process: str) -> list[_Mount]:
     found = []
     for line in procfs.mount_lines(proc, process):
         words = line.split(" ")
-        place = Place(words[2], _path(words[3]))
+        place = KernelDirectory(words[2], _path(words[3]))
         if not words[3].endswith(_DELETED):
             found.append(_Mount(place, _path(words[4])))
     return found
@@ -220,7 +220,7 @@ def _path(word: str) -> PurePosixPath:
     return PurePosixPath(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), word))
 
 
-def _place_of(directory: Path, mounts: Sequence[_Mount]) -> Place | None:
+def _place_of(directory: Path, mounts: Sequence[_Mount]) -> KernelDirectory | None:
     """Where a directory of this process is for the kernel; None if that cannot be said."""
     try:
         path = PurePosixPath(directory.resolve(strict=True))
@@ -231,10 +231,12 @@ def _place_of(directory: Path, mounts: Sequence[_Mount]) -> Place | None:
         return None
     # The deepest mount point; of several at one, the last is on top.
     on_top = max(enumerate(above), key=lambda pair: (len(pair[1].at.parts), pair[0]))[1]
-    return Place(on_top.place.device, on_top.place.directory / path.relative_to(on_top.at))
+    return KernelDirectory(on_top.place.device, on_top.place.directory / path.relative_to(on_top.at))
 
 
-def _pipes_among(mounts: Sequence[_Mount], places: Mapping[DeviceUuid, Place]) -> dict[DeviceUuid, bool]:
+def _pipes_among(
+    mounts: Sequence[_Mount], places: Mapping[DeviceUuid, KernelDirectory]
+) -> dict[DeviceUuid, bool]:
     """The daemons whose pipe directory, one above it or one in it is mounted; True: more than namespaces."""
     found: dict[DeviceUuid, bool] = {}
     for mount in mounts:

@@ -15,7 +15,7 @@ a process
 can be moved (Slurm adopts those of ssh)."""
 
 
-class _Entry(Struct):
+class _CachedProcess(Struct):
     info: ProcessInfo | None
     checked_s: float
     read_s: float
@@ -26,7 +26,7 @@ class ProcessCache:
 
     def __init__(self, proc: Path) -> None:
         self._proc = proc
-        self._entries: dict[int, _Entry] = {}
+        self._entries: dict[int, _CachedProcess] = {}
 
     @property
     def seen(self) -> dict[int, ProcessInfo | None]:
@@ -42,12 +42,12 @@ class ProcessCache:
 
         return read
 
-    def _entry(self, pid: int, now_s: float) -> _Entry:
+    def _entry(self, pid: int, now_s: float) -> _CachedProcess:
         known = self._entries.get(pid)
         if known is None or known.info is None or now_s - known.read_s >= READ_S:
-            return _Entry(read_process(self._proc, pid), now_s, now_s)
+            return _CachedProcess(read_process(self._proc, pid), now_s, now_s)
         if now_s - known.checked_s >= CHECKED_S:
             if start_of(self._proc, pid) != known.info.start:
-                return _Entry(read_process(self._proc, pid), now_s, now_s)
+                return _CachedProcess(read_process(self._proc, pid), now_s, now_s)
             known.checked_s = now_s
         return known

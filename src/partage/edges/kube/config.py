@@ -132,7 +132,7 @@ class _Hyphenated(Frozen, rename="kebab"):
     """Keys of a kubeconfig are written with hyphens."""
 
 
-class _Server(_Hyphenated):
+class _KubeServer(_Hyphenated):
     server: str = ""
     certificate_authority: str = ""
     certificate_authority_data: str = ""
@@ -161,7 +161,7 @@ class _Context(Frozen):
 
 class _NamedServer(Frozen):
     name: str
-    cluster: _Server
+    cluster: _KubeServer
 
 
 class _NamedUser(Frozen):

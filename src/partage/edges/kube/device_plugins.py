@@ -26,12 +26,12 @@ _SETS = "/apis/apps/v1/daemonsets"
 _KEPT_OFF: Json = {"key": DEPLOY_LABEL, "operator": "NotIn", "values": ["false"]}
 
 
-class _Container(Frozen):
+class _PluginContainer(Frozen):
     name: str = ""
 
 
 class _PodSpec(Frozen):
-    containers: tuple[_Container, ...] = ()
+    containers: tuple[_PluginContainer, ...] = ()
     node_selector: dict[str, str] | None = None
     affinity: dict[str, Any] | None = None
 

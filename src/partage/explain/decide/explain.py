@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from partage.explain.decide.admission import Trials
 from partage.explain.decide.apply import Applied, applied
 from partage.explain.decide.changes import Change
-from partage.explain.decide.finding import Finding
+from partage.explain.decide.finding import NodeFinding
 from partage.explain.decide.gpus import GpuVerdict, gpu_verdicts
 from partage.explain.decide.never import never
 from partage.explain.decide.node import NodeView
@@ -80,7 +80,7 @@ def explain_pod(
     )
 
 
-def first_finding(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Finding | None:
+def first_finding(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> NodeFinding | None:
     """What is in the way first. None: nothing.
 
     The cause before what follows from it: a node that is not for this pod, or does not work; what it could
@@ -96,12 +96,12 @@ def first_finding(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied)
 
 
 def _way_out(
-    first: Finding, pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied
+    first: NodeFinding, pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied
 ) -> tuple[tuple[Change, ...], tuple[NodeReason, ...], bool]:
     """All changes that are needed, what else is in the way, and whether the pod fits afterwards."""
     changes: list[Change] = []
     reasons: list[NodeReason] = []
-    finding: Finding | None = first
+    finding: NodeFinding | None = first
     for _ in range(_MOST_ROUNDS):
         if finding is None or not finding.options:
             break

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from partage.explain.decide.admission import Refusal, Trials
+from partage.explain.decide.admission import PodRefusal, Trials
 from partage.explain.decide.apply import Applied
 from partage.explain.decide.changes import Change, RepairGpu, Uncordon, WaitForGpu, WaitForPods
-from partage.explain.decide.finding import Finding
+from partage.explain.decide.finding import NodeFinding
 from partage.explain.decide.gpus import gpu_verdicts
 from partage.explain.decide.never import ask_fewer, ask_other, takes_one_device, unit_bytes
 from partage.explain.decide.node import (
@@ -42,7 +42,7 @@ _MOST_SINGLE = 128
 """Pods that are tried one by one."""
 
 
-def not_now(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Finding | None:
+def not_now(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> NodeFinding | None:
     """The reason; None if the pod fits."""
     refusal = trials.refusal(pod, node)
     if refusal is None:
@@ -70,7 +70,7 @@ def not_now(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Fi
             ways.append((other,))
             break
     first = ways[0][0] if ways else None
-    return Finding(_reason(pod, node, refusal, first, trials), tuple(ways))
+    return NodeFinding(_reason(pod, node, refusal, first, trials), tuple(ways))
 
 
 def after(
@@ -161,7 +161,7 @@ def holders(pod: PodNeeds, node: NodeView) -> list[str]:
 
 
 def _reason(
-    pod: PodNeeds, node: NodeView, refusal: Refusal, change: Change | None, trials: Trials
+    pod: PodNeeds, node: NodeView, refusal: PodRefusal, change: Change | None, trials: Trials
 ) -> NodeReason:
     """Of the first thing that would have to end."""
     match change:
@@ -190,7 +190,7 @@ def _said(node: NodeView, gpu: GpuUuid, kind: type[Changing] | type[Unhealthy]) 
     return ""
 
 
-def _held(pod: PodNeeds, node: NodeView, refusal: Refusal, trials: Trials) -> AllHeld:
+def _held(pod: PodNeeds, node: NodeView, refusal: PodRefusal, trials: Trials) -> AllHeld:
     resource = trials.admission(node).resources[refusal.resource]
     free = free_shares(node).get(ResourceName(refusal.resource), [])
     by_device: dict[str, int] = {}

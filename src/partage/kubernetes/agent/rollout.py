@@ -19,7 +19,7 @@ from partage.edges.kube.leases import UNANSWERED, Rollout, SeenRollout, slot_of
 from partage.edges.kube.port import Lease
 from partage.errors import Conflict, PartageError, Rejected
 from partage.plan.cluster.rollout import (
-    Fleet,
+    KnownFleet,
     Slot,
     Standing,
     Wish,
@@ -77,7 +77,7 @@ class RolloutMember:
         self._node_known = asyncio.Event()
         self._held_back = UNASKED
         self._followed: asyncio.Task[None] | None = None
-        self._fleet = Fleet()
+        self._fleet = KnownFleet()
         self._leases: dict[str, Lease] = {}
         self.trouble = ""
 
@@ -170,7 +170,7 @@ class RolloutMember:
     def _follow_no_more(self) -> None:
         if self._followed is not None:
             self._followed.cancel()
-            self._followed, self._fleet, self._held_back = None, Fleet(), UNASKED
+            self._followed, self._fleet, self._held_back = None, KnownFleet(), UNASKED
 
     # --- waiting -------------------------------------------------------------------------------
 
@@ -184,7 +184,7 @@ class RolloutMember:
         self._leases = {one.name: one for one in seen.leases}
         notes = ((one.name, read_note(one.annotations.get(ROLLOUT, ""))) for one in seen.nodes)
         canaries = tuple(canary_of(name, note) for name, note in notes if note is not None)
-        self._fleet = Fleet(seen.settings, slots, sightings, canaries, seen.trouble)
+        self._fleet = KnownFleet(seen.settings, slots, sightings, canaries, seen.trouble)
         self._news.set()
 
     async def _try(self, now: Standing, report: Report) -> bool:

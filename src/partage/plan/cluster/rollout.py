@@ -93,7 +93,7 @@ class CanaryNode(Frozen):
     done: bool
 
 
-class Fleet(Frozen):
+class KnownFleet(Frozen):
     """What is known of the others. settings: None: not known, ``trouble`` says why. canaries: nodes that say
     how they stand and have the labels of canaries.
     """
@@ -128,7 +128,7 @@ class Wish(Frozen):
     canary: bool = False
 
 
-def decide(wish: Wish, fleet: Fleet, now_s: float) -> Slot | HeldBack:
+def decide(wish: Wish, fleet: KnownFleet, now_s: float) -> Slot | HeldBack:
     """The slot that the node takes, or has; or why it waits.
 
     Messages name nodes only where the rollout has stopped: each new message is written to every Node.
@@ -151,7 +151,7 @@ def decide(wish: Wish, fleet: Fleet, now_s: float) -> Slot | HeldBack:
     return _slot(wish, fleet, settings, now_s)
 
 
-def _behind_canaries(wish: Wish, fleet: Fleet, settings: RolloutSettings) -> HeldBack | None:
+def _behind_canaries(wish: Wish, fleet: KnownFleet, settings: RolloutSettings) -> HeldBack | None:
     """A canary counts for nodes that have the same policy, by name."""
     if not fleet.canaries:
         return _waits(f"no node that has an agent has the labels of canaries, {settings.canary_text}")
@@ -161,7 +161,7 @@ def _behind_canaries(wish: Wish, fleet: Fleet, settings: RolloutSettings) -> Hel
     return _waits(f"canary nodes ({settings.canary_text}) change first")
 
 
-def _slot(wish: Wish, fleet: Fleet, settings: RolloutSettings, now_s: float) -> Slot | HeldBack:
+def _slot(wish: Wish, fleet: KnownFleet, settings: RolloutSettings, now_s: float) -> Slot | HeldBack:
     own = next((one for one in fleet.slots if one.holder == wish.node), None)
     if own is not None:
         return own

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from partage.model.ids import DeviceUuid
 from partage.model.samples import Samples
 from partage.plan.history.evidence import TAKEN_FOR_ALL, workload_of, workload_of_job
-from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.values import Frozen
 
 
@@ -79,7 +79,7 @@ def _visible(use: ContainerUse, size: int) -> int:
 
 
 def _point(
-    amount: Amount,
+    amount: DeviceUse,
     *,
     device: str,
     container: str,

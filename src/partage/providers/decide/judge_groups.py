@@ -10,13 +10,13 @@ from partage.model.named_layouts import named_layouts, resolve_layout
 from partage.model.profile import MigProfile
 from partage.providers.decide import rules as kinds
 from partage.providers.decide.rules import AnyRule, MigType, Provider
-from partage.providers.decide.subjects import Group, Keys, LayoutTable, Violation
+from partage.providers.decide.subjects import Group, Keys, LayoutTable, RuleViolation
 from partage.text import counted
 
 
 def judge_groups(
     groups: Sequence[Group], provider: Provider, tables: Sequence[LayoutTable], *, one_node: bool
-) -> list[Violation]:
+) -> list[RuleViolation]:
     """Everything that breaks a rule. one_node: the groups are entries of one policy, which is that of a node;
     else they are worker groups of one cluster."""
     found = [one for rule in provider.rules for one in _together(groups, rule, provider, one_node=one_node)]
@@ -28,7 +28,7 @@ def judge_groups(
 
 def _together(
     groups: Sequence[Group], rule: AnyRule, provider: Provider, *, one_node: bool
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     match rule:
         case kinds.OneMigType() if not one_node:
             types: dict[str, list[Group]] = {}
@@ -59,7 +59,7 @@ def _together(
 
 def _alone(  # noqa: C901, PLR0912 - one case for each kind of rule
     group: Group, rule: AnyRule, provider: Provider, tables: Sequence[LayoutTable], *, one_node: bool
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     match rule:
         case kinds.Replicas() if group.sharing is rule.sharing:
             yield from _replicas(group, rule, provider)
@@ -104,7 +104,7 @@ def _alone(  # noqa: C901, PLR0912 - one case for each kind of rule
             pass
 
 
-def _replicas(group: Group, rule: kinds.Replicas, provider: Provider) -> Iterator[Violation]:
+def _replicas(group: Group, rule: kinds.Replicas, provider: Provider) -> Iterator[RuleViolation]:
     count = group.replicas
     if count is None:
         return
@@ -119,7 +119,7 @@ def _replicas(group: Group, rule: kinds.Replicas, provider: Provider) -> Iterato
             f"{count} shares under {word} work on newer drivers only; up to {rule.doubtful_over} on every one"
         )
         hint = rule.hint or f"replicas: {rule.doubtful_over}, or look at the drivers of these nodes"
-        yield Violation("warning", group.at, said, hint)
+        yield RuleViolation("warning", group.at, said, hint)
 
 
 def _tables(tables: Sequence[LayoutTable], model: str) -> list[LayoutTable]:
@@ -128,7 +128,7 @@ def _tables(tables: Sequence[LayoutTable], model: str) -> list[LayoutTable]:
 
 def _layout_of_gpu(
     group: Group, rule: kinds.LayoutOfGpu, tables: Sequence[LayoutTable]
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     model = group.model
     if model is None:
         return
@@ -152,7 +152,7 @@ def _layout_of_gpu(
             yield _violation(rule, group.at, f"{model.id} has no MIG profile {profile}", f"it has: {has}")
 
 
-def _layout_fits(group: Group, rule: kinds.LayoutOfGpu) -> Iterator[Violation]:
+def _layout_fits(group: Group, rule: kinds.LayoutOfGpu) -> Iterator[RuleViolation]:
     """A list of profiles is one that a GPU has room for. Of policies ``check --machine`` says it."""
     geometry = group.model.geometry if group.model else None
     known = [MigProfile.parse(one) for one in group.profiles]
@@ -167,13 +167,13 @@ def _layout_fits(group: Group, rule: kinds.LayoutOfGpu) -> Iterator[Violation]:
 
 def _listed(
     group: Group, rule: kinds.ListedLayouts, provider: Provider, tables: Sequence[LayoutTable]
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     if group.layout is None or group.model is None:
         return
     at = (*group.at, "layout")
     for table in _tables(tables, group.model.id):
         if group.layout in table.wrong:
-            yield Violation(
+            yield RuleViolation(
                 "warning",
                 at,
                 f"{group.layout} is a misprint in {provider.title}'s table for the {table.title}",
@@ -204,14 +204,14 @@ def profiles_of(group: Group) -> tuple[str, ...] | None:
     return tuple(str(item.profile) for item in items)
 
 
-def _uniform(group: Group, rule: kinds.UniformSingle) -> Iterator[Violation]:
+def _uniform(group: Group, rule: kinds.UniformSingle) -> Iterator[RuleViolation]:
     found = profiles_of(group)
     if group.mig is MigType.SINGLE and found and len(set(found)) > 1:
         said = f"{group.who} has MIG type single, but several profiles: {counted(found)}"
         yield _violation(rule, group.at, said, "mig: mixed, or a layout of one profile")
 
 
-def _mode_label(group: Group, rule: kinds.ModeLabel, provider: Provider) -> Iterator[Violation]:
+def _mode_label(group: Group, rule: kinds.ModeLabel, provider: Provider) -> Iterator[RuleViolation]:
     at = (*group.at, "labels", rule.key)
     value = group.labels.get(rule.key)
     fitting = [name for name, mode in rule.modes.items() if mode is group.sharing]
@@ -233,7 +233,7 @@ def judge_label(
     value: str,
     at: Keys,
     group: Group | None,
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     """The value of a label of a node, or of a node selector. group: whose label it is, None of a selector."""
     match rule:
         case kinds.LabelValues() if value not in rule.values:
@@ -257,6 +257,6 @@ def judge_label(
             pass
 
 
-def _violation(rule: AnyRule, at: Keys, message: str, hint: str = "") -> Violation:
+def _violation(rule: AnyRule, at: Keys, message: str, hint: str = "") -> RuleViolation:
     severity: Severity = rule.severity
-    return Violation(severity, at, message, rule.hint or hint)
+    return RuleViolation(severity, at, message, rule.hint or hint)

@@ -77,7 +77,7 @@ class ManifestPod(Frozen):
     containers: tuple[ManifestContainer, ...]
 
 
-class Violation(Frozen):
+class RuleViolation(Frozen):
     """What breaks a rule, and where."""
 
     severity: Severity

@@ -11,7 +11,7 @@ from partage.model.samples import Activity, GpuSample, MigSample, Throttle
 from partage.model.share import Guarantee
 from partage.plan.report import Report
 from partage.plan.serve.watchdog import GrantKind
-from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.serve_http.metrics.exposition import Family
 from partage.serve_http.metrics.families import Labels, Row, figure, metric, text_of
 
@@ -167,7 +167,7 @@ def _known(rows: Iterable[tuple[Labels, float | None]]) -> list[Row]:
 
 # --- containers and jobs -------------------------------------------------------------------------
 
-_AMOUNTS: Mapping[str, Callable[[Amount], float | None]] = {
+_AMOUNTS: Mapping[str, Callable[[DeviceUse], float | None]] = {
     "memory_used_bytes": lambda one: one.used_bytes,
     "memory_peak_bytes": lambda one: one.peak_bytes,
     "sm_utilization_ratio": lambda one: one.sm,

@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from partage.model.gpu import Gpu, Inventory, MigDevice
-from partage.slurm.decide.node_view import NodeView, SeenGpu
+from partage.slurm.decide.node_view import SeenGpu, SlurmNodeView
 from partage.slurm.decide.notebook import Notebook
 
 _NODE = re.compile(r"nvidia(\d+)$", re.ASCII)
 _PROFILE = re.compile(r"\d+g\.\d+gb", re.ASCII)
 
 
-def check_against(view: NodeView, inventory: Inventory, gres_file: str, notes: Notebook) -> None:
+def check_against(view: SlurmNodeView, inventory: Inventory, gres_file: str, notes: Notebook) -> None:
     """What differs between a node and its GPUs."""
     by_minor = {gpu.minor: gpu for gpu in inventory}
     named: set[int] = set()

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from partage.slurm.decide.node_view import SHARED, GresCount, NodeView, SeenGpu, parse_gres
+from partage.slurm.decide.node_view import SHARED, GresCount, SeenGpu, SlurmNodeView, parse_gres
 from partage.slurm.model.live import LiveNode
 
 
-def live_view(node: LiveNode) -> NodeView:
+def live_view(node: LiveNode) -> SlurmNodeView:
     """From ``Gres=`` alone. The units of a type are shared out equally among its GPUs, as gres.conf does
     where it gives one count for several files; without types, among all GPUs.
     """
@@ -18,7 +18,7 @@ def live_view(node: LiveNode) -> NodeView:
     names = dict.fromkeys(one.name for one in counts if one.name in SHARED)
     shares = {name: _units(name, counts, gpus) for name in names}
     held = {name: units for name, units in shares.items() if any(units)}
-    return NodeView(node.name, gpus, held, node.features)
+    return SlurmNodeView(node.name, gpus, held, node.features)
 
 
 def _units(name: str, counts: tuple[GresCount, ...], gpus: tuple[SeenGpu, ...]) -> tuple[int, ...]:

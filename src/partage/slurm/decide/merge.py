@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from partage.slurm.decide import releases
 from partage.slurm.decide.gres_lines import GresConf, GresLine
-from partage.slurm.decide.node_view import SHARED, GresCount, NodeLine, NodeView, SeenGpu
+from partage.slurm.decide.node_view import SHARED, GresCount, NodeLine, SeenGpu, SlurmNodeView
 from partage.slurm.decide.notebook import Notebook
 from partage.slurm.model.version import SlurmVersion
 from partage.slurm.text.hostlist import format_hostlist
@@ -28,7 +28,7 @@ def view_node(
     notes: Notebook,
     *,
     called: str = "",
-) -> NodeView:
+) -> SlurmNodeView:
     """What Slurm makes of one node. line: None without slurm.conf; conf: None without gres.conf. called: in
     messages, where it stands for others that are alike.
     """
@@ -54,7 +54,7 @@ class _NodeFiles:
         self._name, self._line, self._version, self._notes = name, line, version, notes
         self._records, self._all_written = records, all_written
 
-    def view(self) -> NodeView:
+    def view(self) -> SlurmNodeView:
         self._check_duplicates()
         found = [
             SeenGpu(one.type, files, one)
@@ -65,7 +65,7 @@ class _NodeFiles:
         gpus = self._merged(found)
         units = {kind: self._units(kind, gpus) for kind in SHARED}
         features = () if self._line is None else self._line.features
-        return NodeView(self._name, gpus, {kind: one for kind, one in units.items() if one}, features)
+        return SlurmNodeView(self._name, gpus, {kind: one for kind, one in units.items() if one}, features)
 
     def _check_duplicates(self) -> None:
         seen: dict[str, GresLine] = {}
