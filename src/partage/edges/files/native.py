@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.yaml_document import Value
-from partage.edges.files.native_sharing import CLIENT_KEYS, read_mig, read_mps, read_time_slicing
+from partage.edges.files.native_sharing import CLIENT_KEYS, SHARING_READERS, read_mig
 from partage.model.ids import parse_resource_name
 from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.pci import parse_pci_address
@@ -322,16 +322,12 @@ def _strategy(table: Table) -> tuple[Sharing, DesiredMig | None]:
 
 def _one_strategy(table: Table, key: str) -> tuple[Sharing, DesiredMig | None]:
     field = table.here(key)
-    match key:
-        case "time-slicing":
-            return read_time_slicing(field), None
-        case "mps":
-            return read_mps(field), None
-        case "mig":
-            return read_mig(field)
-        case _:
-            field.table((), "{}")
-            return Exclusive(), None
+    if key == Strategy.MIG:
+        return read_mig(field)
+    if reader := SHARING_READERS.get(key):
+        return reader(field), None
+    field.table((), "{}")
+    return Exclusive(), None
 
 
 # --- contradictions ----------------------------------------------------------------------------
