@@ -61,10 +61,11 @@ def settings_findings(
                 f"{place.at('name').value}=platform ignores every limit of memory", "remove it", here=here
             )
     yield from _mps(container, shares)
-    bare = any(not row.traits.limits_memory and row.guarantee is Guarantee.NONE for row in shares)
+    bare = [row for row in shares if not row.traits.limits_memory and row.guarantee is Guarantee.NONE]
     if bare and not found:
         yield container.at("resources", "limits").warning(
-            "nothing limits the GPU memory of this container: under time-slicing it can take all of it",
+            "nothing limits the GPU memory of this container: "
+            f"under {bare[0].traits.word} it can take all of it",
             "guard: true in the policy, mps, or a limit of the framework",
             here=here,
         )
