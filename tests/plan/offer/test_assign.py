@@ -101,8 +101,8 @@ def _sharing(target: Target) -> str:
             return "-"
         case TimeSlicing(replicas=n):
             return f"ts{n}"
-        case Mps(replicas=n):
-            return f"mps{n}"
+        case sharing:
+            return f"{sharing.strategy}{sharing.replicas}"
 
 
 def refused(kind: type[PartageError], policy: Policy, inventory: Inventory) -> list[Problem]:

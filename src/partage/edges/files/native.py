@@ -47,6 +47,7 @@ MOST_ENTRIES = 512
 _TOP = ("version", "gpus", "resources")
 _STRATEGIES = tuple(strategy.value for strategy in Strategy)
 _ENTRY = ("select", "when", "name", "guard", "watch", "change", *_STRATEGIES)
+_IN_SHARES = " or ".join(f"{key!r}" for key in SHARING_READERS)
 _WHEN = ("label",)
 _MOST_CONDITIONS = 16
 _CRITERIA = ("index", "uuid", "model", "pci")
@@ -73,9 +74,9 @@ DIALECT = Dialect(
         "label": "'when'",
         "also": "'change', beside 'drain'",
         **dict.fromkeys(CLIENT_KEYS[1:], "a client of 'mps'"),
-        "replicas": "'time-slicing' or 'mps'",
-        "unit": "'time-slicing' or 'mps'",
-        "placement": "'time-slicing' or 'mps'",
+        "replicas": _IN_SHARES,
+        "unit": _IN_SHARES,
+        "placement": _IN_SHARES,
         "interval": "'time-slicing'",
         "clients": "'mps'",
         "exclusive-process": "'mps'",
