@@ -164,7 +164,7 @@ def _socket_problems(place: DoctorPlace, desired: DesiredState) -> tuple[Problem
         partial(check_plugin_sockets, Path(place.kubelet_dir), resources_of(desired.offer))
     ]
     for settings in desired.settings.values():
-        checks += [partial(DaemonPaths.of, Path(place.run_dir), one.device) for one in settings.daemons]
+        checks += [partial(DaemonPaths.of, Path(place.run_dir), daemon.device) for daemon in settings.daemons]
     for check in checks:
         try:
             check()

@@ -115,7 +115,7 @@ def usage_of(
     holders_known: False: a container that the ledger does not name may hold a share all the same.
     """
     seen = check_usage(samples.processes, names, granted, {})
-    done = {(one.gpu, one.pid): one for one in samples.activities}
+    done = {(activity.gpu, activity.pid): activity for activity in samples.activities}
     containers = [
         one if holders_known or one.grant is not GrantKind.NONE else replace(one, grant=GrantKind.UNKNOWN)
         for one in _containers(samples, seen.usages, names, granted, done)
@@ -177,7 +177,7 @@ def _with_shares(use: ContainerUse, offers: tuple[DeviceOffer, ...]) -> Containe
 def _nothing(gpu: GpuUuid, device: DeviceUuid, samples: Samples) -> DeviceUse:
     """Of a container without processes, where all processes are visible."""
     active = gpu in samples.active and device == gpu
-    measured = any(one.gpu == gpu for one in samples.gpus)
+    measured = any(sample.gpu == gpu for sample in samples.gpus)
     if not measured:
         return DeviceUse()  # the GPU does not answer
     return DeviceUse(0, 0, sm=0.0 if active else None, memory_activity=0.0 if active else None)
@@ -195,24 +195,24 @@ def _amount(
         used_bytes=used,
         peak_bytes=used,
         partly=len(known) < len(rows),
-        sm=min(1.0, sum([one.sm for one in acts])) if measured else None,
-        memory_activity=min(1.0, sum([one.memory for one in acts])) if measured else None,
+        sm=min(1.0, sum([activity.sm for activity in acts])) if measured else None,
+        memory_activity=min(1.0, sum([activity.memory for activity in acts])) if measured else None,
         processes=len({row.pid for row in rows}),
     )
 
 
-def _sum(one: DeviceUse, other: DeviceUse) -> DeviceUse:
+def _sum(use: DeviceUse, other: DeviceUse) -> DeviceUse:
     def plus(a: float | None, b: float | None) -> float | None:
         return b if a is None else a if b is None else a + b
 
-    used = plus(one.used_bytes, other.used_bytes)
+    used = plus(use.used_bytes, other.used_bytes)
     return DeviceUse(
         used_bytes=None if used is None else int(used),
         peak_bytes=None if used is None else int(used),
-        partly=one.partly or other.partly,
-        sm=plus(one.sm, other.sm),
-        memory_activity=plus(one.memory_activity, other.memory_activity),
-        processes=one.processes + other.processes,
+        partly=use.partly or other.partly,
+        sm=plus(use.sm, other.sm),
+        memory_activity=plus(use.memory_activity, other.memory_activity),
+        processes=use.processes + other.processes,
     )
 
 
@@ -284,10 +284,12 @@ def _of_no_process(samples: Samples) -> Iterable[RestUse]:
         device = row.device or row.gpu
         of_processes[device] = of_processes.get(device, 0) + (row.used_bytes or 0)
     devices: list[tuple[GpuUuid, DeviceUuid, DeviceMemory | None]] = [
-        (one.gpu, one.device, one.memory) for one in samples.migs
+        (mig.gpu, mig.device, mig.memory) for mig in samples.migs
     ]
-    with_migs = {one.gpu for one in samples.migs}
-    whole = [(one.gpu, one.gpu, one.memory) for one in samples.gpus if one.gpu not in with_migs]
+    with_migs = {mig.gpu for mig in samples.migs}
+    whole = [
+        (sample.gpu, sample.gpu, sample.memory) for sample in samples.gpus if sample.gpu not in with_migs
+    ]
     for gpu, device, memory in (*whole, *devices):
         if memory is not None:
             rest = max(0, memory.used_bytes - of_processes.get(device, 0))

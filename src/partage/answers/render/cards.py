@@ -232,8 +232,8 @@ def _amounts(units: Sequence[ShareCell]) -> list[ShareCell]:
     return [found[key] for key in sorted(found, key=lambda key: key[:2])]
 
 
-def _sum(one: ShareCell, other: ShareCell) -> ShareCell:
-    return replace(one, weight=one.weight + other.weight, count=one.count + other.count)
+def _sum(cell: ShareCell, other: ShareCell) -> ShareCell:
+    return replace(cell, weight=cell.weight + other.weight, count=cell.count + other.count)
 
 
 def _unit_bytes(offerings: Sequence[DeviceOffer]) -> int:

@@ -26,7 +26,7 @@ def _two(now: Observation) -> Finding | None:
     return error(
         "two-agents",
         "Two agents of Partage run on this node, and each of them changes the GPUs as its own policy says",
-        (f"pid {one.pid}: {one.command}" for one in agent.processes),
+        (f"pid {process.pid}: {process.command}" for process in agent.processes),
         "Keep one. A unit of systemd beside the chart's DaemonSet is the usual reason: systemctl disable "
         "--now partage-agent, or keep the DaemonSet off this node",
     )
@@ -177,7 +177,9 @@ def _reason_check(code: str, row: _Row) -> Check:
     def judge(now: Observation) -> Finding | None:
         assert isinstance(now.reasons, tuple)
         told = tuple(
-            one.message for one in now.reasons if one.code == code and not _known(now, code, one.message)
+            reason.message
+            for reason in now.reasons
+            if reason.code == code and not _known(now, code, reason.message)
         )
         return Finding(_PREFIX + code, row.severity, row.message, told, row.fix) if told else None
 

@@ -46,7 +46,7 @@ def _two_mig_managers(now: Observation) -> Finding | None:
     labels = _labels(now)
     policy = now.policy.policy if isinstance(now.policy, ObservedPolicy) else None
     entries = () if policy is None else policy.entries
-    layouts = any(isinstance(one, GpuEntry) and one.mig is not None for one in entries)
+    layouts = any(isinstance(entry, GpuEntry) and entry.mig is not None for entry in entries)
     if labels.get(_MIG_MANAGER) != "true" or not (layouts or labels.get(MIG_CONFIG)):
         return None
     asked = {MIG_CONFIG: labels[MIG_CONFIG]} if MIG_CONFIG in labels else {}

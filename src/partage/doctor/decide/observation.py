@@ -88,13 +88,15 @@ class ContainerRuntime(Frozen):
     @property
     def of_nvidia(self) -> RuntimeHandler | None:
         """The handler that runs NVIDIA's runtime, the default one if it does."""
-        found = [one for one in self.handlers if "nvidia" in one.binary or one.name == "nvidia"]
+        found = [
+            handler for handler in self.handlers if "nvidia" in handler.binary or handler.name == "nvidia"
+        ]
         return next((one for one in found if one.name == self.default), found[0] if found else None)
 
     @property
     def default_handler(self) -> RuntimeHandler | None:
         """The handler of pods that ask for none."""
-        return next((one for one in self.handlers if one.name == self.default), None)
+        return next((handler for handler in self.handlers if handler.name == self.default), None)
 
 
 class CdiFile(Frozen):

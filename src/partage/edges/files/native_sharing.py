@@ -211,7 +211,7 @@ def _layout(field: Field) -> DesiredMig:
     if isinstance(field.value, str):
         return _named_layout(field)
     meant = _meant_layout(field.value) or "[3g.40gb, 3g.40gb]"
-    if isinstance(field.value, list) and any(isinstance(one, dict) for one in field.value):
+    if isinstance(field.value, list) and any(isinstance(item, dict) for item in field.value):
         field.error("has to be a list of MIG profiles", f"write one item for each MIG device: {meant}")
         return DesiredMig()
     items = field.items(MOST_ITEMS, f"write one item for each MIG device: {meant}")

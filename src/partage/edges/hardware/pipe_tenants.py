@@ -138,47 +138,47 @@ class _Look:
         owner = parse_cgroup(cgroups)
         return _Process(pid, owner, "" if owner else procfs.namespace_of(self._proc, str(pid), "pid"))
 
-    def _is_tenants(self, one: _Process) -> bool:
+    def _is_tenants(self, process: _Process) -> bool:
         """Whether it is neither the node's own nor of Partage's own pod or container."""
-        if not one.owner:
-            return one.pids not in ("", self._node)
-        return one.owner != self._own and not (one.owner.pod and one.owner.pod == self._own.pod)
+        if not process.owner:
+            return process.pids not in ("", self._node)
+        return process.owner != self._own and not (process.owner.pod and process.owner.pod == self._own.pod)
 
-    def _pipes(self, one: _Process) -> Mapping[DeviceUuid, bool]:
+    def _pipes(self, process: _Process) -> Mapping[DeviceUuid, bool]:
         """The daemons whose pipe its mount namespace has; True: whole."""
-        namespace = procfs.namespace_of(self._proc, str(one.pid), "mnt")
+        namespace = procfs.namespace_of(self._proc, str(process.pid), "mnt")
         if namespace not in self._pipes_of:
-            mounts = _mounts(self._proc, str(one.pid))
+            mounts = _mounts(self._proc, str(process.pid))
             if not mounts:  # it has ended: another process of the namespace is asked
                 return {}
             self._pipes_of[namespace] = _pipes_among(mounts, self._places)
         return self._pipes_of[namespace]
 
-    def _note(self, device: DeviceUuid, one: _Process, *, whole: bool) -> None:
-        owner = one.owner
+    def _note(self, device: DeviceUuid, process: _Process, *, whole: bool) -> None:
+        owner = process.owner
         job = owner.job.job if owner.job else ""
         tenant = PipeTenant(device, owner.pod, ContainerId("") if job else owner.container, job, whole)
-        key = (device, tenant.pod, tenant.container, job, one.pids)
-        found = self._found.setdefault(key, _Found(replace(tenant, pids=one.pids)))
+        key = (device, tenant.pod, tenant.container, job, process.pids)
+        found = self._found.setdefault(key, _Found(replace(tenant, pids=process.pids)))
         if whole and not found.tenant.whole:
             found.tenant = replace(found.tenant, whole=True)
 
-    def _judge(self, one: _Process, found: _Found) -> bool:
+    def _judge(self, process: _Process, found: _Found) -> bool:
         """Add what a process may become to its tenant. False: it has ended meanwhile."""
-        container = one.owner.container
+        container = process.owner.container
         if container != found.tenant.container:
-            if self._is_sandbox(one.pid, container):
+            if self._is_sandbox(process.pid, container):
                 return True
             if container and container not in found.tenant.beside:
                 found.tenant = replace(found.tenant, beside=(*found.tenant.beside, container))
-        if one.pid not in self._rights_of:
-            threads = list(islice(_rights(self._proc, one.pid), _MOST_THREADS + 1))
+        if process.pid not in self._rights_of:
+            threads = list(islice(_rights(self._proc, process.pid), _MOST_THREADS + 1))
             if not threads:
-                found.unread = procfs.start_of(self._proc, one.pid, running=True) is not None
+                found.unread = procfs.start_of(self._proc, process.pid, running=True) is not None
                 return False
-            self._rights_of[one.pid] = threads
-        found.more |= len(self._rights_of[one.pid]) > _MOST_THREADS
-        for rights in self._rights_of[one.pid]:
+            self._rights_of[process.pid] = threads
+        found.more |= len(self._rights_of[process.pid]) > _MOST_THREADS
+        for rights in self._rights_of[process.pid]:
             found.rights.setdefault(replace(rights, pid=0), rights)
         return True
 
@@ -190,16 +190,16 @@ class _Look:
         return self._sandboxes[container]
 
 
-def _belongs(one: _Process, tenant: PipeTenant) -> bool:
+def _belongs(process: _Process, tenant: PipeTenant) -> bool:
     """Whether a process is of this tenant, or of its pod: an open directory can be handed over there."""
-    owner = one.owner
+    owner = process.owner
     if tenant.job:
         return owner.job is not None and owner.job.job == tenant.job
     if tenant.pod:
         return owner.pod == tenant.pod
     if tenant.container:
         return owner.container == tenant.container
-    return not owner and one.pids == tenant.pids
+    return not owner and process.pids == tenant.pids
 
 
 # --- mounts ----------------------------------------------------------------------------------------

@@ -200,7 +200,9 @@ def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
             name, "current-context", f"there is no context {wanted!r}", f"contexts of the file: {names}"
         )
     chosen = contexts[wanted]
-    server = next((one.cluster for one in file.clusters or () if one.name == chosen.cluster), None)
+    server = next(
+        (cluster.cluster for cluster in file.clusters or () if cluster.name == chosen.cluster), None
+    )
     user = next((one.user for one in file.users or () if one.name == chosen.user), None) or _User()
     if server is None or not server.server.startswith(("https://", "http://")):
         raise _wrong(name, "clusters", f"has no cluster {chosen.cluster!r} with a server")

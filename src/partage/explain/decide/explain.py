@@ -63,7 +63,7 @@ def explain_pod(
     assumed, gpus = assumed_labels(pod, node), gpu_verdicts(pod, node)
     first = first_finding(pod, node, trials, apply)
     if first is None:  # the pod has room: nobody has to end, and nothing to be repaired for it
-        unasked = tuple(replace(one, change=None) for one in gpus)
+        unasked = tuple(replace(gpu, change=None) for gpu in gpus)
         return NodeVerdict(node.name, None, assumed=assumed, gpus=unasked)
     changes, more, enough = _way_out(first, pod, node, trials, apply)
     refusal = None if node.trouble or node.not_ready else trials.refusal(pod, node)

@@ -113,7 +113,7 @@ def after_offer(pod: PodNeeds, node: NodeView) -> NodeFinding | None:
 
 
 def _tolerates(pod: PodNeeds, key: str, value: str, effect: str) -> bool:
-    return any(one.tolerates(key, value, effect) for one in pod.tolerations)
+    return any(toleration.tolerates(key, value, effect) for toleration in pod.tolerations)
 
 
 # --- what the scheduler counts ------------------------------------------------------------------------
@@ -144,7 +144,7 @@ def _ways(pod: PodNeeds, node: NodeView, name: str, asked: int) -> Iterator[Chan
         yield WaitForPods(pods)
     most = there.free if asked <= there.total else there.total
     largest = max(
-        (one for one in pod.containers if one.requests.get(name)),
+        (container for container in pod.containers if container.requests.get(name)),
         key=lambda one: one.requests[name],
         default=None,
     )

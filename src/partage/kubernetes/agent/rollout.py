@@ -124,7 +124,9 @@ class RolloutMember:
             pause_s: float | None
             try:
                 if not found:
-                    self._find([one for one in await self._rollout.leases() if one.holder == self._name])
+                    self._find(
+                        [lease for lease in await self._rollout.leases() if lease.holder == self._name]
+                    )
                     found = True
                 pause_s = await self._step(group)
             except PartageError as error:
@@ -161,7 +163,7 @@ class RolloutMember:
         if wants and await self._try(now, report):
             return 0.0
         if own is not None and any(
-            one.name == own.name and one.holder != self._name for one in self._fleet.slots
+            slot.name == own.name and slot.holder != self._name for slot in self._fleet.slots
         ):
             await self._look(own.name)  # a person has freed it
         await self._hold(now)
@@ -181,8 +183,8 @@ class RolloutMember:
         # After a time without answers nobody can tell who has renewed in it.
         before = {} if self._fleet.trouble else self._fleet.sightings
         sightings = next_sightings(before, slots, self._status.clock())
-        self._leases = {one.name: one for one in seen.leases}
-        notes = ((one.name, read_note(one.annotations.get(ROLLOUT, ""))) for one in seen.nodes)
+        self._leases = {lease.name: lease for lease in seen.leases}
+        notes = ((node.name, read_note(node.annotations.get(ROLLOUT, ""))) for node in seen.nodes)
         canaries = tuple(canary_of(name, note) for name, note in notes if note is not None)
         self._fleet = KnownFleet(seen.settings, slots, sightings, canaries, seen.trouble)
         self._news.set()
@@ -252,7 +254,7 @@ class RolloutMember:
         """Read the Lease again that somebody else has written or deleted. Whether it is as it is known.
         Raises PartageError.
         """
-        found = next((one for one in await self._rollout.leases() if one.name == name), None)
+        found = next((lease for lease in await self._rollout.leases() if lease.name == name), None)
         if found is not None and found.holder == self._name:
             known, self._lease = self._lease == found, found
             self._judge_again()

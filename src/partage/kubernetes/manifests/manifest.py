@@ -215,7 +215,7 @@ def _against_offer(
             f"ask for {resource.count} or less, or give the policy more of them",
             here=True,
         )
-    elif amount > 1 and (shared := [one for one in resource.offerings if _adds_nothing(one)]):
+    elif amount > 1 and (shared := [offering for offering in resource.offerings if _adds_nothing(offering)]):
         yield asked.warning(_no_more(name, amount, shared), _FEWER_REPLICAS, here=True)
 
 

@@ -100,9 +100,9 @@ def _fractions(container: ManifestNode) -> Iterator[tuple[ManifestNode, str, flo
 def _in_words(container: ManifestNode) -> Iterator[tuple[ManifestNode, str, str]]:
     """Fractions in the container's command and arguments; an empty text where only a running shell knows."""
     values = {
-        str(one.at("name").value): str(one.at("value").value)
-        for one in container.at("env").items
-        if one.at("value").value is not None
+        str(variable.at("name").value): str(variable.at("value").value)
+        for variable in container.at("env").items
+        if variable.at("value").value is not None
     }
     for key in ("command", "args"):
         words = _words(container.at(key))
@@ -135,7 +135,7 @@ def _mps(container: ManifestNode, shares: Sequence[DeviceOffer]) -> Iterator[Che
             "remove it; the share sets it",
             here=True,
         )
-    most = max(one.memory_bytes for one in mps)
+    most = max(share.memory_bytes for share in mps)
     for place in _variables(container, (_PINNED,)):
         limit = _PINNED_LIMIT.fullmatch(str(place.at("value").value))
         asked = int(limit[1]) * (GIB if limit[2] in "Gg" else GIB // 1024) if limit else 0

@@ -51,7 +51,7 @@ async def offer_of_daemons(
     plain = offer_of_policy(ALL_EXCLUSIVE, inventory)
     found: dict[GpuUuid, tuple[DeviceOffer, ...]] = {}
     for gpu in inventory:
-        rows = [await _by_daemon(one, gpu, run_dir, pipe, driver_root) for one in plain.get(gpu.uuid, ())]
+        rows = [await _by_daemon(row, gpu, run_dir, pipe, driver_root) for row in plain.get(gpu.uuid, ())]
         found[gpu.uuid] = tuple(rows)
     return found
 

@@ -107,9 +107,9 @@ def _on(gpu: Gpu, offerings: tuple[DeviceOffer, ...]) -> Iterator[PromisedShare]
     sizes: dict[DeviceUuid, int] = {device.uuid: device.memory_bytes for device in gpu.mig_devices}
     for offering in offerings:
         own = [one for one in offerings if one.device == offering.device]
-        threads = [one.threads_percent for one in own if one.threads_percent is not None]
+        threads = [row.threads_percent for row in own if row.threads_percent is not None]
         others = tuple(uuid for uuid in sizes if uuid != offering.device)
-        largest = offering.memory_bytes if offering.pipe else max(one.memory_bytes for one in own)
+        largest = offering.memory_bytes if offering.pipe else max(row.memory_bytes for row in own)
         whole = gpu.memory_bytes if offering.profile is None else largest * offering.replicas
         yield PromisedShare(
             offering=offering,

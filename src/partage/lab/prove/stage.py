@@ -176,7 +176,7 @@ class ExperimentStage:
     async def end(self, *tenants: TenantProcess) -> None:
         """End these tenants, or all."""
         ending = tenants or tuple(self._tenants)
-        self._tenants = [one for one in self._tenants if one not in ending]
+        self._tenants = [tenant for tenant in self._tenants if tenant not in ending]
         self._clients.difference_update(ending)
         await asyncio.gather(*(one.end() for one in ending))
 

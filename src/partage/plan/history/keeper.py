@@ -85,11 +85,12 @@ class HistoryKeeper:
         self._head = replace(day, date=date, node=self._node, step_s=self._step_s, workloads=(), running=())
         self._used, self._rest = day.used_bytes * day.samples, day.rest_bytes * day.samples
         self._rows = {
-            one.workload: _WorkloadDay(one, _wide(one.busy)) for one in day.workloads[-MOST_WORKLOADS:]
+            workload.workload: _WorkloadDay(workload, _wide(workload.busy))
+            for workload in day.workloads[-MOST_WORKLOADS:]
         }
         if before and not self._runs:
-            for one in before.running[:MOST_RUNS]:
-                self._resume(one, before.date)
+            for run in before.running[:MOST_RUNS]:
+                self._resume(run, before.date)
 
     def add(self, now_s: float, points: Iterable[UsePoint], use: NodeUse, samples: Samples) -> None:
         """One sample of the node."""
@@ -104,8 +105,8 @@ class HistoryKeeper:
         since_s = 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
         self._forget(seen, min(since_s, _LOOSE * self._step_s))
         self._last_s = now_s
-        self._used += sum(one.memory.used_bytes for one in samples.gpus if one.memory is not None)
-        self._rest += sum(one.used_bytes for one in use.rest)
+        self._used += sum(sample.memory.used_bytes for sample in samples.gpus if sample.memory is not None)
+        self._rest += sum(rest.used_bytes for rest in use.rest)
         self._head = replace(self._head, samples=self._head.samples + 1)
 
     def know_gpus(self, gpus: Iterable[GpuSeen]) -> None:

@@ -102,7 +102,7 @@ def _offerings(
         case Mps():
             offerings = _mps(target, whole, sharing, inventory, findings)
             if not limits_clients(target.gpu):  # before Volta the daemon has no limits: nothing is set
-                offerings = [replace(one, guarantee=Guarantee.NONE) for one in offerings]
+                offerings = [replace(offering, guarantee=Guarantee.NONE) for offering in offerings]
         case _:
             assert_never(sharing)
     return offerings

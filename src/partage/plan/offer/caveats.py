@@ -132,9 +132,9 @@ def _of_units(units: Sequence[DeviceOffer], inventory: Inventory) -> Iterator[Ca
         "820 MiB, the rest is for data. A container that asks for less than 1 GiB may not be able to use any."
     )
     capability = {gpu.uuid: gpu.compute_capability for gpu in inventory}
-    caps = {one.gpu: client_cap(capability[one.gpu], inventory.driver) for one in units}
-    if over := [one for one in units if one.traits.through_daemon and one.count > caps[one.gpu].clients]:
-        where = gpus(one.gpu_index for one in over)
+    caps = {row.gpu: client_cap(capability[row.gpu], inventory.driver) for row in units}
+    if over := [row for row in units if row.traits.through_daemon and row.count > caps[row.gpu].clients]:
+        where = gpus(row.gpu_index for row in over)
         yield Caveat(
             f"An MPS server has at most {caps[over[0].gpu].clients} clients, and more containers than that "
             f"can hold memory of {where}: CUDA does not start in the processes that are too many."
@@ -145,8 +145,8 @@ def _layouts_kept(
     policy: Policy, inventory: Inventory, offer: NodeOffer, layouts: Collection[GpuUuid]
 ) -> Iterator[Caveat]:
     """``exclusive`` on a GPU in MIG mode: who writes that may expect a whole GPU."""
-    plain = [one for one in policy.entries if isinstance(one, GpuEntry) and one.mig is None]
-    if policy.later_wins or not any(isinstance(one.sharing, Exclusive) for one in plain):
+    plain = [entry for entry in policy.entries if isinstance(entry, GpuEntry) and entry.mig is None]
+    if policy.later_wins or not any(isinstance(entry.sharing, Exclusive) for entry in plain):
         return
     kept = [
         gpu.index

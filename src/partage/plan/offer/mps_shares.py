@@ -64,7 +64,11 @@ class Portions(Frozen):
     def pipe(self, client: Portion) -> str:
         """Directory of this client below the daemon's pipe directory; empty: the pipe directory itself."""
         figures = client.memory_bytes, client.threads_percent
-        own = (one.name for one in self.namespaces if (one.memory_bytes, one.threads_percent) == figures)
+        own = (
+            namespace.name
+            for namespace in self.namespaces
+            if (namespace.memory_bytes, namespace.threads_percent) == figures
+        )
         return next((f"{SERVER}/{name}" for name in own), "")
 
     @property

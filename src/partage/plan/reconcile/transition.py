@@ -238,7 +238,7 @@ def _change_in_place(
 ) -> GpuServing:
     """Take the wanted offer at once; MIG devices that are no longer part of it leave when not held."""
     stay = {one.device for one in wanted}
-    leaving = tuple(one for one in (*now.offer, *now.leaving) if one.device not in stay)
+    leaving = tuple(row for row in (*now.offer, *now.leaving) if row.device not in stay)
     if not leaving:
         return GpuServing(wanted)
     empty_since_s = None
@@ -260,8 +260,8 @@ def _fits_in_place(now: GpuServing, wanted: GpuOffer) -> bool:
     if any(old[device] != new[device] for device in old.keys() & new.keys()):
         return False
     everything = (*offered, *wanted)
-    isolated = all(one.profile is not None for one in everything)
-    return old.keys() == new.keys() or (isolated and len({one.strategy for one in everything}) <= 1)
+    isolated = all(row.profile is not None for row in everything)
+    return old.keys() == new.keys() or (isolated and len({row.strategy for row in everything}) <= 1)
 
 
 def terms_of(offer: GpuOffer) -> dict[DeviceUuid, set[tuple[object, ...]]]:

@@ -82,13 +82,13 @@ def _exists(share: DeviceOffer, gpu: Gpu) -> bool:
         return False
     if share.profile is None:
         return share.device == gpu.uuid
-    return any(one.uuid == share.device for one in gpu.mig_devices)
+    return any(mig.uuid == share.device for mig in gpu.mig_devices)
 
 
 def limits_share(daemon: DaemonState, share: DeviceOffer) -> bool:
     """Whether the daemon's own limit of memory is the share's."""
     limits = {"": daemon.limits.memory_bytes}
-    limits |= {one.name: one.memory_bytes for one in daemon.limits.namespaces}
+    limits |= {namespace.name: namespace.memory_bytes for namespace in daemon.limits.namespaces}
     name = share.pipe.rpartition("/")[2]
     if share.by_memory:
         amounts = range(1, share.replicas + 1)

@@ -19,7 +19,11 @@ def judge_groups(
 ) -> list[RuleViolation]:
     """Everything that breaks a rule. one_node: the groups are entries of one policy, which is that of a node;
     else they are worker groups of one cluster."""
-    found = [one for rule in provider.rules for one in _together(groups, rule, provider, one_node=one_node)]
+    found = [
+        violation
+        for rule in provider.rules
+        for violation in _together(groups, rule, provider, one_node=one_node)
+    ]
     for group in groups:
         for rule in provider.rules:
             found += _alone(group, rule, provider, tables, one_node=one_node)
@@ -155,7 +159,7 @@ def _layout_of_gpu(
 def _layout_fits(group: Group, rule: kinds.LayoutOfGpu) -> Iterator[RuleViolation]:
     """A list of profiles is one that a GPU has room for. Of policies ``check --machine`` says it."""
     geometry = group.model.geometry if group.model else None
-    known = [MigProfile.parse(one) for one in group.profiles]
+    known = [MigProfile.parse(profile) for profile in group.profiles]
     if geometry is None or any(geometry.spec(profile) is None for profile in known):
         return
     try:

@@ -92,7 +92,7 @@ def _host_ipc(
 ) -> Iterator[RuleViolation]:
     if pod.host_ipc:
         return
-    serving = [g for g in places if any(_may_serve(one, g, provider) for one in pod.containers)]
+    serving = [g for g in places if any(_may_serve(container, g, provider) for container in pod.containers)]
     hit = [g for g in serving if g.sharing is rule.sharing]
     if hit:
         said = f"has no hostIPC: true, without which it does not reach the MPS daemon of {_names(hit)}"
@@ -180,7 +180,7 @@ def _needs(
     known: bool,
 ) -> Iterator[RuleViolation]:
     labels = [group.labels for group in places] if known else [pod.selector]
-    values = [one.get(rule.key) for one in labels]
+    values = [label.get(rule.key) for label in labels]
     if not known and values == [None]:
         return
     if places and not any(v in rule.values or (v is None and rule.absent) for v in values):

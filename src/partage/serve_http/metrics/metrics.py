@@ -178,8 +178,8 @@ def _node(report: Report) -> Iterator[Family]:
     yield metric(
         "dependency_up",
         [
-            ((one.name.replace("_", "-"),), float(not getattr(report.dependencies, one.name)))
-            for one in fields(report.dependencies)
+            ((field.name.replace("_", "-"),), float(not getattr(report.dependencies, field.name)))
+            for field in fields(report.dependencies)
         ],
     )
 
@@ -210,7 +210,9 @@ def _gpus(report: Report) -> Iterator[Family]:
 
 
 def _daemons(report: Report) -> Iterator[Family]:
-    rows = [((gpu.uuid, str(gpu.index), one.device), one) for gpu in report.gpus for one in gpu.daemons]
+    rows = [
+        ((gpu.uuid, str(gpu.index), daemon.device), daemon) for gpu in report.gpus for daemon in gpu.daemons
+    ]
     yield metric("mps_daemon_serving", [(who, float(one.phase is DaemonPhase.SERVING)) for who, one in rows])
     yield metric("mps_clients", [(who, float(len(one.clients))) for who, one in rows])
 

@@ -52,12 +52,12 @@ def _minor(seen: SeenGpu) -> int | None:
 
 def _check_mig(seen: SeenGpu, gpu: Gpu, notes: Notebook) -> None:
     caps = {file.rpartition("/")[2] for file in seen.files[1:]}
-    device = next((one for one in gpu.mig_devices if _caps(one) == caps), None)
+    device = next((mig for mig in gpu.mig_devices if _caps(mig) == caps), None)
     if device is None:
         listed = "; ".join(
-            f"{one.profile}: {','.join(one.capability_files)}"
-            for one in gpu.mig_devices
-            if one.capability_files
+            f"{mig.profile}: {','.join(mig.capability_files)}"
+            for mig in gpu.mig_devices
+            if mig.capability_files
         )
         hint = f"its MIG devices: {listed}" if listed else "it has no MIG devices now"
         _say(seen, f"no MIG device of GPU {gpu.index} has the files {','.join(seen.files[1:])}", notes, hint)

@@ -26,16 +26,20 @@ class OfferedResource:
         options, inventory = desired.policy.options, desired.inventory
         self.resource = resource
         self.name = resource.name
-        self.ids: tuple[ShareId, ...] = tuple(id_ for one in resource.offerings for id_ in one.share_ids)
+        self.ids: tuple[ShareId, ...] = tuple(
+            id_ for offering in resource.offerings for id_ in offering.share_ids
+        )
         self.rows = tuple(DeviceRow(id_, healthy=True) for id_ in self.ids)
         self.allocator = allocator_of(resource, inventory.links, options.allocation)
         self.responder = AllocateResponder(resource, inventory, options, _RUN_DIR)
         memory = {gpu.uuid: gpu.memory_bytes for gpu in inventory}
         self.gpu_bytes_of: Mapping[ShareId, int] = {
-            id_: memory[one.gpu] for one in resource.offerings for id_ in one.share_ids
+            id_: memory[offering.gpu] for offering in resource.offerings for id_ in offering.share_ids
         }
         self.milli_of: Mapping[ShareId, float] = {
-            id_: share_milli(one, memory[one.gpu]) for one in resource.offerings for id_ in one.share_ids
+            id_: share_milli(offering, memory[offering.gpu])
+            for offering in resource.offerings
+            for id_ in offering.share_ids
         }
 
 
