@@ -46,6 +46,7 @@ from tests.web.test_pages import HOSTILE
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
+    pytest.mark.real,
     pytest.mark.skipif(
         not (CHROMIUM and DRIVER),
         reason="no Chromium and driver: tests/web/prepare.sh installs them",

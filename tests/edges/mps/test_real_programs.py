@@ -18,7 +18,7 @@ from msgspec.structs import replace
 from partage.edges.host.device_users import nobody
 from partage.edges.mps import directories
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
-from partage.edges.mps.control_log import end_of_log
+from partage.edges.mps.control_log import end_of_log, read_log
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.daemon_end import force_quit, quit_daemon
 from partage.edges.mps.daemon_logs import LARGEST_BYTES, cut_logs
@@ -33,7 +33,7 @@ from partage.units import MIB
 from tests.edges.mps.subjects import GPUS, ROOT, fill, until
 from tests.nvidia.packages import BRANCHES, unpacked
 
-pytestmark = pytest.mark.skipif(not ROOT, reason="other users and mounts take root")
+pytestmark = [pytest.mark.real, pytest.mark.skipif(not ROOT, reason="other users and mounts take root")]
 
 
 @dataclass
@@ -123,10 +123,18 @@ async def settle(real: Real) -> None:
     found = await real.access.find(real.paths)
     control = real.access.control(found)
     assert isinstance(control, ControlV2)
-    await control.set_limits(LIMITED)
-    assert await control.limits(LIMITED) == LIMITED.limits
     assert found.record is not None
-    end = end_of_log(real.paths.log / "control.log")
+    log = real.paths.log / "control.log"
+    before = end_of_log(log)
+    assert before is not None
+    ours = await control.set_limits(LIMITED)
+    assert await control.limits(LIMITED) == LIMITED.limits
+
+    async def is_written() -> bool:
+        return read_log(log, before).changes == ours
+
+    await until(is_written)  # it answers before it writes
+    end = read_log(log, before).end
     save_record(real.paths.record, replace(found.record, spec=LIMITED, settled=end))
 
 
