@@ -7,16 +7,11 @@ from collections.abc import Iterator
 from partage.advise.decide.advise import Alternative, ModelAdvice, Question
 from partage.advise.decide.situation import Way
 from partage.answers.wording import product_word
+from partage.model.strategy import Strategy
 from partage.text import count_of
 from partage.units import format_bytes
 
-WAYS = {
-    Way.MIG: "MIG",
-    Way.MPS: "MPS",
-    Way.TIME_SLICING: "time-slicing",
-    Way.VGPU: "vGPU",
-    Way.EXCLUSIVE: "exclusive",
-}
+WAYS = {Way.VGPU: "vGPU", **{Way(strategy.value): strategy.traits.word for strategy in Strategy}}
 """The strategies as people write them."""
 
 

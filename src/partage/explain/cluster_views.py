@@ -16,8 +16,8 @@ from partage.explain.pod_needs import amount_of, pods_of
 from partage.model.ids import MEMORY_RESOURCE, DeviceUuid, GpuUuid, device_of
 from partage.model.node_labels import DOMAIN
 from partage.model.node_taints import NodeTaint
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY
 from partage.plan.cluster.gpu_memory import GPU_MEMORY, NodeMemory, read_memory
 from partage.plan.serve.cordon import CORDONED, names_in

@@ -96,7 +96,7 @@ def pods_of(
     for keys in places:
         spec = top.at(*keys)
         name = top.owner if len(places) == 1 else f"{top.owner}, {spec.path.removeprefix(f'{path}.')}"
-        pod = _Reader(spec).pod(name)
+        pod = _SpecReader(spec).pod(name)
         others = other_pods(top)
         found.append(replace(pod, not_judged=(*pod.not_judged, others)) if others else pod)
     return tuple(found)
@@ -119,7 +119,7 @@ def amount_of(resource: str, value: object) -> int:
     return ceil(amount)
 
 
-class _Reader:
+class _SpecReader:
     """Reads one pod spec, and collects what is wrong in it."""
 
     def __init__(self, spec: ManifestNode) -> None:

@@ -14,8 +14,8 @@ from partage.explain.decide.node import GpuView, NodeView
 from partage.explain.document import ExplainedShareRow
 from partage.explain.node_views import view_of_report
 from partage.model.ids import DeviceUuid, ResourceName, ShareId, device_of, parse_share_id
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import Certainty
 from partage.text import listed
 from partage.units import format_bytes, format_duration

@@ -17,7 +17,8 @@ from partage.edges.files.catalogue import geometry_of
 from partage.model.geometry import ENGINE_KINDS
 from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
-from partage.model.policy import ALL_EXCLUSIVE, Strategy
+from partage.model.policy import ALL_EXCLUSIVE
+from partage.model.strategy import Strategy
 from partage.packing.decide.maximal import MaximalLayout
 from partage.packing.fits_document import (
     FitsModelRow,

@@ -14,8 +14,9 @@ from partage.model.health import Health, HealthState, HealthStatus
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.model.mps import DaemonState
 from partage.model.node_labels import NodeLabels
-from partage.model.policy import Drain, Policy, Strategy
+from partage.model.policy import Drain, Policy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
+from partage.model.strategy import Strategy
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot

@@ -8,7 +8,7 @@ from typing import Literal
 from partage.answers.documents.document import Document
 from partage.errors import Problem
 from partage.slurm.decide.check import Checked
-from partage.slurm.decide.node_view import NodeView
+from partage.slurm.decide.node_view import SlurmNodeView
 from partage.slurm.decide.request import RequestVerdict
 from partage.values import Frozen
 
@@ -51,7 +51,7 @@ def slurm_check_document(
     )
 
 
-def _node(node: NodeView) -> SlurmNodeRow:
+def _node(node: SlurmNodeView) -> SlurmNodeRow:
     return SlurmNodeRow(
         node.name,
         tuple(

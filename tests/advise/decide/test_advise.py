@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.advise.decide.advise import Alternative, ModelAdvice, advise
-from partage.advise.decide.candidate import Candidate, Refusal, TenantShare
+from partage.advise.decide.candidate import Candidate, TenantShare, WayRefusal
 from partage.advise.decide.judge import judge
 from partage.advise.decide.situation import Asked, GpuFacts, Isolation, Preference, Scheduler, Way, Workload
 from partage.advise.gpu import gpu_facts
@@ -271,7 +271,7 @@ def check(found: ModelAdvice, facts: GpuFacts) -> None:
     for one in strategies(found):
         judged = judge(one.strategy, found.situation, facts)
         if one.policy is None or one.share is None:
-            assert isinstance(judged, Refusal)
+            assert isinstance(judged, WayRefusal)
             continue
         assert isinstance(judged, Candidate)
         loaded = parse_policy(yaml.safe_dump(one.policy), "")

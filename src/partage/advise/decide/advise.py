@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partage.advise.decide.candidate import LARGER, Candidate, Refusal, TenantShare
+from partage.advise.decide.candidate import LARGER, Candidate, TenantShare, WayRefusal
 from partage.advise.decide.judge import judge
 from partage.advise.decide.policy import policy_of_entry
 from partage.advise.decide.reasons import reasons_against, reasons_for
@@ -93,7 +93,7 @@ def advise(asked: Asked, facts: GpuFacts) -> ModelAdvice:
     situation, assumptions = settle(asked, facts)
     judged = {way: judge(way, situation, facts) for way in Way}
     possible = [one for one in judged.values() if isinstance(one, Candidate)]
-    refused = [one for one in judged.values() if isinstance(one, Refusal)]
+    refused = [one for one in judged.values() if isinstance(one, WayRefusal)]
     if not possible:
         raise Unsatisfiable(list(_impossible(situation, facts, refused)))
     path = _path(situation, facts, judged)
@@ -134,13 +134,13 @@ def _alternative(candidate: Candidate, situation: Situation, facts: GpuFacts) ->
 
 
 def _path(
-    situation: Situation, facts: GpuFacts, judged: dict[Way, Candidate | Refusal]
+    situation: Situation, facts: GpuFacts, judged: dict[Way, Candidate | WayRefusal]
 ) -> tuple[Question, ...]:
     """The questions up to the one that decides."""
     found: list[Question] = []
     for text, answer, way in _questions(situation, facts):
         refused = judged.get(way) if answer and way is not None else None
-        found.append(Question(text, answer, way, refused.why if isinstance(refused, Refusal) else None))
+        found.append(Question(text, answer, way, refused.why if isinstance(refused, WayRefusal) else None))
         if found[-1].decides:
             break
     return tuple(found)
@@ -177,7 +177,7 @@ def _order(situation: Situation) -> tuple[Way, ...]:
     return suits
 
 
-def _impossible(situation: Situation, facts: GpuFacts, refused: list[Refusal]) -> Iterator[Problem]:
+def _impossible(situation: Situation, facts: GpuFacts, refused: list[WayRefusal]) -> Iterator[Problem]:
     """What cannot be had, then each strategy with why."""
     tenants = "one tenant" if situation.tenants == 1 else f"{situation.tenants} tenants"
     isolation = "" if situation.isolation is Isolation.NONE else f" with {situation.isolation} isolation"

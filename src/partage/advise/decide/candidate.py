@@ -68,7 +68,7 @@ class Candidate(Frozen):
         return Policy(entries=(self.entry,))
 
 
-class Refusal(Frozen):
+class WayRefusal(Frozen):
     """A strategy that cannot be had. why: half a sentence. hint: what would make it possible."""
 
     way: Way

@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partage.model.policy import Exclusive, GpuCriteria, GpuEntry, Mps, Sharing, TimeSlicing
+from partage.plan.offer.memory_units import units_of
 from partage.units import GIB
 
 
@@ -28,17 +29,13 @@ def _entry(entry: GpuEntry) -> dict[str, Any]:
 
 
 def _sharing(sharing: Sharing) -> dict[str, Any]:
-    match sharing:
-        case Exclusive():
-            return {"exclusive": {}}
-        case TimeSlicing(interval=interval):
-            length = {} if interval is None else {"interval": str(interval)}
-            return {"time-slicing": {**_amount(sharing), **length}}
-        case Mps(protocol=protocol):
-            return {"mps": {**_amount(sharing), **({"protocol": protocol} if protocol >= 3 else {})}}
-
-
-def _amount(sharing: TimeSlicing | Mps) -> dict[str, Any]:
-    if sharing.units is None:
-        return {"replicas": sharing.replicas}
-    return {"unit": f"{sharing.units.unit_bytes // GIB}Gi"}
+    keys: dict[str, Any] = {}
+    if units := units_of(sharing):
+        keys["unit"] = f"{units.unit_bytes // GIB}Gi"
+    elif not isinstance(sharing, Exclusive):
+        keys["replicas"] = sharing.replicas
+    if isinstance(sharing, TimeSlicing) and sharing.interval is not None:
+        keys["interval"] = str(sharing.interval)
+    if isinstance(sharing, Mps) and sharing.protocol >= 3:
+        keys["protocol"] = sharing.protocol
+    return {sharing.strategy.value: keys}

@@ -21,9 +21,10 @@ from partage.errors import Problem
 from partage.model.health import HealthState
 from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId
 from partage.model.mps import DaemonPhase
-from partage.model.policy import Policy, Strategy
+from partage.model.policy import Policy
 from partage.model.process import LeftProcess
 from partage.model.share import NodeOffer
+from partage.model.strategy import Strategy
 from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.reconcile.transition import withdrawn
 from partage.plan.report import MigConfigReport, PolicyReason, PolicyState

@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
-from partage.answers.wording import strategy_word
 from partage.model.health import HealthState
 from partage.model.mps import DaemonPhase
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import Certainty
 from partage.serve_http.pages.markup import element
 
@@ -41,14 +40,8 @@ _HEALTH_WORDS = {
     HealthState.UNHEALTHY: "The GPU cannot be used. No pod gets a share of it.",
     HealthState.PROBATION: "The GPU was reset. No pod gets a share of it before some time without a fault.",
 }
-_STRATEGY_WORDS = {
-    Strategy.EXCLUSIVE: "One pod has the whole GPU.",
-    Strategy.TIME_SLICING: "Pods take turns on the GPU.",
-    Strategy.MPS: "Pods work on the GPU at the same time, through NVIDIA's MPS.",
-    Strategy.MIG: "The GPU is divided into MIG devices, each with memory and compute slices of its own.",
-}
 _SHARE_WORDS = {
-    **{strategy_word(one): said for one, said in _STRATEGY_WORDS.items()},
+    **{strategy.traits.word: strategy.traits.for_pods for strategy in Strategy},
     "held": "A pod has it.",
     "free": "The next pod gets it.",
     "not usable": "No pod gets it now: its GPU is lost, unhealthy, cordoned or about to change.",
@@ -112,7 +105,7 @@ def _legend(marks: Sequence[Element], words: Mapping[str, str]) -> Element:
     return element(
         "div",
         element("details", element("summary", "What the words mean"), element("dl", *pairs), class_="words"),
-        element("ul", *marks, *(_colour(one) for one in Strategy), class_="legend"),
+        element("ul", *marks, *(_colour(strategy) for strategy in Strategy), class_="legend"),
         class_="key",
     )
 
@@ -122,7 +115,7 @@ def _swatch(mark: str, word: str) -> Element:
 
 
 def _colour(strategy: Strategy) -> Element:
-    return element("li", _box("held"), f" {strategy_word(strategy)}", class_=str(strategy))
+    return element("li", _box("held"), f" {strategy.traits.word}", class_=str(strategy))
 
 
 def _box(mark: str) -> Element:

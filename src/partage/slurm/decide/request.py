@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from partage.slurm.decide import releases
-from partage.slurm.decide.node_view import SHARED, GresCount, NodeView, parse_gres
+from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, parse_gres
 from partage.slurm.decide.type_names import SHARED_SUFFIX
 from partage.slurm.model.version import SlurmVersion
 from partage.slurm.text.hostlist import format_hostlist
@@ -51,7 +51,7 @@ class RequestVerdict(Answer):
 
 def judge_request(
     request: str,
-    nodes: Sequence[NodeView],
+    nodes: Sequence[SlurmNodeView],
     types: Sequence[str],
     version: SlurmVersion,
     *,
@@ -89,7 +89,7 @@ def judge_request(
 def _misformed(
     request: str,
     asked: Sequence[GresCount],
-    nodes: Sequence[NodeView],
+    nodes: Sequence[SlurmNodeView],
     types: Sequence[str],
     version: SlurmVersion,
 ) -> RequestVerdict | None:
@@ -122,7 +122,7 @@ def _misformed(
     return None
 
 
-def _without_type(one: GresCount, nodes: Sequence[NodeView]) -> str:
+def _without_type(one: GresCount, nodes: Sequence[SlurmNodeView]) -> str:
     """The request for shares that works. Only of what a node has: with another feature no job is accepted."""
     plain = f"--gres={one.name}:{_amount(one)}"
     there = {feature for node in nodes if node.shares.get(one.name) for feature in node.features}
@@ -136,13 +136,15 @@ def _amount(one: GresCount) -> int:
     return 1 if one.count is None else one.count
 
 
-def _has(node: NodeView, one: GresCount) -> int:
+def _has(node: SlurmNodeView, one: GresCount) -> int:
     if one.name == "gpu":
         return sum(not one.type or gpu.type == one.type for gpu in node.gpus)
     return sum(node.shares.get(one.name, ()))
 
 
-def _impossible(request: str, asked: Sequence[GresCount], nodes: Sequence[NodeView]) -> RequestVerdict | None:
+def _impossible(
+    request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView]
+) -> RequestVerdict | None:
     if any(all(_has(node, one) >= _amount(one) for one in asked) for node in nodes):
         return None
     for one in asked:
@@ -152,7 +154,7 @@ def _impossible(request: str, asked: Sequence[GresCount], nodes: Sequence[NodeVi
     return RequestVerdict(request, Outcome.REFUSED, "no node has all of it", "", _NOT_AVAILABLE)
 
 
-def _why_not(one: GresCount, most: int, nodes: Sequence[NodeView]) -> tuple[str, str]:
+def _why_not(one: GresCount, most: int, nodes: Sequence[SlurmNodeView]) -> tuple[str, str]:
     name = ":".join(part for part in (one.name, one.type) if part)
     types = sorted({gpu.type for node in nodes for gpu in node.gpus if gpu.type})
     if most or not one.type:
@@ -171,7 +173,7 @@ def _why_not(one: GresCount, most: int, nodes: Sequence[NodeView]) -> tuple[str,
 
 
 def _too_large_for_one(
-    request: str, asked: Sequence[GresCount], nodes: Sequence[NodeView], *, spread: bool
+    request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView], *, spread: bool
 ) -> RequestVerdict | None:
     """A job's shares come from one GPU: more than that passes every check and never starts."""
     if spread:
@@ -189,7 +191,7 @@ def _too_large_for_one(
 
 
 def _accepted(
-    request: str, asked: Sequence[GresCount], nodes: Sequence[NodeView], version: SlurmVersion
+    request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView], version: SlurmVersion
 ) -> RequestVerdict:
     able = [node for node in nodes if all(_fits(node, one) for one in asked)] or [
         node for node in nodes if all(_has(node, one) >= _amount(one) for one in asked)
@@ -201,13 +203,15 @@ def _accepted(
     )
 
 
-def _fits(node: NodeView, one: GresCount) -> bool:
+def _fits(node: SlurmNodeView, one: GresCount) -> bool:
     if one.name == "gpu":
         return _has(node, one) >= _amount(one)
     return max(node.shares.get(one.name, (0,))) >= _amount(one)
 
 
-def _doubts(asked: Sequence[GresCount], able: Sequence[NodeView], version: SlurmVersion) -> Iterator[str]:
+def _doubts(
+    asked: Sequence[GresCount], able: Sequence[SlurmNodeView], version: SlurmVersion
+) -> Iterator[str]:
     for one in asked:
         if one.name == "mps":
             percents = sorted({max(1, _amount(one) * 100 // units) for units in _sizes(able, one)})
@@ -235,5 +239,5 @@ def _doubts(asked: Sequence[GresCount], able: Sequence[NodeView], version: Slurm
             yield said[0]
 
 
-def _sizes(able: Sequence[NodeView], one: GresCount) -> set[int]:
+def _sizes(able: Sequence[SlurmNodeView], one: GresCount) -> set[int]:
     return {units for node in able for units in node.shares.get(one.name, ()) if units >= _amount(one)}
