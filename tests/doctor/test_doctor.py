@@ -308,7 +308,9 @@ def test_a_slurmctld_that_does_not_answer_is_said(tmp_path: Path, known: bool, w
     conf.write_text("ClusterName=c\nSelectType=select/cons_tres\n")
     script = '#!/bin/sh\n[ "$1" = --version ] && echo slurm 24.11.5 && exit 0\n' if known else "#!/bin/sh\n"
     (tmp_path / "scontrol").write_text(f"{script}echo 'Unable to contact slurm controller' >&2\nexit 1\n")
-    (tmp_path / "scontrol").chmod(0o755)
+    (tmp_path / "slurmd").write_text("#!/bin/sh\nexit 1\n")  # it is asked where scontrol says nothing
+    for program in ("scontrol", "slurmd"):
+        (tmp_path / program).chmod(0o755)
     place = DoctorPlace(NodeRoot(), "/k", "/s", "/r", node_name="n1", slurm_bin=tmp_path)
     seen = slurm_seen(place, Inventory(NoDriver("failed", "x")), {"SLURM_CONF": str(conf)})
     if isinstance(seen, SlurmState):
