@@ -143,7 +143,7 @@ def _resource(name: str, node: ClusterNode, pods: Iterable[ClusterPod] | None) -
         name=name,
         capacity=node.capacity.get(name, 0),
         allocatable=node.allocatable.get(name, 0),
-        requested=None if pods is None else sum(int(one.requests.get(name, "0")) for one in pods),
+        requested=None if pods is None else sum(one.requests.get(name, 0) for one in pods),
         guarantee=node.labels.get(f"{DOMAIN}/{name.partition('/')[2]}{_GUARANTEE}", ""),
     )
 
@@ -162,7 +162,7 @@ def _pods(
     units = {} if memory is None else _units(memory)
     wanted = frozenset(names)
     for one in sorted(pods, key=lambda pod: (pod.namespace, pod.name)):
-        asks = tuple(sorted((name, int(count)) for name, count in one.requests.items() if name in wanted))
+        asks = tuple(sorted(item for item in one.requests.items() if item[0] in wanted))
         if asks:
             held = units.get((one.namespace, one.name), ())
             yield PublishedPod(one.namespace, one.name, one.phase, asks, held, one.started_at, one.ends)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partage.explain.decide.node import NodeView, free_shares
-from partage.explain.decide.pod import ContainerNeeds, PodNeeds
+from partage.explain.decide.pod import PodNeeds
 from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link
 from partage.model.ids import ResourceName, ShareId
+from partage.model.pod import Container
 from partage.model.policy import AllocationPolicy
 from partage.model.share import DeviceOffer, NodeOffer, Resource, resources_of
 from partage.plan.serve.allocate_response import check_together
@@ -21,7 +22,7 @@ class Refusal(Frozen):
     at_node: the scheduler would send the pod, and the kubelet would refuse it.
     """
 
-    container: ContainerNeeds | None
+    container: Container | None
     resource: ResourceName
     amount: int
     offered: bool = True
@@ -60,7 +61,7 @@ class Admission:
             taken = set(chosen)
             left[name] = [share for share in left.get(name, []) if share not in taken]
             kept = [share for share in reusable.get(name, []) if share not in taken]
-            ends = container.init and not container.sidecar
+            ends = container.kind == "init"
             reusable[name] = [*kept, *chosen] if ends else kept
         for text, amount in totals.items():
             name = ResourceName(text)

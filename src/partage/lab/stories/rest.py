@@ -38,7 +38,7 @@ def holders_known(report: Report, pods: Sequence[PodStatus]) -> bool:
         share in named
         for status in pods
         if status.holds
-        for container in status.pod.listed
+        for container in status.pod.lasting
         for ids in status.container(container.name).ids.values()
         for share in ids
     )

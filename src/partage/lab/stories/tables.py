@@ -124,7 +124,7 @@ def describe_node(now: NodeSnapshot, width: int) -> Text:
     asked: Counter[str] = Counter()
     for status in now.pods:
         if status.holds:
-            asked.update(status.pod.requests())
+            asked.update(status.pod.totals)
     names = list(now.allocatable)
     wide = max([len(name) for name in names], default=8)
     lines.append("Allocated resources:")
