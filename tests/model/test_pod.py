@@ -35,3 +35,9 @@ def test_an_amount_of_the_whole_pod_stands_for_the_sum_and_overhead_is_added() -
     containers = (Container("a", {"cpu": 2000, G: 1}), Container("b", {"cpu": 1000, "memory": 0}))
     pod = Pod("default", "p", containers, overhead={"cpu": 250}, whole={"cpu": 500})
     assert pod.totals == {"cpu": 750, G: 1}
+
+
+@pytest.mark.parametrize("names", [[], ["a", "a"]])
+def test_a_pod_needs_containers_with_different_names(names: list[str]) -> None:
+    with pytest.raises(ValueError, match="different names"):
+        Pod("default", "p", tuple(Container(name) for name in names)).must_be_possible()

@@ -27,7 +27,7 @@ from partage.errors import InputError, Unsatisfiable
 from partage.model.pod import Pod
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod import ContainerState, ContainerStatus, PodPhase, PodStatus
+from partage.sim.kubelet.pod_status import ContainerState, ContainerStatus, PodPhase, PodStatus
 from partage.sim.node.faults import (
     Call,
     DriverLoaded,

@@ -46,6 +46,12 @@ class Pod(Frozen):
         """``namespace/name``."""
         return f"{self.namespace}/{self.name}"
 
+    def must_be_possible(self) -> None:
+        """Raises ValueError without main containers or with twins, which the API server refuses."""
+        names = [container.name for container in self.containers]
+        if all(one.kind != "main" for one in self.containers) or len(set(names)) < len(names):
+            raise ValueError(f"pod {self.key} needs containers with different names, not {names}")
+
     @property
     def lasting(self) -> tuple[Container, ...]:
         """The containers that run while the pod runs. PodResources names these alone."""

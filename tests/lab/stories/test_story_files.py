@@ -10,7 +10,7 @@ from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, Remark, R
 from partage.lab.stories.read import read_story
 from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
 from partage.model.pod import Container, Pod
-from partage.sim.kubelet.pod import ContainerStatus, PodPhase, PodStatus
+from partage.sim.kubelet.pod_status import ContainerStatus, PodPhase, PodStatus
 from partage.sim.node.faults import RaiseXid
 
 HEAD = "machine: 2xl4\nsteps:\n"

@@ -22,8 +22,8 @@ from partage.model.pod import Container, Pod
 from partage.model.share import DeviceRow
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod import ContainerState, PodPhase
 from partage.sim.kubelet.pod_resources import RateLimit
+from partage.sim.kubelet.pod_status import ContainerState, PodPhase
 from tests.edges.kubelet.shelf import Shelf, running
 from tests.kubelet_script import short_directory, until
 
@@ -725,12 +725,3 @@ async def test_the_checkpoint_is_written_when_a_plugin_sends_its_list(
         await shelf.put(DeviceRow(ShareId("a"), healthy=True))
         await kubelet.until(lambda: checkpoint.identity() != written)
         assert checkpoint.held() == {}
-
-
-@pytest.mark.parametrize("names", [[], ["a", "a"]])
-async def test_a_pod_needs_containers_with_different_names(
-    place: Path, clock: list[float], names: list[str]
-) -> None:
-    async with node(place, Shelf("a"), clock=clock) as (kubelet, _):
-        with pytest.raises(ValueError, match="different names"):
-            await kubelet.admit(Pod("default", "p", tuple(map(Container, names))))

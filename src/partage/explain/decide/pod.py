@@ -79,6 +79,10 @@ Term = tuple[LabelRule, ...]
 """Rules that all have to hold."""
 
 
+Ask = tuple[Container, str, int]
+"""A container, a GPU resource and how much of it."""
+
+
 class PodNeeds(Pod, kw_only=True):
     """A pod that is to run somewhere.
 
@@ -97,7 +101,7 @@ class PodNeeds(Pod, kw_only=True):
     not_judged: tuple[str, ...] = ()
 
     @property
-    def asks(self) -> tuple[tuple[Container, str, int], ...]:
+    def asks(self) -> tuple[Ask, ...]:
         """Each container's requests for GPU resources, in the kubelet's order."""
         return tuple(
             (one, name, amount)

@@ -35,7 +35,6 @@ from partage.lab.stories.possible import gpu_indexes, why_impossible
 from partage.model.ids import parse_resource_name
 from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.pod import Container, Pod
-from partage.sim.kubelet.pod import refuse_impossible
 from partage.sim.node.files.fault_syntax import read_fault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.load_syntax import read_bytes, read_load
@@ -215,7 +214,7 @@ class StoryReader(Frozen):
         names = [f"{pod}-{n}" for n in range(count)] if count else [pod]
         try:
             pods = tuple(Pod(namespace, each, (*init, *containers)) for each in names)
-            refuse_impossible(pods[0])
+            pods[0].must_be_possible()
         except ValueError as error:
             step.whole.error(str(error))
             return None

@@ -28,8 +28,8 @@ from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager, Ku
 from partage.sim.kubelet.holding import waiting_container
 from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
-from partage.sim.kubelet.pod import ContainerState, PodPhase, PodStatus, refuse_impossible
 from partage.sim.kubelet.pod_resources import PodResourcesService, TokenBucket, device_message, pod_message
+from partage.sim.kubelet.pod_status import ContainerState, PodPhase, PodStatus
 from partage.sim.kubelet.scheduler import Scheduler
 from partage.sim.node.machine import derived_uuid
 
@@ -237,7 +237,7 @@ class EmbeddedKubelet:
         """
         if not self._servers:
             raise RuntimeError("the kubelet does not run")
-        refuse_impossible(pod)
+        pod.must_be_possible()
         if self._scheduler.knows(pod):
             raise ValueError(f"pod {pod.key} is there already")
         if bound:

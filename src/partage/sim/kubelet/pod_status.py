@@ -14,13 +14,6 @@ from partage.model.pod import Pod
 from partage.values import Frozen
 
 
-def refuse_impossible(pod: Pod) -> None:
-    """Raises ValueError for containers of the same name, or without containers, as the API server would."""
-    names = [container.name for container in pod.containers]
-    if all(one.kind != "main" for one in pod.containers) or len(set(names)) < len(names):
-        raise ValueError(f"pod {pod.key} needs containers with different names, not {names}")
-
-
 class PodPhase(StrEnum):
     """The phase of a pod."""
 
