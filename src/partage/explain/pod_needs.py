@@ -98,7 +98,7 @@ def pods_of(
     for keys in places:
         spec = top.at(*keys)
         title = top.owner if len(places) == 1 else f"{top.owner}, {spec.path.removeprefix(f'{path}.')}"
-        pod = _Reader(spec).pod(namespace, name, title)
+        pod = _SpecReader(spec).pod(namespace, name, title)
         others = other_pods(top)
         found.append(replace(pod, not_judged=(*pod.not_judged, others)) if others else pod)
     return tuple(found)
@@ -125,7 +125,7 @@ def _if_text(value: object) -> str:
     return value if isinstance(value, str) else ""
 
 
-class _Reader:
+class _SpecReader:
     """Reads one pod spec, and collects what is wrong in it."""
 
     def __init__(self, spec: ManifestNode) -> None:

@@ -49,7 +49,7 @@ class Pod(Frozen):
     def must_be_possible(self) -> None:
         """Raises ValueError without main containers or with twins, which the API server refuses."""
         names = [container.name for container in self.containers]
-        if all(one.kind != "main" for one in self.containers) or len(set(names)) < len(names):
+        if all(container.kind != "main" for container in self.containers) or len(set(names)) < len(names):
             raise ValueError(f"pod {self.key} needs containers with different names, not {names}")
 
     @property

@@ -103,7 +103,7 @@ def published(node: ClusterNode, pods: Iterable[ClusterPod] | None) -> Published
         resources=tuple(_resource(name, node, here) for name in names),
         pods=None
         if here is None
-        else tuple(sorted((one for one in here if not one.requests.keys().isdisjoint(names)), key=_name)),
+        else tuple(sorted((pod for pod in here if not pod.requests.keys().isdisjoint(names)), key=_name)),
         agents=None
         if here is None
         else tuple(f"{one.namespace}/{one.name}" for one in here if is_agent(one)),
@@ -131,7 +131,7 @@ def _resource(name: str, node: ClusterNode, pods: Iterable[ClusterPod] | None) -
         name=name,
         capacity=node.capacity.get(name, 0),
         allocatable=node.allocatable.get(name, 0),
-        requested=None if pods is None else sum(one.requests.get(name, 0) for one in pods),
+        requested=None if pods is None else sum(pod.requests.get(name, 0) for pod in pods),
         guarantee=node.labels.get(f"{DOMAIN}/{name.partition('/')[2]}{_GUARANTEE}", ""),
     )
 

@@ -242,24 +242,24 @@ def _pods(node: PublishedNode) -> Element:
         shown = element("p", "No pod asks for a GPU.", class_="dim")
     else:
         heads = ("Pod", "Asks for", "GPU", "Memory used", "Started")
-        shown = table("Pods that ask for GPUs", heads, [_pod(one, node) for one in node.pods])
+        shown = table("Pods that ask for GPUs", heads, [_pod(pod, node) for pod in node.pods])
     return element("section", element("h2", "Pods that ask for GPUs"), shown, id="pods")
 
 
-def _pod(one: ClusterPod, node: PublishedNode) -> Sequence[Child]:
-    asks = [f"{one.requests[row.name]} of {row.name}" for row in node.resources if row.name in one.requests]
+def _pod(pod: ClusterPod, node: PublishedNode) -> Sequence[Child]:
+    asks = [f"{pod.requests[row.name]} of {row.name}" for row in node.resources if row.name in pod.requests]
     memory = node.memory or NodeMemory(())
     held = [
         f"GPU {card.index}: {format_bytes(count * card.unit_bytes)}"
-        for pod in memory.pods
-        if (pod.namespace, pod.name) == (one.namespace, one.name)
-        for card, count in zip(memory.cards, pod.units, strict=True)
+        for holder in memory.pods
+        if (holder.namespace, holder.name) == (pod.namespace, pod.name)
+        for card, count in zip(memory.cards, holder.units, strict=True)
         if count
     ]
     return (
-        element("span", foreign(f"{one.namespace}/{one.name}"), ", ends" if one.ends else None),
+        element("span", foreign(f"{pod.namespace}/{pod.name}"), ", ends" if pod.ends else None),
         ", ".join(asks),
         ", ".join(held) or NOT_PUBLISHED,
         NOT_PUBLISHED,
-        moment(one.started_at) if one.started_at else f"not yet ({one.phase})",
+        moment(pod.started_at) if pod.started_at else f"not yet ({pod.phase})",
     )

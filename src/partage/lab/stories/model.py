@@ -78,7 +78,7 @@ class ChangePolicy(Frozen):
     policy: PolicyText
 
 
-class LabelNode(Frozen):
+class SetLabels(Frozen):
     """Labels of the Node are set; None: removed."""
 
     labels: Mapping[str, str | None]
@@ -134,7 +134,7 @@ StoryStep = (
     | RunPods
     | EndPods
     | ChangePolicy
-    | LabelNode
+    | SetLabels
     | RestartKubelet
     | RestartAgent
     | TimePasses

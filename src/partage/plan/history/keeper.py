@@ -78,7 +78,7 @@ class _Run(Struct, eq=False):
     absent_s: float = 0.0
 
 
-class _Row(Struct, eq=False):
+class _WorkloadDay(Struct, eq=False):
     """The day of one workload. busy: as in its summary, all classes. highest, longest: the runs with its peak
     and its length; None: it was before this agent."""
 
@@ -93,7 +93,7 @@ class HistoryKeeper:
 
     def __init__(self, node: str, step_s: float) -> None:
         self._node, self._step_s = node, step_s
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _WorkloadDay] = {}
         self._runs: dict[str, _Run] = {}
         self._last_s: float | None = None
         self._full_s: int | None = None
@@ -121,10 +121,13 @@ class HistoryKeeper:
         day = before if before and before.date == date else UsageDay(date, self._node, self._step_s)
         self._head = replace(day, date=date, node=self._node, step_s=self._step_s, workloads=(), running=())
         self._used, self._rest = day.used_bytes * day.samples, day.rest_bytes * day.samples
-        self._rows = {one.workload: _Row(one, _wide(one.busy)) for one in day.workloads[-MOST_WORKLOADS:]}
+        self._rows = {
+            workload.workload: _WorkloadDay(workload, _wide(workload.busy))
+            for workload in day.workloads[-MOST_WORKLOADS:]
+        }
         if before and not self._runs:
-            for one in before.running[:MOST_RUNS]:
-                self._resume(one, before.date)
+            for run in before.running[:MOST_RUNS]:
+                self._resume(run, before.date)
 
     def add(self, now_s: float, points: Iterable[UsePoint], use: NodeUse, samples: Samples) -> None:
         """One sample of the node."""
@@ -139,8 +142,8 @@ class HistoryKeeper:
         since_s = 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
         self._forget(seen, min(since_s, _LOOSE * self._step_s))
         self._last_s = now_s
-        self._used += sum(one.memory.used_bytes for one in samples.gpus if one.memory is not None)
-        self._rest += sum(one.used_bytes for one in use.rest)
+        self._used += sum(sample.memory.used_bytes for sample in samples.gpus if sample.memory is not None)
+        self._rest += sum(rest.used_bytes for rest in use.rest)
         self._head = replace(self._head, samples=self._head.samples + 1)
 
     def know_gpus(self, gpus: Iterable[GpuSeen]) -> None:
@@ -210,7 +213,7 @@ class HistoryKeeper:
         self._judge(row, run, point)
         return True
 
-    def _judge(self, row: _Row, run: _Run, point: UsePoint) -> None:
+    def _judge(self, row: _WorkloadDay, run: _Run, point: UsePoint) -> None:
         """What the run with the peak and the longest run say of their workload."""
         day, length_s = row.summary, run.last_s - run.first_s
         if run.peak_bytes > day.peak_bytes or row.highest is run or day.samples <= 1:
@@ -228,13 +231,13 @@ class HistoryKeeper:
         exact = day.exact and point.peak_bytes is not None and not point.partly
         row.summary = replace(day, full=max(day.full, round(min(full, 1000.0), 4)), exact=exact)
 
-    def _row(self, workload: str, now_s: int) -> _Row | None:
+    def _row(self, workload: str, now_s: int) -> _WorkloadDay | None:
         """None: there is no room for it."""
         row = self._rows.get(workload)
         if row is None:
             if len(self._rows) >= MOST_WORKLOADS and not self._make_room(now_s):
                 return None
-            row = self._rows[workload] = _Row(_empty(workload, now_s), _wide(()))
+            row = self._rows[workload] = _WorkloadDay(_empty(workload, now_s), _wide(()))
         return row
 
     def _make_room(self, now_s: int) -> bool:

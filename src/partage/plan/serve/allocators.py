@@ -17,7 +17,7 @@ def allocator_of(
     resource: Resource, links: Sequence[Link], policy: AllocationPolicy
 ) -> PreferredAllocator | UnitAllocator:
     """Units of memory come from one device; all other shares are chosen by links and policy."""
-    if any(one.by_memory for one in resource.offerings):
+    if any(row.by_memory for row in resource.offerings):
         return UnitAllocator(resource)
     return PreferredAllocator(resource, links, policy)
 

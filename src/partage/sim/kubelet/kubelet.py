@@ -30,7 +30,7 @@ from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
 from partage.sim.kubelet.pod_resources import PodResourcesService, TokenBucket, device_message, pod_message
 from partage.sim.kubelet.pod_status import ContainerState, PodPhase, PodStatus
-from partage.sim.kubelet.scheduler import Scheduler
+from partage.sim.kubelet.scheduler import SimulatedScheduler
 from partage.sim.node.machine import derived_uuid
 
 
@@ -75,7 +75,7 @@ class EmbeddedKubelet:
             listed=self._listed_devices,
             gone=self._note_change,
         )
-        self._scheduler = Scheduler(self.allocatable, lambda: bool(self._servers))
+        self._scheduler = SimulatedScheduler(self.allocatable, lambda: bool(self._servers))
         self._uids: dict[str, PodUid] = {}
         self._namesakes: Counter[str] = Counter()
         self._pods: dict[str, PodStatus] = {}
@@ -304,7 +304,7 @@ class EmbeddedKubelet:
         except PluginError as error:
             self._put_container(pod, name, ContainerState.WAITING, "CreateContainerConfigError", str(error))
             return False
-        if all(one.name != name for one in pod.lasting):
+        if all(container.name != name for container in pod.lasting):
             self._put_container(pod, name, ContainerState.TERMINATED, "Completed")
         else:
             self._put_container(pod, name, ContainerState.RUNNING)
