@@ -18,8 +18,8 @@ from partage.codec.values import encode
 from partage.lab.stories.model import PolicyText
 from partage.lab.stories.read import read_story
 from partage.lab.stories.stage import INTERVALS, StoryStage
+from partage.model.pod import Container, Pod
 from partage.plan.report import Report
-from partage.sim.kubelet.pod import Container, Pod
 
 STORY = """\
 machine: 4xh100-sxm5-80gb

@@ -10,13 +10,14 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.cordon_file import BY_HAND, write_names
 from partage.explain.decide.explain import explain_pod
 from partage.explain.decide.node import free_shares
-from partage.explain.decide.pod import ContainerNeeds, PodNeeds
+from partage.explain.decide.pod import PodNeeds
 from partage.explain.node_views import view_of_report
 from partage.explain.pod_needs import with_gpu_resources
 from partage.lab.stories.model import PolicyText
 from partage.lab.stories.read import read_story
 from partage.lab.stories.stage import INTERVALS, StoryStage
-from partage.sim.kubelet.pod import Container, Pod, PodPhase
+from partage.model.pod import Container, Pod
+from partage.sim.kubelet.pod_status import PodPhase
 from partage.sim.node.faults import RaiseXid
 
 SHARED, WHOLE, SLOW = "nvidia.com/gpu.shared", "nvidia.com/gpu", "nvidia.com/gpu.slow"
@@ -31,6 +32,10 @@ policy:
 steps: []
 """
 CHANGED = b"version: partage/v1\ngpus: [{select: {index: [0, 1, 2]}, mps: {replicas: 2}}]\n"
+
+
+def _asking(name: str) -> PodNeeds:
+    return PodNeeds("a", "new", (Container("c", {name: 1}),), title="new")
 
 
 def reported(stage):
@@ -69,7 +74,7 @@ async def agrees(stage):
     there = {name: ids for name, ids in free_for_the_kubelet(stage).items() if ids}
     assert {name: ids for name, ids in free(stage).items() if ids} == there
     for name in (SHARED, WHOLE, SLOW):
-        pod = with_gpu_resources(PodNeeds("new", (ContainerNeeds("c", {name: 1}),)), ())
+        pod = with_gpu_resources(_asking(name), ())
         assert explain_pod(pod, view(stage), geometry_of).fits == bool(there.get(name)), name
 
 
@@ -93,7 +98,7 @@ async def _everything(folder):
         stage.write_policy(PolicyText("p.yaml", CHANGED))
         assert await stage.eventually(lambda: any(gpu.waits for gpu in reported(stage).gpus))
         await agrees(stage)
-        asking = with_gpu_resources(PodNeeds("new", (ContainerNeeds("c", {SHARED: 1}),)), ())
+        asking = with_gpu_resources(_asking(SHARED), ())
         said = [str(gpu.reason) for gpu in explain_pod(asking, view(stage), geometry_of).gpus]
         assert "GPU 0 gives no share until it has changed" in said[0]
         for pod in (service, train):

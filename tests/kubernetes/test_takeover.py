@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from partage.model.pod import Container, Pod
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod import Container, Pod, PodPhase, PodStatus
+from partage.sim.kubelet.pod_status import PodPhase, PodStatus
 from tests.agent.harness import AgentProcess, Place, native, place, running, spawn
 from tests.agent.test_cluster import _kubeconfig
 from tests.edges.kube.scripted import Answer, Request, api_server, node

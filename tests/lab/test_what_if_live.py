@@ -19,8 +19,9 @@ from partage.lab.stories.model import PolicyText, Story
 from partage.lab.stories.stage import StoryStage
 from partage.model.allocation import AllocationRefused
 from partage.model.ids import ResourceName, ShareId, device_of
+from partage.model.pod import Container, Pod
 from partage.plan.offer.desired import resolve
-from partage.sim.kubelet.pod import Container, Pod, PodPhase
+from partage.sim.kubelet.pod_status import PodPhase
 from partage.sim.node.machine_names import parse_machine
 from partage.units import GIB
 from partage.values import Frozen
@@ -252,7 +253,7 @@ class _Live:
     def _free(self, resource: str) -> int:
         """What the scheduler takes to be free."""
         running = [status.pod for status in self.stage.kubelet.pods() if status.holds]
-        used = sum(pod.requests().get(resource, 0) for pod in running)
+        used = sum(pod.totals.get(resource, 0) for pod in running)
         return self.stage.kubelet.allocatable()[resource] - used
 
     def _places(self, ids: object) -> object:

@@ -20,8 +20,8 @@ from partage.errors import DriverUnavailable, HardwareTimeout
 from partage.model.ids import ContainerId
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
+from partage.model.pod import Container, Pod
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
-from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.faults import (
     DriverGone,
     DriverLoaded,
@@ -157,10 +157,10 @@ class Node(RuleBasedStateMachine):
     ) -> None:
         """With init containers or without, with nothing but them, for more than there is."""
         resource = self._resource(which)
-        inits = (Container("init", {resource: init}, sidecar),) if init else ()
-        containers = (Container("main", {resource: main} if main else {}),)
+        inits = (Container("init", {resource: init}, "sidecar" if sidecar else "init"),) if init else ()
+        containers = (*inits, Container("main", {resource: main} if main else {}))
         for _ in range(count):
-            pod = Pod("default", f"pod-{next(self.names)}", containers, inits)
+            pod = Pod("default", f"pod-{next(self.names)}", containers)
             self.do(self.world.admit(pod, bound=bound, patience_s=patience_s))
 
     @precondition(lambda self: self.world.kubelet_runs)

@@ -8,9 +8,9 @@ from typing import Any
 
 from partage.edges.files.journal import Unfinished, read_journal
 from partage.model.layout import LayoutItem
+from partage.model.pod import Container, Pod
 from partage.model.step import DestroyCompute
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
-from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.faults import LoseGpu, SetMig
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place

@@ -11,10 +11,11 @@ import pytest
 
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.model.mps import DaemonPhase
+from partage.model.pod import Container, Pod
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import GpuReport
 from partage.sim.kubelet.behaviour import Behaviour
-from partage.sim.kubelet.pod import Container, Pod, PodPhase
+from partage.sim.kubelet.pod_status import PodPhase
 from partage.sim.node.faults import Fault, HangCall, ResetGpu, SetDaemonPhase
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place

@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import precondition, rule
 
 from partage.model.gpu import Gpu
+from partage.model.pod import Container, Pod
 from partage.sim.kubelet.behaviour import Behaviour
-from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.files.machine_file import read_machine
 from tests.agent.harness import Place
 from tests.node.loops import SimulatedTimeLoop
@@ -130,9 +130,9 @@ class UnitsNode(Node):
         self, which: int, amounts: list[int], init: int, sidecar: bool, patience_s: float
     ) -> None:
         resource = self._resource(which)
-        inits = (Container("init", {resource: init}, sidecar),) if init else ()
+        inits = (Container("init", {resource: init}, "sidecar" if sidecar else "init"),) if init else ()
         mains = tuple(Container(f"main-{n}", {resource: amount}) for n, amount in enumerate(amounts))
-        pod = Pod("default", f"pod-{next(self.names)}", mains, inits)
+        pod = Pod("default", f"pod-{next(self.names)}", (*inits, *mains))
         self.do(self.world.admit(pod, bound=False, patience_s=patience_s))
 
     @precondition(lambda self: self.world.kubelet_runs and not self.world.admissions)

@@ -9,8 +9,8 @@ from contextlib import contextmanager
 import pytest
 
 from partage.model.health import PROBATION_S
+from partage.model.pod import Container, Pod
 from partage.sim.kubelet.behaviour import Behaviour
-from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.faults import DriverGone, DriverLoaded, RaiseXid, ResetGpu
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place

@@ -15,8 +15,8 @@ from random import Random
 
 import pytest
 
+from partage.model.pod import Container, Pod
 from partage.sim.kubelet.behaviour import Behaviour
-from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import AgentProcess, place, spawn
 from tests.node.loops import Loop
@@ -114,10 +114,10 @@ class Run:
     async def _pods_come(self) -> None:
         resources = sorted(name for name, count in self._world.kubelet.allocatable().items() if count)
         resource = self._random.choice(resources or ["nvidia.com/gpu"])
-        inits = (Container("init", {resource: 1}),) if self._random.random() < 0.4 else ()
+        inits = (Container("init", {resource: 1}, "init"),) if self._random.random() < 0.4 else ()
         main = {resource: 1} if not inits or self._random.random() < 0.5 else {}
         for _ in range(self._random.randint(1, 3)):
-            pod = Pod("default", f"pod-{next(self._names)}", (Container("main", main),), inits)
+            pod = Pod("default", f"pod-{next(self._names)}", (*inits, Container("main", main)))
             await self._world.admit(pod, bound=False, patience_s=self._random.choice([0.0, 1.0]))
 
     async def _pod_ends(self) -> None:

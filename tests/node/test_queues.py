@@ -15,8 +15,9 @@ from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from partage.model.ids import ContainerId
+from partage.model.pod import Container, Pod
 from partage.sim.kubelet.behaviour import Behaviour
-from partage.sim.kubelet.pod import Container, Pod, PodPhase, PodStatus
+from partage.sim.kubelet.pod_status import PodPhase, PodStatus
 from partage.sim.node.faults import Occupy, Vacate
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place
@@ -64,8 +65,8 @@ class Node:
         await asyncio.sleep(NOTICED_S)
 
     def pod(self, resource: str, *, init: bool = False) -> Pod:
-        inits = (Container("init", {resource: 1}),) if init else ()
-        return Pod("default", next(self._names), (Container("main", {resource: 1}),), inits)
+        inits = (Container("init", {resource: 1}, "init"),) if init else ()
+        return Pod("default", next(self._names), (*inits, Container("main", {resource: 1})))
 
     async def fill(self, *, init: bool = False) -> list[PodStatus]:
         """Every share is held."""
@@ -83,7 +84,7 @@ class Node:
     async def end(self, status: PodStatus) -> None:
         """And its controller makes another one, which waits as all others."""
         await self.world.end(status.pod)
-        self.queue(next(iter(status.pod.requests())), 1)
+        self.queue(next(iter(status.pod.totals)), 1)
 
     async def passes(self, seconds: float) -> None:
         """The laws hold all the time."""

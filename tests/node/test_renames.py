@@ -7,8 +7,8 @@ from pathlib import Path
 
 from partage.agent.endpoints.plugin_set import RETIRE_S
 from partage.edges.kubelet.sockets import plain_name
+from partage.model.pod import Container, Pod
 from partage.sim.kubelet.behaviour import Behaviour
-from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import native, place
 from tests.node.loops import SimulatedTimeLoop

@@ -18,13 +18,13 @@ from partage.codec.values import decode, encode
 from partage.errors import HardwareTimeout
 from partage.model.ids import ContainerId
 from partage.model.pipe_tenants import PipeTenant, PipeTenants, ProcessRights
+from partage.model.pod import Container, Pod
 from partage.model.process import Processes
 from partage.model.share import Guarantee
 from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import ViolationKind
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
-from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.faults import FailCall, HealCall, HideProcesses, Vacate
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware

@@ -24,9 +24,10 @@ from partage.answers.report import ReportFile
 from partage.edges.host.ticks import until_tick
 from partage.edges.kubelet.checkpoint import CHECKPOINT
 from partage.errors import InputError, Unsatisfiable
+from partage.model.pod import Pod
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod import ContainerState, ContainerStatus, Pod, PodPhase, PodStatus
+from partage.sim.kubelet.pod_status import ContainerState, ContainerStatus, PodPhase, PodStatus
 from partage.sim.node.faults import (
     Call,
     DriverLoaded,
@@ -265,7 +266,7 @@ class World:
 
     async def admit(self, pod: Pod, *, bound: bool, patience_s: float) -> None:
         """A pod comes; nobody waits longer for it than told."""
-        self.note(f"admit {pod.key} {pod.requests()} init={[c.requests for c in pod.init_containers]}")
+        self.note(f"admit {pod.key} {pod.totals} {[(c.kind, c.requests) for c in pod.containers]}")
         task = self.loop.create_task(self._admit(pod, bound=bound))
         self.admissions[pod.key] = task
         await asyncio.wait([task], timeout=patience_s)
@@ -288,7 +289,7 @@ class World:
 
     def wait(self, pod: Pod) -> None:
         """A pod comes that waits until it has what it asks for."""
-        self.note(f"wait {pod.key} {pod.requests()}")
+        self.note(f"wait {pod.key} {pod.totals}")
         self.queue[pod.key] = self.loop.create_task(self.kubelet.admit(pod, waits=True))
 
     def under_way(self) -> set[str]:
@@ -416,7 +417,7 @@ class World:
         ]
 
     def _held(self, pod: Pod, one: ContainerStatus) -> Iterable[Held]:
-        named = any(container.name == one.name for container in pod.listed)
+        named = any(container.name == one.name for container in pod.lasting)
         over = one.state is ContainerState.TERMINATED
         for resource, ids in one.ids.items():
             for share in ids:

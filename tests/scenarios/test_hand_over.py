@@ -15,8 +15,9 @@ from typing import Any
 
 import pytest
 
+from partage.model.pod import Container, Pod
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod import Container, ContainerStatus, Pod
+from partage.sim.kubelet.pod_status import ContainerStatus
 from partage.sim.node.faults import Reboot
 from tests.agent.harness import (
     AgentProcess,
@@ -185,8 +186,13 @@ async def test_scenario_03_two_gpu_containers_a_sidecar_and_an_init_container_of
     pod = Pod(
         "default",
         "several",
-        (Container("main", {SHARED: 2}), Container("second", {BIG: 1}), Container("plain")),
-        (Container("prepare", {SHARED: 3}), Container("sidecar", {SMALL_MIG: 1}, restartable=True)),
+        (
+            Container("prepare", {SHARED: 3}, "init"),
+            Container("sidecar", {SMALL_MIG: 1}, "sidecar"),
+            Container("main", {SHARED: 2}),
+            Container("second", {BIG: 1}),
+            Container("plain"),
+        ),
     )
     kubelet = EmbeddedKubelet(node.kubelet_dir, node.pod_resources)
     await kubelet.start()

@@ -66,7 +66,7 @@ def _bound(pod: PodNeeds, spec: ManifestNode, name: str) -> Iterator[CheckedProb
                 f"let the init containers ask for nothing, or for {_first_of(pod, name)}",
             )
             return
-        again = max(again, amount) if container.init and not container.sidecar else again - had
+        again = max(again, amount) if container.kind == "init" else again - had
 
 
 def _places(spec: ManifestNode) -> Iterator[ManifestNode]:
@@ -75,8 +75,7 @@ def _places(spec: ManifestNode) -> Iterator[ManifestNode]:
 
 
 def _first_of(pod: PodNeeds, name: str) -> str:
-    lasting = (one for one in pod.containers if not one.init or one.sidecar)
-    first = next((one for one in lasting if one.requests.get(name)), None)
+    first = next((one for one in pod.lasting if one.requests.get(name)), None)
     return "as little" if first is None else f"{first.requests[name]}, as {first.words}"
 
 

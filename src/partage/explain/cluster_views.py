@@ -266,7 +266,7 @@ def running_since(pod: Object) -> str:
     return f" since {since}" if since else ""
 
 
-def holdings_on_node(needs: PodNeeds, who: str, view: NodeView | None) -> str:
+def holdings_on_node(needs: PodNeeds, view: NodeView | None) -> str:
     """What a pod holds as far as the Node says it: sentences that follow how it stands."""
     asks = [f"{amount_text(name, amount)} ({one.words})" for one, name, amount in needs.asks]
     if not asks:
@@ -279,7 +279,7 @@ def holdings_on_node(needs: PodNeeds, who: str, view: NodeView | None) -> str:
         for name in dict.fromkeys(name for _, name, _ in needs.asks)
         if (word := view.labels.get(f"{DOMAIN}/{name.partition('/')[2]}.guarantee", "")) in set(Guarantee)
     ]
-    cards = sorted({device_of(hold[1]) for hold, holder in view.held.items() if holder == who})
+    cards = sorted({device_of(hold[1]) for hold, holder in view.held.items() if holder == needs.key})
     indexes = [gpu.index for gpu in view.gpus if gpu.uuid in cards]
     where = f", of {gpus(indexes)}" if indexes else ""
     promised = f" The least that the node guarantees: {'; '.join(guarantees)}." if guarantees else ""

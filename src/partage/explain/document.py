@@ -186,7 +186,7 @@ def explained_pod(
 ) -> ExplainedPodRow:
     """The row of a pod. remarks: by the node's name."""
     return ExplainedPodRow(
-        name=pod.name,
+        name=pod.title,
         asks=tuple(AskedRow(one.words, name, amount) for one, name, amount in pod.asks),
         standing=standing,
         nodes=tuple(_node_row(one, remarks.get(one.node, ())) for one in sorted(verdicts, key=_nearness)),

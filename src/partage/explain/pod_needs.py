@@ -14,12 +14,13 @@ from msgspec.structs import replace
 
 from partage.errors import InputError, Problem
 from partage.explain.decide.amounts import CPU
-from partage.explain.decide.pod import ContainerNeeds, LabelRule, PodNeeds, Term, Toleration
+from partage.explain.decide.pod import LabelRule, PodNeeds, Term, Toleration
 from partage.kubernetes.manifests.manifest import gpus_of_whole_pod, requests_without_limits
 from partage.kubernetes.manifests.names import name_findings
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
 from partage.kubernetes.manifests.pods import object_name, pod_specs_at
 from partage.model.ids import MEMORY_RESOURCE, VENDOR
+from partage.model.pod import Container
 from partage.text import listed
 from partage.units import parse_quantity
 
@@ -92,11 +93,12 @@ def pods_of(
     """
     top = ManifestNode(file, path, document, line_of, owner=object_name(document))
     found = []
+    namespace, name = (_if_text(top.at("metadata", key).value) for key in ("namespace", "name"))
     places = pod_specs_at(document)
     for keys in places:
         spec = top.at(*keys)
-        name = top.owner if len(places) == 1 else f"{top.owner}, {spec.path.removeprefix(f'{path}.')}"
-        pod = _SpecReader(spec).pod(name)
+        title = top.owner if len(places) == 1 else f"{top.owner}, {spec.path.removeprefix(f'{path}.')}"
+        pod = _SpecReader(spec).pod(namespace, name, title)
         others = other_pods(top)
         found.append(replace(pod, not_judged=(*pod.not_judged, others)) if others else pod)
     return tuple(found)
@@ -119,6 +121,10 @@ def amount_of(resource: str, value: object) -> int:
     return ceil(amount)
 
 
+def _if_text(value: object) -> str:
+    return value if isinstance(value, str) else ""
+
+
 class _SpecReader:
     """Reads one pod spec, and collects what is wrong in it."""
 
@@ -126,7 +132,7 @@ class _SpecReader:
         self._spec = spec
         self._problems: list[Problem] = []
 
-    def pod(self, name: str) -> PodNeeds:
+    def pod(self, namespace: str, name: str, title: str) -> PodNeeds:
         spec = self._spec
         inits = [self._init(place) for place in spec.at("initContainers").items]
         mains = [self._container(place) for place in spec.at("containers").items]
@@ -134,7 +140,9 @@ class _SpecReader:
             self._wrong(spec.at("containers"), "the pod has no containers", "a Pod, Deployment, Job, ...")
         self._refused(gpus_of_whole_pod(spec, None))
         found = PodNeeds(
+            namespace=namespace,
             name=name,
+            title=title,
             containers=(*inits, *mains),
             node=self._text(spec.at("nodeName")),
             selector=self._texts(spec.at("nodeSelector")),
@@ -148,20 +156,20 @@ class _SpecReader:
             raise InputError(self._problems)
         return found
 
-    def _init(self, place: ManifestNode) -> ContainerNeeds:
+    def _init(self, place: ManifestNode) -> Container:
         sidecar = place.at("restartPolicy").value == "Always"
-        return replace(self._container(place), init=True, sidecar=sidecar)
+        return replace(self._container(place), kind="sidecar" if sidecar else "init")
 
-    def _container(self, place: ManifestNode) -> ContainerNeeds:
+    def _container(self, place: ManifestNode) -> Container:
         limits, requests = place.at("resources", "limits"), place.at("resources", "requests")
         for amounts_in in (limits, requests):
             self._refused(name_findings(amounts_in, None))
         self._refused(requests_without_limits(place, None))
         # A limit without a request is the request, too.
         amounts = {**self._amounts(limits), **self._amounts(requests)}
-        return ContainerNeeds(self._text(place.at("name")) or "without a name", amounts)
+        return Container(self._text(place.at("name")) or "without a name", amounts)
 
-    def _whole(self, containers: Collection[ContainerNeeds]) -> dict[str, int]:
+    def _whole(self, containers: Collection[Container]) -> dict[str, int]:
         """What is asked for the pod as a whole. A limit is the request where no container asks for any."""
         limits, requests = (self._amounts(self._spec.at("resources", key)) for key in ("limits", "requests"))
         asked = {name for one in containers for name in one.requests}

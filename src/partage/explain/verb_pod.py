@@ -99,16 +99,15 @@ def explain_live_pod(name: str, namespace: str | None, where: Where, output: str
     pod, events, nodes, running = ask_cluster(
         where, lambda reader: _live(reader, there or reader.namespace, pod_name)
     )
-    there = text_at(pod, "metadata", "namespace")
     seen = see_cluster(where, nodes, running)
     needs = _with_resources(seen)(_needs(pod))
     phase = text_at(pod, "status", "phase")
     if phase == "Succeeded":
-        return _print([_ended(needs, name=f"{there}/{pod_name}")], output)
+        return _print([_ended(needs)], output)
     if text_at(pod, "spec", "nodeName") and phase != "Failed":
         return _print([_running(needs, pod, seen)], output)
     if not needs.asks:
-        raise InputError(f"no container of {there}/{pod_name} asks for a GPU or a share of one", _ASK)
+        raise InputError(f"no container of {needs.key} asks for a GPU or a share of one", _ASK)
     # A pod that a node has refused keeps its nodeName; the next one of its controller has none.
     return _print([_explained(replace(needs, node=""), seen, standing_of(pod, events))], output)
 
@@ -146,24 +145,24 @@ def _needs(pod: Object) -> PodNeeds:
     return needs
 
 
-def _ended(needs: PodNeeds, name: str) -> ExplainedPodRow:
+def _ended(needs: PodNeeds) -> ExplainedPodRow:
     from partage.explain.document import explained_pod
 
-    row = explained_pod(needs, (), {}, f"{name} has ended, and holds nothing.")
+    row = explained_pod(needs, (), {}, f"{needs.key} has ended, and holds nothing.")
     return replace(row, runs=True)
 
 
 def _running(needs: PodNeeds, pod: Object, seen: SeenNodes) -> ExplainedPodRow:
     """A pod on a node: what it holds there, as the report or else the Node says."""
-    from partage.explain.cluster_views import holdings_on_node, pod_name_of, running_since, text_at
+    from partage.explain.cluster_views import holdings_on_node, running_since, text_at
     from partage.explain.document import explained_pod
     from partage.explain.shares import pod_holdings
 
-    node, who = text_at(pod, "spec", "nodeName"), pod_name_of(pod)
-    standing = f"{who} is on node {node}{running_since(pod)}."
+    node = text_at(pod, "spec", "nodeName")
+    standing = f"{needs.key} is on node {node}{running_since(pod)}."
     report = seen.reports.get(node)
-    holds = () if report is None else pod_holdings(node, report, who)
+    holds = () if report is None else pod_holdings(node, report, needs.key)
     if not holds:
         view = next((one for one in seen.nodes if one.name == node), None)
-        standing += holdings_on_node(needs, who, view)
+        standing += holdings_on_node(needs, view)
     return replace(explained_pod(needs, (), {}, standing), holds=holds, runs=True)

@@ -43,29 +43,15 @@ class PublishedResource(Frozen):
     guarantee: str
 
 
-class PublishedPod(Frozen):
-    """A pod that asks for GPU resources. asks: by resource. units: GPU index to units of memory that it
-    holds; empty: not published. started_at: when the kubelet took it; empty: not yet. ends: it is being
-    deleted.
-    """
-
-    namespace: str
-    name: str
-    phase: str
-    asks: tuple[tuple[str, int], ...]
-    units: tuple[tuple[int, int], ...] = ()
-    started_at: str = ""
-    ends: bool = False
-
-
 class PublishedNode(Frozen):
     """One Node.
 
     kubelet: its condition Ready; None: it has none. conditions: the agent's, in the order of CONDITIONS.
-    models: GPU model to how many. facts: other labels that describe the GPUs, by key. pods, agents: None:
-    they are not known; agents: names of pods of the agent. pending: GPUs that are not as the policy wants
-    them. memory: None: no GPU is shared by amounts. policy: the label that chooses it; layout: that asks for
-    a MIG layout, and what became of it. taints: of the agent.
+    models: GPU model to how many. facts: other labels that describe the GPUs, by key. pods: those that ask
+    for its resources, by name; agents: names of pods of the agent; both None: they are not known.
+    pending: GPUs that are not as the policy wants them. memory: None: no GPU is shared by amounts. policy:
+    the label that chooses it; layout: that asks for a MIG layout, and what became of it. taints: of the
+    agent.
     """
 
     name: str
@@ -74,7 +60,7 @@ class PublishedNode(Frozen):
     models: tuple[tuple[str, int], ...]
     facts: Mapping[str, str]
     resources: tuple[PublishedResource, ...]
-    pods: tuple[PublishedPod, ...] | None
+    pods: tuple[ClusterPod, ...] | None
     agents: tuple[str, ...] | None
     pending: tuple[PendingGpu, ...] = ()
     memory: NodeMemory | None = None
@@ -115,7 +101,9 @@ def published(node: ClusterNode, pods: Iterable[ClusterPod] | None) -> Published
         models=tuple(sorted(_models(node.labels))),
         facts={key: value for key, value in sorted(node.labels.items()) if key.startswith(f"{VENDOR}/")},
         resources=tuple(_resource(name, node, here) for name in names),
-        pods=None if here is None else tuple(_pods(here, names, memory)),
+        pods=None
+        if here is None
+        else tuple(sorted((pod for pod in here if not pod.requests.keys().isdisjoint(names)), key=_name)),
         agents=None
         if here is None
         else tuple(f"{one.namespace}/{one.name}" for one in here if is_agent(one)),
@@ -143,7 +131,7 @@ def _resource(name: str, node: ClusterNode, pods: Iterable[ClusterPod] | None) -
         name=name,
         capacity=node.capacity.get(name, 0),
         allocatable=node.allocatable.get(name, 0),
-        requested=None if pods is None else sum(int(one.requests.get(name, "0")) for one in pods),
+        requested=None if pods is None else sum(pod.requests.get(name, 0) for pod in pods),
         guarantee=node.labels.get(f"{DOMAIN}/{name.partition('/')[2]}{_GUARANTEE}", ""),
     )
 
@@ -156,25 +144,8 @@ def _models(labels: Mapping[str, str]) -> Iterable[tuple[str, int]]:
             yield key.removeprefix(before), int(value)
 
 
-def _pods(
-    pods: Iterable[ClusterPod], names: Iterable[str], memory: NodeMemory | None
-) -> Iterable[PublishedPod]:
-    units = {} if memory is None else _units(memory)
-    wanted = frozenset(names)
-    for one in sorted(pods, key=lambda pod: (pod.namespace, pod.name)):
-        asks = tuple(sorted((name, int(count)) for name, count in one.requests.items() if name in wanted))
-        if asks:
-            held = units.get((one.namespace, one.name), ())
-            yield PublishedPod(one.namespace, one.name, one.phase, asks, held, one.started_at, one.ends)
-
-
-def _units(memory: NodeMemory) -> dict[tuple[str, str], tuple[tuple[int, int], ...]]:
-    return {
-        (pod.namespace, pod.name): tuple(
-            (card.index, count) for card, count in zip(memory.cards, pod.units, strict=True) if count
-        )
-        for pod in memory.pods
-    }
+def _name(pod: ClusterPod) -> tuple[str, str]:
+    return pod.namespace, pod.name
 
 
 def _pending(text: str) -> tuple[PendingGpu, ...]:

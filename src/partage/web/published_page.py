@@ -7,7 +7,7 @@ from xml.etree.ElementTree import Element
 
 from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
 from partage.answers.wording import standing
-from partage.edges.kube.port import NodeCondition
+from partage.edges.kube.port import ClusterPod, NodeCondition
 from partage.plan.cluster.conditions import POLICY_IN_FORCE
 from partage.plan.cluster.gpu_memory import NodeMemory
 from partage.plan.cluster.pending import PendingGpu
@@ -18,7 +18,7 @@ from partage.serve_http.pages.node_page import Sections
 from partage.serve_http.pages.parts import table
 from partage.text import listed
 from partage.units import format_bytes
-from partage.web.published import PublishedNode, PublishedPod
+from partage.web.published import PublishedNode
 from partage.web.published_words import (
     NOT_PUBLISHED,
     TRUE,
@@ -242,17 +242,24 @@ def _pods(node: PublishedNode) -> Element:
         shown = element("p", "No pod asks for a GPU.", class_="dim")
     else:
         heads = ("Pod", "Asks for", "GPU", "Memory used", "Started")
-        shown = table("Pods that ask for GPUs", heads, [_pod(one, node.memory) for one in node.pods])
+        shown = table("Pods that ask for GPUs", heads, [_pod(pod, node) for pod in node.pods])
     return element("section", element("h2", "Pods that ask for GPUs"), shown, id="pods")
 
 
-def _pod(one: PublishedPod, memory: NodeMemory | None) -> Sequence[Child]:
-    sizes = {} if memory is None else {card.index: card.unit_bytes for card in memory.cards}
-    units = ", ".join(f"GPU {index}: {format_bytes(count * sizes[index])}" for index, count in one.units)
+def _pod(pod: ClusterPod, node: PublishedNode) -> Sequence[Child]:
+    asks = [f"{pod.requests[row.name]} of {row.name}" for row in node.resources if row.name in pod.requests]
+    memory = node.memory or NodeMemory(())
+    held = [
+        f"GPU {card.index}: {format_bytes(count * card.unit_bytes)}"
+        for holder in memory.pods
+        if (holder.namespace, holder.name) == (pod.namespace, pod.name)
+        for card, count in zip(memory.cards, holder.units, strict=True)
+        if count
+    ]
     return (
-        element("span", foreign(f"{one.namespace}/{one.name}"), ", ends" if one.ends else None),
-        ", ".join(f"{count} of {name}" for name, count in one.asks),
-        units or NOT_PUBLISHED,
+        element("span", foreign(f"{pod.namespace}/{pod.name}"), ", ends" if pod.ends else None),
+        ", ".join(asks),
+        ", ".join(held) or NOT_PUBLISHED,
         NOT_PUBLISHED,
-        moment(one.started_at) if one.started_at else f"not yet ({one.phase})",
+        moment(pod.started_at) if pod.started_at else f"not yet ({pod.phase})",
     )

@@ -76,7 +76,7 @@ async def test_pods_of_several_namespaces_and_pages_are_kept_where_they_ask_for_
         state = await follower.until(lambda state: state.lists == 1)
         assert sorted(state.objects) == ["other/a", "team/a", "team/b"]
         first: ClusterPod = state.objects["team/b"]
-        assert (first.node, first.started_at, first.requests) == ("n1", "2026-03-01T09:30:00Z", {GPU: "2"})
+        assert (first.node, first.started_at, first.requests) == ("n1", "2026-03-01T09:30:00Z", {GPU: 2})
         stream = await server.streams.get()
         lists = [one for one in server.requests if not one.watches]
         assert [one.query.get("limit") for one in lists] == ["500", "500"]
@@ -97,6 +97,21 @@ async def test_pods_of_several_namespaces_and_pages_are_kept_where_they_ask_for_
         await stream.send("ADDED", pod("last", 14, gpus=1))
         await follower.until(lambda state: "team/last" in state.objects)
         assert len(follower.states) == told + 1, "a pod without GPUs is no news"
+
+
+async def test_a_pod_takes_what_the_scheduler_counts_of_its_init_containers_and_sidecars() -> None:
+    def container(count: int, **more: str) -> dict[str, Any]:
+        return {"name": f"c{count}", "resources": {"requests": {GPU: str(count)}}, **more}
+
+    several = pod("a", 1)
+    several["spec"] |= {
+        "initContainers": [container(1, restartPolicy="Always"), container(4)],
+        "containers": [container(2)],
+        "overhead": {"cpu": "250m"},
+    }
+    async with following(lambda request: items(7, several), pods=True) as (_, follower):
+        state = await follower.until(lambda state: state.lists == 1)
+        assert state.objects["team/a"].requests == {GPU: 5}
 
 
 async def test_a_watch_that_is_too_old_is_listed_again_and_what_has_gone_meanwhile_is_gone() -> None:

@@ -13,7 +13,8 @@ from partage.explain.decide.admission import Trials
 from partage.explain.decide.apply import applied
 from partage.explain.decide.explain import explain_pod, first_finding
 from partage.explain.decide.now import after
-from partage.explain.decide.pod import ContainerNeeds, PodNeeds
+from partage.explain.decide.pod import PodNeeds
+from partage.model.pod import Container, ContainerKind
 from partage.model.policy import Policy
 from partage.model.share import resources_of
 from tests.explain.decide.worlds import MACHINE, World, a_pod, accepts, carried_out, policy_of, possible
@@ -73,18 +74,18 @@ def pods(draw) -> PodNeeds:
     for number in range(draw(st.integers(1, 3))):
         wanted = draw(st.sampled_from(NAMES[:3]) | st.sampled_from(NAMES))
         requests = {wanted: draw(st.integers(1, 3) | st.integers(1, 7))}
-        init = draw(st.sampled_from((False, False, True))) and number == 0
-        sidecar = init and draw(st.booleans())
-        containers.append(ContainerNeeds(f"c{number}", requests, init, sidecar))
-    if all(one.init for one in containers):
-        containers.append(ContainerNeeds("main"))
+        kinds: list[ContainerKind] = ["main", "main", "main", "main", "init", "sidecar"]
+        kind = draw(st.sampled_from(kinds if number == 0 else kinds[:1]))
+        containers.append(Container(f"c{number}", requests, kind))
+    if all(one.kind != "main" for one in containers):
+        containers.append(Container("main"))
     return a_pod(*containers)
 
 
 def _by_luck(world: World, pod: PodNeeds) -> bool:
     """Main containers get again what an init container had, in any order; where MPS shares are among others,
     it is luck whether they go together."""
-    again = {name for one in pod.containers if one.init and not one.sidecar for name in one.requests}
+    again = {name for one in pod.containers if one.kind == "init" for name in one.requests}
     rows = [row for name, one in resources_of(world.offer).items() if name in again for row in one.offerings]
     return len({(row.shared, row.device) for row in rows if not row.by_memory}) > 1
 

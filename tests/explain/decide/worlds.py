@@ -29,11 +29,11 @@ from partage.explain.decide.changes import (
     WaitForPods,
 )
 from partage.explain.decide.node import Changing, Cordoned, GpuView, NodeView, Obstacle, Unhealthy
-from partage.explain.decide.pod import ContainerNeeds, PodNeeds
+from partage.explain.decide.pod import PodNeeds
 from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
-from partage.model.pod_requests import scheduled_requests
+from partage.model.pod import Container
 from partage.model.policy import Exclusive, GpuEntry, Policy
 from partage.model.share import GpuOffer, NodeOffer, resources_of
 from partage.plan.offer.desired import resolve
@@ -45,7 +45,6 @@ from partage.plan.serve.unit_allocation import UnitAllocator
 from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager
 from partage.sim.kubelet.holding import Holding
 from partage.sim.kubelet.plugin_client import PluginError
-from partage.sim.kubelet.pod import Container, Pod
 from partage.sim.node.files.load import load_machine
 from partage.values import Frozen
 
@@ -169,11 +168,7 @@ def accepts(world: World, pod: PodNeeds, seed: int = 0) -> bool:
         name: sum(healthy and (name, share) not in world.held for share, healthy in rows)
         for name, rows in listed.items()
     }
-    totals = scheduled_requests(
-        [(one.requests, one.sidecar) for one in pod.containers if one.init],
-        [one.requests for one in pod.containers if not one.init],
-    )
-    if any(amount > free.get(ResourceName(name), 0) for name, amount in totals.items()):
+    if any(amount > free.get(ResourceName(name), 0) for name, amount in pod.totals.items()):
         return False
     manager = DeviceManager(
         rng=Random(seed),
@@ -195,14 +190,8 @@ def accepts(world: World, pod: PodNeeds, seed: int = 0) -> bool:
         container = manager._held.setdefault(who, {}).setdefault("main", {})
         ids = container[name].ids if name in container else ()
         container[name] = Holding((*ids, share), ContainerAllocation())
-    asked = Pod(
-        "a",
-        "new",
-        tuple(Container(one.name, one.requests) for one in pod.containers if not one.init),
-        tuple(Container(one.name, one.requests, one.sidecar) for one in pod.containers if one.init),
-    )
     try:
-        asyncio.run(manager.admit(asked))
+        asyncio.run(manager.admit(pod))
     except AdmissionError:
         return False
     return True
@@ -275,6 +264,6 @@ def possible(policy: Policy, machine: str) -> bool:
     return True
 
 
-def a_pod(*containers: ContainerNeeds) -> PodNeeds:
+def a_pod(*containers: Container) -> PodNeeds:
     names = frozenset(name for one in containers for name in one.requests)
-    return PodNeeds("Pod a/new", containers, gpu_resources=names)
+    return PodNeeds("a", "new", containers, title="Pod a/new", gpu_resources=names)

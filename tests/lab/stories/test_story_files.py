@@ -9,7 +9,8 @@ from partage.errors import InputError
 from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, Remark, RestartKubelet, RunPods
 from partage.lab.stories.read import read_story
 from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
-from partage.sim.kubelet.pod import Container, ContainerStatus, Pod, PodPhase, PodStatus
+from partage.model.pod import Container, Pod
+from partage.sim.kubelet.pod_status import ContainerStatus, PodPhase, PodStatus
 from partage.sim.node.faults import RaiseXid
 
 HEAD = "machine: 2xl4\nsteps:\n"
@@ -40,7 +41,8 @@ def test_copies_of_a_pod_are_numbered(story):
 def test_several_containers_and_init_containers_keep_their_order(story):
     step = _only_step(story, "{run: p, init: {a: {gpu: 1}}, containers: {c: {gpu: 1}, b: {}}}")
     assert isinstance(step, RunPods)
-    assert [container.name for container in step.pods[0].in_order] == ["a", "c", "b"]
+    assert [container.name for container in step.pods[0].containers] == ["a", "c", "b"]
+    assert [container.kind for container in step.pods[0].containers] == ["init", "main", "main"]
 
 
 def test_faults_are_said_in_the_words_of_the_simulation(story):
@@ -156,7 +158,9 @@ def test_what_a_story_names_is_not_waited_for(story, tmp_path, line):
 # --- expectations ---
 
 POD = Pod(
-    "default", "train", (Container("main", {"nvidia.com/gpu": 1}), Container("side")), (Container("init"),)
+    "default",
+    "train",
+    (Container("init", kind="init"), Container("main", {"nvidia.com/gpu": 1}), Container("side")),
 )
 RUNNING = PodStatus(
     POD,

@@ -18,11 +18,12 @@ from partage.edges.kubelet.server import PluginServer
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerAllocation, ContainerHold, DeviceNode, Mount
 from partage.model.ids import PodUid, ResourceName, ShareId
+from partage.model.pod import Container, Pod
 from partage.model.share import DeviceRow
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod import Container, ContainerState, Pod, PodPhase
 from partage.sim.kubelet.pod_resources import RateLimit
+from partage.sim.kubelet.pod_status import ContainerState, PodPhase
 from tests.edges.kubelet.shelf import Shelf, running
 from tests.kubelet_script import short_directory, until
 
@@ -36,7 +37,7 @@ def place() -> Iterator[Path]:
 
 
 def pod(name: str, count: int = 1, *, init: tuple[Container, ...] = ()) -> Pod:
-    return Pod("default", name, (Container("main", {GPU: count}),), init)
+    return Pod("default", name, (*init, Container("main", {GPU: count})))
 
 
 def held(checkpoint: CheckpointFile) -> Mapping[ShareId, frozenset[PodUid]]:
@@ -123,7 +124,7 @@ async def test_main_containers_get_the_devices_of_init_containers_again(
     """Allocate for each, the same ids, asked once which; PodResources names the main container alone."""
     shelf = Shelf("a", "b", "c")
     async with node(place, shelf, clock=clock) as (kubelet, client):
-        status = await kubelet.admit(pod("train", 2, init=(Container("prepare", {GPU: 2}),)))
+        status = await kubelet.admit(pod("train", 2, init=(Container("prepare", {GPU: 2}, "init"),)))
         assert len(shelf.asked) == 1
         assert [set(ids) for ids in shelf.allocated] == [{"a", "b"}, {"a", "b"}]
         assert status.container("prepare").state is ContainerState.TERMINATED
@@ -135,7 +136,7 @@ async def test_a_main_container_that_needs_more_must_include_what_the_init_conta
 ) -> None:
     shelf = Shelf("a", "b", "c")
     async with node(place, shelf, clock=clock) as (kubelet, _):
-        status = await kubelet.admit(pod("train", 3, init=(Container("prepare", {GPU: 1}),)))
+        status = await kubelet.admit(pod("train", 3, init=(Container("prepare", {GPU: 1}, "init"),)))
         assert set(status.container("main").ids[GPU]) == {"a", "b", "c"}
         assert [len(asked) for asked in shelf.asked] == [3, 3]
 
@@ -143,7 +144,7 @@ async def test_a_main_container_that_needs_more_must_include_what_the_init_conta
 async def test_a_sidecar_keeps_its_device_and_is_listed(place: Path, clock: list[float]) -> None:
     shelf = Shelf("a", "b")
     async with node(place, shelf, clock=clock) as (kubelet, client):
-        status = await kubelet.admit(pod("train", init=(Container("side", {GPU: 1}, restartable=True),)))
+        status = await kubelet.admit(pod("train", init=(Container("side", {GPU: 1}, "sidecar"),)))
         assert status.container("side").ids[GPU] != status.container("main").ids[GPU]
         assert status.container("side").state is ContainerState.RUNNING
         assert {held.container for held in await client.held()} == {"side", "main"}
@@ -151,7 +152,7 @@ async def test_a_sidecar_keeps_its_device_and_is_listed(place: Path, clock: list
 
 async def test_a_device_of_an_init_container_has_no_observed_holder(place: Path, clock: list[float]) -> None:
     shelf = Shelf("a")
-    only_init = Pod("default", "odd", (Container("main"),), (Container("prepare", {GPU: 1}),))
+    only_init = Pod("default", "odd", (Container("prepare", {GPU: 1}, "init"), Container("main")))
     async with node(place, shelf, clock=clock) as (kubelet, client):
         await kubelet.admit(only_init)
         assert await client.held() == ()
@@ -213,7 +214,9 @@ async def test_pre_start_is_called_where_asked_for_and_the_pod_is_listed_by_then
     shelf.pre_start_required = True
     listed: list[Sequence[ContainerHold]] = []
     both = Pod(
-        "default", "train", (Container("main", {GPU: 1, "nvidia.com/plain": 1}),), (Container("i", {GPU: 1}),)
+        "default",
+        "train",
+        (Container("i", {GPU: 1}, "init"), Container("main", {GPU: 1, "nvidia.com/plain": 1})),
     )
     async with node(place, shelf, plain, clock=clock) as (kubelet, client):
 
@@ -556,7 +559,7 @@ async def test_a_restarted_kubelet_admits_its_pods_again(
 ) -> None:
     """Who has a container that does not run and a device that is not healthy fails, all of it."""
     shelf = Shelf("a", "b", "c")
-    init = (Container("init", {GPU: 1}),)
+    init = (Container("init", {GPU: 1}, "init"),)
     async with node(place, shelf, clock=clock) as (kubelet, _):
         await kubelet.admit(pod("runs"))
         await kubelet.admit(pod("prepared", init=init))

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.pod_resources import PodResourcesClient
+from partage.model.pod import Container, Pod
 from partage.model.share import DeviceRow
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod import Container, ContainerState, Pod, PodPhase, PodStatus
+from partage.sim.kubelet.pod_status import ContainerState, PodPhase, PodStatus
 from tests.edges.kubelet.shelf import Shelf
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -29,10 +30,10 @@ def needed(pod: Pod) -> Counter[str]:
     """Devices that a pod takes from the node, counted one container after the other."""
     taken: Counter[str] = Counter()
     reusable: Counter[str] = Counter()
-    for container in pod.in_order:
+    for container in pod.containers:
         for resource, count in container.requests.items():
             taken[resource] += max(count - reusable[resource], 0)
-            if container in pod.init_containers and not container.restartable:
+            if container.kind == "init":
                 reusable[resource] = max(reusable[resource], count)
             else:
                 reusable[resource] = max(reusable[resource] - count, 0)
@@ -77,8 +78,11 @@ class Node(RuleBasedStateMachine):
     @rule(target=pods, main=REQUESTS, init=CONTAINERS, bound=st.booleans())
     def come(self, main: dict[str, int], init: list[tuple[dict[str, int], bool]], bound: bool) -> Pod:
         """A pod is admitted if, and only if, there are as many healthy free devices as it takes."""
-        inits = tuple(Container(f"i{n}", requests, side) for n, (requests, side) in enumerate(init))
-        pod = Pod("default", f"p{next(self.names)}", (Container("main", main),), inits)
+        inits = [
+            Container(f"i{n}", requests, "sidecar" if side else "init")
+            for n, (requests, side) in enumerate(init)
+        ]
+        pod = Pod("default", f"p{next(self.names)}", (*inits, Container("main", main)))
         free = self._free()
         allocatable = self.kubelet.allocatable()
         status = self.runner.run(self.kubelet.admit(pod, bound=bound))
@@ -90,7 +94,7 @@ class Node(RuleBasedStateMachine):
         assert bound or status.phase is not PodPhase.FAILED, "the scheduler knows what the kubelet knows"
         if status.phase is PodPhase.RUNNING:
             self.running[pod.key] = pod
-            for container in pod.in_order:
+            for container in pod.containers:
                 asked = {name: count for name, count in container.requests.items() if count}
                 ids = status.container(container.name).ids
                 assert {name: len(set(held)) for name, held in ids.items()} == asked
@@ -177,7 +181,7 @@ class Node(RuleBasedStateMachine):
             (status.pod.key, container.name, resource): ids
             for status in self.kubelet.pods()
             if status.holds
-            for container in status.pod.listed
+            for container in status.pod.lasting
             for resource, ids in status.container(container.name).ids.items()
         }
         assert told == expected

@@ -12,7 +12,7 @@ from typing import Any
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig
 from partage.edges.kube.connection import Connection
-from partage.edges.kube.objects import Json, Meta, NodeJson
+from partage.edges.kube.objects import ContainerJson, Json, Meta, NodeJson
 from partage.values import Frozen
 
 DEPLOY_LABEL = "nvidia.com/gpu.deploy.device-plugin"
@@ -26,12 +26,8 @@ _SETS = "/apis/apps/v1/daemonsets"
 _KEPT_OFF: Json = {"key": DEPLOY_LABEL, "operator": "NotIn", "values": ["false"]}
 
 
-class _PluginContainer(Frozen):
-    name: str = ""
-
-
 class _PodSpec(Frozen):
-    containers: tuple[_PluginContainer, ...] = ()
+    containers: tuple[ContainerJson, ...] = ()
     node_selector: dict[str, str] | None = None
     affinity: dict[str, Any] | None = None
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 from datetime import UTC, datetime
 
@@ -16,6 +15,7 @@ from partage.edges.kube.port import (
     Taint,
     Truth,
 )
+from partage.model.pod import Container, ContainerKind, Pod
 from partage.values import Frozen
 
 Json = dict[str, object]
@@ -144,13 +144,22 @@ class Amounts(Frozen):
 class ContainerJson(Frozen):
     """A container."""
 
+    name: str = ""
     resources: Amounts | None = None
+    restart_policy: str | None = None
+
+    def value(self, *, init: bool) -> Container:
+        """init: it is one of initContainers."""
+        kind: ContainerKind = "main" if not init else "sidecar" if self.restart_policy == "Always" else "init"
+        return Container(self.name, _extended((self.resources or Amounts()).requests), kind)
 
 
 class PodSpec(Frozen):
     """spec of a pod."""
 
     containers: tuple[ContainerJson, ...] | None = None
+    init_containers: tuple[ContainerJson, ...] | None = None
+    overhead: Mapping[str, str | int] | None = None
     priority: int | None = None
     priority_class_name: str = ""
     node_name: str = ""
@@ -172,6 +181,10 @@ class PodJson(Frozen):
 
     def value(self) -> ClusterPod:
         meta, spec, status = self.metadata, self.spec or PodSpec(), self.status or PodStatusJson()
+        containers = (
+            *(container.value(init=True) for container in spec.init_containers or ()),
+            *(container.value(init=False) for container in spec.containers or ()),
+        )
         owner = next((one for one in meta.owner_references or () if one.controller), OwnerReference())
         return ClusterPod(
             namespace=meta.namespace,
@@ -185,17 +198,10 @@ class PodJson(Frozen):
             priority_class=spec.priority_class_name,
             labels=meta.labels or {},
             annotations=meta.annotations or {},
-            requests=_requests(spec),
+            requests=Pod(meta.namespace, meta.name, containers, _extended(spec.overhead)).totals,
             node=spec.node_name,
             started_at=status.start_time or "",
         )
-
-
-def _requests(spec: PodSpec) -> Mapping[str, str]:
-    total: Counter[str] = Counter()
-    for container in spec.containers or ():
-        total.update(_extended((container.resources or Amounts()).requests))
-    return {name: str(count) for name, count in total.items()}
 
 
 def _extended(amounts: Mapping[str, str | int] | None) -> dict[str, int]:

@@ -64,10 +64,10 @@ class ClusterNode(Frozen):
 
 
 class ClusterPod(Frozen):
-    """A pod of a node. requests: resource names to amounts, of all its containers together, as the API server
-    has them. ends: it is being deleted. owner: kind of its controller, ``ReplicaSet``; empty: none.
-    controller: UID of that. node: where it runs; empty: nowhere yet. started_at: when the kubelet took it,
-    RFC 3339; empty: not yet.
+    """A pod of a node. requests: what the scheduler counts of it, of extended resources (``domain/name``).
+    ends: it is being deleted. owner: kind of its controller, ``ReplicaSet``; empty: none. controller: UID of
+    that. node: where it runs; empty: nowhere yet. started_at: when the kubelet took it, RFC 3339; empty: not
+    yet.
     """
 
     namespace: str
@@ -81,7 +81,7 @@ class ClusterPod(Frozen):
     priority_class: str = ""
     labels: Mapping[str, str] = field(default_factory=dict)
     annotations: Mapping[str, str] = field(default_factory=dict)
-    requests: Mapping[str, str] = field(default_factory=dict)
+    requests: Mapping[str, int] = field(default_factory=dict)
     node: str = ""
     started_at: str = ""
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from partage.explain.decide.node import NodeView, free_shares
-from partage.explain.decide.pod import ContainerNeeds, PodNeeds
+from partage.explain.decide.pod import PodNeeds
 from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link
 from partage.model.ids import ResourceName, ShareId
+from partage.model.pod import Container
 from partage.model.policy import AllocationPolicy
-from partage.model.share import DeviceOffer, NodeOffer, Resource, resources_of
-from partage.plan.serve.allocate_response import check_together
-from partage.plan.serve.allocators import allocator_of
+from partage.model.share import NodeOffer, resources_of
+from partage.plan.serve.allocators import KubeletChoice
 from partage.values import Frozen
 
 
@@ -21,7 +21,7 @@ class PodRefusal(Frozen):
     at_node: the scheduler would send the pod, and the kubelet would refuse it.
     """
 
-    container: ContainerNeeds | None
+    container: Container | None
     resource: ResourceName
     amount: int
     offered: bool = True
@@ -29,11 +29,13 @@ class PodRefusal(Frozen):
 
 
 class Admission:
-    """The device plugins of one offer, and what the kubelet asks of them for a pod."""
+    """What a pod would get of one offer, container by container."""
 
     def __init__(self, offer: NodeOffer, links: Sequence[Link], policy: AllocationPolicy) -> None:
         self.resources = resources_of(offer)
-        self._plugins = {name: _Plugin(one, links, policy) for name, one in self.resources.items()}
+        self._choices = {
+            name: KubeletChoice(resource, links, policy) for name, resource in self.resources.items()
+        }
 
     def refusal(
         self, pod: PodNeeds, free: Mapping[ResourceName, Sequence[ShareId]], elsewhere: Mapping[str, object]
@@ -48,48 +50,26 @@ class Admission:
         totals = pod.totals
         for container, text, amount in pod.asks:
             name = ResourceName(text)
-            plugin = self._plugins.get(name)
-            if plugin is None:
+            choice = self._choices.get(name)
+            if choice is None:
                 if text in elsewhere:
                     continue
                 return PodRefusal(container, name, amount, offered=False)
             enough = totals.get(text, 0) <= len(free.get(name, ()))
-            chosen = plugin.chosen(left.get(name, []), reusable.get(name, []), amount)
-            if chosen is None:
+            try:
+                chosen = choice.shares(left.get(name, []), amount, reusable.get(name, []))
+            except AllocationRefused:
                 return PodRefusal(container, name, amount, at_node=enough)
             taken = set(chosen)
             left[name] = [share for share in left.get(name, []) if share not in taken]
             kept = [share for share in reusable.get(name, []) if share not in taken]
-            ends = container.init and not container.sidecar
+            ends = container.kind == "init"
             reusable[name] = [*kept, *chosen] if ends else kept
         for text, amount in totals.items():
             name = ResourceName(text)
-            if name in self._plugins and text in pod.gpu_resources and amount > len(free.get(name, ())):
+            if name in self._choices and text in pod.gpu_resources and amount > len(free.get(name, ())):
                 return PodRefusal(None, name, amount)
         return None
-
-
-class _Plugin:
-    """The plugin of one resource."""
-
-    def __init__(self, resource: Resource, links: Sequence[Link], policy: AllocationPolicy) -> None:
-        self._name = resource.name
-        self._allocator = allocator_of(resource, links, policy)
-        self._row_of: dict[ShareId, DeviceOffer] = {
-            share: row for row in resource.offerings for share in row.share_ids
-        }
-
-    def chosen(
-        self, free: Sequence[ShareId], reusable: Sequence[ShareId], amount: int
-    ) -> list[ShareId] | None:
-        """The shares of one container; None where it cannot have so many."""
-        again = list(reusable)[:amount]
-        try:
-            ids = self._allocator.prefer([*free, *again], again, amount)
-            check_together(self._name, [self._row_of[share] for share in ids])
-        except AllocationRefused:
-            return None
-        return ids
 
 
 class Trials:

@@ -34,8 +34,9 @@ from partage.explain.decide.node import (
     devices_of_gpu,
     holder_of,
 )
-from partage.explain.decide.pod import ContainerNeeds, PodNeeds, Toleration
+from partage.explain.decide.pod import PodNeeds, Toleration
 from partage.model.ids import DeviceUuid, GpuUuid, device_of
+from partage.model.pod import Container
 from partage.model.policy import Exclusive, GpuEntry, Policy, ResourceEntry
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
 from partage.plan.offer.desired import resolve
@@ -91,7 +92,7 @@ def _changed(
 def with_request(pod: PodNeeds, container: str, resource: str, other: str, amount: int) -> PodNeeds:
     """The pod whose container (by its words) asks for that in place of what it asked for."""
 
-    def changed(one: ContainerNeeds) -> ContainerNeeds:
+    def changed(one: Container) -> Container:
         if one.words != container:
             return one
         rest = {name: count for name, count in one.requests.items() if name != resource}

@@ -8,7 +8,7 @@ from partage.explain.decide.changes import Change, RepairGpu, Uncordon, WaitForG
 from partage.explain.decide.fewest import fewest
 from partage.explain.decide.never import takes_one_device, unit_bytes
 from partage.explain.decide.node import Changing, Cordoned, GpuView, NodeView, Obstacle, Unhealthy, holder_of
-from partage.explain.decide.pod import ContainerNeeds, PodNeeds
+from partage.explain.decide.pod import Ask, PodNeeds
 from partage.explain.decide.reasons import (
     GpuChanging,
     GpuCordoned,
@@ -43,9 +43,7 @@ def gpu_verdicts(pod: PodNeeds, node: NodeView) -> tuple[GpuVerdict, ...]:
     return tuple(_verdict(node, gpu, *_asked(asks, node, gpu)) for gpu in node.gpus)
 
 
-def _asked(
-    asks: Sequence[tuple[ContainerNeeds, str, int]], node: NodeView, gpu: GpuView
-) -> tuple[ResourceName, int]:
+def _asked(asks: Sequence[Ask], node: NodeView, gpu: GpuView) -> tuple[ResourceName, int]:
     rows = (*node.offer.get(gpu.uuid, ()), *(node.wanted or {}).get(gpu.uuid, ()))
     names = {row.resource for row in rows}
     _, name, amount = next((ask for ask in reversed(asks) if ask[1] in names), asks[-1])

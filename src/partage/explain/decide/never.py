@@ -139,7 +139,7 @@ def ask_fewer(
         return None
     unit = unit_bytes(resource)
     for one in pod.containers if unit else ():
-        now = one.requests.get(refusal.resource, 0) if one.init and not one.sidecar else 0
+        now = one.requests.get(refusal.resource, 0) if one.kind == "init" else 0
         without = AskFewer(one.words, refusal.resource, now, 0, unit)
         if now and one != container and trials.fits(*apply(without, pod, node)):
             return without

@@ -2,33 +2,15 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Mapping
 
 from msgspec import field
 
-from partage.model.pod_requests import scheduled_requests
+from partage.model.pod import Container, Pod
 from partage.values import Frozen
 
 NAME_FIELD = "metadata.name"
 """The only field of a Node that an affinity can name."""
-
-
-class ContainerNeeds(Frozen):
-    """A container. requests: resource to amount; CPUs in thousandths, memory in bytes, others as they are.
-
-    init: it ends before the main containers begin. sidecar: an init container that goes on.
-    """
-
-    name: str
-    requests: Mapping[str, int] = field(default_factory=dict)
-    init: bool = False
-    sidecar: bool = False
-
-    @property
-    def words(self) -> str:
-        """``container main``, ``init container load``."""
-        return f"{'init container' if self.init else 'container'} {self.name}"
 
 
 class Toleration(Frozen):
@@ -97,40 +79,29 @@ Term = tuple[LabelRule, ...]
 """Rules that all have to hold."""
 
 
-class PodNeeds(Frozen):
+Ask = tuple[Container, str, int]
+"""A container, a GPU resource and how much of it."""
+
+
+class PodNeeds(Pod, kw_only=True):
     """A pod that is to run somewhere.
 
-    name: ``Pod/train (namespace team)``, for people. containers: init containers first, in their order.
-    node: the only node where it may run; empty: any. selector: nodeSelector. affinity: required node
-    affinity, terms of which one has to hold; None: there is none. overhead: of its runtime class.
-    gpu_resources: the resources among its requests that GPUs are behind. whole: what the pod asks for as a
-    whole, in place of the sum of its containers (CPUs, memory). not_judged: what is not looked at here, and
-    may keep the pod waiting.
+    title: ``Pod/train (namespace team)``, for people. node: the only node where it may run; empty: any.
+    selector: nodeSelector. affinity: required node affinity, terms of which one has to hold; None: there is
+    none. gpu_resources: the resources among its requests that GPUs are behind. not_judged: what is not looked
+    at here, and may keep the pod waiting.
     """
 
-    name: str
-    containers: tuple[ContainerNeeds, ...]
+    title: str
     node: str = ""
     selector: Mapping[str, str] = field(default_factory=dict)
     affinity: tuple[Term, ...] | None = None
     tolerations: tuple[Toleration, ...] = ()
-    overhead: Mapping[str, int] = field(default_factory=dict)
     gpu_resources: frozenset[str] = frozenset()
-    whole: Mapping[str, int] = field(default_factory=dict)
     not_judged: tuple[str, ...] = ()
 
     @property
-    def totals(self) -> dict[str, int]:
-        """What the scheduler counts, resource to amount; nothing that is 0."""
-        counted = scheduled_requests(
-            ((one.requests, one.sidecar) for one in self.containers if one.init),
-            (one.requests for one in self.containers if not one.init),
-        )
-        total = Counter({**counted, **self.whole}) + Counter(dict(self.overhead))
-        return {name: amount for name, amount in total.items() if amount > 0}
-
-    @property
-    def asks(self) -> tuple[tuple[ContainerNeeds, str, int], ...]:
+    def asks(self) -> tuple[Ask, ...]:
         """Each container's requests for GPU resources, in the kubelet's order."""
         return tuple(
             (one, name, amount)

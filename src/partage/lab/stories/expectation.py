@@ -10,7 +10,7 @@ from partage.codec.fields import Field, Table
 from partage.lab.stories.model import DEFAULT_WITHIN_S, Expect, full_pattern
 from partage.model.health import HealthState
 from partage.plan.report import MigConfigState
-from partage.sim.kubelet.pod import PodPhase
+from partage.sim.kubelet.pod_status import PodPhase
 from partage.text import numbers
 
 T = TypeVar("T")

@@ -7,6 +7,8 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.yaml_document import read_document
 from partage.edges.files.input_file import read_input, read_regular_input
@@ -32,7 +34,7 @@ from partage.lab.stories.model import (
 from partage.lab.stories.possible import gpu_indexes, why_impossible
 from partage.model.ids import parse_resource_name
 from partage.model.node_labels import parse_label_key, parse_label_value
-from partage.sim.kubelet.pod import Container, Pod
+from partage.model.pod import Container, Pod
 from partage.sim.node.files.fault_syntax import read_fault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.load_syntax import read_bytes, read_load
@@ -200,7 +202,7 @@ class StoryReader(Frozen):
     def _run(self, step: Table) -> StoryStep | None:
         name = step.needed("run", lambda field: field.parsed(_pod_name))
         containers = _containers(step)
-        init = step.value("init", _container_map, ())
+        init = step.value("init", _init_containers, ())
         count = step.value("copies", lambda field: field.integer(1), 0)
         refused = step.text("refused", "")
         if count > _MOST_COPIES:
@@ -211,7 +213,8 @@ class StoryReader(Frozen):
         namespace, _, pod = full_pattern(name).rpartition("/")
         names = [f"{pod}-{n}" for n in range(count)] if count else [pod]
         try:
-            pods = tuple(Pod(namespace, each, containers, init) for each in names)
+            pods = tuple(Pod(namespace, each, (*init, *containers)) for each in names)
+            pods[0].must_be_possible()
         except ValueError as error:
             step.whole.error(str(error))
             return None
@@ -273,6 +276,10 @@ def _containers(step: Table) -> tuple[Container, ...]:
 def _container_map(place: Field) -> tuple[Container, ...]:
     named = place.mapping() or {}
     return tuple(_container(name, wanted) for name, wanted in named.items())
+
+
+def _init_containers(place: Field) -> tuple[Container, ...]:
+    return tuple(replace(container, kind="init") for container in _container_map(place))
 
 
 def _container(name: str, place: Field) -> Container:

@@ -11,7 +11,7 @@ from partage.model.gpu import Inventory
 from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import Report
-from partage.sim.kubelet.pod import PodStatus
+from partage.sim.kubelet.pod_status import PodStatus
 
 _MOVING = (Phase.WITHDRAWING, Phase.READY, Phase.CHANGING, Phase.VERIFYING, Phase.UNKNOWN)
 """Phases that end without anybody's help. A failed attempt is tried again, but not soon."""
@@ -38,7 +38,7 @@ def holders_known(report: Report, pods: Sequence[PodStatus]) -> bool:
         share in named
         for status in pods
         if status.holds
-        for container in status.pod.listed
+        for container in status.pod.lasting
         for ids in status.container(container.name).ids.values()
         for share in ids
     )

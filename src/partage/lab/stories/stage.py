@@ -16,8 +16,9 @@ from partage.lab.stories.pod_work import PodWork
 from partage.lab.stories.rest import at_rest
 from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.model.node_labels import NodeLabels
+from partage.model.pod import Pod
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod import Pod, PodPhase, PodStatus
+from partage.sim.kubelet.pod_status import PodPhase, PodStatus
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.observation import inventory_of
 

@@ -17,7 +17,7 @@ from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.lab.stories.sentences import share_lines
 from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.model.ids import ShareId
-from partage.sim.kubelet.pod import ContainerStatus, PodStatus
+from partage.sim.kubelet.pod_status import ContainerStatus, PodStatus
 from partage.text import count_of
 from partage.values import Frozen
 
@@ -124,7 +124,7 @@ def describe_node(now: NodeSnapshot, width: int) -> Text:
     asked: Counter[str] = Counter()
     for status in now.pods:
         if status.holds:
-            asked.update(status.pod.requests())
+            asked.update(status.pod.totals)
     names = list(now.allocatable)
     wide = max([len(name) for name in names], default=8)
     lines.append("Allocated resources:")

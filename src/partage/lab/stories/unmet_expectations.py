@@ -7,7 +7,7 @@ from fnmatch import fnmatchcase
 
 from partage.lab.stories.model import Expect
 from partage.plan.report import Report
-from partage.sim.kubelet.pod import ContainerStatus, PodStatus
+from partage.sim.kubelet.pod_status import ContainerStatus, PodStatus
 from partage.values import Frozen
 
 

@@ -27,9 +27,9 @@ from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet.messages import HEALTHY
 from partage.model.allocation import ContainerAllocation
 from partage.model.ids import ShareId
+from partage.model.pod import Container, Pod
 from partage.sim.kubelet.holding import Holding, Holdings
 from partage.sim.kubelet.plugin_client import PluginClient, PluginError
-from partage.sim.kubelet.pod import Container, Pod
 from partage.values import Frozen
 
 GRACE_S = 300.0
@@ -196,7 +196,7 @@ class DeviceManager:
 
         Raises AdmissionError.
         """
-        for container in pod.in_order:
+        for container in pod.containers:
             if container.name not in running:
                 for resource, holding in self.holdings(pod, container.name).items():
                     self._require_healthy(resource, holding.ids)
@@ -216,13 +216,12 @@ class DeviceManager:
 
     async def _admit(self, pod: Pod) -> None:
         reusable: dict[str, list[ShareId]] = {}
-        for container in pod.in_order:
+        for container in pod.containers:
             holdings = await self._allocate(container, reusable)
             self._held[pod.key][container.name] = holdings
             for resource, holding in holdings.items():
                 rest = [name for name in reusable.get(resource, []) if name not in holding.ids]
-                keeps = not pod.is_ordinary_init(container)
-                reusable[resource] = rest if keeps else [*rest, *holding.ids]
+                reusable[resource] = [*rest, *holding.ids] if container.kind == "init" else rest
 
     async def _allocate(self, container: Container, reusable: Mapping[str, Sequence[ShareId]]) -> Holdings:
         holdings: Holdings = {}

@@ -7,7 +7,7 @@ from typing import TypeVar
 
 from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import ShareId
-from partage.sim.kubelet.pod import ContainerStatus
+from partage.sim.kubelet.pod_status import ContainerStatus
 from partage.values import Frozen
 
 

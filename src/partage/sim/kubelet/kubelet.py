@@ -21,14 +21,15 @@ from partage.edges.kubelet.connections import ClosingServer
 from partage.edges.kubelet.registration import KUBELET_SOCKET
 from partage.model.ids import PodUid, ShareId
 from partage.model.paths import check_socket_path
+from partage.model.pod import Pod
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.checkpoint import write_checkpoint
 from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager, KubeletPanic
 from partage.sim.kubelet.holding import waiting_container
 from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
-from partage.sim.kubelet.pod import ContainerState, Pod, PodPhase, PodStatus
 from partage.sim.kubelet.pod_resources import PodResourcesService, TokenBucket, device_message, pod_message
+from partage.sim.kubelet.pod_status import ContainerState, PodPhase, PodStatus
 from partage.sim.kubelet.scheduler import SimulatedScheduler
 from partage.sim.node.machine import derived_uuid
 
@@ -236,6 +237,7 @@ class EmbeddedKubelet:
         """
         if not self._servers:
             raise RuntimeError("the kubelet does not run")
+        pod.must_be_possible()
         if self._scheduler.knows(pod):
             raise ValueError(f"pod {pod.key} is there already")
         if bound:
@@ -256,7 +258,7 @@ class EmbeddedKubelet:
         finally:
             self._write_checkpoint()
         containers = tuple(
-            waiting_container(one.name, self._manager.holdings(pod, one.name)) for one in pod.in_order
+            waiting_container(one.name, self._manager.holdings(pod, one.name)) for one in pod.containers
         )
         self._put(PodStatus(pod, PodPhase.PENDING, containers=containers, uid=self._uids[pod.key]))
         await self._make_ready(pod)
@@ -283,12 +285,12 @@ class EmbeddedKubelet:
 
     async def retry(self, pod: Pod) -> PodStatus:
         """Start the containers that wait, init containers in order. A kubelet does this after a back-off."""
-        for container in pod.in_order:
+        for container in pod.containers:
             status = self._pods[pod.key]
             if not status.holds or status.container(container.name).state is not ContainerState.WAITING:
                 continue
             started = await self._start(pod, container.name)
-            if not started and container in pod.init_containers:
+            if not started and container.kind != "main":
                 break
         status = self._pods[pod.key]
         if status.holds and not status.waiting:
@@ -302,7 +304,7 @@ class EmbeddedKubelet:
         except PluginError as error:
             self._put_container(pod, name, ContainerState.WAITING, "CreateContainerConfigError", str(error))
             return False
-        if any(one.name == name and pod.is_ordinary_init(one) for one in pod.init_containers):
+        if all(container.name != name for container in pod.lasting):
             self._put_container(pod, name, ContainerState.TERMINATED, "Completed")
         else:
             self._put_container(pod, name, ContainerState.RUNNING)

@@ -14,7 +14,7 @@ from grpclib.server import Stream
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerBase
 from partage.model.ids import ShareId
-from partage.sim.kubelet.pod import ContainerStatus, PodStatus
+from partage.sim.kubelet.pod_status import ContainerStatus, PodStatus
 from partage.values import Frozen
 
 _Request = TypeVar("_Request")
@@ -25,7 +25,7 @@ NumaNodes = Callable[[str, ShareId], tuple[int, ...]]
 
 def pod_message(status: PodStatus, numa_nodes: NumaNodes) -> pb.PodResources:
     """One pod as List answers it: without ordinary init containers, one entry for each device."""
-    containers = [_container(status.container(one.name), numa_nodes) for one in status.pod.listed]
+    containers = [_container(status.container(one.name), numa_nodes) for one in status.pod.lasting]
     return pb.PodResources(name=status.pod.name, namespace=status.pod.namespace, containers=containers)
 
 

@@ -6,7 +6,7 @@ import asyncio
 from collections import Counter
 from collections.abc import Callable, Mapping
 
-from partage.sim.kubelet.pod import Pod
+from partage.model.pod import Pod
 
 
 class SimulatedScheduler:
@@ -76,6 +76,6 @@ class SimulatedScheduler:
         allocatable = self._allocatable()
         used: Counter[str] = Counter()
         for other in self._bound.values():
-            used.update(other.requests())
-        wanted = pod.requests().items()
+            used.update(other.totals)
+        wanted = pod.totals.items()
         return [name for name, count in wanted if count > allocatable.get(name, 0) - used[name]]

@@ -1,8 +1,7 @@
 """The devices of one node: what the kubelet and the agent decide there, without sockets.
 
 Which ids a pod gets, whether it is refused, and what is listed afterwards is decided by the functions that
-the agent calls. What is here is the kubelet's part: it asks for the preference, takes what is free of it, and
-asks Allocate (pkg/kubelet/cm/devicemanager).
+the agent calls (``KubeletChoice``, ``Refusals``). What is here is the count of what is free.
 """
 
 from __future__ import annotations
@@ -57,13 +56,11 @@ class NodeAllocator:
         if len(available) < count:
             raise AllocationRefused(f"{count} devices of {name} are asked for, {len(available)} are free")
         try:
-            preferred = one.allocator.prefer(available, (), count)
-            one.responder.answer(preferred)
+            return tuple(one.choice.shares(available, count))
         except NoRoom as refusal:
             self._refusals.noted(name, refusal.units, now_s, ignored=refusal.ignored)
             self.look(now_s)
             raise
-        return tuple(preferred)
 
     def _available(self, name: ResourceName) -> list[ShareId]:
         """Free ids that are listed as healthy, in the order of the list."""

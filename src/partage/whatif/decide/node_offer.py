@@ -7,12 +7,8 @@ from collections.abc import Mapping
 from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceOffer, DeviceRow, Resource, resources_of
 from partage.plan.offer.desired import DesiredState
-from partage.plan.serve.allocate_response import AllocateResponder
-from partage.plan.serve.allocators import allocator_of
+from partage.plan.serve.allocators import KubeletChoice
 from partage.whatif.decide.pods import WHOLE_MILLI
-
-_RUN_DIR = "/run/partage"
-"""Stands in answers to Allocate, which nobody reads here."""
 
 
 class OfferedResource:
@@ -23,15 +19,14 @@ class OfferedResource:
     """
 
     def __init__(self, resource: Resource, desired: DesiredState) -> None:
-        options, inventory = desired.policy.options, desired.inventory
+        inventory = desired.inventory
         self.resource = resource
         self.name = resource.name
         self.ids: tuple[ShareId, ...] = tuple(
             id_ for offering in resource.offerings for id_ in offering.share_ids
         )
         self.rows = tuple(DeviceRow(id_, healthy=True) for id_ in self.ids)
-        self.allocator = allocator_of(resource, inventory.links, options.allocation)
-        self.responder = AllocateResponder(resource, inventory, options, _RUN_DIR)
+        self.choice = KubeletChoice(resource, inventory.links, desired.policy.options.allocation)
         memory = {gpu.uuid: gpu.memory_bytes for gpu in inventory}
         self.gpu_bytes_of: Mapping[ShareId, int] = {
             id_: memory[offering.gpu] for offering in resource.offerings for id_ in offering.share_ids

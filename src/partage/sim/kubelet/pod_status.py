@@ -1,4 +1,4 @@
-"""Pods and their status as the embedded kubelet knows them, in the words of Kubernetes."""
+"""The status of pods as the embedded kubelet knows them, in the words of Kubernetes."""
 
 from __future__ import annotations
 
@@ -10,56 +10,8 @@ from msgspec.structs import replace
 
 from partage.model.allocation import DeviceNode, Mount
 from partage.model.ids import PodUid, ShareId
-from partage.model.pod_requests import scheduled_requests
+from partage.model.pod import Pod
 from partage.values import Frozen
-
-
-class Container(Frozen):
-    """A container. requests: resource name to number of devices. restartable: a sidecar (init container)."""
-
-    name: str
-    requests: Mapping[str, int] = field(default_factory=dict)
-    restartable: bool = False
-
-
-class Pod(Frozen):
-    """A pod. Raises ValueError for containers of the same name, or without containers."""
-
-    namespace: str
-    name: str
-    containers: tuple[Container, ...]
-    init_containers: tuple[Container, ...] = ()
-
-    def __post_init__(self) -> None:
-        names = [container.name for container in self.in_order]
-        if not self.containers or len(set(names)) < len(names):
-            raise ValueError(f"pod {self.key} needs containers with different names, not {names}")
-
-    @property
-    def key(self) -> str:
-        """``namespace/name``."""
-        return f"{self.namespace}/{self.name}"
-
-    @property
-    def in_order(self) -> tuple[Container, ...]:
-        """All containers, init containers first."""
-        return (*self.init_containers, *self.containers)
-
-    @property
-    def listed(self) -> tuple[Container, ...]:
-        """Those that PodResources names: ordinary init containers are left out."""
-        return tuple(container for container in self.in_order if not self.is_ordinary_init(container))
-
-    def is_ordinary_init(self, container: Container) -> bool:
-        """Whether the container ends before the main ones start."""
-        return container in self.init_containers and not container.restartable
-
-    def requests(self) -> dict[str, int]:
-        """What the scheduler counts."""
-        return scheduled_requests(
-            ((one.requests, one.restartable) for one in self.init_containers),
-            (one.requests for one in self.containers),
-        )
 
 
 class PodPhase(StrEnum):
