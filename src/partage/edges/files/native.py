@@ -12,7 +12,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
-from partage.codec.reader import Reader
+from partage.codec.reader import Reader, parsed
 from partage.codec.yaml_document import Value
 from partage.edges.files.native_sharing import CLIENT_KEYS, read_mig, read_mps, read_time_slicing
 from partage.model.ids import parse_resource_name
@@ -76,7 +76,7 @@ def _prefix(field: Field) -> str | None:
     return text
 
 
-_RESOURCES = Reader(
+RESOURCES = Reader(
     Options,
     (
         "rename_shared", "fail_requests_greater_than_one", "mig_strategy", "allocation", "device_list",
@@ -94,7 +94,7 @@ _RESOURCES = Reader(
 
 DIALECT = Dialect(
     homes={
-        **dict.fromkeys(_RESOURCES.keys, "'resources', at the top"),
+        **dict.fromkeys(RESOURCES.keys, "'resources', at the top"),
         **dict.fromkeys(_ENTRY, "an entry of 'gpus'"),
         **dict.fromkeys(_CRITERIA, "'select'"),
         "label": "'when'",
@@ -146,11 +146,11 @@ def _version(table: Table) -> None:
 
 
 def _options(field: Field | None) -> Options:
-    table = field.table(_RESOURCES.keys) if field else None
+    table = field.table(RESOURCES.keys) if field else None
     if table is None:
         return Options()
     root = table.value("driver-root", _path, "/")
-    return _RESOURCES.fill(table, driver_root=root, dev_root=root)
+    return RESOURCES.fill(table, driver_root=root, dev_root=root)
 
 
 # --- one entry ---------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def _entry(field: Field) -> GpuEntry | None:
         select=select,
         sharing=sharing,
         mig=mig,
-        name=table.value("name", lambda found: found.parsed(parse_resource_name), None),
+        name=table.value("name", parsed(parse_resource_name), None),
         guard=table.boolean("guard", default=False),
         watch=table.choice("watch", WatchAction.WARN),
         when=table.value("when", _when, ()),
@@ -180,7 +180,7 @@ def _change(field: Field) -> Drain | None:
     if isinstance(field.value, dict):
         table = field.table(("drain", "also"), "{drain: 10m}")
         also = table.value("also", _also, ()) if table else ()
-        limit_s = table.needed("drain", lambda found: found.parsed(parse_duration, "10m")) if table else None
+        limit_s = table.needed("drain", parsed(parse_duration, "10m")) if table else None
         return None if limit_s is None else Drain(limit_s, also)
     return Drain() if field.choice(WhenToChange) is WhenToChange.DRAIN else None
 
@@ -249,9 +249,9 @@ def _select(field: Field | None) -> GpuSelector:
         field.error("selects nothing: there is no criterion", f"give one of {', '.join(_CRITERIA)}")
     return GpuCriteria(
         index=_criterion(table, "index", _index),
-        uuid=_criterion(table, "uuid", lambda item: item.parsed(_gpu_uuid)),
-        model=_criterion(table, "model", lambda item: item.parsed(_model_pattern)),
-        pci=_criterion(table, "pci", lambda item: item.parsed(parse_pci_address, "0000:07:00.0")),
+        uuid=_criterion(table, "uuid", parsed(_gpu_uuid)),
+        model=_criterion(table, "model", parsed(_model_pattern)),
+        pci=_criterion(table, "pci", parsed(parse_pci_address, "0000:07:00.0")),
     )
 
 
