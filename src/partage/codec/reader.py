@@ -6,7 +6,6 @@ by ``codec.fields``, in the order in which the fields stand in the class.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from functools import cache
@@ -30,7 +29,7 @@ class Reader(Frozen, Generic[S]):
     only:  the fields that a file gives, in the order in which they are read; empty: all, as in the class.
     named: field to key, where the key is not the field's name in kebab-case.
     reads: field to what reads it, in place of what its type says: a number is 0 or more, a ``float`` is a
-           number of seconds, a tuple is a list.
+           number of seconds.
     nulls: null stands for None, where a field may be None.
     """
 
@@ -82,9 +81,7 @@ def _fields(kind: type[Struct]) -> dict[str, FieldInfo]:
 
 def by_type(kind: Any) -> Read[Any]:  # noqa: ANN401  an annotation
     """What reads a value of that annotation. Raises KeyError for one that needs a reader of its own."""
-    inner = [each for each in get_args(kind) if each not in (NoneType, Ellipsis)]
-    if get_origin(kind) is tuple:
-        return many(by_type(inner[0]))
+    inner = [each for each in get_args(kind) if each is not NoneType]
     if get_origin(kind) is Mapping:
         return members(by_type(inner[1]))
     if inner:
@@ -102,28 +99,16 @@ def parsed(parse: Callable[[str], T], like: str = "") -> Read[T]:
     return lambda place: place.parsed(parse, like)
 
 
-def matching(pattern: re.Pattern[str], wanted: str) -> Read[str]:
-    """As ``Field.matching``."""
-    return lambda place: place.matching(pattern, wanted)
-
-
-def word(words: Mapping[str, T]) -> Read[T]:
+def word_of(words: Mapping[str, T]) -> Read[T]:
     """As ``Field.word``."""
     return lambda place: place.word(words)
 
 
-def many(read: Read[T], at_most: int | None = None) -> Callable[[Field], tuple[T, ...]]:
-    """The items of a list; wrong ones are left out."""
-    return lambda place: _each(place.items(at_most), read)
-
-
 def one_or_many(read: Read[T]) -> Callable[[Field], tuple[T, ...]]:
-    """As ``many``, where one value may stand in place of a list."""
-    return lambda place: _each(place.one_or_many(), read)
-
-
-def _each(items: Sequence[Field] | None, read: Read[T]) -> tuple[T, ...]:
-    return tuple(value for item in items or () if (value := read(item)) is not None)
+    """One value, or a list of them; wrong ones are left out."""
+    return lambda place: tuple(
+        value for item in place.one_or_many() or () if (value := read(item)) is not None
+    )
 
 
 def members(read: Read[T]) -> Callable[[Field], dict[str, T]]:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from typing import get_args
 
 from partage.codec.fields import Field, Table
-from partage.codec.reader import Reader, matching, number, word
+from partage.codec.reader import Reader, number, word_of
 from partage.errors import (
     DriverUnavailable,
     GpuInUse,
@@ -159,7 +159,7 @@ def _truth(words: Table) -> bool:
 
 
 def _call(words: Table) -> Call:
-    return words.needed("call", word(_CALLS)) or "observe"
+    return words.needed("call", word_of(_CALLS)) or "observe"
 
 
 # --- kinds -----------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ def _xid(words: Table) -> Fault:
 
 def _recovery(words: Table) -> Fault:
     names = {action.word: action for action in RecoveryAction}
-    return SetCondition(_gpu(words), recovery=words.needed("recovery", word(names)))
+    return SetCondition(_gpu(words), recovery=words.needed("recovery", word_of(names)))
 
 
 def _reboot(words: Table) -> Fault:
@@ -237,10 +237,10 @@ _OCCUPY = Reader(
     named={"name": "used-by", "memory_bytes": "memory"},
     reads={
         "name": Field.some_text,
-        "kind": word(_USE_KINDS),
+        "kind": word_of(_USE_KINDS),
         "memory_bytes": read_bytes,
-        "container": matching(_CONTAINER, "a container's id, 64 digits a-f"),
-        "pod": matching(_POD, "a pod's UID"),
+        "container": lambda field: field.matching(_CONTAINER, "a container's id, 64 digits a-f"),
+        "pod": lambda field: field.matching(_POD, "a pod's UID"),
         "load": read_load,
         "job": _job,
     },
@@ -262,7 +262,7 @@ def _times(words: Table) -> int | None:
 
 
 def _fail(words: Table) -> Fault:
-    error = words.needed("fail", word(_ERRORS)) or HardwareTimeout
+    error = words.needed("fail", word_of(_ERRORS)) or HardwareTimeout
     call, done = _call(words), words.boolean("done", default=False)
     return FailCall(call, error(f"simulated: {call} failed"), _times(words), done)
 
@@ -278,7 +278,7 @@ def _heal(words: Table) -> Fault:
 
 
 def _mps_daemon(words: Table) -> Fault:
-    phase = words.needed("mps-daemon", word(_PHASES))
+    phase = words.needed("mps-daemon", word_of(_PHASES))
     return SetDaemonPhase(_gpu(words), phase or DaemonPhase.DEAD)
 
 
