@@ -23,6 +23,8 @@ KUBERNETES ?= 1.37.2
 KIT ?= build/partage-on-gpu
 PROCESSOR ?= x86_64
 ON_GPU ?=
+# What tests with real programs need, fetched or built once; what cannot be had is skipped with the reason.
+REAL_PARTS := build/.slurm-tried build/.browser-tried build/.prometheus-tried build/.nvidia-tried build/.toolkit-tried
 # Which tests `make e2e` runs; `E2E=slow`: those that wait for a minute or more.
 E2E ?= not slow
 STORY  ?= examples/07-mixed-node/story.yaml
@@ -30,7 +32,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo image wheel test test-313 check format lint types contracts pictures docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
+.PHONY: help setup demo image wheel test test-all test-313 walks check format lint types contracts pictures docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -65,14 +67,17 @@ wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
-test: $(READY) build/.slurm-tried build/.browser-tried build/.prometheus-tried build/.nvidia-tried  ## all tests
+test: $(READY)  ## the tests that need nothing but Python (5 minutes)
+	@$(PYTEST) -m "not real" || { test $$? -eq 1 && $(FAILED_ALONE); }
+
+test-all: $(READY) $(REAL_PARTS)  ## all tests, those with real Slurms, Chromium, Prometheus, NVIDIA's programs, too (20 minutes)
 	@$(PYTEST) || { test $$? -eq 1 && $(FAILED_ALONE); }
 
 # The environment is a folder of its own: .venv stays as it is.
 test-313:  ## all tests on Python 3.13; PYTHON313=/usr/bin/python3.13 names it
 	@$(PYTHON313) -c 'import sys; sys.exit(sys.version_info[:2] != (3, 13))' 2>/dev/null \
 	  || { echo "test-313: $(PYTHON313) is no Python 3.13; say which: make test-313 PYTHON313=/path/to/python3.13" >&2; exit 2; }
-	@mkdir -p build && $(MAKE) --no-print-directory test VENV=build/venv-3.13 PYTHON=$(PYTHON313)
+	@mkdir -p build && $(MAKE) --no-print-directory test-all VENV=build/venv-3.13 PYTHON=$(PYTHON313)
 
 # Some tests watch real processes, and a machine that is busy elsewhere can make one late. What failed is
 # shown, and tried once more with nothing beside it: only what fails again fails the run. A test that passes
@@ -107,7 +112,7 @@ slurm-many: $(READY)  ## 200 jobs in random order on 8 GPUs, whole and shared, a
 	tests/slurm/prepare.sh $(SLURMS)
 	PARTAGE_SLURM_ALL=1 PARTAGE_SLURM_JOBS=200 $(BIN)/python -m pytest tests/slurm/test_many_jobs.py tests/slurm/test_refused_jobs.py -rs -v --timeout 600
 
-check: build/.toolkit-tried format lint types contracts docs test  ## what continuous integration runs
+check: format lint types contracts docs test-all  ## what continuous integration runs
 
 format: $(READY)
 	$(BIN)/ruff format --check .

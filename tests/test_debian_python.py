@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+pytestmark = pytest.mark.real
+
 PYTHON = os.environ.get("PARTAGE_OLD_PYTHON", "/usr/bin/python3")
 ROOT = Path(__file__).parent.parent
 TESTS = (

@@ -15,6 +15,8 @@ from tests.prometheus.server import PROMETHEUS, PROMTOOL
 from tests.slurm.lab import NEW, OLD, why_not
 from tests.web.test_browser import CHROMIUM, DRIVER
 
+pytestmark = pytest.mark.real
+
 PARTS = {
     **{f"NVIDIA's packages of branch {branch}": (FOLDER / branch / ".ready").exists() for branch in BRANCHES},
     "NVIDIA's container toolkit": (FOLDER / "toolkit/nvidia-ctk").exists(),

@@ -20,6 +20,9 @@ def test_agent_and_helper_sleep_while_nothing_happens(node: Place, kubelet: Scri
         node.in_report_file('"registered":true')
         helper = agent.helper_pid()
         assert helper is not None
-        (found,) = at_rest([[agent.pid, helper]], WATCH_S)
+        for _ in range(3):  # a busy machine adds wake-ups of what came before, and takes none away
+            (found,) = at_rest([[agent.pid, helper]], WATCH_S)
+            if found.wake_ups <= MOST_WAKE_UPS:
+                break
         assert found.wake_ups <= MOST_WAKE_UPS
         assert agent.health() == (200, []), "it is awake all the same"

@@ -23,7 +23,7 @@ from partage.model.ids import GpuUuid
 from partage.model.samples import Samples
 from partage.model.usage_day import UsageDay
 from partage.plan.serve.ledger_entry import Holder
-from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.rightsize.decide.from_history import gather_days
 from partage.sim.node.faults import Vacate
 from partage.units import GIB
@@ -193,7 +193,7 @@ async def test_a_day_ends_at_midnight_and_a_clock_that_is_set_back_continues_the
     tmp_path: Path,
 ) -> None:
     holder = Holder("team", "train-0", "main")
-    used = ContainerUse(GpuUuid("GPU-1"), GpuUuid("GPU-1"), holder, Amount(GIB, 2 * GIB), shares=1)
+    used = ContainerUse(GpuUuid("GPU-1"), GpuUuid("GPU-1"), holder, DeviceUse(GIB, 2 * GIB), shares=1)
     midnight = 20_000 * 86_400.0
     moments = iter((midnight - 30, midnight - 1, midnight + 29, midnight + 59, midnight - 10))
     now_s, asked, last = midnight - 60, 0.0, asyncio.Event()

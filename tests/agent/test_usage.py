@@ -25,7 +25,7 @@ from partage.model.dcgm_names import DcgmNames
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId, device_of
 from partage.model.mps import SERVER_PROGRAM
 from partage.plan.serve.ledger_entry import Holder
-from partage.plan.usage import Rest
+from partage.plan.usage import OtherMemory
 from partage.serve_http.metrics.metric_definitions import METRICS
 from partage.serve_http.metrics.metrics import MetricsWriter, ReportCollector, metrics_writer
 from partage.sim.node.faults import HideProcesses, Occupy, RaiseXid, Vacate
@@ -350,10 +350,10 @@ async def test_every_figure_is_what_was_planted_while_pods_come_and_go(stage: St
         stage.check_use(found)
         rest = found.by("partage_unattributed_memory_bytes", "gpu", "reason")
         gpus = [stage.state.gpus[index].uuid for index in range(8)]
-        assert rest[gpus[2], Rest.HOST] == 77 * MIB
-        assert rest[gpus[2], Rest.MPS_SERVER] == 33 * MIB
-        assert rest[gpus[3], Rest.UNNAMED] == 11 * MIB
-        assert all(value == 0 for (_, reason), value in rest.items() if reason == Rest.NO_PROCESS)
+        assert rest[gpus[2], OtherMemory.HOST] == 77 * MIB
+        assert rest[gpus[2], OtherMemory.MPS_SERVER] == 33 * MIB
+        assert rest[gpus[3], OtherMemory.UNNAMED] == 11 * MIB
+        assert all(value == 0 for (_, reason), value in rest.items() if reason == OtherMemory.NO_PROCESS)
         for holder in stage.random.sample(sorted(stage.pods), 6):
             stage.go(holder)
         for _ in range(6):

@@ -3,8 +3,8 @@
 from partage.model.gpu import Driver, Gpu, Inventory, LostGpu, MigDevice, MigMode
 from partage.model.ids import GpuUuid, MigUuid, PciBusId, ResourceName
 from partage.model.placement import Placement
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee
+from partage.model.strategy import Strategy
 from partage.units import GIB
 
 EXCLUSIVE, SLICED, MPS, MIG = Strategy.EXCLUSIVE, Strategy.TIME_SLICING, Strategy.MPS, Strategy.MIG

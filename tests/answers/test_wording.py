@@ -4,7 +4,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.answers import wording
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.plan.reconcile.node_plan import Phase
 from tests.plan.offers import offering
 

@@ -234,7 +234,9 @@ json_values = st.recursive(
 
 
 def through_the_wire(data: bytes) -> bytes:
-    return frames.unpack_message(frames.Answer, frames.pack_message(frames.Answer(1, Raw(data)))[4:]).result
+    return frames.unpack_message(
+        frames.HelperAnswer, frames.pack_message(frames.HelperAnswer(1, Raw(data)))[4:]
+    ).result
 
 
 @given(inventories)
@@ -459,7 +461,7 @@ def test_whatever_arrives_as_an_error_is_one_or_a_codec_error(data: Any) -> None
 
 @given(st.binary(max_size=64))
 def test_whatever_arrives_as_a_message_is_one_or_a_frame_error(body: bytes) -> None:
-    for kind in (frames.Request, frames.Answer, dict):
+    for kind in (frames.HelperRequest, frames.HelperAnswer, dict):
         try:
             frames.unpack_message(kind, body)
         except frames.FrameError:
@@ -471,7 +473,7 @@ def test_whatever_arrives_as_a_message_is_one_or_a_frame_error(body: bytes) -> N
     "body", [b"[" * 60_000, b'{"a":' * 10_000, b"9" * 5000, b'{"a": NaN}', b"\xff", b"[]"]
 )
 def test_json_that_is_meant_to_hurt_is_a_frame_error(body: bytes) -> None:
-    for kind in (frames.Request, frames.Answer, dict):
+    for kind in (frames.HelperRequest, frames.HelperAnswer, dict):
         with pytest.raises(frames.FrameError):
             frames.unpack_message(kind, body)
 

@@ -113,8 +113,9 @@ def tenants(cluster: Cluster) -> Iterator[None]:
         cluster.until("no container is left", lambda: not cluster.given())
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """These tests take turns with one cluster, whatever runs beside them."""
+    """These tests take turns with one cluster. First of all: then pytest-xdist sees their group."""
     for item in items:
         if item.path.is_relative_to(Path(__file__).parent):
             item.add_marker(pytest.mark.xdist_group("cluster"))

@@ -7,8 +7,8 @@ import pytest
 
 from partage.cli.main import run
 from partage.model.ids import GpuUuid
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.slurm.host.job_records import JobRecords
 from partage.slurm.model.job import JobDevice, JobId, JobRecord
 from partage.slurm.model.version import GresName

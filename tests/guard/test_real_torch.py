@@ -35,7 +35,10 @@ def _has_cuda() -> bool:
     )
 
 
-pytestmark = pytest.mark.skipif(not _python_with_torch(), reason="no PyTorch here: make guard-torch")
+pytestmark = [
+    pytest.mark.real,
+    pytest.mark.skipif(not _python_with_torch(), reason="no PyTorch here: make guard-torch"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -7,8 +7,9 @@ from msgspec.structs import replace
 from partage.model.gpu import Driver, Gpu, Inventory, MigDevice, MigMode
 from partage.model.ids import MEMORY_RESOURCE, GpuUuid, MigUuid, PciBusId, ResourceName, ShareId, share_id
 from partage.model.placement import Placement
-from partage.model.policy import Exclusive, Mps, Sharing, Strategy, TimeSlicing
+from partage.model.policy import Exclusive, Mps, Sharing, TimeSlicing
 from partage.model.share import DeviceOffer, Guarantee, Resource
+from partage.model.strategy import Strategy
 from partage.plan.offer.assign import Assignment
 from partage.plan.offer.target import Target
 from partage.units import GIB

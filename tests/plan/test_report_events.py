@@ -6,7 +6,7 @@ from msgspec.structs import replace
 
 from partage.model.health import HealthState, HealthStatus
 from partage.model.ids import GpuUuid, ResourceName, ShareId
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import (

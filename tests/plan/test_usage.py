@@ -7,13 +7,13 @@ from hypothesis import strategies as st
 
 from partage.edges.hardware.peaks import KEEP_ENDED_S, MOST_OWNERS, WINDOW_S, PeakKeeper
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid, ResourceName
-from partage.model.policy import Strategy
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.samples import DeviceMemory, GpuSample, MigSample, ProcessActivity, Samples
 from partage.model.share import DeviceOffer, Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import GrantKind, ShareGrants
-from partage.plan.usage import Amount, NodeUse, Rest, usage_of
+from partage.plan.usage import DeviceUse, NodeUse, OtherMemory, usage_of
 from partage.units import GIB
 
 GPU = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
@@ -73,7 +73,7 @@ def samples(*rows: GpuProcess, used: int | None = None, hidden: str = "", **more
     return Samples(**given)  # type: ignore[arg-type]
 
 
-def rest_of(use: NodeUse) -> dict[Rest, int]:
+def rest_of(use: NodeUse) -> dict[OtherMemory, int]:
     return {one.reason: one.used_bytes for one in use.rest if one.used_bytes}
 
 
@@ -86,7 +86,7 @@ def test_cgroups_v1_and_v2_of_one_container_are_one_row() -> None:
     (use,) = found.containers
     assert (use.holder, use.grant, use.shares) == (WHO, GrantKind.HELD, 2)
     assert (use.share_bytes, use.guarantee) == (40 * GIB, Guarantee.GUARDED)
-    assert use.amount == Amount(3 * GIB, 3 * GIB, processes=2)
+    assert use.amount == DeviceUse(3 * GIB, 3 * GIB, processes=2)
     assert rest_of(found) == {}
 
 
@@ -103,10 +103,10 @@ def test_what_belongs_to_nobody_is_listed_with_the_reason() -> None:
         grants(),
     )
     assert rest_of(found) == {
-        Rest.HOST: GIB,
-        Rest.UNNAMED: 2 * GIB,
-        Rest.MPS_SERVER: 3 * GIB,
-        Rest.NO_PROCESS: 5 * GIB,
+        OtherMemory.HOST: GIB,
+        OtherMemory.UNNAMED: 2 * GIB,
+        OtherMemory.MPS_SERVER: 3 * GIB,
+        OtherMemory.NO_PROCESS: 5 * GIB,
     }
     assert [(job.job, job.amount.used_bytes) for job in found.jobs] == [("77", 4 * GIB)]
     assert found.containers == ()
@@ -121,7 +121,7 @@ def test_a_holder_without_processes_uses_nothing_only_where_all_of_them_are_visi
     (seen,) = usage_of(samples(active=(GPU,)), {}, grants(train=1)).containers
     assert (seen.amount.used_bytes, seen.amount.sm, seen.share_bytes) == (0, 0.0, 20 * GIB)
     (hidden,) = usage_of(samples(hidden="no hostPID"), {}, grants(train=1)).containers
-    assert hidden.amount == Amount()
+    assert hidden.amount == DeviceUse()
 
 
 def test_a_process_without_a_figure_is_not_a_process_without_memory() -> None:
@@ -152,7 +152,9 @@ def test_of_a_gpu_in_mig_mode_the_rest_is_that_of_its_mig_devices() -> None:
     found = usage_of(
         samples(row(1, 5 * GIB, V2.format(TRAIN), device=MIG), migs=(mig,)), {TRAIN: WHO}, grants()
     )
-    assert [(one.device, one.reason, one.used_bytes) for one in found.rest] == [(MIG, Rest.NO_PROCESS, GIB)]
+    assert [(one.device, one.reason, one.used_bytes) for one in found.rest] == [
+        (MIG, OtherMemory.NO_PROCESS, GIB)
+    ]
 
 
 def test_a_container_that_ended_is_told_of_with_its_peak() -> None:
@@ -160,7 +162,7 @@ def test_a_container_that_ended_is_told_of_with_its_peak() -> None:
     keeper.add([row(1, 5 * GIB, V2.format(TRAIN))], {}, 0.0)
     keeper.add([], {}, 1.0)
     (use,) = usage_of(Samples(peaks=keeper.owners()), {TRAIN: WHO}, grants()).containers
-    assert (use.grant, use.amount) == (None, Amount(None, 5 * GIB))
+    assert (use.grant, use.amount) == (None, DeviceUse(None, 5 * GIB))
 
 
 # --- peaks ---------------------------------------------------------------------------------------

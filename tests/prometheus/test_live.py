@@ -18,7 +18,7 @@ from tests.kubelet_script import wait_for
 from tests.prometheus.live import Lab, lab
 from tests.prometheus.server import ROOT, needs_prometheus
 
-pytestmark = [needs_prometheus, pytest.mark.xdist_group("prometheus")]
+pytestmark = [pytest.mark.real, needs_prometheus, pytest.mark.xdist_group("prometheus")]
 DASHBOARDS = sorted((ROOT / "deploy" / "grafana").glob("*.json"))
 LIMIT_S = 40.0
 MACROS = {"$__rate_interval": "10s", "$__interval": "5s", "$__range": "5m"}

@@ -25,7 +25,7 @@ from tests.agent.test_usage import Planted, Stage
 from tests.agent.test_usage import stage as stage  # noqa: PLC0414 - a fixture
 from tests.prometheus.server import needs_prometheus, prometheus, promtool
 
-pytestmark = [needs_prometheus, pytest.mark.xdist_group("prometheus")]
+pytestmark = [pytest.mark.real, needs_prometheus, pytest.mark.xdist_group("prometheus")]
 HOUR_S = 3600
 SPIKE = Load(LoadShape.SPIKES, to_bytes=9 * GIB, idle=0.2, busy=0.2, every_s=700.0, for_s=2.0)
 NEEDED = (

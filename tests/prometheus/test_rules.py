@@ -23,6 +23,7 @@ def rules() -> dict[str, Any]:
     return {rule["alert"]: rule for group in groups for rule in group["rules"]}
 
 
+@pytest.mark.real
 @needs_prometheus
 def test_promtool_reads_the_rules_and_every_one_alerts_when_it_should() -> None:
     promtool("check", "rules", RULES)

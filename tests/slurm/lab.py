@@ -121,7 +121,7 @@ def _of_suite(suite: str, otherwise: str) -> Build:
 
 OLD, NEW, NEWEST = Build("22.05.8"), _of_suite("trixie", "24.11.5"), _of_suite("forky", "26.05.5")
 ALL = bool(os.environ.get("PARTAGE_SLURM_ALL"))
-"""Whether each test is to run on every Slurm; ``make slurm`` sets it. ``make test`` runs those of jobs on
+"""Whether each test is to run on every Slurm; ``make slurm`` sets it. ``make test-all`` runs those of jobs on
 one, and the newest Slurm is tried by few of them."""
 _NEWER = (NEW, NEWEST) if ALL else (NEW,)
 NEWER = [_tested(build) for build in _NEWER]

@@ -12,7 +12,7 @@ from partage.slurm.decide.job_processes import job_processes, unrecorded
 from tests.slurm.agent_lab import AgentLab
 from tests.slurm.lab import NEW, on
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("slurm")]
 _V1 = Path("/sys/fs/cgroup/freezer")
 
 

@@ -10,7 +10,7 @@ from partage.slurm.decide.upkeep import MARK
 from tests.slurm.agent_lab import AgentLab
 from tests.slurm.lab import BUILDS, NEW, OLD, on, only_in_make_slurm
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("slurm")]
 
 MIXED = ["h100_1g.10gb", "h100_3g.40gb", "h100"]
 

@@ -11,7 +11,7 @@ from tests.slurm.decide import configs
 from tests.slurm.job_lab import SCRIPTS, JobLab
 from tests.slurm.lab import OLD, on
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("slurm")]
 
 BLOCKS = [one.text for one in blocks_of(ROOT / "docs/how-to/slurm-by-hand.md") if not one.marks]
 CONF = [text for text in BLOCKS if text.startswith("# slurm.conf")]

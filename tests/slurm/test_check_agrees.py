@@ -13,7 +13,7 @@ from tests.slurm.decide import configs
 from tests.slurm.lab import BUILDS, NEWER, OLD, Lab
 from tests.slurm.mistakes import RIGHT, WRONG, D, Hand
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("slurm")]
 
 
 def _files(hand):

@@ -14,6 +14,7 @@ from tests.slurm.job_lab import JobLab
 from tests.slurm.lab import BUILDS, only_in_make_slurm
 
 pytestmark = [
+    pytest.mark.real,
     pytest.mark.xdist_group("slurm"),
     only_in_make_slurm,
     pytest.mark.skipif(os.getuid() != 0, reason="a mount namespace takes root"),

@@ -9,7 +9,7 @@ from partage.cli.main import run
 from tests.slurm.job_lab import JobLab
 from tests.slurm.lab import OLD, on, only_in_make_slurm
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("slurm")]
 
 POLICY = "version: partage/v1\ngpus: [{select: {index: [0]}, mps: {replicas: 4}}]\n"
 

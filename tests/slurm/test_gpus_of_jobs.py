@@ -6,7 +6,7 @@ from tests.slurm.decide import configs
 from tests.slurm.job_lab import JobLab
 from tests.slurm.lab import NEW, NEWER, OLD, on
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("slurm")]
 
 SPREAD = "CR_Core,MULTIPLE_SHARING_GRES_PJ"
 TOLD = "env | grep -E '^(CUDA|PARTAGE)' | sort; echo END"

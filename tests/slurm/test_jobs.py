@@ -12,7 +12,7 @@ from tests.slurm.decide import configs
 from tests.slurm.job_lab import SCRIPTS, JobLab, everyone_can_run
 from tests.slurm.lab import ALL, BUILDS, NEW, OLD, on, only_in_make_slurm, why_not
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("slurm")]
 
 GIB = 2**30
 

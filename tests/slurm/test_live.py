@@ -14,7 +14,7 @@ from partage.sim.node.files.load import load_machine
 from tests.slurm.agent_lab import AgentLab
 from tests.slurm.lab import BUILDS
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("slurm")]
 
 
 @pytest.mark.parametrize("build", BUILDS)

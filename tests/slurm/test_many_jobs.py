@@ -9,7 +9,7 @@ import pytest
 from tests.slurm.job_lab import JobLab
 from tests.slurm.lab import BUILDS, only_in_make_slurm
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("slurm")]
 
 JOBS = int(os.environ.get("PARTAGE_SLURM_JOBS", "30"))
 """200 in make slurm-many."""

@@ -13,7 +13,7 @@ from partage.slurm.text.hostlist import expand_hostlist
 from tests.slurm.decide import configs
 from tests.slurm.lab import BUILDS, NEWER, OLD, Lab, why_not
 
-pytestmark = pytest.mark.xdist_group("slurm")
+pytestmark = [pytest.mark.real, pytest.mark.xdist_group("slurm")]
 
 ENV = ("sh", "-c", "env | grep -E 'CUDA|SLURM_(STEP|JOB)_GPUS|SHARDS|ROCR' | sort")
 _MPS_MACHINE = "2xh100-sxm5-80gb"

@@ -9,6 +9,7 @@ from tests.slurm.job_lab import JobLab, everyone_can_run
 from tests.slurm.lab import NEW, OLD, on, only_in_make_slurm
 
 pytestmark = [
+    pytest.mark.real,
     pytest.mark.xdist_group("slurm"),
     pytest.mark.skipif(
         os.getuid() != 0 or not everyone_can_run(), reason="takes root, and a Python that every user can run"

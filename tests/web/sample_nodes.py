@@ -21,7 +21,7 @@ from partage.model.samples import Activity, DeviceMemory, GpuSample, MigSample, 
 from partage.plan.last_hour import MINUTES, LastHour, with_samples
 from partage.plan.report import Report
 from partage.plan.serve.ledger_entry import Holder
-from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.units import GIB
 from tests.answers.reports import AT_S, a_report
 
@@ -139,9 +139,9 @@ def used_by(report: Report, idle: Sequence[int] = (), silent: Sequence[int] = ()
     return UseSeen(NOW_S - 9000, NOW_S, UsageObservation(NOW_S, samples, NodeUse(containers)), hour)
 
 
-def _amount(holder: Holder) -> Amount:
+def _amount(holder: Holder) -> DeviceUse:
     used, peak, busy = BY_POD[holder.pod]
-    return Amount(used * GIB, peak * GIB, sm=busy, processes=1)
+    return DeviceUse(used * GIB, peak * GIB, sm=busy, processes=1)
 
 
 def _samples(report: Report, minute: int, idle: Sequence[int], silent: Sequence[int]) -> Samples:

@@ -28,7 +28,7 @@ from partage.edges.kubelet.port import EndpointState
 from partage.model.ids import ResourceName
 from partage.model.samples import Samples
 from partage.plan.serve.ledger_entry import Holder
-from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.serve_http.agent_pages import agent_pages
 from partage.serve_http.http import MOST_STREAMS, HttpServer
 from partage.serve_http.listen import listen
@@ -46,6 +46,7 @@ from tests.web.test_pages import HOSTILE
 
 CHROMIUM, DRIVER = shutil.which("chromium"), shutil.which("chromedriver")
 pytestmark = [
+    pytest.mark.real,
     pytest.mark.skipif(
         not (CHROMIUM and DRIVER),
         reason="no Chromium and driver: tests/web/prepare.sh installs them",
@@ -174,7 +175,7 @@ def test_a_phone_in_the_dark_and_a_keyboard(node: Node) -> None:
     node.show(held={NOTEBOOKS: (0,)}, pods=[("default", "notebook", "main")])
     assert node.status.report is not None
     gpu = node.status.report.gpus[2].uuid
-    use = ContainerUse(gpu, gpu, Holder("default", "notebook", "main"), Amount(70 * GIB, 79 * GIB))
+    use = ContainerUse(gpu, gpu, Holder("default", "notebook", "main"), DeviceUse(70 * GIB, 79 * GIB))
     found = UsageObservation(node.now_s, Samples(), NodeUse((use,)))
     node.status.use_seen = lambda: UseSeen(0.0, node.now_s, found)
     chrome = browser("--window-size=500,900")

@@ -14,13 +14,12 @@ from partage.agent.options import Intervals
 from partage.agent.status.readiness import readiness_of
 from partage.answers.documents.report import ReportDocument
 from partage.answers.report import report_document
-from partage.answers.wording import strategy_word
 from partage.edges.files.catalogue import geometry_of
 from partage.model.gpu import Inventory
 from partage.model.health import HealthState
 from partage.model.mps import DaemonPhase
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import NAMED, Certainty
 from partage.serve_http.http import PageRequest, Stream
 from partage.serve_http.pages import page
@@ -76,7 +75,7 @@ LEGENDS = pytest.mark.parametrize("legend", [NODE, REPORTS, PUBLISHED], ids=["no
 @LEGENDS
 def test_every_state_of_a_gpu_and_every_strategy_is_explained(legend: Drawn) -> None:
     states = {str(one) for one in HealthState} | {"held", "free", "not usable", "lost", "pending changes"}
-    assert states | {strategy_word(one) for one in Strategy} <= legend.words | {"healthy"}
+    assert states | {strategy.traits.word for strategy in Strategy} <= legend.words | {"healthy"}
     assert {str(one) for one in Strategy} <= legend.classes, "each has its colour"
 
 

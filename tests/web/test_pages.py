@@ -29,7 +29,7 @@ from partage.plan.last_hour import with_samples
 from partage.plan.report import Report
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind, WatchResult
-from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.serve_http.http import HttpServer, PageRequest, Stream, json_answer
 from partage.serve_http.listen import listen
 from partage.serve_http.pages.holdings import sampled
@@ -169,9 +169,9 @@ def used(report: Report, *containers: ContainerUse) -> UseSeen:
 def test_what_was_sampled_comes_before_what_the_watchdog_saw() -> None:
     report = a_report("4xa100-sxm4-40gb", POLICY, held={SHARED: (0,)}, pods=[("team", "train", "main")])
     gpu = report.node.inventory.gpus[0].uuid
-    one = ContainerUse(gpu, gpu, Holder("team", "train", "main"), Amount(2 * GIB, 12 * GIB, sm=0.25))
-    part = ContainerUse(gpu, MigUuid("MIG-1"), Holder("team", "train", "main"), Amount(1 * GIB, 1 * GIB))
-    none = ContainerUse(gpu, gpu, Holder("team", "silent", "main"), Amount())
+    one = ContainerUse(gpu, gpu, Holder("team", "train", "main"), DeviceUse(2 * GIB, 12 * GIB, sm=0.25))
+    part = ContainerUse(gpu, MigUuid("MIG-1"), Holder("team", "train", "main"), DeviceUse(1 * GIB, 1 * GIB))
+    none = ContainerUse(gpu, gpu, Holder("team", "silent", "main"), DeviceUse())
     document = a_document(report, used=used(report, one, part, none))
     sections = node_sections(document, report.node.inventory, geometry_of)
     seen = Seen(sections["gpu-0"])

@@ -5,26 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from partage.model.gpu import Inventory
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.serve.ledger_entry import Holder
 from partage.text import listed
-
-GUARANTEES = {
-    Guarantee.HARD: "the hardware holds it",
-    Guarantee.GUARDED: "the MPS daemon refuses more",
-    Guarantee.ADVISORY: "a tenant can lift the limit",
-    Guarantee.NONE: "a neighbour can use all of it",
-}
-"""What each guarantee means for the memory of a share, in words that follow its name."""
-
-_STRATEGIES = {
-    Strategy.EXCLUSIVE: "exclusive",
-    Strategy.TIME_SLICING: "time-slicing",
-    Strategy.MPS: "MPS",
-    Strategy.MIG: "MIG",
-}
 
 _PLAIN_PHASES = {
     Phase.WITHDRAWING: "withdrawing its shares before it changes",
@@ -35,24 +19,19 @@ _PLAIN_PHASES = {
 """Phases that need no reason."""
 
 
-def strategy_word(strategy: Strategy) -> str:
-    """The strategy as people write it."""
-    return _STRATEGIES[strategy]
-
-
 def guarantee_words(guarantee: Guarantee) -> str:
     """``guarded: the MPS daemon refuses more``."""
-    return f"{guarantee}: {GUARANTEES[guarantee]}"
+    return f"{guarantee}: {guarantee.means}"
 
 
 def sharing_text(offering: DeviceOffer) -> str:
     """How a device is shared: ``MPS x 4``, ``MPS by memory``, ``MIG``, ``MIG, time-slicing x 4``."""
     strategy, shared = offering.strategy, offering.shared
-    if shared is Strategy.EXCLUSIVE:
-        return strategy_word(strategy)
+    if not shared.traits.in_shares:
+        return strategy.traits.word
     into = "by memory" if offering.by_memory else f"x {offering.replicas}"
-    parts = f"{strategy_word(shared)} {into}"
-    return parts if strategy is shared else f"{strategy_word(strategy)}, {parts}"
+    parts = f"{shared.traits.word} {into}"
+    return parts if strategy is shared else f"{strategy.traits.word}, {parts}"
 
 
 def pod_name(holder: Holder) -> str:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from partage.doctor.decide.observation import GpuDifference, NodePolicy, Unseen
+from partage.doctor.decide.observation import GpuDifference, ObservedPolicy, Unseen
 from partage.doctor.place import DoctorPlace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.state import read_state
@@ -18,7 +18,7 @@ from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.gpu import Driver, Inventory
 from partage.model.health import GpuCondition
 from partage.model.ids import ResourceName
-from partage.model.policy import Policy, Strategy
+from partage.model.policy import Policy
 from partage.model.share import NodeOffer, resources_of
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.node_plan import Phase
@@ -47,7 +47,7 @@ class Looked(Frozen):
     """What the GPUs say, and the policy for them. desired: the policy resolved; None: it does not hold."""
 
     inventory: Inventory
-    policy: NodePolicy | Unseen
+    policy: ObservedPolicy | Unseen
     conditions: tuple[GpuCondition, ...] | Unseen | None = None
     desired: DesiredState | None = None
     offer: NodeOffer | None = None
@@ -59,7 +59,7 @@ class Looked(Frozen):
 
     async def planned(self, hardware: Hardware, place: DoctorPlace) -> Looked:
         """With the differences between GPUs and policy, where no agent has said them."""
-        if self.desired is None or not isinstance(self.policy, NodePolicy):
+        if self.desired is None or not isinstance(self.policy, ObservedPolicy):
             return self
         if place.machine is None and place.elsewhere:
             return replace(self, policy=replace(self.policy, differs=_ELSEWHERE))
@@ -96,14 +96,14 @@ def look(
 
 def _known_policy(
     place: DoctorPlace, given: GivenPolicy, report: ReportDocument | None
-) -> NodePolicy | Unseen:
+) -> ObservedPolicy | Unseen:
     """The one that was given, that of the running agent, or the last one that an agent served."""
     if given.file is not None:
         return _given(given, report)
     if report is not None:
         planned = report.planner_input
         if planned is not None:
-            return NodePolicy(report.policy.source or "the running agent's", planned.policy)
+            return ObservedPolicy(report.policy.source or "the running agent's", planned.policy)
         return Unseen(
             "the running agent is of another version of Partage; name the policy with --policy FILE"
         )
@@ -118,11 +118,11 @@ def _known_policy(
     try:
         made = restored(saved.policy, os.environ)
     except InputError as error:
-        return NodePolicy(source, None, error.problems)
-    return NodePolicy(source, made.policy(made.layouts))
+        return ObservedPolicy(source, None, error.problems)
+    return ObservedPolicy(source, made.policy(made.layouts))
 
 
-def _given(given: GivenPolicy, report: ReportDocument | None) -> NodePolicy:
+def _given(given: GivenPolicy, report: ReportDocument | None) -> ObservedPolicy:
     from partage.answers import common_node
 
     assert given.file is not None
@@ -131,16 +131,18 @@ def _given(given: GivenPolicy, report: ReportDocument | None) -> NodePolicy:
     try:
         loaded = common_node.read_policy(given.file, given.config, report)
     except InputError as error:
-        return NodePolicy(given.file, None, error.problems)
-    return NodePolicy(given.file, loaded.policy)
+        return ObservedPolicy(given.file, None, error.problems)
+    return ObservedPolicy(given.file, loaded.policy)
 
 
-def _with_offer(known: NodePolicy, policy: Policy, inventory: Inventory, offer: NodeOffer) -> NodePolicy:
+def _with_offer(
+    known: ObservedPolicy, policy: Policy, inventory: Inventory, offer: NodeOffer
+) -> ObservedPolicy:
     from partage.plan.labels import node_labels
 
-    shares = any(one.shared is not Strategy.EXCLUSIVE for some in offer.values() for one in some)
+    shares = any(row.traits.in_shares for rows in offer.values() for row in rows)
     labels: Mapping[str, str] = node_labels(inventory, offer, policy.options, geometry_of)
-    mps = tuple(gpu for gpu, some in offer.items() if any(one.shared is Strategy.MPS for one in some))
+    mps = tuple(gpu for gpu, rows in offer.items() if any(row.traits.through_daemon for row in rows))
     return replace(known, shares=shares, labels=labels, mps=mps)
 
 
@@ -162,7 +164,7 @@ def _socket_problems(place: DoctorPlace, desired: DesiredState) -> tuple[Problem
         partial(check_plugin_sockets, Path(place.kubelet_dir), resources_of(desired.offer))
     ]
     for settings in desired.settings.values():
-        checks += [partial(DaemonPaths.of, Path(place.run_dir), one.device) for one in settings.daemons]
+        checks += [partial(DaemonPaths.of, Path(place.run_dir), daemon.device) for daemon in settings.daemons]
     for check in checks:
         try:
             check()

@@ -8,21 +8,14 @@ NVIDIA's selects devices of a *resource*.
 from __future__ import annotations
 
 from enum import StrEnum
+from typing import ClassVar
 
 from msgspec import field
 
 from partage.model.ids import ResourceName
 from partage.model.layout import LayoutItem
+from partage.model.strategy import Strategy
 from partage.values import Frozen, Tagged
-
-
-class Strategy(StrEnum):
-    """How a GPU is used. All shares held on one GPU belong to one strategy."""
-
-    EXCLUSIVE = "exclusive"
-    TIME_SLICING = "time-slicing"
-    MPS = "mps"
-    MIG = "mig"
 
 
 class Interval(StrEnum):
@@ -36,6 +29,8 @@ class Interval(StrEnum):
 
 class Exclusive(Tagged):
     """One container holds the device."""
+
+    strategy: ClassVar[Strategy] = Strategy.EXCLUSIVE
 
 
 class UnitPlacement(StrEnum):
@@ -60,6 +55,7 @@ class TimeSlicing(Tagged):
     of the slice alone. units: shares by amounts of memory, in place of replicas.
     """
 
+    strategy: ClassVar[Strategy] = Strategy.TIME_SLICING
     replicas: int
     interval: Interval | None = None
     units: MemoryUnits | None = None
@@ -86,6 +82,7 @@ class Mps(Tagged):
     of their own.
     """
 
+    strategy: ClassVar[Strategy] = Strategy.MPS
     replicas: int
     clients: tuple[MpsClient, ...] = ()
     exclusive_process: bool = True

@@ -7,7 +7,8 @@ from enum import StrEnum
 
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
 from partage.model.placement import Placement
-from partage.model.policy import Interval, Strategy
+from partage.model.policy import Interval
+from partage.model.strategy import Strategy, StrategyTraits
 from partage.values import Frozen
 
 
@@ -31,8 +32,19 @@ class Guarantee(StrEnum):
         """3 for hard down to 0 for none."""
         return _STRENGTHS[self]
 
+    @property
+    def means(self) -> str:
+        """What it means for the memory of a share, in words that follow its name."""
+        return _MEANS[self]
+
 
 _STRENGTHS = {one: len(Guarantee) - 1 - place for place, one in enumerate(Guarantee)}
+_MEANS = {
+    Guarantee.HARD: "the hardware holds it",
+    Guarantee.GUARDED: "the MPS daemon refuses more",
+    Guarantee.ADVISORY: "a tenant can lift the limit",
+    Guarantee.NONE: "a neighbour can use all of it",
+}
 
 
 def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:
@@ -94,6 +106,11 @@ class DeviceOffer(Frozen):
     spread: bool = False
 
     @property
+    def traits(self) -> StrategyTraits:
+        """What the way is like in which the device itself is shared."""
+        return self.shared.traits
+
+    @property
     def planned(self) -> bool:
         """The device does not exist yet; its MIG layout is still to be made."""
         return self.placement is not None
@@ -107,7 +124,7 @@ class DeviceOffer(Frozen):
         """The kubelet's device ids: the UUID itself for exclusive, else ``<uuid>::<n>``, of units
         ``<uuid>-_-<n>``.
         """
-        if self.shared is Strategy.EXCLUSIVE:
+        if not self.traits.in_shares:
             return (share_id(self.device),)
         return tuple(self.share_id(n) for n in range(self.first, self.first + self.count))
 

@@ -14,7 +14,7 @@ from partage.model.geometry import ENGINE_KINDS
 from partage.model.gpu import Driver, Gpu, Inventory, MigDevice
 from partage.model.ids import VENDOR
 from partage.model.node_labels import DOMAIN
-from partage.model.policy import MigStrategy, Options, Strategy
+from partage.model.policy import MigStrategy, Options
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, resources_of, weakest
 from partage.plan.offer.resource_names import default_name, mig_resource
@@ -48,7 +48,7 @@ def node_labels(
     own: dict[str, str] = {}
     if inventory.gpus and isinstance(inventory.driver, Driver):
         labels |= dict(_driver(inventory.driver))
-        labels |= dict(_gpus(_Node(inventory, offer, options, geometry_of)))
+        labels |= dict(_gpus(_LabelledNode(inventory, offer, options, geometry_of)))
         own = dict(_own(inventory, offer))
     named = {f"{VENDOR}/{key}": value for key, value in labels.items()}
     return dict(sorted((named | {f"{DOMAIN}/{key}": value for key, value in own.items()}).items()))
@@ -111,7 +111,7 @@ def _family(gpu: Gpu) -> str:
 # --- GPUs --------------------------------------------------------------------------------------
 
 
-class _Node(Frozen):
+class _LabelledNode(Frozen):
     """What labels are made of."""
 
     inventory: Inventory
@@ -121,7 +121,7 @@ class _Node(Frozen):
 
     @property
     def offers(self) -> list[DeviceOffer]:
-        return [one for devices in self.offer.values() for one in devices]
+        return [row for devices in self.offer.values() for row in devices]
 
 
 class _Sharing(Frozen):
@@ -132,15 +132,15 @@ class _Sharing(Frozen):
     suffix: str = ""
 
 
-def _gpus(node: _Node) -> Iterator[tuple[str, str]]:
+def _gpus(node: _LabelledNode) -> Iterator[tuple[str, str]]:
     gpus, options = node.inventory.gpus, node.options
     yield "gpu.machine", sanitised(node.inventory.machine_type) or "unknown"
     yield "mig.capable", _truth(any(gpu.mig_mode is not None for gpu in gpus))
     if options.mig_strategy is not MigStrategy.NONE:
         yield "mig.strategy", options.mig_strategy.value
-    whole = [one for one in node.offers if one.profile is None and not _is_mig(gpus, one)]
+    whole = [row for row in node.offers if row.profile is None and not _is_mig(gpus, row)]
     no_mig = not any(gpu.mig_enabled for gpu in gpus)
-    mps = bool(whole) and all(one.shared is Strategy.MPS for one in whole)
+    mps = bool(whole) and all(row.traits.through_daemon for row in whole)
     yield "mps.capable", _truth(mps and no_mig)
     if clique := _common(gpu.clique for gpu in gpus if gpu.clique):
         yield "gpu.clique", clique
@@ -165,9 +165,9 @@ def _truth(value: bool) -> str:
     return "true" if value else "false"
 
 
-def _is_mig(gpus: Sequence[Gpu], one: DeviceOffer) -> bool:
+def _is_mig(gpus: Sequence[Gpu], row: DeviceOffer) -> bool:
     """Under MIG strategy ``none`` a GPU in MIG mode is offered as a whole."""
-    return any(gpu.uuid == one.gpu and gpu.mig_enabled for gpu in gpus)
+    return any(gpu.uuid == row.gpu and gpu.mig_enabled for gpu in gpus)
 
 
 def _architecture(gpus: Sequence[Gpu]) -> Iterator[tuple[str, str]]:
@@ -184,9 +184,9 @@ def _architecture(gpus: Sequence[Gpu]) -> Iterator[tuple[str, str]]:
 def _sharing(offers: Sequence[DeviceOffer], gpus: Sequence[Gpu], options: Options) -> _Sharing:
     """How these devices are shared; the suffix is NVIDIA's for shares without a name of their own."""
     products = {gpu.uuid: gpu.product for gpu in gpus}
-    strategies = ("none" if one.shared is Strategy.EXCLUSIVE else one.shared.value for one in offers)
-    plain = (one.resource == default_name(products[one.gpu], one.profile, options) for one in offers)
-    replicas = _common(str(one.replicas) for one in offers)
+    strategies = (row.shared.value if row.traits.in_shares else "none" for row in offers)
+    plain = (row.resource == default_name(products[row.gpu], row.profile, options) for row in offers)
+    replicas = _common(str(row.replicas) for row in offers)
     suffix = "-SHARED" if replicas not in (None, "1") and all(plain) else ""
     return _Sharing(replicas, _common(strategies), suffix)
 
@@ -213,7 +213,7 @@ def _with_suffix(product: str, suffix: str) -> str:
 # --- MIG devices -------------------------------------------------------------------------------
 
 
-def _single(node: _Node) -> Iterator[tuple[str, str]]:
+def _single(node: _LabelledNode) -> Iterator[tuple[str, str]]:
     """MIG strategy ``single``: the labels of GPUs are those of the MIG devices, if all are of one kind."""
     gpus = node.inventory.gpus
     profiles = {device.profile for gpu in gpus for device in gpu.mig_devices}
@@ -228,18 +228,18 @@ def _single(node: _Node) -> Iterator[tuple[str, str]]:
         yield "gpu.product", _with_suffix(product, "-MIG-INVALID")
 
 
-def _profile(kind: str, profile: str, node: _Node) -> Iterator[tuple[str, str]]:
+def _profile(kind: str, profile: str, node: _LabelledNode) -> Iterator[tuple[str, str]]:
     """The labels of the MIG devices of one profile. kind: what their keys begin with."""
     gpus = node.inventory.gpus
     found = [(gpu, device) for gpu in gpus for device in gpu.mig_devices if device.profile == profile]
-    offers = [one for one in node.offers if one.profile == profile]
+    offers = [row for row in node.offers if row.profile == profile]
     sharing = _sharing(offers, gpus, node.options) if offers else _Sharing("0", "none")
     products = [sanitised(f"{gpu.product}-MIG-{profile}") for gpu, _ in found]
     memory_bytes = min(device.memory_bytes for _, device in found)
     yield from _named(kind, products, sharing, len(found), memory_bytes)
     details = [_details(gpu, device, node.geometry_of) for gpu, device in found]
     for key in details[0]:
-        if value := _common(one.get(key, "") for one in details):
+        if value := _common(detail.get(key, "") for detail in details):
             yield f"{kind}.{key}", value
 
 
@@ -269,7 +269,7 @@ def _own(inventory: Inventory, offer: NodeOffer) -> Iterator[tuple[str, str]]:
     guarantees: dict[str, list[Guarantee]] = {}
     for name, resource in resources_of(offer).items():
         of_name = guarantees.setdefault(f"{name.partition('/')[2]}.guarantee", [])
-        of_name += (one.guarantee for one in resource.offerings)
+        of_name += (offering.guarantee for offering in resource.offerings)
     for key, found in guarantees.items():
         if len(key) <= LONGEST_VALUE:
             yield key, weakest(iter(found)).value

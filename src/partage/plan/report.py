@@ -14,15 +14,16 @@ from partage.model.health import Health, HealthState, HealthStatus
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.model.mps import DaemonState
 from partage.model.node_labels import NodeLabels
-from partage.model.policy import Drain, Policy, Strategy
+from partage.model.policy import Drain, Policy
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
+from partage.model.strategy import Strategy
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.plan.turn import TurnResult
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 
 class PolicyState(StrEnum):
@@ -170,8 +171,10 @@ class MigConfigState(StrEnum):
     REBOOTING = "rebooting"
 
 
-class MigConfigReport(Frozen):
-    """The layout that the label asks for. state: None: not known yet. reason: a sentence; may be empty."""
+class MigConfigReport(Answer):
+    """What became of the layout that the label ``nvidia.com/mig.config`` asks for. state: None: not known
+    yet. reason: a sentence; may be empty.
+    """
 
     name: str
     state: MigConfigState | None

@@ -25,7 +25,7 @@ MOST_ROWS = 2048
 """Containers and jobs of which figures are told. Those that hold no share are left out first."""
 
 
-class Rest(StrEnum):
+class OtherMemory(StrEnum):
     """Where memory is that belongs to no container with a name and to no Slurm job.
 
     host: processes in no container and no job. mps-server: MPS servers, with what the driver counts for them.
@@ -39,7 +39,7 @@ class Rest(StrEnum):
     NO_PROCESS = "no-process"
 
 
-class Amount(Frozen):
+class DeviceUse(Frozen):
     """What a container or job uses of one device.
 
     used_bytes: None if it is not known. partly: the driver has no figure for some processes, so it is a
@@ -65,7 +65,7 @@ class ContainerUse(Frozen):
     gpu: GpuUuid
     device: DeviceUuid
     holder: Holder
-    amount: Amount
+    amount: DeviceUse
     grant: GrantKind | None = None
     shares: int = 0
     share_bytes: int | None = None
@@ -79,7 +79,7 @@ class JobUse(Frozen):
     gpu: GpuUuid
     device: DeviceUuid
     job: str
-    amount: Amount
+    amount: DeviceUse
 
 
 class RestUse(Frozen):
@@ -87,7 +87,7 @@ class RestUse(Frozen):
 
     gpu: GpuUuid
     device: DeviceUuid
-    reason: Rest
+    reason: OtherMemory
     used_bytes: int
 
 
@@ -115,7 +115,7 @@ def usage_of(
     holders_known: False: a container that the ledger does not name may hold a share all the same.
     """
     seen = check_usage(samples.processes, names, granted, {})
-    done = {(one.gpu, one.pid): one for one in samples.activities}
+    done = {(activity.gpu, activity.pid): activity for activity in samples.activities}
     containers = [
         one if holders_known or one.grant is not GrantKind.NONE else replace(one, grant=GrantKind.UNKNOWN)
         for one in _containers(samples, seen.usages, names, granted, done)
@@ -152,14 +152,14 @@ def _containers(
     for (device, holder), offers in granted.by.items():
         use = found.get((device, holder))
         if use is None:
-            idle = Amount() if samples.processes.hidden else _nothing(offers[0].gpu, device, samples)
+            idle = DeviceUse() if samples.processes.hidden else _nothing(offers[0].gpu, device, samples)
             use = ContainerUse(offers[0].gpu, device, holder, idle, GrantKind.HELD)
         found[device, holder] = _with_shares(use, offers)
     for peak in samples.peaks:
         named = names.get(peak.container)
         if named is None:
             continue
-        use = found.get((peak.device, named)) or ContainerUse(peak.gpu, peak.device, named, Amount())
+        use = found.get((peak.device, named)) or ContainerUse(peak.gpu, peak.device, named, DeviceUse())
         found[peak.device, named] = replace(use, amount=_with_peak(use.amount, peak))
     return list(found.values())
 
@@ -174,49 +174,49 @@ def _with_shares(use: ContainerUse, offers: tuple[DeviceOffer, ...]) -> Containe
     )
 
 
-def _nothing(gpu: GpuUuid, device: DeviceUuid, samples: Samples) -> Amount:
+def _nothing(gpu: GpuUuid, device: DeviceUuid, samples: Samples) -> DeviceUse:
     """Of a container without processes, where all processes are visible."""
     active = gpu in samples.active and device == gpu
-    measured = any(one.gpu == gpu for one in samples.gpus)
+    measured = any(sample.gpu == gpu for sample in samples.gpus)
     if not measured:
-        return Amount()  # the GPU does not answer
-    return Amount(0, 0, sm=0.0 if active else None, memory_activity=0.0 if active else None)
+        return DeviceUse()  # the GPU does not answer
+    return DeviceUse(0, 0, sm=0.0 if active else None, memory_activity=0.0 if active else None)
 
 
 def _amount(
     rows: Iterable[GpuProcess], samples: Samples, done: Mapping[tuple[GpuUuid, int], ProcessActivity]
-) -> Amount:
+) -> DeviceUse:
     rows = tuple(rows)
     known = [row.used_bytes for row in rows if row.used_bytes is not None]
     acts = [done[row.gpu, row.pid] for row in rows if (row.gpu, row.pid) in done]
     measured = any(row.device is None and row.gpu in samples.active for row in rows)
     used = sum(known) if known else None
-    return Amount(
+    return DeviceUse(
         used_bytes=used,
         peak_bytes=used,
         partly=len(known) < len(rows),
-        sm=min(1.0, sum([one.sm for one in acts])) if measured else None,
-        memory_activity=min(1.0, sum([one.memory for one in acts])) if measured else None,
+        sm=min(1.0, sum([activity.sm for activity in acts])) if measured else None,
+        memory_activity=min(1.0, sum([activity.memory for activity in acts])) if measured else None,
         processes=len({row.pid for row in rows}),
     )
 
 
-def _sum(one: Amount, other: Amount) -> Amount:
+def _sum(use: DeviceUse, other: DeviceUse) -> DeviceUse:
     def plus(a: float | None, b: float | None) -> float | None:
         return b if a is None else a if b is None else a + b
 
-    used = plus(one.used_bytes, other.used_bytes)
-    return Amount(
+    used = plus(use.used_bytes, other.used_bytes)
+    return DeviceUse(
         used_bytes=None if used is None else int(used),
         peak_bytes=None if used is None else int(used),
-        partly=one.partly or other.partly,
-        sm=plus(one.sm, other.sm),
-        memory_activity=plus(one.memory_activity, other.memory_activity),
-        processes=one.processes + other.processes,
+        partly=use.partly or other.partly,
+        sm=plus(use.sm, other.sm),
+        memory_activity=plus(use.memory_activity, other.memory_activity),
+        processes=use.processes + other.processes,
     )
 
 
-def _with_peak(amount: Amount, peak: OwnerPeak) -> Amount:
+def _with_peak(amount: DeviceUse, peak: OwnerPeak) -> DeviceUse:
     """The highest of what is known. A process without a figure has none of its peak either."""
     if peak.peak_bytes == 0 and amount.used_bytes is None:
         return amount
@@ -239,7 +239,7 @@ def _jobs(
     for peak in samples.peaks:
         if peak.job is not None and not peak.container and not peak.pod:
             key = peak.gpu, peak.device, peak.job.job
-            found[key] = _with_peak(found.get(key, Amount()), peak)
+            found[key] = _with_peak(found.get(key, DeviceUse()), peak)
     return [JobUse(gpu, device, job, found[gpu, device, job]) for gpu, device, job in sorted(found)]
 
 
@@ -257,20 +257,20 @@ def _job(row: GpuProcess) -> str:
 def _rest(
     samples: Samples, unattributed: Iterable[GpuProcess], unnamed: Iterable[GpuProcess]
 ) -> Iterable[RestUse]:
-    sums: dict[tuple[GpuUuid, DeviceUuid, Rest], int] = {}
+    sums: dict[tuple[GpuUuid, DeviceUuid, OtherMemory], int] = {}
 
-    def add(row: GpuProcess, reason: Rest) -> None:
+    def add(row: GpuProcess, reason: OtherMemory) -> None:
         key = row.gpu, row.device or row.gpu, reason
         sums[key] = sums.get(key, 0) + (row.used_bytes or 0)
 
     for row in unattributed:
         if row.kind is ProcessKind.MPS_SERVER:
-            add(row, Rest.MPS_SERVER)
+            add(row, OtherMemory.MPS_SERVER)
         elif not _job(row):
             owner = parse_cgroup(row.cgroups)
-            add(row, Rest.UNNAMED if owner else Rest.HOST)
+            add(row, OtherMemory.UNNAMED if owner else OtherMemory.HOST)
     for row in unnamed:
-        add(row, Rest.UNNAMED)
+        add(row, OtherMemory.UNNAMED)
     yield from (
         RestUse(gpu, device, reason, sums[gpu, device, reason]) for gpu, device, reason in sorted(sums)
     )
@@ -284,11 +284,13 @@ def _of_no_process(samples: Samples) -> Iterable[RestUse]:
         device = row.device or row.gpu
         of_processes[device] = of_processes.get(device, 0) + (row.used_bytes or 0)
     devices: list[tuple[GpuUuid, DeviceUuid, DeviceMemory | None]] = [
-        (one.gpu, one.device, one.memory) for one in samples.migs
+        (mig.gpu, mig.device, mig.memory) for mig in samples.migs
     ]
-    with_migs = {one.gpu for one in samples.migs}
-    whole = [(one.gpu, one.gpu, one.memory) for one in samples.gpus if one.gpu not in with_migs]
+    with_migs = {mig.gpu for mig in samples.migs}
+    whole = [
+        (sample.gpu, sample.gpu, sample.memory) for sample in samples.gpus if sample.gpu not in with_migs
+    ]
     for gpu, device, memory in (*whole, *devices):
         if memory is not None:
             rest = max(0, memory.used_bytes - of_processes.get(device, 0))
-            yield RestUse(gpu, device, Rest.NO_PROCESS, rest)
+            yield RestUse(gpu, device, OtherMemory.NO_PROCESS, rest)

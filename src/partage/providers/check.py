@@ -22,7 +22,7 @@ from partage.providers.decide.subjects import (
     ManifestContainer,
     ManifestPod,
     Model,
-    Violation,
+    RuleViolation,
 )
 from partage.providers.rules_file import find_provider, layout_tables
 from partage.values import Frozen
@@ -45,8 +45,12 @@ def provider_context(name: str) -> ProviderContext:
 def judge_policy(policy: Policy, file: str, context: ProviderContext) -> Iterator[CheckedProblem]:
     """What the provider does not allow in a policy, in each of its variants by labels."""
     for _, there in variants(policy):
-        for one in judge_groups(groups_of(there, _model_of), context.provider, context.tables, one_node=True):
-            yield CheckedProblem(Problem(file, str(one.at[0]), one.severity, one.message, one.hint))
+        for violation in judge_groups(
+            groups_of(there, _model_of), context.provider, context.tables, one_node=True
+        ):
+            yield CheckedProblem(
+                Problem(file, str(violation.at[0]), violation.severity, violation.message, violation.hint)
+            )
 
 
 def _model_of(name: str) -> Model | None:
@@ -65,8 +69,8 @@ def judge_cluster(
 ) -> Iterator[CheckedProblem]:
     """What the provider does not allow in the worker groups of a cluster file."""
     top = ManifestNode(file, "", document, line_of)
-    for one in judge_groups(groups, context.provider, context.tables, one_node=False):
-        yield _problem(one, top)
+    for violation in judge_groups(groups, context.provider, context.tables, one_node=False):
+        yield _problem(violation, top)
 
 
 def judge_manifest(
@@ -75,8 +79,8 @@ def judge_manifest(
     """What the provider does not allow in a pod, or in the pods of a Deployment, Job and the like."""
     top = ManifestNode(file, path, document, line_of, owner=object_name(document))
     for keys in pod_specs_at(document):
-        for one in judge_pod(_pod(top, keys), context.provider, context.groups):
-            yield _problem(one, top)
+        for violation in judge_pod(_pod(top, keys), context.provider, context.groups):
+            yield _problem(violation, top)
 
 
 def _pod(top: ManifestNode, keys: Keys) -> ManifestPod:
@@ -97,10 +101,10 @@ def _pod(top: ManifestNode, keys: Keys) -> ManifestPod:
     )
 
 
-def _problem(one: Violation, top: ManifestNode) -> CheckedProblem:
-    place = top.at(*one.at)
+def _problem(violation: RuleViolation, top: ManifestNode) -> CheckedProblem:
+    place = top.at(*violation.at)
     return (
-        place.error(one.message, one.hint)
-        if one.severity == "error"
-        else place.warning(one.message, one.hint)
+        place.error(violation.message, violation.hint)
+        if violation.severity == "error"
+        else place.warning(violation.message, violation.hint)
     )

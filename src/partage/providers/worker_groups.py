@@ -13,14 +13,14 @@ from partage.edges.files.catalogue import choose_one, load_catalogue
 from partage.edges.files.providers import provider_tables
 from partage.errors import Problem
 from partage.model.named_layouts import parse_layout_name
-from partage.model.policy import Strategy
 from partage.model.profile import MigProfile
+from partage.model.strategy import SHARING_STRATEGIES, Strategy
 from partage.providers.decide.rules import MigType
 from partage.providers.decide.subjects import Group, Model
 
 _KEYS = ("name", "gpu", "gpus", "mig", "layout", "sharing", "replicas", "labels")
 _EXAMPLE = "- {name: inference, gpu: h100-sxm5-80gb, mig: single, layout: all-1g.10gb}"
-_SHARINGS = {one.value: one for one in (Strategy.EXCLUSIVE, Strategy.TIME_SLICING, Strategy.MPS)}
+_SHARINGS = {strategy.value: strategy for strategy in SHARING_STRATEGIES}
 
 
 def read_worker_groups(document: YamlDocument, file: str) -> tuple[tuple[Group, ...], tuple[Problem, ...]]:
@@ -44,7 +44,7 @@ def _group(field: Field, position: int) -> Group | None:
     gpu = table.needed("gpu", Field.some_text, "the model, h100-sxm5-80gb")
     sharing = table.value("sharing", word_of(_SHARINGS), Strategy.EXCLUSIVE)
     replicas = table.value("replicas", number(0), None)
-    if sharing is Strategy.EXCLUSIVE and replicas not in (None, 1):
+    if not sharing.traits.in_shares and replicas not in (None, 1):
         table.here("replicas").error("exclusive GPUs have no replicas", "sharing: mps or time-slicing")
     layout, profiles = _layout(table)
     return Group(

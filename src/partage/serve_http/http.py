@@ -75,7 +75,7 @@ def json_answer(document: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
     return status, "application/json; charset=utf-8", encode_replacing(document) + b"\n"
 
 
-class _Server(ThreadingHTTPServer):
+class _BoundServer(ThreadingHTTPServer):
     """Takes over a socket that is already bound, so that a bad address is known before anything starts."""
 
     daemon_threads = True
@@ -161,7 +161,7 @@ class _Handler(BaseHTTPRequestHandler):
     server_version = f"partage/{__version__}"
     sys_version = ""
     timeout = _IDLE_CLIENT_S
-    server: _Server
+    server: _BoundServer
 
     def setup(self) -> None:
         """The handshake of TLS, in the client's own thread. Raises OSError."""
@@ -274,7 +274,7 @@ class HttpServer:
         self, listening: socket.socket, pages: Mapping[str, Page], access: HttpAccess | None = None
     ) -> None:
         self._listening = listening
-        self._server = _Server(listening, pages, access or HttpAccess(HttpOptions()))
+        self._server = _BoundServer(listening, pages, access or HttpAccess(HttpOptions()))
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
         self._thread.start()
 

@@ -127,7 +127,7 @@ def read_cluster(file: str) -> ClusterFile:
         found = top.get(key)
         if found and found.value != word:
             found.error(f"is not the {key} of a cluster file", f"write {key}: {word}")
-    reader = _Reader(Path(file).parent)
+    reader = _ClusterReader(Path(file).parent)
     slurm = top.value("slurm", parsed(SlurmVersion.parse, "24.11.5"), None)
     rows = top.needed("nodes", Field.items, "the nodes") or []
     sources = tuple(reader.sources(rows))
@@ -135,7 +135,7 @@ def read_cluster(file: str) -> ClusterFile:
     return ClusterFile(sources, slurm, warnings)
 
 
-class _Reader:
+class _ClusterReader:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._machines: dict[str, Inventory] = {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partage.model.ids import VENDOR
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY
 from partage.web.published import PublishedNode, PublishedResource
 
@@ -40,7 +40,7 @@ STATES = {
 
 def state_of(node: PublishedNode) -> tuple[str, str]:
     """A word and its class in the style sheet. The worst that is known counts."""
-    status = {one.type: one.status for one in node.conditions}
+    status = {condition.type: condition.status for condition in node.conditions}
     if node.kubelet is not None and node.kubelet.status != TRUE:
         return "node not ready", "bad"
     if not status:
@@ -58,7 +58,9 @@ def problems_of(node: PublishedNode) -> Iterator[str]:
     """Everything that is wrong, in sentences."""
     if node.kubelet is not None and node.kubelet.status != TRUE:
         yield f"The node is not ready: {node.kubelet.message or node.kubelet.reason}"
-    yield from (one.message or one.reason for one in node.conditions if one.status != TRUE)
+    yield from (
+        condition.message or condition.reason for condition in node.conditions if condition.status != TRUE
+    )
     if node.unschedulable:
         yield "The node is cordoned: it gets no new pods."
 
@@ -76,12 +78,12 @@ def facts_of(node: PublishedNode) -> str:
     return ", ".join(_FACTS[key].replace("{}", value) for key, value in said.items())
 
 
-def asked_of(one: PublishedResource) -> str:
+def asked_of(resource: PublishedResource) -> str:
     """``3 of 8``: what pods ask for, of what the node has."""
-    return f"{UNKNOWN if one.requested is None else one.requested} of {one.allocatable}"
+    return f"{UNKNOWN if resource.requested is None else resource.requested} of {resource.allocatable}"
 
 
 def strategy_of(node: PublishedNode) -> Strategy | None:
     """How all GPUs are shared; None where they differ, or it is not published."""
     said = node.facts.get(_SHARING, "")
-    return Strategy(said) if said in set(Strategy) else None
+    return next((strategy for strategy in Strategy if strategy == said), None)

@@ -20,8 +20,8 @@ from partage.doctor.decide.observation import (
     Kubelet,
     MpsProcess,
     MpsState,
-    NodePolicy,
     Observation,
+    ObservedPolicy,
     RuntimeHandler,
     Unseen,
 )
@@ -56,8 +56,8 @@ def test_an_older_library_says_what_is_not_known_without_its_functions() -> None
     )
 
 
-def _policy(*ways: DeviceListStrategy, **more: Any) -> NodePolicy:
-    return NodePolicy("p", Policy(options=Options(device_list=ways, **more)))
+def _policy(*ways: DeviceListStrategy, **more: Any) -> ObservedPolicy:
+    return ObservedPolicy("p", Policy(options=Options(device_list=ways, **more)))
 
 
 def test_a_check_that_could_not_look_is_not_one_that_found_nothing() -> None:
@@ -154,7 +154,7 @@ def test_a_daemon_that_serves_the_gpu_needs_its_compute_mode() -> None:
     ours = MpsState(below, (MpsProcess(5, "nvidia-cuda-mps-control", f"{below}/GPU-0/pipe"),))
     assert _codes(inventory=inventory, mps=ours) == []
     assert _codes(inventory=inventory, mps=MpsState(below)) == ["compute-mode-left"]
-    wanted = NodePolicy("p", Policy(), mps=(inventory.gpus[0].uuid,))
+    wanted = ObservedPolicy("p", Policy(), mps=(inventory.gpus[0].uuid,))
     assert _codes(inventory=inventory, mps=MpsState(below), policy=wanted) == []
 
 

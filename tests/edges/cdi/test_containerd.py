@@ -8,6 +8,7 @@ import os
 import shutil
 import signal
 import subprocess
+import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -93,7 +94,7 @@ class Containerd:
 
 
 @pytest.fixture
-def containerd(tmp_path: Path, dynamic: Path) -> Iterator[Containerd]:
+def containerd(dynamic: Path) -> Iterator[Containerd]:
     missing = [
         name for name in ("containerd", "containerd-shim-runc-v2", "ctr") if not (PROGRAMS / name).exists()
     ]
@@ -103,14 +104,14 @@ def containerd(tmp_path: Path, dynamic: Path) -> Iterator[Containerd]:
         pytest.skip(f"no {', '.join(missing)}: tests/cluster/packages and tests/cluster/build fetch them")
     if os.geteuid():
         pytest.skip("containers are started as root")
-    folder = tmp_path / "containerd"
-    folder.mkdir()
-    started = Containerd(folder, dynamic)
-    try:
-        started.wait()
-        yield started
-    finally:
-        started.stop()
+    # A worker's folder with a test's name is too long for the sockets.
+    with tempfile.TemporaryDirectory(prefix="partage-", dir="/tmp") as folder:
+        started = Containerd(Path(folder), dynamic)
+        try:
+            started.wait()
+            yield started
+        finally:
+            started.stop()
 
 
 @pytest.fixture

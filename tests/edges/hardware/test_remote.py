@@ -400,7 +400,7 @@ async def answering(path: Path, *answers: bytes) -> asyncio.Server:
 
     async def converse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         for answer in answers:
-            await frames.read_message(reader, frames.Request, frames.MOST_REQUEST_BYTES)
+            await frames.read_message(reader, frames.HelperRequest, frames.MOST_REQUEST_BYTES)
             writer.write(answer)
         await reader.read()
         writer.close()

@@ -23,6 +23,7 @@ NAMED_SINCE = 615
 """Driver branch from which a control program speaks version 3 of its language."""
 
 _REAL_ONLY = [
+    pytest.mark.real,
     pytest.mark.gpu,
     pytest.mark.skipif(not has_driver(), reason="this machine has no NVIDIA driver"),
 ]

@@ -27,6 +27,8 @@ from tests.edges.mps.stand_in import set_mode
 from tests.edges.mps.subjects import LIMIT, Subject, ending, until
 from tests.nvidia.packages import BRANCHES
 
+pytestmark = pytest.mark.real
+
 
 @pytest.fixture(params=BRANCHES)
 async def real(request: pytest.FixtureRequest, short_dir: Path) -> AsyncIterator[Subject]:

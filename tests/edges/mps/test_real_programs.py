@@ -33,7 +33,7 @@ from partage.units import MIB
 from tests.edges.mps.subjects import GPUS, ROOT, fill, until
 from tests.nvidia.packages import BRANCHES, unpacked
 
-pytestmark = pytest.mark.skipif(not ROOT, reason="other users and mounts take root")
+pytestmark = [pytest.mark.real, pytest.mark.skipif(not ROOT, reason="other users and mounts take root")]
 
 
 @dataclass

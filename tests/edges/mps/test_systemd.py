@@ -66,7 +66,7 @@ async def main():
 asyncio.run(main())
 """
 
-pytestmark = pytest.mark.skipif(bool(why_not(tree())), reason=why_not(tree()))
+pytestmark = [pytest.mark.real, pytest.mark.skipif(bool(why_not(tree())), reason=why_not(tree()))]
 
 
 @pytest.fixture(scope="module")

@@ -17,6 +17,8 @@ from partage.units import GIB
 from tests.edges.mps.subjects import GPUS
 from tests.nvidia.packages import BRANCHES, unpacked
 
+pytestmark = pytest.mark.real
+
 NONE = "Cannot find MPS control daemon process\n"
 NO_USER = "A user id (UID) is required to start a new server\n"
 _LIMIT, _READ = "set_default_device_pinned_mem_limit", "get_default_device_pinned_mem_limit"

@@ -16,7 +16,7 @@ from msgspec.structs import replace
 from partage.plan.cluster.rollout import (
     LEASE_S,
     CanaryNode,
-    Fleet,
+    KnownFleet,
     NodeProgress,
     RolloutSettings,
     Sighting,
@@ -40,35 +40,43 @@ ONE, CANARY = RolloutSettings(), RolloutSettings(canary={"pool": "test"})
 @pytest.mark.parametrize(
     ("fleet", "answer"),
     [
-        (Fleet(), "not known yet"),
-        (Fleet(ONE, (FREE,), trouble="no answer"), "no answer"),
-        (Fleet(ONE, (FREE,)), FREE),
-        (Fleet(ONE, ()), "no Lease"),
-        (Fleet(RolloutSettings(paused=True), (FREE,)), "paused"),
-        (Fleet(ONE, (OTHER,), SEEN), "at most 1 node at once"),
-        (Fleet(ONE, (OTHER, Slot("s-1")), SEEN), "at most 1 node at once"),
-        (Fleet(RolloutSettings(2), (OTHER, Slot("s-1")), SEEN), Slot("s-1")),
-        (Fleet(ONE, (replace(OTHER, holder="n1"),), SEEN), replace(OTHER, holder="n1")),
-        (Fleet(RolloutSettings(2), (replace(OTHER, failure="bad"), Slot("s-1"))), "node n2: bad"),
-        (Fleet(RolloutSettings(2), (replace(OTHER, failure="bad", revision="r1"), Slot("s-1"))), Slot("s-1")),
-        (Fleet(ONE, (replace(OTHER, failure="bad", revision="r1"),)), "at most 1 node"),
-        (Fleet(ONE, (OTHER,), {"s-0": Sighting(("n2", "1"), 1000.0 - LEASE_S)}), "nothing has been heard"),
+        (KnownFleet(), "not known yet"),
+        (KnownFleet(ONE, (FREE,), trouble="no answer"), "no answer"),
+        (KnownFleet(ONE, (FREE,)), FREE),
+        (KnownFleet(ONE, ()), "no Lease"),
+        (KnownFleet(RolloutSettings(paused=True), (FREE,)), "paused"),
+        (KnownFleet(ONE, (OTHER,), SEEN), "at most 1 node at once"),
+        (KnownFleet(ONE, (OTHER, Slot("s-1")), SEEN), "at most 1 node at once"),
+        (KnownFleet(RolloutSettings(2), (OTHER, Slot("s-1")), SEEN), Slot("s-1")),
+        (KnownFleet(ONE, (replace(OTHER, holder="n1"),), SEEN), replace(OTHER, holder="n1")),
+        (KnownFleet(RolloutSettings(2), (replace(OTHER, failure="bad"), Slot("s-1"))), "node n2: bad"),
         (
-            Fleet(ONE, (replace(OTHER, revision="r1"),), {"s-0": Sighting(("n2", "1"), 0.0)}),
+            KnownFleet(RolloutSettings(2), (replace(OTHER, failure="bad", revision="r1"), Slot("s-1"))),
+            Slot("s-1"),
+        ),
+        (KnownFleet(ONE, (replace(OTHER, failure="bad", revision="r1"),)), "at most 1 node"),
+        (
+            KnownFleet(ONE, (OTHER,), {"s-0": Sighting(("n2", "1"), 1000.0 - LEASE_S)}),
+            "nothing has been heard",
+        ),
+        (
+            KnownFleet(ONE, (replace(OTHER, revision="r1"),), {"s-0": Sighting(("n2", "1"), 0.0)}),
             replace(OTHER, revision="r1"),
         ),
         (
-            Fleet(ONE, (replace(OTHER, revision="r1", policy="q"),), {"s-0": Sighting(("n2", "1"), 0.0)}),
+            KnownFleet(
+                ONE, (replace(OTHER, revision="r1", policy="q"),), {"s-0": Sighting(("n2", "1"), 0.0)}
+            ),
             "at most 1 node",
         ),
-        (Fleet(CANARY, (FREE,)), "no node that has an agent"),
-        (Fleet(CANARY, (FREE,), {}, (CanaryNode("c", "p", "r1", done=True),)), "change first"),
-        (Fleet(CANARY, (FREE,), {}, (CanaryNode("c", "p", "r2", done=False),)), "change first"),
-        (Fleet(CANARY, (FREE,), {}, (CanaryNode("c", "p", "r2+all-1g.10gb", done=True),)), FREE),
-        (Fleet(CANARY, (FREE,), {}, (CanaryNode("c", "q", "r9", done=False),)), FREE),
+        (KnownFleet(CANARY, (FREE,)), "no node that has an agent"),
+        (KnownFleet(CANARY, (FREE,), {}, (CanaryNode("c", "p", "r1", done=True),)), "change first"),
+        (KnownFleet(CANARY, (FREE,), {}, (CanaryNode("c", "p", "r2", done=False),)), "change first"),
+        (KnownFleet(CANARY, (FREE,), {}, (CanaryNode("c", "p", "r2+all-1g.10gb", done=True),)), FREE),
+        (KnownFleet(CANARY, (FREE,), {}, (CanaryNode("c", "q", "r9", done=False),)), FREE),
     ],
 )
-def test_whether_a_node_may_change(fleet: Fleet, answer: Slot | str) -> None:
+def test_whether_a_node_may_change(fleet: KnownFleet, answer: Slot | str) -> None:
     found = decide(WISH, fleet, 1000.0)
     if isinstance(answer, str):
         assert isinstance(found, HeldBack)
@@ -78,7 +86,7 @@ def test_whether_a_node_may_change(fleet: Fleet, answer: Slot | str) -> None:
 
 
 def test_a_canary_does_not_wait_for_canaries() -> None:
-    fleet = Fleet(CANARY, (FREE,), {}, (CanaryNode("c", "p", "r1", done=False),))
+    fleet = KnownFleet(CANARY, (FREE,), {}, (CanaryNode("c", "p", "r1", done=False),))
     assert decide(replace(WISH, canary=True), fleet, 0.0) == FREE
 
 
@@ -293,7 +301,7 @@ class AnyFleet(RuleBasedStateMachine):
         canaries = tuple(
             CanaryNode(one.name, "p", one.wanted, done=self._is_done(one)) for one in self.nodes if one.canary
         )
-        fleet = Fleet(self.settings, node.seen, node.sightings, canaries)
+        fleet = KnownFleet(self.settings, node.seen, node.sightings, canaries)
         clock_s = self.now_s + node.offset_s
         slot = decide(Wish(node.name, "p", standing.wanted, node.canary), fleet, clock_s)
         if isinstance(slot, HeldBack):
@@ -373,7 +381,8 @@ TestAnyFleet.settings = hypothesis_settings(
 def test_messages_of_nodes_that_wait_do_not_change_with_who_changes() -> None:
     """Each new message is written to every Node that waits."""
     texts = {
-        decide(WISH, Fleet(ONE, (replace(OTHER, holder=name),), SEEN), 951.0) for name in ("n2", "n3", "n4")
+        decide(WISH, KnownFleet(ONE, (replace(OTHER, holder=name),), SEEN), 951.0)
+        for name in ("n2", "n3", "n4")
     }
     assert len(texts) == 1
     assert next(iter(texts)).reason is PolicyReason.ROLLOUT_WAITS  # type: ignore[union-attr]

@@ -13,8 +13,9 @@ from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 from partage.model.gpu import Gpu, Inventory, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.ids import MigUuid
 from partage.model.placement import Placement
-from partage.model.policy import ALL_EXCLUSIVE, Exclusive, Mps, Policy, Strategy, TimeSlicing, WatchAction
+from partage.model.policy import ALL_EXCLUSIVE, Exclusive, Mps, Policy, TimeSlicing, WatchAction
 from partage.model.profile import MigProfile
+from partage.model.strategy import Strategy
 from partage.plan.offer.assign import Assignment, assign
 from partage.plan.offer.gpu_devices import PlannedDevice
 from partage.plan.offer.select import glob_matches
@@ -100,8 +101,8 @@ def _sharing(target: Target) -> str:
             return "-"
         case TimeSlicing(replicas=n):
             return f"ts{n}"
-        case Mps(replicas=n):
-            return f"mps{n}"
+        case sharing:
+            return f"{sharing.strategy}{sharing.replicas}"
 
 
 def refused(kind: type[PartageError], policy: Policy, inventory: Inventory) -> list[Problem]:

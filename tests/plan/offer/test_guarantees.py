@@ -8,8 +8,9 @@ from msgspec.structs import replace
 from partage.model.gpu import Driver
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonSpec
-from partage.model.policy import Strategy, WatchAction
+from partage.model.policy import WatchAction
 from partage.model.share import DeviceOffer, Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.offer.guarantees import gpus_to_watch, gpus_unwatched, promised, with_current_guarantees
 from partage.plan.offer.settings import GpuSettings
 from tests.plan.offers import node, offering

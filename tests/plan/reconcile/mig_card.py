@@ -46,7 +46,7 @@ class Card:
         self.instances = {}
         self.busy = set()  # UUIDs of MIG devices
         self.in_use = False  # the GPU as a whole
-        self._ids = count(1)
+        self._last_id = 0  # a number, which can be copied: from Python 3.14 on, a counter of itertools cannot
         self._gpu = Gpu(
             index=index,
             uuid=GpuUuid(f"GPU-{index}"),
@@ -138,6 +138,10 @@ class Card:
     def _one(self, gi_id, profile):
         return next(ci_id for ci_id, (name, _) in self.instances[gi_id][2].items() if name == profile)
 
+    def _next_id(self):
+        self._last_id += 1
+        return self._last_id
+
     def _instance(self, profile, placement):
         assert self.mode[0], "MIG mode is off"
         specs = {str(spec.profile): spec for spec in self.geometry.profiles}
@@ -149,7 +153,7 @@ class Card:
         assert names.count(profile) < spec.max_count, "too many"
         slices = sum(specs[name].compute_slices for name in names) + spec.compute_slices
         assert slices <= self.geometry.compute_slices, "no compute slices"
-        gi_id = next(self._ids)
+        gi_id = self._next_id()
         self.instances[gi_id] = [profile, placement, {}]
         return gi_id
 
@@ -160,6 +164,6 @@ class Card:
         used = sum(MigProfile.parse(one).compute_slices for one, _ in computes.values())
         assert used + wanted.compute_slices <= whole.gpu_slices, "no room in the GPU instance"
         ci_id = next(number for number in count() if number not in computes)
-        uuid = MigUuid(f"MIG-{self._gpu.index}-{next(self._ids)}")
+        uuid = MigUuid(f"MIG-{self._gpu.index}-{self._next_id()}")
         computes[ci_id] = (profile, uuid)
         return Created(gi_id, ci_id, uuid)

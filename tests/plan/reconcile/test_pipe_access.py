@@ -9,7 +9,7 @@ from partage.model.gpu import Driver
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid
 from partage.model.mps import ClientLimits, DaemonPhase, DaemonState, MpsNamespace
 from partage.model.pipe_tenants import NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
-from partage.plan.reconcile.pipe_access import why_commanded, why_tenant_commands
+from partage.plan.reconcile.limit_trust import why_commanded, why_tenant_commands
 
 DEVICE = GpuUuid("GPU-1")
 DAEMON = DaemonState(DEVICE, DEVICE, DaemonPhase.SERVING, pid=9, multi_user=True)

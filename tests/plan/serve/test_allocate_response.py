@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import ShareId
-from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
+from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
 from partage.model.share import DeviceOffer, Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.units import GIB, MIB
 from tests.plan.offers import NAME, gpu, ids, node, offering, resource, share

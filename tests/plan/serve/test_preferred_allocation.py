@@ -12,8 +12,9 @@ from msgspec.structs import replace
 from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link, LinkPath
 from partage.model.ids import ShareId
-from partage.model.policy import AllocationPolicy, Strategy
+from partage.model.policy import AllocationPolicy
 from partage.model.share import DeviceOffer
+from partage.model.strategy import Strategy
 from partage.plan.serve.preferred_allocation import PreferredAllocator
 from tests.plan.offers import gpu, ids, offering, resource, share
 

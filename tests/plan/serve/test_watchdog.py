@@ -8,10 +8,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.model.ids import ContainerId, GpuUuid, ResourceName, ShareId
-from partage.model.policy import Strategy, WatchAction
+from partage.model.policy import WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.step import EndProcess
+from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 from partage.plan.serve.watchdog import (
     ContainerUsage,

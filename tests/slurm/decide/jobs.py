@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from partage.model.ids import GpuUuid, MigUuid
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.slurm.model.devices import NodeDevice, NodeDevices
 from partage.slurm.model.version import GresName, SlurmVersion
 from partage.units import GIB

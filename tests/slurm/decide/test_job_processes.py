@@ -2,9 +2,9 @@
 
 from msgspec.structs import replace
 
-from partage.model.policy import Strategy
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.sim.node.files.load import load_machine
 from partage.slurm.decide.job_processes import job_processes, of_jobs, unrecorded
 from partage.slurm.model.job import JobDevice, JobId, JobRecord

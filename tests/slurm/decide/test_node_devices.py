@@ -3,8 +3,8 @@
 import pytest
 
 from partage.errors import InputError
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.slurm.cluster import make_config
 from partage.slurm.decide.type_names import TypeNames
 from partage.slurm.host.devices_file import MARK, devices_text, read_devices

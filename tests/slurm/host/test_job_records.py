@@ -8,8 +8,8 @@ import pytest
 from msgspec.structs import replace
 
 from partage.model.ids import GpuUuid
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.slurm.host.job_records import JobRecords, Records, read_records
 from partage.slurm.host.root_directory import RootDirectory, read_root_file
 from partage.slurm.model.job import JobDevice, JobId, JobRecord

@@ -6,7 +6,15 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from partage.advise.decide.candidate import FEWER_OR_NEWER, LARGER, Ask, Candidate, Refusal, fewer_or_larger
+from partage.advise.decide.candidate import (
+    FEWER_OR_NEWER,
+    LARGER,
+    Ask,
+    Candidate,
+    TenantShare,
+    WayRefusal,
+    fewer_or_larger,
+)
 from partage.advise.decide.mig_profiles import equal_profiles, unequal_profiles
 from partage.advise.decide.situation import GpuFacts, Preference, Scheduler, Situation, Way
 from partage.errors import InputError, Unsatisfiable
@@ -24,7 +32,6 @@ from partage.model.policy import (
     Policy,
     RemainingGpus,
     Sharing,
-    Strategy,
     TimeSlicing,
 )
 from partage.model.share import DeviceOffer, Guarantee, weakest
@@ -35,6 +42,7 @@ from partage.text import count_of
 from partage.units import GIB, MIB, format_bytes
 from partage.values import Frozen
 
+_IN_MACHINE = "inside of its virtual machine; the hypervisor keeps the machines apart"
 UNIT_BYTES = GIB
 """In which tenants of different sizes ask for memory."""
 
@@ -68,7 +76,7 @@ class ResolvedShares(Frozen):
         return weakest(row.guarantee for row in self.rows)
 
 
-def judge(way: Way, situation: Situation, facts: GpuFacts) -> Candidate | Refusal:
+def judge(way: Way, situation: Situation, facts: GpuFacts) -> Candidate | WayRefusal:
     """The strategy for this situation, if it gives every tenant what it needs."""
     if refused := _refused(way, situation, facts):
         return refused
@@ -79,27 +87,27 @@ def judge(way: Way, situation: Situation, facts: GpuFacts) -> Candidate | Refusa
     return _resolved(way, situation, facts, ())
 
 
-def _divided(situation: Situation, facts: GpuFacts) -> Candidate | Refusal:
+def _divided(situation: Situation, facts: GpuFacts) -> Candidate | WayRefusal:
     """MIG devices: equal ones, or the smallest for each tenant."""
     assert facts.geometry is not None, "it was not refused"
     if situation.sizes:
         return _divided_unequally(facts.geometry, situation, facts)
     profiles = equal_profiles(facts.geometry, situation, facts)
-    if isinstance(profiles, Refusal):
+    if isinstance(profiles, WayRefusal):
         return profiles
     return _resolved(Way.MIG, situation, facts, profiles)
 
 
-def _divided_unequally(geometry: Geometry, situation: Situation, facts: GpuFacts) -> Candidate | Refusal:
+def _divided_unequally(geometry: Geometry, situation: Situation, facts: GpuFacts) -> Candidate | WayRefusal:
     """The smallest MIG device for each tenant; then, from the largest tenant on, as much compute as the rest
     leaves room for.
     """
     choices = unequal_profiles(geometry, situation, facts)
-    if isinstance(choices, Refusal):
+    if isinstance(choices, WayRefusal):
         return choices
     chosen = [least for least, *_ in choices]
     found = _resolved(Way.MIG, situation, facts, tuple(chosen))
-    if isinstance(found, Refusal):
+    if isinstance(found, WayRefusal):
         return found
     for place, profiles in enumerate(choices):
         for larger in reversed(profiles[1:]):
@@ -111,49 +119,49 @@ def _divided_unequally(geometry: Geometry, situation: Situation, facts: GpuFacts
     return found
 
 
-def _shared_unequally(way: Way, situation: Situation, facts: GpuFacts) -> Candidate | Refusal:
+def _shared_unequally(way: Way, situation: Situation, facts: GpuFacts) -> Candidate | WayRefusal:
     """Amounts of memory; or equal shares, if they hold the largest tenant and are guaranteed better."""
     equal = _resolved(way, replace(situation, sizes=()), facts, ())
     if situation.scheduler is Scheduler.SLURM:
         if isinstance(equal, Candidate):
             return equal
         why = "in Slurm a job says its part of a GPU itself, with --gres=mps:COUNT"
-        return Refusal(way, why, "one --memory for all tenants, or --scheduler kubernetes")
+        return WayRefusal(way, why, "one --memory for all tenants, or --scheduler kubernetes")
     amounts = _resolved(way, situation, facts, ())
-    if isinstance(equal, Refusal):
+    if isinstance(equal, WayRefusal):
         return amounts
-    if isinstance(amounts, Refusal) or amounts.guarantee.strength < equal.guarantee.strength:
+    if isinstance(amounts, WayRefusal) or amounts.share.guarantee.strength < equal.share.guarantee.strength:
         return equal
     return amounts
 
 
-def _refused(way: Way, situation: Situation, facts: GpuFacts) -> Refusal | None:
+def _refused(way: Way, situation: Situation, facts: GpuFacts) -> WayRefusal | None:
     """What rules the strategy out before a policy is made."""
     tenants = situation.tenants
     match way:
         case Way.EXCLUSIVE if tenants > 1:
-            return Refusal(
+            return WayRefusal(
                 way,
                 f"one tenant has the whole GPU, and there are {tenants}",
                 _gpus_for_each(situation, facts),
             )
         case Way.MPS | Way.TIME_SLICING if tenants == 1:
-            return Refusal(way, "one tenant shares the GPU with nobody")
+            return WayRefusal(way, "one tenant shares the GPU with nobody")
         case Way.VGPU if not situation.virtualised or not situation.licensed:
             missing = ("--virtualised", situation.virtualised), ("--licensed", situation.licensed)
             hint = " ".join(option for option, said in missing if not said)
-            return Refusal(way, "vGPUs need virtual machines and a licence", hint)
+            return WayRefusal(way, "vGPUs need virtual machines and a licence", hint)
         case Way.VGPU if situation.sizes:
-            return Refusal(
+            return WayRefusal(
                 way, "the vGPUs of one GPU have one size, except in a mode of the hypervisor's own"
             )
         case Way.VGPU if facts.gpu.compute_capability < _MAXWELL:
-            return Refusal(way, f"vGPUs take Maxwell or newer, and this is {facts.gpu.architecture}")
+            return WayRefusal(way, f"vGPUs take Maxwell or newer, and this is {facts.gpu.architecture}")
         case Way.MIG if facts.geometry is None:
-            return Refusal(way, facts.no_geometry, "a GPU with MIG, such as an A30, A100, H100 or H200")
+            return WayRefusal(way, facts.no_geometry, "a GPU with MIG, such as an A30, A100, H100 or H200")
         case Way.MIG if _branch(facts.inventory) < facts.mig_branch:
             needed = f"MIG on {facts.model} takes a driver of branch {facts.mig_branch} or newer"
-            return Refusal(way, needed, f"such a driver, with --driver {facts.mig_branch}")
+            return WayRefusal(way, needed, f"such a driver, with --driver {facts.mig_branch}")
     return None
 
 
@@ -171,7 +179,7 @@ def _branch(inventory: Inventory) -> int:
 
 def _resolved(
     way: Way, situation: Situation, facts: GpuFacts, profiles: tuple[ProfileSpec, ...]
-) -> Candidate | Refusal:
+) -> Candidate | WayRefusal:
     """The proof: the policy is resolved on the GPU, and what it offers is compared with what is needed."""
     entry = _entry(way, situation, facts, profiles)
     inventory = _in_machine(facts.inventory, situation.tenants) if way is Way.VGPU else facts.inventory
@@ -181,25 +189,25 @@ def _resolved(
         state = resolve(Policy(entries=(entry,)), inventory, lambda _: geometry)
     except (InputError, Unsatisfiable) as error:
         problem = error.problems[0]
-        return Refusal(way, problem.message.removeprefix("GPU 0: "), problem.hint or FEWER_OR_NEWER)
+        return WayRefusal(way, problem.message.removeprefix("GPU 0: "), problem.hint or FEWER_OR_NEWER)
     shares = ResolvedShares(
         promised(state.offer, state.watch_of, inventory, state.settings)[inventory.gpus[0].uuid]
     )
     count = situation.tenants if way is Way.VGPU else shares.count
     asks = _asks(situation.sizes, shares)
     if short := _short(situation, shares, count, asks, facts):
-        return Refusal(way, *short)
-    return Candidate(
-        way=way,
-        entry=entry,
+        return WayRefusal(way, *short)
+    share = TenantShare(
         shares=count,
-        memory_bytes=shares.memory_bytes,
-        guarantee=shares.guarantee,
         resource=shares.rows[0].resource,
+        memory_bytes=shares.memory_bytes,
         threads_percent=shares.rows[0].threads_percent if limits_clients(facts.gpu) else None,
-        profile=profiles[0] if len(set(profiles)) == 1 else None,
+        profile=str(profiles[0].profile) if len(set(profiles)) == 1 else None,
+        guarantee=shares.guarantee,
+        means=f"{shares.guarantee}: {_IN_MACHINE if way is Way.VGPU else shares.guarantee.means}",
         asks=asks,
     )
+    return Candidate(way, entry, share)
 
 
 def _short(
@@ -221,7 +229,7 @@ def _short(
     if shares.guarantee.strength < situation.isolation.least.strength:
         least = situation.isolation.least
         why = f"the memory of its shares is '{shares.guarantee}', and '{least}' is needed"
-        unequal = shares.rows[0].shared is Strategy.MPS and shares.by_memory and _no_namespaces(facts)
+        unequal = shares.rows[0].traits.through_daemon and shares.by_memory and _no_namespaces(facts)
         return why, f"less isolation{f'; {unequal}' if unequal else ''}"
     return None
 

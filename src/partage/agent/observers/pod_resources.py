@@ -18,7 +18,7 @@ from partage.agent.options import Intervals
 from partage.agent.waiting import wait_at_most
 from partage.edges.host.ticks import until_tick
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
-from partage.edges.kubelet.pod_resources import Refused
+from partage.edges.kubelet.pod_resources import KubeletRefused
 from partage.edges.kubelet.port import Checkpoint, PodResources
 from partage.errors import Unreachable
 from partage.model.allocation import CheckpointHolds, ContainerHold
@@ -152,7 +152,7 @@ class PodResourcesPoller(Struct):
         except Unreachable as error:
             self._note(str(error))
             self._know_pods()
-            refused = isinstance(error, Refused) and not self.unreadable
+            refused = isinstance(error, KubeletRefused) and not self.unreadable
             if self._is_complete or refused:  # the checkpoint has all holds, though without names
                 self._know(names, before)
             raise

@@ -7,8 +7,9 @@ from typing import Any
 
 from partage.answers.documents.document import row
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
-from partage.model.policy import Interval, Strategy
+from partage.model.policy import Interval
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
+from partage.model.strategy import Strategy
 from partage.plan.reconcile.verification import stated_guarantee
 from partage.values import Frozen
 
@@ -129,12 +130,12 @@ def _device_row(offering: DeviceOffer, verify: Verify) -> ResourceDeviceRow:
 
 
 def _guarantees(offerings: Sequence[DeviceOffer], verify: Verify) -> dict[str, Any]:
-    seen = [verify(one) for one in offerings]
+    seen = [verify(offering) for offering in offerings]
     known = [one for one in seen if one is not None]
     return {
         "guarantee": weakest(
             stated_guarantee(one, found) for one, found in zip(offerings, seen, strict=True)
         ),
-        "promised": weakest(one.guarantee for one in offerings),
+        "promised": weakest(offering.guarantee for offering in offerings),
         "verified": weakest(iter(known)) if len(known) == len(seen) else None,
     }

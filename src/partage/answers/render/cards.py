@@ -12,8 +12,8 @@ from partage.answers.wording import guarantee_words, product_word, sharing_text
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, LostGpu
 from partage.model.ids import GpuUuid, ShareId
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, weakest
+from partage.model.strategy import Strategy
 from partage.plan.offer.select import GeometryOf
 from partage.plan.serve.ledger_entry import Hold
 from partage.text import count_of
@@ -232,8 +232,8 @@ def _amounts(units: Sequence[ShareCell]) -> list[ShareCell]:
     return [found[key] for key in sorted(found, key=lambda key: key[:2])]
 
 
-def _sum(one: ShareCell, other: ShareCell) -> ShareCell:
-    return replace(one, weight=one.weight + other.weight, count=one.count + other.count)
+def _sum(cell: ShareCell, other: ShareCell) -> ShareCell:
+    return replace(cell, weight=cell.weight + other.weight, count=cell.count + other.count)
 
 
 def _unit_bytes(offerings: Sequence[DeviceOffer]) -> int:
@@ -265,5 +265,5 @@ def _mig_block(label: str, offerings: Sequence[DeviceOffer], weight: int, use: H
 
 
 def _width(offering: DeviceOffer, gpu: Gpu) -> int:
-    whole = offering.memory_bytes * (1 if offering.shared is Strategy.EXCLUSIVE else offering.replicas)
+    whole = offering.memory_bytes * (offering.replicas if offering.traits.in_shares else 1)
     return max(1, round(whole * 8 / gpu.memory_bytes))

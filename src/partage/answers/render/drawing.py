@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell, gap_words
 from partage.answers.render.slices import ComputeSlice, GpuSlices, SliceUse
 from partage.answers.wording import abridge, shorten
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.values import Frozen
 
 _MARGIN, _CARD, _GAP = 20, 560, 16
@@ -212,11 +212,11 @@ def _compute(card: GpuCard, slices: GpuSlices, x: int, y: int) -> Iterator[Shape
 
 
 def _compute_slice(
-    one: ComputeSlice, place: Box, colours: tuple[str, str], block: DeviceBlock | None
+    part: ComputeSlice, place: Box, colours: tuple[str, str], block: DeviceBlock | None
 ) -> Iterator[Shape]:
     full, tint = colours
     at = (place.x + 2, place.y, place.width - 4, place.height)
-    match one.use:
+    match part.use:
         case SliceUse.RUNS if block is not None and block.cells:
             planned, gone = block.planned, block.withdrawn
             fill = full if block.held else PAPER if planned or gone else tint
@@ -239,7 +239,7 @@ def _legend(cards: Sequence[GpuCard], y: int) -> Iterator[Shape]:
     full, tint = DIM, "#dfe3e8"
     marks = [(Box(0, 0, 0, 0, full, full), "held"), (Box(0, 0, 0, 0, tint, full), "free")]
     blocks = [block for card in cards for block in card.blocks]
-    rows = [one for card in cards if card.slices for one in card.slices.compute_row]
+    rows = [part for card in cards if card.slices for part in card.slices.compute_row]
     if any(cell.withdrawn for block in blocks for cell in block.cells):
         marks.append((Box(0, 0, 0, 0, PAPER, full, hatched=True), "withdrawn"))
     if any(block.planned for block in blocks):

@@ -14,7 +14,7 @@ from rich.text import Text
 from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell, gap_words
 from partage.answers.render.slices import ComputeSlice, GpuSlices, SliceUse
 from partage.answers.wording import abridge, shorten
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 
 CARD_WIDTH = 43
 """Two fit in 100 columns. 39 columns inside and a gap make 2, 4, 5, 8 or 10 equal shares. In a terminal that
@@ -130,11 +130,11 @@ def _compute_bar(slices: GpuSlices, blocks: Sequence[DeviceBlock], inner: int, c
     return bar
 
 
-def _compute_mark(one: ComputeSlice, block: DeviceBlock | None) -> str:
-    match one.use:
-        case SliceUse.RUNS if one.instance is not None and one.instance.planned:
+def _compute_mark(part: ComputeSlice, block: DeviceBlock | None) -> str:
+    match part.use:
+        case SliceUse.RUNS if part.instance is not None and part.instance.planned:
             return _PLANNED
-        case SliceUse.RUNS if one.instance is not None and not one.instance.offerings:
+        case SliceUse.RUNS if part.instance is not None and not part.instance.offerings:
             return _UNOFFERED
         case SliceUse.RUNS if block is not None:
             return _HELD if block.held else _WITHDRAWN if block.withdrawn else _FREE

@@ -6,7 +6,7 @@ import re
 
 from partage.doctor.decide.finding import Check, Finding, MakeDirectory, error
 from partage.doctor.decide.gpus import named_gpus
-from partage.doctor.decide.observation import Agent, Kubelet, NodePolicy, Observation
+from partage.doctor.decide.observation import Agent, Kubelet, Observation, ObservedPolicy
 from partage.errors import Severity
 from partage.values import Frozen
 
@@ -26,7 +26,7 @@ def _two(now: Observation) -> Finding | None:
     return error(
         "two-agents",
         "Two agents of Partage run on this node, and each of them changes the GPUs as its own policy says",
-        (f"pid {one.pid}: {one.command}" for one in agent.processes),
+        (f"pid {process.pid}: {process.command}" for process in agent.processes),
         "Keep one. A unit of systemd beside the chart's DaemonSet is the usual reason: systemctl disable "
         "--now partage-agent, or keep the DaemonSet off this node",
     )
@@ -177,7 +177,9 @@ def _reason_check(code: str, row: _Row) -> Check:
     def judge(now: Observation) -> Finding | None:
         assert isinstance(now.reasons, tuple)
         told = tuple(
-            one.message for one in now.reasons if one.code == code and not _known(now, code, one.message)
+            reason.message
+            for reason in now.reasons
+            if reason.code == code and not _known(now, code, reason.message)
         )
         return Finding(_PREFIX + code, row.severity, row.message, told, row.fix) if told else None
 
@@ -194,7 +196,7 @@ _EXPLAINS = {
 def _known(now: Observation, code: str, message: str) -> bool:
     """Whether another check has said the same of this GPU, or of this policy."""
     if code == "policy-refused":
-        return isinstance(now.policy, NodePolicy) and any(
+        return isinstance(now.policy, ObservedPolicy) and any(
             problem.message in message for problem in now.policy.problems
         )
     match = _OF_GPU.match(message) if code == "gpu-unhealthy" else None

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partage.doctor.decide.finding import Check, Finding, error, warning
-from partage.doctor.decide.observation import MpsState, NodePolicy, Observation
+from partage.doctor.decide.observation import MpsState, Observation, ObservedPolicy
 from partage.model.gpu import ComputeMode, RecoveryAction
 from partage.model.health import GpuCondition
 from partage.model.ids import GpuUuid
@@ -20,12 +20,12 @@ def _lost(now: Observation) -> Finding | None:
         return None
     return error(
         "gpu-lost",
-        f"{gpus(one.index for one in lost)} does not answer"
+        f"{gpus(gpu.index for gpu in lost)} does not answer"
         if len(lost) == 1
-        else f"{gpus(one.index for one in lost)} do not answer",
+        else f"{gpus(gpu.index for gpu in lost)} do not answer",
         (
-            f"GPU {one.index}{f', {one.pci_bus_id}' if one.pci_bus_id else ''}: {one.reason}"
-            for one in lost[:_SHOWN]
+            f"GPU {gpu.index}{f', {gpu.pci_bus_id}' if gpu.pci_bus_id else ''}: {gpu.reason}"
+            for gpu in lost[:_SHOWN]
         ),
         "Look at dmesg for Xid lines of that address, end its pods or jobs, then reset the GPU (nvidia-smi "
         "--gpu-reset -i N) or reboot the node. If it is lost again, have the GPU replaced",
@@ -104,7 +104,7 @@ def _fabric(now: Observation) -> Finding | None:
 
 def named_gpus(now: Observation) -> frozenset[int]:
     """GPUs of which these checks say that they are not healthy."""
-    lost = (one.index for one in now.inventory.lost)
+    lost = (gpu.index for gpu in now.inventory.lost)
     return frozenset((*lost, *_due(now), *_damaged(now), *_apart(now)))
 
 
@@ -177,12 +177,12 @@ def _persistence(now: Observation) -> Finding | None:
 def _compute_mode(now: Observation) -> Finding | None:
     """A compute mode without the MPS daemon that it was set for."""
     assert isinstance(now.mps, MpsState)
-    served = {one.device for one in now.mps.directories if one.alive} | {
-        part for one in now.mps.processes for part in one.pipe.split("/")
+    served = {directory.device for directory in now.mps.directories if directory.alive} | {
+        part for process in now.mps.processes for part in process.pipe.split("/")
     }
-    wanted = now.policy.mps if isinstance(now.policy, NodePolicy) else ()
+    wanted = now.policy.mps if isinstance(now.policy, ObservedPolicy) else ()
     # A daemon with no pipe directory of a GPU, as NVIDIA's, may serve any of them.
-    other = any(not one.pipe.startswith(now.mps.below) for one in now.mps.processes)
+    other = any(not process.pipe.startswith(now.mps.below) for process in now.mps.processes)
     left = [
         gpu
         for gpu in now.inventory
@@ -211,7 +211,11 @@ def _compute_mode(now: Observation) -> Finding | None:
 
 
 def _conditions(now: Observation) -> dict[GpuUuid, GpuCondition]:
-    return {one.gpu: one for one in now.conditions} if isinstance(now.conditions, tuple) else {}
+    return (
+        {condition.gpu: condition for condition in now.conditions}
+        if isinstance(now.conditions, tuple)
+        else {}
+    )
 
 
 def _on(mode: bool) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partage.doctor.decide.finding import Check, Finding, error, warning
-from partage.doctor.decide.observation import NodePolicy, Observation
+from partage.doctor.decide.observation import Observation, ObservedPolicy
 from partage.model.ids import VENDOR
 from partage.model.node_labels import DOMAIN, FEATURE_DISCOVERY, MIG_CONFIG, MIG_CONFIG_STATE, POLICY_LABELS
 from partage.model.policy import GpuEntry
@@ -44,9 +44,9 @@ def _operator_plugin(now: Observation) -> Finding | None:
 
 def _two_mig_managers(now: Observation) -> Finding | None:
     labels = _labels(now)
-    policy = now.policy.policy if isinstance(now.policy, NodePolicy) else None
+    policy = now.policy.policy if isinstance(now.policy, ObservedPolicy) else None
     entries = () if policy is None else policy.entries
-    layouts = any(isinstance(one, GpuEntry) and one.mig is not None for one in entries)
+    layouts = any(isinstance(entry, GpuEntry) and entry.mig is not None for entry in entries)
     if labels.get(_MIG_MANAGER) != "true" or not (layouts or labels.get(MIG_CONFIG)):
         return None
     asked = {MIG_CONFIG: labels[MIG_CONFIG]} if MIG_CONFIG in labels else {}
@@ -88,7 +88,7 @@ def _written_twice(now: Observation) -> Finding | None:
 def _stale(now: Observation) -> Finding | None:
     """Labels say other GPUs than there are, and schedulers go by them."""
     labels = _labels(now)
-    true = now.policy.labels if isinstance(now.policy, NodePolicy) else {}
+    true = now.policy.labels if isinstance(now.policy, ObservedPolicy) else {}
     other = [key for key in _COMPARED if key in labels and key in true and labels[key] != true[key]]
     if not other:
         return None

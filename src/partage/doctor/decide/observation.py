@@ -88,13 +88,15 @@ class ContainerRuntime(Frozen):
     @property
     def of_nvidia(self) -> RuntimeHandler | None:
         """The handler that runs NVIDIA's runtime, the default one if it does."""
-        found = [one for one in self.handlers if "nvidia" in one.binary or one.name == "nvidia"]
+        found = [
+            handler for handler in self.handlers if "nvidia" in handler.binary or handler.name == "nvidia"
+        ]
         return next((one for one in found if one.name == self.default), found[0] if found else None)
 
     @property
     def default_handler(self) -> RuntimeHandler | None:
         """The handler of pods that ask for none."""
-        return next((one for one in self.handlers if one.name == self.default), None)
+        return next((handler for handler in self.handlers if handler.name == self.default), None)
 
 
 class CdiFile(Frozen):
@@ -203,7 +205,7 @@ class GpuDifference(Frozen):
     waits: bool = False
 
 
-class NodePolicy(Frozen):
+class ObservedPolicy(Frozen):
     """The policy of this node. source: its file, or who said it. policy: None: it cannot be read. problems:
     why it is refused, or does not hold on this node.
 
@@ -279,7 +281,7 @@ class Observation(Frozen, kw_only=True):
     reasons: tuple[AgentReason, ...] | Unseen | None = None
     disks: tuple[Disk, ...] | Unseen | None = None
     clock: Clock | Unseen | None = None
-    policy: NodePolicy | Unseen | None = None
+    policy: ObservedPolicy | Unseen | None = None
     mps: MpsState | Unseen | None = None
     slurm: SlurmState | Unseen | None = None
     labels: NodeLabels | Unseen | None = None

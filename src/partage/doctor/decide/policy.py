@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partage.doctor.decide.finding import Check, Finding, RemoveMpsDirectory, error, warning
-from partage.doctor.decide.observation import Agent, MpsState, NodePolicy, Observation, SlurmState, Unseen
+from partage.doctor.decide.observation import Agent, MpsState, Observation, ObservedPolicy, SlurmState, Unseen
 from partage.errors import Problem
 from partage.text import gpus
 
@@ -11,7 +11,7 @@ _SHOWN = 6
 
 
 def _refused(now: Observation) -> Finding | None:
-    problems = [one for one in _policy(now).problems if one.severity == "error"]
+    problems = [problem for problem in _policy(now).problems if problem.severity == "error"]
     if not problems:
         return None
     return error(
@@ -40,12 +40,12 @@ def _differ(now: Observation) -> Finding | Unseen | None:
     if isinstance(differs, Unseen):
         return differs
     begun_by_jobs = _begun_by_jobs(now)
-    differs = tuple(one for one in differs if one.index not in begun_by_jobs)
+    differs = tuple(difference for difference in differs if difference.index not in begun_by_jobs)
     if not differs:
         return None
-    indexes = [one.index for one in differs]
+    indexes = [difference.index for difference in differs]
     verb = "is" if len(set(indexes)) == 1 else "are"
-    waits = [one for one in differs if one.waits]
+    waits = [difference for difference in differs if difference.waits]
     running = isinstance(now.agent, Agent) and now.agent.runs
     if running and len(waits) == len(differs):
         fix = "Wait, or end the pods that are named; the agent continues then"
@@ -56,7 +56,7 @@ def _differ(now: Observation) -> Finding | Unseen | None:
     return warning(
         "gpus-differ",
         f"{gpus(indexes)} {verb} not as the policy wants: {_policy(now).source}",
-        (f"GPU {one.index}: {one.detail}" for one in differs[:_SHOWN]),
+        (f"GPU {difference.index}: {difference.detail}" for difference in differs[:_SHOWN]),
         fix,
     )
 
@@ -73,30 +73,33 @@ def _mps_left(now: Observation) -> Finding | None:
     state = _mps(now)
     if isinstance(now.agent, Agent) and now.agent.runs:
         return None
-    dead = [one for one in state.directories if not one.alive]
+    dead = [directory for directory in state.directories if not directory.alive]
     if not dead:
         return None
     return warning(
         "mps-left",
         "MPS daemons have ended and left their directories: programs that find them wait for a daemon that "
         "does not come",
-        (f"{one.path}: no process uses it" for one in dead[:_SHOWN]),
+        (f"{directory.path}: no process uses it" for directory in dead[:_SHOWN]),
         "partage doctor --fix removes them",
-        *(RemoveMpsDirectory(one.path, one.device) for one in dead),
+        *(RemoveMpsDirectory(directory.path, directory.device) for directory in dead),
     )
 
 
 def _mps_strange(now: Observation) -> Finding | None:
     """Daemons of somebody else, on GPUs that Partage shares or hands out."""
     state = _mps(now)
-    others = [one for one in state.processes if not one.pipe.startswith(f"{state.below}/")]
-    if not others or not isinstance(now.policy, NodePolicy):
+    others = [process for process in state.processes if not process.pipe.startswith(f"{state.below}/")]
+    if not others or not isinstance(now.policy, ObservedPolicy):
         return None
     return warning(
         "mps-of-others",
         "An MPS daemon that is not Partage's runs on this node: programs on its GPUs go through it, "
         "and no limit of Partage holds there",
-        (f"pid {one.pid}, {one.name}, pipe directory {one.pipe or 'not known'}" for one in others[:_SHOWN]),
+        (
+            f"pid {process.pid}, {process.name}, pipe directory {process.pipe or 'not known'}"
+            for process in others[:_SHOWN]
+        ),
         "If it is left over, end it: echo quit | CUDA_MPS_PIPE_DIRECTORY=DIR nvidia-cuda-mps-control. If it "
         "belongs to NVIDIA's device plugin, partage takeover says how to change over",
     )
@@ -104,17 +107,18 @@ def _mps_strange(now: Observation) -> Finding | None:
 
 def _sentences(problems: list[Problem] | tuple[Problem, ...]) -> list[str]:
     return [
-        ": ".join(part for part in (one.file, one.path, one.message) if part) for one in problems[:_SHOWN]
+        ": ".join(part for part in (problem.file, problem.path, problem.message) if part)
+        for problem in problems[:_SHOWN]
     ]
 
 
 def _fix(problems: list[Problem] | tuple[Problem, ...]) -> str:
-    hints = list(dict.fromkeys(one.hint for one in problems if one.hint))
+    hints = list(dict.fromkeys(problem.hint for problem in problems if problem.hint))
     return "; ".join(hints[:2])
 
 
-def _policy(now: Observation) -> NodePolicy:
-    assert isinstance(now.policy, NodePolicy)
+def _policy(now: Observation) -> ObservedPolicy:
+    assert isinstance(now.policy, ObservedPolicy)
     return now.policy
 
 

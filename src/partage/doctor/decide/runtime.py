@@ -10,8 +10,8 @@ from partage.doctor.decide.observation import (
     ContainerRuntime,
     DriverParts,
     Kubelet,
-    NodePolicy,
     Observation,
+    ObservedPolicy,
     Unseen,
 )
 from partage.model.policy import DeviceListStrategy, Options
@@ -86,10 +86,10 @@ def _cdi_off(now: Observation) -> Finding | Unseen | None:
 def _cdi_broken(now: Observation) -> Finding | None:
     """Specifications that runtimes cannot read or that name files that are gone."""
     module = now.driver.module if isinstance(now.driver, DriverParts) else ""
-    broken = {one.path: why for one in _cdi(now) if (why := cdi_problem(one, module))}
+    broken = {spec.path: why for spec in _cdi(now) if (why := cdi_problem(spec, module))}
     if not broken:
         return None
-    ours = [one.path for one in _cdi(now) if one.ours and one.path in broken]
+    ours = [spec.path for spec in _cdi(now) if spec.ours and spec.path in broken]
     theirs = [path for path in broken if path not in ours]
     fixes = []
     if theirs:
@@ -233,7 +233,7 @@ def _cdi(now: Observation) -> tuple[CdiFile, ...]:
 
 def _options(now: Observation) -> Options | None:
     """What the policy says of devices; None: there is no policy that is known."""
-    if not isinstance(now.policy, NodePolicy) or now.policy.policy is None:
+    if not isinstance(now.policy, ObservedPolicy) or now.policy.policy is None:
         return None
     return now.policy.policy.options
 

@@ -14,7 +14,7 @@ from typing import TypeVar
 from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.reader import Reader, parsed
 from partage.codec.yaml_document import Value
-from partage.edges.files.native_sharing import CLIENT_KEYS, read_mig, read_mps, read_time_slicing
+from partage.edges.files.native_sharing import CLIENT_KEYS, SHARING_READERS, read_mig
 from partage.model.ids import parse_resource_name
 from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.pci import parse_pci_address
@@ -36,6 +36,7 @@ from partage.model.policy import (
     SparedPods,
     WatchAction,
 )
+from partage.model.strategy import Strategy
 from partage.units import parse_duration
 
 T = TypeVar("T")
@@ -45,8 +46,9 @@ FORMAT = "partage/v1"
 MOST_ENTRIES = 512
 
 _TOP = ("version", "gpus", "resources")
-_STRATEGIES = ("exclusive", "time-slicing", "mps", "mig")
+_STRATEGIES = tuple(strategy.value for strategy in Strategy)
 _ENTRY = ("select", "when", "name", "guard", "watch", "change", *_STRATEGIES)
+_IN_SHARES = " or ".join(f"{key!r}" for key in SHARING_READERS)
 _WHEN = ("label",)
 _MOST_CONDITIONS = 16
 _CRITERIA = ("index", "uuid", "model", "pci")
@@ -100,9 +102,9 @@ DIALECT = Dialect(
         "label": "'when'",
         "also": "'change', beside 'drain'",
         **dict.fromkeys(CLIENT_KEYS[1:], "a client of 'mps'"),
-        "replicas": "'time-slicing' or 'mps'",
-        "unit": "'time-slicing' or 'mps'",
-        "placement": "'time-slicing' or 'mps'",
+        "replicas": _IN_SHARES,
+        "unit": _IN_SHARES,
+        "placement": _IN_SHARES,
         "interval": "'time-slicing'",
         "clients": "'mps'",
         "exclusive-process": "'mps'",
@@ -312,16 +314,12 @@ def _strategy(table: Table) -> tuple[Sharing, DesiredMig | None]:
 
 def _one_strategy(table: Table, key: str) -> tuple[Sharing, DesiredMig | None]:
     field = table.here(key)
-    match key:
-        case "time-slicing":
-            return read_time_slicing(field), None
-        case "mps":
-            return read_mps(field), None
-        case "mig":
-            return read_mig(field)
-        case _:
-            field.table((), "{}")
-            return Exclusive(), None
+    if key == Strategy.MIG:
+        return read_mig(field)
+    if reader := SHARING_READERS.get(key):
+        return reader(field), None
+    field.table((), "{}")
+    return Exclusive(), None
 
 
 # --- contradictions ----------------------------------------------------------------------------

@@ -5,7 +5,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from partage.codec.fields import Field, Table
@@ -39,7 +39,6 @@ _MPS = ("replicas", "clients", *_UNITS, "exclusive-process", "users", "protocol"
 _PROTOCOLS = (2, 3)
 _ONE_OF_TWO = "how many shares a GPU is cut into; or unit: 1Gi, for amounts of memory"
 CLIENT_KEYS = ("name", "memory", "threads")
-_MIG = ("layout", "time-slicing", "mps")
 
 
 class MpsUsers(StrEnum):
@@ -185,6 +184,15 @@ def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:
         )
 
 
+SHARING_READERS: Mapping[str, Callable[[Field], Sharing]] = {
+    "time-slicing": read_time_slicing,
+    "mps": read_mps,
+}
+"""The keys for a device in shares, and what reads their values."""
+
+_MIG = ("layout", *SHARING_READERS)
+
+
 def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
     """The value of ``mig``: how each MIG device is shared, and the layout."""
     table = field.table(_MIG, f"{{layout: {_meant_layout(field.value) or '[3g.40gb, 2g.20gb]'}}}")
@@ -192,10 +200,11 @@ def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
         return Exclusive(), DesiredMig()
     what = "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]"
     wanted = table.needed("layout", _layout, what) or DesiredMig()
-    if "time-slicing" in table and "mps" in table:
-        field.error("time-slicing and mps exclude each other", "keep one of the two")
-    sharing: Sharing = table.value("mps", read_mps, Exclusive())
-    return table.value("time-slicing", read_time_slicing, sharing), wanted
+    given = [key for key in SHARING_READERS if key in table]
+    if len(given) > 1:
+        field.error(f"{' and '.join(given)} exclude each other", "keep one of the two")
+    sharings = [SHARING_READERS[key](table.here(key)) for key in given]
+    return (sharings[0] if sharings else Exclusive()), wanted
 
 
 def _layout(field: Field) -> DesiredMig:
@@ -203,7 +212,7 @@ def _layout(field: Field) -> DesiredMig:
     if isinstance(field.value, str):
         return _named_layout(field)
     meant = _meant_layout(field.value) or "[3g.40gb, 3g.40gb]"
-    if isinstance(field.value, list) and any(isinstance(one, dict) for one in field.value):
+    if isinstance(field.value, list) and any(isinstance(item, dict) for item in field.value):
         field.error("has to be a list of MIG profiles", f"write one item for each MIG device: {meant}")
         return DesiredMig()
     items = field.items(MOST_ITEMS, f"write one item for each MIG device: {meant}")

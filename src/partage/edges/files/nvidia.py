@@ -337,7 +337,7 @@ def _overlaps(notes: Notes, entries: tuple[ResourceEntry, ...]) -> None:
         earlier = claims.setdefault(entry.resource, _Claims()).claim(entry)
         if earlier is None:
             continue
-        kinds = isinstance(entry.sharing, Mps) != isinstance(earlier.sharing, Mps)
+        kinds = entry.sharing.strategy is not earlier.sharing.strategy
         said = "one GPU cannot be shared by time-slicing and MPS" if kinds else "one device has one sharing"
         message = f"{entry.resource}: overlaps with {earlier.origin}; {said}"
         notes.note(Place(notes.file, entry.origin), "error", message, "give each its own 'devices'")

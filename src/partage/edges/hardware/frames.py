@@ -27,7 +27,7 @@ class FrameError(ValueError):
     """The peer does not use the protocol. Nothing more can be read from the connection."""
 
 
-class Request(Frozen, omit_defaults=True, forbid_unknown_fields=True):
+class HelperRequest(Frozen, omit_defaults=True, forbid_unknown_fields=True):
     """What the agent asks. arguments: JSON, read by the verb."""
 
     id: int
@@ -35,7 +35,7 @@ class Request(Frozen, omit_defaults=True, forbid_unknown_fields=True):
     arguments: Raw = _NULL
 
 
-class Answer(Frozen, omit_defaults=True, forbid_unknown_fields=True):
+class HelperAnswer(Frozen, omit_defaults=True, forbid_unknown_fields=True):
     """What the helper answers. id: of the request; None if the connection is refused. result: JSON."""
 
     id: int | None

@@ -60,7 +60,9 @@ class HelperConnection:
         answer: asyncio.Future[bytes] = asyncio.get_running_loop().create_future()
         self._waiting[number] = answer
         try:
-            self._writer.write(frames.pack_message(frames.Request(number, verb, Raw(encode(arguments)))))
+            self._writer.write(
+                frames.pack_message(frames.HelperRequest(number, verb, Raw(encode(arguments))))
+            )
             async with asyncio.timeout(deadline_s):
                 return await answer
         except TimeoutError as error:
@@ -111,10 +113,10 @@ class HelperConnection:
                     waiter.set_exception(reason)
         return reason
 
-    async def _next_answer(self) -> frames.Answer | None:
-        return await frames.read_message(self._reader, frames.Answer, frames.MOST_ANSWER_BYTES)
+    async def _next_answer(self) -> frames.HelperAnswer | None:
+        return await frames.read_message(self._reader, frames.HelperAnswer, frames.MOST_ANSWER_BYTES)
 
-    def _deliver(self, answer: frames.Answer) -> None:
+    def _deliver(self, answer: frames.HelperAnswer) -> None:
         error = None if answer.error is None else to_error(answer.error)
         if answer.id is None and isinstance(error, HardwareError):
             raise error  # the helper refuses this connection

@@ -212,14 +212,16 @@ class HelperServer:
         if not reason:
             return True
         log.warning("peer refused", extra={"uid": peer.uid, "pid": peer.pid, "reason": reason})
-        writer.write(frames.pack_message(frames.Answer(None, error=from_error(NotPermitted(reason, hint)))))
+        writer.write(
+            frames.pack_message(frames.HelperAnswer(None, error=from_error(NotPermitted(reason, hint))))
+        )
         return False
 
     async def _converse(
         self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, requests: set[asyncio.Task[None]]
     ) -> None:
         while (
-            request := await frames.read_message(reader, frames.Request, frames.MOST_REQUEST_BYTES)
+            request := await frames.read_message(reader, frames.HelperRequest, frames.MOST_REQUEST_BYTES)
         ) is not None:
             if len(requests) >= _MOST_REQUESTS:
                 busy = DriverUnavailable("too many requests at the same time")
@@ -230,11 +232,11 @@ class HelperServer:
             task.add_done_callback(requests.discard)
             task.add_done_callback(self._settled)
 
-    async def _serve(self, request: frames.Request, writer: asyncio.StreamWriter) -> None:
+    async def _serve(self, request: frames.HelperRequest, writer: asyncio.StreamWriter) -> None:
         hangs = False
         try:
             result = Raw(encode(await self._call(request.verb, request.arguments)))
-            answer = frames.pack_message(frames.Answer(request.id, result))
+            answer = frames.pack_message(frames.HelperAnswer(request.id, result))
         except PartageError as error:
             hangs = isinstance(error, HardwareTimeout) and request.verb != _APART
             answer = _refusal(request.id, error)
@@ -291,7 +293,7 @@ def listen(path: Path, *, open_to_all: bool) -> tuple[socket.socket, int]:
 
 
 def _refusal(number: int, error: PartageError) -> bytes:
-    return frames.pack_message(frames.Answer(number, error=from_error(error)))
+    return frames.pack_message(frames.HelperAnswer(number, error=from_error(error)))
 
 
 async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:

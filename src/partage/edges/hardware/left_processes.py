@@ -36,7 +36,7 @@ _DEEPEST = 12
 _ENDED = frozenset({"", "Z", "X"})
 
 
-class _Container(Frozen):
+class _ContainerCgroups(Frozen):
     """The cgroups of one container. threads: the files that list its threads."""
 
     pod: PodUid
@@ -103,7 +103,7 @@ def _is_root(directory: Path, hierarchy: str) -> bool:
 # --- cgroups ---------------------------------------------------------------------------------------
 
 
-def _containers(root: Path, hierarchy: str, pods: Collection[PodUid]) -> Iterator[_Container]:
+def _containers(root: Path, hierarchy: str, pods: Collection[PodUid]) -> Iterator[_ContainerCgroups]:
     """The containers of these pods that have a cgroup in this hierarchy."""
     above = [("", 0)]
     while above:
@@ -118,7 +118,7 @@ def _containers(root: Path, hierarchy: str, pods: Collection[PodUid]) -> Iterato
                 yield from _containers_of(root, below, pod, hierarchy)
 
 
-def _containers_of(root: Path, path: str, pod: PodUid, hierarchy: str) -> Iterator[_Container]:
+def _containers_of(root: Path, path: str, pod: PodUid, hierarchy: str) -> Iterator[_ContainerCgroups]:
     threads: dict[ContainerId, list[str]] = {}
     for directory, _, files in os.walk(f"{root}{path}"):
         container = owner_of(directory.removeprefix(str(root))).container
@@ -126,7 +126,7 @@ def _containers_of(root: Path, path: str, pod: PodUid, hierarchy: str) -> Iterat
         if container and file in files:
             threads.setdefault(container, []).append(f"{directory}/{file}")
     for container, paths in threads.items():
-        yield _Container(pod, container, tuple(paths))
+        yield _ContainerCgroups(pod, container, tuple(paths))
 
 
 def _children(root: Path, path: str) -> list[str]:
@@ -140,7 +140,7 @@ def _children(root: Path, path: str) -> list[str]:
 # --- threads ---------------------------------------------------------------------------------------
 
 
-def _processes(proc: Path, container: _Container) -> Sequence[LeftProcess]:
+def _processes(proc: Path, container: _ContainerCgroups) -> Sequence[LeftProcess]:
     """The processes of a container that have a thread which lives; none of a sandbox."""
     found: dict[int, LeftProcess] = {}
     for tid in _threads(container):
@@ -164,7 +164,7 @@ def _state(status: Mapping[str, str]) -> str:
     return status.get("State", "")[:1]
 
 
-def _threads(container: _Container) -> Iterator[int]:
+def _threads(container: _ContainerCgroups) -> Iterator[int]:
     for path in container.threads:
         try:
             lines = Path(path).read_text(encoding="ascii").split()

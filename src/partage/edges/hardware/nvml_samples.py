@@ -1,10 +1,15 @@
-"""Samples of a node with NVML: everything when it is asked for, and memory every second in between."""
+"""Samples of a node with NVML: everything when it is asked for, and memory every second in between.
+
+So what /proc says of processes is remembered for some seconds.
+"""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from pathlib import Path
 
+from msgspec import Struct
 from msgspec.structs import replace
 
 from partage.edges.hardware.gpm import GpmReader
@@ -14,16 +19,60 @@ from partage.edges.hardware.known_migs import known_migs
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.peaks import PeakKeeper
 from partage.edges.hardware.port import SAMPLED_FOR_S
-from partage.edges.hardware.process_cache import ProcessCache
 from partage.edges.hardware.processes import listed, why_hidden
 from partage.edges.hardware.running_processes import NvmlDevices, skip_failures
 from partage.edges.hardware.sensors import GpuSensors, memory_of, process_activities
 from partage.edges.hardware.session_memory import KnownMig
+from partage.edges.host.procfs import ProcessInfo, read_process, start_of
 from partage.errors import HardwareError
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.process import GpuMemory, GpuProcess, Processes
 from partage.model.samples import DeviceMemory, GpuSample, MigSample, ProcessActivity, Samples
 from partage.values import Frozen
+
+CHECKED_S, READ_S = 5.0, 30.0
+"""After so long it is checked that the pid is still the same process; and its cgroup is read again, because
+a process
+can be moved (Slurm adopts those of ssh)."""
+
+
+class _Entry(Struct):
+    info: ProcessInfo | None
+    checked_s: float
+    read_s: float
+
+
+class ProcessCache:
+    """For one thread. seen: of the last sample, by pid."""
+
+    def __init__(self, proc: Path) -> None:
+        self._proc = proc
+        self._entries: dict[int, _Entry] = {}
+
+    @property
+    def seen(self) -> dict[int, ProcessInfo | None]:
+        """The processes of the last sample; None for one that /proc does not show."""
+        return {pid: entry.info for pid, entry in self._entries.items()}
+
+    def at(self, now_s: float) -> Callable[[set[int]], dict[int, ProcessInfo | None]]:
+        """A function that reads the processes of one sample; those that are not in it are forgotten."""
+
+        def read(pids: set[int]) -> dict[int, ProcessInfo | None]:
+            self._entries = {pid: self._entry(pid, now_s) for pid in pids}
+            return self.seen
+
+        return read
+
+    def _entry(self, pid: int, now_s: float) -> _Entry:
+        known = self._entries.get(pid)
+        if known is None or known.info is None or now_s - known.read_s >= READ_S:
+            return _Entry(read_process(self._proc, pid), now_s, now_s)
+        if now_s - known.checked_s >= CHECKED_S:
+            if start_of(self._proc, pid) != known.info.start:
+                return _Entry(read_process(self._proc, pid), now_s, now_s)
+            known.checked_s = now_s
+        return known
+
 
 PERIOD_S = 1.0
 

@@ -39,7 +39,7 @@ _DELETED = "//deleted"
 """What the kernel adds to the directory of a mount that has been removed (proc_pid_mountinfo(5))."""
 
 
-class Place(Frozen):
+class KernelDirectory(Frozen):
     """A directory as the kernel knows it. device: number of its file system; directory: from its root."""
 
     device: str
@@ -49,7 +49,7 @@ class Place(Frozen):
 class _Mount(Frozen):
     """What is mounted where, a line of ``mountinfo`` (proc_pid_mountinfo(5))."""
 
-    place: Place
+    place: KernelDirectory
     at: PurePosixPath
 
 
@@ -85,7 +85,7 @@ def pipe_tenants(proc: Path, pipes: Mapping[DeviceUuid, Path]) -> PipeTenants:
 class _Look:
     """One look at all processes."""
 
-    def __init__(self, proc: Path, places: Mapping[DeviceUuid, Place]) -> None:
+    def __init__(self, proc: Path, places: Mapping[DeviceUuid, KernelDirectory]) -> None:
         self._proc = proc
         self._places = places
         self._own = parse_cgroup(procfs.self_cgroups(proc))
@@ -138,47 +138,47 @@ class _Look:
         owner = parse_cgroup(cgroups)
         return _Process(pid, owner, "" if owner else procfs.namespace_of(self._proc, str(pid), "pid"))
 
-    def _is_tenants(self, one: _Process) -> bool:
+    def _is_tenants(self, process: _Process) -> bool:
         """Whether it is neither the node's own nor of Partage's own pod or container."""
-        if not one.owner:
-            return one.pids not in ("", self._node)
-        return one.owner != self._own and not (one.owner.pod and one.owner.pod == self._own.pod)
+        if not process.owner:
+            return process.pids not in ("", self._node)
+        return process.owner != self._own and not (process.owner.pod and process.owner.pod == self._own.pod)
 
-    def _pipes(self, one: _Process) -> Mapping[DeviceUuid, bool]:
+    def _pipes(self, process: _Process) -> Mapping[DeviceUuid, bool]:
         """The daemons whose pipe its mount namespace has; True: whole."""
-        namespace = procfs.namespace_of(self._proc, str(one.pid), "mnt")
+        namespace = procfs.namespace_of(self._proc, str(process.pid), "mnt")
         if namespace not in self._pipes_of:
-            mounts = _mounts(self._proc, str(one.pid))
+            mounts = _mounts(self._proc, str(process.pid))
             if not mounts:  # it has ended: another process of the namespace is asked
                 return {}
             self._pipes_of[namespace] = _pipes_among(mounts, self._places)
         return self._pipes_of[namespace]
 
-    def _note(self, device: DeviceUuid, one: _Process, *, whole: bool) -> None:
-        owner = one.owner
+    def _note(self, device: DeviceUuid, process: _Process, *, whole: bool) -> None:
+        owner = process.owner
         job = owner.job.job if owner.job else ""
         tenant = PipeTenant(device, owner.pod, ContainerId("") if job else owner.container, job, whole)
-        key = (device, tenant.pod, tenant.container, job, one.pids)
-        found = self._found.setdefault(key, _Found(replace(tenant, pids=one.pids)))
+        key = (device, tenant.pod, tenant.container, job, process.pids)
+        found = self._found.setdefault(key, _Found(replace(tenant, pids=process.pids)))
         if whole and not found.tenant.whole:
             found.tenant = replace(found.tenant, whole=True)
 
-    def _judge(self, one: _Process, found: _Found) -> bool:
+    def _judge(self, process: _Process, found: _Found) -> bool:
         """Add what a process may become to its tenant. False: it has ended meanwhile."""
-        container = one.owner.container
+        container = process.owner.container
         if container != found.tenant.container:
-            if self._is_sandbox(one.pid, container):
+            if self._is_sandbox(process.pid, container):
                 return True
             if container and container not in found.tenant.beside:
                 found.tenant = replace(found.tenant, beside=(*found.tenant.beside, container))
-        if one.pid not in self._rights_of:
-            threads = list(islice(_rights(self._proc, one.pid), _MOST_THREADS + 1))
+        if process.pid not in self._rights_of:
+            threads = list(islice(_rights(self._proc, process.pid), _MOST_THREADS + 1))
             if not threads:
-                found.unread = procfs.start_of(self._proc, one.pid, running=True) is not None
+                found.unread = procfs.start_of(self._proc, process.pid, running=True) is not None
                 return False
-            self._rights_of[one.pid] = threads
-        found.more |= len(self._rights_of[one.pid]) > _MOST_THREADS
-        for rights in self._rights_of[one.pid]:
+            self._rights_of[process.pid] = threads
+        found.more |= len(self._rights_of[process.pid]) > _MOST_THREADS
+        for rights in self._rights_of[process.pid]:
             found.rights.setdefault(replace(rights, pid=0), rights)
         return True
 
@@ -190,16 +190,16 @@ class _Look:
         return self._sandboxes[container]
 
 
-def _belongs(one: _Process, tenant: PipeTenant) -> bool:
+def _belongs(process: _Process, tenant: PipeTenant) -> bool:
     """Whether a process is of this tenant, or of its pod: an open directory can be handed over there."""
-    owner = one.owner
+    owner = process.owner
     if tenant.job:
         return owner.job is not None and owner.job.job == tenant.job
     if tenant.pod:
         return owner.pod == tenant.pod
     if tenant.container:
         return owner.container == tenant.container
-    return not owner and one.pids == tenant.pids
+    return not owner and process.pids == tenant.pids
 
 
 # --- mounts ----------------------------------------------------------------------------------------
@@ -210,7 +210,7 @@ def _mounts(proc: Path, process: str) -> list[_Mount]:
     found = []
     for line in procfs.mount_lines(proc, process):
         words = line.split(" ")
-        place = Place(words[2], _path(words[3]))
+        place = KernelDirectory(words[2], _path(words[3]))
         if not words[3].endswith(_DELETED):
             found.append(_Mount(place, _path(words[4])))
     return found
@@ -220,7 +220,7 @@ def _path(word: str) -> PurePosixPath:
     return PurePosixPath(_ESCAPED.sub(lambda match: chr(int(match[1], 8)), word))
 
 
-def _place_of(directory: Path, mounts: Sequence[_Mount]) -> Place | None:
+def _place_of(directory: Path, mounts: Sequence[_Mount]) -> KernelDirectory | None:
     """Where a directory of this process is for the kernel; None if that cannot be said."""
     try:
         path = PurePosixPath(directory.resolve(strict=True))
@@ -231,10 +231,12 @@ def _place_of(directory: Path, mounts: Sequence[_Mount]) -> Place | None:
         return None
     # The deepest mount point; of several at one, the last is on top.
     on_top = max(enumerate(above), key=lambda pair: (len(pair[1].at.parts), pair[0]))[1]
-    return Place(on_top.place.device, on_top.place.directory / path.relative_to(on_top.at))
+    return KernelDirectory(on_top.place.device, on_top.place.directory / path.relative_to(on_top.at))
 
 
-def _pipes_among(mounts: Sequence[_Mount], places: Mapping[DeviceUuid, Place]) -> dict[DeviceUuid, bool]:
+def _pipes_among(
+    mounts: Sequence[_Mount], places: Mapping[DeviceUuid, KernelDirectory]
+) -> dict[DeviceUuid, bool]:
     """The daemons whose pipe directory, one above it or one in it is mounted; True: more than namespaces."""
     found: dict[DeviceUuid, bool] = {}
     for mount in mounts:

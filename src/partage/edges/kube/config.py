@@ -132,7 +132,7 @@ class _Hyphenated(Frozen, rename="kebab"):
     """Keys of a kubeconfig are written with hyphens."""
 
 
-class _Server(_Hyphenated):
+class _KubeServer(_Hyphenated):
     server: str = ""
     certificate_authority: str = ""
     certificate_authority_data: str = ""
@@ -161,7 +161,7 @@ class _Context(Frozen):
 
 class _NamedServer(Frozen):
     name: str
-    cluster: _Server
+    cluster: _KubeServer
 
 
 class _NamedUser(Frozen):
@@ -200,7 +200,9 @@ def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
             name, "current-context", f"there is no context {wanted!r}", f"contexts of the file: {names}"
         )
     chosen = contexts[wanted]
-    server = next((one.cluster for one in file.clusters or () if one.name == chosen.cluster), None)
+    server = next(
+        (cluster.cluster for cluster in file.clusters or () if cluster.name == chosen.cluster), None
+    )
     user = next((one.user for one in file.users or () if one.name == chosen.user), None) or _User()
     if server is None or not server.server.startswith(("https://", "http://")):
         raise _wrong(name, "clusters", f"has no cluster {chosen.cluster!r} with a server")

@@ -26,12 +26,12 @@ _SETS = "/apis/apps/v1/daemonsets"
 _KEPT_OFF: Json = {"key": DEPLOY_LABEL, "operator": "NotIn", "values": ["false"]}
 
 
-class _Container(Frozen):
+class _PluginContainer(Frozen):
     name: str = ""
 
 
 class _PodSpec(Frozen):
-    containers: tuple[_Container, ...] = ()
+    containers: tuple[_PluginContainer, ...] = ()
     node_selector: dict[str, str] | None = None
     affinity: dict[str, Any] | None = None
 
@@ -82,7 +82,11 @@ class DevicePlugins:
     async def sets(self) -> tuple[PluginDaemonSet, ...]:
         """All DaemonSets of the plugin. Raises ClusterError."""
         found = await self._connection.call(_Sets, "GET", _SETS)
-        return tuple(_plugin_set(one) for one in found.items or () if _is_plugin(one.spec.template.spec))
+        return tuple(
+            _plugin_set(daemon_set)
+            for daemon_set in found.items or ()
+            if _is_plugin(daemon_set.spec.template.spec)
+        )
 
     async def label(self, node: str) -> str | None:
         """The value of the label on a node; None: it has none. Raises ClusterError."""
@@ -94,18 +98,22 @@ class DevicePlugins:
         body: Json = {"metadata": {"labels": {DEPLOY_LABEL: value}}}
         await self._patch(NodeJson, f"/api/v1/nodes/{node}", body)
 
-    async def keep_off(self, one: PluginDaemonSet) -> None:
+    async def keep_off(self, daemon_set: PluginDaemonSet) -> None:
         """Keep its pods off nodes with the label ``false``. Conflict if it has changed since it was read."""
         affinity: Json = {
             "nodeAffinity": {
-                "requiredDuringSchedulingIgnoredDuringExecution": {"nodeSelectorTerms": list(one.kept_off)}
+                "requiredDuringSchedulingIgnoredDuringExecution": {
+                    "nodeSelectorTerms": list(daemon_set.kept_off)
+                }
             }
         }
         body: Json = {
-            "metadata": {"resourceVersion": one.version},
+            "metadata": {"resourceVersion": daemon_set.version},
             "spec": {"template": {"spec": {"affinity": affinity}}},
         }
-        await self._patch(_Set, f"/apis/apps/v1/namespaces/{one.namespace}/daemonsets/{one.name}", body)
+        await self._patch(
+            _Set, f"/apis/apps/v1/namespaces/{daemon_set.namespace}/daemonsets/{daemon_set.name}", body
+        )
 
     async def _patch(self, kind: type[Any], path: str, body: Json) -> None:
         await self._connection.call(
@@ -114,7 +122,7 @@ class DevicePlugins:
 
 
 def _is_plugin(spec: _PodSpec) -> bool:
-    return any(one.name in _CONTAINERS for one in spec.containers)
+    return any(container.name in _CONTAINERS for container in spec.containers)
 
 
 def _plugin_set(found: _Set) -> PluginDaemonSet:

@@ -24,7 +24,7 @@ LONGEST_ANSWER = 16 * 2**20
 """Bytes. The limit of the kubelet's own clients; the usual 4 MiB are too few for a node with many pods."""
 
 
-class Refused(Unreachable):
+class KubeletRefused(Unreachable):
     """The kubelet answers, and refuses the call."""
 
 
@@ -71,10 +71,10 @@ class PodResourcesClient:
         except Unreachable as error:
             cause = error.__cause__
             if isinstance(cause, GRPCError) and cause.status is Status.RESOURCE_EXHAUSTED:
-                return Refused(error.problems)
+                return KubeletRefused(error.problems)
             return error
         except Rejected as error:
-            return Refused(error.problems)
+            return KubeletRefused(error.problems)
         finally:
             if not done:  # also after a cancelled call: the connection may be in an undefined state
                 self.close()

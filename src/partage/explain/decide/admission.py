@@ -16,7 +16,7 @@ from partage.plan.serve.allocators import allocator_of
 from partage.values import Frozen
 
 
-class Refusal(Frozen):
+class PodRefusal(Frozen):
     """What a pod cannot get. container: None: all of them together. offered: the node offers the resource.
     at_node: the scheduler would send the pod, and the kubelet would refuse it.
     """
@@ -37,7 +37,7 @@ class Admission:
 
     def refusal(
         self, pod: PodNeeds, free: Mapping[ResourceName, Sequence[ShareId]], elsewhere: Mapping[str, object]
-    ) -> Refusal | None:
+    ) -> PodRefusal | None:
         """Why the pod cannot have its shares of these free ones; None if it can.
 
         Containers in their order; a main container gets again what the ordinary init containers had, as from
@@ -52,11 +52,11 @@ class Admission:
             if plugin is None:
                 if text in elsewhere:
                     continue
-                return Refusal(container, name, amount, offered=False)
+                return PodRefusal(container, name, amount, offered=False)
             enough = totals.get(text, 0) <= len(free.get(name, ()))
             chosen = plugin.chosen(left.get(name, []), reusable.get(name, []), amount)
             if chosen is None:
-                return Refusal(container, name, amount, at_node=enough)
+                return PodRefusal(container, name, amount, at_node=enough)
             taken = set(chosen)
             left[name] = [share for share in left.get(name, []) if share not in taken]
             kept = [share for share in reusable.get(name, []) if share not in taken]
@@ -65,7 +65,7 @@ class Admission:
         for text, amount in totals.items():
             name = ResourceName(text)
             if name in self._plugins and text in pod.gpu_resources and amount > len(free.get(name, ())):
-                return Refusal(None, name, amount)
+                return PodRefusal(None, name, amount)
         return None
 
 
@@ -98,7 +98,7 @@ class Trials:
     def __init__(self) -> None:
         self._known: dict[int, tuple[NodeOffer, Admission]] = {}
 
-    def refusal(self, pod: PodNeeds, node: NodeView) -> Refusal | None:
+    def refusal(self, pod: PodNeeds, node: NodeView) -> PodRefusal | None:
         """Why the pod cannot have its shares on the node now; None if it can."""
         return self.admission(node).refusal(pod, free_shares(node), node.counted)
 

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 from partage.explain.decide.admission import Trials
 from partage.explain.decide.apply import Applied, applied
 from partage.explain.decide.changes import Change
-from partage.explain.decide.finding import Finding
+from partage.explain.decide.finding import NodeFinding
 from partage.explain.decide.gpus import GpuVerdict, gpu_verdicts
 from partage.explain.decide.never import never
 from partage.explain.decide.node import NodeView
@@ -63,7 +63,7 @@ def explain_pod(
     assumed, gpus = assumed_labels(pod, node), gpu_verdicts(pod, node)
     first = first_finding(pod, node, trials, apply)
     if first is None:  # the pod has room: nobody has to end, and nothing to be repaired for it
-        unasked = tuple(replace(one, change=None) for one in gpus)
+        unasked = tuple(replace(gpu, change=None) for gpu in gpus)
         return NodeVerdict(node.name, None, assumed=assumed, gpus=unasked)
     changes, more, enough = _way_out(first, pod, node, trials, apply)
     refusal = None if node.trouble or node.not_ready else trials.refusal(pod, node)
@@ -80,7 +80,7 @@ def explain_pod(
     )
 
 
-def first_finding(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Finding | None:
+def first_finding(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> NodeFinding | None:
     """What is in the way first. None: nothing.
 
     The cause before what follows from it: a node that is not for this pod, or does not work; what it could
@@ -96,12 +96,12 @@ def first_finding(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied)
 
 
 def _way_out(
-    first: Finding, pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied
+    first: NodeFinding, pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied
 ) -> tuple[tuple[Change, ...], tuple[NodeReason, ...], bool]:
     """All changes that are needed, what else is in the way, and whether the pod fits afterwards."""
     changes: list[Change] = []
     reasons: list[NodeReason] = []
-    finding: Finding | None = first
+    finding: NodeFinding | None = first
     for _ in range(_MOST_ROUNDS):
         if finding is None or not finding.options:
             break

@@ -7,7 +7,7 @@ from partage.explain.decide.reasons import NodeReason
 from partage.values import Frozen
 
 
-class Finding(Frozen):
+class NodeFinding(Frozen):
     """options: ways out, the smallest first; each is one change, or several that are needed together. None:
     no way out is known.
     """

@@ -11,17 +11,17 @@ from collections.abc import Iterator, Mapping, Sequence
 from partage.explain.decide.fewest import fewest
 from partage.explain.decide.slurm_words import BEHIND, SlurmWord, said_by_slurm
 from partage.slurm.decide.live_view import live_view
-from partage.slurm.decide.node_view import SHARED, GresCount, NodeView, parse_gres
-from partage.slurm.decide.request import Outcome, Verdict, judge_request
+from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, parse_gres
+from partage.slurm.decide.request import Outcome, RequestVerdict, judge_request
 from partage.slurm.model.job import JobId
 from partage.slurm.model.live import LiveNode, LiveSettings, QueuedJob
 from partage.text import listed
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 _SHOWN = 6
 
 
-class JobGpu(Frozen):
+class JobGpu(Answer):
     """One GPU of a node, by Slurm's index. why: why it gives the job nothing; empty: it could. todo: what to
     do; may be empty."""
 
@@ -30,7 +30,7 @@ class JobGpu(Frozen):
     todo: str = ""
 
 
-class JobNodeVerdict(Frozen):
+class JobNodeVerdict(Answer):
     """One node. why: why the job does not start there; empty: its GPUs would do. jobs: those that have to
     end."""
 
@@ -60,7 +60,7 @@ class SlurmNow(Frozen):
     queue: tuple[QueuedJob, ...]
 
     @property
-    def views(self) -> tuple[NodeView, ...]:
+    def views(self) -> tuple[SlurmNodeView, ...]:
         """The nodes with GRES, for the rules."""
         return tuple(live_view(node) for node in self.nodes.values() if node.gres)
 
@@ -88,7 +88,7 @@ _OUTCOMES = {
 }
 
 
-def judged(job: QueuedJob, now: SlurmNow) -> Verdict | None:
+def judged(job: QueuedJob, now: SlurmNow) -> RequestVerdict | None:
     """What becomes of its request by Slurm's rules; None for one that names no GPUs of each node."""
     if not job.asks:
         return None
@@ -177,13 +177,13 @@ def _asked(job: QueuedJob) -> GresCount | None:
     return next((one for one in counts if one.name == "gpu" or one.name in SHARED), None)
 
 
-def _could_run(job: QueuedJob, view: NodeView, now: SlurmNow) -> bool:
+def _could_run(job: QueuedJob, view: SlurmNodeView, now: SlurmNow) -> bool:
     settings = now.settings
     verdict = judge_request(job.asks, [view], settings.gres_types, settings.version, spread=settings.spread)
     return verdict.outcome is Outcome.ACCEPTED
 
 
-def _node(node: LiveNode, view: NodeView, asked: GresCount, now: SlurmNow) -> JobNodeVerdict:
+def _node(node: LiveNode, view: SlurmNodeView, asked: GresCount, now: SlurmNow) -> JobNodeVerdict:
     gpus, free, holders = _gpus(view, asked, now)
     if (why := _closed(node)) is not None:
         return JobNodeVerdict(node.name, *why, gpus=gpus)
@@ -225,7 +225,7 @@ def _closed(node: LiveNode) -> tuple[str, str] | None:
 
 
 def _gpus(
-    view: NodeView, asked: GresCount, now: SlurmNow
+    view: SlurmNodeView, asked: GresCount, now: SlurmNow
 ) -> tuple[tuple[JobGpu, ...], dict[int, int], Counter[JobId]]:
     """Each GPU; what is free of it; and how many GPUs of the wanted kind each job holds."""
     found, free, holders = [], dict[int, int](), Counter[JobId]()
@@ -278,7 +278,7 @@ def _fewest_here(
     return fewest({job.job: count for job, _, count in users}, missing) or ()
 
 
-def _fewest_on_one(view: NodeView, asked: GresCount, need: int, now: SlurmNow) -> tuple[JobId, ...]:
+def _fewest_on_one(view: SlurmNodeView, asked: GresCount, need: int, now: SlurmNow) -> tuple[JobId, ...]:
     """Of the GPU where the fewest jobs have to end."""
     ways = []
     for index, total in enumerate(view.shares.get(asked.name, ())):

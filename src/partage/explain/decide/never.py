@@ -8,10 +8,10 @@ from difflib import SequenceMatcher
 
 from msgspec.structs import replace
 
-from partage.explain.decide.admission import Refusal, Trials
+from partage.explain.decide.admission import PodRefusal, Trials
 from partage.explain.decide.apply import Applied, emptied
 from partage.explain.decide.changes import AskFewer, AskOther, Change, RaiseReplicas
-from partage.explain.decide.finding import Finding
+from partage.explain.decide.finding import NodeFinding
 from partage.explain.decide.node import NodeView
 from partage.explain.decide.pod import PodNeeds
 from partage.explain.decide.reasons import (
@@ -35,7 +35,7 @@ _MOST_REPLICAS = 64
 _PROFILE = re.compile(r"mig-\d+g\.(\d+)gb")
 
 
-def never(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Finding | None:
+def never(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> NodeFinding | None:
     """The reason; None if the node could, as it is offered now or will be."""
     alone = emptied(node)
     refusal = trials.refusal(pod, alone)
@@ -44,7 +44,7 @@ def never(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Find
     if node.wanted is not None and trials.fits(pod, _as_wanted(alone)):
         return None
     options = tuple((one,) for one in _options(pod, alone, refusal, trials, apply))
-    return Finding(_reason(pod, node, refusal, trials.admission(alone).resources), options)
+    return NodeFinding(_reason(pod, node, refusal, trials.admission(alone).resources), options)
 
 
 def _as_wanted(alone: NodeView) -> NodeView:
@@ -52,7 +52,7 @@ def _as_wanted(alone: NodeView) -> NodeView:
 
 
 def _reason(
-    pod: PodNeeds, node: NodeView, refusal: Refusal, resources: Mapping[ResourceName, Resource]
+    pod: PodNeeds, node: NodeView, refusal: PodRefusal, resources: Mapping[ResourceName, Resource]
 ) -> NodeReason:
     name, asked = refusal.resource, refusal.amount
     resource = resources.get(name)
@@ -95,7 +95,7 @@ def largest_device(resource: Resource) -> int:
 
 
 def _options(
-    pod: PodNeeds, alone: NodeView, refusal: Refusal, trials: Trials, apply: Applied
+    pod: PodNeeds, alone: NodeView, refusal: PodRefusal, trials: Trials, apply: Applied
 ) -> Iterator[Change]:
     """Those that have been tried on the empty node, and are enough there. Where none is, the first one that
     helps this container: others may have to ask for something else, too.
@@ -119,7 +119,7 @@ def _options(
 
 
 def _candidates(
-    pod: PodNeeds, alone: NodeView, refusal: Refusal, trials: Trials, apply: Applied
+    pod: PodNeeds, alone: NodeView, refusal: PodRefusal, trials: Trials, apply: Applied
 ) -> Iterator[Change]:
     if refusal.offered:
         if (fewer := ask_fewer(pod, alone, refusal, trials, apply)) is not None:
@@ -129,7 +129,7 @@ def _candidates(
 
 
 def ask_fewer(
-    pod: PodNeeds, node: NodeView, refusal: Refusal, trials: Trials, apply: Applied
+    pod: PodNeeds, node: NodeView, refusal: PodRefusal, trials: Trials, apply: Applied
 ) -> AskFewer | None:
     """The most that the container could have on this node; None where even the least is too much. Of amounts
     of memory, first an init container that binds it to a GPU.
@@ -176,7 +176,7 @@ def _replicated(policy: Policy | None) -> Iterator[tuple[str, int, str]]:
         yield entry.origin, sharing.replicas, policy.source if policy else ""
 
 
-def ask_other(node: NodeView, refusal: Refusal, trials: Trials) -> Iterator[AskOther]:
+def ask_other(node: NodeView, refusal: PodRefusal, trials: Trials) -> Iterator[AskOther]:
     """Other names that the node offers, the nearest first."""
     if refusal.container is None:
         return

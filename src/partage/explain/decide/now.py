@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 
-from partage.explain.decide.admission import Refusal, Trials
+from partage.explain.decide.admission import PodRefusal, Trials
 from partage.explain.decide.apply import Applied
 from partage.explain.decide.changes import Change, RepairGpu, Uncordon, WaitForGpu, WaitForPods
-from partage.explain.decide.finding import Finding
+from partage.explain.decide.finding import NodeFinding
 from partage.explain.decide.gpus import gpu_verdicts
 from partage.explain.decide.never import ask_fewer, ask_other, takes_one_device, unit_bytes
 from partage.explain.decide.node import (
@@ -42,7 +42,7 @@ _MOST_SINGLE = 128
 """Pods that are tried one by one."""
 
 
-def not_now(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Finding | None:
+def not_now(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> NodeFinding | None:
     """The reason; None if the pod fits."""
     refusal = trials.refusal(pod, node)
     if refusal is None:
@@ -52,14 +52,14 @@ def not_now(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Fi
         return trials.fits(*after(changes, pod, node, apply))
 
     # Pods that are enough on one GPU are known without trying each pod of the node.
-    near = [one.change for one in gpu_verdicts(pod, node) if isinstance(one.change, WaitForPods)]
+    near = [verdict.change for verdict in gpu_verdicts(pod, node) if isinstance(verdict.change, WaitForPods)]
     least = {who: place for place, who in enumerate(holders(pod, node))}
     near.sort(key=lambda change: (len(change.pods), max(map(least.__getitem__, change.pods))))
     quick = list(_ends(pod, node, near))
     ways: list[tuple[Change, ...]] = [*_of_each_kind([(one,) for one in quick if enough([one])])]
     if not ways:
         ends = list(_ends(pod, node, [WaitForPods((who,)) for who in list(least)[:_MOST_SINGLE]]))
-        ways = [*_of_each_kind([(one,) for one in ends if enough([one])])]
+        ways = [*_of_each_kind([(end,) for end in ends if enough([end])])]
         if not ways and enough(ends):
             ways = [_fewest(ends, enough)]
     fewer = ask_fewer(pod, node, refusal, trials, apply)
@@ -70,7 +70,7 @@ def not_now(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Fi
             ways.append((other,))
             break
     first = ways[0][0] if ways else None
-    return Finding(_reason(pod, node, refusal, first, trials), tuple(ways))
+    return NodeFinding(_reason(pod, node, refusal, first, trials), tuple(ways))
 
 
 def after(
@@ -94,8 +94,8 @@ def _of_each_kind(ways: Sequence[tuple[Change, ...]]) -> Iterator[tuple[Change, 
 def _fewest(ends: Sequence[Change], enough: _Enough) -> tuple[Change, ...]:
     """Some that are enough together, and of which none can be left out: the last ones are left out first."""
     kept = list(ends)
-    for one in reversed(ends):
-        without = [other for other in kept if other is not one]
+    for end in reversed(ends):
+        without = [other for other in kept if other is not end]
         if enough(without):
             kept = without
     return tuple(_joined(kept))
@@ -103,11 +103,11 @@ def _fewest(ends: Sequence[Change], enough: _Enough) -> tuple[Change, ...]:
 
 def _joined(changes: Sequence[Change]) -> Iterator[Change]:
     """Pods that have to end are one change."""
-    pods = tuple(pod for one in changes if isinstance(one, WaitForPods) for pod in one.pods)
+    pods = tuple(pod for change in changes if isinstance(change, WaitForPods) for pod in change.pods)
     said = False
-    for one in changes:
-        if not isinstance(one, WaitForPods):
-            yield one
+    for change in changes:
+        if not isinstance(change, WaitForPods):
+            yield change
         elif not said:
             said = True
             yield WaitForPods(pods)
@@ -119,7 +119,7 @@ def _joined(changes: Sequence[Change]) -> Iterator[Change]:
 def _ends(pod: PodNeeds, node: NodeView, pods: Sequence[WaitForPods]) -> Iterator[Change]:
     """What may end on the node, the least first. pods: as many ways for pods to end."""
     concerned = [gpu for gpu in node.gpus if _concerns(pod, node, gpu.uuid)]
-    changing = [(gpu, one) for gpu in concerned for one in _of_kind(node, gpu, Changing)]
+    changing = [(gpu, change) for gpu in concerned for change in _of_kind(node, gpu, Changing)]
     yield from (_wait_for(gpu, one) for gpu, one in changing if one.phase in _SOON)
     for gpu in concerned:
         if any(_of_kind(node, gpu, Cordoned)):
@@ -139,7 +139,9 @@ def _of_kind(node: NodeView, gpu: GpuView, kind: type[Obstacle]) -> Iterator[Cha
     """The obstacles of this kind on its devices, each once."""
     found: dict[Obstacle, None] = {}
     for device in sorted(devices_of_gpu(node, gpu.uuid)):
-        found |= dict.fromkeys(one for one in node.obstacles.get(device, ()) if isinstance(one, kind))
+        found |= dict.fromkeys(
+            obstacle for obstacle in node.obstacles.get(device, ()) if isinstance(obstacle, kind)
+        )
     yield from found  # type: ignore[misc]
 
 
@@ -161,7 +163,7 @@ def holders(pod: PodNeeds, node: NodeView) -> list[str]:
 
 
 def _reason(
-    pod: PodNeeds, node: NodeView, refusal: Refusal, change: Change | None, trials: Trials
+    pod: PodNeeds, node: NodeView, refusal: PodRefusal, change: Change | None, trials: Trials
 ) -> NodeReason:
     """Of the first thing that would have to end."""
     match change:
@@ -184,13 +186,13 @@ def _reason(
 
 def _said(node: NodeView, gpu: GpuUuid, kind: type[Changing] | type[Unhealthy]) -> str:
     for device in sorted(devices_of_gpu(node, gpu)):
-        for one in node.obstacles.get(device, ()):
-            if isinstance(one, kind):
-                return one.reason
+        for obstacle in node.obstacles.get(device, ()):
+            if isinstance(obstacle, kind):
+                return obstacle.reason
     return ""
 
 
-def _held(pod: PodNeeds, node: NodeView, refusal: Refusal, trials: Trials) -> AllHeld:
+def _held(pod: PodNeeds, node: NodeView, refusal: PodRefusal, trials: Trials) -> AllHeld:
     resource = trials.admission(node).resources[refusal.resource]
     free = free_shares(node).get(ResourceName(refusal.resource), [])
     by_device: dict[str, int] = {}

@@ -16,7 +16,7 @@ from partage.explain.decide.changes import (
     WaitForPods,
 )
 from partage.explain.decide.fewest import fewest
-from partage.explain.decide.finding import Finding
+from partage.explain.decide.finding import NodeFinding
 from partage.explain.decide.node import NODE_STATE, Counted, NodeView
 from partage.explain.decide.pod import LabelRule, PodNeeds, Term
 from partage.explain.decide.reasons import (
@@ -35,23 +35,23 @@ _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 _UNSCHEDULABLE = f"{NODE_STATE}unschedulable"
 
 
-def before_gpus(pod: PodNeeds, node: NodeView) -> Finding | None:
+def before_gpus(pod: PodNeeds, node: NodeView) -> NodeFinding | None:
     """What makes the GPUs of the node matter not at all."""
     return _wrong_node(pod, node) or _not_working(node)
 
 
-def _wrong_node(pod: PodNeeds, node: NodeView) -> Finding | None:
+def _wrong_node(pod: PodNeeds, node: NodeView) -> NodeFinding | None:
     if pod.node and pod.node != node.name:
         reason = WrongNode(f"the name {pod.node} (nodeName)", f"the name {node.name}")
-        return Finding(reason, ((DropNodeName(pod.node),),))
+        return NodeFinding(reason, ((DropNodeName(pod.node),),))
     for key, value in pod.selector.items():
         if _known(node, key) and node.labels.get(key) != value:
             change = LabelNode(node.name, key, value)
-            return Finding(WrongNode(f"the label {key}={value}", _has(node, key)), ((change,),))
+            return NodeFinding(WrongNode(f"the label {key}={value}", _has(node, key)), ((change,),))
     if pod.affinity is not None and not any(_term_holds(term, node) for term in pod.affinity):
         rule = _first_broken(pod.affinity, node)
         reason = WrongNode(f"{rule} (node affinity)", _has(node, rule.key) if rule else "not that")
-        return Finding(reason, ((DropAffinity(str(rule or "no term")),),))
+        return NodeFinding(reason, ((DropAffinity(str(rule or "no term")),),))
     return None
 
 
@@ -89,37 +89,37 @@ def assumed_labels(pod: PodNeeds, node: NodeView) -> tuple[str, ...]:
     return tuple(dict.fromkeys(rules))
 
 
-def _not_working(node: NodeView) -> Finding | None:
+def _not_working(node: NodeView) -> NodeFinding | None:
     if node.not_ready:
         repair = RepairNode(f"repair the node: kubectl describe node {node.name}")
-        return Finding(NodeNotReady(node.not_ready), ((repair,),))
+        return NodeFinding(NodeNotReady(node.not_ready), ((repair,),))
     if node.trouble:
         repair = RepairNode(node.hint or "repair it: partage show on the node says more")
-        return Finding(NodeGivesNothing(node.trouble), ((repair,),))
+        return NodeFinding(NodeGivesNothing(node.trouble), ((repair,),))
     return None
 
 
-def after_offer(pod: PodNeeds, node: NodeView) -> Finding | None:
+def after_offer(pod: PodNeeds, node: NodeView) -> NodeFinding | None:
     """What keeps new pods off a node whose GPUs would do."""
     if node.unschedulable and not _tolerates(pod, _UNSCHEDULABLE, "", "NoSchedule"):
-        return Finding(NodeCordoned(), ((UncordonNode(node.name),),))
+        return NodeFinding(NodeCordoned(), ((UncordonNode(node.name),),))
     for taint in node.taints:
         if taint.effect not in _KEEPS_AWAY or taint.key == _UNSCHEDULABLE:
             continue
         if not _tolerates(pod, taint.key, taint.value, taint.effect):
             reason = Tainted(taint.key, taint.value, taint.effect, taint.why)
-            return Finding(reason, ((Tolerate(taint.key, taint.value, taint.effect),),))
+            return NodeFinding(reason, ((Tolerate(taint.key, taint.value, taint.effect),),))
     return None
 
 
 def _tolerates(pod: PodNeeds, key: str, value: str, effect: str) -> bool:
-    return any(one.tolerates(key, value, effect) for one in pod.tolerations)
+    return any(toleration.tolerates(key, value, effect) for toleration in pod.tolerations)
 
 
 # --- what the scheduler counts ------------------------------------------------------------------------
 
 
-def counted(pod: PodNeeds, node: NodeView) -> Finding | None:
+def counted(pod: PodNeeds, node: NodeView) -> NodeFinding | None:
     """The first resource of which the scheduler counts too little left. GPUs first."""
     totals = {**pod.totals, "pods": 1}
     ordered = sorted(totals.items(), key=lambda pair: pair[0] not in pod.gpu_resources)
@@ -128,8 +128,8 @@ def counted(pod: PodNeeds, node: NodeView) -> Finding | None:
         if there is not None and asked > there.free:
             options = tuple((change,) for change in _ways(pod, node, name, asked))
             if asked > there.total:
-                return Finding(MoreThanNode(name, asked, there.total), options)
-            return Finding(CounterShort(name, asked, there.free), options)
+                return NodeFinding(MoreThanNode(name, asked, there.total), options)
+            return NodeFinding(CounterShort(name, asked, there.free), options)
     return None
 
 
@@ -144,7 +144,7 @@ def _ways(pod: PodNeeds, node: NodeView, name: str, asked: int) -> Iterator[Chan
         yield WaitForPods(pods)
     most = there.free if asked <= there.total else there.total
     largest = max(
-        (one for one in pod.containers if one.requests.get(name)),
+        (container for container in pod.containers if container.requests.get(name)),
         key=lambda one: one.requests[name],
         default=None,
     )

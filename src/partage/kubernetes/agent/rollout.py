@@ -19,7 +19,7 @@ from partage.edges.kube.leases import UNANSWERED, Rollout, SeenRollout, slot_of
 from partage.edges.kube.port import Lease
 from partage.errors import Conflict, PartageError, Rejected
 from partage.plan.cluster.rollout import (
-    Fleet,
+    KnownFleet,
     Slot,
     Standing,
     Wish,
@@ -77,7 +77,7 @@ class RolloutMember:
         self._node_known = asyncio.Event()
         self._held_back = UNASKED
         self._followed: asyncio.Task[None] | None = None
-        self._fleet = Fleet()
+        self._fleet = KnownFleet()
         self._leases: dict[str, Lease] = {}
         self.trouble = ""
 
@@ -124,7 +124,9 @@ class RolloutMember:
             pause_s: float | None
             try:
                 if not found:
-                    self._find([one for one in await self._rollout.leases() if one.holder == self._name])
+                    self._find(
+                        [lease for lease in await self._rollout.leases() if lease.holder == self._name]
+                    )
                     found = True
                 pause_s = await self._step(group)
             except PartageError as error:
@@ -161,7 +163,7 @@ class RolloutMember:
         if wants and await self._try(now, report):
             return 0.0
         if own is not None and any(
-            one.name == own.name and one.holder != self._name for one in self._fleet.slots
+            slot.name == own.name and slot.holder != self._name for slot in self._fleet.slots
         ):
             await self._look(own.name)  # a person has freed it
         await self._hold(now)
@@ -170,7 +172,7 @@ class RolloutMember:
     def _follow_no_more(self) -> None:
         if self._followed is not None:
             self._followed.cancel()
-            self._followed, self._fleet, self._held_back = None, Fleet(), UNASKED
+            self._followed, self._fleet, self._held_back = None, KnownFleet(), UNASKED
 
     # --- waiting -------------------------------------------------------------------------------
 
@@ -181,10 +183,10 @@ class RolloutMember:
         # After a time without answers nobody can tell who has renewed in it.
         before = {} if self._fleet.trouble else self._fleet.sightings
         sightings = next_sightings(before, slots, self._status.clock())
-        self._leases = {one.name: one for one in seen.leases}
-        notes = ((one.name, read_note(one.annotations.get(ROLLOUT, ""))) for one in seen.nodes)
+        self._leases = {lease.name: lease for lease in seen.leases}
+        notes = ((node.name, read_note(node.annotations.get(ROLLOUT, ""))) for node in seen.nodes)
         canaries = tuple(canary_of(name, note) for name, note in notes if note is not None)
-        self._fleet = Fleet(seen.settings, slots, sightings, canaries, seen.trouble)
+        self._fleet = KnownFleet(seen.settings, slots, sightings, canaries, seen.trouble)
         self._news.set()
 
     async def _try(self, now: Standing, report: Report) -> bool:
@@ -252,7 +254,7 @@ class RolloutMember:
         """Read the Lease again that somebody else has written or deleted. Whether it is as it is known.
         Raises PartageError.
         """
-        found = next((one for one in await self._rollout.leases() if one.name == name), None)
+        found = next((lease for lease in await self._rollout.leases() if lease.name == name), None)
         if found is not None and found.holder == self._name:
             known, self._lease = self._lease == found, found
             self._judge_again()

@@ -15,9 +15,8 @@ from msgspec import field
 from partage.errors import Problem
 from partage.model.allocation import CheckpointHolds
 from partage.model.ids import ResourceName, ShareId, is_share_id
-from partage.model.policy import Strategy
 from partage.model.share import NodeOffer, resources_of
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 Ids = Mapping[ResourceName, frozenset[ShareId]]
 Plugin = Literal["NVIDIA's plugin", "Partage"]
@@ -67,7 +66,7 @@ class Exchange(Frozen):
         )
 
 
-class ExchangeRow(Frozen):
+class ExchangeRow(Answer):
     """One resource before and after. lost: held ids that are not offered afterwards. fewer, more: free ids
     that are not, or newly, offered. pods: that hold ids.
     """
@@ -92,9 +91,7 @@ def ids_of(offer: NodeOffer) -> Ids:
 
 def mps_resources(offer: NodeOffer) -> frozenset[ResourceName]:
     """Resources with shares under MPS."""
-    return frozenset(
-        one.resource for devices in offer.values() for one in devices if one.shared is Strategy.MPS
-    )
+    return frozenset(row.resource for rows in offer.values() for row in rows if row.traits.through_daemon)
 
 
 def problems_of(exchange: Exchange) -> tuple[Problem, ...]:

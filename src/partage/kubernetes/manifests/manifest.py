@@ -18,7 +18,6 @@ from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNo
 from partage.kubernetes.manifests.pods import object_name, pod_specs_at
 from partage.kubernetes.manifests.settings import settings_findings
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, ResourceName
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Resource
 from partage.plan.offer.memory_units import SMALLEST_USABLE_BYTES
 from partage.units import format_bytes, whole_quantity
@@ -216,7 +215,7 @@ def _against_offer(
             f"ask for {resource.count} or less, or give the policy more of them",
             here=True,
         )
-    elif amount > 1 and (shared := [one for one in resource.offerings if _adds_nothing(one)]):
+    elif amount > 1 and (shared := [offering for offering in resource.offerings if _adds_nothing(offering)]):
         yield asked.warning(_no_more(name, amount, shared), _FEWER_REPLICAS, here=True)
 
 
@@ -254,7 +253,7 @@ def _adds_nothing(offering: DeviceOffer) -> bool:
 
     Only MPS shares whose limits are in the container's variables add up.
     """
-    return offering.shared is not Strategy.EXCLUSIVE and not offering.limits_in_env
+    return offering.traits.in_shares and not offering.limits_in_env
 
 
 def _no_more(name: ResourceName, amount: int, shared: Sequence[DeviceOffer]) -> str:
@@ -279,7 +278,7 @@ def _environment(container: ManifestNode) -> Iterator[CheckedProblem]:
 
 def _uses_mps(offered: Resources, key: str) -> bool:
     resource = offered.get(ResourceName(key))
-    return resource is not None and any(offering.shared is Strategy.MPS for offering in resource.offerings)
+    return resource is not None and any(offering.traits.through_daemon for offering in resource.offerings)
 
 
 def _shared_memory(container: ManifestNode) -> Iterator[CheckedProblem]:

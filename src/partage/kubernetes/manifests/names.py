@@ -23,9 +23,8 @@ _USUAL = {"gpu": "gpu", "gpus": "gpu", "gpushared": "gpu.shared", "gpusshared": 
 """By its letters alone, the usual name that was meant. Others are left alone: ``GA102GL_A10`` is a name of
 KubeVirt's, and a policy may give any.
 """
-_MIG = re.compile(r"mig(\d+g)(\d+gb)(me|meall)?(shared)?")
-_MIG_NAME = re.compile(r"mig-\d+g\.\d+gb([.-]me(\.all)?)?(\.shared)?")
-"""As NVIDIA writes it; ``-me`` (no media engines) is another profile than ``+me``, whose name has ``.me``."""
+_MIG = re.compile(r"mig[._-]?(\d+g)[._-]?(\d+gb)(.*)")
+"""What follows stays: ``-me`` (no media engines) is another profile than ``+me``, which is ``.me``."""
 _SEPARATORS = re.compile(r"[._-]")
 
 _ALIKE = 0.75
@@ -62,14 +61,13 @@ def meant_name(key: str, names: Collection[str]) -> str | None:
 def _usual(key: str) -> str | None:
     """``nvidia.com/gpu`` for ``nvidia.com/GPU`` and ``nvidia.com/gpus``. None: like no usual name."""
     domain, _, name = key.partition("/")
-    if domain != VENDOR or _MIG_NAME.fullmatch(name):
+    if domain != VENDOR:
         return None
+    mig = _MIG.fullmatch(name.lower())
+    if mig is not None:
+        return f"{VENDOR}/mig-{mig[1]}.{mig[2]}{mig[3]}"
     letters = _SEPARATORS.sub("", name.lower())
-    mig = _MIG.fullmatch(letters)
-    if mig is None:
-        return f"{VENDOR}/{_USUAL[letters]}" if letters in _USUAL else None
-    attribute = {None: "", "me": ".me", "meall": ".me.all"}[mig[3]]
-    return f"{VENDOR}/mig-{mig[1]}.{mig[2]}{attribute}{'.shared' if mig[4] else ''}"
+    return f"{VENDOR}/{_USUAL[letters]}" if letters in _USUAL else None
 
 
 def _misspelt(domain: str) -> bool:

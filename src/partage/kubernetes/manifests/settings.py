@@ -11,7 +11,6 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partage.kubernetes.manifests.node import CheckedProblem, ManifestNode
 from partage.model.ids import ResourceName
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, Resource
 from partage.units import GIB, format_bytes
 
@@ -62,10 +61,11 @@ def settings_findings(
                 f"{place.at('name').value}=platform ignores every limit of memory", "remove it", here=here
             )
     yield from _mps(container, shares)
-    bare = any(one.shared is Strategy.TIME_SLICING and one.guarantee is Guarantee.NONE for one in shares)
+    bare = [row for row in shares if not row.traits.limits_memory and row.guarantee is Guarantee.NONE]
     if bare and not found:
         yield container.at("resources", "limits").warning(
-            "nothing limits the GPU memory of this container: under time-slicing it can take all of it",
+            "nothing limits the GPU memory of this container: "
+            f"under {bare[0].traits.word} it can take all of it",
             "guard: true in the policy, mps, or a limit of the framework",
             here=here,
         )
@@ -100,9 +100,9 @@ def _fractions(container: ManifestNode) -> Iterator[tuple[ManifestNode, str, flo
 def _in_words(container: ManifestNode) -> Iterator[tuple[ManifestNode, str, str]]:
     """Fractions in the container's command and arguments; an empty text where only a running shell knows."""
     values = {
-        str(one.at("name").value): str(one.at("value").value)
-        for one in container.at("env").items
-        if one.at("value").value is not None
+        str(variable.at("name").value): str(variable.at("value").value)
+        for variable in container.at("env").items
+        if variable.at("value").value is not None
     }
     for key in ("command", "args"):
         words = _words(container.at(key))
@@ -126,7 +126,7 @@ def _words(place: ManifestNode) -> list[tuple[ManifestNode, str]]:
 
 
 def _mps(container: ManifestNode, shares: Sequence[DeviceOffer]) -> Iterator[CheckedProblem]:
-    mps = [one for one in shares if one.shared is Strategy.MPS]
+    mps = [row for row in shares if row.traits.through_daemon]
     if not mps:
         return
     for place in _variables(container, ("CUDA_MPS_PIPE_DIRECTORY",)):
@@ -135,7 +135,7 @@ def _mps(container: ManifestNode, shares: Sequence[DeviceOffer]) -> Iterator[Che
             "remove it; the share sets it",
             here=True,
         )
-    most = max(one.memory_bytes for one in mps)
+    most = max(share.memory_bytes for share in mps)
     for place in _variables(container, (_PINNED,)):
         limit = _PINNED_LIMIT.fullmatch(str(place.at("value").value))
         asked = int(limit[1]) * (GIB if limit[2] in "Gg" else GIB // 1024) if limit else 0

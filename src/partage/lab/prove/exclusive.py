@@ -9,12 +9,11 @@ from partage.lab.prove.model import AttackOutcome, broken, kept
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.lab.tenant import TenantProcess
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
 
 
 def _whole(share: PromisedShare) -> bool:
-    return share.offering.shared is Strategy.EXCLUSIVE and not share.mig
+    return not share.offering.traits.in_shares and not share.mig
 
 
 @attack(

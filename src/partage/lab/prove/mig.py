@@ -8,14 +8,13 @@ from partage.lab.prove.outcomes import allocate_beside, make_fault, require_work
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.lab.tenant import OK
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
 
 
 def _alone_on_mig(share: PromisedShare) -> bool:
     return (
         bool(share.mig)
-        and share.offering.shared is Strategy.EXCLUSIVE
+        and not share.offering.traits.in_shares
         and share.offering.guarantee is not Guarantee.NONE
     )
 

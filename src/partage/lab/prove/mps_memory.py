@@ -21,8 +21,8 @@ from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import Allocated, CannotTry, ExperimentStage, allocate_in_pieces
 from partage.lab.sizes import CUDA_NEEDS_BYTES, beyond_bytes, data_bytes, piece_bytes
 from partage.lab.tenant import OK
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.units import MIB, format_bytes
 
 _UNSEEN_GPU = "GPU-00000000-0000-0000-0000-000000000000"

@@ -7,8 +7,8 @@ from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import Allocated, CannotTry, ExperimentStage, allocate_in_pieces
 from partage.lab.sizes import beyond_bytes, has_room
 from partage.lab.tenant import OK, OUT_OF_MEMORY, NotConnected, TenantProcess
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.units import format_bytes
 
 _WAIT_LIMIT_S = 2.0

@@ -11,8 +11,9 @@ from partage.errors import DaemonError, Unsupported
 from partage.lab.daemon import MpsDaemon, find_pipe
 from partage.model.gpu import ComputeMode, Gpu, Inventory
 from partage.model.ids import GpuUuid
-from partage.model.policy import ALL_EXCLUSIVE, AllDevices, GpuEntry, Mps, Policy, Strategy
+from partage.model.policy import ALL_EXCLUSIVE, AllDevices, GpuEntry, Mps, Policy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.model.strategy import Strategy
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
 from partage.units import MIB
@@ -50,7 +51,7 @@ async def offer_of_daemons(
     plain = offer_of_policy(ALL_EXCLUSIVE, inventory)
     found: dict[GpuUuid, tuple[DeviceOffer, ...]] = {}
     for gpu in inventory:
-        rows = [await _by_daemon(one, gpu, run_dir, pipe, driver_root) for one in plain.get(gpu.uuid, ())]
+        rows = [await _by_daemon(row, gpu, run_dir, pipe, driver_root) for row in plain.get(gpu.uuid, ())]
         found[gpu.uuid] = tuple(rows)
     return found
 

@@ -25,7 +25,6 @@ from partage.lab.tenant import TenantLaunch
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
-from partage.model.policy import Strategy
 
 _TORCH_VERSION = "import importlib.metadata as m; print(m.version('torch'))"
 _VERSION_S = 20
@@ -74,7 +73,7 @@ class RealEngine(ProofEngine):
     @asynccontextmanager
     async def setup(self, share: PromisedShare) -> AsyncIterator[ShareSetup]:
         guard = guard_directory()
-        if share.offering.shared is not Strategy.MPS:
+        if not share.offering.traits.through_daemon:
             yield ShareSetup(share.place(None, self.driver_root, guard))
             return
         pipe = find_pipe(share.offering.device, self.run_dir, self.pipe)

@@ -10,7 +10,6 @@ from partage.lab.prove.model import AttackedShare
 from partage.model.gpu import ComputeMode, Gpu, Inventory
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec, MpsNamespace
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.units import MIB
 from partage.values import Frozen
@@ -43,12 +42,12 @@ class PromisedShare(Frozen):
     @property
     def by_variable(self) -> bool:
         """Its limit is a variable of the container, because the daemon's own limit is larger."""
-        return self.offering.shared is Strategy.MPS and self.bytes < self.largest_bytes
+        return self.offering.traits.through_daemon and self.bytes < self.largest_bytes
 
     @property
     def guarded_by_framework(self) -> bool:
         """Time-sliced with the guard; without the guard a time-sliced share guarantees nothing."""
-        return self.offering.shared is Strategy.TIME_SLICING and self.offering.guarantee is not Guarantee.NONE
+        return not self.offering.traits.limits_memory and self.offering.guarantee is not Guarantee.NONE
 
     @property
     def attacked(self) -> AttackedShare:
@@ -108,9 +107,9 @@ def _on(gpu: Gpu, offerings: tuple[DeviceOffer, ...]) -> Iterator[PromisedShare]
     sizes: dict[DeviceUuid, int] = {device.uuid: device.memory_bytes for device in gpu.mig_devices}
     for offering in offerings:
         own = [one for one in offerings if one.device == offering.device]
-        threads = [one.threads_percent for one in own if one.threads_percent is not None]
+        threads = [row.threads_percent for row in own if row.threads_percent is not None]
         others = tuple(uuid for uuid in sizes if uuid != offering.device)
-        largest = offering.memory_bytes if offering.pipe else max(one.memory_bytes for one in own)
+        largest = offering.memory_bytes if offering.pipe else max(row.memory_bytes for row in own)
         whole = gpu.memory_bytes if offering.profile is None else largest * offering.replicas
         yield PromisedShare(
             offering=offering,

@@ -13,7 +13,6 @@ from partage.lab.daemon import PROGRAMS, MpsDaemon, passable_directory, simulate
 from partage.lab.prove.model import EvidenceKind
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
-from partage.model.policy import Strategy
 from partage.sim.mps.node import CLIENT_PROGRAM
 
 _POSSIBLE = (AttackNeed.FAULTS, AttackNeed.ROOT, AttackNeed.COMMANDS, AttackNeed.NEIGHBOUR)
@@ -38,7 +37,7 @@ class SimulatedEngine(ProofEngine):
 
     @asynccontextmanager
     async def setup(self, share: PromisedShare) -> AsyncIterator[ShareSetup]:
-        if share.offering.shared is not Strategy.MPS:
+        if not share.offering.traits.through_daemon:
             raise CannotTry("the simulation has nothing but MPS to try")
         running = simulated_daemon(
             self.root, share.daemon_spec, share.device_bytes, ignores_limits=self.ignores_limits

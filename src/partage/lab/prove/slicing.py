@@ -24,8 +24,8 @@ from partage.lab.prove.stage import (
     VariableChanges,
     allocate_in_pieces,
 )
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.units import format_bytes
 
 _is_sliced = partial(shared_by, Strategy.TIME_SLICING)

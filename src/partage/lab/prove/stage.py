@@ -19,7 +19,6 @@ from partage.lab.prove.share import PromisedShare
 from partage.lab.sizes import piece_bytes
 from partage.lab.tenant import OK, TenantProcess, start_tenant
 from partage.model.ids import GpuUuid
-from partage.model.policy import Strategy
 from partage.units import MIB
 
 VariableChanges = Mapping[str, str | None]
@@ -177,7 +176,7 @@ class ExperimentStage:
     async def end(self, *tenants: TenantProcess) -> None:
         """End these tenants, or all."""
         ending = tenants or tuple(self._tenants)
-        self._tenants = [one for one in self._tenants if one not in ending]
+        self._tenants = [tenant for tenant in self._tenants if tenant not in ending]
         self._clients.difference_update(ending)
         await asyncio.gather(*(one.end() for one in ending))
 
@@ -204,7 +203,7 @@ class ExperimentStage:
     def _mode(self, mode: TenantMode | None) -> TenantMode:
         if mode is not None:
             return mode
-        if self.share.offering.shared is Strategy.MPS:
+        if self.share.offering.traits.through_daemon:
             return TenantMode.MPS
         return TenantMode.MIG if self.share.mig else TenantMode.ALONE
 

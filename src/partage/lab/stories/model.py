@@ -77,7 +77,7 @@ class ChangePolicy(Frozen):
     policy: PolicyText
 
 
-class LabelNode(Frozen):
+class SetLabels(Frozen):
     """Labels of the Node are set; None: removed."""
 
     labels: Mapping[str, str | None]
@@ -133,7 +133,7 @@ StoryStep = (
     | RunPods
     | EndPods
     | ChangePolicy
-    | LabelNode
+    | SetLabels
     | RestartKubelet
     | RestartAgent
     | TimePasses

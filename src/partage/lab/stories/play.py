@@ -20,12 +20,12 @@ from partage.lab.stories.model import (
     EndPods,
     Expect,
     FaultStep,
-    LabelNode,
     PolicyText,
     Remark,
     RestartAgent,
     RestartKubelet,
     RunPods,
+    SetLabels,
     Story,
     StoryStep,
     TimePasses,
@@ -172,7 +172,7 @@ class StoryPlayer:
                 await self._end(step)
             case ChangePolicy():
                 await self._change_policy(step.policy)
-            case LabelNode():
+            case SetLabels():
                 self.stage.set_labels(step.labels)
                 await self.stage.noticed()
                 await self.stage.rest()

@@ -18,12 +18,12 @@ from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,
     FaultStep,
-    LabelNode,
     PolicyText,
     Remark,
     RestartAgent,
     RestartKubelet,
     RunPods,
+    SetLabels,
     Story,
     StoryStep,
     TimePasses,
@@ -90,7 +90,7 @@ def read_story(
     assert chosen_machine is not None, "a machine that could not be made has been noted"
     title = title or path.resolve().parent.name
     known = labels if labels is not None else top.value("labels", _labels, None)
-    if known is None and any(isinstance(step, LabelNode) for step in steps):
+    if known is None and any(isinstance(step, SetLabels) for step in steps):
         known = {}
     notes.finish()
     return Story(path, title, chosen_machine, chosen_policy, config, steps, known)
@@ -229,7 +229,7 @@ class StoryReader(Frozen):
 
     def _label(self, step: Table) -> StoryStep | None:
         changes = step.value("label", _label_changes, None)
-        return None if changes is None else LabelNode(changes)
+        return None if changes is None else SetLabels(changes)
 
     def _restart(self, step: Table) -> StoryStep | None:
         match step.text("restart", ""):

@@ -155,7 +155,7 @@ def container_lines(ending: StoryEnding, width: int) -> Iterator[Text]:
         yield from _below(line, width)
 
 
-def _below(line: _Entry | Text, width: int) -> Iterator[Text]:
+def _below(line: _Granted | Text, width: int) -> Iterator[Text]:
     if isinstance(line, Text):
         yield from _folded(line, width)
         return
@@ -175,7 +175,7 @@ def _folded(line: Text, width: int) -> list[Text]:
     return [Text(part, style="bold cyan" if number == 0 else "") for number, part in enumerate(parts)]
 
 
-class _Entry(Frozen):
+class _Granted(Frozen):
     """One thing that a container got. label: what kind of thing."""
 
     label: str
@@ -183,7 +183,7 @@ class _Entry(Frozen):
     value: str = ""
 
 
-def _container_lines(ending: StoryEnding) -> Iterator[Text | _Entry]:
+def _container_lines(ending: StoryEnding) -> Iterator[Text | _Granted]:
     report = ending.snapshot.report
     shares = shares_of(report.offer) if report else {}
     kinds: dict[tuple[str, ...], list[tuple[PodStatus, ContainerStatus]]] = {}
@@ -203,26 +203,26 @@ def _container_lines(ending: StoryEnding) -> Iterator[Text | _Entry]:
 
 def _in_full(
     status: PodStatus, container: ContainerStatus, shares: dict[ShareId, NamedShare], run_dir: str
-) -> Iterator[Text | _Entry]:
+) -> Iterator[Text | _Granted]:
     where = "; ".join(share_lines(container, shares))
     yield Text.assemble((short_key(status.pod.key), "bold cyan"), f", container {container.name}: {where}")
     for name, value in sorted(container.env.items()):
-        yield _Entry("env", name, value)
+        yield _Granted("env", name, value)
     for mount in container.mounts:
-        yield _Entry("mount", mount.container_path, f"from {host_path(mount.host_path, run_dir)}")
+        yield _Granted("mount", mount.container_path, f"from {host_path(mount.host_path, run_dir)}")
     for node in container.devices:
-        yield _Entry("device", node.container_path, node.permissions)
+        yield _Granted("device", node.container_path, node.permissions)
     for name in container.cdi_devices:
-        yield _Entry("cdi", name)
+        yield _Granted("cdi", name)
 
 
 def _by_share(
     alike: Sequence[tuple[PodStatus, ContainerStatus]], shares: dict[ShareId, NamedShare]
-) -> Iterator[_Entry]:
+) -> Iterator[_Granted]:
     for status, container in alike:
         key = short_key(status.pod.key)
         name = f"{key} ({container.name})" if len(status.containers) > 1 else key
-        yield _Entry("alike", name, "; ".join(share_lines(container, shares)))
+        yield _Granted("alike", name, "; ".join(share_lines(container, shares)))
 
 
 def verdict(ending: StoryEnding) -> Text:

@@ -67,7 +67,7 @@ def next_sightings(
     before: Mapping[str, Sighting], slots: Iterable[Slot], now_s: float
 ) -> dict[str, Sighting]:
     """By the name of the slot. A slot that was renewed is seen anew."""
-    seen = {one.name: Sighting((one.holder, one.version), now_s) for one in slots}
+    seen = {slot.name: Sighting((slot.holder, slot.version), now_s) for slot in slots}
     return {
         name: before[name] if name in before and before[name].slot == one.slot else one
         for name, one in seen.items()
@@ -93,7 +93,7 @@ class CanaryNode(Frozen):
     done: bool
 
 
-class Fleet(Frozen):
+class KnownFleet(Frozen):
     """What is known of the others. settings: None: not known, ``trouble`` says why. canaries: nodes that say
     how they stand and have the labels of canaries.
     """
@@ -112,7 +112,7 @@ class Fleet(Frozen):
     def next_due_s(self, now_s: float) -> float | None:
         """When the next holder has not renewed its slot in time; None: never."""
         due_s = (self._due_s(slot) for slot in self.slots)
-        return min((one for one in due_s if one is not None and one > now_s), default=None)
+        return min((due for due in due_s if due is not None and due > now_s), default=None)
 
     def _due_s(self, slot: Slot) -> float | None:
         seen = self.sightings.get(slot.name)
@@ -128,7 +128,7 @@ class Wish(Frozen):
     canary: bool = False
 
 
-def decide(wish: Wish, fleet: Fleet, now_s: float) -> Slot | HeldBack:
+def decide(wish: Wish, fleet: KnownFleet, now_s: float) -> Slot | HeldBack:
     """The slot that the node takes, or has; or why it waits.
 
     Messages name nodes only where the rollout has stopped: each new message is written to every Node.
@@ -138,7 +138,7 @@ def decide(wish: Wish, fleet: Fleet, now_s: float) -> Slot | HeldBack:
         return _waits(fleet.trouble) if fleet.trouble else UNASKED
     if settings.paused:
         return HeldBack(PolicyReason.ROLLOUT_PAUSED, "the rollout is paused")
-    others = [one for one in fleet.slots if one.holder not in ("", wish.node)]
+    others = [slot for slot in fleet.slots if slot.holder not in ("", wish.node)]
     for one in others:
         if one.revision != wish.revision:
             continue
@@ -151,32 +151,32 @@ def decide(wish: Wish, fleet: Fleet, now_s: float) -> Slot | HeldBack:
     return _slot(wish, fleet, settings, now_s)
 
 
-def _behind_canaries(wish: Wish, fleet: Fleet, settings: RolloutSettings) -> HeldBack | None:
+def _behind_canaries(wish: Wish, fleet: KnownFleet, settings: RolloutSettings) -> HeldBack | None:
     """A canary counts for nodes that have the same policy, by name."""
     if not fleet.canaries:
         return _waits(f"no node that has an agent has the labels of canaries, {settings.canary_text}")
-    concerned = [one for one in fleet.canaries if one.policy == wish.policy]
+    concerned = [canary for canary in fleet.canaries if canary.policy == wish.policy]
     if all(one.done and digest_of(one.revision) == digest_of(wish.revision) for one in concerned):
         return None
     return _waits(f"canary nodes ({settings.canary_text}) change first")
 
 
-def _slot(wish: Wish, fleet: Fleet, settings: RolloutSettings, now_s: float) -> Slot | HeldBack:
-    own = next((one for one in fleet.slots if one.holder == wish.node), None)
+def _slot(wish: Wish, fleet: KnownFleet, settings: RolloutSettings, now_s: float) -> Slot | HeldBack:
+    own = next((slot for slot in fleet.slots if slot.holder == wish.node), None)
     if own is not None:
         return own
     usable = fleet.slots[: settings.max_changing]
     if not usable:
         return _waits("there is no Lease that could be taken")
     # Slots beyond those that count now may still be held by nodes that began when more were allowed.
-    if sum(1 for one in fleet.slots if one.holder) < settings.max_changing:
-        free = next((one for one in usable if not one.holder), None)
+    if sum(1 for slot in fleet.slots if slot.holder) < settings.max_changing:
+        free = next((slot for slot in usable if not slot.holder), None)
         if free is not None:
             return free
-    for one in usable:
+    for slot in usable:
         # A newer edit of the same policy does not wait for an agent that has gone.
-        if one.policy == wish.policy and one.revision != wish.revision and fleet.silent(one, now_s):
-            return one
+        if slot.policy == wish.policy and slot.revision != wish.revision and fleet.silent(slot, now_s):
+            return slot
     return _waits(f"it waits for its turn: at most {count_of(settings.max_changing, 'node')} at once")
 
 

@@ -1,7 +1,11 @@
-"""Keeps the day's summary of each workload, from one sample to the next. In bounded memory; does no I/O."""
+"""Keeps the day's summary of each workload, from one sample to the next. In bounded memory; does no I/O.
+
+The course of a run is kept in a few numbers: lowest and highest of parts of equal length.
+"""
 
 from __future__ import annotations
 
+from array import array
 from bisect import bisect_left
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
@@ -11,10 +15,43 @@ from msgspec.structs import replace
 
 from partage.model.samples import Samples
 from partage.model.usage_day import BUSY_UP_TO, GpuSeen, RunNow, UsageDay, WorkloadDay
-from partage.plan.history.curve import MOST_PARTS, Curve
 from partage.plan.history.evidence import grows, spread
 from partage.plan.history.use_points import UsePoint
 from partage.plan.usage import MOST_ROWS, NodeUse
+
+MOST_PARTS = 24
+"""When there are so many, each two become one. The first tenth of a run, which does not count for its
+steadiness, is up to a sixth of it so."""
+
+
+class Curve(Struct):
+    """lows, highs: of each part, in bytes. width: samples in a part; last: in the last one."""
+
+    lows: array[int]
+    highs: array[int]
+    width: int = 1
+    last: int = 0
+
+    @classmethod
+    def of(cls, lows: Iterable[int] = (), highs: Iterable[int] = (), width: int = 1, last: int = 0) -> Curve:
+        """From plain numbers."""
+        return cls(array("q", lows), array("q", highs), width, last)
+
+    def add(self, used_bytes: int) -> None:
+        """The next sample."""
+        if self.highs and self.last < self.width:
+            self.lows[-1] = min(self.lows[-1], used_bytes)
+            self.highs[-1] = max(self.highs[-1], used_bytes)
+            self.last += 1
+            return
+        if len(self.highs) == MOST_PARTS:
+            self.lows = array("q", map(min, self.lows[::2], self.lows[1::2]))
+            self.highs = array("q", map(max, self.highs[::2], self.highs[1::2]))
+            self.width *= 2
+        self.lows.append(used_bytes)
+        self.highs.append(used_bytes)
+        self.last = 1
+
 
 MOST_WORKLOADS = 512
 """On one day. The one that was seen longest ago leaves first; while all of them run, no other comes in."""
@@ -41,7 +78,7 @@ class _Run(Struct, eq=False):
     absent_s: float = 0.0
 
 
-class _Row(Struct, eq=False):
+class _WorkloadDay(Struct, eq=False):
     """The day of one workload. busy: as in its summary, all classes. highest, longest: the runs with its peak
     and its length; None: it was before this agent."""
 
@@ -56,7 +93,7 @@ class HistoryKeeper:
 
     def __init__(self, node: str, step_s: float) -> None:
         self._node, self._step_s = node, step_s
-        self._rows: dict[str, _Row] = {}
+        self._rows: dict[str, _WorkloadDay] = {}
         self._runs: dict[str, _Run] = {}
         self._last_s: float | None = None
         self._full_s: int | None = None
@@ -84,10 +121,13 @@ class HistoryKeeper:
         day = before if before and before.date == date else UsageDay(date, self._node, self._step_s)
         self._head = replace(day, date=date, node=self._node, step_s=self._step_s, workloads=(), running=())
         self._used, self._rest = day.used_bytes * day.samples, day.rest_bytes * day.samples
-        self._rows = {one.workload: _Row(one, _wide(one.busy)) for one in day.workloads[-MOST_WORKLOADS:]}
+        self._rows = {
+            workload.workload: _WorkloadDay(workload, _wide(workload.busy))
+            for workload in day.workloads[-MOST_WORKLOADS:]
+        }
         if before and not self._runs:
-            for one in before.running[:MOST_RUNS]:
-                self._resume(one, before.date)
+            for run in before.running[:MOST_RUNS]:
+                self._resume(run, before.date)
 
     def add(self, now_s: float, points: Iterable[UsePoint], use: NodeUse, samples: Samples) -> None:
         """One sample of the node."""
@@ -102,8 +142,8 @@ class HistoryKeeper:
         since_s = 0.0 if self._last_s is None else max(0.0, now_s - self._last_s)
         self._forget(seen, min(since_s, _LOOSE * self._step_s))
         self._last_s = now_s
-        self._used += sum(one.memory.used_bytes for one in samples.gpus if one.memory is not None)
-        self._rest += sum(one.used_bytes for one in use.rest)
+        self._used += sum(sample.memory.used_bytes for sample in samples.gpus if sample.memory is not None)
+        self._rest += sum(rest.used_bytes for rest in use.rest)
         self._head = replace(self._head, samples=self._head.samples + 1)
 
     def know_gpus(self, gpus: Iterable[GpuSeen]) -> None:
@@ -173,7 +213,7 @@ class HistoryKeeper:
         self._judge(row, run, point)
         return True
 
-    def _judge(self, row: _Row, run: _Run, point: UsePoint) -> None:
+    def _judge(self, row: _WorkloadDay, run: _Run, point: UsePoint) -> None:
         """What the run with the peak and the longest run say of their workload."""
         day, length_s = row.summary, run.last_s - run.first_s
         if run.peak_bytes > day.peak_bytes or row.highest is run or day.samples <= 1:
@@ -191,13 +231,13 @@ class HistoryKeeper:
         exact = day.exact and point.peak_bytes is not None and not point.partly
         row.summary = replace(day, full=max(day.full, round(min(full, 1000.0), 4)), exact=exact)
 
-    def _row(self, workload: str, now_s: int) -> _Row | None:
+    def _row(self, workload: str, now_s: int) -> _WorkloadDay | None:
         """None: there is no room for it."""
         row = self._rows.get(workload)
         if row is None:
             if len(self._rows) >= MOST_WORKLOADS and not self._make_room(now_s):
                 return None
-            row = self._rows[workload] = _Row(_empty(workload, now_s), _wide(()))
+            row = self._rows[workload] = _WorkloadDay(_empty(workload, now_s), _wide(()))
         return row
 
     def _make_room(self, now_s: int) -> bool:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from partage.model.ids import DeviceUuid
 from partage.model.samples import Samples
 from partage.plan.history.evidence import TAKEN_FOR_ALL, workload_of, workload_of_job
-from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.values import Frozen
 
 
@@ -42,15 +42,15 @@ class JobName(Frozen):
 def use_points(use: NodeUse, samples: Samples, jobs: Mapping[str, JobName]) -> Iterator[UsePoint]:
     """The samples of a node. jobs: by number; one without a name is left out."""
     sizes = device_sizes(samples)
-    for one in use.containers:
-        size, who = sizes.get(one.device, 0), one.holder
+    for container in use.containers:
+        size, who = sizes.get(container.device, 0), container.holder
         yield _point(
-            one.amount,
-            device=one.device,
+            container.amount,
+            device=container.device,
             container=f"{who.namespace}/{who.pod}/{who.container}",
             workload=f"{who.namespace}/{workload_of(who.pod)}/{who.container}",
-            share_bytes=one.share_bytes,
-            visible_bytes=_visible(one, size),
+            share_bytes=container.share_bytes,
+            visible_bytes=_visible(container, size),
         )
     for job in use.jobs:
         if (named := jobs.get(job.job)) is not None:
@@ -66,7 +66,7 @@ def use_points(use: NodeUse, samples: Samples, jobs: Mapping[str, JobName]) -> I
 def device_sizes(samples: Samples) -> dict[DeviceUuid, int]:
     """The memory of GPUs and MIG devices."""
     found: dict[DeviceUuid, int] = {
-        one.gpu: one.memory.total_bytes for one in samples.gpus if one.memory is not None
+        sample.gpu: sample.memory.total_bytes for sample in samples.gpus if sample.memory is not None
     }
     for mig in samples.migs:
         if mig.memory is not None:
@@ -79,7 +79,7 @@ def _visible(use: ContainerUse, size: int) -> int:
 
 
 def _point(
-    amount: Amount,
+    amount: DeviceUse,
     *,
     device: str,
     container: str,

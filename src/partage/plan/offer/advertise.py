@@ -9,8 +9,9 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, planned_uuid
-from partage.model.policy import Exclusive, MemoryUnits, Mps, Policy, Strategy, TimeSlicing
+from partage.model.policy import Exclusive, MemoryUnits, Mps, Policy, TimeSlicing
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer, resources_of
+from partage.model.strategy import Strategy
 from partage.plan.offer.assign import Assignment
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import PlannedDevice, device_memory
@@ -101,7 +102,7 @@ def _offerings(
         case Mps():
             offerings = _mps(target, whole, sharing, inventory, findings)
             if not limits_clients(target.gpu):  # before Volta the daemon has no limits: nothing is set
-                offerings = [replace(one, guarantee=Guarantee.NONE) for one in offerings]
+                offerings = [replace(offering, guarantee=Guarantee.NONE) for offering in offerings]
         case _:
             assert_never(sharing)
     return offerings
@@ -219,9 +220,8 @@ def _replicas_path(target: Target) -> str:
         return target.origin
     if ".sharing." in f".{target.origin}":  # an item of NVIDIA's format; in a ConfigMap below its key
         return f"{target.origin}.replicas"
-    strategy = "mps" if isinstance(target.sharing, Mps) else "time-slicing"
     if isinstance(target.sharing, Mps) and target.sharing.clients:
         return f"{target.origin}.mps.clients"
-    inside = ".mig" if target.mig is not None and target.strategy is Strategy.MIG else ""
+    inside = "" if target.mig is None else ".mig"
     key = "replicas" if units_of(target.sharing) is None else "unit"
-    return f"{target.origin}{inside}.{strategy}.{key}"
+    return f"{target.origin}{inside}.{target.sharing.strategy}.{key}"

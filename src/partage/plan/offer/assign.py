@@ -16,15 +16,13 @@ from partage.model.policy import (
     Exclusive,
     GpuEntry,
     MigStrategy,
-    Mps,
     Options,
     Policy,
     ResourceEntry,
     Sharing,
-    Strategy,
-    TimeSlicing,
     WatchAction,
 )
+from partage.model.strategy import Strategy
 from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import GpuDevices, devices_of
@@ -194,7 +192,7 @@ def _target(
         target = _of_gpu(device, entry, options)
     else:
         target = Target(device.gpu, device.mig, Exclusive(), _strategy(device, Exclusive()), device.resource)
-    if isinstance(target.sharing, Mps) and _has_no_daemon(device, claimed):
+    if target.sharing.strategy.traits.through_daemon and _has_no_daemon(device, claimed):
         findings.add(
             "impossible",
             _mps_path(target.origin, entry),
@@ -219,7 +217,7 @@ def _mps_path(origin: str, entry: GpuEntry | None) -> str:
 
 
 def _of_gpu(device: ClaimableDevice, entry: GpuEntry, options: Options) -> Target:
-    shared = not isinstance(entry.sharing, Exclusive)
+    shared = entry.sharing.strategy.traits.in_shares
     suffix = _SUFFIX if shared and options.rename_shared else ""
     by_memory = units_of(entry.sharing) is not None
     default = MEMORY_RESOURCE if by_memory else ResourceName(device.resource + suffix)
@@ -250,15 +248,7 @@ def _of_resource(device: ClaimableDevice, entry: ResourceEntry) -> Target:
 
 
 def _strategy(device: ClaimableDevice, sharing: Sharing) -> Strategy:
-    if device.mig is not None:
-        return Strategy.MIG
-    match sharing:
-        case Exclusive():
-            return Strategy.EXCLUSIVE
-        case TimeSlicing():
-            return Strategy.TIME_SLICING
-        case Mps():
-            return Strategy.MPS
+    return sharing.strategy if device.mig is None else Strategy.MIG
 
 
 def _strategies(

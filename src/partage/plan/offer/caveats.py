@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Sequence
 
 from partage.model.gpu import Inventory, ToolkitConfig
 from partage.model.ids import GpuUuid
-from partage.model.policy import DeviceListStrategy, Exclusive, GpuEntry, Policy, Strategy
+from partage.model.policy import DeviceListStrategy, Exclusive, GpuEntry, Policy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.mps_command import why_not_promised
 from partage.plan.offer.mps_shares import client_cap
@@ -68,7 +68,7 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
     if hidden := mig_hidden(inventory):
         yield Caveat(f"{hidden}; a plan of other MIG devices needs root.", certain=False)
     yield from _of_units([o for some in offer.values() for o in some if o.by_memory], inventory)
-    if any(o.shared is Strategy.MPS for some in offer.values() for o in some):
+    if any(row.traits.through_daemon for rows in offer.values() for row in rows):
         yield Caveat(
             "Under MPS the limits apply to each process: a container with two can use its share twice."
         )
@@ -118,7 +118,7 @@ def refused_ways(toolkit: ToolkitConfig | None, ways: Collection[DeviceListStrat
 def _commanded(inventory: Inventory, offer: NodeOffer) -> Iterator[Caveat]:
     """Why shares whose daemon holds their limit are only advisory: who may change that limit."""
     why = why_not_promised(inventory.driver, restricted=inventory.restricted_mps)
-    whole = [o for some in offer.values() for o in some if o.shared is Strategy.MPS and not o.pipe]
+    whole = [o for some in offer.values() for o in some if o.traits.through_daemon and not o.pipe]
     if why and any(o.guarantee is Guarantee.ADVISORY and not o.limits_in_env for o in whole):
         yield Caveat(f"MPS shares are 'advisory': {why}.")
 
@@ -132,9 +132,9 @@ def _of_units(units: Sequence[DeviceOffer], inventory: Inventory) -> Iterator[Ca
         "820 MiB, the rest is for data. A container that asks for less than 1 GiB may not be able to use any."
     )
     capability = {gpu.uuid: gpu.compute_capability for gpu in inventory}
-    caps = {one.gpu: client_cap(capability[one.gpu], inventory.driver) for one in units}
-    if over := [one for one in units if one.shared is Strategy.MPS and one.count > caps[one.gpu].clients]:
-        where = gpus(one.gpu_index for one in over)
+    caps = {row.gpu: client_cap(capability[row.gpu], inventory.driver) for row in units}
+    if over := [row for row in units if row.traits.through_daemon and row.count > caps[row.gpu].clients]:
+        where = gpus(row.gpu_index for row in over)
         yield Caveat(
             f"An MPS server has at most {caps[over[0].gpu].clients} clients, and more containers than that "
             f"can hold memory of {where}: CUDA does not start in the processes that are too many."
@@ -145,15 +145,15 @@ def _layouts_kept(
     policy: Policy, inventory: Inventory, offer: NodeOffer, layouts: Collection[GpuUuid]
 ) -> Iterator[Caveat]:
     """``exclusive`` on a GPU in MIG mode: who writes that may expect a whole GPU."""
-    plain = [one for one in policy.entries if isinstance(one, GpuEntry) and one.mig is None]
-    if policy.later_wins or not any(isinstance(one.sharing, Exclusive) for one in plain):
+    plain = [entry for entry in policy.entries if isinstance(entry, GpuEntry) and entry.mig is None]
+    if policy.later_wins or not any(isinstance(entry.sharing, Exclusive) for entry in plain):
         return
     kept = [
         gpu.index
         for gpu in inventory
         if gpu.mig_enabled
         and gpu.uuid not in layouts
-        and all(one.shared is Strategy.EXCLUSIVE for one in offer.get(gpu.uuid, ()))
+        and not any(row.traits.in_shares for row in offer.get(gpu.uuid, ()))
     ]
     if kept:
         yield Caveat(

@@ -11,7 +11,6 @@ from partage.model.policy import (
     DeviceSelector,
     ListedDevices,
     LowestIndexes,
-    Mps,
     Policy,
     ResourceEntry,
 )
@@ -63,7 +62,7 @@ def claim(
 
 
 def _overlap(entry: ResourceEntry, owner: ResourceEntry) -> str:
-    if isinstance(entry.sharing, Mps) != isinstance(owner.sharing, Mps):
+    if entry.sharing.strategy is not owner.sharing.strategy:
         return f"overlaps with {owner.origin}: one GPU cannot be shared by time-slicing and MPS"
     return f"overlaps with {owner.origin}: one device has one sharing"
 

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from partage.errors import Problem
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
-from partage.model.policy import DesiredMig, Drain, Policy, Strategy, WatchAction
+from partage.model.policy import DesiredMig, Drain, Policy, WatchAction
 from partage.model.share import GpuOffer, NodeOffer
+from partage.model.strategy import Strategy
 from partage.plan.offer.advertise import advertise, advertise_existing
 from partage.plan.offer.assign import assign
 from partage.plan.offer.select import GeometryOf

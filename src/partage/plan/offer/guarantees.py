@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
-from partage.model.policy import Strategy, WatchAction
+from partage.model.policy import WatchAction
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.mps_command import why_not_promised
 from partage.plan.offer.settings import GpuSettings
@@ -31,7 +31,7 @@ def gpus_to_watch(offer: NodeOffer, watch_of: Mapping[GpuUuid, WatchAction]) -> 
 
 def _can_be_exceeded(offering: DeviceOffer) -> bool:
     """The hardware limits exclusive devices, but compute instances of one GPU instance share its memory."""
-    return offering.shared is not Strategy.EXCLUSIVE or offering.guarantee is Guarantee.NONE
+    return offering.traits.in_shares or offering.guarantee is Guarantee.NONE
 
 
 def gpus_unwatched(offer: NodeOffer, seen: Collection[GpuUuid]) -> frozenset[GpuUuid]:

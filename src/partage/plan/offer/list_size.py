@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer
 
 MESSAGE_LIMIT_BYTES = 4 * 2**20
@@ -46,7 +45,7 @@ def _offering_bytes(offering: DeviceOffer, count: int) -> int:
     """Bytes of the rows of the first ``count`` shares of one offer."""
     topology = _topology_bytes(offering.numa_node)
     bare = len(offering.device.encode())
-    if offering.shared is Strategy.EXCLUSIVE:
+    if not offering.traits.in_shares:
         return count * _row_bytes(bare, topology)
     separator = _UNIT_SEPARATOR_BYTES if offering.by_memory else _SEPARATOR_BYTES
     first, last = offering.first, offering.first + count

@@ -12,8 +12,9 @@ from msgspec.structs import replace
 
 from partage.model.ids import ResourceName
 from partage.model.mps import SERVER, MpsNamespace
-from partage.model.policy import Exclusive, MemoryUnits, Sharing, Strategy, UnitPlacement
+from partage.model.policy import Exclusive, MemoryUnits, Sharing, UnitPlacement
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.model.strategy import Strategy
 from partage.plan.offer.findings import Findings
 from partage.text import gpus
 from partage.units import MIB, format_bytes

@@ -10,8 +10,9 @@ from msgspec.structs import replace
 from partage.model.gpu import Driver, Gpu, NoDriver
 from partage.model.ids import ResourceName, parse_resource_name
 from partage.model.mps import SERVER, MpsNamespace
-from partage.model.policy import Mps, Strategy
+from partage.model.policy import Mps
 from partage.model.share import DeviceOffer, Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.offer.mps_command import branch_of
 from partage.units import MIB, format_bytes
 from partage.values import Frozen
@@ -63,7 +64,11 @@ class Portions(Frozen):
     def pipe(self, client: Portion) -> str:
         """Directory of this client below the daemon's pipe directory; empty: the pipe directory itself."""
         figures = client.memory_bytes, client.threads_percent
-        own = (one.name for one in self.namespaces if (one.memory_bytes, one.threads_percent) == figures)
+        own = (
+            namespace.name
+            for namespace in self.namespaces
+            if (namespace.memory_bytes, namespace.threads_percent) == figures
+        )
         return next((f"{SERVER}/{name}" for name in own), "")
 
     @property

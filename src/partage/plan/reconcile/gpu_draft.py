@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from partage.model.gpu import Gpu
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.policy import Strategy
 from partage.model.share import GpuOffer
 from partage.model.step import PlannedStep, SetComputeMode, StartDaemon, Step, Transaction
 from partage.plan.offer.settings import GpuSettings
@@ -89,7 +88,7 @@ class SettingsDrafter:
     def _served_without_daemon(self, gpu: Gpu) -> set[DeviceUuid]:
         """Devices whose shares of now need no MPS daemon: it is for those that come after them."""
         now = self._served.get(gpu.uuid, GpuServing(()))
-        return {row.device for row in (*now.offer, *now.leaving) if row.shared is not Strategy.MPS}
+        return {row.device for row in (*now.offer, *now.leaving) if not row.traits.through_daemon}
 
     def draft(self, gpu: Gpu, want: GpuSettings, offer: GpuOffer) -> GpuDraft:
         """A GPU whose layout matches. offer: what it offers in the end."""

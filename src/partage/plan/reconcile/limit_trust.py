@@ -1,6 +1,7 @@
-"""Whether the limits of MPS daemons are what was set, from looks at who could change them. Pure.
+"""Whether the limits of MPS daemons are what was set, and who may change them now. Pure.
 
-A look tells who has a daemon's pipe at one moment. Between looks, what was not seen counts as what may: a
+``guarded`` means that nobody who has the daemon's pipe can change its limits, so one tenant decides for all.
+A look tells who has the pipe at one moment. Between looks, what was not seen counts as what may: a
 container that was given a share and has not been seen yet, and one that ended unseen (an init container, a
 short-lived one). In such a time, and until the limits were set again after it, clients may have connected
 while a limit was raised. So the limits are doubted until none of those clients is left, or each was seen with
@@ -18,10 +19,48 @@ from msgspec.structs import replace
 from partage.model.gpu import Driver, NoDriver
 from partage.model.ids import ContainerId, DeviceUuid, device_of
 from partage.model.mps import DaemonPhase, DaemonState
-from partage.model.pipe_tenants import PipeTenants
-from partage.plan.reconcile.pipe_access import why_commanded
+from partage.model.pipe_tenants import PipeTenant, PipeTenants
+from partage.plan.offer.mps_command import NAMESPACES, RESTRICTED, why_any_user_commands, why_own_servers
 from partage.plan.serve.ledger_entry import Hold, Holder, LedgerEntry
 from partage.values import Frozen
+
+
+def why_commanded(daemon: DaemonState, tenants: PipeTenants, driver: Driver | NoDriver) -> str:
+    """Who may change the limits of this daemon, and what to change, a sentence; empty: nobody can."""
+    ours = [one for one in tenants.rows if one.device == daemon.device]
+    if daemon.limits.namespaces:  # what is mounted into a container has no socket of the daemon's
+        ours = [one for one in ours if one.whole]
+        return tenants.unseen or _first(ours)
+    if why := why_any_user_commands(driver):
+        return why
+    if not daemon.multi_user:
+        return why_own_servers(driver) or _ONE_USER
+    return tenants.unseen or _first(ours)
+
+
+_ONE_USER = (
+    "the MPS server is the tenant's own user's, who may set its limits: the daemon was started without one "
+    "server for all users; leave 'users: single' out of the policy"
+)
+
+
+def _first(tenants: Iterable[PipeTenant]) -> str:
+    for tenant in tenants:
+        if why := why_tenant_commands(tenant):
+            return why
+    return ""
+
+
+def why_tenant_commands(tenant: PipeTenant) -> str:
+    """Why this tenant may command the daemon as root, and what to change; empty if it cannot."""
+    if tenant.more:
+        return f"{tenant} has too many kinds of processes to judge"
+    why = next((found for one in tenant.rights if (found := one.why_root)), "")
+    if not why and not tenant.rights:
+        why = "none of its processes could be read"
+    change = "NoNewPrivs for its processes" if tenant.job else RESTRICTED
+    return why and f"{tenant} can set the limits of the MPS daemon: {why}; set {change}, or use {NAMESPACES}"
+
 
 UNSEEN_S = 5.0
 """A container that the kubelet names and that was not seen for so long has ended: it takes a moment from the

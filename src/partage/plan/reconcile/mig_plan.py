@@ -52,7 +52,7 @@ def plan_mig(
 
     uses: of all GPUs. renew: as in ``gpu_mig_steps``, by GPU UUID.
     """
-    node = _Node(inventory, layouts, geometry_of, tuple(uses), renew)
+    node = _MigNode(inventory, layouts, geometry_of, tuple(uses), renew)
     separate = {gpu.uuid: node.work(gpu) for gpu in inventory if gpu.uuid in layouts}
     sets = reset_sets(inventory)
     outcome = dict(separate)
@@ -66,7 +66,7 @@ def plan_mig(
     return _plan(outcome, together, reboot=False if inventory.virtual is False else None)
 
 
-class _Node(Frozen):
+class _MigNode(Frozen):
     """The arguments of ``plan_mig``."""
 
     inventory: Inventory

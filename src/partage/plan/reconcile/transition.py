@@ -12,7 +12,6 @@ from functools import lru_cache
 from msgspec import Struct, field
 
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
 from partage.plan.serve.held_ids import HeldIds
 from partage.plan.serve.ledger_entry import Hold, LedgerEntry
@@ -239,7 +238,7 @@ def _change_in_place(
 ) -> GpuServing:
     """Take the wanted offer at once; MIG devices that are no longer part of it leave when not held."""
     stay = {one.device for one in wanted}
-    leaving = tuple(one for one in (*now.offer, *now.leaving) if one.device not in stay)
+    leaving = tuple(row for row in (*now.offer, *now.leaving) if row.device not in stay)
     if not leaving:
         return GpuServing(wanted)
     empty_since_s = None
@@ -261,8 +260,8 @@ def _fits_in_place(now: GpuServing, wanted: GpuOffer) -> bool:
     if any(old[device] != new[device] for device in old.keys() & new.keys()):
         return False
     everything = (*offered, *wanted)
-    isolated = all(one.profile is not None for one in everything)
-    return old.keys() == new.keys() or (isolated and len({one.strategy for one in everything}) <= 1)
+    isolated = all(row.profile is not None for row in everything)
+    return old.keys() == new.keys() or (isolated and len({row.strategy for row in everything}) <= 1)
 
 
 def terms_of(offer: GpuOffer) -> dict[DeviceUuid, set[tuple[object, ...]]]:
@@ -313,7 +312,7 @@ _parsed = lru_cache(maxsize=4096)(parse_share_id)
 
 
 def _has(offering: DeviceOffer, share: ShareId, replica: int | None) -> bool:
-    if offering.shared is Strategy.EXCLUSIVE:
+    if not offering.traits.in_shares:
         return replica is None
     if replica is None or not offering.first <= replica < offering.first + offering.count:
         return False

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
 from partage.plan.reconcile.node_plan import Observed
 
@@ -33,7 +32,7 @@ def verified_guarantee(
     gpu = observed.node.inventory.gpu(share.gpu)
     if gpu is None or share.gpu in observed.node.lost or not _exists(share, gpu):
         return None
-    if share.shared is not Strategy.MPS:
+    if not share.traits.through_daemon:
         return share.guarantee
     daemons = observed.daemons or ()
     daemon = next((one for one in daemons if one.device == share.device), None)
@@ -83,13 +82,13 @@ def _exists(share: DeviceOffer, gpu: Gpu) -> bool:
         return False
     if share.profile is None:
         return share.device == gpu.uuid
-    return any(one.uuid == share.device for one in gpu.mig_devices)
+    return any(mig.uuid == share.device for mig in gpu.mig_devices)
 
 
 def limits_share(daemon: DaemonState, share: DeviceOffer) -> bool:
     """Whether the daemon's own limit of memory is the share's."""
     limits = {"": daemon.limits.memory_bytes}
-    limits |= {one.name: one.memory_bytes for one in daemon.limits.namespaces}
+    limits |= {namespace.name: namespace.memory_bytes for namespace in daemon.limits.namespaces}
     name = share.pipe.rpartition("/")[2]
     if share.by_memory:
         amounts = range(1, share.replicas + 1)

@@ -15,7 +15,7 @@ from partage.model.allocation import AllocationRefused, ContainerAllocation, Dev
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.paths import CONTROL_NODES
-from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Strategy
+from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
 from partage.model.share import DeviceOffer, Guarantee, Resource, weakest
 from partage.plan.serve.unit_allocation import memory_in_units, scattered
 from partage.text import one_or_each
@@ -91,7 +91,7 @@ class AllocateResponder:
         names = tuple(dict.fromkeys(piece.name for piece in pieces))
         envs: dict[str, str] = {}
         mounts: list[Mount] = []
-        if pieces[0].offering.shared is Strategy.MPS:
+        if pieces[0].offering.traits.through_daemon:
             self._add_mps([piece.offering for piece in pieces], envs, mounts)
         envs.update(self._features)
         devices: tuple[DeviceNode, ...] = ()
@@ -215,9 +215,9 @@ def check_together(resource: ResourceName, offerings: Sequence[DeviceOffer]) -> 
         if len({offering.device for offering in offerings}) > 1:
             raise scattered(offerings)
         return
-    if any(offering.single and offering.shared is not Strategy.EXCLUSIVE for offering in offerings):
+    if any(offering.single and offering.traits.in_shares for offering in offerings):
         raise _refusal(resource, f"maximum request size for shared resources is 1; found {len(offerings)}")
-    under_mps = {offering.shared is Strategy.MPS for offering in offerings}
+    under_mps = {offering.traits.through_daemon for offering in offerings}
     devices = {offering.device for offering in offerings}
     if True in under_mps and (len(devices) > 1 or False in under_mps):
         kind = "GPU" if all(offering.profile is None for offering in offerings) else "MIG device"
@@ -233,8 +233,8 @@ def _as_guarded(offering: DeviceOffer, guard_dir: str) -> DeviceOffer:
     """The offer without the guard and its guarantee if the guard's files could not be written."""
     if guard_dir or not offering.guard:
         return offering
-    sliced = offering.shared is Strategy.TIME_SLICING
-    return replace(offering, guard=False, guarantee=Guarantee.NONE if sliced else offering.guarantee)
+    guarantee = offering.guarantee if offering.traits.limits_memory else Guarantee.NONE
+    return replace(offering, guard=False, guarantee=guarantee)
 
 
 def _piece(offering: DeviceOffer, options: Options) -> _Piece:

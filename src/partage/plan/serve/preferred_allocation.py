@@ -8,7 +8,7 @@ from itertools import repeat
 from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link
 from partage.model.ids import DeviceUuid, GpuUuid, ShareId
-from partage.model.policy import AllocationPolicy, Strategy
+from partage.model.policy import AllocationPolicy
 from partage.model.share import DeviceOffer, Resource
 from partage.plan.serve.linked_gpus import LinkedGpus
 from partage.values import Frozen
@@ -194,11 +194,11 @@ def _device(number: int, place: int, gpus: dict[GpuUuid, int], offerings: list[D
     first = offerings[0]
     ids = tuple(id_ for offering in offerings for id_ in offering.share_ids)
     # Allocate refuses several shares of a ``single`` device; here they are answered as by NVIDIA's plugin.
-    grouped = first.shared is Strategy.MPS and not first.single
+    grouped = first.traits.through_daemon and not first.single
     return _Device(
         ids=ids,
         first=place,
         gpu=gpus[first.gpu],
-        whole=first.gpu if first.shared is Strategy.EXCLUSIVE and first.profile is None else None,
+        whole=None if first.traits.in_shares or first.profile is not None else first.gpu,
         group=number if grouped else -1,
     )

@@ -7,22 +7,23 @@ from collections.abc import Iterator, Sequence
 from partage.errors import Severity
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.named_layouts import named_layouts, resolve_layout
-from partage.model.policy import Strategy
 from partage.model.profile import MigProfile
 from partage.providers.decide import rules as kinds
 from partage.providers.decide.rules import AnyRule, MigType, Provider
-from partage.providers.decide.subjects import Group, Keys, LayoutTable, Violation
+from partage.providers.decide.subjects import Group, Keys, LayoutTable, RuleViolation
 from partage.text import counted
-
-_WORDS = {Strategy.EXCLUSIVE: "exclusive", Strategy.TIME_SLICING: "time-slicing", Strategy.MPS: "MPS"}
 
 
 def judge_groups(
     groups: Sequence[Group], provider: Provider, tables: Sequence[LayoutTable], *, one_node: bool
-) -> list[Violation]:
+) -> list[RuleViolation]:
     """Everything that breaks a rule. one_node: the groups are entries of one policy, which is that of a node;
     else they are worker groups of one cluster."""
-    found = [one for rule in provider.rules for one in _together(groups, rule, provider, one_node=one_node)]
+    found = [
+        violation
+        for rule in provider.rules
+        for violation in _together(groups, rule, provider, one_node=one_node)
+    ]
     for group in groups:
         for rule in provider.rules:
             found += _alone(group, rule, provider, tables, one_node=one_node)
@@ -31,7 +32,7 @@ def judge_groups(
 
 def _together(
     groups: Sequence[Group], rule: AnyRule, provider: Provider, *, one_node: bool
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     match rule:
         case kinds.OneMigType() if not one_node:
             types: dict[str, list[Group]] = {}
@@ -49,20 +50,20 @@ def _together(
                 )
         case kinds.OneWayPerNode() if one_node:
             ways = {group.sharing for group in groups}
-            if len(ways) > 1 or any(g.part and g.sharing is not Strategy.EXCLUSIVE for g in groups):
-                shared = next(g for g in groups if g.sharing is not Strategy.EXCLUSIVE)
+            if len(ways) > 1 or any(g.part and g.sharing.traits.in_shares for g in groups):
+                shared = next(g for g in groups if g.sharing.traits.in_shares)
                 yield _violation(
                     rule,
                     shared.at,
                     f"{provider.title} shares all GPUs of a node in one way; here only some have "
-                    f"{_WORDS[shared.sharing]}",
+                    f"{shared.sharing.traits.word}",
                     "use one way for all GPUs of these nodes, and other nodes for the rest",
                 )
 
 
 def _alone(  # noqa: C901, PLR0912 - one case for each kind of rule
     group: Group, rule: AnyRule, provider: Provider, tables: Sequence[LayoutTable], *, one_node: bool
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     match rule:
         case kinds.Replicas() if group.sharing is rule.sharing:
             yield from _replicas(group, rule, provider)
@@ -72,7 +73,7 @@ def _alone(  # noqa: C901, PLR0912 - one case for each kind of rule
             yield _violation(
                 rule,
                 group.at,
-                f"{provider.title} has no {_WORDS[group.sharing]} with MIG type {group.mig}",
+                f"{provider.title} has no {group.sharing.traits.word} with MIG type {group.mig}",
                 "take another MIG type, or no sharing",
             )
         case kinds.MigModels():
@@ -96,8 +97,8 @@ def _alone(  # noqa: C901, PLR0912 - one case for each kind of rule
                 yield _violation(
                     rule,
                     (*group.at, "labels"),
-                    f"{group.who} has {_WORDS[group.sharing]}, for which {provider.title} needs the label "
-                    f"{rule.key}={rule.value}",
+                    f"{group.who} has {group.sharing.traits.word}, for which {provider.title} needs the "
+                    f"label {rule.key}={rule.value}",
                     "add it",
                 )
         case kinds.LabelValues() | kinds.CountLabel() | kinds.ProfileLabel() if rule.key in group.labels:
@@ -107,11 +108,11 @@ def _alone(  # noqa: C901, PLR0912 - one case for each kind of rule
             pass
 
 
-def _replicas(group: Group, rule: kinds.Replicas, provider: Provider) -> Iterator[Violation]:
+def _replicas(group: Group, rule: kinds.Replicas, provider: Provider) -> Iterator[RuleViolation]:
     count = group.replicas
     if count is None:
         return
-    word = _WORDS[rule.sharing]
+    word = rule.sharing.traits.word
     if count < rule.least or (rule.most is not None and count > rule.most):
         allowed = f"{rule.least} or more" if rule.most is None else f"{rule.least} to {rule.most}"
         said = f"{provider.title} allows {allowed} shares under {word}, not {count}"
@@ -122,7 +123,7 @@ def _replicas(group: Group, rule: kinds.Replicas, provider: Provider) -> Iterato
             f"{count} shares under {word} work on newer drivers only; up to {rule.doubtful_over} on every one"
         )
         hint = rule.hint or f"replicas: {rule.doubtful_over}, or look at the drivers of these nodes"
-        yield Violation("warning", group.at, said, hint)
+        yield RuleViolation("warning", group.at, said, hint)
 
 
 def _tables(tables: Sequence[LayoutTable], model: str) -> list[LayoutTable]:
@@ -131,7 +132,7 @@ def _tables(tables: Sequence[LayoutTable], model: str) -> list[LayoutTable]:
 
 def _layout_of_gpu(
     group: Group, rule: kinds.LayoutOfGpu, tables: Sequence[LayoutTable]
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     model = group.model
     if model is None:
         return
@@ -155,10 +156,10 @@ def _layout_of_gpu(
             yield _violation(rule, group.at, f"{model.id} has no MIG profile {profile}", f"it has: {has}")
 
 
-def _layout_fits(group: Group, rule: kinds.LayoutOfGpu) -> Iterator[Violation]:
+def _layout_fits(group: Group, rule: kinds.LayoutOfGpu) -> Iterator[RuleViolation]:
     """A list of profiles is one that a GPU has room for. Of policies ``check --machine`` says it."""
     geometry = group.model.geometry if group.model else None
-    known = [MigProfile.parse(one) for one in group.profiles]
+    known = [MigProfile.parse(profile) for profile in group.profiles]
     if geometry is None or any(geometry.spec(profile) is None for profile in known):
         return
     try:
@@ -170,13 +171,13 @@ def _layout_fits(group: Group, rule: kinds.LayoutOfGpu) -> Iterator[Violation]:
 
 def _listed(
     group: Group, rule: kinds.ListedLayouts, provider: Provider, tables: Sequence[LayoutTable]
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     if group.layout is None or group.model is None:
         return
     at = (*group.at, "layout")
     for table in _tables(tables, group.model.id):
         if group.layout in table.wrong:
-            yield Violation(
+            yield RuleViolation(
                 "warning",
                 at,
                 f"{group.layout} is a misprint in {provider.title}'s table for the {table.title}",
@@ -207,28 +208,28 @@ def profiles_of(group: Group) -> tuple[str, ...] | None:
     return tuple(str(item.profile) for item in items)
 
 
-def _uniform(group: Group, rule: kinds.UniformSingle) -> Iterator[Violation]:
+def _uniform(group: Group, rule: kinds.UniformSingle) -> Iterator[RuleViolation]:
     found = profiles_of(group)
     if group.mig is MigType.SINGLE and found and len(set(found)) > 1:
         said = f"{group.who} has MIG type single, but several profiles: {counted(found)}"
         yield _violation(rule, group.at, said, "mig: mixed, or a layout of one profile")
 
 
-def _mode_label(group: Group, rule: kinds.ModeLabel, provider: Provider) -> Iterator[Violation]:
+def _mode_label(group: Group, rule: kinds.ModeLabel, provider: Provider) -> Iterator[RuleViolation]:
     at = (*group.at, "labels", rule.key)
     value = group.labels.get(rule.key)
     fitting = [name for name, mode in rule.modes.items() if mode is group.sharing]
     if value is None:
         if group.sharing in rule.needed:
-            said = f"{group.who} has {_WORDS[group.sharing]}, and no label {rule.key}"
+            said = f"{group.who} has {group.sharing.traits.word}, and no label {rule.key}"
             yield _violation(rule, (*group.at, "labels"), said, f"add {rule.key}={' or '.join(fitting)}")
     elif value not in rule.modes:
         said = f"{value!r} is no value of {rule.key} at {provider.title}"
         yield _violation(rule, at, said, f"one of {', '.join(rule.modes)}")
     elif rule.modes[value] is not group.sharing:
-        said = f"{rule.key}={value} means {_WORDS[rule.modes[value]]}, and {group.who} has "
+        said = f"{rule.key}={value} means {rule.modes[value].traits.word}, and {group.who} has "
         hint = f"{rule.key}={' or '.join(fitting)}" if fitting else "change the sharing"
-        yield _violation(rule, at, said + _WORDS[group.sharing], hint)
+        yield _violation(rule, at, said + group.sharing.traits.word, hint)
 
 
 def judge_label(
@@ -236,7 +237,7 @@ def judge_label(
     value: str,
     at: Keys,
     group: Group | None,
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     """The value of a label of a node, or of a node selector. group: whose label it is, None of a selector."""
     match rule:
         case kinds.LabelValues() if value not in rule.values:
@@ -260,6 +261,6 @@ def judge_label(
             pass
 
 
-def _violation(rule: AnyRule, at: Keys, message: str, hint: str = "") -> Violation:
+def _violation(rule: AnyRule, at: Keys, message: str, hint: str = "") -> RuleViolation:
     severity: Severity = rule.severity
-    return Violation(severity, at, message, rule.hint or hint)
+    return RuleViolation(severity, at, message, rule.hint or hint)

@@ -6,23 +6,21 @@ from collections.abc import Iterator, Sequence
 
 from partage.errors import Severity
 from partage.model.ids import VENDOR
-from partage.model.policy import Strategy
 from partage.providers.decide import rules as kinds
 from partage.providers.decide.judge_groups import judge_label, profiles_of
 from partage.providers.decide.rules import AnyRule, MigType, Provider
-from partage.providers.decide.subjects import Group, Keys, ManifestContainer, ManifestPod, Violation
+from partage.providers.decide.subjects import Group, Keys, ManifestContainer, ManifestPod, RuleViolation
 from partage.units import GIB, whole_quantity
 
-_WORDS = {Strategy.TIME_SLICING: "time-slicing", Strategy.MPS: "MPS"}
 _GPU, _MIG = f"{VENDOR}/gpu", f"{VENDOR}/mig-"
 
 
-def judge_pod(pod: ManifestPod, provider: Provider, groups: Sequence[Group]) -> list[Violation]:
+def judge_pod(pod: ManifestPod, provider: Provider, groups: Sequence[Group]) -> list[RuleViolation]:
     """Everything that breaks a rule. groups: those of the cluster; () where they are not known: then only
     the node selector says how the GPUs are shared."""
     selected = _selected(pod, groups)
     places = selected if groups else _from_selector(pod, provider)
-    found: list[Violation] = []
+    found: list[RuleViolation] = []
     for rule in provider.rules:
         if isinstance(rule, kinds.LabelValues | kinds.CountLabel | kinds.ProfileLabel):
             if rule.key in pod.selector:
@@ -35,7 +33,7 @@ def judge_pod(pod: ManifestPod, provider: Provider, groups: Sequence[Group]) -> 
             )
         elif isinstance(rule, kinds.HostIpc):
             found += _host_ipc(pod, rule, provider, places)
-        elif isinstance(rule, kinds.NotTogether):
+        elif isinstance(rule, kinds.OneOfResources):
             asked = [n for n in rule.resources if any(n in one.limits for one in pod.containers)]
             if len(asked) > 1:
                 said = f"asks for {' and '.join(asked)}, which no node of {provider.title} offers together"
@@ -44,7 +42,9 @@ def judge_pod(pod: ManifestPod, provider: Provider, groups: Sequence[Group]) -> 
             found += _container(container, pod, rule, provider, places, known=bool(groups))
     if groups and not selected and any(_gpus(one) for one in pod.containers):
         said = "no worker group has the labels of its node selector: the pod would stay pending"
-        found.append(Violation("error", (*pod.at, "nodeSelector"), said, "use the labels of a worker group"))
+        found.append(
+            RuleViolation("error", (*pod.at, "nodeSelector"), said, "use the labels of a worker group")
+        )
     return list(dict.fromkeys(found))
 
 
@@ -68,7 +68,7 @@ def _from_selector(pod: ManifestPod, provider: Provider) -> list[Group]:
 
 def offered_names(group: Group, rule: kinds.OfferedNames) -> set[str] | None:
     """The resources of a group; None if its profiles are not known."""
-    shared = group.sharing is not Strategy.EXCLUSIVE
+    shared = group.sharing.traits.in_shares
     if group.mig is not MigType.MIXED:
         return set(rule.shared if shared else rule.whole)
     found = profiles_of(group)
@@ -89,10 +89,10 @@ def _may_serve(container: ManifestContainer, group: Group, provider: Provider) -
 
 def _host_ipc(
     pod: ManifestPod, rule: kinds.HostIpc, provider: Provider, places: Sequence[Group]
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     if pod.host_ipc:
         return
-    serving = [g for g in places if any(_may_serve(one, g, provider) for one in pod.containers)]
+    serving = [g for g in places if any(_may_serve(container, g, provider) for container in pod.containers)]
     hit = [g for g in serving if g.sharing is rule.sharing]
     if hit:
         said = f"has no hostIPC: true, without which it does not reach the MPS daemon of {_names(hit)}"
@@ -107,7 +107,7 @@ def _container(
     places: Sequence[Group],
     *,
     known: bool,
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     match rule:
         case kinds.Request():
             yield from _request(container, rule, provider, places)
@@ -123,7 +123,7 @@ def _container(
 
 def _request(
     container: ManifestContainer, rule: kinds.Request, provider: Provider, places: Sequence[Group]
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     serving = [g for g in places if _may_serve(container, g, provider)]
     hit = [g for g in serving if g.sharing is rule.sharing and not (rule.alone_on_one_gpu and g.gpus == 1)]
     sure = len(hit) == len(serving) and not (rule.alone_on_one_gpu and any(g.gpus is None for g in hit))
@@ -131,15 +131,15 @@ def _request(
         amount = whole_quantity(container.limits[name])
         if hit and amount is not None and amount > rule.most:
             said = (
-                f"asks for {amount} of {name}; under {_WORDS[rule.sharing]} ({_names(hit)}) a container of "
-                f"{provider.title} asks for exactly {rule.most}"
+                f"asks for {amount} of {name}; under {rule.sharing.traits.word} ({_names(hit)}) a container "
+                f"of {provider.title} asks for exactly {rule.most}"
             )
             yield _violation(rule, (*container.at, name), said, f"ask for {rule.most}", sure=sure)
 
 
 def _names_exist(
     container: ManifestContainer, rule: kinds.OfferedNames, places: Sequence[Group]
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     offers = [offered_names(group, rule) for group in places]
     if any(names is None for names in offers):
         return
@@ -152,7 +152,9 @@ def _names_exist(
             )
 
 
-def _amount(container: ManifestContainer, rule: kinds.Amount, places: Sequence[Group]) -> Iterator[Violation]:
+def _amount(
+    container: ManifestContainer, rule: kinds.Amount, places: Sequence[Group]
+) -> Iterator[RuleViolation]:
     written = container.limits[rule.resource]
     at = (*container.at, rule.resource)
     amount = whole_quantity(written)
@@ -176,9 +178,9 @@ def _needs(
     places: Sequence[Group],
     *,
     known: bool,
-) -> Iterator[Violation]:
+) -> Iterator[RuleViolation]:
     labels = [group.labels for group in places] if known else [pod.selector]
-    values = [one.get(rule.key) for one in labels]
+    values = [label.get(rule.key) for label in labels]
     if not known and values == [None]:
         return
     if places and not any(v in rule.values or (v is None and rule.absent) for v in values):
@@ -191,6 +193,6 @@ def _names(groups: Sequence[Group]) -> str:
     return ", ".join(group.who for group in groups)
 
 
-def _violation(rule: AnyRule, at: Keys, message: str, hint: str = "", *, sure: bool = True) -> Violation:
+def _violation(rule: AnyRule, at: Keys, message: str, hint: str = "", *, sure: bool = True) -> RuleViolation:
     severity: Severity = rule.severity if sure else "warning"
-    return Violation(severity, at, message, rule.hint or hint)
+    return RuleViolation(severity, at, message, rule.hint or hint)

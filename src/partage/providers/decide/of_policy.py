@@ -16,8 +16,6 @@ from partage.model.policy import (
     RemainingGpus,
     ResourceEntry,
     Sharing,
-    Strategy,
-    TimeSlicing,
 )
 from partage.providers.decide.rules import MigType
 from partage.providers.decide.subjects import Group, Model
@@ -44,7 +42,7 @@ def _group(entry: GpuEntry | ResourceEntry, policy: Policy) -> Group:
     return Group(
         at=(entry.origin,),
         who=entry.origin,
-        sharing=_strategy(entry.sharing),
+        sharing=entry.sharing.strategy,
         replicas=_replicas(entry.sharing),
         mig=mig,
         layout=layout,
@@ -74,16 +72,6 @@ def _unequal(sharing: Sharing) -> bool:
     if isinstance(sharing, Exclusive):
         return False
     return sharing.units is not None or (isinstance(sharing, Mps) and bool(sharing.clients))
-
-
-def _strategy(sharing: Sharing) -> Strategy:
-    match sharing:
-        case TimeSlicing():
-            return Strategy.TIME_SLICING
-        case Mps():
-            return Strategy.MPS
-        case Exclusive():
-            return Strategy.EXCLUSIVE
 
 
 def _part(entry: GpuEntry | ResourceEntry) -> bool:

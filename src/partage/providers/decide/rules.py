@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from enum import StrEnum
 
 from partage.errors import Severity
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.values import Frozen, Tagged
 
 
@@ -162,7 +162,7 @@ class ResourceNeeds(Rule, kw_only=True):
     absent: bool = False
 
 
-class NotTogether(Rule, kw_only=True):
+class OneOfResources(Rule, kw_only=True, tag="not-together"):
     """A pod asks for only one of these resources."""
 
     resources: tuple[str, ...]
@@ -188,7 +188,7 @@ AnyRule = (
     | ProfileLabel
     | Amount
     | ResourceNeeds
-    | NotTogether
+    | OneOfResources
 )
 
 

@@ -9,7 +9,7 @@ from msgspec import field
 
 from partage.errors import Severity
 from partage.model.geometry import Geometry
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.providers.decide.rules import MigType
 from partage.values import Frozen
 
@@ -77,7 +77,7 @@ class ManifestPod(Frozen):
     containers: tuple[ManifestContainer, ...]
 
 
-class Violation(Frozen):
+class RuleViolation(Frozen):
     """What breaks a rule, and where."""
 
     severity: Severity

@@ -19,7 +19,7 @@ from partage.model.gpu import NoDriver
 from partage.model.health import HealthState
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase
-from partage.model.policy import Strategy
+from partage.model.strategy import Strategy
 from partage.model.xid import COUNTED_XIDS
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import MigConfigState, PolicyReason, PolicyState, Report
@@ -79,10 +79,7 @@ class ReportCollector:
                 from partage.serve_http.metrics.dcgm_metrics import DcgmFamilies
 
                 shared = {
-                    offer.device
-                    for gpu in report.gpus
-                    for offer in gpu.offer
-                    if offer.shared is not Strategy.EXCLUSIVE
+                    offer.device for gpu in report.gpus for offer in gpu.offer if offer.traits.in_shares
                 }
                 last = dict(self._status.counts.last_xids)
                 found_by_dcgm = DcgmFamilies(
@@ -181,8 +178,8 @@ def _node(report: Report) -> Iterator[Family]:
     yield metric(
         "dependency_up",
         [
-            ((one.name.replace("_", "-"),), float(not getattr(report.dependencies, one.name)))
-            for one in fields(report.dependencies)
+            ((field.name.replace("_", "-"),), float(not getattr(report.dependencies, field.name)))
+            for field in fields(report.dependencies)
         ],
     )
 
@@ -213,7 +210,9 @@ def _gpus(report: Report) -> Iterator[Family]:
 
 
 def _daemons(report: Report) -> Iterator[Family]:
-    rows = [((gpu.uuid, str(gpu.index), one.device), one) for gpu in report.gpus for one in gpu.daemons]
+    rows = [
+        ((gpu.uuid, str(gpu.index), daemon.device), daemon) for gpu in report.gpus for daemon in gpu.daemons
+    ]
     yield metric("mps_daemon_serving", [(who, float(one.phase is DaemonPhase.SERVING)) for who, one in rows])
     yield metric("mps_clients", [(who, float(len(one.clients))) for who, one in rows])
 

@@ -11,7 +11,7 @@ from partage.model.samples import Activity, GpuSample, MigSample, Throttle
 from partage.model.share import Guarantee
 from partage.plan.report import Report
 from partage.plan.serve.watchdog import GrantKind
-from partage.plan.usage import Amount, ContainerUse, NodeUse
+from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.serve_http.metrics.exposition import Family
 from partage.serve_http.metrics.families import Labels, Row, figure, metric, text_of
 
@@ -24,9 +24,9 @@ def usage_families(found: UsageObservation, inventory: Inventory, age_s: float) 
     """All families of one observation. inventory: says what the devices are."""
     index = {gpu.uuid: str(gpu.index) for gpu in inventory.gpus}
     samples, use = found.samples, found.use
-    yield from _gpus([(((one.gpu, index.get(one.gpu, ""))), one) for one in samples.gpus])
+    yield from _gpus([(((sample.gpu, index.get(sample.gpu, ""))), sample) for sample in samples.gpus])
     yield from _migs(
-        inventory, [((one.gpu, index.get(one.gpu, ""), one.device), one) for one in samples.migs]
+        inventory, [((mig.gpu, index.get(mig.gpu, ""), mig.device), mig) for mig in samples.migs]
     )
     yield from _containers(use)
     yield from _jobs(use)
@@ -54,14 +54,14 @@ def share_families(report: Report) -> Iterator[Family]:
             place |= {(offer.resource, share): where for share in offer.share_ids}
             if offer.by_memory:
                 units.update((offer.resource, share) for share in offer.share_ids)
-    held = Counter(place[one.hold] for one in report.entries if one.hold in place)
+    held = Counter(place[entry.hold] for entry in report.entries if entry.hold in place)
     yield metric("device_shares", list(shares.items()))
     yield metric("device_shares_held", [(where, held[where]) for where in shares])
     yield metric("share_memory_bytes", list(sizes.items()))
     holders = [
-        ((one.resource, one.id, who.namespace, who.pod, who.container, str(one.certainty)), 1.0)
-        for one in report.entries
-        for who in (one.holders if one.hold not in units else ())
+        ((entry.resource, entry.id, who.namespace, who.pod, who.container, str(entry.certainty)), 1.0)
+        for entry in report.entries
+        for who in (entry.holders if entry.hold not in units else ())
     ]
     yield metric("share_holder", holders)
 
@@ -71,21 +71,21 @@ def share_families(report: Report) -> Iterator[Family]:
 _Gpus = list[tuple[tuple[str, ...], GpuSample]]
 
 _GPU_FIGURES: Mapping[str, Callable[[GpuSample], float | None]] = {
-    "gpu_memory_peak_bytes": lambda one: one.peak_bytes,
-    "gpu_utilization_ratio": lambda one: one.utilisation,
-    "gpu_memory_utilization_ratio": lambda one: one.memory_utilisation,
-    "gpu_encoder_utilization_ratio": lambda one: one.encoder,
-    "gpu_decoder_utilization_ratio": lambda one: one.decoder,
-    "gpu_power_watts": lambda one: one.power_w,
-    "gpu_power_limit_watts": lambda one: one.power_limit_w,
-    "gpu_energy_joules": lambda one: one.energy_j,
-    "gpu_temperature_celsius": lambda one: one.temperature_c,
-    "gpu_memory_temperature_celsius": lambda one: one.memory_temperature_c,
-    "gpu_sm_clock_hertz": lambda one: one.sm_clock_hz,
-    "gpu_memory_clock_hertz": lambda one: one.memory_clock_hz,
-    "gpu_pcie_replays": lambda one: one.pcie_replays,
-    "gpu_row_remap_pending": lambda one: None if one.rows is None else one.rows.pending,
-    "gpu_row_remap_failed": lambda one: None if one.rows is None else one.rows.failed,
+    "gpu_memory_peak_bytes": lambda sample: sample.peak_bytes,
+    "gpu_utilization_ratio": lambda sample: sample.utilisation,
+    "gpu_memory_utilization_ratio": lambda sample: sample.memory_utilisation,
+    "gpu_encoder_utilization_ratio": lambda sample: sample.encoder,
+    "gpu_decoder_utilization_ratio": lambda sample: sample.decoder,
+    "gpu_power_watts": lambda sample: sample.power_w,
+    "gpu_power_limit_watts": lambda sample: sample.power_limit_w,
+    "gpu_energy_joules": lambda sample: sample.energy_j,
+    "gpu_temperature_celsius": lambda sample: sample.temperature_c,
+    "gpu_memory_temperature_celsius": lambda sample: sample.memory_temperature_c,
+    "gpu_sm_clock_hertz": lambda sample: sample.sm_clock_hz,
+    "gpu_memory_clock_hertz": lambda sample: sample.memory_clock_hz,
+    "gpu_pcie_replays": lambda sample: sample.pcie_replays,
+    "gpu_row_remap_pending": lambda sample: None if sample.rows is None else sample.rows.pending,
+    "gpu_row_remap_failed": lambda sample: None if sample.rows is None else sample.rows.failed,
 }
 
 
@@ -167,16 +167,16 @@ def _known(rows: Iterable[tuple[Labels, float | None]]) -> list[Row]:
 
 # --- containers and jobs -------------------------------------------------------------------------
 
-_AMOUNTS: Mapping[str, Callable[[Amount], float | None]] = {
-    "memory_used_bytes": lambda one: one.used_bytes,
-    "memory_peak_bytes": lambda one: one.peak_bytes,
-    "sm_utilization_ratio": lambda one: one.sm,
+_AMOUNTS: Mapping[str, Callable[[DeviceUse], float | None]] = {
+    "memory_used_bytes": lambda use: use.used_bytes,
+    "memory_peak_bytes": lambda use: use.peak_bytes,
+    "sm_utilization_ratio": lambda use: use.sm,
 }
 """Of containers and jobs."""
 
 
 def _containers(use: NodeUse) -> Iterator[Family]:
-    rows = [(text_of("container_processes", _who(one)), one) for one in use.containers]
+    rows = [(text_of("container_processes", _who(container)), container) for container in use.containers]
     for name, figure_of in _AMOUNTS.items():
         yield metric(f"container_{name}", _known((who, figure_of(one.amount)) for who, one in rows))
     activity = ((who, one.amount.memory_activity) for who, one in rows)
@@ -198,13 +198,13 @@ def _containers(use: NodeUse) -> Iterator[Family]:
     yield metric("container_ungranted", ungranted)
 
 
-def _who(one: ContainerUse) -> tuple[str, ...]:
-    holder = one.holder
-    return holder.namespace, holder.pod, holder.container, one.gpu, one.device
+def _who(use: ContainerUse) -> tuple[str, ...]:
+    holder = use.holder
+    return holder.namespace, holder.pod, holder.container, use.gpu, use.device
 
 
 def _jobs(use: NodeUse) -> Iterator[Family]:
-    rows = [((one.job, one.gpu, one.device), one.amount) for one in use.jobs]
+    rows = [((job.job, job.gpu, job.device), job.amount) for job in use.jobs]
     for name, figure_of in _AMOUNTS.items():
         yield metric(f"job_{name}", _known((who, figure_of(amount)) for who, amount in rows))
     yield metric("job_processes", [(who, amount.processes) for who, amount in rows])

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
-from partage.answers.wording import GUARANTEES, strategy_word
 from partage.model.health import HealthState
 from partage.model.mps import DaemonPhase
-from partage.model.policy import Strategy
+from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import Certainty
 from partage.serve_http.pages.markup import element
 
@@ -40,14 +40,8 @@ _HEALTH_WORDS = {
     HealthState.UNHEALTHY: "The GPU cannot be used. No pod gets a share of it.",
     HealthState.PROBATION: "The GPU was reset. No pod gets a share of it before some time without a fault.",
 }
-_STRATEGY_WORDS = {
-    Strategy.EXCLUSIVE: "One pod has the whole GPU.",
-    Strategy.TIME_SLICING: "Pods take turns on the GPU.",
-    Strategy.MPS: "Pods work on the GPU at the same time, through NVIDIA's MPS.",
-    Strategy.MIG: "The GPU is divided into MIG devices, each with memory and compute slices of its own.",
-}
 _SHARE_WORDS = {
-    **{strategy_word(one): said for one, said in _STRATEGY_WORDS.items()},
+    **{strategy.traits.word: strategy.traits.for_pods for strategy in Strategy},
     "held": "A pod has it.",
     "free": "The next pod gets it.",
     "not usable": "No pod gets it now: its GPU is lost, unhealthy, cordoned or about to change.",
@@ -70,7 +64,7 @@ _NODE_WORDS = {
     MARKS["uncut"]: "Slices of which no MIG device is made.",
     MARKS["idle"]: "It goes with the memory of a MIG device that has fewer compute slices.",
     "cordoned": "An administrator has closed the GPU: no pod gets a share of it, and pods on it keep theirs.",
-    **{f"guarantee {one}": f"Of the memory of a share: {said}." for one, said in GUARANTEES.items()},
+    **{f"guarantee {one}": f"Of the memory of a share: {one.means}." for one in Guarantee},
     **{CERTAINTIES[one]: said for one, said in _CERTAINTY_WORDS.items()},
     **{f"MPS daemon {one}": said for one, said in _DAEMON_WORDS.items()},
     "utilisation": "Part of the time in which a GPU worked; of its busiest MIG device, on Hopper and later.",
@@ -111,7 +105,7 @@ def _legend(marks: Sequence[Element], words: Mapping[str, str]) -> Element:
     return element(
         "div",
         element("details", element("summary", "What the words mean"), element("dl", *pairs), class_="words"),
-        element("ul", *marks, *(_colour(one) for one in Strategy), class_="legend"),
+        element("ul", *marks, *(_colour(strategy) for strategy in Strategy), class_="legend"),
         class_="key",
     )
 
@@ -121,7 +115,7 @@ def _swatch(mark: str, word: str) -> Element:
 
 
 def _colour(strategy: Strategy) -> Element:
-    return element("li", _box("held"), f" {strategy_word(strategy)}", class_=str(strategy))
+    return element("li", _box("held"), f" {strategy.traits.word}", class_=str(strategy))
 
 
 def _box(mark: str) -> Element:

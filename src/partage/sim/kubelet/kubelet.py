@@ -29,7 +29,7 @@ from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
 from partage.sim.kubelet.pod import ContainerState, Pod, PodPhase, PodStatus
 from partage.sim.kubelet.pod_resources import PodResourcesService, TokenBucket, device_message, pod_message
-from partage.sim.kubelet.scheduler import Scheduler
+from partage.sim.kubelet.scheduler import SimulatedScheduler
 from partage.sim.node.machine import derived_uuid
 
 
@@ -74,7 +74,7 @@ class EmbeddedKubelet:
             listed=self._listed_devices,
             gone=self._note_change,
         )
-        self._scheduler = Scheduler(self.allocatable, lambda: bool(self._servers))
+        self._scheduler = SimulatedScheduler(self.allocatable, lambda: bool(self._servers))
         self._uids: dict[str, PodUid] = {}
         self._namesakes: Counter[str] = Counter()
         self._pods: dict[str, PodStatus] = {}

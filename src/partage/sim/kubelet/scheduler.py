@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from partage.sim.kubelet.pod import Pod
 
 
-class Scheduler:
+class SimulatedScheduler:
     """It counts as kube-scheduler does: what is allocatable, less the requests of all bound pods.
 
     allocatable: healthy devices of each resource. is_ready: whether the node takes pods.

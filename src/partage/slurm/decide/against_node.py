@@ -5,14 +5,14 @@ from __future__ import annotations
 import re
 
 from partage.model.gpu import Gpu, Inventory, MigDevice
-from partage.slurm.decide.node_view import NodeView, SeenGpu
+from partage.slurm.decide.node_view import SeenGpu, SlurmNodeView
 from partage.slurm.decide.notebook import Notebook
 
 _NODE = re.compile(r"nvidia(\d+)$", re.ASCII)
 _PROFILE = re.compile(r"\d+g\.\d+gb", re.ASCII)
 
 
-def check_against(view: NodeView, inventory: Inventory, gres_file: str, notes: Notebook) -> None:
+def check_against(view: SlurmNodeView, inventory: Inventory, gres_file: str, notes: Notebook) -> None:
     """What differs between a node and its GPUs."""
     by_minor = {gpu.minor: gpu for gpu in inventory}
     named: set[int] = set()
@@ -52,12 +52,12 @@ def _minor(seen: SeenGpu) -> int | None:
 
 def _check_mig(seen: SeenGpu, gpu: Gpu, notes: Notebook) -> None:
     caps = {file.rpartition("/")[2] for file in seen.files[1:]}
-    device = next((one for one in gpu.mig_devices if _caps(one) == caps), None)
+    device = next((mig for mig in gpu.mig_devices if _caps(mig) == caps), None)
     if device is None:
         listed = "; ".join(
-            f"{one.profile}: {','.join(one.capability_files)}"
-            for one in gpu.mig_devices
-            if one.capability_files
+            f"{mig.profile}: {','.join(mig.capability_files)}"
+            for mig in gpu.mig_devices
+            if mig.capability_files
         )
         hint = f"its MIG devices: {listed}" if listed else "it has no MIG devices now"
         _say(seen, f"no MIG device of GPU {gpu.index} has the files {','.join(seen.files[1:])}", notes, hint)

@@ -12,7 +12,7 @@ from partage.slurm.decide.against_node import check_against
 from partage.slurm.decide.conf_checks import Settings, check_cgroup_conf, check_slurm_conf, kinds
 from partage.slurm.decide.gres_lines import GresConf, read_gres_conf
 from partage.slurm.decide.merge import view_node
-from partage.slurm.decide.node_view import NodeLine, NodeView, gres_types, node_lines
+from partage.slurm.decide.node_view import NodeLine, SlurmNodeView, gres_types, node_lines
 from partage.slurm.decide.notebook import Notebook
 from partage.slurm.model.version import SlurmVersion
 from partage.slurm.text.conf import ConfFile, ConfKind
@@ -31,7 +31,7 @@ class Checked(Frozen):
 
     problems: tuple[Problem, ...]
     differences: tuple[Problem, ...]
-    nodes: tuple[NodeView, ...]
+    nodes: tuple[SlurmNodeView, ...]
     types: tuple[str, ...]
     spread: bool
 
@@ -72,7 +72,7 @@ def _views(
     gres: GresConf | None,
     version: SlurmVersion,
     notes: Notebook,
-) -> tuple[NodeView, ...]:
+) -> tuple[SlurmNodeView, ...]:
     """In the order of ``names``. Nodes that have the same lines are looked at once, under a short name."""
     of_node: dict[str, list[int]] = {}
     for at, record in enumerate(gres.records if gres else ()):
@@ -83,7 +83,7 @@ def _views(
         detected = "" if gres is None else gres.detected(name)
         key = (id(lines.get(name)), tuple(of_node.get(name, ())), detected)
         alike.setdefault(key, []).append(name)
-    views: dict[str, NodeView] = {}
+    views: dict[str, SlurmNodeView] = {}
     for group in alike.values():
         view = view_node(group[0], lines.get(group[0]), gres, version, notes, called=format_hostlist(group))
         views |= {name: replace(view, name=name) for name in group}
@@ -110,6 +110,6 @@ def _names(lines: Sequence[NodeLine], gres: GresConf | None, node: str | None, *
     return list(dict.fromkeys(named))
 
 
-def _used(views: Sequence[NodeView]) -> list[str]:
+def _used(views: Sequence[SlurmNodeView]) -> list[str]:
     used = ["gpu"] if any(view.gpus for view in views) else []
     return [*used, *(kind for view in views for kind in view.shares)]

@@ -14,7 +14,6 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid
-from partage.model.policy import Strategy
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, NodeOffer
 from partage.plan.offer.findings import Findings
@@ -40,8 +39,6 @@ Rank = tuple[bool, bool, int, int]
 
 ModelOf = Callable[[Gpu], str]
 """The id of a GPU's model in the catalogue; empty if it is not there."""
-
-_SHARES = {Strategy.MPS: GresName.MPS, Strategy.TIME_SLICING: GresName.SHARD}
 
 
 class NodeToName(Frozen):
@@ -120,7 +117,7 @@ def _device(
     rows: Sequence[DeviceOffer], gpu_named: str, names: TypeNames, dev_root: str
 ) -> tuple[DeviceOffer, SlurmDevice]:
     first = rows[0]
-    shares = _SHARES.get(first.shared)
+    shares = GresName(first.traits.gres) if first.traits.gres else None
     return first, SlurmDevice(
         index=0,
         name=first.index,
@@ -151,7 +148,7 @@ def _kept_apart(
 
 
 def _can_be_written(row: DeviceOffer, gpu: Gpu, version: SlurmVersion, node: str, findings: Findings) -> bool:
-    if row.by_memory and row.shared is Strategy.MPS:
+    if row.by_memory and row.traits.gres == GresName.MPS:
         message = "Slurm's mps is a part of the SMs, and this GPU is shared by amounts of memory"
         hint = "with time-slicing: {unit: 1Gi} each unit is a shard; or share it by mps: {replicas: 4}"
         findings.add("impossible", node, message, hint, [gpu.index])
@@ -255,7 +252,7 @@ def _evenly(shared: Sequence[SlurmDevice]) -> Iterator[GresRecord]:
     assert first.shares is not None
     flags = (releases.ALL_SHARING,) if first.shares is GresName.MPS and len(shared) > 1 else ()
     yield GresRecord(
-        first.shares, count=sum(one.units for one in shared), flags=flags, remark=_request(first)
+        first.shares, count=sum(device.units for device in shared), flags=flags, remark=_request(first)
     )
 
 
@@ -297,9 +294,9 @@ def _absent(inventory: Inventory, offer: NodeOffer) -> Iterator[str]:
 
 def _check_mig_shares(devices: Sequence[SlurmDevice], node: str, findings: Findings) -> None:
     """Slurm splits the shares of MIG devices evenly over all GPUs and MIG devices of the node."""
-    if not any(one.shares and len(one.files) > 1 for one in devices):
+    if not any(device.shares and len(device.files) > 1 for device in devices):
         return
-    if len({(one.shares, one.units) for one in devices}) > 1:
+    if len({(device.shares, device.units) for device in devices}) > 1:
         message = (
             "Slurm splits the shares of MIG devices evenly over all GPUs and MIG devices of a node, "
             "and here they are shared in different ways"
@@ -312,8 +309,8 @@ def _check_mig_beside_mps(
     devices: Sequence[SlurmDevice], version: SlurmVersion, node: str, findings: Findings
 ) -> None:
     """A MIG device without mps has no line of mps, so slurmd makes one for it without all_sharing."""
-    several = sum(one.shares is GresName.MPS for one in devices) > 1
-    mig = any(one.shares is None and len(one.files) > 1 for one in devices)
+    several = sum(device.shares is GresName.MPS for device in devices) > 1
+    mig = any(device.shares is None and len(device.files) > 1 for device in devices)
     if several and mig and version >= releases.ALL_SHARING_EVERYWHERE:
         findings.add("doubtful", node, releases.MIG_BESIDE_MPS, releases.MIG_BESIDE_MPS_HINT)
 
@@ -336,7 +333,7 @@ def _refuse_both(nodes: Sequence[SlurmNode], findings: Findings) -> None:
 def _refuse_mig_beside_shares(
     nodes: Sequence[SlurmNode], version: SlurmVersion, shared: Sequence[GresName], findings: Findings
 ) -> None:
-    mig = [node.name for node in nodes if any(len(one.files) > 1 for one in node.gres.devices)]
+    mig = [node.name for node in nodes if any(len(device.files) > 1 for device in node.gres.devices)]
     if mig:
         message = (
             f"Slurm {version} reads each file of a MIG device as one GPU as soon as {' or '.join(shared)} is "

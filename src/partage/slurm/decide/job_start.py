@@ -13,8 +13,8 @@ from msgspec.structs import replace
 
 from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonSpec, DaemonState
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.slurm.model.devices import NodeDevice, NodeDevices
 from partage.slurm.model.job import HeldDevices, JobDevice, JobId, JobRecord
 from partage.slurm.model.version import GresName
@@ -103,10 +103,10 @@ def has_to_be_asked(request: JobRequest, node: NodeDevices) -> bool:
     """
     if request.percent is not None:
         return len(request.indexes) > 1 or not 1 <= request.percent <= 100
-    rest = [one for one in node.devices if one.index not in request.indexes]
-    own = [one for one in node.devices if one.index in request.indexes]
-    several = len({one.type for one in node.devices}) > 1
-    return any(one.shares is GresName.SHARD for one in own) or (several and bool(rest))
+    rest = [device for device in node.devices if device.index not in request.indexes]
+    own = [device for device in node.devices if device.index in request.indexes]
+    several = len({device.type for device in node.devices}) > 1
+    return any(device.shares is GresName.SHARD for device in own) or (several and bool(rest))
 
 
 def start_job(
@@ -122,9 +122,9 @@ def start_job(
         return replace(record, refused=facts.silent or NOT_SAID)
     indexes = request.indexes if facts.held is None else facts.held.indexes
     devices = tuple(_job_device(request, node, at, facts) for at in sorted(indexes))
-    guard_dir = facts.guard_dir if any(one.guard for one in devices) else ""
+    guard_dir = facts.guard_dir if any(device.guard for device in devices) else ""
     record = replace(record, devices=devices, guard_dir=guard_dir)
-    held = [one for one in others if one.job != request.job and not one.refused]
+    held = [other for other in others if other.job != request.job and not other.refused]
     conflicts = (said for other in held for said in _conflicts(devices, other))
     said = next(conflicts, "") or next(_overfull(record, held), "")
     return replace(record, refused=f"{said}. Slurm {node.slurm} gave it away twice") if said else record
@@ -143,7 +143,7 @@ def _job_device(request: JobRequest, node: NodeDevices, at: int, facts: NodeFact
     units = _units(request, device, facts)
     memory = device.memory_bytes * units // device.units // MIB * MIB if units else device.memory_bytes
     gres = device.shares if units and device.shares else GresName.GPU
-    split = units or device.strategy is Strategy.MIG
+    split = units or device.strategy.traits.in_devices
     return JobDevice(
         index=device.index,
         name=device.name,
@@ -216,8 +216,10 @@ def daemons_of(record: JobRecord, node: NodeDevices) -> tuple[DaemonSpec, ...]:
     """
     if record.refused:
         return ()
-    users = {one.uuid: one.multi_user for one in node.devices}
-    return tuple(DaemonSpec(one.gpu, one.uuid, multi_user=users.get(one.uuid)) for one in mps_of(record))
+    users = {device.uuid: device.multi_user for device in node.devices}
+    return tuple(
+        DaemonSpec(device.gpu, device.uuid, multi_user=users.get(device.uuid)) for device in mps_of(record)
+    )
 
 
 def unwanted_daemons(record: JobRecord, node: NodeDevices) -> tuple[DeviceUuid, ...]:
@@ -226,8 +228,8 @@ def unwanted_daemons(record: JobRecord, node: NodeDevices) -> tuple[DeviceUuid, 
     """
     if record.refused:
         return ()
-    shared = {one.uuid for one in node.devices if one.shares is GresName.MPS}
-    return tuple(one.uuid for one in record.devices if not one.units and one.uuid in shared)
+    shared = {device.uuid for device in node.devices if device.shares is GresName.MPS}
+    return tuple(device.uuid for device in record.devices if not device.units and device.uuid in shared)
 
 
 def with_other_users(record: JobRecord, daemon: DaemonState, others: Sequence[JobRecord]) -> JobRecord:
@@ -245,7 +247,7 @@ def with_other_users(record: JobRecord, daemon: DaemonState, others: Sequence[Jo
     ]
     if not foreign:
         return record
-    name = next((one.name for one in record.devices if one.uuid == daemon.device), "")
+    name = next((device.name for device in record.devices if device.uuid == daemon.device), "")
     return replace(
         record,
         refused=f"GPU {name} is shared by MPS, its driver serves one user at a time, and job {foreign[0]} is "
@@ -255,14 +257,14 @@ def with_other_users(record: JobRecord, daemon: DaemonState, others: Sequence[Jo
 
 def mps_of(record: JobRecord) -> tuple[JobDevice, ...]:
     """The devices of which a job has a share by MPS."""
-    return tuple(one for one in record.devices if one.gres is GresName.MPS)
+    return tuple(device for device in record.devices if device.gres is GresName.MPS)
 
 
 def idle_daemons(devices: Iterable[DeviceUuid], left: Iterable[JobRecord]) -> tuple[DeviceUuid, ...]:
     """Those of the devices whose MPS daemon no job needs that is left. A refused job needs none, nor does one
     with all of the GPU.
     """
-    needed = {one.uuid for record in left if not record.refused for one in mps_of(record)}
+    needed = {device.uuid for record in left if not record.refused for device in mps_of(record)}
     return tuple(sorted(set(devices) - needed))
 
 

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from partage.slurm.decide import releases
 from partage.slurm.decide.gres_lines import GresConf, GresLine
-from partage.slurm.decide.node_view import SHARED, GresCount, NodeLine, NodeView, SeenGpu
+from partage.slurm.decide.node_view import SHARED, GresCount, NodeLine, SeenGpu, SlurmNodeView
 from partage.slurm.decide.notebook import Notebook
 from partage.slurm.model.version import SlurmVersion
 from partage.slurm.text.hostlist import format_hostlist
@@ -28,11 +28,11 @@ def view_node(
     notes: Notebook,
     *,
     called: str = "",
-) -> NodeView:
+) -> SlurmNodeView:
     """What Slurm makes of one node. line: None without slurm.conf; conf: None without gres.conf. called: in
     messages, where it stands for others that are alike.
     """
-    records = () if conf is None else tuple(one for one in conf.records if one.of(name))
+    records = () if conf is None else tuple(record for record in conf.records if record.of(name))
     all_written = conf is not None and not conf.detected(name)
     files = _NodeFiles(called or name, line, records, version, notes, all_written=all_written)
     return replace(files.view(), name=name)
@@ -54,18 +54,18 @@ class _NodeFiles:
         self._name, self._line, self._version, self._notes = name, line, version, notes
         self._records, self._all_written = records, all_written
 
-    def view(self) -> NodeView:
+    def view(self) -> SlurmNodeView:
         self._check_duplicates()
         found = [
-            SeenGpu(one.type, files, one)
-            for one in self._records
-            if one.name == "gpu"
-            for files in _each(one)
+            SeenGpu(record.type, files, record)
+            for record in self._records
+            if record.name == "gpu"
+            for files in _each(record)
         ]
         gpus = self._merged(found)
         units = {kind: self._units(kind, gpus) for kind in SHARED}
         features = () if self._line is None else self._line.features
-        return NodeView(self._name, gpus, {kind: one for kind, one in units.items() if one}, features)
+        return SlurmNodeView(self._name, gpus, {kind: one for kind, one in units.items() if one}, features)
 
     def _check_duplicates(self) -> None:
         seen: dict[str, GresLine] = {}
@@ -85,7 +85,7 @@ class _NodeFiles:
         if self._line is None:
             return tuple(found)
         left, merged = list(found), []
-        for wanted in (one for one in self._line.gres if one.name == "gpu"):
+        for wanted in (gres for gres in self._line.gres if gres.name == "gpu"):
             count = 1 if wanted.count is None else wanted.count
             taken = [gpu for gpu in left if not wanted.type or gpu.type == wanted.type][:count]
             left = [gpu for gpu in left if not any(gpu is other for other in taken)]
@@ -130,9 +130,11 @@ class _NodeFiles:
 
     def _units(self, kind: str, gpus: Sequence[SeenGpu]) -> tuple[int, ...]:
         """The units of each GPU; () where the node has none."""
-        mine = [one for one in self._records if one.name == kind]
+        mine = [record for record in self._records if record.name == kind]
         said = (
-            None if self._line is None else next((one for one in self._line.gres if one.name == kind), None)
+            None
+            if self._line is None
+            else next((gres for gres in self._line.gres if gres.name == kind), None)
         )
         where = mine[0] if mine else self._line
         if where is None or (not mine and said is None):
@@ -171,7 +173,7 @@ class _NodeFiles:
                 about = f"node {self._name}: {releases.MIG_BESIDE_MPS}"
                 self._notes.warn(where.file, where.line, about, releases.MIG_BESIDE_MPS_HINT)
             elif left:
-                files = format_hostlist(file for one in left for file in one)
+                files = format_hostlist(file for gpu_files in left for file in gpu_files)
                 why = f"{message}, because other GPUs have no line of mps"
                 hint = f"add a line Name=mps Count=0 File={files} Flags={releases.ALL_SHARING}"
                 self._notes.warn(where.file, where.line, why, hint)
@@ -188,12 +190,12 @@ class _NodeFiles:
     def _placed(
         self, kind: str, mine: Sequence[GresLine], said: GresCount | None, gpus: Sequence[SeenGpu]
     ) -> tuple[int, ...]:
-        by_file, even = [one for one in mine if one.files], [one for one in mine if not one.files]
+        by_file, even = [line for line in mine if line.files], [line for line in mine if not line.files]
         if by_file and even:
             message = f"some lines of {kind} have File, and this one has none: slurmd does not start"
             self._notes.error(even[0].file, even[0].line, message, "File on all of them, or one line without")
         if not by_file:
-            total = sum(one.count or 0 for one in even) or (said.count or 0 if said else 0)
+            total = sum(line.count or 0 for line in even) or (said.count or 0 if said else 0)
             each, rest = divmod(total, len(gpus))
             return tuple(each + (at < rest) for at in range(len(gpus)))
         units = [0] * len(gpus)

@@ -34,7 +34,7 @@ class SeenGpu(Frozen):
     record: GresLine | None = None
 
 
-class NodeView(Frozen):
+class SlurmNodeView(Frozen):
     """One node. shares: ``mps`` or ``shard`` to the units of each GPU, in the order of ``gpus``.
 
     features: for ``--constraint``.

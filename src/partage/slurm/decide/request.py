@@ -10,12 +10,12 @@ from collections.abc import Iterator, Sequence
 from enum import StrEnum
 
 from partage.slurm.decide import releases
-from partage.slurm.decide.node_view import SHARED, GresCount, NodeView, parse_gres
+from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, parse_gres
 from partage.slurm.decide.type_names import SHARED_SUFFIX
 from partage.slurm.model.version import SlurmVersion
 from partage.slurm.text.hostlist import format_hostlist
 from partage.text import listed
-from partage.values import Frozen
+from partage.values import Answer
 
 _DIGIT_TYPE_READ = SlurmVersion(23, 11)
 _MULTIPLE_SHARING = SlurmVersion(23, 11)
@@ -35,8 +35,10 @@ class Outcome(StrEnum):
     FAILS = "starts and fails"
 
 
-class Verdict(Frozen):
-    """What becomes of a request. nodes: where it can run. slurm_says: Slurm's own message; may be empty."""
+class RequestVerdict(Answer):
+    """What becomes of a request. nodes: where it can run. slurm_says: Slurm's own message; empty: none is
+    known.
+    """
 
     request: str
     outcome: Outcome
@@ -49,12 +51,12 @@ class Verdict(Frozen):
 
 def judge_request(
     request: str,
-    nodes: Sequence[NodeView],
+    nodes: Sequence[SlurmNodeView],
     types: Sequence[str],
     version: SlurmVersion,
     *,
     spread: bool = False,
-) -> Verdict:
+) -> RequestVerdict:
     """Judge ``--gres=request``. types: GresTypes. spread: MULTIPLE_SHARING_GRES_PJ is set.
 
     request: per node, as in ``--gres`` and ``--tres-per-node``.
@@ -62,9 +64,11 @@ def judge_request(
     try:
         asked = parse_gres(request)
     except ValueError as error:
-        return Verdict(request, Outcome.REFUSED, str(error), "write it as gpu:h200:1")
+        return RequestVerdict(request, Outcome.REFUSED, str(error), "write it as gpu:h200:1")
     if not asked:
-        return Verdict(request, Outcome.REFUSED, "it asks for nothing", "write it as gpu:h200:1", _INVALID)
+        return RequestVerdict(
+            request, Outcome.REFUSED, "it asks for nothing", "write it as gpu:h200:1", _INVALID
+        )
     asked = tuple(
         {(one.name, one.type): one for one in asked}.values()
     )  # of one that is said twice, the last
@@ -73,7 +77,7 @@ def judge_request(
     asked = tuple(one for one in asked if one.count != 0)
     if not asked:
         names = tuple(node.name for node in nodes)
-        return Verdict(request, Outcome.ACCEPTED, "it asks for no GRES, and gets none", nodes=names)
+        return RequestVerdict(request, Outcome.ACCEPTED, "it asks for no GRES, and gets none", nodes=names)
     return (
         _misformed(request, asked, nodes, types, version)
         or _impossible(request, asked, nodes)
@@ -85,40 +89,40 @@ def judge_request(
 def _misformed(
     request: str,
     asked: Sequence[GresCount],
-    nodes: Sequence[NodeView],
+    nodes: Sequence[SlurmNodeView],
     types: Sequence[str],
     version: SlurmVersion,
-) -> Verdict | None:
+) -> RequestVerdict | None:
     names = [one.name for one in asked]
     for one in asked:
         if one.name not in types:
             known = f"GRES here are {', '.join(types)}" if types else "the cluster has no GRES"
-            return Verdict(request, Outcome.REFUSED, f"there is no GRES {one.name}", known, _INVALID)
+            return RequestVerdict(request, Outcome.REFUSED, f"there is no GRES {one.name}", known, _INVALID)
         if one.type[:1].isdigit() and one.count is None and version < _DIGIT_TYPE_READ:
             why = f"Slurm {version} reads {one.type} as a number"
             hint = f"write the count: {one.name}:{one.type}:1"
-            return Verdict(
+            return RequestVerdict(
                 request, Outcome.REFUSED, why, hint, "Invalid Trackable RESource (TRES) specification"
             )
     if len({bool(one.type) for one in asked if one.name == "gpu"}) > 1:
         why = "some of its GPUs have a type and some have none"
         hint = "name the type of each, or of none"
-        return Verdict(request, Outcome.REFUSED, why, hint, _MIXED_TYPES)
+        return RequestVerdict(request, Outcome.REFUSED, why, hint, _MIXED_TYPES)
     shared = [name for name in SHARED if name in names]
     if len(shared) > 1:
         why = "with mps and shard in one job it gets its GPU from the one, its percentage from the other"
-        return Verdict(request, Outcome.FAILS, why, "ask for one of them")
+        return RequestVerdict(request, Outcome.FAILS, why, "ask for one of them")
     if shared and "gpu" in names:
         why = f"a whole GPU and {shared[0]} exclude each other in one job"
-        return Verdict(request, Outcome.REFUSED, why, "ask for one of them", _INVALID)
+        return RequestVerdict(request, Outcome.REFUSED, why, "ask for one of them", _INVALID)
     for one in asked:
         if one.name in SHARED and one.type:
             why = f"{one.name} has no type of its own: the job is started, and its steps are refused"
-            return Verdict(request, Outcome.FAILS, why, _without_type(one, nodes), _INVALID)
+            return RequestVerdict(request, Outcome.FAILS, why, _without_type(one, nodes), _INVALID)
     return None
 
 
-def _without_type(one: GresCount, nodes: Sequence[NodeView]) -> str:
+def _without_type(one: GresCount, nodes: Sequence[SlurmNodeView]) -> str:
     """The request for shares that works. Only of what a node has: with another feature no job is accepted."""
     plain = f"--gres={one.name}:{_amount(one)}"
     there = {feature for node in nodes if node.shares.get(one.name) for feature in node.features}
@@ -132,23 +136,25 @@ def _amount(one: GresCount) -> int:
     return 1 if one.count is None else one.count
 
 
-def _has(node: NodeView, one: GresCount) -> int:
+def _has(node: SlurmNodeView, one: GresCount) -> int:
     if one.name == "gpu":
         return sum(not one.type or gpu.type == one.type for gpu in node.gpus)
     return sum(node.shares.get(one.name, ()))
 
 
-def _impossible(request: str, asked: Sequence[GresCount], nodes: Sequence[NodeView]) -> Verdict | None:
+def _impossible(
+    request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView]
+) -> RequestVerdict | None:
     if any(all(_has(node, one) >= _amount(one) for one in asked) for node in nodes):
         return None
     for one in asked:
         most = max((_has(node, one) for node in nodes), default=0)
         if most < _amount(one):
-            return Verdict(request, Outcome.REFUSED, *_why_not(one, most, nodes), _NOT_AVAILABLE)
-    return Verdict(request, Outcome.REFUSED, "no node has all of it", "", _NOT_AVAILABLE)
+            return RequestVerdict(request, Outcome.REFUSED, *_why_not(one, most, nodes), _NOT_AVAILABLE)
+    return RequestVerdict(request, Outcome.REFUSED, "no node has all of it", "", _NOT_AVAILABLE)
 
 
-def _why_not(one: GresCount, most: int, nodes: Sequence[NodeView]) -> tuple[str, str]:
+def _why_not(one: GresCount, most: int, nodes: Sequence[SlurmNodeView]) -> tuple[str, str]:
     name = ":".join(part for part in (one.name, one.type) if part)
     types = sorted({gpu.type for node in nodes for gpu in node.gpus if gpu.type})
     if most or not one.type:
@@ -167,8 +173,8 @@ def _why_not(one: GresCount, most: int, nodes: Sequence[NodeView]) -> tuple[str,
 
 
 def _too_large_for_one(
-    request: str, asked: Sequence[GresCount], nodes: Sequence[NodeView], *, spread: bool
-) -> Verdict | None:
+    request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView], *, spread: bool
+) -> RequestVerdict | None:
     """A job's shares come from one GPU: more than that passes every check and never starts."""
     if spread:
         return None
@@ -178,30 +184,34 @@ def _too_large_for_one(
         largest = max((max(node.shares.get(one.name, (0,))) for node in nodes), default=0)
         if _amount(one) > largest:
             why = f"a job's {one.name} come from one GPU, and none has more than {largest}"
-            return Verdict(
+            return RequestVerdict(
                 request, Outcome.WAITS, why, f"ask for {one.name}:{largest} at most, or for a whole GPU"
             )
     return None
 
 
 def _accepted(
-    request: str, asked: Sequence[GresCount], nodes: Sequence[NodeView], version: SlurmVersion
-) -> Verdict:
+    request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView], version: SlurmVersion
+) -> RequestVerdict:
     able = [node for node in nodes if all(_fits(node, one) for one in asked)] or [
         node for node in nodes if all(_has(node, one) >= _amount(one) for one in asked)
     ]
     names = tuple(node.name for node in able)
     why = f"it can run on {format_hostlist(names)}"
-    return Verdict(request, Outcome.ACCEPTED, why, nodes=names, doubts=tuple(_doubts(asked, able, version)))
+    return RequestVerdict(
+        request, Outcome.ACCEPTED, why, nodes=names, doubts=tuple(_doubts(asked, able, version))
+    )
 
 
-def _fits(node: NodeView, one: GresCount) -> bool:
+def _fits(node: SlurmNodeView, one: GresCount) -> bool:
     if one.name == "gpu":
         return _has(node, one) >= _amount(one)
     return max(node.shares.get(one.name, (0,))) >= _amount(one)
 
 
-def _doubts(asked: Sequence[GresCount], able: Sequence[NodeView], version: SlurmVersion) -> Iterator[str]:
+def _doubts(
+    asked: Sequence[GresCount], able: Sequence[SlurmNodeView], version: SlurmVersion
+) -> Iterator[str]:
     for one in asked:
         if one.name == "mps":
             percents = sorted({max(1, _amount(one) * 100 // units) for units in _sizes(able, one)})
@@ -229,5 +239,5 @@ def _doubts(asked: Sequence[GresCount], able: Sequence[NodeView], version: Slurm
             yield said[0]
 
 
-def _sizes(able: Sequence[NodeView], one: GresCount) -> set[int]:
+def _sizes(able: Sequence[SlurmNodeView], one: GresCount) -> set[int]:
     return {units for node in able for units in node.shares.get(one.name, ()) if units >= _amount(one)}

@@ -11,7 +11,6 @@ from enum import StrEnum
 
 from partage.model.gpu import Gpu
 from partage.model.ids import MEMORY_RESOURCE, VENDOR
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer
 
 _FORM = re.compile(r"-(?:sxm\d|pcie|nvl)(?=-|$)", re.ASCII)
@@ -52,7 +51,7 @@ def device_type(offer: DeviceOffer, gpu_named: str, names: TypeNames) -> str:
     """
     if own := _own_name(offer):
         return _letter_first(own)
-    suffix = "" if offer.shared is Strategy.EXCLUSIVE else SHARED_SUFFIX
+    suffix = SHARED_SUFFIX if offer.traits.in_shares else ""
     if offer.profile is None:
         return gpu_named + suffix
     profile = offer.profile.translate(_LIST_SIGNS)

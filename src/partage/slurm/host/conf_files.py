@@ -19,7 +19,7 @@ def read_conf_files(names: Sequence[str], version: SlurmVersion) -> tuple[ConfFi
 
     Raises InputError with file and line: cannot be read, is none of Slurm's, includes itself.
     """
-    reader = _Reader(version)
+    reader = _ConfReader(version)
     found = {name: tuple(reader.file(name)) for name in names}
     included = {inner for name in names for inner in reader.includes[name]}
     return tuple(
@@ -34,7 +34,7 @@ def _real(name: str) -> str:
     return str(Path(name).resolve())
 
 
-class _Reader:
+class _ConfReader:
     """includes: which files (real paths) each named file includes, at any depth."""
 
     def __init__(self, version: SlurmVersion) -> None:

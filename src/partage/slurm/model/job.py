@@ -11,8 +11,8 @@ from typing import NewType
 from msgspec import field
 
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.policy import Strategy
 from partage.model.share import Guarantee
+from partage.model.strategy import Strategy
 from partage.slurm.model.version import GresName
 from partage.values import Frozen
 

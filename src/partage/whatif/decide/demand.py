@@ -11,7 +11,6 @@ from enum import StrEnum
 from math import ceil
 
 from partage.model.ids import GpuUuid, ResourceName
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer
 from partage.values import Frozen
 from partage.whatif.decide.node_offer import NodeOffer, OfferedResource, share_milli
@@ -67,12 +66,12 @@ def demand_on(wants: PodWants, kind: NodeKind, offer: NodeOffer) -> Demand | Unm
         missing = [name for name, _ in wants.requests if name not in offer.resources]
         return Unmet(Cause.RESOURCE, text=", ".join(missing)) if missing else wants.requests
     memory = {gpu.uuid: gpu.memory_bytes for gpu in kind.inventory}
-    found = [_choice(wants, one, memory) for one in offer.resources.values()]
-    choices = [one for one in found if isinstance(one, _Choice)]
+    found = [_choice(wants, offered, memory) for offered in offer.resources.values()]
+    choices = [choice for choice in found if isinstance(choice, _Choice)]
     if choices:
-        best = min(choices, key=lambda one: (one.given_milli, one.count))
+        best = min(choices, key=lambda choice: (choice.given_milli, choice.count))
         return ((best.name, best.count),)
-    unmet = [one for one in found if isinstance(one, Unmet)]
+    unmet = [choice for choice in found if isinstance(choice, Unmet)]
     if not unmet:
         return Unmet(Cause.SHARE)
     return max(unmet, key=nearness)
@@ -83,31 +82,31 @@ def nearness(unmet: Unmet) -> tuple[int, int]:
     return list(Cause).index(unmet.cause), unmet.most
 
 
-def _choice(wants: PodWants, one: OfferedResource, memory: Mapping[GpuUuid, int]) -> _Choice | Unmet:
+def _choice(wants: PodWants, offered: OfferedResource, memory: Mapping[GpuUuid, int]) -> _Choice | Unmet:
     """How this resource could serve, or why not. memory: bytes of each GPU."""
-    rows = one.resource.offerings
+    rows = offered.resource.offerings
     if any(row.by_memory for row in rows):
-        return _units(wants, one)
+        return _units(wants, offered)
     # Which of unlike shares under one name the pod gets is not for it to say: the smallest has to do.
     smallest = min(rows, key=lambda row: (share_milli(row, memory[row.gpu]), row.memory_bytes))
     milli = share_milli(smallest, memory[smallest.gpu])
     size = smallest.memory_bytes if wants.gpu_memory_bytes else milli
     needed: float = wants.gpu_memory_bytes or wants.gpu_milli - SLACK_MILLI
     if size >= needed:
-        most = _most_together(rows, one)
+        most = _most_together(rows, offered)
         if wants.gpus <= most:
-            return _Choice(milli * wants.gpus, one.name, wants.gpus)
+            return _Choice(milli * wants.gpus, offered.name, wants.gpus)
         return Unmet(Cause.GPUS, most)
     together = min((row.count for row in rows), default=0) if _adds_up(smallest) and wants.gpus == 1 else 1
     count = ceil(needed / size) if size else together + 1
     if count <= together:
-        return _Choice(milli * count, one.name, count)
+        return _Choice(milli * count, offered.name, count)
     return Unmet(Cause.SHARE, int(size * together))
 
 
-def _units(wants: PodWants, one: OfferedResource) -> _Choice | Unmet:
+def _units(wants: PodWants, offered: OfferedResource) -> _Choice | Unmet:
     """Units of memory: as many as hold it, all of one device."""
-    rows = one.resource.offerings
+    rows = offered.resource.offerings
     largest = max(rows, key=lambda row: row.count)
     if wants.gpus > 1:
         return Unmet(Cause.GPUS, 1)
@@ -117,18 +116,18 @@ def _units(wants: PodWants, one: OfferedResource) -> _Choice | Unmet:
         count, most = -(-wants.gpu_milli * largest.replicas // 1000), 1000
     if count > largest.count:
         return Unmet(Cause.SHARE, most)
-    return _Choice(sum(one.milli_of[id_] for id_ in largest.share_ids[:count]), one.name, count)
+    return _Choice(sum(offered.milli_of[id_] for id_ in largest.share_ids[:count]), offered.name, count)
 
 
 def _adds_up(row: DeviceOffer) -> bool:
     """Whether several shares of one device are more of that device: MPS, where a container may have them."""
-    return row.shared is Strategy.MPS and not row.single
+    return row.traits.through_daemon and not row.single
 
 
-def _most_together(rows: tuple[DeviceOffer, ...], one: OfferedResource) -> int:
+def _most_together(rows: tuple[DeviceOffer, ...], offered: OfferedResource) -> int:
     """How many shares one container can have, of different GPUs."""
-    if all(row.shared is Strategy.EXCLUSIVE for row in rows):
-        return len(one.ids)
-    if any(row.single or row.shared is Strategy.MPS for row in rows):
+    if not any(row.traits.in_shares for row in rows):
+        return len(offered.ids)
+    if any(row.single or row.traits.through_daemon for row in rows):
         return 1
     return len({row.gpu for row in rows})

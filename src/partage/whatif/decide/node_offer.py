@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partage.model.ids import ResourceName, ShareId
-from partage.model.policy import Strategy
 from partage.model.share import DeviceOffer, DeviceRow, Resource, resources_of
 from partage.plan.offer.desired import DesiredState
 from partage.plan.serve.allocate_response import AllocateResponder
@@ -27,16 +26,20 @@ class OfferedResource:
         options, inventory = desired.policy.options, desired.inventory
         self.resource = resource
         self.name = resource.name
-        self.ids: tuple[ShareId, ...] = tuple(id_ for one in resource.offerings for id_ in one.share_ids)
+        self.ids: tuple[ShareId, ...] = tuple(
+            id_ for offering in resource.offerings for id_ in offering.share_ids
+        )
         self.rows = tuple(DeviceRow(id_, healthy=True) for id_ in self.ids)
         self.allocator = allocator_of(resource, inventory.links, options.allocation)
         self.responder = AllocateResponder(resource, inventory, options, _RUN_DIR)
         memory = {gpu.uuid: gpu.memory_bytes for gpu in inventory}
         self.gpu_bytes_of: Mapping[ShareId, int] = {
-            id_: memory[one.gpu] for one in resource.offerings for id_ in one.share_ids
+            id_: memory[offering.gpu] for offering in resource.offerings for id_ in offering.share_ids
         }
         self.milli_of: Mapping[ShareId, float] = {
-            id_: share_milli(one, memory[one.gpu]) for one in resource.offerings for id_ in one.share_ids
+            id_: share_milli(offering, memory[offering.gpu])
+            for offering in resource.offerings
+            for id_ in offering.share_ids
         }
 
 
@@ -53,8 +56,8 @@ class NodeOffer:
 
 def share_milli(row: DeviceOffer, gpu_bytes: int) -> float:
     """How much of its GPU one share is, in thousandths of the memory; all units of a device are all of it."""
-    if row.profile is None and row.shared is Strategy.EXCLUSIVE:
+    if row.profile is None and not row.traits.in_shares:
         return float(WHOLE_MILLI)
-    if row.profile is None and (row.by_memory or row.shared is Strategy.TIME_SLICING):
+    if row.profile is None and (row.by_memory or not row.traits.limits_memory):
         return WHOLE_MILLI / row.replicas
     return WHOLE_MILLI * row.memory_bytes / gpu_bytes if gpu_bytes else 0.0
