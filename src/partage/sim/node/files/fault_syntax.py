@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-from partage.codec.fields import Field, Table
+from partage.codec.fields import Field, Table, kebab_case
 from partage.codec.reader import Reader, number, word_of
 from partage.errors import (
     DriverUnavailable,
@@ -118,12 +118,13 @@ def _words(place: Field, more: Sequence[str]) -> Table | None:
     if not isinstance(written, dict):
         place.error("has to be a mapping such as {gpu: 2, xid: 79}")
         return None
-    kind = next((key for key in _KINDS if key in written), None)
+    spelled = {kebab_case(key) if place.notes.dialect.any_spelling else key: key for key in written}
+    kind = next((key for key in _KINDS if key in spelled), None)
     if kind is None:
         place.error(f"what happens? one of {', '.join(_KINDS)}")
         return None
     known = (kind, *_KINDS[kind][1], *more)
-    unknown = [key for key in written if key not in known]
+    unknown = [key for kebab, key in spelled.items() if kebab not in known]
     if unknown:
         place.error(f"{unknown[0]!r} does not go with {kind!r}")
         return None
