@@ -7,6 +7,7 @@
 from __future__ import annotations
 
 from partage.codec.fields import Dialect, Field, Notes, Table
+from partage.codec.reader import members, number, word_of
 from partage.codec.yaml_document import YamlDocument
 from partage.edges.files.catalogue import choose_one, load_catalogue
 from partage.edges.files.providers import provider_tables
@@ -36,36 +37,28 @@ def read_worker_groups(document: YamlDocument, file: str) -> tuple[tuple[Group, 
     return groups, notes.finish()
 
 
-def _group(field: Field, number: int) -> Group | None:
+def _group(field: Field, position: int) -> Group | None:
     table = field.table(_KEYS, _EXAMPLE)
     if table is None:
         return None
     gpu = table.needed("gpu", Field.some_text, "the model, h100-sxm5-80gb")
-    sharing = table.value("sharing", lambda found: found.word(_SHARINGS), Strategy.EXCLUSIVE)
-    replicas = table.value("replicas", lambda found: found.integer(0), None)
+    sharing = table.value("sharing", word_of(_SHARINGS), Strategy.EXCLUSIVE)
+    replicas = table.value("replicas", number(0), None)
     if not sharing.traits.in_shares and replicas not in (None, 1):
         table.here("replicas").error("exclusive GPUs have no replicas", "sharing: mps or time-slicing")
     layout, profiles = _layout(table)
     return Group(
-        at=("groups", number),
-        who=table.value("name", Field.some_text, f"group {number}"),
+        at=("groups", position),
+        who=table.value("name", Field.some_text, f"group {position}"),
         sharing=sharing,
         replicas=replicas,
-        mig=table.value("mig", lambda found: found.choice(MigType), MigType.NONE),
+        mig=table.choice("mig", MigType.NONE),
         model=_model(table, gpu) if gpu else None,
-        gpus=table.value("gpus", lambda found: found.integer(1), None),
+        gpus=table.value("gpus", number(1), None),
         layout=layout,
         profiles=profiles,
-        labels=table.value("labels", _labels, {}),
+        labels=table.value("labels", members(Field.text), {}),
     )
-
-
-def _labels(field: Field) -> dict[str, str] | None:
-    members = field.mapping()
-    if members is None:
-        return None
-    read = {key: member.text() for key, member in members.items()}
-    return {key: value for key, value in read.items() if value is not None}
 
 
 def _layout(table: Table) -> tuple[str | None, tuple[str, ...]]:

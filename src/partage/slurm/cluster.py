@@ -17,6 +17,7 @@ from pathlib import Path
 
 from partage.answers.common_node import read_policy
 from partage.codec.fields import Dialect, Field, Notes, Table
+from partage.codec.reader import parsed
 from partage.codec.yaml_document import read_document
 from partage.edges.files.catalogue import geometry_of, model_of
 from partage.edges.files.input_file import read_input
@@ -127,8 +128,8 @@ def read_cluster(file: str) -> ClusterFile:
         if found and found.value != word:
             found.error(f"is not the {key} of a cluster file", f"write {key}: {word}")
     reader = _ClusterReader(Path(file).parent)
-    slurm = top.value("slurm", lambda field: field.parsed(SlurmVersion.parse, "24.11.5"), None)
-    rows = top.needed("nodes", lambda field: field.items(), "the nodes") or []
+    slurm = top.value("slurm", parsed(SlurmVersion.parse, "24.11.5"), None)
+    rows = top.needed("nodes", Field.items, "the nodes") or []
     sources = tuple(reader.sources(rows))
     warnings = notes.finish()
     return ClusterFile(sources, slurm, warnings)
@@ -152,7 +153,7 @@ class _ClusterReader:
         names = row.needed("name", self._names, "the node's name in Slurm")
         inventory = row.needed("machine", self._machine, "a machine's name or file")
         policy = self._policy(row)
-        settings = row.value("settings", lambda field: field.parsed(checked_settings, "CPUs=64"), "")
+        settings = row.value("settings", parsed(checked_settings, "CPUs=64"), "")
         if names is None or inventory is None or policy is None:
             return None
         return NodeSource(names, inventory, policy, settings)

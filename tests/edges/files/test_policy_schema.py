@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import json
 import re
+from enum import StrEnum
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args, get_origin
 
 import jsonschema
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from msgspec.structs import FieldInfo, fields
 
+from partage.codec.reader import Reader
+from partage.edges.files.native import RESOURCES
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError
 from tests.edges.files.policy_texts import NATIVE, STRANGERS, places, removed, replaced
@@ -84,6 +88,28 @@ def test_the_schema_knows_exactly_the_keys_of_the_reader() -> None:
 
     collect(validator().schema)
     assert known == used
+
+
+@pytest.mark.parametrize("key", RESOURCES.keys)
+def test_the_schema_of_the_resources_is_that_of_the_annotations_of_the_options(key: str) -> None:
+    info = dict(zip(RESOURCES.keys, fields_read(RESOURCES), strict=True))[key]
+    whole: Any = validator().schema
+    schema = whole["$defs"]["resources"]["properties"][key]
+    kind, default = info.type, info.default
+    if get_origin(kind) is tuple:  # one way, or a list of them
+        kind, (default,) = get_args(kind)[0], default
+        schema, items = {**schema["oneOf"][0], "default": schema["default"]}, schema["oneOf"][1]["items"]
+        assert items["enum"] == schema["enum"]
+    if issubclass(kind, StrEnum):
+        assert schema["enum"] == [member.value for member in kind]
+    else:
+        assert schema["type"] == {bool: "boolean", str: "string"}[kind]
+    assert schema["default"] == default
+
+
+def fields_read(reader: Reader[Any]) -> list[FieldInfo]:
+    infos = {info.name: info for info in fields(reader.kind)}
+    return [infos[name] for name in reader.only]
 
 
 @pytest.mark.parametrize("path", list(places(NATIVE)), ids=str)

@@ -12,6 +12,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
+from partage.codec.reader import Reader, parsed
 from partage.codec.yaml_document import Value
 from partage.edges.files.native_sharing import CLIENT_KEYS, SHARING_READERS, read_mig
 from partage.model.ids import parse_resource_name
@@ -53,22 +54,49 @@ _MOST_CONDITIONS = 16
 _CRITERIA = ("index", "uuid", "model", "pci")
 _RANGE = re.compile(r"(\d{1,2})\s*-\s*(\d{1,2})", re.ASCII)
 _ENTRIES_HINT = "write each entry as an item: '- select: ...'"
-_RESOURCES = (
-    "rename-shared",
-    "fail-requests-greater-than-one",
-    "mig-strategy",
-    "allocation",
-    "device-list-strategy",
-    "device-id-strategy",
-    "pass-device-specs",
-    "cdi-annotation-prefix",
-    "nvidia-ctk-path",
-    "driver-root",
-)
+
+
+def _device_list(field: Field) -> tuple[DeviceListStrategy, ...] | None:
+    items = field.one_or_many()
+    if items is not None and not items:
+        field.error("has to name at least one way", "envvar is the usual one")
+    ways = (item.choice(DeviceListStrategy) for item in items or ())
+    return tuple(dict.fromkeys(way for way in ways if way is not None)) or None
+
+
+def _path(field: Field) -> str | None:
+    text = field.text()
+    if text is not None and not text.startswith("/"):
+        field.error("has to be an absolute path, beginning with '/'")
+    return text
+
+
+def _prefix(field: Field) -> str | None:
+    text = field.text()
+    if text == "":
+        field.error("has to be text such as cdi.k8s.io/")
+    return text
+
+
+RESOURCES = Reader(
+    Options,
+    (
+        "rename_shared", "fail_requests_greater_than_one", "mig_strategy", "allocation", "device_list",
+        "device_ids", "device_specs", "cdi_annotation_prefix", "nvidia_ctk", "driver_root",
+    ),
+    named={
+        "device_list": "device-list-strategy",
+        "device_ids": "device-id-strategy",
+        "device_specs": "pass-device-specs",
+        "nvidia_ctk": "nvidia-ctk-path",
+    },
+    reads={"device_list": _device_list, "cdi_annotation_prefix": _prefix, "nvidia_ctk": _path},
+)  # fmt: skip
+
 
 DIALECT = Dialect(
     homes={
-        **dict.fromkeys(_RESOURCES, "'resources', at the top"),
+        **dict.fromkeys(RESOURCES.keys, "'resources', at the top"),
         **dict.fromkeys(_ENTRY, "an entry of 'gpus'"),
         **dict.fromkeys(_CRITERIA, "'select'"),
         "label": "'when'",
@@ -120,48 +148,11 @@ def _version(table: Table) -> None:
 
 
 def _options(field: Field | None) -> Options:
-    table = field.table(_RESOURCES) if field else None
-    default = Options()
+    table = field.table(RESOURCES.keys) if field else None
     if table is None:
-        return default
-    driver_root = _path(table, "driver-root", default.driver_root)
-    return Options(
-        rename_shared=table.boolean("rename-shared", default=default.rename_shared),
-        fail_requests_greater_than_one=table.boolean(
-            "fail-requests-greater-than-one", default=default.fail_requests_greater_than_one
-        ),
-        mig_strategy=table.choice("mig-strategy", default.mig_strategy),
-        allocation=table.choice("allocation", default.allocation),
-        device_list=table.value("device-list-strategy", _device_list, ()) or default.device_list,
-        device_ids=table.choice("device-id-strategy", default.device_ids),
-        device_specs=table.boolean("pass-device-specs", default=default.device_specs),
-        cdi_annotation_prefix=_prefix(table, default.cdi_annotation_prefix),
-        nvidia_ctk=_path(table, "nvidia-ctk-path", default.nvidia_ctk),
-        driver_root=driver_root,
-        dev_root=driver_root,
-    )
-
-
-def _device_list(field: Field) -> tuple[DeviceListStrategy, ...]:
-    items = field.one_or_many()
-    if items is not None and not items:
-        field.error("has to name at least one way", "envvar is the usual one")
-    ways = (item.choice(DeviceListStrategy) for item in items or ())
-    return tuple(dict.fromkeys(way for way in ways if way is not None))
-
-
-def _path(table: Table, key: str, default: str) -> str:
-    text = table.text(key, default)
-    if not text.startswith("/"):
-        table.here(key).error("has to be an absolute path, beginning with '/'")
-    return text
-
-
-def _prefix(table: Table, default: str) -> str:
-    text = table.text("cdi-annotation-prefix", default)
-    if not text:
-        table.here("cdi-annotation-prefix").error("has to be text such as cdi.k8s.io/")
-    return text
+        return Options()
+    root = table.value("driver-root", _path, "/")
+    return RESOURCES.fill(table, driver_root=root, dev_root=root)
 
 
 # --- one entry ---------------------------------------------------------------------------------
@@ -178,7 +169,7 @@ def _entry(field: Field) -> GpuEntry | None:
         select=select,
         sharing=sharing,
         mig=mig,
-        name=table.value("name", lambda found: found.parsed(parse_resource_name), None),
+        name=table.value("name", parsed(parse_resource_name), None),
         guard=table.boolean("guard", default=False),
         watch=table.choice("watch", WatchAction.WARN),
         when=table.value("when", _when, ()),
@@ -191,7 +182,7 @@ def _change(field: Field) -> Drain | None:
     if isinstance(field.value, dict):
         table = field.table(("drain", "also"), "{drain: 10m}")
         also = table.value("also", _also, ()) if table else ()
-        limit_s = table.needed("drain", lambda found: found.parsed(parse_duration, "10m")) if table else None
+        limit_s = table.needed("drain", parsed(parse_duration, "10m")) if table else None
         return None if limit_s is None else Drain(limit_s, also)
     return Drain() if field.choice(WhenToChange) is WhenToChange.DRAIN else None
 
@@ -260,9 +251,9 @@ def _select(field: Field | None) -> GpuSelector:
         field.error("selects nothing: there is no criterion", f"give one of {', '.join(_CRITERIA)}")
     return GpuCriteria(
         index=_criterion(table, "index", _index),
-        uuid=_criterion(table, "uuid", lambda item: item.parsed(_gpu_uuid)),
-        model=_criterion(table, "model", lambda item: item.parsed(_model_pattern)),
-        pci=_criterion(table, "pci", lambda item: item.parsed(parse_pci_address, "0000:07:00.0")),
+        uuid=_criterion(table, "uuid", parsed(_gpu_uuid)),
+        model=_criterion(table, "model", parsed(_model_pattern)),
+        pci=_criterion(table, "pci", parsed(parse_pci_address, "0000:07:00.0")),
     )
 
 

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping
 from enum import StrEnum
 
 from partage.codec.fields import Field, Table
+from partage.codec.reader import by_type, parsed
 from partage.codec.yaml_document import Value
 from partage.model.ids import parse_resource_name
 from partage.model.layout import LayoutItem
@@ -52,7 +53,7 @@ def read_time_slicing(field: Field) -> TimeSlicing:
     table = field.table(_TIME_SLICING, _replicas_example(field))
     if table is None:
         return TimeSlicing(2)
-    interval = table.value("interval", lambda found: found.choice(Interval), None)
+    interval = table.value("interval", by_type(Interval), None)
     units = _units(table)
     if units is not None:
         if "replicas" in table:
@@ -145,7 +146,7 @@ def _client(field: Field) -> MpsClient | None:
     if table is None:
         return None
     return MpsClient(
-        name=table.value("name", lambda found: found.parsed(_client_name), None),
+        name=table.value("name", parsed(_client_name), None),
         memory_bytes=table.value("memory", lambda found: _with_unit(found, _memory, "Gi"), None),
         threads_percent=table.value("threads", lambda found: _with_unit(found, parse_percent, "%"), None),
     )

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection
 from typing import TypeVar
 
 from partage.codec.fields import Field, Table
+from partage.codec.reader import Read, Reader, by_type, members
 from partage.lab.stories.model import DEFAULT_WITHIN_S, Expect, full_pattern
 from partage.model.health import HealthState
 from partage.plan.report import MigConfigState
@@ -15,7 +16,6 @@ from partage.text import numbers
 
 T = TypeVar("T")
 
-_KEYS = ("allocatable", "capacity", "pods", "env", "health", "waiting", "mig-config", "problem")
 _MOST_GPUS = 64
 _LONGEST_WAIT_S = 60
 _SECONDS = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)\s*s?", re.ASCII)
@@ -24,34 +24,27 @@ _SECONDS = re.compile(r"(\d{1,4}(?:\.\d{1,3})?)\s*s?", re.ASCII)
 def read_expectation(step: Table, gpus: Collection[int] | None) -> Expect | None:
     """The ``expect`` of a step, with its ``within``. gpus: indexes that the machine has; None: not known."""
     place = step.required("expect")
-    table = place.table(_KEYS) if place else None
+    reader = Reader(
+        Expect,
+        ("allocatable", "capacity", "pods", "env", "health", "waiting", "mig_config", "problem"),
+        reads={
+            "pods": _by_pod(by_type(PodPhase)),
+            "env": _by_pod(members(_pattern)),
+            "health": lambda field: _health(field, gpus),
+            "waiting": lambda field: _indexes(field, gpus),
+            "mig_config": _mig_config,
+        },
+    )
+    table = place.table(reader.keys) if place else None
     if place is None or table is None:
         return None
-    return Expect(
-        path=place.place.path,
-        within_s=step.value("within", _within, DEFAULT_WITHIN_S),
-        allocatable=_each(table, "allocatable", lambda field: field.integer(0)),
-        capacity=_each(table, "capacity", lambda field: field.integer(0)),
-        pods=_by_pod(_each(table, "pods", lambda field: field.choice(PodPhase))),
-        env=_by_pod(_each(table, "env", lambda field: _members(field, _pattern))),
-        health=table.value("health", lambda field: _health(field, gpus), {}),
-        waiting=table.value("waiting", lambda field: _indexes(field, gpus), None),
-        mig_config=table.value("mig-config", _mig_config, None),
-        problem=table.value("problem", Field.text, None),
-    )
+    within_s = step.value("within", _within, DEFAULT_WITHIN_S)
+    return reader.fill(table, path=place.place.path, within_s=within_s)
 
 
-def _each(table: Table, key: str, read: Callable[[Field], T | None]) -> dict[str, T]:
-    return table.value(key, lambda field: _members(field, read), {})
-
-
-def _members(place: Field, read: Callable[[Field], T | None]) -> dict[str, T]:
-    values = {name: read(field) for name, field in (place.mapping() or {}).items()}
-    return {name: value for name, value in values.items() if value is not None}
-
-
-def _by_pod(entries: Mapping[str, T]) -> dict[str, T]:
-    return {full_pattern(name): value for name, value in entries.items()}
+def _by_pod(read: Read[T]) -> Read[dict[str, T]]:
+    named = members(read)
+    return lambda field: {full_pattern(name): value for name, value in named(field).items()}
 
 
 def _pattern(place: Field) -> str | None:

@@ -10,6 +10,7 @@ from pathlib import Path
 from msgspec.structs import replace
 
 from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
+from partage.codec.reader import number, parsed
 from partage.codec.yaml_document import read_document
 from partage.edges.files.input_file import read_input, read_regular_input
 from partage.edges.files.policy_directory import read_policies
@@ -200,10 +201,10 @@ class StoryReader(Frozen):
         return Remark(text) if text else None
 
     def _run(self, step: Table) -> StoryStep | None:
-        name = step.needed("run", lambda field: field.parsed(_pod_name))
+        name = step.needed("run", parsed(_pod_name))
         containers = _containers(step)
         init = step.value("init", _init_containers, ())
-        count = step.value("copies", lambda field: field.integer(1), 0)
+        count = step.value("copies", number(1), 0)
         refused = step.text("refused", "")
         if count > _MOST_COPIES:
             step.here("copies").error(f"at most {_MOST_COPIES} copies")

@@ -534,6 +534,16 @@ def test_a_fault_that_makes_no_sense_is_refused(words, place, message):
     assert message in found[f"faults[0]{place}"]
 
 
+def test_a_fault_has_the_keys_of_json_too_and_a_key_that_does_not_go_with_it_is_named_as_written():
+    def rows(*faults: dict[str, Any]) -> dict[str, Any]:
+        return {"gpus": [{"name": "l4"}], "faults": list(faults)}
+
+    kebab = rows({"gpu": 0, "used-by": "train", "pid": 7, "after-s": 1}, {"xid": 43, "after-calls": 2})
+    camel = rows({"gpu": 0, "usedBy": "train", "pid": 7, "afterS": 1}, {"xid": 43, "afterCalls": 2})
+    assert read(camel).faults == read(kebab).faults
+    assert "'usedBy' does not go with 'xid'" in problems(rows({"xid": 43, "usedBy": "a"}))["faults[0]"]
+
+
 @pytest.mark.parametrize("data", [b"", b"\0\1\2", b"gpus: [", b"a: &a [*a]", b"[" * 10_000, b"x" * (2 << 20)])
 def test_a_file_that_is_not_even_yaml_is_an_input_error(data, tmp_path):
     file = tmp_path / "machine.yaml"

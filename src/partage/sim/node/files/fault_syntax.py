@@ -6,7 +6,8 @@ import re
 from collections.abc import Callable, Sequence
 from typing import get_args
 
-from partage.codec.fields import Field, Table
+from partage.codec.fields import Field, Table, kebab_case
+from partage.codec.reader import Reader, number, word_of
 from partage.errors import (
     DriverUnavailable,
     GpuInUse,
@@ -20,7 +21,6 @@ from partage.errors import (
 )
 from partage.model.gpu import RecoveryAction
 from partage.model.gpu_use import UseKind
-from partage.model.ids import ContainerId, PodUid
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
 from partage.sim.node.faults import (
@@ -82,7 +82,7 @@ def read_timed_fault(place: Field) -> TimedFault | None:
     if words is None:
         return None
     after_s = words.value("after-s", Field.seconds, None)
-    after_calls = words.value("after-calls", _amount, None)
+    after_calls = _number(words, "after-calls")
     if ("after-s" in words) == ("after-calls" in words):
         place.error("a fault of a machine needs one of after-s and after-calls")
     fault = _fault(words)
@@ -118,12 +118,13 @@ def _words(place: Field, more: Sequence[str]) -> Table | None:
     if not isinstance(written, dict):
         place.error("has to be a mapping such as {gpu: 2, xid: 79}")
         return None
-    kind = next((key for key in _KINDS if key in written), None)
+    spelled = {kebab_case(key) if place.notes.dialect.any_spelling else key: key for key in written}
+    kind = next((key for key in _KINDS if key in spelled), None)
     if kind is None:
         place.error(f"what happens? one of {', '.join(_KINDS)}")
         return None
     known = (kind, *_KINDS[kind][1], *more)
-    unknown = [key for key in written if key not in known]
+    unknown = [key for kebab, key in spelled.items() if kebab not in known]
     if unknown:
         place.error(f"{unknown[0]!r} does not go with {kind!r}")
         return None
@@ -144,25 +145,22 @@ def _gpu(words: Table) -> int:
     return (read_index(found) if found else None) or 0
 
 
-def _amount(field: Field) -> int | None:
-    return field.integer(0)
-
-
 def _number(words: Table, key: str) -> int | None:
-    return words.value(key, _amount, None)
+    return words.value(key, number(0), None)
 
 
-def _yes(words: Table, key: str) -> None:
-    if words.here(key).value is not True:
-        words.here(key).unfit("true")
+def _yes(words: Table) -> None:
+    kind = words.here(words.keys[0])
+    if kind.value is not True:
+        kind.unfit("true")
 
 
-def _truth(words: Table, key: str) -> bool:
-    return words.needed(key, Field.boolean) is True
+def _truth(words: Table) -> bool:
+    return words.needed(words.keys[0], Field.boolean) is True
 
 
 def _call(words: Table) -> Call:
-    return words.needed("call", lambda field: field.word(_CALLS)) or "observe"
+    return words.needed("call", word_of(_CALLS)) or "observe"
 
 
 # --- kinds -----------------------------------------------------------------------------------------
@@ -177,9 +175,14 @@ def _lost(words: Table) -> Fault:
     return LoseGpu(_gpu(words), reason.some_text() or "")
 
 
-def _returns(words: Table) -> Fault:
-    _yes(words, "returns")
-    return GpuReturns(_gpu(words))
+def _happens(kind: Callable[[int], Fault]) -> Callable[[Table], Fault]:
+    """A fault of a GPU of which nothing else is said."""
+
+    def read(words: Table) -> Fault:
+        _yes(words)
+        return kind(_gpu(words))
+
+    return read
 
 
 def _xid(words: Table) -> Fault:
@@ -187,24 +190,14 @@ def _xid(words: Table) -> Fault:
     return RaiseXid(gpu, _number(words, "xid") or 0, _number(words, "gi"), _number(words, "ci"))
 
 
-def _reset(words: Table) -> Fault:
-    _yes(words, "reset")
-    return ResetGpu(_gpu(words))
-
-
 def _recovery(words: Table) -> Fault:
     names = {action.word: action for action in RecoveryAction}
-    return SetCondition(_gpu(words), recovery=words.needed("recovery", lambda field: field.word(names)))
+    return SetCondition(_gpu(words), recovery=words.needed("recovery", word_of(names)))
 
 
 def _reboot(words: Table) -> Fault:
-    _yes(words, "reboot")
+    _yes(words)
     return Reboot()
-
-
-def _last_client_leaves(words: Table) -> Fault:
-    _yes(words, "last-client-leaves")
-    return LastClientLeaves(_gpu(words))
 
 
 def _driver(words: Table) -> Fault:
@@ -228,37 +221,36 @@ def _used_by(words: Table) -> Fault:
     gi, ci, pid = (_number(words, key) for key in ("gi", "ci", "pid"))
     if ci is not None and gi is None:
         words.here("ci").error("in which GPU instance? its id, as in gi: 1")
-    return Occupy(
-        _gpu(words),
-        words.needed("used-by", Field.some_text) or "",
-        words.value("kind", lambda field: field.word(_USE_KINDS), UseKind.PROCESS),
-        gi,
-        ci,
-        pid,
-        memory_bytes=words.value("memory", read_bytes, None),
-        container=ContainerId(words.value("container", _container, "")),
-        pod=PodUid(words.value("pod", lambda field: field.matching(_POD, "a pod's UID"), "")),
-        mps=words.boolean("mps", default=False),
-        load=words.value("load", read_load, None),
-        job=_job(words),
-    )
-
-
-def _job(words: Table) -> str:
-    """The number of a Slurm job; such a process is in no container."""
-    number = _number(words, "job")
-    if number is not None and ("container" in words or "pod" in words):
+    fault = _OCCUPY.fill(words, gi=gi, ci=ci, pid=pid, gpu=_gpu(words))
+    if fault.job and ("container" in words or "pod" in words):
         words.here("job").error("a process of a Slurm job is in no container: leave container and pod out")
-    return "" if number is None else str(number)
+    return fault
+
+
+def _job(field: Field) -> str | None:
+    """The number of a Slurm job."""
+    job = field.integer(0)
+    return None if job is None else str(job)
+
+
+_OCCUPY = Reader(
+    Occupy,
+    named={"name": "used-by", "memory_bytes": "memory"},
+    reads={
+        "name": Field.some_text,
+        "kind": word_of(_USE_KINDS),
+        "memory_bytes": read_bytes,
+        "container": lambda field: field.matching(_CONTAINER, "a container's id, 64 digits a-f"),
+        "pod": lambda field: field.matching(_POD, "a pod's UID"),
+        "load": read_load,
+        "job": _job,
+    },
+)
 
 
 def _sensors(words: Table) -> Fault:
     gpu = _gpu(words)
     return words.needed("sensors", lambda field: read_sensors(gpu, field)) or SetSensors(gpu)
-
-
-def _container(field: Field) -> str | None:
-    return field.matching(_CONTAINER, "a container's id, 64 digits a-f")
 
 
 def _left_by(words: Table) -> Fault:
@@ -267,11 +259,11 @@ def _left_by(words: Table) -> Fault:
 
 
 def _times(words: Table) -> int | None:
-    return words.nullable("times", lambda field: field.integer(1), 1)
+    return words.nullable("times", number(1), 1)
 
 
 def _fail(words: Table) -> Fault:
-    error = words.needed("fail", lambda field: field.word(_ERRORS)) or HardwareTimeout
+    error = words.needed("fail", word_of(_ERRORS)) or HardwareTimeout
     call, done = _call(words), words.boolean("done", default=False)
     return FailCall(call, error(f"simulated: {call} failed"), _times(words), done)
 
@@ -282,46 +274,43 @@ def _hang(words: Table) -> Fault:
 
 
 def _heal(words: Table) -> Fault:
-    _yes(words, "heal")
+    _yes(words)
     return HealCall(_call(words))
 
 
 def _mps_daemon(words: Table) -> Fault:
-    phase = words.needed("mps-daemon", lambda field: field.word(_PHASES))
+    phase = words.needed("mps-daemon", word_of(_PHASES))
     return SetDaemonPhase(_gpu(words), phase or DaemonPhase.DEAD)
 
 
 _KINDS: dict[str, tuple[Callable[[Table], Fault], tuple[str, ...]]] = {
     "lost": (_lost, ("gpu",)),
-    "returns": (_returns, ("gpu",)),
+    "returns": (_happens(GpuReturns), ("gpu",)),
     "xid": (_xid, ("gpu", "gi", "ci")),
-    "reset": (_reset, ("gpu",)),
+    "reset": (_happens(ResetGpu), ("gpu",)),
     "recovery": (_recovery, ("gpu",)),
     "rows-pending": (
-        lambda words: SetCondition(_gpu(words), rows_pending=_truth(words, "rows-pending")),
+        lambda words: SetCondition(_gpu(words), rows_pending=_truth(words)),
         ("gpu",),
     ),
     "rows-failed": (
-        lambda words: SetCondition(_gpu(words), rows_failed=_truth(words, "rows-failed")),
+        lambda words: SetCondition(_gpu(words), rows_failed=_truth(words)),
         ("gpu",),
     ),
-    "fabric": (lambda words: SetCondition(_gpu(words), fabric_ok=_truth(words, "fabric")), ("gpu",)),
+    "fabric": (lambda words: SetCondition(_gpu(words), fabric_ok=_truth(words)), ("gpu",)),
     "mig": (_mig, ("gpu",)),
     "capability-files": (
-        lambda words: LoseCapabilityFiles(_gpu(words), not _truth(words, "capability-files")),
+        lambda words: LoseCapabilityFiles(_gpu(words), not _truth(words)),
         ("gpu",),
     ),
-    "last-client-leaves": (_last_client_leaves, ("gpu",)),
-    "used-by": (
-        _used_by,
-        ("gpu", "gi", "ci", "kind", "pid", "memory", "container", "pod", "mps", "load", "job"),
-    ),
+    "last-client-leaves": (_happens(LastClientLeaves), ("gpu",)),
+    "used-by": (_used_by, _OCCUPY.keys),
     "sensors": (_sensors, ("gpu",)),
     "left-by": (_left_by, ("gpu",)),
     "reboot": (_reboot, ()),
     "driver": (_driver, ()),
     "mps-daemon": (_mps_daemon, ("gpu",)),
-    "processes-hidden": (lambda words: HideProcesses(_truth(words, "processes-hidden")), ()),
+    "processes-hidden": (lambda words: HideProcesses(_truth(words)), ()),
     "fail": (_fail, ("call", "times", "done")),
     "hang": (_hang, ("call", "times")),
     "heal": (_heal, ("call",)),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from partage.codec.fields import Field, Table
+from partage.codec.reader import number
 from partage.model.driver_geometry import driver_geometry
 from partage.model.geometry import ENGINE_KINDS, Engines, Geometry, ProfileSpec
 from partage.model.profile import MigProfile
@@ -48,7 +49,7 @@ def _spec(place: Field) -> ProfileSpec | None:
         starts=starts,
         preferred_starts=starts,
         max_count=row.value("count", _amount, len(starts)),
-        memory_bytes=row.nullable("memory-bytes", lambda field: field.integer(0), None),
+        memory_bytes=row.nullable("memory-bytes", number(0), None),
         engines=row.nullable("engines", _engines, None),
     )
 
@@ -85,4 +86,4 @@ def _engines(field: Field) -> Engines | None:
     row = field.table(ENGINE_KINDS)
     if row is None:
         return None
-    return Engines(**{kind: row.nullable(kind, lambda one: one.integer(0), None) for kind in ENGINE_KINDS})
+    return Engines(**{kind: row.nullable(kind, number(0), None) for kind in ENGINE_KINDS})

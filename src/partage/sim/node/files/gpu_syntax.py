@@ -7,6 +7,7 @@ import re
 from msgspec.structs import replace
 
 from partage.codec.fields import Field, Table
+from partage.codec.reader import number, word_of
 from partage.edges.files.catalogue import GpuModel, choose_one, load_catalogue
 from partage.model.gpu import (
     ARCHITECTURES,
@@ -63,7 +64,7 @@ def read_gpu(place: Field, position: int, count: int) -> ReadGpu | None:
     model_gpu = _of_model(row, position, numa_node(position, count)) if row else None
     if row is None or model_gpu is None:
         return None
-    time_slice = row.value("time-slice", lambda field: field.word(_TIME_SLICES), _Slice(Interval.DEFAULT))
+    time_slice = row.value("time-slice", word_of(_TIME_SLICES), _Slice(Interval.DEFAULT))
     gpu = _with_row(row, model_gpu)
     if place.notes.errors == before:
         gpu = replace(
@@ -125,7 +126,7 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
         minor=row.value("minor", read_index, index),
         architecture=row.value("architecture", _architecture, gpu.architecture),
         compute_capability=row.value("compute-capability", _capability, gpu.compute_capability),
-        memory_bytes=row.value("memory-bytes", lambda field: field.integer(MIB), gpu.memory_bytes),
+        memory_bytes=row.value("memory-bytes", number(MIB), gpu.memory_bytes),
         pci_bus_id=row.value("pci-bus-id", read_pci_bus_id, gpu.pci_bus_id),
         pci_device_id=row.value("pci-device-id", _pci_device_id, gpu.pci_device_id),
         pci_subsystem_id=row.nullable("pci-subsystem-id", _pci_device_id, gpu.pci_subsystem_id),
@@ -133,7 +134,7 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
         compute_mode=row.value("compute-mode", _compute_mode, ComputeMode.DEFAULT),
         recovery=row.nullable("recovery", _recovery, gpu.recovery),
         persistence=row.nullable("persistence", Field.boolean, gpu.persistence),
-        pci_class=row.nullable("pci-class", lambda field: field.integer(0, 0xFFFFFF), None),
+        pci_class=row.nullable("pci-class", number(0, 0xFFFFFF), None),
         clique=row.nullable("clique", Field.some_text, None),
         serial=row.nullable("serial", _serial, gpu.serial),
         board_part_number=row.nullable("board-part-number", Field.some_text, gpu.board_part_number),

@@ -5,14 +5,13 @@ from __future__ import annotations
 from itertools import pairwise
 
 from partage.codec.fields import Field, Table
+from partage.codec.reader import Reader, by_type, one_or_many
 from partage.model.samples import Throttle, ThrottleTime
 from partage.sim.node.faults import SetSensors
-from partage.sim.node.load import Load, LoadPoint, LoadShape
+from partage.sim.node.load import Load, LoadPoint
 from partage.units import parse_bytes
 
-_KEYS = ("shape", "to", "idle", "busy", "every-s", "for-s", "noise", "seed", "points", "repeat")
 _POINT = ("at-s", "memory", "busy", "reading")
-_SENSORS = ("temperature", "power", "throttle", "throttled-s", "ecc-corrected", "ecc-uncorrected")
 MOST_POINTS = 10_000
 _EXAMPLE = "{shape: spikes, to: 12Gi, every-s: 30, for-s: 2, busy: 80%}"
 
@@ -22,25 +21,14 @@ def read_load(place: Field) -> Load | None:
     recorded one:
     ``{points: [{at-s: 0, memory: 2Gi, busy: 40%, reading: 20%}, ...], repeat: true}``.
     """
-    words = place.table(_KEYS, _EXAMPLE)
+    words = place.table(_LOAD.keys, _EXAMPLE)
     if words is None:
         return None
     every_s = words.value("every-s", Field.seconds, 60.0)
     if not every_s:
         words.here("every-s").error("has to be more than 0")
         return None
-    return Load(
-        shape=words.choice("shape", LoadShape.STEADY),
-        to_bytes=words.value("to", read_bytes, None),
-        idle=words.value("idle", _ratio, 0.0),
-        busy=words.value("busy", _ratio, 0.0),
-        every_s=every_s,
-        for_s=words.value("for-s", Field.seconds, 1.0),
-        noise=words.value("noise", _ratio, 0.0),
-        seed=words.value("seed", lambda field: field.integer(0), 0),
-        points=words.value("points", _points, ()),
-        repeat=words.boolean("repeat", default=False),
-    )
+    return _LOAD.fill(words, every_s=every_s)
 
 
 def read_sensors(gpu: int, place: Field) -> SetSensors | None:
@@ -48,18 +36,8 @@ def read_sensors(gpu: int, place: Field) -> SetSensors | None:
     {thermal: 30},
     ecc-corrected: 2, ecc-uncorrected: 1}``.
     """
-    words = place.table(_SENSORS, "{temperature: 85}")
-    if words is None:
-        return None
-    return SetSensors(
-        gpu,
-        temperature_c=words.value("temperature", Field.seconds, None),
-        power_w=words.value("power", Field.seconds, None),
-        throttle=words.value("throttle", _reasons, ()),
-        throttled_s=words.value("throttled-s", _times, {}),
-        corrected=words.value("ecc-corrected", lambda field: field.integer(0), 0),
-        uncorrected=words.value("ecc-uncorrected", lambda field: field.integer(0), 0),
-    )
+    words = place.table(_SENSORS.keys, "{temperature: 85}")
+    return None if words is None else _SENSORS.fill(words, gpu=gpu)
 
 
 def read_bytes(field: Field) -> int | None:
@@ -95,14 +73,27 @@ def _ratio(field: Field) -> float | None:
     return int(number) / 100
 
 
-def _reasons(field: Field) -> tuple[Throttle, ...]:
-    found = [item.choice(Throttle) for item in field.one_or_many() or ()]
-    return tuple(one for one in found if one is not None)
-
-
 def _times(field: Field) -> dict[ThrottleTime, float]:
     causes = {one.value: one for one in ThrottleTime}
     words = field.table(tuple(causes))
     if words is None:
         return {}
     return {cause: words.value(name, Field.seconds, 0.0) for name, cause in causes.items() if name in words}
+
+
+_LOAD = Reader(
+    Load,
+    named={"to_bytes": "to"},
+    reads={"to_bytes": read_bytes, "idle": _ratio, "busy": _ratio, "noise": _ratio, "points": _points},
+)
+_SENSORS = Reader(
+    SetSensors,
+    ("temperature_c", "power_w", "throttle", "throttled_s", "corrected", "uncorrected"),
+    named={
+        "temperature_c": "temperature",
+        "power_w": "power",
+        "corrected": "ecc-corrected",
+        "uncorrected": "ecc-uncorrected",
+    },
+    reads={"throttle": one_or_many(by_type(Throttle)), "throttled_s": _times},
+)

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from partage.codec.fields import Dialect, Field, Notes, Table
+from partage.codec.reader import number, word_of
 from partage.codec.yaml_document import YamlDocument, describe, read_document
 from partage.errors import InputError
 from partage.model.gpu import (
@@ -190,8 +191,8 @@ def _links(top: Table, gpus: Mapping[int, Gpu]) -> tuple[Link, ...]:
         a, b = (row.needed("a", read_index), row.needed("b", read_index)) if row else (None, None)
         if row is None or a is None or b is None:
             continue
-        path = row.value("path", lambda field: field.word(_LINK_PATHS), LinkPath.CROSS_CPU)
-        nvlinks = row.value("nvlinks", lambda field: field.integer(0, _MOST_NVLINKS), 0)
+        path = row.value("path", word_of(_LINK_PATHS), LinkPath.CROSS_CPU)
+        nvlinks = row.value("nvlinks", number(0, _MOST_NVLINKS), 0)
         pair = frozenset({a, b})
         if a == b or pair in links or not pair <= gpus.keys():
             row.whole.error(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partage.codec.fields import Field, Table
+from partage.codec.reader import number, parsed
 from partage.edges.files.catalogue import geometry_of
 from partage.model.geometry import instance_memory
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
@@ -30,6 +31,10 @@ MIG_KEYS = (
     "multiprocessors",
 )
 _HIGHEST_SLICE = 63
+
+
+_slice = number(0, _HIGHEST_SLICE)
+_profile = parsed(MigProfile.parse, "3g.40gb")
 
 
 class _Needed(Frozen):
@@ -87,15 +92,11 @@ def _mig_device(row: Table, gpu: Gpu, index: int) -> MigDevice | None:
         ci_id=needed.ci,
         profile=str(needed.profile),
         placement=placement,
-        memory_bytes=row.value("memory-bytes", lambda field: field.integer(MIB), memory_bytes),
-        gi_minor=row.nullable("gi-minor", _minor, gi_minor(gpu.minor, needed.gi)),
-        ci_minor=row.nullable("ci-minor", _minor, ci_minor(gpu.minor, needed.gi, needed.ci)),
-        multiprocessors=row.nullable("multiprocessors", _minor, None),
+        memory_bytes=row.value("memory-bytes", number(MIB), memory_bytes),
+        gi_minor=row.nullable("gi-minor", number(0), gi_minor(gpu.minor, needed.gi)),
+        ci_minor=row.nullable("ci-minor", number(0), ci_minor(gpu.minor, needed.gi, needed.ci)),
+        multiprocessors=row.nullable("multiprocessors", number(0), None),
     )
-
-
-def _minor(field: Field) -> int | None:
-    return field.integer(0)
 
 
 def _needed(row: Table) -> _Needed | None:
@@ -105,14 +106,6 @@ def _needed(row: Table) -> _Needed | None:
     if profile is None or gi is None or ci is None or start is None:
         return None
     return _Needed(profile, gi, ci, start)
-
-
-def _slice(field: Field) -> int | None:
-    return field.integer(0, _HIGHEST_SLICE)
-
-
-def _profile(field: Field) -> MigProfile | None:
-    return field.parsed(MigProfile.parse, "3g.40gb")
 
 
 def _placement_and_memory(row: Table, gpu: Gpu, needed: _Needed) -> tuple[Placement, int] | None:
@@ -136,7 +129,7 @@ def _placement(
     """The placement of a GPU instance; None, and a problem, where it cannot be there."""
     geometry = geometry_of(gpu)
     spec = geometry.spec(profile) if geometry else None
-    size = row.value("size", lambda field: field.integer(1, _HIGHEST_SLICE + 1), spec.size if spec else 0)
+    size = row.value("size", number(1, _HIGHEST_SLICE + 1), spec.size if spec else 0)
     if geometry is None:
         if size:
             return Placement(start, size)

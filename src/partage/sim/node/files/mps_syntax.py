@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partage.codec.fields import Field, Table
+from partage.codec.reader import Reader, number
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid
@@ -14,8 +15,7 @@ from partage.sim.node.daemons import start_daemon
 from partage.sim.node.machine import Machine
 from partage.sim.node.state import power_on
 
-_LIMITS = ("memory-bytes", "threads-percent")
-_KEYS = ("device", *_LIMITS, "multi-user", "namespaces")
+_KEYS = ("device", "memory-bytes", "threads-percent", "multi-user", "namespaces")
 _MOST_BYTES = 2**60
 
 
@@ -40,7 +40,8 @@ def read_daemons(top: Table, inventory: Inventory) -> Iterator[DaemonSpec]:
             row.here("device").error(f"{device} has a daemon already")
             continue
         try:
-            spec = _spec(row, *homes[device])
+            home, uuid = homes[device]
+            spec = _DAEMON.fill(row, gpu=home, device=uuid)
             state = start_daemon(state, StartDaemon(spec.gpu, spec))
         except (ValueError, HardwareError) as error:
             place.error(str(error))
@@ -48,21 +49,21 @@ def read_daemons(top: Table, inventory: Inventory) -> Iterator[DaemonSpec]:
             yield spec
 
 
-def _spec(row: Table, gpu: GpuUuid, device: DeviceUuid) -> DaemonSpec:
+def _namespaces(field: Field) -> tuple[MpsNamespace, ...]:
     """Raises ValueError."""
-    multi_user = row.nullable("multi-user", Field.boolean, None)
-    return DaemonSpec(gpu, device, *_limits(row), multi_user, tuple(_namespaces(row)))
+    tables = (place.table(_NAMESPACE.keys) for place in field.items() or ())
+    return tuple(
+        _NAMESPACE.fill(table, name=name)
+        for table in tables
+        if table and (name := table.needed("name", Field.some_text)) is not None
+    )
 
 
-def _namespaces(row: Table) -> Iterator[MpsNamespace]:
-    for place in row.value("namespaces", Field.items, []):
-        inner = place.table(("name", *_LIMITS))
-        name = inner.needed("name", Field.some_text) if inner else None
-        if inner is not None and name is not None:
-            yield MpsNamespace(name, *_limits(inner))
-
-
-def _limits(row: Table) -> tuple[int | None, int | None]:
-    """Bytes for each client, and percent of the multiprocessors."""
-    memory_bytes = row.nullable("memory-bytes", lambda field: field.integer(1, _MOST_BYTES), None)
-    return memory_bytes, row.nullable("threads-percent", lambda field: field.integer(1, 100), None)
+_LIMITS = {"memory_bytes": number(1, _MOST_BYTES), "threads_percent": number(1, 100)}
+_NAMESPACE = Reader(MpsNamespace, reads=_LIMITS, nulls=True)
+_DAEMON = Reader(
+    DaemonSpec,
+    ("multi_user", "memory_bytes", "threads_percent", "namespaces"),
+    reads={**_LIMITS, "namespaces": _namespaces},
+    nulls=True,
+)
