@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections import Counter
 from importlib.resources import files
 from pathlib import Path
 
@@ -27,6 +28,12 @@ def test_a_table_that_is_not_current_is_seen():
     assert "| 130 |" in written(page)
     assert "old" not in written(page)
     assert written(written(page)) == written(page)
+
+
+def test_no_row_of_a_document_is_called_as_another_or_as_a_document():
+    headings = re.findall("^### (.*)$", (REFERENCE / "json.md").read_text(), re.MULTILINE)
+    assert len(headings) > 100
+    assert [one for one, times in Counter(headings).items() if times > 1] == []
 
 
 @pytest.mark.parametrize("page", sorted(REFERENCE.glob("*.md")), ids=lambda page: page.name)

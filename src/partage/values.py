@@ -25,5 +25,12 @@ class Frozen(Struct, frozen=True, rename=_key):
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(field,))
+class Answer(Frozen, frozen=True):
+    """A value of a decision that is printed as it is: its keys are public, and its docstring is their
+    reference. Keys are added, never renamed.
+    """
+
+
+@dataclass_transform(frozen_default=True, field_specifiers=(field,))
 class Tagged(Frozen, frozen=True, tag_field="type", tag=_tag):
     """A value of which there are several kinds: in JSON, the key ``type`` says which."""

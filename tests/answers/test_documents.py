@@ -15,11 +15,13 @@ from partage.model.gpu import MigMode
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.placement import Placement
 from partage.units import GIB
+from partage.values import Answer
 from tests.answers.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, offering
 from tools.reference.documents import all_documents, rows_of
 
 GPU_0 = GpuUuid("GPU-0")
 ROOT = Path(__file__).parents[2]
+KEYS = Path(__file__).with_name("document_keys.txt")
 POLICY = """\
 version: partage/v1
 gpus:
@@ -90,6 +92,21 @@ def test_every_key_of_a_document_is_documented(struct):
     text = (ROOT / "docs" / "reference" / "json.md").read_text()
     keys = [field.encode_name for field in msgspec.structs.fields(struct)]
     assert [key for key in keys if f"`{key}`" not in text] == []
+
+
+def test_no_key_becomes_public_by_accident():
+    """A key that is in a document once cannot be renamed: the list is edited by hand, on purpose."""
+    lines = [
+        f"{struct.__name__}: {' '.join(field.encode_name for field in msgspec.structs.fields(struct))}"
+        for struct in sorted(STRUCTS, key=lambda struct: struct.__name__)
+    ]
+    assert lines == KEYS.read_text().splitlines(), f"all keys of documents stand in {KEYS.name}"
+
+
+def test_a_decision_that_is_printed_says_so():
+    printed = [struct for struct in STRUCTS if ".decide." in struct.__module__]
+    assert printed
+    assert [struct.__name__ for struct in printed if not issubclass(struct, Answer)] == []
 
 
 @pytest.mark.parametrize(

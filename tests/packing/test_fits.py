@@ -9,6 +9,7 @@ from PIL import Image
 
 from partage.cli.main import run
 from partage.edges.files.catalogue import load_catalogue
+from partage.model.layout import LayoutItem
 from partage.packing.decide.maximal import maximal_layouts
 from tests.oracle import enumerate_mig as oracle
 
@@ -35,7 +36,7 @@ def test_the_maximal_layouts_are_those_of_the_enumeration(model_id):
         tuple(sorted(Counter(name for name, _ in one).items())) for one in oracle.fixed_layouts(model_id)
     )
     found = maximal_layouts(geometry(model_id))
-    names = [tuple(sorted(Counter(str(item.profile) for item in one.items).items())) for one in found]
+    names = [tuple(sorted(one.profiles.items())) for one in found]
     assert sorted(names) == sorted(maximal)
     assert [one.ways for one in found] == [ways[name] for name in names]
 
@@ -43,7 +44,8 @@ def test_the_maximal_layouts_are_those_of_the_enumeration(model_id):
 @pytest.mark.parametrize("model_id", MODELS)
 def test_a_layout_is_shown_in_a_placement_that_there_is(model_id):
     for layout in maximal_layouts(geometry(model_id)):
-        pairs = tuple(sorted((str(item.profile), item.start) for item in layout.items))
+        items = map(LayoutItem.parse, layout.layout)
+        pairs = tuple(sorted((str(item.profile), item.start) for item in items))
         assert pairs in oracle.fixed_layouts(model_id)
 
 

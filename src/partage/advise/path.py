@@ -5,7 +5,7 @@ from __future__ import annotations
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from partage.advise.document import AdvisedModelRow, QuestionRow
+from partage.advise.decide.advise import ModelAdvice, Question
 from partage.advise.text import WAYS, share_sentence
 from partage.answers.render.drawing import DIM, INK, LINE, PAPER, TROUBLE, UNCUT, Box, Drawing, Label, Shape
 from partage.answers.render.picture_files import svg
@@ -27,7 +27,7 @@ def check_path_name(path: str) -> str:
     return ending
 
 
-def path_file(models: Sequence[AdvisedModelRow], path: str) -> str:
+def path_file(models: Sequence[ModelAdvice], path: str) -> str:
     """The content of a file of that name."""
     return mermaid(models) if check_path_name(path) == ".mmd" else svg(path_drawing(models))
 
@@ -35,7 +35,7 @@ def path_file(models: Sequence[AdvisedModelRow], path: str) -> str:
 # --- Mermaid -----------------------------------------------------------------------------------
 
 
-def mermaid(models: Sequence[AdvisedModelRow]) -> str:
+def mermaid(models: Sequence[ModelAdvice]) -> str:
     """A flowchart: questions, their answers, and the strategies. The path that was taken is coloured."""
     lines = ["flowchart TD"]
     for number, model in enumerate(models):
@@ -44,14 +44,14 @@ def mermaid(models: Sequence[AdvisedModelRow]) -> str:
     return "\n".join([*lines, f"  classDef taken {style}", ""])
 
 
-def _mermaid_model(name: str, model: AdvisedModelRow) -> Iterator[str]:
+def _mermaid_model(name: str, model: ModelAdvice) -> Iterator[str]:
     yield f'{name}["{_quoted(product_word(model.product))}"]:::taken'
     previous, edge = name, "-->"
     for number, one in enumerate(model.path):
         here, leaf = f"{name}q{number}", f"{name}w{number}"
         yield f'{previous} {edge} {here}{{"{_quoted(one.question)}"}}:::taken'
         way = _leaf(one)
-        if _decides(one):
+        if one.decides:
             yield f'{here} ==>|yes| {leaf}(["{_quoted(way)}"]):::taken'
             return
         link = f"-.->|{'yes, but' if one.answer else 'yes'}|"
@@ -65,11 +65,7 @@ def _quoted(text: str) -> str:
     return text.replace("#", "#35;").replace('"', "#quot;")
 
 
-def _decides(one: QuestionRow) -> bool:
-    return one.answer and one.but is None
-
-
-def _leaf(one: QuestionRow) -> str:
+def _leaf(one: Question) -> str:
     """The strategy beside a question, and why it cannot be had."""
     way = WAYS[one.leads_to] if one.leads_to is not None else ""
     return f"{way}: {one.but}" if one.but else way
@@ -78,7 +74,7 @@ def _leaf(one: QuestionRow) -> str:
 # --- SVG ---------------------------------------------------------------------------------------
 
 
-def path_drawing(models: Sequence[AdvisedModelRow]) -> Drawing:
+def path_drawing(models: Sequence[ModelAdvice]) -> Drawing:
     """All models, one below the other: questions on the left, beside them what they lead to."""
     shapes: list[Shape] = []
     y = float(_MARGIN)
@@ -87,7 +83,7 @@ def path_drawing(models: Sequence[AdvisedModelRow]) -> Drawing:
         y += 28
         for one in model.path:
             y = _draw_question(one, y, shapes)
-        if not _decides(model.path[-1]):
+        if not model.path[-1].decides:
             y = _draw_leaf(f"{WAYS[model.strategy]}, the best that is left", _MARGIN, y, shapes, taken=True)
         for line in textwrap.wrap(share_sentence(model), (_BOX + _GAP + _LEAF) // _LETTER):
             shapes.append(Label(_MARGIN, y + 12, line, _SIZE, DIM))
@@ -97,18 +93,18 @@ def path_drawing(models: Sequence[AdvisedModelRow]) -> Drawing:
     return Drawing(width, int(y), (Box(0, 0, width, y, PAPER), *shapes))
 
 
-def _draw_question(one: QuestionRow, y: float, shapes: list[Shape]) -> float:
+def _draw_question(one: Question, y: float, shapes: list[Shape]) -> float:
     """One question and its leaf; where the next one begins."""
     right = _MARGIN + _BOX
     height = _draw_box(one.question, _MARGIN, y, _BOX, shapes, taken=True)
     middle = y + height / 2
-    colour = _TAKEN if _decides(one) else LINE
-    shapes.append(Box(right, middle, _GAP, 2 if _decides(one) else 1, colour))
+    colour = _TAKEN if one.decides else LINE
+    shapes.append(Box(right, middle, _GAP, 2 if one.decides else 1, colour))
     word = "yes" if one.but is None else "yes, but"
-    shapes.append(Label(right + 6, middle - 5, word, 11, _TAKEN if _decides(one) else DIM))
-    end = _draw_leaf(_leaf(one), right + _GAP, y, shapes, taken=_decides(one), refused=one.but is not None)
+    shapes.append(Label(right + 6, middle - 5, word, 11, _TAKEN if one.decides else DIM))
+    end = _draw_leaf(_leaf(one), right + _GAP, y, shapes, taken=one.decides, refused=one.but is not None)
     below = max(y + height + _DOWN, end)
-    if not _decides(one):
+    if not one.decides:
         shapes.append(Box(_MARGIN + 20, y + height, 2, below - y - height, _TAKEN))
         shapes.append(Label(_MARGIN + 28, y + height + 15, "else" if one.answer else "no", 11, _TAKEN))
     return below

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partage.advise.decide.advise import Alternative, ModelAdvice, Question
 from partage.advise.decide.situation import Way
-from partage.advise.document import AdvisedModelRow, AlternativeRow, QuestionRow
 from partage.answers.wording import product_word
 from partage.model.strategy import Strategy
 from partage.text import count_of
@@ -15,7 +15,7 @@ WAYS = {Way.VGPU: "vGPU", **{Way(strategy.value): strategy.traits.word for strat
 """The strategies as people write them."""
 
 
-def advice_lines(one: AdvisedModelRow) -> Iterator[tuple[str, str]]:
+def advice_lines(one: ModelAdvice) -> Iterator[tuple[str, str]]:
     """The lines of one model, each with its style."""
     tenants = count_of(one.situation.tenants, "tenant")
     yield f"{product_word(one.product)}, {tenants}, {one.situation.workload}: {WAYS[one.strategy]}", "bold"
@@ -34,7 +34,7 @@ def advice_lines(one: AdvisedModelRow) -> Iterator[tuple[str, str]]:
     yield from ((f"  {assumption}", "dim") for assumption in one.assumptions)
 
 
-def share_sentence(one: AdvisedModelRow) -> str:
+def share_sentence(one: ModelAdvice) -> str:
     """What each tenant gets."""
     share = one.share
     if one.strategy is Way.VGPU:
@@ -52,7 +52,7 @@ def share_sentence(one: AdvisedModelRow) -> str:
     return f"{share.shares} x {share.resource}, each {amount}; memory guarantee: {share.means}."
 
 
-def question_sentence(one: QuestionRow) -> str:
+def question_sentence(one: Question) -> str:
     """A question with its answer, and where it led to."""
     if not one.answer:
         return f"{one.question} No."
@@ -61,11 +61,11 @@ def question_sentence(one: QuestionRow) -> str:
     return f"{one.question} Yes: {_way(one)}."
 
 
-def _way(one: QuestionRow) -> str:
+def _way(one: Question) -> str:
     return WAYS[one.leads_to] if one.leads_to is not None else ""
 
 
-def alternative_sentence(one: AlternativeRow) -> str:
+def alternative_sentence(one: Alternative) -> str:
     """Another strategy in one line."""
     if one.share is None:
         return f"{WAYS[one.strategy]}: not here: {one.refusal}."

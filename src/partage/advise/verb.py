@@ -13,7 +13,7 @@ from partage.answers.verb import verb
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable
 
 if TYPE_CHECKING:
-    from partage.advise.decide.advise import Advice
+    from partage.advise.decide.advise import ModelAdvice
     from partage.advise.decide.situation import GpuFacts
     from partage.advise.document import AdviceDocument
 
@@ -112,11 +112,11 @@ def _asked(workload_file: str | None, options: dict[str, Any]) -> Asked:
     return replace(asked, **said)
 
 
-def _advice(asked: Asked) -> list[Advice]:
+def _advice(asked: Asked) -> list[ModelAdvice]:
     """The advice for each model. Raises Unsatisfiable with the problems of all models."""
     from partage.advise.decide.advise import advise
 
-    found: list[Advice] = []
+    found: list[ModelAdvice] = []
     problems: list[Problem] = []
     for facts in _facts(asked):
         try:

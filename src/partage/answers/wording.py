@@ -10,14 +10,6 @@ from partage.plan.reconcile.node_plan import Phase
 from partage.plan.serve.ledger_entry import Holder
 from partage.text import listed
 
-GUARANTEES = {
-    Guarantee.HARD: "the hardware holds it",
-    Guarantee.GUARDED: "the MPS daemon refuses more",
-    Guarantee.ADVISORY: "a tenant can lift the limit",
-    Guarantee.NONE: "a neighbour can use all of it",
-}
-"""What each guarantee means for the memory of a share, in words that follow its name."""
-
 _PLAIN_PHASES = {
     Phase.WITHDRAWING: "withdrawing its shares before it changes",
     Phase.READY: "about to change",
@@ -29,7 +21,7 @@ _PLAIN_PHASES = {
 
 def guarantee_words(guarantee: Guarantee) -> str:
     """``guarded: the MPS daemon refuses more``."""
-    return f"{guarantee}: {GUARANTEES[guarantee]}"
+    return f"{guarantee}: {guarantee.means}"
 
 
 def sharing_text(offering: DeviceOffer) -> str:

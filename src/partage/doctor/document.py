@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from partage.answers.documents.document import Document
+from partage.answers.documents.document import Document, row
 from partage.doctor.decide.diagnose import Diagnosis, Explained, NotLooked
 from partage.doctor.decide.finding import Finding, repair_sentence
 from partage.doctor.repair import Repaired
@@ -26,14 +26,6 @@ class FindingRow(Frozen):
     fix: str
     repairs: tuple[str, ...]
     explains: tuple[str, ...]
-
-
-class NotLookedRow(Frozen):
-    """What could not be looked at, and why. checks: codes that may be wrong without being seen."""
-
-    what: tuple[str, ...]
-    why: str
-    checks: tuple[str, ...]
 
 
 class RepairRow(Frozen):
@@ -68,7 +60,7 @@ class DoctorDocument(Document, kw_only=True):
     healthy: bool
     looked: int
     findings: tuple[FindingRow, ...]
-    not_looked: tuple[NotLookedRow, ...]
+    not_looked: tuple[NotLooked, ...]
     repairs: tuple[RepairRow, ...] = ()
     bundle: BundleRow | None = None
 
@@ -79,7 +71,7 @@ def doctor_document(found: Diagnosis, repaired: Sequence[Repaired], *, done: boo
         healthy=not found.findings,
         looked=found.looked,
         findings=tuple(_finding(one, found.explained) for one in found.findings),
-        not_looked=tuple(_not_looked(one) for one in found.not_looked),
+        not_looked=found.not_looked,
         repairs=tuple(
             RepairRow(repair_sentence(one.repair), done and not one.left, one.left) for one in repaired
         ),
@@ -87,16 +79,9 @@ def doctor_document(found: Diagnosis, repaired: Sequence[Repaired], *, done: boo
 
 
 def _finding(finding: Finding, explained: Sequence[Explained]) -> FindingRow:
-    return FindingRow(
-        finding.code,
-        finding.severity,
-        finding.message,
-        finding.evidence,
-        finding.fix,
-        tuple(map(repair_sentence, finding.repairs)),
-        tuple(one.finding.code for one in explained if finding.code in one.by),
+    return row(
+        FindingRow,
+        finding,
+        repairs=tuple(map(repair_sentence, finding.repairs)),
+        explains=tuple(one.finding.code for one in explained if finding.code in one.by),
     )
-
-
-def _not_looked(one: NotLooked) -> NotLookedRow:
-    return NotLookedRow(one.what, one.why, one.checks)

@@ -8,7 +8,6 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partage.answers.wording import GUARANTEES
 from partage.errors import InputError
 from partage.explain.decide.amounts import PODS, amount_text
 from partage.explain.decide.node import Cordoned, Counted, GpuView, NodeTaintView, NodeView, Obstacle
@@ -276,7 +275,7 @@ def holdings_on_node(needs: PodNeeds, who: str, view: NodeView | None) -> str:
     if view is None:
         return f"{said}; the node is not in the cluster any more."
     guarantees = [
-        f"{name}: {word} ({GUARANTEES[Guarantee(word)]})"
+        f"{name}: {word} ({Guarantee(word).means})"
         for name in dict.fromkeys(name for _, name, _ in needs.asks)
         if (word := view.labels.get(f"{DOMAIN}/{name.partition('/')[2]}.guarantee", "")) in set(Guarantee)
     ]

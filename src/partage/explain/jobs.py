@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from datetime import UTC, datetime
 
-from partage.answers.wording import GUARANTEES
 from partage.explain.decide.job import JobVerdict, SlurmNow, explain_job
 from partage.explain.document import JobExplanationDocument, JobHoldingRow
 from partage.slurm.model.job import JobDevice, JobRecord
@@ -74,5 +73,5 @@ def _noted(node: str, device: JobDevice) -> JobHoldingRow:
         gres=gres,
         memory_bytes=device.memory_bytes,
         guarantee=device.guarantee,
-        why=GUARANTEES[device.guarantee],
+        why=device.guarantee.means,
     )

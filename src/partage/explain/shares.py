@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 from partage.agent.status.readiness import PIPE_READ_ONLY
 from partage.answers.documents.report import EntryRow, ReportDocument
 from partage.answers.documents.resources import ResourceDeviceRow, ResourceGpuRow
-from partage.answers.wording import GUARANTEES, container_name, pod_name
+from partage.answers.wording import container_name, pod_name
 from partage.explain.decide.gpus import obstacle_words
 from partage.explain.decide.node import GpuView, NodeView
 from partage.explain.document import ExplainedShareRow
@@ -257,7 +257,7 @@ def _why(
     report: ReportDocument, row: DeviceOffer, device: ResourceDeviceRow | None, stated: Guarantee
 ) -> str:
     """What the guarantee means, and why it is this one."""
-    return f"{GUARANTEES[stated]}; {'; '.join(_reasons(report, row, device, stated))}"
+    return f"{stated.means}; {'; '.join(_reasons(report, row, device, stated))}"
 
 
 def _reasons(

@@ -32,8 +32,19 @@ class Guarantee(StrEnum):
         """3 for hard down to 0 for none."""
         return _STRENGTHS[self]
 
+    @property
+    def means(self) -> str:
+        """What it means for the memory of a share, in words that follow its name."""
+        return _MEANS[self]
+
 
 _STRENGTHS = {one: len(Guarantee) - 1 - place for place, one in enumerate(Guarantee)}
+_MEANS = {
+    Guarantee.HARD: "the hardware holds it",
+    Guarantee.GUARDED: "the MPS daemon refuses more",
+    Guarantee.ADVISORY: "a tenant can lift the limit",
+    Guarantee.NONE: "a neighbour can use all of it",
+}
 
 
 def weakest(guarantees: Iterable[Guarantee]) -> Guarantee:

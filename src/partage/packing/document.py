@@ -60,15 +60,6 @@ class AssignmentRow(Frozen):
     disturbed: tuple[PackedDeviceRow, ...]
 
 
-class UnavailableRow(Frozen):
-    """A GPU whose layout cannot be changed now."""
-
-    machine: str | None
-    gpu: int
-    uuid: GpuUuid | None
-    reason: str
-
-
 class PackingDocument(Document, kw_only=True):
     """The answer of ``plan --demand``.
 
@@ -88,7 +79,7 @@ class PackingDocument(Document, kw_only=True):
     proof: OptimalityRow
     gpus_available: int
     assignments: tuple[AssignmentRow, ...]
-    unavailable: tuple[UnavailableRow, ...]
+    unavailable: tuple[UnavailableGpu, ...]
 
 
 def packing_document(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> PackingDocument:
@@ -101,7 +92,7 @@ def packing_document(packing: Packing, unavailable: Sequence[UnavailableGpu]) ->
         proof=_proof_row(packing),
         gpus_available=packing.available,
         assignments=tuple(_assignment_row(one) for one in packing.assignments),
-        unavailable=tuple(row(UnavailableRow, one, gpu=one.index) for one in unavailable),
+        unavailable=tuple(unavailable),
     )
 
 
@@ -194,7 +185,7 @@ def unavailable_warnings(unavailable: Sequence[UnavailableGpu]) -> list[Problem]
     """Which GPUs are out of the question, those with one reason together."""
     by_reason: dict[str, list[tuple[str | None, int]]] = {}
     for one in unavailable:
-        by_reason.setdefault(one.reason, []).append((one.machine, one.index))
+        by_reason.setdefault(one.reason, []).append((one.machine, one.gpu))
     return [
         Problem("", "", "warning", f"not available: {places(found)}: {reason}")
         for reason, found in by_reason.items()

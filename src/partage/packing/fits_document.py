@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Literal
 
 from partage.answers.documents.document import Document, row
@@ -39,14 +39,6 @@ class ProfileRow(Frozen):
     compute_instances: tuple[int, ...]
 
 
-class MaximalLayoutRow(Frozen):
-    """A layout to which nothing can be added. layout: with starts. ways: number of placements."""
-
-    profiles: Mapping[str, int]
-    layout: tuple[str, ...]
-    ways: int
-
-
 class MigRow(Frozen):
     """What MIG allows on the model."""
 
@@ -54,7 +46,7 @@ class MigRow(Frozen):
     memory_slices: int
     max_instances: int
     profiles: tuple[ProfileRow, ...]
-    maximal_layouts: tuple[MaximalLayoutRow, ...]
+    maximal_layouts: tuple[MaximalLayout, ...]
 
 
 class FitsModelRow(Frozen):
@@ -122,7 +114,7 @@ def _mig_row(geometry: Geometry, gpu: Gpu) -> MigRow:
         MigRow,
         geometry,
         profiles=tuple(_profile_row(spec, geometry, gpu) for spec in geometry.profiles),
-        maximal_layouts=tuple(_layout_row(layout) for layout in maximal_layouts(geometry)),
+        maximal_layouts=maximal_layouts(geometry),
     )
 
 
@@ -138,16 +130,7 @@ def _profile_row(spec: ProfileSpec, geometry: Geometry, gpu: Gpu) -> ProfileRow:
     )
 
 
-def _layout_row(layout: MaximalLayout) -> MaximalLayoutRow:
-    names = [str(item.profile) for item in sorted(layout.items, key=lambda item: item.profile, reverse=True)]
-    return MaximalLayoutRow(
-        {name: names.count(name) for name in dict.fromkeys(names)},
-        tuple(map(str, layout.items)),
-        layout.ways,
-    )
-
-
-def layout_words(layout: MaximalLayoutRow) -> str:
+def layout_words(layout: MaximalLayout) -> str:
     """``1 x 3g.40gb + 4 x 1g.10gb``."""
     return counted(name for name, count in layout.profiles.items() for _ in range(count))
 

@@ -19,9 +19,9 @@ from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
 from partage.model.policy import ALL_EXCLUSIVE
 from partage.model.strategy import Strategy
+from partage.packing.decide.maximal import MaximalLayout
 from partage.packing.fits_document import (
     FitsModelRow,
-    MaximalLayoutRow,
     MigRow,
     ProfileRow,
     is_plain,
@@ -114,7 +114,7 @@ def layouts_table(mig: MigRow) -> Table:
     return table
 
 
-def _plain_layouts(mig: MigRow) -> list[MaximalLayoutRow]:
+def _plain_layouts(mig: MigRow) -> list[MaximalLayout]:
     return [layout for layout in mig.maximal_layouts if all(map(is_plain, layout.profiles))]
 
 
@@ -126,7 +126,7 @@ def layout_cards(gpu: Gpu, mig: MigRow) -> list[GpuCard]:
     return [_card(gpu, number, layout) for number, layout in enumerate(_plain_layouts(mig), start=1)]
 
 
-def _card(gpu: Gpu, number: int, layout: MaximalLayoutRow) -> GpuCard:
+def _card(gpu: Gpu, number: int, layout: MaximalLayout) -> GpuCard:
     geometry = geometry_of(gpu)
     assert geometry is not None, "a model without a geometry has no layouts"
     devices = create_layout(gpu, geometry, [LayoutItem.parse(item) for item in layout.layout], "")

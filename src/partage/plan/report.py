@@ -23,7 +23,7 @@ from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.plan.turn import TurnResult
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 
 class PolicyState(StrEnum):
@@ -171,8 +171,10 @@ class MigConfigState(StrEnum):
     REBOOTING = "rebooting"
 
 
-class MigConfigReport(Frozen):
-    """The layout that the label asks for. state: None: not known yet. reason: a sentence; may be empty."""
+class MigConfigReport(Answer):
+    """What became of the layout that the label ``nvidia.com/mig.config`` asks for. state: None: not known
+    yet. reason: a sentence; may be empty.
+    """
 
     name: str
     state: MigConfigState | None

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal
 
-from partage.answers.documents.document import Document, row
+from partage.answers.documents.document import Document
 from partage.errors import Problem
 from partage.slurm.decide.check import Checked
 from partage.slurm.decide.node_view import SlurmNodeView
-from partage.slurm.decide.request import Verdict
+from partage.slurm.decide.request import RequestVerdict
 from partage.values import Frozen
 
 
@@ -29,18 +29,6 @@ class SlurmNodeRow(Frozen):
     gpus: tuple[SlurmGpuRow, ...]
 
 
-class RequestRow(Frozen):
-    """What becomes of a request. slurm_says: Slurm's own message; empty: none is known."""
-
-    request: str
-    outcome: str
-    why: str
-    hint: str
-    slurm_says: str
-    nodes: tuple[str, ...]
-    doubts: tuple[str, ...]
-
-
 class SlurmCheckDocument(Document, kw_only=True):
     """The answer of ``slurm check``."""
 
@@ -48,18 +36,18 @@ class SlurmCheckDocument(Document, kw_only=True):
     files: tuple[str, ...]
     problems: tuple[Problem, ...]
     nodes: tuple[SlurmNodeRow, ...]
-    requests: tuple[RequestRow, ...]
+    requests: tuple[RequestVerdict, ...]
 
 
 def slurm_check_document(
-    files: tuple[str, ...], checked: Checked, verdicts: Sequence[Verdict]
+    files: tuple[str, ...], checked: Checked, verdicts: Sequence[RequestVerdict]
 ) -> SlurmCheckDocument:
     """The answer as a document."""
     return SlurmCheckDocument(
         files=files,
         problems=(*checked.problems, *checked.differences),
         nodes=tuple(_node(node) for node in checked.nodes),
-        requests=tuple(row(RequestRow, verdict, outcome=verdict.outcome.value) for verdict in verdicts),
+        requests=tuple(verdicts),
     )
 
 

@@ -17,7 +17,7 @@ from partage.slurm.version import slurm_version_option, version_of
 
 if TYPE_CHECKING:
     from partage.slurm.decide.against_live import LiveCluster
-    from partage.slurm.decide.request import Verdict
+    from partage.slurm.decide.request import RequestVerdict
 
 FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
@@ -140,7 +140,7 @@ def _errors(problems: Sequence[Problem]) -> bool:
     return any(problem.severity == "error" for problem in problems)
 
 
-def _print(files: Sequence[str], problems: Sequence[Problem], verdicts: Sequence[Verdict]) -> None:
+def _print(files: Sequence[str], problems: Sequence[Problem], verdicts: Sequence[RequestVerdict]) -> None:
     from rich.text import Text
 
     from partage.slurm.decide.request import Outcome

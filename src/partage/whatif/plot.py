@@ -5,7 +5,8 @@ from __future__ import annotations
 import io
 
 from partage.answers.render.drawing import DIM, INK
-from partage.whatif.document import PolicyResultRow, WhatIfDocument
+from partage.whatif.decide.summary import PolicyResult
+from partage.whatif.document import WhatIfDocument
 from partage.whatif.tables import title_line
 
 _COLOURS = ("#00738c", "#a86200", "#7b3fa0", "#2e7d32", "#b3261e", "#66727f")
@@ -61,7 +62,7 @@ def _time_unit(span_s: float) -> tuple[float, str]:
     return next((size, unit) for least_s, size, unit in _UNITS if span_s >= least_s)
 
 
-def _times(one: PolicyResultRow, span_s: float, size: float) -> list[float]:
+def _times(one: PolicyResult, span_s: float, size: float) -> list[float]:
     """Since the first event; pods created so far where no time passes."""
     if not span_s:
         return [float(at.created) for at in one.over_time]

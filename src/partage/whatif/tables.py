@@ -9,10 +9,11 @@ from rich.table import Table
 
 from partage.answers.render.tables import plain_table
 from partage.answers.wording import shorten
-from partage.whatif.document import GpuUseRow, PolicyResultRow, WhatIfDocument
-from partage.whatif.texts import pods_of
+from partage.whatif.decide.summary import FleetUse, PolicyResult
+from partage.whatif.decide.texts import pods_of
+from partage.whatif.document import WhatIfDocument
 
-_Cell = Callable[[PolicyResultRow], str]
+_Cell = Callable[[PolicyResult], str]
 
 
 def title_line(answer: WhatIfDocument, *, short: bool = False) -> str:
@@ -106,6 +107,6 @@ def _gpus(amount: float, all_gpus: float) -> str:
     return f"{amount:,.1f}".removesuffix(".0") + f" ({part:.0%})"
 
 
-def _part(use: GpuUseRow, amount: float) -> str:
+def _part(use: FleetUse, amount: float) -> str:
     part = amount / use.free if use.free else 0.0
     return f"{amount:,.1f}".removesuffix(".0") + f" ({part:.0%} of free)"

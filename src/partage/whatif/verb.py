@@ -64,18 +64,27 @@ def _answer(options: WhatIfOptions) -> WhatIfDocument:
     from partage.whatif.decide.play import play
     from partage.whatif.decide.scheduler import drawn
     from partage.whatif.decide.summary import summarise
-    from partage.whatif.document import what_if_document
+    from partage.whatif.document import WhatIfDocument, WhatIfFleet
     from partage.whatif.pod_trace import read_pod_trace
 
     pods = read_pod_trace(Path(options.trace))
     fleet = _fleet(options)
     policies = [(name, _desired(name, policy, fleet)) for name, policy in _policies(options)]
     results = []
+    span_s = 0.0
     for name, desired in policies:
         with _progress(name) as advance:
             played = play(pods, fleet, desired, draw=drawn(options.seed), on_progress=advance)
-        results.append((name, summarise(pods, played), played))
-    return what_if_document(options.trace, pods, fleet, options.seed, results)
+        results.append(summarise(name, pods, played))
+        span_s = max(span_s, played.usage.span_s)
+    return WhatIfDocument(
+        trace=options.trace,
+        pods=len(pods),
+        fleet=WhatIfFleet(len(fleet.names), fleet.gpus),
+        seed=options.seed,
+        span_s=span_s,
+        policies=tuple(results),
+    )
 
 
 def _fleet(options: WhatIfOptions) -> Fleet:

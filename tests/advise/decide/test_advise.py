@@ -12,11 +12,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.advise.decide.advise import Advice, advise
-from partage.advise.decide.candidate import Candidate
-from partage.advise.decide.situation import Asked, Isolation, Preference, Scheduler, Way, Workload
+from partage.advise.decide.advise import Alternative, ModelAdvice, advise
+from partage.advise.decide.candidate import Candidate, TenantShare, WayRefusal
+from partage.advise.decide.judge import judge
+from partage.advise.decide.situation import Asked, GpuFacts, Isolation, Preference, Scheduler, Way, Workload
 from partage.advise.gpu import gpu_facts
-from partage.advise.policy import policy_of_advice
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, Unsatisfiable
@@ -86,7 +86,7 @@ VIRTUAL: dict[str, Any] = {"virtualised": True, "licensed": True}
 )
 def test_the_decision(gpu: str, question: Asked, way: str) -> None:
     found = advise(question, gpu_facts(gpu, question.driver))
-    assert found.best.candidate.way == way
+    assert found.strategy == way
     decided = [one.leads_to for one in found.path if one.decides]
     assert decided == [way], "the path ends with what is advised"
 
@@ -122,22 +122,23 @@ def test_mig_devices_are_the_largest_of_which_there_are_enough(
     tenants: int, profile: str, shares: int
 ) -> None:
     found = advise(asked("hardware", tenants), gpu_facts(H100, None))
-    (mig,) = [one.candidate for one in found.ranked if one.candidate.way is Way.MIG]
-    assert mig.profile is not None
-    assert (str(mig.profile.profile), mig.shares) == (profile, shares)
+    (share,) = [one.share for one in strategies(found) if one.strategy is Way.MIG]
+    assert share is not None
+    assert (share.profile, share.shares) == (profile, shares)
 
 
 def test_rendering_gets_mig_devices_with_graphics_where_they_exist() -> None:
     found = advise(asked("hardware", 4, "rendering"), gpu_facts("rtx-pro-6000-blackwell-server", None))
-    assert str(found.best.candidate.resource) == "nvidia.com/mig-1g.24gb.gfx"
+    assert str(found.share.resource) == "nvidia.com/mig-1g.24gb.gfx"
     plain = advise(asked("hardware", 4, "rendering"), gpu_facts(A30, None))
-    assert any("no graphics" in one for one in plain.best.reasons_against)
+    assert any("no graphics" in one for one in plain.reasons_against)
 
 
 def test_where_the_time_of_an_answer_counts_mig_is_the_first_alternative() -> None:
     found = advise(asked("none", 4, "notebooks", prefer=Preference.LATENCY), gpu_facts(H100, None))
-    assert [one.candidate.way for one in found.ranked] == [Way.TIME_SLICING, Way.MIG, Way.MPS]
-    assert policy_of_advice([found.best.candidate.entry])["gpus"][0]["time-slicing"] == {
+    possible = [one.strategy for one in found.alternatives if one.possible]
+    assert [found.strategy, *possible] == [Way.TIME_SLICING, Way.MIG, Way.MPS]
+    assert found.policy["gpus"][0]["time-slicing"] == {
         "replicas": 4,
         "interval": "short",
     }
@@ -145,7 +146,7 @@ def test_where_the_time_of_an_answer_counts_mig_is_the_first_alternative() -> No
 
 def test_what_was_not_said_is_assumed_and_said() -> None:
     found = advise(Asked(gpu=(L4,)), gpu_facts(L4, None))
-    assert (found.situation.tenants, found.best.candidate.way) == (4, Way.MPS)
+    assert (found.situation.tenants, found.strategy) == (4, Way.MPS)
     assert "The tenants run inference." in found.assumptions
     said = advise(
         asked(memory=(GIB,), scheduler=Scheduler.SLURM, bursty=False, driver="580", virtualised=False),
@@ -190,8 +191,8 @@ def sizes(*gib: int) -> tuple[int, ...]:
 )
 def test_tenants_of_different_sizes(gpu: str, question: Asked, entry: dict[str, Any]) -> None:
     found = advise(question, gpu_facts(gpu, question.driver))
-    check(found)
-    said = policy_of_advice([found.best.candidate.entry])["gpus"][0]
+    check(found, gpu_facts(gpu, question.driver))
+    said = found.policy["gpus"][0]
     assert {key: said[key] for key in said if key != "select"} == entry
 
 
@@ -208,7 +209,7 @@ def test_tenants_of_different_sizes(gpu: str, question: Asked, entry: dict[str, 
 def test_why_tenants_of_different_sizes_do_not_fit(question: Asked, reason: str) -> None:
     facts = gpu_facts(L40S, None)
     try:
-        said = " ".join(f"{one.why} {one.hint}" for one in advise(question, facts).refused)
+        said = " ".join(f"{one.refusal} {one.hint}" for one in advise(question, facts).alternatives)
     except Unsatisfiable as error:
         said = " ".join(f"{one.message} {one.hint}" for one in error.problems)
     assert reason in said
@@ -229,68 +230,78 @@ def test_of_a_model_without_published_facts_nothing_is_said() -> None:
 def test_where_no_driver_is_said_mig_is_not_refused_for_an_old_one(gpu: str) -> None:
     facts = gpu_facts(gpu, None)
     if facts.geometry is not None:
-        assert advise(asked("hardware", 2), facts).best.candidate.way is Way.MIG
+        assert advise(asked("hardware", 2), facts).strategy is Way.MIG
 
 
 def test_a_gpu_whose_placements_are_not_known_can_do_mig_all_the_same() -> None:
     found = advise(asked("hardware", 2, **VIRTUAL), gpu_facts("rtx-pro-5000-blackwell-48gb", None))
     (question,) = [one for one in found.path if one.leads_to is Way.MIG]
     assert question.answer
-    assert "no placements are published" in question.but
+    assert "no placements are published" in (question.but or "")
 
 
 def test_before_volta_mps_is_not_said_to_limit_anybody() -> None:
-    best = advise(asked("none", 4, "mpi"), gpu_facts(P100, None)).best
-    assert (best.candidate.way, best.candidate.threads_percent) == (Way.MPS, None)
+    best = advise(asked("none", 4, "mpi"), gpu_facts(P100, None))
+    assert (best.strategy, best.share.threads_percent) == (Way.MPS, None)
     assert not any("% of the SMs" in one for one in best.reasons)
     assert any("limits neither memory nor SMs" in one for one in best.reasons_against)
 
 
 def test_every_refusal_that_can_be_helped_says_how() -> None:
     found = advise(asked("none", 60, virtualised=True), gpu_facts(A100, None))
-    hints = {one.way: one.hint for one in found.refused}
-    assert "newer driver" in hints[Way.MPS]
+    hints = {one.strategy: one.hint for one in found.alternatives}
+    assert "newer driver" in (hints[Way.MPS] or "")
     assert hints[Way.VGPU] == "--licensed", "only what is missing"
 
 
 @pytest.mark.parametrize("gpu", MODELS)
 def test_every_model_of_the_catalogue_can_be_asked_about(gpu: str) -> None:
+    facts = gpu_facts(gpu, None)
     for tenants in (1, 2):
-        check(advise(asked("none", tenants), gpu_facts(gpu, None)))
+        check(advise(asked("none", tenants), facts), facts)
 
 
-def check(found: Advice) -> None:
+def strategies(found: ModelAdvice) -> tuple[ModelAdvice | Alternative, ...]:
+    """What is advised, then the others."""
+    return (found, *found.alternatives)
+
+
+def check(found: ModelAdvice, facts: GpuFacts) -> None:
     """What is advised is a policy that the reader takes and that holds on this model as it was said."""
-    for one in (ranked.candidate for ranked in found.ranked):
-        text = yaml.safe_dump(policy_of_advice([one.entry]))
-        loaded = parse_policy(text, "")
-        assert loaded.policy.entries == (one.entry,)
+    for one in strategies(found):
+        judged = judge(one.strategy, found.situation, facts)
+        if one.policy is None or one.share is None:
+            assert isinstance(judged, WayRefusal)
+            continue
+        assert isinstance(judged, Candidate)
+        loaded = parse_policy(yaml.safe_dump(one.policy), "")
+        assert loaded.policy.entries == (judged.entry,)
         assert loaded.warnings == ()
-        state = resolve(loaded.policy, found.facts.inventory, geometry_of)
+        state = resolve(loaded.policy, facts.inventory, geometry_of)
         assert not state.warnings
         offered = resources_of(state.offer)
-        if one.asks:
-            check_asks(one, found.situation.sizes, {name: of.count for name, of in offered.items()})
+        if one.share.asks:
+            check_asks(one.share, found.situation.sizes, {name: of.count for name, of in offered.items()})
             continue
-        assert list(offered) == [one.resource]
-        restricted = replace(found.facts.inventory, restricted_mps=True)
+        assert list(offered) == [one.share.resource]
+        restricted = replace(facts.inventory, restricted_mps=True)
         weaker = promised(state.offer, state.watch_of, restricted, state.settings)
-        rows = resources_of(weaker)[one.resource].offerings
-        assert one.guarantee.strength >= found.situation.isolation.least.strength
-        assert all(row.guarantee is one.guarantee for row in rows)
-        if one.way is not Way.VGPU:
-            assert offered[one.resource].count == one.shares >= found.situation.tenants
-            assert min(row.memory_bytes for row in rows) == one.memory_bytes
+        rows = resources_of(weaker)[one.share.resource].offerings
+        assert one.share.guarantee.strength >= found.situation.isolation.least.strength
+        assert all(row.guarantee is one.share.guarantee for row in rows)
+        if one.strategy is not Way.VGPU:
+            assert offered[one.share.resource].count == one.share.shares >= found.situation.tenants
+            assert min(row.memory_bytes for row in rows) == one.share.memory_bytes
         if found.situation.memory_bytes is not None:
-            assert one.memory_bytes >= found.situation.memory_bytes
+            assert one.share.memory_bytes >= found.situation.memory_bytes
 
 
-def check_asks(one: Candidate, sizes: Sequence[int], offered: Mapping[ResourceName, int]) -> None:
+def check_asks(share: TenantShare, sizes: Sequence[int], offered: Mapping[ResourceName, int]) -> None:
     """Each tenant has what it needs, and all of them together ask for no more than is there."""
-    assert [ask.needs_bytes for ask in one.asks] == list(sizes)
-    assert all(ask.memory_bytes >= ask.needs_bytes for ask in one.asks)
+    assert [ask.needs_bytes for ask in share.asks] == list(sizes)
+    assert all(ask.memory_bytes >= ask.needs_bytes for ask in share.asks)
     asked = Counter[ResourceName]()
-    for ask in one.asks:
+    for ask in share.asks:
         asked[ask.resource] += ask.count
     assert all(count <= offered[name] for name, count in asked.items())
 
@@ -324,16 +335,17 @@ def test_more_isolation_never_yields_less_and_nothing_contradicts(question: Aske
             possible = possible and question.tenants is None  # fewer are assumed for hardware isolation
             continue
         assert possible, "what can be had with more isolation can be had with less"
-        check(found)
-        best = found.best.candidate
-        assert best.guarantee.strength >= strength, "more isolation asked yields less"
-        strength = best.guarantee.strength
-        ways = [one.candidate.way for one in found.ranked] + [one.way for one in found.refused]
+        check(found, facts)
+        assert found.share.guarantee.strength >= strength, "more isolation asked yields less"
+        strength = found.share.guarantee.strength
+        ways = [one.strategy for one in strategies(found)]
         assert sorted(ways) == sorted(Way), "each strategy is advised, ranked or refused, once"
-        assert found.best.reasons
+        assert found.reasons
         decided = [one for one in found.path if one.decides]
-        assert [one.leads_to for one in decided] in ([best.way], []), "the path leads to another strategy"
+        assert [one.leads_to for one in decided] in ([found.strategy], []), (
+            "the path leads to another strategy"
+        )
         assert all(not one.decides for one in found.path[:-1]), "the path goes on after its end"
         for one in found.path:
-            refused = {other.way: other.why for other in found.refused}
-            assert not one.but or (one.leads_to is not None and refused[one.leads_to] == one.but)
+            refused = {other.strategy: other.refusal for other in found.alternatives}
+            assert one.but is None or (one.leads_to is not None and refused[one.leads_to] == one.but)

@@ -295,7 +295,7 @@ def test_gpus_that_cannot_be_laid_out_are_left_out_with_the_reason():
 
     found, others = survey("n", inventory, geometry_of, why_no_geometry, frozenset({b.uuid}))
     assert [one.gpu.index for one in found] == [0]
-    assert [(one.index, one.reason) for one in others] == [
+    assert [(one.gpu, one.reason) for one in others] == [
         (1, "is held as a whole"),
         (2, f"has an instance 5g.60gb, and {H100} is not known to have that profile"),
         (3, "NVIDIA L4 has no MIG"),

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 from msgspec.structs import replace
 
-from partage.advise.decide.candidate import LARGER, Candidate, WayRefusal
+from partage.advise.decide.candidate import LARGER, Candidate, TenantShare, WayRefusal
 from partage.advise.decide.judge import judge
+from partage.advise.decide.policy import policy_of_entry
 from partage.advise.decide.reasons import reasons_against, reasons_for
 from partage.advise.decide.situation import (
     Asked,
@@ -20,52 +22,57 @@ from partage.advise.decide.situation import (
     settle,
 )
 from partage.errors import Problem, Unsatisfiable
-from partage.values import Frozen
+from partage.values import Answer
 
 
-class Question(Frozen):
-    """One question of the decision, with its answer. leads_to: the strategy of a yes; None: none of its own.
-
-    but: why that strategy cannot be had, although the answer is yes; empty: it can, or the answer is no.
+class Question(Answer):
+    """One question of the decision. leads_to: the strategy that a yes leads to. but: why that strategy cannot
+    be had although the answer is yes, else None.
     """
 
-    text: str
+    question: str
     answer: bool
-    leads_to: Way | None = None
-    but: str = ""
+    leads_to: Way | None
+    but: str | None
 
     @property
     def decides(self) -> bool:
         """Whether the decision ends here."""
-        return self.answer and self.leads_to is not None and not self.but
+        return self.answer and self.leads_to is not None and self.but is None
 
 
-class RankedWay(Frozen):
-    """A strategy that can be had, with what speaks for and against it."""
-
-    candidate: Candidate
-    reasons: tuple[str, ...]
-    reasons_against: tuple[str, ...]
-
-
-class Advice(Frozen):
-    """The answer for one GPU model. ranked: all strategies that can be had, the advised one first.
-
-    refused: the others, with why. path: the questions in their order; the last one decides, unless none did
-    and the best of the ranking is advised.
+class Alternative(Answer):
+    """Another strategy, the better ones first. policy, share: None where it cannot be had; refusal says why,
+    and hint what would make it possible.
     """
 
-    facts: GpuFacts
-    situation: Situation
-    ranked: tuple[RankedWay, ...]
-    refused: tuple[WayRefusal, ...]
-    path: tuple[Question, ...]
-    assumptions: tuple[str, ...]
+    strategy: Way
+    possible: bool
+    policy: Mapping[str, Any] | None = None
+    share: TenantShare | None = None
+    reasons: tuple[str, ...] = ()
+    reasons_against: tuple[str, ...] = ()
+    refusal: str | None = None
+    hint: str | None = None
 
-    @property
-    def best(self) -> RankedWay:
-        """What is advised."""
-        return self.ranked[0]
+
+class ModelAdvice(Answer):
+    """The advice for one GPU model. gpu: its id in the catalogue. policy: in Partage's format. share: what
+    each tenant gets. reasons: what speaks for it. alternatives: the other strategies, the better ones first.
+    assumptions: what was not said, in sentences. path: the questions in their order.
+    """
+
+    gpu: str
+    product: str
+    strategy: Way
+    policy: Mapping[str, Any]
+    share: TenantShare
+    reasons: tuple[str, ...]
+    reasons_against: tuple[str, ...]
+    alternatives: tuple[Alternative, ...]
+    situation: Situation
+    assumptions: tuple[str, ...]
+    path: tuple[Question, ...]
 
 
 _SUITS = {
@@ -78,7 +85,7 @@ _SUITS = {
 """How well the strategies suit a workload, best first: what each is made for (docs/adr/0120)."""
 
 
-def advise(asked: Asked, facts: GpuFacts) -> Advice:
+def advise(asked: Asked, facts: GpuFacts) -> ModelAdvice:
     """The advice for one GPU model.
 
     Raises Unsatisfiable, with a reason for each strategy, if no strategy gives the tenants what they need.
@@ -92,17 +99,37 @@ def advise(asked: Asked, facts: GpuFacts) -> Advice:
     path = _path(situation, facts, judged)
     decided = next((one.leads_to for one in path if one.decides), None)
     order = _order(situation)
-    possible.sort(key=lambda one: (one.way is not decided, order.index(one.way)))
-    return Advice(
-        facts=facts,
-        situation=situation,
-        ranked=tuple(
-            RankedWay(one, reasons_for(one, situation, facts), reasons_against(one, situation, facts))
-            for one in possible
+    best, *others = sorted(possible, key=lambda one: (one.way is not decided, order.index(one.way)))
+    refused.sort(key=lambda one: order.index(one.way))
+    return ModelAdvice(
+        gpu=facts.model,
+        product=facts.gpu.product,
+        strategy=best.way,
+        policy=policy_of_entry(best.entry),
+        share=best.share,
+        reasons=reasons_for(best, situation, facts),
+        reasons_against=reasons_against(best, situation, facts),
+        alternatives=(
+            *(_alternative(one, situation, facts) for one in others),
+            *(
+                Alternative(one.way, possible=False, refusal=one.why, hint=one.hint or None)
+                for one in refused
+            ),
         ),
-        refused=tuple(sorted(refused, key=lambda one: order.index(one.way))),
-        path=path,
+        situation=situation,
         assumptions=assumptions,
+        path=path,
+    )
+
+
+def _alternative(candidate: Candidate, situation: Situation, facts: GpuFacts) -> Alternative:
+    return Alternative(
+        strategy=candidate.way,
+        possible=True,
+        policy=policy_of_entry(candidate.entry),
+        share=candidate.share,
+        reasons=reasons_for(candidate, situation, facts),
+        reasons_against=reasons_against(candidate, situation, facts),
     )
 
 
@@ -113,7 +140,7 @@ def _path(
     found: list[Question] = []
     for text, answer, way in _questions(situation, facts):
         refused = judged.get(way) if answer and way is not None else None
-        found.append(Question(text, answer, way, refused.why if isinstance(refused, WayRefusal) else ""))
+        found.append(Question(text, answer, way, refused.why if isinstance(refused, WayRefusal) else None))
         if found[-1].decides:
             break
     return tuple(found)

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from partage.advise.decide.situation import GpuFacts, Situation, Way
-from partage.model.geometry import ProfileSpec
 from partage.model.ids import ResourceName
 from partage.model.layout import LayoutItem
 from partage.model.policy import GpuEntry, Policy
 from partage.model.share import Guarantee
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 LARGER = "a GPU with more memory"
 FEWER_OR_NEWER = "fewer tenants on each GPU, or a newer driver or GPU"
@@ -21,8 +20,8 @@ def fewer_or_larger(situation: Situation, facts: GpuFacts) -> str:
     return f"fewer tenants on each GPU, or {LARGER}"
 
 
-class Ask(Frozen):
-    """What one tenant asks for. needs_bytes: what it needs; memory_bytes: what it gets with that."""
+class Ask(Answer):
+    """What one tenant asks for. needs_bytes: of memory. count: of the resource. memory_bytes: it then has."""
 
     needs_bytes: int
     resource: ResourceName
@@ -30,25 +29,33 @@ class Ask(Frozen):
     memory_bytes: int
 
 
-class Candidate(Frozen):
-    """A strategy that can be had. entry: of the policy.
+class TenantShare(Answer):
+    """What each tenant gets, as the policy offers it on one GPU of this model.
 
-    shares, memory_bytes, threads_percent, guarantee, resource: what the policy offers on one GPU, as
-    ``plan/offer`` resolves it; memory and guarantee of the smallest and weakest share. For a vGPU: what the
-    policy offers inside of each virtual machine, and shares is the number of machines. profile: of the MIG
-    devices, where they are equal. asks: what each tenant asks for, the largest first, where their sizes
-    differ; else empty.
+    shares: on one GPU; for a vGPU: the number of virtual machines. resource: what a container asks for.
+    memory_bytes: of the smallest share. threads_percent: of the multiprocessors, under MPS. profile: of the
+    MIG device. guarantee: about its memory; means: what that is, in words. asks: what each tenant asks for,
+    the largest first, where their sizes differ; else empty.
+    """
+
+    shares: int
+    resource: ResourceName
+    memory_bytes: int
+    threads_percent: int | None
+    profile: str | None
+    guarantee: Guarantee
+    means: str
+    asks: tuple[Ask, ...]
+
+
+class Candidate(Frozen):
+    """A strategy that can be had. entry: of the policy. share: as ``plan/offer`` resolves the entry; the
+    guarantee is that of the weakest share, and the profile is None where they differ.
     """
 
     way: Way
     entry: GpuEntry
-    shares: int
-    memory_bytes: int
-    guarantee: Guarantee
-    resource: ResourceName
-    threads_percent: int | None = None
-    profile: ProfileSpec | None = None
-    asks: tuple[Ask, ...] = ()
+    share: TenantShare
 
     @property
     def layout(self) -> tuple[LayoutItem, ...]:

@@ -11,6 +11,7 @@ from partage.advise.decide.candidate import (
     LARGER,
     Ask,
     Candidate,
+    TenantShare,
     WayRefusal,
     fewer_or_larger,
 )
@@ -41,6 +42,7 @@ from partage.text import count_of
 from partage.units import GIB, MIB, format_bytes
 from partage.values import Frozen
 
+_IN_MACHINE = "inside of its virtual machine; the hypervisor keeps the machines apart"
 UNIT_BYTES = GIB
 """In which tenants of different sizes ask for memory."""
 
@@ -128,7 +130,7 @@ def _shared_unequally(way: Way, situation: Situation, facts: GpuFacts) -> Candid
     amounts = _resolved(way, situation, facts, ())
     if isinstance(equal, WayRefusal):
         return amounts
-    if isinstance(amounts, WayRefusal) or amounts.guarantee.strength < equal.guarantee.strength:
+    if isinstance(amounts, WayRefusal) or amounts.share.guarantee.strength < equal.share.guarantee.strength:
         return equal
     return amounts
 
@@ -195,17 +197,17 @@ def _resolved(
     asks = _asks(situation.sizes, shares)
     if short := _short(situation, shares, count, asks, facts):
         return WayRefusal(way, *short)
-    return Candidate(
-        way=way,
-        entry=entry,
+    share = TenantShare(
         shares=count,
-        memory_bytes=shares.memory_bytes,
-        guarantee=shares.guarantee,
         resource=shares.rows[0].resource,
+        memory_bytes=shares.memory_bytes,
         threads_percent=shares.rows[0].threads_percent if limits_clients(facts.gpu) else None,
-        profile=profiles[0] if len(set(profiles)) == 1 else None,
+        profile=str(profiles[0].profile) if len(set(profiles)) == 1 else None,
+        guarantee=shares.guarantee,
+        means=f"{shares.guarantee}: {_IN_MACHINE if way is Way.VGPU else shares.guarantee.means}",
         asks=asks,
     )
+    return Candidate(way, entry, share)
 
 
 def _short(

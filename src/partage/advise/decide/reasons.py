@@ -1,6 +1,6 @@
 """What speaks for and against a strategy in a situation, in sentences.
 
-What a share guarantees is not said here: ``Candidate.guarantee`` says it, as ``plan/offer`` resolved it.
+What a share guarantees is not said here: ``TenantShare.guarantee`` says it, as ``plan/offer`` resolved it.
 """
 
 from __future__ import annotations
@@ -34,17 +34,21 @@ def reasons_against(one: Candidate, situation: Situation, facts: GpuFacts) -> tu
 
 
 def _for(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]:
-    each = format_bytes(one.memory_bytes)
+    each = format_bytes(one.share.memory_bytes)
     match one.way:
         case Way.MIG:
-            own = f"{one.profile.profile}: {each}" if one.profile else "a MIG device that holds its memory"
+            own = (
+                f"{one.share.profile}: {each}" if one.share.profile else "a MIG device that holds its memory"
+            )
             yield f"Each tenant has {own}, with compute, memory and bandwidth of its own."
             yield "An error of one tenant does not reach the others."
             if situation.prefer is Preference.LATENCY:
                 yield "Answers take the same time whatever the neighbours do."
         case Way.MPS:
             part = (
-                "the memory that it asks for" if one.asks else f"{each} and {one.threads_percent}% of the SMs"
+                "the memory that it asks for"
+                if one.share.asks
+                else f"{each} and {one.share.threads_percent}% of the SMs"
             )
             if limits_clients(facts.gpu):
                 yield f"Kernels of all tenants run at the same time; each has {part}."
@@ -74,11 +78,11 @@ def _against(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[
             yield "A fatal error of one tenant ends the work of all tenants of the GPU."
             if limits_clients(facts.gpu):
                 yield "The limits apply to each process: one process in each container is the safe use."
-                if one.guarantee is Guarantee.GUARDED:
+                if one.share.guarantee is Guarantee.GUARDED:
                     yield "They hold where no container may be root: have such pods refused."
             else:
                 yield "A GPU older than Volta limits neither memory nor SMs of a tenant."
-            if one.asks:
+            if one.share.asks:
                 yield "Only memory is shared out by amounts: compute is not."
             if not situation.cooperating:
                 yield "It is made for processes that work together, and these do not."
@@ -100,9 +104,9 @@ def _against(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[
 
 def _against_mig(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]:
     assert facts.geometry is not None, "a MIG layout has a geometry"
-    spare = one.shares - situation.tenants
+    spare = one.share.shares - situation.tenants
     if spare:
-        yield f"{count_of(spare, 'MIG device')} of {one.shares} would be spare."
+        yield f"{count_of(spare, 'MIG device')} of {one.share.shares} would be spare."
     idle = facts.geometry.compute_slices - sum(item.profile.compute_slices for item in one.layout)
     if idle:
         slices = f"{idle} of {facts.geometry.compute_slices} compute slices"

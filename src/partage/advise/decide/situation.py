@@ -10,7 +10,7 @@ from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
 from partage.model.share import Guarantee
 from partage.text import count_of
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 
 class Way(StrEnum):
@@ -110,10 +110,10 @@ class GpuFacts(Frozen):
         return self.inventory.gpus[0]
 
 
-class Situation(Frozen):
-    """What is decided on: nothing is open any more. memory_bytes: what the largest tenant needs.
-    memory_bytes, prefer: None: it does not matter. sizes: what each tenant needs, the largest first, where
-    they differ; else empty.
+class Situation(Answer):
+    """What is decided on. tenants: that share one GPU. memory_bytes: that the largest of them needs; None: an
+    equal part is enough. sizes: what each needs, the largest first, where they differ. prefer: None: it does
+    not matter. bursty: the tenants are idle most of the time.
     """
 
     isolation: Isolation
@@ -122,10 +122,10 @@ class Situation(Frozen):
     virtualised: bool
     licensed: bool
     scheduler: Scheduler
+    memory_bytes: int | None
+    prefer: Preference | None
     bursty: bool
-    memory_bytes: int | None = None
-    prefer: Preference | None = None
-    sizes: tuple[int, ...] = ()
+    sizes: tuple[int, ...]
 
     @property
     def largest_bytes(self) -> int:

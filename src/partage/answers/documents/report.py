@@ -27,7 +27,7 @@ from partage.model.share import NodeOffer
 from partage.model.strategy import Strategy
 from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.reconcile.transition import withdrawn
-from partage.plan.report import MigConfigState, PolicyReason, PolicyState
+from partage.plan.report import MigConfigReport, PolicyReason, PolicyState
 from partage.plan.serve.cordon import cordon_sentence
 from partage.plan.serve.ledger_entry import Certainty, Hold, Holder
 from partage.values import Frozen
@@ -62,14 +62,6 @@ class PolicyRow(Frozen):
     chosen_by: str = ""
     revision: str = ""
     wanted: str = ""
-
-
-class MigConfigRow(Frozen):
-    """What became of the layout that the label ``nvidia.com/mig.config`` asks for."""
-
-    name: str
-    state: MigConfigState | None
-    reason: str
 
 
 class HealthRow(Frozen):
@@ -190,7 +182,7 @@ class ReportDocument(Document, kw_only=True):
     reasons: tuple[ReadinessReason, ...]
     degraded: tuple[ReadinessReason, ...]
     policy: PolicyRow
-    mig_config: MigConfigRow | None = None
+    mig_config: MigConfigReport | None = None
     node: NodeRow
     gpus: tuple[ReportedGpuRow, ...]
     resources: tuple[ReportedResourceRow, ...]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from partage.doctor.decide import agent, driver, gpus, host, kubelet, labels, policy, runtime, slurm
 from partage.doctor.decide.finding import EVERYTHING, Check, Finding, Repair
 from partage.doctor.decide.observation import Observation, Unseen
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 CHECKS: tuple[Check, ...] = (
     *driver.CHECKS,
@@ -31,8 +31,8 @@ class Explained(Frozen):
     by: tuple[str, ...]
 
 
-class NotLooked(Frozen):
-    """What could not be looked at. what: nouns; why: a clause; checks: codes that are not known then."""
+class NotLooked(Answer):
+    """What could not be looked at, and why. checks: codes that may be wrong without being seen."""
 
     what: tuple[str, ...]
     why: str

@@ -12,16 +12,16 @@ from partage.explain.decide.fewest import fewest
 from partage.explain.decide.slurm_words import BEHIND, SlurmWord, said_by_slurm
 from partage.slurm.decide.live_view import live_view
 from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, parse_gres
-from partage.slurm.decide.request import Outcome, Verdict, judge_request
+from partage.slurm.decide.request import Outcome, RequestVerdict, judge_request
 from partage.slurm.model.job import JobId
 from partage.slurm.model.live import LiveNode, LiveSettings, QueuedJob
 from partage.text import listed
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 _SHOWN = 6
 
 
-class JobGpu(Frozen):
+class JobGpu(Answer):
     """One GPU of a node, by Slurm's index. why: why it gives the job nothing; empty: it could. todo: what to
     do; may be empty."""
 
@@ -30,7 +30,7 @@ class JobGpu(Frozen):
     todo: str = ""
 
 
-class JobNodeVerdict(Frozen):
+class JobNodeVerdict(Answer):
     """One node. why: why the job does not start there; empty: its GPUs would do. jobs: those that have to
     end."""
 
@@ -88,7 +88,7 @@ _OUTCOMES = {
 }
 
 
-def judged(job: QueuedJob, now: SlurmNow) -> Verdict | None:
+def judged(job: QueuedJob, now: SlurmNow) -> RequestVerdict | None:
     """What becomes of its request by Slurm's rules; None for one that names no GPUs of each node."""
     if not job.asks:
         return None

@@ -16,7 +16,7 @@ from partage.errors import Problem
 from partage.model.allocation import CheckpointHolds
 from partage.model.ids import ResourceName, ShareId, is_share_id
 from partage.model.share import NodeOffer, resources_of
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 Ids = Mapping[ResourceName, frozenset[ShareId]]
 Plugin = Literal["NVIDIA's plugin", "Partage"]
@@ -66,7 +66,7 @@ class Exchange(Frozen):
         )
 
 
-class ExchangeRow(Frozen):
+class ExchangeRow(Answer):
     """One resource before and after. lost: held ids that are not offered afterwards. fewer, more: free ids
     that are not, or newly, offered. pods: that hold ids.
     """

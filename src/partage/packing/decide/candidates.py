@@ -10,7 +10,7 @@ from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.model.profile import MigProfile
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 State = tuple[Geometry, bool, tuple[tuple[MigProfile, int, tuple[tuple[MigProfile, bool], ...]], ...]]
 """Everything about a candidate that matters: equal states can have equal layouts at equal cost."""
@@ -64,11 +64,11 @@ class CandidateGpu(Frozen):
         return self.geometry, self.gpu.mig_enabled, live
 
 
-class UnavailableGpu(Frozen):
-    """A GPU whose layout cannot be changed now. reason: a sentence without its subject."""
+class UnavailableGpu(Answer):
+    """A GPU whose layout cannot be changed now. gpu: its index. reason: a sentence without its subject."""
 
     machine: str | None
-    index: int
+    gpu: int
     uuid: GpuUuid | None
     reason: str
 
@@ -107,7 +107,7 @@ def survey(
             others.append(UnavailableGpu(machine, gpu.index, gpu.uuid, why_no_geometry(gpu)))
         else:
             candidates.append(CandidateGpu(machine, gpu, *found))
-    return tuple(candidates), tuple(sorted(others, key=lambda other: other.index))
+    return tuple(candidates), tuple(sorted(others, key=lambda other: other.gpu))
 
 
 def _examine(

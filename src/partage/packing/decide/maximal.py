@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping, Sequence
 
 from partage.model.geometry import Geometry
 from partage.model.layout import LayoutItem
-from partage.packing.decide.openings import new_instances_of
-from partage.values import Frozen
+from partage.model.profile import MigProfile
+from partage.packing.decide.openings import NewInstances, new_instances_of
+from partage.values import Answer
 
 
-class MaximalLayout(Frozen):
-    """GPU instances to which none can be added, wherever they are.
+class MaximalLayout(Answer):
+    """A layout to which nothing can be added. layout: with starts. ways: number of placements."""
 
-    items: with the starts that placing prefers, ordered by start. ways: number of placements of them.
-    """
-
-    items: tuple[LayoutItem, ...]
+    profiles: Mapping[str, int]
+    layout: tuple[str, ...]
     ways: int
 
 
@@ -30,15 +30,14 @@ def maximal_layouts(geometry: Geometry) -> tuple[MaximalLayout, ...]:
     maximal.sort(
         key=lambda kinds: [(*sizes[one], not one.attributes, one.gigabytes) for one in kinds], reverse=True
     )
-    return tuple(
-        MaximalLayout(
-            tuple(
-                sorted(
-                    (LayoutItem(new.spec.profile, new.start) for new in by_kinds[kinds][0].instances),
-                    key=lambda item: item.start or 0,
-                )
-            ),
-            len(by_kinds[kinds]),
-        )
-        for kinds in maximal
+    return tuple(_layout(counts[kinds], by_kinds[kinds]) for kinds in maximal)
+
+
+def _layout(counts: Mapping[MigProfile, int], ways: Sequence[NewInstances]) -> MaximalLayout:
+    """The layout of these profiles, with the starts that placing prefers. ways: all placements of it."""
+    instances = sorted(ways[0].instances, key=lambda new: new.start)
+    return MaximalLayout(
+        {str(profile): counts[profile] for profile in sorted(counts, reverse=True)},
+        tuple(str(LayoutItem(new.spec.profile, new.start)) for new in instances),
+        len(ways),
     )

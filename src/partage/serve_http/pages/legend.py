@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
-from partage.answers.wording import GUARANTEES
 from partage.model.health import HealthState
 from partage.model.mps import DaemonPhase
+from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import Certainty
 from partage.serve_http.pages.markup import element
@@ -64,7 +64,7 @@ _NODE_WORDS = {
     MARKS["uncut"]: "Slices of which no MIG device is made.",
     MARKS["idle"]: "It goes with the memory of a MIG device that has fewer compute slices.",
     "cordoned": "An administrator has closed the GPU: no pod gets a share of it, and pods on it keep theirs.",
-    **{f"guarantee {one}": f"Of the memory of a share: {said}." for one, said in GUARANTEES.items()},
+    **{f"guarantee {one}": f"Of the memory of a share: {one.means}." for one in Guarantee},
     **{CERTAINTIES[one]: said for one, said in _CERTAINTY_WORDS.items()},
     **{f"MPS daemon {one}": said for one, said in _DAEMON_WORDS.items()},
     "utilisation": "Part of the time in which a GPU worked; of its busiest MIG device, on Hopper and later.",

@@ -11,7 +11,6 @@ from partage.answers.render.cards import GpuCard, HeldOnNode, cards_of
 from partage.answers.render.rows import pending_lines, waiting_lines, withdrawn_lines
 from partage.answers.share_counts import any_usable, count_by_resource, not_usable
 from partage.answers.use_words import part
-from partage.answers.wording import GUARANTEES
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName
 from partage.plan.offer.select import GeometryOf
@@ -279,7 +278,7 @@ def _holding(one: HeldShares, said: _SaidOnce) -> Element:
     if one.use is not None and one.use.utilisation is not None:
         facts += [SEPARATOR, element("span", f"{part(one.use.utilisation)} busy", class_="whole")]
     if one.guarantee and not said.guarantee:
-        facts += [SEPARATOR, element("span", str(one.guarantee), title=GUARANTEES[one.guarantee])]
+        facts += [SEPARATOR, element("span", str(one.guarantee), title=one.guarantee.means)]
     facts += [SEPARATOR, element("span", "since ", moment(one.since), class_="whole")]
     return element(
         "li",
@@ -342,7 +341,7 @@ def _resources(report: ReportDocument) -> Element:
             str(counts[one.name].free),
             str(counts[one.name].not_usable),
             one.strategy or "",
-            element("span", str(one.guarantee), title=GUARANTEES[one.guarantee]) if one.guarantee else "",
+            element("span", str(one.guarantee), title=one.guarantee.means) if one.guarantee else "",
             "yes" if one.registered else f"no: {one.last_error or 'not yet'}",
         )
         for one in report.resources

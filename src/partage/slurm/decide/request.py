@@ -15,7 +15,7 @@ from partage.slurm.decide.type_names import SHARED_SUFFIX
 from partage.slurm.model.version import SlurmVersion
 from partage.slurm.text.hostlist import format_hostlist
 from partage.text import listed
-from partage.values import Frozen
+from partage.values import Answer
 
 _DIGIT_TYPE_READ = SlurmVersion(23, 11)
 _MULTIPLE_SHARING = SlurmVersion(23, 11)
@@ -35,8 +35,10 @@ class Outcome(StrEnum):
     FAILS = "starts and fails"
 
 
-class Verdict(Frozen):
-    """What becomes of a request. nodes: where it can run. slurm_says: Slurm's own message; may be empty."""
+class RequestVerdict(Answer):
+    """What becomes of a request. nodes: where it can run. slurm_says: Slurm's own message; empty: none is
+    known.
+    """
 
     request: str
     outcome: Outcome
@@ -54,7 +56,7 @@ def judge_request(
     version: SlurmVersion,
     *,
     spread: bool = False,
-) -> Verdict:
+) -> RequestVerdict:
     """Judge ``--gres=request``. types: GresTypes. spread: MULTIPLE_SHARING_GRES_PJ is set.
 
     request: per node, as in ``--gres`` and ``--tres-per-node``.
@@ -62,9 +64,11 @@ def judge_request(
     try:
         asked = parse_gres(request)
     except ValueError as error:
-        return Verdict(request, Outcome.REFUSED, str(error), "write it as gpu:h200:1")
+        return RequestVerdict(request, Outcome.REFUSED, str(error), "write it as gpu:h200:1")
     if not asked:
-        return Verdict(request, Outcome.REFUSED, "it asks for nothing", "write it as gpu:h200:1", _INVALID)
+        return RequestVerdict(
+            request, Outcome.REFUSED, "it asks for nothing", "write it as gpu:h200:1", _INVALID
+        )
     asked = tuple(
         {(one.name, one.type): one for one in asked}.values()
     )  # of one that is said twice, the last
@@ -73,7 +77,7 @@ def judge_request(
     asked = tuple(one for one in asked if one.count != 0)
     if not asked:
         names = tuple(node.name for node in nodes)
-        return Verdict(request, Outcome.ACCEPTED, "it asks for no GRES, and gets none", nodes=names)
+        return RequestVerdict(request, Outcome.ACCEPTED, "it asks for no GRES, and gets none", nodes=names)
     return (
         _misformed(request, asked, nodes, types, version)
         or _impossible(request, asked, nodes)
@@ -88,33 +92,33 @@ def _misformed(
     nodes: Sequence[SlurmNodeView],
     types: Sequence[str],
     version: SlurmVersion,
-) -> Verdict | None:
+) -> RequestVerdict | None:
     names = [one.name for one in asked]
     for one in asked:
         if one.name not in types:
             known = f"GRES here are {', '.join(types)}" if types else "the cluster has no GRES"
-            return Verdict(request, Outcome.REFUSED, f"there is no GRES {one.name}", known, _INVALID)
+            return RequestVerdict(request, Outcome.REFUSED, f"there is no GRES {one.name}", known, _INVALID)
         if one.type[:1].isdigit() and one.count is None and version < _DIGIT_TYPE_READ:
             why = f"Slurm {version} reads {one.type} as a number"
             hint = f"write the count: {one.name}:{one.type}:1"
-            return Verdict(
+            return RequestVerdict(
                 request, Outcome.REFUSED, why, hint, "Invalid Trackable RESource (TRES) specification"
             )
     if len({bool(one.type) for one in asked if one.name == "gpu"}) > 1:
         why = "some of its GPUs have a type and some have none"
         hint = "name the type of each, or of none"
-        return Verdict(request, Outcome.REFUSED, why, hint, _MIXED_TYPES)
+        return RequestVerdict(request, Outcome.REFUSED, why, hint, _MIXED_TYPES)
     shared = [name for name in SHARED if name in names]
     if len(shared) > 1:
         why = "with mps and shard in one job it gets its GPU from the one, its percentage from the other"
-        return Verdict(request, Outcome.FAILS, why, "ask for one of them")
+        return RequestVerdict(request, Outcome.FAILS, why, "ask for one of them")
     if shared and "gpu" in names:
         why = f"a whole GPU and {shared[0]} exclude each other in one job"
-        return Verdict(request, Outcome.REFUSED, why, "ask for one of them", _INVALID)
+        return RequestVerdict(request, Outcome.REFUSED, why, "ask for one of them", _INVALID)
     for one in asked:
         if one.name in SHARED and one.type:
             why = f"{one.name} has no type of its own: the job is started, and its steps are refused"
-            return Verdict(request, Outcome.FAILS, why, _without_type(one, nodes), _INVALID)
+            return RequestVerdict(request, Outcome.FAILS, why, _without_type(one, nodes), _INVALID)
     return None
 
 
@@ -138,14 +142,16 @@ def _has(node: SlurmNodeView, one: GresCount) -> int:
     return sum(node.shares.get(one.name, ()))
 
 
-def _impossible(request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView]) -> Verdict | None:
+def _impossible(
+    request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView]
+) -> RequestVerdict | None:
     if any(all(_has(node, one) >= _amount(one) for one in asked) for node in nodes):
         return None
     for one in asked:
         most = max((_has(node, one) for node in nodes), default=0)
         if most < _amount(one):
-            return Verdict(request, Outcome.REFUSED, *_why_not(one, most, nodes), _NOT_AVAILABLE)
-    return Verdict(request, Outcome.REFUSED, "no node has all of it", "", _NOT_AVAILABLE)
+            return RequestVerdict(request, Outcome.REFUSED, *_why_not(one, most, nodes), _NOT_AVAILABLE)
+    return RequestVerdict(request, Outcome.REFUSED, "no node has all of it", "", _NOT_AVAILABLE)
 
 
 def _why_not(one: GresCount, most: int, nodes: Sequence[SlurmNodeView]) -> tuple[str, str]:
@@ -168,7 +174,7 @@ def _why_not(one: GresCount, most: int, nodes: Sequence[SlurmNodeView]) -> tuple
 
 def _too_large_for_one(
     request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView], *, spread: bool
-) -> Verdict | None:
+) -> RequestVerdict | None:
     """A job's shares come from one GPU: more than that passes every check and never starts."""
     if spread:
         return None
@@ -178,7 +184,7 @@ def _too_large_for_one(
         largest = max((max(node.shares.get(one.name, (0,))) for node in nodes), default=0)
         if _amount(one) > largest:
             why = f"a job's {one.name} come from one GPU, and none has more than {largest}"
-            return Verdict(
+            return RequestVerdict(
                 request, Outcome.WAITS, why, f"ask for {one.name}:{largest} at most, or for a whole GPU"
             )
     return None
@@ -186,13 +192,15 @@ def _too_large_for_one(
 
 def _accepted(
     request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView], version: SlurmVersion
-) -> Verdict:
+) -> RequestVerdict:
     able = [node for node in nodes if all(_fits(node, one) for one in asked)] or [
         node for node in nodes if all(_has(node, one) >= _amount(one) for one in asked)
     ]
     names = tuple(node.name for node in able)
     why = f"it can run on {format_hostlist(names)}"
-    return Verdict(request, Outcome.ACCEPTED, why, nodes=names, doubts=tuple(_doubts(asked, able, version)))
+    return RequestVerdict(
+        request, Outcome.ACCEPTED, why, nodes=names, doubts=tuple(_doubts(asked, able, version))
+    )
 
 
 def _fits(node: SlurmNodeView, one: GresCount) -> bool:

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 from partage.plan.history.evidence import quantile
-from partage.values import Frozen
-from partage.whatif.decide.demand import Cause, Unmet
+from partage.values import Answer
+from partage.whatif.decide.demand import Cause
 from partage.whatif.decide.play import Played, Refused, Started
 from partage.whatif.decide.pods import TracePod
-from partage.whatif.decide.usage import Usage
+from partage.whatif.decide.texts import HINTS, NO_ROOM_HINT, never_sentence, refused_sentence
+from partage.whatif.decide.usage import Moment, Usage
+
+MOST_POINTS = 500
+"""Moments of an answer; a plot has no more either."""
 
 
-class Waits(Frozen):
+class Waits(Answer):
     """How long pods waited that started in the end, in seconds."""
 
     median_s: float
@@ -21,33 +25,34 @@ class Waits(Frozen):
     longest_s: float
 
 
-class NeverFitting(Frozen):
-    """Pods that fit on no node, for one cause. unmet: of the nearest to fitting. example: its number."""
+class NeverFitting(Answer):
+    """Pods that fit on no node. example: name of a pod. hint: what can be done."""
 
     cause: Cause
     pods: int
-    unmet: Unmet
-    example: int
+    example: str
+    message: str
+    hint: str
 
 
-class RefusedPods(Frozen):
-    """Pods that the agent of a node refused at least once. refusals: all of them. example: number of a pod;
-    text: the agent's words about it; no_room: because no GPU had so much memory free.
+class RefusedPods(Answer):
+    """Pods that a node refused after they had been scheduled to it. refusals: some pods were refused more
+    than once.
     """
 
     pods: int
     refusals: int
-    example: int
-    text: str
-    no_room: bool
+    message: str
+    hint: str
 
 
-class FleetUse(Frozen):
-    """GPUs, on the average over time, or at the end where no time passes (``over_time``).
+class FleetUse(Answer):
+    """Numbers of GPUs, on the average over time, or at the end where no time passes (``overTime`` false).
 
-    all: of the fleet. offered: of these, what the policy offers. asked: by running pods; held: by them. free:
-    offered and not held. blocked: free while pods wait. stranded: free and of no use to any pod of the trace.
-    peak_asked, peak_held: at one moment.
+    all: of the fleet. offered: by the policy. asked: what running pods asked for. held: what they hold; a
+    share may be larger than what was asked for. free: offered and not held. blocked: free while pods wait.
+    stranded: free, and of no use to any pod of the trace. fragmentation: blocked, as a part of free.
+    peak_asked, peak_held: the most at one moment.
     """
 
     over_time: bool
@@ -58,50 +63,48 @@ class FleetUse(Frozen):
     free: float
     blocked: float
     stranded: float
+    fragmentation: float
     peak_asked: float
     peak_held: float
 
-    @property
-    def fragmentation(self) -> float:
-        """The part of the free GPUs that no waiting pod can use, 0 to 1."""
-        return self.blocked / self.free if self.free else 0.0
 
+class PolicyResult(Answer):
+    """What one policy makes of the trace.
 
-class Summary(Frozen):
-    """at_once, waited: pods that started; still_waiting: that did not. never: those that fit on no node, the
-    most frequent reason first. span_s: from the first event to the last.
+    policy: its file. at_once: pods that started when they were created. waited: pods that started later.
+    waits: of those that waited. still_waiting: pods that had not started at the end. never_fit: pods that fit
+    on no node. over_time: at most 500 moments.
     """
 
+    policy: str
     at_once: int
     waited: int
     waits: Waits | None
     still_waiting: int
+    never_fit: int
     never: tuple[NeverFitting, ...]
     refused: RefusedPods | None
     gpus: FleetUse
-    span_s: float
-
-    @property
-    def never_pods(self) -> int:
-        """Pods that fit on no node."""
-        return sum(one.pods for one in self.never)
+    over_time: tuple[Moment, ...]
 
 
-def summarise(pods: Sequence[TracePod], played: Played) -> Summary:
-    """All figures of one play."""
+def summarise(policy: str, pods: Sequence[TracePod], played: Played) -> PolicyResult:
+    """All figures of one play. policy: its name."""
     waits = sorted(
         event.at_s - pods[event.pod].created_s for event in played.events if isinstance(event, Started)
     )
     waited = [one for one in waits if one > 0]
-    return Summary(
+    return PolicyResult(
+        policy=policy,
         at_once=len(waits) - len(waited),
         waited=len(waited),
         waits=_waits(waited),
         still_waiting=len(played.waiting),
-        never=tuple(_never(played)),
-        refused=_refused(played),
+        never_fit=len(played.never),
+        never=tuple(_never(pods, played)),
+        refused=_refused(pods, played),
         gpus=_gpu_use(played.usage),
-        span_s=played.usage.span_s,
+        over_time=tuple(thinned(played.usage.moments)),
     )
 
 
@@ -112,41 +115,57 @@ def _waits(ordered: Sequence[float]) -> Waits | None:
     return Waits(median_s, p95_s, ordered[-1])
 
 
-def _never(played: Played) -> list[NeverFitting]:
+def _never(pods: Sequence[TracePod], played: Played) -> Iterator[NeverFitting]:
+    """The most frequent cause first, each with a pod that is nearest to fitting."""
     counts = Counter(one.cause for one in played.never.values())
-    found = []
     for cause, count in counts.most_common():
         same = [(number, one) for number, one in played.never.items() if one.cause is cause]
-        example, nearest = max(same, key=lambda pair: (pair[1].most, -pair[0]))
-        found.append(NeverFitting(cause, count, nearest, example))
-    return found
+        number, nearest = max(same, key=lambda pair: (pair[1].most, -pair[0]))
+        example = pods[number]
+        yield NeverFitting(cause, count, example.name, never_sentence(nearest, example), HINTS[cause])
 
 
-def _refused(played: Played) -> RefusedPods | None:
+def _refused(pods: Sequence[TracePod], played: Played) -> RefusedPods | None:
     refusals = [event for event in played.events if isinstance(event, Refused)]
     if not refusals:
         return None
     first = refusals[0]
-    return RefusedPods(
-        len({one.pod for one in refusals}), len(refusals), first.pod, first.text, first.no_room
-    )
+    count = len({refusal.pod for refusal in refusals})
+    message = refused_sentence(count, len(refusals), f"{pods[first.pod].name}: {first.text}")
+    return RefusedPods(count, len(refusals), message, NO_ROOM_HINT if first.no_room else HINTS[Cause.REFUSED])
 
 
 def _gpu_use(usage: Usage) -> FleetUse:
-    last = usage.moments[-1]
     span_s = usage.span_s
-    free = usage.offered - last.held
+    free = usage.offered - usage.held_milli
     if span_s > 0:
         asked, held = usage.asked_time / span_s, usage.held_time / span_s
         free, blocked = usage.free_time / span_s, usage.blocked_time / span_s
         stranded = usage.stranded_time / span_s
     else:
-        asked, held, stranded = last.asked, last.held, last.stranded
-        blocked = free if last.waiting else 0.0
-    figures = (usage.capacity, usage.offered, asked, held, free, blocked, stranded)
-    return FleetUse(span_s > 0, *(_gpus(one) for one in (*figures, usage.peak_asked, usage.peak_held)))
+        asked, held, stranded = usage.asked_milli, usage.held_milli, usage.stranded_milli
+        blocked = free if usage.waiting else 0.0
+    return FleetUse(
+        over_time=span_s > 0,
+        all=_gpus(usage.capacity),
+        offered=_gpus(usage.offered),
+        asked=_gpus(asked),
+        held=_gpus(held),
+        free=_gpus(free),
+        blocked=_gpus(blocked),
+        stranded=_gpus(stranded),
+        fragmentation=round(_gpus(blocked) / _gpus(free), 6) if _gpus(free) else 0.0,
+        peak_asked=_gpus(usage.peak_asked),
+        peak_held=_gpus(usage.peak_held),
+    )
 
 
 def _gpus(milli: float) -> float:
     """GPUs; without the last bits, which sums of parts leave."""
     return max(0.0, round(milli / 1000, 6))
+
+
+def thinned(moments: Sequence[Moment]) -> list[Moment]:
+    """At most ``MOST_POINTS`` of them, evenly, the last one among them."""
+    step = -(-len(moments) // MOST_POINTS)
+    return [*moments[: -1 : max(1, step)], moments[-1]]

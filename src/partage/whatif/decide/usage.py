@@ -1,4 +1,5 @@
-"""How much of the GPUs is used, free and of no use, over the time of a trace. All in thousandths of a GPU.
+"""How much of the GPUs is used, free and of no use, over the time of a trace. All in thousandths of a GPU;
+moments, which are answers, in GPUs.
 
 Held: what running pods hold. Asked: what they asked for; a share may be larger. Blocked: what is free while
 pods wait; whatever fits has been scheduled, so none of them can use it. Stranded: what is free, and no pod of
@@ -11,13 +12,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from partage.model.ids import ResourceName
-from partage.values import Frozen
+from partage.values import Answer
 from partage.whatif.decide.demand import Unmet
 from partage.whatif.decide.node import Node, PodClass
 
 
-class Moment(Frozen):
-    """The fleet after an event. created: pods until then. waiting: number of pods."""
+class Moment(Answer):
+    """GPUs and waiting pods at one time. at_s: of the trace. created: pods until then."""
 
     at_s: float
     created: int
@@ -28,7 +29,9 @@ class Moment(Frozen):
 
 
 class Usage:
-    """moments: after every event, several of one time. The other figures are products of amount and time."""
+    """moments: after every event, several of one time. held_milli, asked_milli, stranded_milli, waiting
+    (number of pods): now. The other figures are products of amount and time.
+    """
 
     def __init__(self, nodes: Sequence[Node], fitting: _Fitting, first_s: float) -> None:
         self._nodes = nodes
@@ -42,8 +45,8 @@ class Usage:
         self.peak_held = self.peak_asked = 0.0
         self._held_on = [0.0] * len(nodes)
         self._stranded_on = [0.0] * len(nodes)
-        self._held = self._asked = self._stranded = 0.0
-        self._waiting = 0
+        self.held_milli = self.asked_milli = self.stranded_milli = 0.0
+        self.waiting = 0
         for at in range(len(nodes)):
             self.changed(at)
 
@@ -61,34 +64,36 @@ class Usage:
         """Time passes, and nothing has happened meanwhile."""
         passed = now_s - self.now_s
         if passed > 0:
-            free = self.offered - self._held
-            self.held_time += self._held * passed
-            self.asked_time += self._asked * passed
+            free = self.offered - self.held_milli
+            self.held_time += self.held_milli * passed
+            self.asked_time += self.asked_milli * passed
             self.free_time += free * passed
-            self.blocked_time += (free if self._waiting else 0.0) * passed
-            self.stranded_time += self._stranded * passed
+            self.blocked_time += (free if self.waiting else 0.0) * passed
+            self.stranded_time += self.stranded_milli * passed
             self.now_s = now_s
 
     def asked(self, milli: float) -> None:
         """A pod that asked for so much has started; less than 0: has ended."""
-        self._asked += milli
+        self.asked_milli += milli
 
     def changed(self, at: int) -> None:
         """A node is not as it was."""
         node = self._nodes[at]
         held = node.devices.held_milli
-        self._held += held - self._held_on[at]
+        self.held_milli += held - self._held_on[at]
         self._held_on[at] = held
         stranded = self._fitting.stranded(node)
-        self._stranded += stranded - self._stranded_on[at]
+        self.stranded_milli += stranded - self._stranded_on[at]
         self._stranded_on[at] = stranded
 
     def note(self, created: int, waiting: int) -> None:
         """All that happens at this moment has happened."""
-        self._waiting = waiting
-        self.peak_held = max(self.peak_held, self._held)
-        self.peak_asked = max(self.peak_asked, self._asked)
-        self.moments.append(Moment(self.now_s, created, self._held, self._asked, self._stranded, waiting))
+        self.waiting = waiting
+        self.peak_held = max(self.peak_held, self.held_milli)
+        self.peak_asked = max(self.peak_asked, self.asked_milli)
+        amounts = (self.held_milli, self.asked_milli, self.stranded_milli)
+        held, asked, stranded = (max(0.0, round(milli / 1000, 3)) for milli in amounts)
+        self.moments.append(Moment(self.now_s, created, held, asked, stranded, waiting))
 
 
 class _Fitting:

@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from partage.text import listed
 from partage.units import format_bytes
 from partage.whatif.decide.demand import Cause, Unmet
 from partage.whatif.decide.pods import WHOLE_MILLI, PodWants, TracePod
-from partage.whatif.decide.summary import NeverFitting, RefusedPods
 
 
-def never_sentence(one: NeverFitting, pods: Sequence[TracePod]) -> str:
-    """Why so many pods fit on no node."""
-    example = pods[one.example]
-    return f"{_said(one.unmet, example.wants)}; for example {example.name}"
+def never_sentence(unmet: Unmet, example: TracePod) -> str:
+    """Why pods like this one fit on no node."""
+    return f"{_said(unmet, example.wants)}; for example {example.name}"
 
 
-def never_hint(one: NeverFitting) -> str:
-    """What could be done about it."""
-    return _HINTS[one.cause]
-
-
-_HINTS = {
+HINTS = {
     Cause.MODEL: "add nodes with that GPU to the fleet, or allow other models (gpu_spec)",
     Cause.RESOURCE: "offer that resource in the policy, or ask for one that partage plan --policy shows",
     Cause.SHARE: "offer larger shares on some GPUs: fewer replicas, a larger MIG profile, or exclusive",
@@ -31,6 +22,7 @@ _HINTS = {
     Cause.MEMORY: "add larger nodes, or let the pod ask for less memory",
     Cause.REFUSED: "let the pod ask for one share, or change the policy so that a container may have more",
 }
+"""What could be done about pods that fit on no node."""
 
 
 def _said(unmet: Unmet, wants: PodWants) -> str:
@@ -87,21 +79,18 @@ def _part(milli: int) -> str:
     return "a whole GPU" if milli >= WHOLE_MILLI else f"{milli / 10:g} % of a GPU"
 
 
-def refused_sentence(refused: RefusedPods, pods: Sequence[TracePod]) -> str:
-    """That nodes refused pods which the scheduler had sent there."""
-    times = "" if refused.refusals == refused.pods else f", {refused.refusals:,} times in all"
-    were = "was" if refused.pods == 1 else "were"
+def refused_sentence(pods: int, refusals: int, example: str) -> str:
+    """That nodes refused pods which the scheduler had sent there. example: ``NAME: what the agent says``."""
+    times = "" if refusals == pods else f", {refusals:,} times in all"
+    were = "was" if pods == 1 else "were"
     return (
-        f"{pods_of(refused.pods)} {were} refused by a node, after the scheduler had chosen it{times}: "
-        f"for example {pods[refused.example].name}: {refused.text}"
+        f"{pods_of(pods)} {were} refused by a node, after the scheduler had chosen it{times}: "
+        f"for example {example}"
     )
 
 
-def refused_hint(refused: RefusedPods) -> str:
-    """What could be done about it."""
-    if not refused.no_room:
-        return _HINTS[Cause.REFUSED]
-    return (
-        "the scheduler counts the free shares of a node, and not of which GPU they are; placement: binpack "
-        "keeps more together, shares of fixed size (replicas, MIG) are never refused like this"
-    )
+NO_ROOM_HINT = (
+    "the scheduler counts the free shares of a node, and not of which GPU they are; placement: binpack keeps "
+    "more together, shares of fixed size (replicas, MIG) are never refused like this"
+)
+"""What could be done about pods that are refused because no GPU of the node has so much free."""

@@ -1,8 +1,8 @@
-"""What ``advise`` recommends as a policy in Partage's format: an entry for each GPU model."""
+"""What is advised as a policy in Partage's format: an entry for each GPU model."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from partage.model.policy import Exclusive, GpuCriteria, GpuEntry, Mps, Sharing, TimeSlicing
@@ -10,9 +10,14 @@ from partage.plan.offer.memory_units import units_of
 from partage.units import GIB
 
 
-def policy_of_advice(entries: Sequence[GpuEntry]) -> dict[str, Any]:
-    """The policy of these entries, each of which selects a model, or the GPUs of a virtual machine."""
-    rows = [_entry(entry) for entry in entries]
+def policy_of_entry(entry: GpuEntry) -> dict[str, Any]:
+    """The policy of an entry that selects a model, or the GPUs of a virtual machine."""
+    return {"version": "partage/v1", "gpus": [_entry(entry)]}
+
+
+def policy_of_all(policies: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """One policy of several that have one entry each. Entries that are alike are there once."""
+    rows = [row for policy in policies for row in policy["gpus"]]
     return {"version": "partage/v1", "gpus": [row for n, row in enumerate(rows) if row not in rows[:n]]}
 
 
