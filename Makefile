@@ -32,7 +32,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo image wheel test test-all test-313 walks check format lint types contracts pictures docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
+.PHONY: help setup demo image wheel test test-all test-313 walks mutate check format lint types contracts pictures docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -135,6 +135,10 @@ docs: $(READY)  ## the pages of docs/ as a site in build/site; a broken link end
 
 reference: $(READY)  ## write the tables of docs/reference anew from the code
 	$(BIN)/python -m tools.reference
+
+# MUTATE="--seed 7 --count 10" chooses others.
+mutate: $(READY)  ## 40 small faults in the decisions, and whether make test finds each (some hours)
+	$(BIN)/python -m tools.mutate $(MUTATE)
 
 walks: $(READY)  ## print which files run, in order, when a policy and when a MIG layout changes
 	$(BIN)/python -m tools.walks
