@@ -97,7 +97,7 @@ async def test_pods_come_page_by_page():
     async with cluster(first, Answer({"metadata": {}, "items": [pod("p2", {})]})) as (server, found):
         one, two = await found.pods("n1")
         assert (one.name, one.owner, one.controller) == ("p1", "Job", "u1")
-        assert one.requests == {"nvidia.com/gpu": "4"}
+        assert one.requests == {"nvidia.com/gpu": 4}
         assert two.requests == {}
         assert server.requests[0].query["fieldSelector"] == "spec.nodeName=n1"
         assert server.requests[1].query["continue"] == "next"
