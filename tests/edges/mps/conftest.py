@@ -33,7 +33,11 @@ SUBJECTS = [
         for branch in (*BRANCHES, str(NAMED_SINCE))
     ),
     *(
-        pytest.param(("NVIDIA's", branch), id=f"NVIDIA's {branch}, a process in the server's place")
+        pytest.param(
+            ("NVIDIA's", branch),
+            marks=pytest.mark.real,
+            id=f"NVIDIA's {branch}, a process in the server's place",
+        )
         for branch in BRANCHES
     ),
     pytest.param(("driver", BRANCHES[-1]), marks=_REAL_ONLY, id="the driver's control program"),
