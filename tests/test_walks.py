@@ -8,8 +8,9 @@ def test_a_new_policy_and_a_new_layout_are_followed_to_their_ends(capsys):
     to_the_kubelet, to_an_instance = capsys.readouterr().out.split("\n\nFrom ")
     for walk in (to_the_kubelet, to_an_instance):
         ran = [line.split()[0] for line in walk.splitlines() if line.startswith("  ")]
-        assert ran.index("edges/files/native.py") < ran.index("plan/offer/desired.py") < len(ran) - 1
         assert "(agent/loop.py)" in ran, "it runs at rest, too"
+        ran = [name.strip("()") for name in ran]  # a file that is this new is read once more at rest
+        assert ran.index("edges/files/native.py") < ran.index("plan/offer/desired.py") < len(ran) - 1
     assert "plan/reconcile/mig_plan.py" in to_an_instance
     assert "plan/reconcile/mig_plan.py" not in to_the_kubelet
 
