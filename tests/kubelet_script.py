@@ -8,8 +8,6 @@ that a test or a benchmark can drive an agent in another process; inside a runni
 from __future__ import annotations
 
 import asyncio
-import shutil
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -394,16 +392,6 @@ def _handler(function: Callable[[Any, Any], Any], request: Any) -> Any:
         request_deserializer=request.FromString,
         response_serializer=lambda message: message.SerializeToString(),
     )
-
-
-@contextmanager
-def short_directory() -> Iterator[Path]:
-    """A directory whose path leaves room for a socket's name, as pytest's do not always."""
-    path = Path(tempfile.mkdtemp(prefix="ptg", dir="/tmp"))
-    try:
-        yield path
-    finally:
-        shutil.rmtree(path)
 
 
 @contextmanager

@@ -9,7 +9,6 @@ def test_a_new_policy_and_a_new_layout_are_followed_to_their_ends(capsys):
     for walk in (to_the_kubelet, to_an_instance):
         ran = [line.split()[0] for line in walk.splitlines() if line.startswith("  ")]
         assert "(agent/loop.py)" in ran, "it runs at rest, too"
-        ran = [name.strip("()") for name in ran]  # a file that is this new is read once more at rest
         assert ran.index("edges/files/native.py") < ran.index("plan/offer/desired.py") < len(ran) - 1
     assert "plan/reconcile/mig_plan.py" in to_an_instance
     assert "plan/reconcile/mig_plan.py" not in to_the_kubelet

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -25,15 +25,14 @@ from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod_resources import RateLimit
 from partage.sim.kubelet.pod_status import ContainerState, PodPhase
 from tests.edges.kubelet.shelf import Shelf, running
-from tests.kubelet_script import short_directory, until
+from tests.kubelet_script import until
 
 GPU = "nvidia.com/gpu"
 
 
 @pytest.fixture
-def place() -> Iterator[Path]:
-    with short_directory() as path:
-        yield path
+def place(short_dir: Path) -> Path:
+    return short_dir
 
 
 def pod(name: str, count: int = 1, *, init: tuple[Container, ...] = ()) -> Pod:

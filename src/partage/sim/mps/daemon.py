@@ -112,9 +112,8 @@ class ControlDaemon:
         self._run_actions()
         while not self._is_over():
             for key, _ in self._selector.select(timeout=self._time_left_s()):
-                if (
-                    self._selector.get_map().get(key.fd) == key
-                ):  # not if one before it ended it, or has it wait
+                # One that came before may have ended this one, or have it wait.
+                if self._selector.get_map().get(key.fd) == key:
                     key.data()
                     self._run_actions()
         self._close()
