@@ -25,7 +25,7 @@ from partage.model.gpu import (
     VgpuHost,
     cuda_version,
 )
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault
 from partage.sim.node.files.fault_syntax import read_timed_fault
