@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from partage.agent.observers.usage import answer_in
-from partage.agent.status.status import UsageObservation
+from partage.agent.status.status import UsageObservation, UseSeen
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError, PartageError
 from partage.plan.history.use_points import JobName
@@ -45,6 +45,16 @@ class JobUsageObserver(Struct):
         """Whether a job has GPUs, by the records of the prolog."""
         found = read_records(self.run_dir)
         return bool(found.jobs or found.unreadable)
+
+    def names_now(self) -> Mapping[str, JobName]:
+        """``names`` as they are now, for another thread."""
+        return self.names.copy()
+
+    @property
+    def seen(self) -> UseSeen:
+        """The last answer, with when it came."""
+        found = self.observation
+        return UseSeen(sampled_s=found.at_s if found else None, found=found)
 
     async def look(self) -> UsageObservation | None:
         """What is used; None: the hardware does not answer."""
