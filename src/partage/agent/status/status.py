@@ -5,18 +5,21 @@ from __future__ import annotations
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Raw, Struct, field
 
 from partage.agent.status.mps_clients import MpsClientsSeen
 from partage.edges.kubelet.port import EndpointState
 from partage.model.samples import Samples
-from partage.plan.history.use_points import JobName
 from partage.plan.last_hour import LastHour
 from partage.plan.report import Report
 from partage.plan.serve.watchdog import WatchResult
 from partage.plan.usage import NodeUse
 from partage.values import Frozen
+
+if TYPE_CHECKING:
+    from partage.plan.history.use_points import JobName
 
 
 class RequestCounts(Frozen):
