@@ -188,8 +188,8 @@ class DependencyProblems(Frozen):
     longer than a restart of it takes. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
     checkpoint of held ids. processes: nobody can look for processes that are left of pods, so the kubelet's
     word alone ends a hold. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
-    api_server: the API server of the cluster, where the Node is kept up to date. slurm: why the node is not
-    yet as Slurm is to have it. history: the files of the history of use.
+    api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
+    history of use.
     """
 
     hardware: str = ""
@@ -201,7 +201,6 @@ class DependencyProblems(Frozen):
     cdi: str = ""
     guard: str = ""
     api_server: str = ""
-    slurm: str = ""
     history: str = ""
 
 
@@ -226,7 +225,8 @@ class Report(Frozen):
     doubts: why the limits of an MPS daemon may not be what was set, by its device.
     mig_config: what became of the label that asks for a layout; None: the node has no such label, or its
     labels are not known. labels: of the Node; None: not known. other_labels: who else writes the same
-    labels, a sentence; empty for nobody.
+    labels, a sentence; empty for nobody. slurm_waits: why the node is not yet as Slurm is to have it; empty
+    if it is, or if it is no node of Slurm.
     """
 
     made: ReportTime
@@ -244,6 +244,7 @@ class Report(Frozen):
     mig_config: MigConfigReport | None = None
     labels: NodeLabels | None = None
     other_labels: str = ""
+    slurm_waits: str = ""
 
     @property
     def is_settled(self) -> bool:
