@@ -30,10 +30,9 @@ from partage.edges.kubelet.registration import (
     observe_sockets,
     register,
 )
-from partage.edges.kubelet.retries import LastFailure, pause_s
+from partage.edges.kubelet.retries import LastFailure, StreamWatch, pause_s
 from partage.edges.kubelet.server import PluginServer
 from partage.edges.kubelet.sockets import SocketIdentity, fresh_socket, socket_identity, sockets_of
-from partage.edges.kubelet.stream_watch import StreamWatch
 from partage.errors import ClusterError, Rejected, Unreachable
 from partage.model.ids import device_of
 

@@ -24,9 +24,8 @@ from partage.plan.reconcile.gpu_draft import GpuDraft
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
-from partage.plan.reconcile.recognised import recognised
+from partage.plan.reconcile.recognised import recognised, unknown_terms
 from partage.plan.reconcile.transition import GpuServing, awaited_entries, next_due_s, transition
-from partage.plan.reconcile.unknown_terms import unknown_terms
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.text import listed
 

@@ -25,8 +25,7 @@ from msgspec.structs import replace
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
-from partage.plan.serve.ending_holds import EndingHolds
-from partage.plan.serve.former_names import FormerNames
+from partage.plan.serve.ending_holds import EndingHolds, FormerNames
 from partage.plan.serve.held_ids import HeldIds, held_ids
 from partage.plan.serve.ledger_entry import NAMED, Certainty, EndingHold, Hold, Holder, LedgerEntry
 

@@ -13,7 +13,7 @@ from partage.plan.report import Report
 from partage.plan.serve.watchdog import GrantKind
 from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.serve_http.metrics.exposition import Family
-from partage.serve_http.metrics.families import Labels, Row, figure, metric, text_of
+from partage.serve_http.metrics.metric_definitions import Labels, Row, figure, metric, text_of
 
 _UNITS = ("graphics", "sm", "sm_occupancy", "tensor", "dram", "fp64", "fp32", "fp16")
 _LIMITS = (Guarantee.HARD, Guarantee.GUARDED)

@@ -20,9 +20,16 @@ from partage.plan.serve.ledger_entry import Certainty
 from partage.serve_http.pages.card import drawing
 from partage.serve_http.pages.holdings import HeldShares, holdings
 from partage.serve_http.pages.legend import CERTAINTIES
-from partage.serve_http.pages.markup import Child, element, foreign, foreign_path, html
-from partage.serve_http.pages.moment import moment
-from partage.serve_http.pages.parts import bullets, table
+from partage.serve_http.pages.markup import (
+    Child,
+    bullets,
+    element,
+    foreign,
+    foreign_path,
+    html,
+    moment,
+    table,
+)
 from partage.serve_http.pages.use import gpu_use, hour_details, sampled
 from partage.text import count_of
 from partage.units import format_bytes

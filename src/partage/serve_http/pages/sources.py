@@ -16,8 +16,7 @@ from partage.codec.values import CodecError, decode
 from partage.edges.host.read_file import read_regular
 from partage.edges.kube.objects import second
 from partage.errors import InputError, Problem
-from partage.serve_http.pages.markup import Child, element, html
-from partage.serve_http.pages.moment import moment
+from partage.serve_http.pages.markup import Child, element, html, moment
 from partage.text import printable
 from partage.values import Frozen
 

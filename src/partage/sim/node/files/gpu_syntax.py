@@ -19,9 +19,8 @@ from partage.model.gpu import (
     architecture_name,
 )
 from partage.model.policy import Interval
-from partage.sim.node.files.geometry_syntax import read_geometry
 from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
-from partage.sim.node.files.mig_syntax import read_instances
+from partage.sim.node.files.mig_syntax import read_geometry, read_instances
 from partage.sim.node.machine import new_gpu
 from partage.sim.node.topology import numa_node
 from partage.units import MIB
