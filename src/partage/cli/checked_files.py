@@ -12,7 +12,7 @@ from partage.kubernetes.manifests.node import CheckedProblem
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.cli.checked_offers import PolicyOffer
+    from partage.cli.check import PolicyOffer
     from partage.kubernetes.manifests.input_files import GroupsInput, ManifestInput, ManifestObject, Paper
     from partage.model.gpu import Inventory
     from partage.model.node_labels import NodeLabels

@@ -1,4 +1,4 @@
-"""``partage explain`` as sentences and a table: node, GPU, why not, what to do."""
+"""``partage explain`` and ``partage explain job`` as sentences and tables: node, GPU, why not, what to do."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from partage.explain.document import (
     ExplainedNodeRow,
     ExplainedPodRow,
     ExplainedShareRow,
+    JobExplanationDocument,
     ReasonRow,
 )
 from partage.text import count_of, listed, numbers
@@ -199,3 +200,58 @@ def _remarks(nodes: Iterable[ExplainedNodeRow]) -> Iterator[str]:
             said.setdefault(line, []).append(node.name)
     for remark, names in said.items():
         yield f"{listed(names, 3)}: {remark}"
+
+
+"""Nodes in the table. ``-o json`` has all."""
+
+
+def job_lines(job: JobExplanationDocument) -> Iterator[RenderableType]:
+    """Everything about one job."""
+    who = f" of {job.user}" if job.user else ""
+    asks = f" asks for {job.asks}" if job.asks else " names no GPUs"
+    yield Text(f"Job {job.job}{who} in partition {job.partition or '?'}{asks}.", style="bold")
+    words = {
+        "waits": "It waits: ",
+        "never": "It will not start as it is: ",
+        "refused": "It was started, and does not run: ",
+    }
+    since = f", since {job.since}" if job.since and job.standing == "runs" else ""
+    said = f"{words.get(job.standing, '')}{job.why}{since}."
+    yield Text(said[:1].upper() + said[1:])
+    if job.slurm_says:
+        yield Text(f"Slurm says: {job.slurm_says}.", style="dim")
+    if job.nodes:
+        yield Text()
+        yield _nodes(job)
+        if len(job.nodes) > MOST_NODES:
+            yield Text(f"and {count_of(len(job.nodes) - MOST_NODES, 'node')} more; -o json has all")
+    if job.holds:
+        yield Text()
+        yield _holds(job)
+    if job.standing != "runs":
+        yield Text()
+        yield Text(f"What to do: {job.todo}.", style="bold")
+
+
+def _nodes(job: JobExplanationDocument) -> Table:
+    table = plain_table("", "Node", "GPU", "Why not", "What to do")
+    for node in job.nodes[:MOST_NODES]:
+        why = node.why or "nothing: its GPUs would do"
+        table.add_row(*(Text(cell) for cell in (node.name, "-", why, node.todo)))
+        alike: dict[tuple[str, str], list[int]] = {}
+        for gpu in node.gpus:
+            alike.setdefault((gpu.why or "nothing: it has room", gpu.todo), []).append(gpu.index)
+        for (reason, todo), indexes in alike.items():
+            table.add_row(*(Text(cell) for cell in ("", numbers(indexes), reason, todo)), style="dim")
+    return table
+
+
+def _holds(job: JobExplanationDocument) -> Table:
+    table = plain_table("", "Node", "GPU", "Holds", "Memory", "Guarantee", "Why")
+    for row in job.holds:
+        index = "?" if row.index is None else str(row.index)
+        device = f" ({row.device})" if row.device and row.device != index else ""
+        memory = "" if row.memory_bytes is None else format_bytes(row.memory_bytes)
+        cells = (row.node, index + device, row.gres, memory, str(row.guarantee or "?"), row.why)
+        table.add_row(*map(Text, cells))
+    return table

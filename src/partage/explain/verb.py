@@ -98,9 +98,9 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
         return explain_share(name, where, output)
     if kind == "job":
-        from partage.explain.verb_job import explain_job
+        from partage.explain.verb_job import answer_job
 
-        return explain_job(name, run_dir, slurm_bin, output)
+        return answer_job(name, run_dir, slurm_bin, output)
     from partage.explain.verb_pod import explain_file, explain_live_pod
 
     if kind == "pod":

@@ -12,10 +12,8 @@ from partage.plan.cluster.conditions import POLICY_IN_FORCE
 from partage.plan.cluster.gpu_memory import NodeMemory
 from partage.plan.cluster.pending import PendingGpu
 from partage.serve_http.pages.card import drawing
-from partage.serve_http.pages.markup import Child, element, foreign, html
-from partage.serve_http.pages.moment import moment
+from partage.serve_http.pages.markup import Child, element, foreign, html, moment, table
 from partage.serve_http.pages.node_page import Sections
-from partage.serve_http.pages.parts import table
 from partage.text import listed
 from partage.units import format_bytes
 from partage.web.published import PublishedNode

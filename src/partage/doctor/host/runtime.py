@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from partage.doctor.decide.observation import ContainerRuntime, RuntimeHandler, Unseen
-from partage.doctor.host.device_files import char_links
+from partage.doctor.host.machine import char_links
 from partage.doctor.host.root import NodeRoot
 from partage.edges.host.listening import is_listening
 
