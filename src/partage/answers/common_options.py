@@ -17,7 +17,7 @@ from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, pod_resources
 from partage.answers import completion
 from partage.answers.common_output import HEADERS_KEY, OUTPUT_KEY, WIDE
 from partage.answers.verb import Command, common_option
-from partage.model.choice_rules import ChoiceRules, Fallback
+from partage.plan.offer.policy_choice import ChoiceRules, Fallback
 
 if TYPE_CHECKING:
     from partage.agent.node_policy import NodeChoice

@@ -32,8 +32,7 @@ from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
 from partage.model.dcgm_names import DcgmNames
-from partage.model.node_labels import WrittenLabels
-from partage.model.node_taints import NodeTaint
+from partage.model.node_labels import NodeTaint, WrittenLabels
 from partage.model.paths import check_socket_path
 from partage.serve_http.options import http_options, http_protection
 from partage.slurm.verb_agent import slurm_agent_options, slurm_options

@@ -11,10 +11,9 @@ from partage.answers import common_options
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
 from partage.answers.lean_imports import lean_imports
 from partage.answers.verb import verb
-from partage.cli.memory import memory_here, print_memory
+from partage.cli.memory import InspectedNode, memory_here, print_memory
 
 if TYPE_CHECKING:
-    from partage.cli.memory_tables import InspectedNode
     from partage.edges.kube.config import ClusterConfig
 
 
@@ -53,7 +52,6 @@ def command(
 
 
 async def _in_cluster(config: ClusterConfig, name: str | None) -> list[InspectedNode]:
-    from partage.cli.memory_tables import InspectedNode
     from partage.edges.kube.cluster import ApiCluster
     from partage.plan.cluster.gpu_memory import GPU_MEMORY, read_memory
 

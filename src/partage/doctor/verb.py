@@ -18,7 +18,7 @@ from partage.errors import InputError
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from partage.doctor.bundle_entries import BundleInput
+    from partage.doctor.bundle import BundleInput
     from partage.doctor.decide.diagnose import Diagnosis
     from partage.doctor.document import DoctorDocument
     from partage.doctor.place import DoctorPlace
@@ -148,7 +148,7 @@ def command(
         found = diagnose(seen)
     document = doctor_document(found, repaired, done=not dry_run)
     if bundle is not None:
-        from partage.doctor.bundle_entries import BundleInput
+        from partage.doctor.bundle import BundleInput
 
         document = _with_bundle(bundle, place, BundleInput(document, seen, policy, node, logs))
     _print(document, output, fixes=fix, dry_run=dry_run)

@@ -14,8 +14,7 @@ from partage.explain.decide.node import Cordoned, Counted, GpuView, NodeTaintVie
 from partage.explain.decide.pod import PodNeeds
 from partage.explain.pod_needs import amount_of, pods_of
 from partage.model.ids import MEMORY_RESOURCE, DeviceUuid, GpuUuid, device_of
-from partage.model.node_labels import DOMAIN
-from partage.model.node_taints import NodeTaint
+from partage.model.node_labels import DOMAIN, NodeTaint
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee
 from partage.model.strategy import Strategy
 from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
+from partage.model.geometry import Placement
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
-from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.model.strategy import Strategy, StrategyTraits
 from partage.values import Frozen

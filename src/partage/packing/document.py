@@ -1,14 +1,16 @@
-"""The answer of ``plan --demand``, as a document and in sentences."""
+"""The answer of ``plan --demand``: as a document, in sentences, and as a policy in Partage's format, which
+``apply`` takes.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from partage.answers.documents.document import Document, row
-from partage.errors import Problem
+from partage.errors import InputError, Problem
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
@@ -209,3 +211,24 @@ def _amount(amount: Fraction) -> str:
     if not whole or not part:
         return str(amount)
     return f"{whole} {part}"
+
+
+def policy_of_packing(packing: Packing) -> dict[str, Any]:
+    """The policy: the layout of each GPU that serves the demand, GPUs with equal layouts in one entry.
+
+    Other GPUs are not in it: their MIG devices stay as they are. Raises InputError if several machines serve
+    the demand: a policy is for one node.
+    """
+    machines = dict.fromkeys(str(one.candidate.machine) for one in packing.assignments)
+    if len(machines) > 1:
+        raise InputError(
+            f"the demand takes {len(machines)} machines, and a policy is for one",
+            "ask for one machine at a time, or take the layouts of each machine from -o json",
+        )
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for one in packing.assignments:
+        groups.setdefault(tuple(map(str, one.layout)), []).append(one.candidate.gpu.index)
+    entries = [
+        {"select": {"index": indexes}, "mig": {"layout": list(layout)}} for layout, indexes in groups.items()
+    ]
+    return {"version": "partage/v1", "gpus": entries}

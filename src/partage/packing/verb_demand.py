@@ -47,8 +47,12 @@ def _print_policy(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> No
     """The policy on stdout, what is to be known about it on stderr."""
     import yaml
 
-    from partage.packing.document import disturbed_sentence, gpus_sentence, unavailable_warnings
-    from partage.packing.policy import policy_of_packing
+    from partage.packing.document import (
+        disturbed_sentence,
+        gpus_sentence,
+        policy_of_packing,
+        unavailable_warnings,
+    )
 
     policy = policy_of_packing(packing)
     common_output.print_problems(unavailable_warnings(unavailable))

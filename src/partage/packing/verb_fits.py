@@ -63,7 +63,7 @@ def _draw(document: FitsDocument, nodes: Sequence[Gpu], path: str) -> None:
     from partage.answers.render.drawing import draw
     from partage.answers.render.picture_files import picture_file
     from partage.errors import Unsatisfiable
-    from partage.packing.fits_tables import pictured
+    from partage.packing.tables import pictured
 
     cards = pictured(document.models, nodes)
     if not cards:
@@ -78,7 +78,7 @@ def _draw(document: FitsDocument, nodes: Sequence[Gpu], path: str) -> None:
 
 
 def _print(document: FitsDocument) -> None:
-    from partage.packing.fits_tables import fits_lines
+    from partage.packing.tables import fits_lines
 
     console = common_output.console()
     for number, model in enumerate(document.models):

@@ -12,8 +12,16 @@ from partage.text import count_of, listed
 from partage.units import format_bytes
 from partage.web.glance import Glance, NodeTotals, mini
 from partage.web.published import PublishedNode
-from partage.web.published_page import grouped, sections_of
-from partage.web.published_words import STATES, asked_of, models_of, problems_of, state_of, strategy_of
+from partage.web.published_page import (
+    STATES,
+    asked_of,
+    grouped,
+    models_of,
+    problems_of,
+    sections_of,
+    state_of,
+    strategy_of,
+)
 
 _PROBLEMS = 3
 

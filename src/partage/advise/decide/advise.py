@@ -7,9 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partage.advise.decide.candidate import LARGER, Candidate, TenantShare, WayRefusal
+from partage.advise.decide.candidate import LARGER, Candidate, TenantShare, WayRefusal, policy_of_entry
 from partage.advise.decide.judge import judge
-from partage.advise.decide.policy import policy_of_entry
 from partage.advise.decide.reasons import reasons_against, reasons_for
 from partage.advise.decide.situation import (
     Asked,

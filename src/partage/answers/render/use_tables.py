@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from partage.answers.render.tables import plain_table
-from partage.answers.use_words import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
+from partage.answers.wording import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
 from partage.model.ids import GpuUuid
 from partage.units import format_bytes
 

@@ -15,9 +15,8 @@ from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.reader import Reader, parsed
 from partage.codec.yaml_document import Value
 from partage.edges.files.native_sharing import CLIENT_KEYS, SHARING_READERS, read_mig
-from partage.model.ids import parse_resource_name
+from partage.model.ids import parse_pci_address, parse_resource_name
 from partage.model.node_labels import parse_label_key, parse_label_value
-from partage.model.pci import parse_pci_address
 from partage.model.policy import (
     AllDevices,
     DesiredMig,

@@ -10,14 +10,14 @@ import ctypes
 from collections.abc import Collection, Iterable, Mapping
 
 from partage.edges.hardware.gpu_queries import NOT_HERE, Handle
-from partage.edges.hardware.known_migs import mig_uuid
 from partage.edges.hardware.mig_devices import profile_of
 from partage.edges.hardware.nvml_queries import MOST_PROFILES, GiProfile, Nvml, placement_of
+from partage.edges.hardware.session_memory import mig_uuid
 from partage.edges.hardware.translate import INVALID_ARGUMENT, NOT_FOUND
 from partage.errors import NotPermitted, Unsupported
+from partage.model.geometry import Placement
 from partage.model.gpu import EmptyInstance, MigDevice
 from partage.model.ids import MigUuid
-from partage.model.placement import Placement
 from partage.model.profile import named_gigabytes
 from partage.values import Frozen
 

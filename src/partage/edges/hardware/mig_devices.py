@@ -13,9 +13,8 @@ from msgspec.structs import replace
 
 from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import CapabilityMinors, Host
-from partage.edges.hardware.known_migs import known_migs
 from partage.edges.hardware.nvml_queries import GiProfile, Nvml
-from partage.edges.hardware.session_memory import KnownMig
+from partage.edges.hardware.session_memory import KnownMig, known_migs
 from partage.errors import HardwareError
 from partage.model.gpu import MigDevice, capability_file
 from partage.model.profile import MigProfile, named_gigabytes

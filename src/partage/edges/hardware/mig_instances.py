@@ -28,8 +28,8 @@ from partage.errors import (
     StateMismatch,
     Unsupported,
 )
+from partage.model.geometry import Placement
 from partage.model.gpu import MigMode
-from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,

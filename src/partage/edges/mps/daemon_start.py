@@ -21,8 +21,7 @@ from partage.edges.mps.daemon_end import force_quit, quit_daemon, remove_files
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, list_servers, state_from_reply
 from partage.edges.mps.holders import Programs
 from partage.edges.mps.paths import DaemonPaths
-from partage.edges.mps.record import DaemonIdentity, DaemonRecord
-from partage.edges.mps.sockets import answers_elsewhere, socket_ids
+from partage.edges.mps.record import DaemonIdentity, DaemonRecord, answers_elsewhere, socket_ids
 from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, HardwareError, Unsupported
 from partage.model.daemon_home import DaemonHome, HomeKind

@@ -16,8 +16,15 @@ from partage.edges.mps.locks import is_locked
 from partage.edges.mps.mounts import full_directories
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
-from partage.edges.mps.record import DaemonIdentity, DaemonRecord, DirectoryKind, load_record
-from partage.edges.mps.sockets import CLIENTS, COMMANDS, changed
+from partage.edges.mps.record import (
+    CLIENTS,
+    COMMANDS,
+    DaemonIdentity,
+    DaemonRecord,
+    DirectoryKind,
+    changed,
+    load_record,
+)
 from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError, HardwareError
 from partage.model.ids import GpuUuid

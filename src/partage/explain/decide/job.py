@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partage.explain.decide.fewest import fewest
 from partage.explain.decide.slurm_words import BEHIND, SlurmWord, said_by_slurm
-from partage.slurm.decide.live_view import live_view
-from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, parse_gres
+from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, live_view, parse_gres
 from partage.slurm.decide.request import Outcome, RequestVerdict, judge_request
 from partage.slurm.model.job import JobId
 from partage.slurm.model.live import LiveNode, LiveSettings, QueuedJob

@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from partage.explain.decide.admission import PodRefusal, Trials
 from partage.explain.decide.apply import Applied, emptied
-from partage.explain.decide.changes import AskFewer, AskOther, Change, RaiseReplicas
-from partage.explain.decide.finding import NodeFinding
+from partage.explain.decide.changes import AskFewer, AskOther, Change, NodeFinding, RaiseReplicas
 from partage.explain.decide.node import NodeView
 from partage.explain.decide.pod import PodNeeds
 from partage.explain.decide.reasons import (

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from partage.explain.decide.admission import PodRefusal, Trials
 from partage.explain.decide.apply import Applied
-from partage.explain.decide.changes import Change, RepairGpu, Uncordon, WaitForGpu, WaitForPods
-from partage.explain.decide.finding import NodeFinding
+from partage.explain.decide.changes import Change, NodeFinding, RepairGpu, Uncordon, WaitForGpu, WaitForPods
 from partage.explain.decide.gpus import gpu_verdicts
 from partage.explain.decide.never import ask_fewer, ask_other, takes_one_device, unit_bytes
 from partage.explain.decide.node import (

@@ -10,13 +10,13 @@ from partage.explain.decide.changes import (
     DropAffinity,
     DropNodeName,
     LabelNode,
+    NodeFinding,
     RepairNode,
     Tolerate,
     UncordonNode,
     WaitForPods,
 )
 from partage.explain.decide.fewest import fewest
-from partage.explain.decide.finding import NodeFinding
 from partage.explain.decide.node import NODE_STATE, Counted, NodeView
 from partage.explain.decide.pod import LabelRule, PodNeeds, Term
 from partage.explain.decide.reasons import (

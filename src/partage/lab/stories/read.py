@@ -15,7 +15,7 @@ from partage.codec.yaml_document import read_document
 from partage.edges.files.input_file import read_input, read_regular_input
 from partage.edges.files.policy_directory import read_policies
 from partage.errors import InputError, Unsatisfiable
-from partage.lab.stories.expectation import read_expectation
+from partage.lab.stories.expectations import read_expectation
 from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,

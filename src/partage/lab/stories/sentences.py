@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partage.answers.share_names import NamedShare
+from partage.answers.wording import NamedShare
 from partage.lab.stories.model import Expect, short_key
 from partage.model.ids import ShareId
 from partage.plan.report import Report

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from rich.text import Text
 
-from partage.answers.share_names import NamedShare, shares_of
-from partage.answers.wording import product_word
+from partage.answers.wording import NamedShare, product_word, shares_of
 from partage.lab.stories.document import host_path
+from partage.lab.stories.expectations import NodeSnapshot
 from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.lab.stories.sentences import share_lines
-from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.model.ids import ShareId
 from partage.sim.kubelet.pod_status import ContainerStatus, PodStatus
 from partage.text import count_of

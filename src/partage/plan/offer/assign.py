@@ -27,10 +27,9 @@ from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import GpuDevices, devices_of
 from partage.plan.offer.memory_units import check_unit_names, units_of
-from partage.plan.offer.resource_names import device_name
+from partage.plan.offer.resource_names import device_name, warn_of_unlike_shares
 from partage.plan.offer.select import GeometryOf, select, select_layouts
 from partage.plan.offer.target import Target
-from partage.plan.offer.unlike_shares import warn_of_unlike_shares
 from partage.text import gpus
 from partage.values import Frozen
 

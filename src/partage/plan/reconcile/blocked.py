@@ -8,11 +8,11 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
+from partage.model.geometry import Placement
 from partage.model.gpu import Gpu
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import MisfitKind
-from partage.model.placement import Placement
 from partage.model.policy import DesiredMig
 from partage.model.step import SetMigMode
 from partage.plan.reconcile.live_instances import LiveInstance

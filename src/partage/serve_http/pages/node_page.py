@@ -10,7 +10,7 @@ from partage.answers.node_problems import problems_of_node, troubles_of_gpu
 from partage.answers.render.cards import GpuCard, HeldOnNode, cards_of
 from partage.answers.render.rows import pending_lines, waiting_lines, withdrawn_lines
 from partage.answers.share_counts import any_usable, count_by_resource, not_usable
-from partage.answers.use_words import part
+from partage.answers.wording import part
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName
 from partage.plan.offer.select import GeometryOf

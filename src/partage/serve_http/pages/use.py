@@ -8,7 +8,7 @@ from itertools import groupby
 from xml.etree.ElementTree import Element
 
 from partage.answers.documents.use import HourRow, SampledGpuRow, UseRow
-from partage.answers.use_words import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
+from partage.answers.wording import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
 from partage.serve_http.pages.markup import Child, element, moment
 from partage.units import format_bytes
 

@@ -28,8 +28,8 @@ from partage.edges.kubelet.messages import HEALTHY
 from partage.model.allocation import ContainerAllocation
 from partage.model.ids import ShareId
 from partage.model.pod import Container, Pod
-from partage.sim.kubelet.holding import Holding, Holdings
 from partage.sim.kubelet.plugin_client import PluginClient, PluginError
+from partage.sim.kubelet.pod_status import Holding, Holdings
 from partage.values import Frozen
 
 GRACE_S = 300.0

@@ -17,7 +17,7 @@ from partage.errors import PartageError, Rejected, Unreachable
 from partage.slurm.host.commands import SlurmCommands
 from partage.slurm.model.job import HeldDevices, JobId
 from partage.slurm.text.answers import held_in_json
-from partage.slurm.text.job_text import NAMES_FORMAT, has_gpus_on, held_on, parse_job_names
+from partage.slurm.text.queue import NAMES_FORMAT, has_gpus_on, held_on, parse_job_names
 
 DEADLINE_S = 5.0
 ASK_S = 60.0

@@ -10,12 +10,18 @@ from collections.abc import Iterator, Sequence
 from partage.codec.fields import Field, Table
 from partage.codec.reader import number, parsed
 from partage.edges.files.catalogue import geometry_of
-from partage.model.driver_geometry import driver_geometry
-from partage.model.geometry import ENGINE_KINDS, Engines, Geometry, ProfileSpec, instance_memory
+from partage.model.geometry import (
+    ENGINE_KINDS,
+    Engines,
+    Geometry,
+    Placement,
+    ProfileSpec,
+    driver_geometry,
+    instance_memory,
+)
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.ids import MigUuid
 from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
-from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.sim.node.files.identifiers import mig_uuid, read_index
 from partage.sim.node.machine import derived_uuid
