@@ -1,4 +1,6 @@
-"""Who holds a share, since when, and what is guaranteed about it and why: from the report of an agent."""
+"""``partage explain share``: who holds a share, since when, and what is guaranteed about it and why, from the
+report of an agent.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from partage.agent.status.readiness import PIPE_READ_ONLY
+from partage.answers import common_output
 from partage.answers.documents.report import EntryRow, ReportDocument
 from partage.answers.documents.resources import ResourceDeviceRow, ResourceGpuRow
 from partage.answers.wording import container_name, pod_name
+from partage.errors import InputError
 from partage.explain.decide.gpus import obstacle_words
 from partage.explain.decide.node import GpuView, NodeView
 from partage.explain.document import ExplainedShareRow
 from partage.explain.node_views import view_of_report
+from partage.explain.verb_nodes import Where, need_reports, see_nodes
 from partage.model.ids import DeviceUuid, ResourceName, ShareId, device_of, parse_share_id
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy
@@ -294,3 +299,29 @@ def _of_strategy(row: DeviceOffer, stated: Guarantee) -> str:
         (Strategy.TIME_SLICING, Guarantee.NONE): "time slices share out the processors, not the memory",
     }
     return sentences.get((row.shared, stated), f"the {what} is shared by {row.shared}")
+
+
+def explain_share(what: str, where: Where, output: str) -> int:
+    """The shares of that name; the exit code. Raises InputError where nothing is called so."""
+    from partage.explain.document import ShareExplanationDocument
+    from partage.text import listed
+
+    reports = need_reports(see_nodes(where))
+    rows = tuple(row for node, report in reports.items() for row in share_rows(node, report, what))
+    if not rows:
+        names = [str(one.name) for report in reports.values() for one in report.resources]
+        indexes = [f"{gpu.index}" for report in reports.values() for gpu in report.gpus]
+        raise InputError(
+            f"nothing here is called {what[:80]!r}, and no pod of that name holds a share",
+            f"a GPU ({listed(list(dict.fromkeys(indexes)), 8)}), a resource "
+            f"({listed(list(dict.fromkeys(names)), 8)}), NAMESPACE/POD, or the id of a share",
+        )
+    if output == "table":
+        from partage.explain.tables import share_lines
+
+        console = common_output.console()
+        for line in share_lines(rows):
+            console.print(line)
+    else:
+        common_output.print_document(ShareExplanationDocument(what=what, shares=rows), output)
+    return 0

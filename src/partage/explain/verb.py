@@ -94,7 +94,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     if namespace is not None and kind != "pod":
         raise click.UsageError("--namespace goes with pod")
     if kind == "share":
-        from partage.explain.verb_share import explain_share
+        from partage.explain.shares import explain_share
 
         return explain_share(name, where, output)
     if kind == "job":

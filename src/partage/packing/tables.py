@@ -21,7 +21,7 @@ from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
 from partage.model.policy import ALL_EXCLUSIVE
 from partage.model.strategy import Strategy
-from partage.packing.decide.maximal import MaximalLayout
+from partage.packing.decide.openings import MaximalLayout
 from partage.packing.decide.pack import PackedGpu, Packing
 from partage.packing.document import demand_words, places, served_counts
 from partage.packing.fits_document import (

@@ -15,8 +15,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from partage.edges.hardware.gpu_queries import Handle
+from partage.edges.hardware.mig_devices import known_migs, mig_uuid
 from partage.edges.hardware.nvml_queries import NO_INSTANCE, Nvml
-from partage.edges.hardware.session_memory import KnownMig, known_migs, mig_uuid
+from partage.edges.hardware.session_memory import KnownMig
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.process import ProcessKind
