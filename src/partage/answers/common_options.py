@@ -257,6 +257,21 @@ def choice_rules(config: str | None) -> ChoiceRules:
     return ChoiceRules(config, tuple(map(Fallback, words)))
 
 
+def directory_option(
+    option: str, default: Path | None, text: str, *, metavar: str = "DIR"
+) -> Callable[[Command], Command]:
+    """A path that a running agent or the kubelet has. text: its help, without the default."""
+    shown = f" ({default})" if default is not None else ""
+    return click.option(
+        option, type=click.Path(path_type=Path), default=default, metavar=metavar, help=f"{text}{shown}."
+    )
+
+
+def strict_option(command: Command) -> Command:
+    """``--strict``."""
+    return click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")(command)
+
+
 def state_dir_option(command: Command) -> Command:
     """``--state-dir``: where the agent and ``apply`` keep what they have to remember."""
     return common_option(

@@ -33,7 +33,7 @@ FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
 
 @verb("check")
 @click.argument("files", nargs=-1, metavar="FILE...", shell_complete=completion.files)
-@click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")
+@common_options.strict_option
 @common_options.policy_option(
     "Pods are compared with what it offers. Default: with the policies among the files."
 )

@@ -14,6 +14,7 @@ from partage.answers.cluster_options import cluster_of, kubeconfig_option
 from partage.answers.lean_imports import lean_imports
 from partage.answers.verb import verb
 from partage.errors import InputError
+from partage.slurm.version import slurm_bin_option, slurm_version_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -55,16 +56,9 @@ FOUND = 1
 @common_options.config_option
 @common_options.machine_option
 @common_options.driver_root_option
-@click.option(
-    "--kubelet-dir",
-    default=str(KUBELET_DIR),
-    metavar="DIR",
-    help=f"The kubelet's device-plugins directory ({KUBELET_DIR}).",
-)
+@common_options.directory_option("--kubelet-dir", KUBELET_DIR, "The kubelet's device-plugins directory")
 @common_options.run_dir_option
-@click.option(
-    "--state-dir", default=str(STATE_DIR), metavar="DIR", help=f"State directory of the agent ({STATE_DIR})."
-)
+@common_options.directory_option("--state-dir", STATE_DIR, "State directory of the agent")
 @click.option("--cluster", is_flag=True, help="Also look at the Node object.")
 @kubeconfig_option("With --cluster: ")
 @click.option(
@@ -74,15 +68,8 @@ FOUND = 1
     default="",
     help="The name of this node in Kubernetes or Slurm. Default for Slurm: the host name.",
 )
-@click.option(
-    "--slurm-version", metavar="VERSION", help="The release of Slurm, where scontrol cannot say it."
-)
-@click.option(
-    "--slurm-bin",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The directory of scontrol. Default: the usual ones.",
-)
+@slurm_version_option("The release of Slurm, where scontrol cannot say it.")
+@slurm_bin_option()
 @common_options.output_option("table", "json", "yaml")
 def command(
     *,
@@ -94,9 +81,9 @@ def command(
     policy: str | None,
     config: str | None,
     machine: str | None,
-    kubelet_dir: str,
+    kubelet_dir: Path,
     run_dir: str | None,
-    state_dir: str,
+    state_dir: Path,
     cluster: bool,
     kubeconfig: str | None,
     node_name: str,
@@ -129,8 +116,8 @@ def command(
 
     place = DoctorPlace(
         NodeRoot(root.resolve() if root else Path("/")),
-        kubelet_dir,
-        state_dir,
+        str(kubelet_dir),
+        str(state_dir),
         run_dir or common_options.DEFAULT_RUN_DIR,
         machine,
         common_options.driver_root(),

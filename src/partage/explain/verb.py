@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from partage.answers import common_options
 from partage.answers.verb import common_option, verb
 from partage.explain.verb_nodes import Where
+from partage.slurm.version import slurm_bin_option
 
 KINDS = ("pod", "share", "job")
 
@@ -42,12 +43,7 @@ KINDS = ("pod", "share", "job")
 @click.option("-n", "--namespace", metavar="NAME", help="Of the pod; in place of NAMESPACE/NAME.")
 @common_options.driver_root_option
 @common_options.run_dir_option
-@click.option(
-    "--slurm-bin",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="With job: the directory of scontrol and squeue. Default: the usual ones.",
-)
+@slurm_bin_option("With job: the directory of scontrol and squeue.")
 @common_options.output_option("table", "json", "yaml")
 @click.pass_context
 def command(  # noqa: PLR0917 - click calls it by keyword

@@ -50,12 +50,8 @@ _OWN = ""
     help="The history that agents keep themselves: of this node; or, with PATH, a copied directory or answer "
     "of /history.json, or a directory of them. May be repeated.",
 )
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    default=STATE_DIR,
-    metavar="DIR",
-    help=f"With --history: the state directory of this node's agent ({STATE_DIR}).",
+@common_options.directory_option(
+    "--state-dir", STATE_DIR, "With --history: the state directory of this node's agent"
 )
 @click.option(
     "--gpu",
