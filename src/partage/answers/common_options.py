@@ -148,12 +148,12 @@ def kubelet_dir(machine: str | None) -> Path | None:
     return KUBELET_DIR if machine is None else None
 
 
-def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
+def pod_resources_socket(text: str | None, machine: str | None) -> Path | None:
     """The PodResources socket: ``--pod-resources``, else the usual path if it exists; None: do not ask."""
     from partage.edges.kubelet.sockets import may_exist
 
-    if said is not None:
-        return None if said == NO_KUBELET else Path(said)
+    if text is not None:
+        return None if text == NO_KUBELET else Path(text)
     return POD_RESOURCES if machine is None and may_exist(POD_RESOURCES) else None
 
 
@@ -228,12 +228,12 @@ def choice_options(config: str | None) -> NodeChoice:
 
 def node_labels() -> dict[str, str] | None:
     """``--node-labels``; None where they are not given. Raises InputError."""
-    said = _said("labels")
-    if said is None:
+    text = _said("labels")
+    if text is None:
         return None
     from partage.edges.files.node_labels import read_node_labels
 
-    return read_node_labels(said)
+    return read_node_labels(text)
 
 
 def _said(what: str) -> str | None:

@@ -64,9 +64,9 @@ def standing(
         return f"waiting for {listed(awaited, 3)}"
     if phase in _PLAIN_PHASES:
         return _PLAIN_PHASES[phase]
-    said = reason.removeprefix(f"GPU {gpu_index} ").removeprefix(f"GPU {gpu_index}: ")
+    text = reason.removeprefix(f"GPU {gpu_index} ").removeprefix(f"GPU {gpu_index}: ")
     word = "not known yet" if phase is Phase.UNKNOWN else str(phase)
-    return f"{word}: {said}" if said else word
+    return f"{word}: {text}" if text else word
 
 
 def lost_sentences(inventory: Inventory) -> list[str]:

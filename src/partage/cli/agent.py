@@ -121,7 +121,7 @@ _path = partial(directory_option, metavar="PATH")
     "--taint",
     "taints",
     multiple=True,
-    type=click.Choice([one.value for one in NodeTaint]),
+    type=click.Choice([taint.value for taint in NodeTaint]),
     help="Taint the Node with partage.dev/not-ready:NoSchedule while the agent does not offer its GPUs, or "
     "with partage.dev/gpu-unhealthy:NoSchedule while a GPU has a fault. May be repeated.",
 )

@@ -45,10 +45,10 @@ def command(
         with lean_imports(tls=True):
             import asyncio
 
-        found = asyncio.run(_in_cluster(cluster_of(kubeconfig), node))
+        nodes = asyncio.run(_in_cluster(cluster_of(kubeconfig), node))
     else:
-        found = memory_here(machine, run_dir)
-    print_memory(found, details=details)
+        nodes = memory_here(machine, run_dir)
+    print_memory(nodes, details=details)
 
 
 async def _in_cluster(config: ClusterConfig, name: str | None) -> list[InspectedNode]:

@@ -167,7 +167,7 @@ def _logs(place: DoctorPlace) -> Iterator[Entry]:
     if not place.elsewhere and (journal := _unit_log()):
         yield _text("logs/systemd.log", "the agent's log, from journalctl", journal)
     try:
-        names = sorted(one.name for one in place.root.at(_POD_LOGS).iterdir())
+        names = sorted(path.name for path in place.root.at(_POD_LOGS).iterdir())
     except OSError:
         return
     for name in names:
@@ -243,16 +243,16 @@ ROOT = "partage-doctor"
 def write_bundle(path: str, place: DoctorPlace, given: BundleInput) -> tuple[Entry, ...]:
     """Write the archive, for its owner only, whole or not at all. Returns its files. Raises InputError."""
     target = Path(path)
-    found = tuple(entries_of(place, given))
-    contents = "".join(f"{one.name}\t{len(one.content)} bytes\t{one.what}\n" for one in found)
+    entries = tuple(entries_of(place, given))
+    contents = "".join(f"{entry.name}\t{len(entry.content)} bytes\t{entry.what}\n" for entry in entries)
     listing = Entry("CONTENTS.txt", "this list", contents.encode())
     try:
-        _write(target, _archive((listing, *found)))
+        _write(target, _archive((listing, *entries)))
     except OSError as error:
         raise InputError(
             [Problem(path, "", "error", f"cannot be written: {error.strerror}", "name another file")]
         ) from error
-    return (listing, *found)
+    return (listing, *entries)
 
 
 def _archive(entries: Sequence[Entry]) -> bytes:

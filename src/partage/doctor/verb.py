@@ -161,7 +161,7 @@ def _with_bundle(path: str, place: DoctorPlace, wanted: BundleInput) -> DoctorDo
     from partage.doctor.document import BundleFileRow, BundleRow
 
     entries = write_bundle(path, place, wanted)
-    files = tuple(BundleFileRow(one.name, one.what, len(one.content)) for one in entries)
+    files = tuple(BundleFileRow(entry.name, entry.what, len(entry.content)) for entry in entries)
     return replace(wanted.document, bundle=BundleRow(path, files))
 
 
@@ -181,8 +181,8 @@ def _repair(place: DoctorPlace, found: Diagnosis, *, dry_run: bool) -> Sequence[
     from partage.doctor.repair import Repaired, carry_out
 
     if dry_run:
-        return [Repaired(one) for one in found.repairs]
-    return [carry_out(place, one) for one in found.repairs]
+        return [Repaired(repair) for repair in found.repairs]
+    return [carry_out(place, repair) for repair in found.repairs]
 
 
 def _node(kubeconfig: str | None, name: str) -> ClusterNode:

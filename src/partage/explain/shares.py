@@ -64,7 +64,7 @@ def _is_named(what: str, row: DeviceOffer, share: ShareId, entry: EntryRow | Non
     if what in (str(row.gpu_index), row.gpu, row.device, share, row.resource):
         return True
     holders = () if entry is None else entry.holders
-    return any(what in (pod_name(one), container_name(one)) for one in holders)
+    return any(what in (pod_name(holder), container_name(holder)) for holder in holders)
 
 
 def _row(
@@ -119,7 +119,7 @@ def _not_offered(report: ReportDocument, view: NodeView, what: str) -> Iterator[
         index, profile = gpu_of.get(device_of(entry.id), (-1, None))
         uuids = [gpu.uuid for gpu in report.gpus if gpu.index == index]
         names = {str(index), *uuids, device_of(entry.id), entry.id, entry.resource}
-        names |= {name(one) for one in entry.holders for name in (pod_name, container_name)}
+        names |= {name(holder) for holder in entry.holders for name in (pod_name, container_name)}
         if (entry.resource, entry.id) in offered or what not in names:
             continue
         state, standing, step = _held(entry, report.at)
@@ -186,10 +186,10 @@ def _device_row(
     ]
     return next(
         (
-            one
+            device
             for gpu in gpus
-            for one in gpu.devices
-            if one.uuid == row.device and one.first_share <= number < one.first_share + one.count
+            for device in gpu.devices
+            if device.uuid == row.device and device.first_share <= number < device.first_share + device.count
         ),
         None,
     )
@@ -212,11 +212,11 @@ def _standing(view: NodeView, row: DeviceOffer, entry: EntryRow | None, at: str)
 
 def _held(entry: EntryRow, at: str) -> tuple[str, str, str]:
     pods = entry.pods
-    said = f"held{f' by {pods}' if pods else ''} since {_moment(entry.since)}{_age(entry.since, at)}: "
+    text = f"held{f' by {pods}' if pods else ''} since {_moment(entry.since)}{_age(entry.since, at)}: "
     if entry.left or entry.unseen:
-        return "held", said + _of_forgotten_pod(entry, at), f"wait, or: partage free {entry.id}"
+        return "held", text + _of_forgotten_pod(entry, at), f"wait, or: partage free {entry.id}"
     step = f"kubectl describe pod {_kubectl(entry)}" if entry.holders else "wait a moment, then ask again"
-    return "held", said + _CERTAINTY[entry.certainty], step
+    return "held", text + _CERTAINTY[entry.certainty], step
 
 
 def _of_forgotten_pod(entry: EntryRow, at: str) -> str:
@@ -275,7 +275,9 @@ def _reasons(
     else:
         yield _of_strategy(row, stated)
     for gpu in report.gpus:
-        yield from (one.doubt for one in gpu.mps_daemons if one.device == row.device and one.doubt)
+        yield from (
+            daemon.doubt for daemon in gpu.mps_daemons if daemon.device == row.device and daemon.doubt
+        )
     if device is not None and device.verified is None:
         yield "it could not be seen in force: the device or its MPS daemon does not answer"
 
@@ -309,7 +311,7 @@ def explain_share(what: str, where: Where, output: str) -> int:
     reports = need_reports(see_nodes(where))
     rows = tuple(row for node, report in reports.items() for row in share_rows(node, report, what))
     if not rows:
-        names = [str(one.name) for report in reports.values() for one in report.resources]
+        names = [str(resource.name) for report in reports.values() for resource in report.resources]
         indexes = [f"{gpu.index}" for report in reports.values() for gpu in report.gpus]
         raise InputError(
             f"nothing here is called {what[:80]!r}, and no pod of that name holds a share",

@@ -32,7 +32,7 @@ _FREE = "nothing: it has room"
 
 def pod_lines(pod: ExplainedPodRow, *, everything: bool = False) -> Iterator[RenderableType]:
     """What is known about one pod. everything: each node and GPU, also of a pod that fits."""
-    asks = [f"{amount_text(one.resource, one.amount)} ({one.container})" for one in pod.asks]
+    asks = [f"{amount_text(ask.resource, ask.amount)} ({ask.container})" for ask in pod.asks]
     asks_for = f"{pod.name} asks for {listed(asks, 8) or 'no GPU'}"
     if pod.fits and not pod.runs and not pod.standing and not everything:
         yield Text(f"{asks_for}, and fits on {_where(pod)}.", style="bold")
@@ -121,7 +121,7 @@ def _alike(nodes: Sequence[ExplainedNodeRow]) -> list[list[ExplainedNodeRow]]:
 def _table(groups: Sequence[Sequence[ExplainedNodeRow]]) -> Table:
     table = plain_table("", "Node", "GPU", "Why not", "What to do")
     for nodes in groups:
-        node, names = nodes[0], listed([one.name for one in nodes], 3)
+        node, names = nodes[0], listed([row.name for row in nodes], 3)
         style = "green" if node.fits else ""
         table.add_row(Text(names), Text("-"), Text(_why(node)), Text(_what(node)), style=style)
         for gpus, why, what in _gpu_lines(node.gpus):
@@ -143,7 +143,7 @@ def _what(node: ExplainedNodeRow) -> str:
         return (
             "use another node, or another policy here: partage plan --policy FILE shows what one would offer"
         )
-    steps = _steps([one.text for one in node.changes])
+    steps = _steps([change.text for change in node.changes])
     return steps if node.enough else f"{steps}; that alone is not enough"
 
 
@@ -178,13 +178,15 @@ def _next_steps(pod: ExplainedPodRow) -> Iterator[Text]:
     where = "" if len(pod.nodes) == 1 else f" ({nearest.name})"
     yield Text()
     if nearest.enough:
-        yield Text(f"Smallest change{where}: {_steps([one.text for one in nearest.changes])}.", style="bold")
+        yield Text(
+            f"Smallest change{where}: {_steps([change.text for change in nearest.changes])}.", style="bold"
+        )
     else:
         yield Text(f"First step{where}: {nearest.changes[0].text}.", style="bold")
     for way in nearest.others:
-        yield Text(f"Or: {_steps([one.text for one in way])}.")
+        yield Text(f"Or: {_steps([row.text for row in way])}.")
     if nearest.more:
-        yield Text("What else blocks it there: " + "; ".join(one.text for one in nearest.more) + ".")
+        yield Text("What else blocks it there: " + "; ".join(row.text for row in nearest.more) + ".")
 
 
 def _remarks(nodes: Iterable[ExplainedNodeRow]) -> Iterator[str]:
@@ -216,8 +218,8 @@ def job_lines(job: JobExplanationDocument) -> Iterator[RenderableType]:
         "refused": "It was started, and does not run: ",
     }
     since = f", since {job.since}" if job.since and job.standing == "runs" else ""
-    said = f"{words.get(job.standing, '')}{job.why}{since}."
-    yield Text(said[:1].upper() + said[1:])
+    text = f"{words.get(job.standing, '')}{job.why}{since}."
+    yield Text(text[:1].upper() + text[1:])
     if job.slurm_says:
         yield Text(f"Slurm says: {job.slurm_says}.", style="dim")
     if job.nodes:

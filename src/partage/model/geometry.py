@@ -149,7 +149,9 @@ def preferred_starts(spec: ProfileSpec, profiles: Sequence[ProfileSpec]) -> tupl
 
     def blocked(start: int) -> int:
         end = start + spec.size
-        return sum(other < end and start < other + one.size for one in profiles for other in one.starts)
+        return sum(
+            other < end and start < other + profile.size for profile in profiles for other in profile.starts
+        )
 
     return tuple(sorted(spec.starts, key=lambda start: (blocked(start), start)))
 

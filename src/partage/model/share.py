@@ -38,7 +38,7 @@ class Guarantee(StrEnum):
         return _MEANS[self]
 
 
-_STRENGTHS = {one: len(Guarantee) - 1 - place for place, one in enumerate(Guarantee)}
+_STRENGTHS = {guarantee: len(Guarantee) - 1 - place for place, guarantee in enumerate(Guarantee)}
 _MEANS = {
     Guarantee.HARD: "the hardware holds it",
     Guarantee.GUARDED: "the MPS daemon refuses more",

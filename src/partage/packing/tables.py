@@ -53,8 +53,8 @@ class _Kind(Frozen):
 def packing_table(packing: Packing) -> tuple[Table, int]:
     """The table with the largest rows, and the number of GPUs in rows that are left out."""
     by_kind: dict[_Kind, list[PackedGpu]] = {}
-    for one in packing.assignments:
-        by_kind.setdefault(_kind(one), []).append(one)
+    for assignment in packing.assignments:
+        by_kind.setdefault(_kind(assignment), []).append(assignment)
     changes = any(kind.destroyed for kind in by_kind)
     title = f"{demand_words(packing.demand.wanted)} on {packing.gpus_used} of {packing.available} GPUs"
     columns = ("GPUs", "Where", "Product", "Layout", "Serves", *(("Destroyed",) if changes else ()))
@@ -66,13 +66,13 @@ def packing_table(packing: Packing) -> tuple[Table, int]:
     return table, sum(len(members) for _, members in rows[MOST_ROWS:])
 
 
-def _kind(one: PackedGpu) -> _Kind:
+def _kind(gpu: PackedGpu) -> _Kind:
     return _Kind(
-        product=product_word(one.candidate.gpu.product),
-        layout=compact_layout(one.layout),
-        serves=demand_words(served_counts(one.serves).items()),
-        destroyed=compact_layout([gone.item for gone in one.disturbed]),
-        mode_change=not one.candidate.gpu.mig_enabled,
+        product=product_word(gpu.candidate.gpu.product),
+        layout=compact_layout(gpu.layout),
+        serves=demand_words(served_counts(gpu.serves).items()),
+        destroyed=compact_layout([gone.item for gone in gpu.disturbed]),
+        mode_change=not gpu.candidate.gpu.mig_enabled,
     )
 
 
@@ -91,7 +91,7 @@ def _at(name: str, starts: Sequence[int]) -> str:
 
 
 def _where(members: Sequence[PackedGpu]) -> str:
-    return places([(one.candidate.machine, one.candidate.gpu.index) for one in members])
+    return places([(member.candidate.machine, member.candidate.gpu.index) for member in members])
 
 
 _ENGINES = "Copy/ Dec/ Enc/ JPEG/ OFA"
@@ -136,24 +136,24 @@ def profiles_table(mig: MigRow) -> Table:
         _ENGINES,
         right=right,
     )
-    for one in mig.profiles:
+    for profile in mig.profiles:
         table.add_row(
-            one.profile,
-            _or_dash(one.id),
-            str(one.max_count),
-            format_bytes(one.memory_bytes),
-            _or_dash(one.multiprocessors),
-            str(one.compute_slices),
-            f"{numbers(one.placements.starts)}: {one.placements.size}",
-            _engines(one),
+            profile.profile,
+            _or_dash(profile.id),
+            str(profile.max_count),
+            format_bytes(profile.memory_bytes),
+            _or_dash(profile.multiprocessors),
+            str(profile.compute_slices),
+            f"{numbers(profile.placements.starts)}: {profile.placements.size}",
+            _engines(profile),
         )
     return table
 
 
-def _engines(one: ProfileRow) -> str:
-    if one.engines is None:
+def _engines(row: ProfileRow) -> str:
+    if row.engines is None:
         return "-"
-    return "/".join(_or_dash(getattr(one.engines, kind)) for kind in ENGINE_KINDS)
+    return "/".join(_or_dash(getattr(row.engines, kind)) for kind in ENGINE_KINDS)
 
 
 def _or_dash(number: int | None) -> str:
@@ -199,7 +199,7 @@ def _card(gpu: Gpu, number: int, layout: MaximalLayout) -> GpuCard:
         for width, instance in slices.memory_row
     )
     sizes = counted(
-        format_bytes(size) for size in sorted((one.memory_bytes for one in devices), reverse=True)
+        format_bytes(size) for size in sorted((device.memory_bytes for device in devices), reverse=True)
     )
     return GpuCard(
         index=number,
@@ -216,5 +216,7 @@ def _card(gpu: Gpu, number: int, layout: MaximalLayout) -> GpuCard:
 def pictured(models: Sequence[FitsModelRow], nodes: Sequence[Gpu]) -> list[GpuCard]:
     """The cards of all models that have MIG."""
     by_index = {gpu.index: gpu for gpu in nodes}
-    cards = [card for one in models if one.mig for card in layout_cards(by_index[one.gpus[0]], one.mig)]
+    cards = [
+        card for model in models if model.mig for card in layout_cards(by_index[model.gpus[0]], model.mig)
+    ]
     return [replace(card, index=number) for number, card in enumerate(cards, start=1)]

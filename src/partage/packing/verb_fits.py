@@ -68,9 +68,9 @@ def _draw(document: FitsDocument, nodes: Sequence[Gpu], path: str) -> None:
     cards = pictured(document.models, nodes)
     if not cards:
         raise Unsatisfiable(
-            "there is no MIG layout to draw", "; ".join(str(one.no_mig) for one in document.models)
+            "there is no MIG layout to draw", "; ".join(str(model.no_mig) for model in document.models)
         )
-    products = ", ".join(one.product for one in document.models if one.mig)
+    products = ", ".join(model.product for model in document.models if model.mig)
     caption = (
         f"{products}: plain layouts to which no MIG device can be added, each with one of its placements"
     )

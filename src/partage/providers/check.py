@@ -87,10 +87,10 @@ def _pod(top: ManifestNode, keys: Keys) -> ManifestPod:
     spec = top.at(*keys)
     selector = spec.at("nodeSelector").value
     containers = tuple(
-        ManifestContainer((*keys, kind, n, "resources", "limits"), str(one.at("name").value), limits)
+        ManifestContainer((*keys, kind, n, "resources", "limits"), str(node.at("name").value), limits)
         for kind in ("initContainers", "containers")
-        for n, one in enumerate(spec.at(kind).items)
-        if isinstance(limits := one.at("resources", "limits").value, Mapping)
+        for n, node in enumerate(spec.at(kind).items)
+        if isinstance(limits := node.at("resources", "limits").value, Mapping)
     )
     return ManifestPod(
         at=keys,

@@ -60,12 +60,12 @@ class Prometheus:
             answer: Any = json.loads(content)
             if status != 200 or answer["status"] != "success":
                 why = answer.get("error") if isinstance(answer, dict) else None
-                said = f"{self._url} refuses a query: {why or f'status {status}'}"
-                raise Rejected(said, f"the query: {query}")
+                text = f"{self._url} refuses a query: {why or f'status {status}'}"
+                raise Rejected(text, f"the query: {query}")
             return tuple(_series(one) for one in answer["data"]["result"])
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
-            said = f"{self._url} does not answer like a Prometheus (status {status})"
-            raise Rejected(said, "check the URL") from error
+            text = f"{self._url} does not answer like a Prometheus (status {status})"
+            raise Rejected(text, "check the URL") from error
 
     def _post(self, path: str, body: str) -> tuple[int, bytes]:
         asked = HttpRequest(

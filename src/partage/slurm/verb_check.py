@@ -96,7 +96,7 @@ def check_command(
         common_output.print_document(slurm_check_document(files, checked, verdicts), output)
     if _errors(checked.problems):
         return WRONG
-    if _errors(checked.differences) or any(one.outcome is not Outcome.ACCEPTED for one in verdicts):
+    if _errors(checked.differences) or any(verdict.outcome is not Outcome.ACCEPTED for verdict in verdicts):
         return IMPOSSIBLE
     return FALSE if strict and (checked.problems or checked.differences) else 0
 
@@ -144,8 +144,8 @@ def _print(files: Sequence[str], problems: Sequence[Problem], verdicts: Sequence
     console = common_output.console()
     for verdict in verdicts:
         style = "green" if verdict.outcome is Outcome.ACCEPTED else "bold red"
-        said = f"--gres={verdict.request}"
-        said_of = Text.assemble(f"{said}: ", (verdict.outcome, style), f": {verdict.why}")
+        text = f"--gres={verdict.request}"
+        said_of = Text.assemble(f"{text}: ", (verdict.outcome, style), f": {verdict.why}")
         console.print(said_of, soft_wrap=True)
         lines = [verdict.hint] if verdict.hint else []
         lines += [f"Slurm says: {verdict.slurm_says}"] if verdict.slurm_says else []

@@ -128,8 +128,8 @@ class ClusterFleet:
             asyncio.run(self._follow())
         except Exception as error:  # a mistake of ours must not leave a page that looks alive
             trouble = f"a fault of this program: {error!r}"
-            for kind, one in self._followed.items():
-                state = CollectionState[Any](trouble=trouble, since=self._clock(), lists=int(one.known))
+            for kind, watch in self._followed.items():
+                state = CollectionState[Any](trouble=trouble, since=self._clock(), lists=int(watch.known))
                 self._hear(kind, state)
             raise
         finally:
@@ -206,33 +206,33 @@ def source_section(url: str, watches: Iterable[Followed], without_gpus: int) -> 
         element(
             "p",
             f"From the API server {url}: {_WHAT}",
-            *(part for one in some if not one.trouble for part in _up_to_date(one)),
+            *(part for watch in some if not watch.trouble for part in _up_to_date(watch)),
             f" {more}" if more else None,
             class_="dim",
         ),
-        *(part for one in some if one.trouble for part in _trouble(one)),
+        *(part for watch in some if watch.trouble for part in _trouble(watch)),
         id="source",
     )
     return html(section)
 
 
-def _up_to_date(one: Followed) -> Iterator[Child]:
-    yield f" The watch of {one.kind} began "
-    yield moment(one.since)
+def _up_to_date(watch: Followed) -> Iterator[Child]:
+    yield f" The watch of {watch.kind} began "
+    yield moment(watch.since)
     yield "."
 
 
-def _trouble(one: Followed) -> Iterator[Child]:
-    then = "What is said of them below is as it was then." if one.known else "Nothing is known of them."
+def _trouble(watch: Followed) -> Iterator[Child]:
+    then = "What is said of them below is as it was then." if watch.known else "Nothing is known of them."
     right = (
-        f"The account needs the verbs list and watch on {one.kind}, which the ClusterRole partage-viewer "
+        f"The account needs the verbs list and watch on {watch.kind}, which the ClusterRole partage-viewer "
         "grants (viewer.enabled in the chart)."
     )
     yield element(
         "p",
-        f"The {one.kind} cannot be followed. It began ",
-        moment(one.since),
-        f": {one.trouble}. {then}",
-        f" {right}" if one.forbidden else None,
+        f"The {watch.kind} cannot be followed. It began ",
+        moment(watch.since),
+        f": {watch.trouble}. {then}",
+        f" {right}" if watch.forbidden else None,
         class_="problem",
     )

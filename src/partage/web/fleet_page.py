@@ -259,7 +259,7 @@ def rank_of(standing: tuple[str, str]) -> tuple[int, str]:
 
 def totals_section(glances: Sequence[Glance]) -> str:
     """GPUs, shares of each resource, and what is held and does nothing."""
-    known = [one.totals for one in glances if one.totals is not None]
+    known = [glance.totals for glance in glances if glance.totals is not None]
     shares: dict[ResourceName, ShareCount] = {}
     for one in known:
         for name, count in one.shares.items():
@@ -305,12 +305,12 @@ def _idle_tile(known: Sequence[NodeTotals]) -> Element:
 
 def chips_section(glances: Sequence[Glance], chosen: str = "", asked: str = "") -> str:
     """How many nodes are how, the worst first: each shows those nodes alone."""
-    counts = Counter(one.standing for one in glances)
+    counts = Counter(glance.standing for glance in glances)
     chips: list[Child] = [_chip("", count_of(len(glances), "node"), "all", chosen, asked)]
     for (word, kind), count in sorted(counts.items(), key=lambda one: rank_of(one[0])):
         chips += [" ", _chip(word.replace(" ", "-"), f"{count} {word}", kind, chosen, asked)]
     for name in (IDLE, CHANGING):
-        if some := [one.filters[name] for one in glances if name in one.filters]:
+        if some := [glance.filters[name] for glance in glances if name in glance.filters]:
             chips += [" ", _chip(name, f"{len(some)} {some[0]}", "warn", chosen, asked)]
     parts = element("p", *chips, class_="chips")
     return html(
@@ -318,11 +318,11 @@ def chips_section(glances: Sequence[Glance], chosen: str = "", asked: str = "") 
     )
 
 
-def _chip(name: str, said: str, kind: str, chosen: str, asked: str) -> Element:
+def _chip(name: str, text: str, kind: str, chosen: str, asked: str) -> Element:
     query = urlencode({key: value for key, value in (("show", name), ("q", asked)) if value})
     return element(
         "a",
-        said,
+        text,
         href=f"/?{query}" if query else "/",
         class_=f"chip {kind}",
         data_show_only=name,

@@ -98,8 +98,8 @@ def asked_of(resource: PublishedResource) -> str:
 
 def strategy_of(node: PublishedNode) -> Strategy | None:
     """How all GPUs are shared; None where they differ, or it is not published."""
-    said = node.facts.get(_SHARING, "")
-    return next((strategy for strategy in Strategy if strategy == said), None)
+    text = node.facts.get(_SHARING, "")
+    return next((strategy for strategy in Strategy if strategy == text), None)
 
 
 _MISSING = (
@@ -163,10 +163,10 @@ def _conditions(node: PublishedNode) -> Element:
     )
 
 
-def _condition(one: NodeCondition) -> Sequence[Child]:
-    since = moment(one.changed_at) if one.changed_at else NOT_PUBLISHED
-    said = f"{one.reason}: {one.message}" if one.message else one.reason
-    return one.type, one.status, since, said
+def _condition(condition: NodeCondition) -> Sequence[Child]:
+    since = moment(condition.changed_at) if condition.changed_at else NOT_PUBLISHED
+    text = f"{condition.reason}: {condition.message}" if condition.message else condition.reason
+    return condition.type, condition.status, since, text
 
 
 def _agents(node: PublishedNode) -> Element | None:
@@ -174,24 +174,24 @@ def _agents(node: PublishedNode) -> Element | None:
     if not node.conditions:
         return element("p", "No agent has published anything about this node.", class_="problem")
     if node.agents is None:
-        said = f"Whether its agent runs is {UNKNOWN}. One that has ended leaves its conditions as they were."
-        return element("p", said, class_="dim")
+        text = f"Whether its agent runs is {UNKNOWN}. One that has ended leaves its conditions as they were."
+        return element("p", text, class_="dim")
     if not node.agents:
-        said = (
+        text = (
             "No pod of the chart's agent is on this node. If none runs outside of pods, the conditions "
             "are as one left them."
         )
-        return element("p", said, class_="problem")
+        return element("p", text, class_="problem")
     return element("p", f"Agent: pod {listed(node.agents, 3)}", class_="dim")
 
 
 def _policy(node: PublishedNode) -> Element:
-    said = node.condition(POLICY_IN_FORCE)
-    in_force = said is not None and said.status == TRUE
+    condition = node.condition(POLICY_IN_FORCE)
+    in_force = condition is not None and condition.status == TRUE
     lines: list[Child] = [
         element(
             "p",
-            (said.message or said.reason) if said else NOT_PUBLISHED,
+            (condition.message or condition.reason) if condition else NOT_PUBLISHED,
             class_=None if in_force else "problem",
         )
     ]
@@ -224,9 +224,9 @@ def _waits(node: PublishedNode) -> Element:
 
 def _pending(gpu: PendingGpu) -> Element:
     pods = [*gpu.pods, *([f"{gpu.more} more"] if gpu.more else [])]
-    said = standing(gpu.index, gpu.phase, gpu.reason, pods, ())
+    text = standing(gpu.index, gpu.phase, gpu.reason, pods, ())
     since = ("; it began ", moment(gpu.since)) if gpu.since else ()
-    return element("li", f"GPU {gpu.index} {said}", *since)
+    return element("li", f"GPU {gpu.index} {text}", *since)
 
 
 def _cards(node: PublishedNode, memory: NodeMemory) -> dict[str, Element]:
@@ -289,13 +289,13 @@ def _block(memory: NodeMemory, place: int) -> DeviceBlock:
 def _resources(node: PublishedNode) -> Element:
     rows = [
         (
-            foreign(one.name),
-            str(one.capacity),
-            str(one.allocatable),
-            UNKNOWN if one.requested is None else str(one.requested),
-            one.guarantee or NOT_PUBLISHED,
+            foreign(resource.name),
+            str(resource.capacity),
+            str(resource.allocatable),
+            UNKNOWN if resource.requested is None else str(resource.requested),
+            resource.guarantee or NOT_PUBLISHED,
         )
-        for one in node.resources
+        for resource in node.resources
     ]
     heads = ("Resource", "On the node", "Healthy", "Asked for by pods", "Guarantee")
     return element(

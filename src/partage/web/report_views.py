@@ -96,7 +96,7 @@ class ReportViews:
             *(gpu.product for gpu in report.gpus),
             *(str(gpu.strategy) for gpu in report.gpus if gpu.strategy),
             *(gpu.uuid for gpu in report.gpus),
-            *(str(one.name) for one in report.resources),
+            *(str(resource.name) for resource in report.resources),
             *(f"{who.namespace}/{who.pod}" for entry in report.held for who in entry.holders),
         ]
 
@@ -135,20 +135,20 @@ def _about(report: ReportDocument, late: list[Child], counts: ShareCounts, idle:
 def _held(report: ReportDocument, counts: ShareCounts) -> str:
     """``shares: 3 held, 5 free``, the same of units of memory, or both."""
     found: dict[str, ShareCount] = {}
-    for one in report.resources:
-        by_memory = any(device.by_memory for gpu in one.gpus for device in gpu.devices)
+    for resource in report.resources:
+        by_memory = any(device.by_memory for gpu in resource.gpus for device in gpu.devices)
         word = "units of memory" if by_memory else "shares"
-        found[word] = found.get(word, ShareCount()) + counts.by_resource[one.name]
+        found[word] = found.get(word, ShareCount()) + counts.by_resource[resource.name]
     return "; ".join(f"{word}: {count}" for word, count in found.items()) or "no shares"
 
 
 def _mini(gpu: ReportedGpuRow, count: ShareCount | None) -> Child:
     """How many of its shares are held, and how many cannot be used."""
     count = count or ShareCount()
-    said = f"GPU {gpu.index}, {gpu.strategy or 'nothing offered'}: {count}"
-    said += f", {gpu.trouble}" if gpu.trouble else ""
+    text = f"GPU {gpu.index}, {gpu.strategy or 'nothing offered'}: {count}"
+    text += f", {gpu.trouble}" if gpu.trouble else ""
     held, lost = (part / count.all if count.all else None for part in (count.held, count.not_usable))
-    return mini(held, said, str(gpu.strategy or "none"), trouble=bool(gpu.trouble), lost=lost or 0.0)
+    return mini(held, text, str(gpu.strategy or "none"), trouble=bool(gpu.trouble), lost=lost or 0.0)
 
 
 _FEWEST_MINUTES = 50

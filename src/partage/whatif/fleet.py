@@ -43,13 +43,13 @@ def read_fleet(path: Path) -> tuple[FleetRow, ...]:
         raise InputError(
             [Problem(str(path), "", "error", "names no nodes", "one line for each node is needed")]
         )
-    names = [one.name for one in rows if one.name]
+    names = [row.name for row in rows if row.name]
     twice = sorted({name for name in names if names.count(name) > 1}) if len(set(names)) < len(names) else []
     if twice:
         message = f"names {listed(twice, 4)} more than once"
         hint = "each node is one line; without sn and name, nodes are numbered"
         raise InputError([Problem(str(path), "", "error", message, hint)])
-    return tuple(one if one.name else _named(one, place) for place, one in enumerate(rows))
+    return tuple(row if row.name else _named(row, place) for place, row in enumerate(rows))
 
 
 def _row(row: Row) -> FleetRow:
@@ -64,8 +64,8 @@ def _row(row: Row) -> FleetRow:
     return FleetRow(name, gpus, model, cpu or None, memory_mib * MIB or None)
 
 
-def _named(one: FleetRow, place: int) -> FleetRow:
-    return FleetRow(f"node-{place}", one.gpus, one.model, one.cpu_milli, one.memory_bytes)
+def _named(row: FleetRow, place: int) -> FleetRow:
+    return FleetRow(f"node-{place}", row.gpus, row.model, row.cpu_milli, row.memory_bytes)
 
 
 def fleet_of_table(path: Path, models: Mapping[str, str]) -> Fleet:

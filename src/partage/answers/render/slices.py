@@ -92,7 +92,7 @@ class GpuSlices(Frozen):
         return (*row, ComputeSlice(rest, SliceUse.ABSENT)) if rest else tuple(row)
 
     def _compute_slice(self, start: int, width: int) -> ComputeSlice:
-        owner = next((one for one in self.instances if start in one.placement.slices), None)
+        owner = next((instance for instance in self.instances if start in instance.placement.slices), None)
         if owner is None:
             return ComputeSlice(width, SliceUse.UNCUT)
         position = (start - owner.placement.start) // width

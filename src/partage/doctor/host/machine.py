@@ -26,10 +26,10 @@ def nvidia_cards(root: NodeRoot) -> tuple[Card, ...] | Unseen:
         if not devices.exists():
             there = (root.sys / "bus").is_dir()
             return () if there else Unseen(f"{root.sys}/bus cannot be read")
-        found = sorted(devices.iterdir())
+        paths = sorted(devices.iterdir())
     except OSError as error:
         return Unseen(f"{devices} cannot be read: {error.strerror}")
-    return tuple(Card(one.name, _driver(one)) for one in found if _is_gpu(one))
+    return tuple(Card(path.name, _driver(path)) for path in paths if _is_gpu(path))
 
 
 def _is_gpu(device: Path) -> bool:
@@ -93,12 +93,12 @@ def _majors(root: NodeRoot) -> Mapping[str, int]:
 def _file(here: Path, name: str, major: int | None) -> DeviceFile:
     path = f"/dev/{name}"
     try:
-        found = here.stat()
+        status = here.stat()
     except OSError:
         return DeviceFile(path, "absent", wanted_major=major)
-    if not stat.S_ISCHR(found.st_mode):
+    if not stat.S_ISCHR(status.st_mode):
         return DeviceFile(path, "other", wanted_major=major)
-    return DeviceFile(path, "device", os.major(found.st_rdev), major)
+    return DeviceFile(path, "device", os.major(status.st_rdev), major)
 
 
 _SYNCHRONISED_US = 16_000_000

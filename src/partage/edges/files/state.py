@@ -254,8 +254,8 @@ def served_by_report(report: Path, now_s: float) -> Mapping[GpuUuid, GpuServing]
         content = read_regular(report, LIMIT_BYTES)
         planned_from = decode(_ReportedServing, content, strict=False).planned_from
         served = {} if planned_from is None else planned_from.snapshot.served
-        for one in served.values():
-            check_offers(one)
+        for serving in served.values():
+            check_offers(serving)
     except (OSError, ValueError):
         return {}
     return {
@@ -365,8 +365,8 @@ def _encode(state: SavedState, now_s: float) -> bytes:
         boot_id=state.boot_id,
         policy=None if policy is None else _written(policy),
         original=dict(state.original),
-        serving={gpu: WrittenServing.of(one, now_s) for gpu, one in state.serving.items()},
-        health={gpu: WrittenHealth.of(one, now_s) for gpu, one in state.health.items()},
+        serving={gpu: WrittenServing.of(serving, now_s) for gpu, serving in state.serving.items()},
+        health={gpu: WrittenHealth.of(health, now_s) for gpu, health in state.health.items()},
     )
     return json.format(encode(document), indent=1)
 
@@ -379,8 +379,8 @@ def _decode(content: bytes, now_s: float) -> SavedState:
     return SavedState(
         boot_id=document.boot_id,
         policy=None if document.policy is None else _policy(document.policy),
-        serving={gpu: one.serving(now_s) for gpu, one in document.serving.items()},
-        health={gpu: one.health(now_s) for gpu, one in document.health.items()},
+        serving={gpu: serving.serving(now_s) for gpu, serving in document.serving.items()},
+        health={gpu: health.health(now_s) for gpu, health in document.health.items()},
         original=document.original,
     )
 

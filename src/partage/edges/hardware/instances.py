@@ -77,7 +77,7 @@ def gpu_instances(nvml: Nvml, gpu: Handle, gpu_memory_bytes: int) -> tuple[GpuIn
                 gi_id = int(info.id)
                 place = placement_of(gi_id, info)
                 found.append(GpuInstance(handle, gi_id, name, place, kinds[profile_id], gigabytes))
-    return tuple(sorted(found, key=lambda one: one.placement))
+    return tuple(sorted(found, key=lambda instance: instance.placement))
 
 
 def compute_profiles(nvml: Nvml, instance: GpuInstance) -> dict[int, int]:
@@ -134,7 +134,9 @@ def empty_instances(
     except NotPermitted:
         return None
     return tuple(
-        EmptyInstance(one.gi_id, one.profile, one.placement) for one in listed if one.gi_id not in used
+        EmptyInstance(instance.gi_id, instance.profile, instance.placement)
+        for instance in listed
+        if instance.gi_id not in used
     )
 
 
@@ -145,7 +147,7 @@ def _has_room(nvml: Nvml, gpu: Handle, taken: Collection[Placement | None]) -> b
         memory[address] = _all_places(nvml, gpu)
     places = memory[address]
     return places is None or any(
-        all(one is None or not place.overlaps(one) for one in taken) for place in places
+        all(placement is None or not place.overlaps(placement) for placement in taken) for place in places
     )
 
 

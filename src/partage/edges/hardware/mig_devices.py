@@ -46,9 +46,9 @@ def known_migs(nvml: Nvml, gpu: Handle) -> tuple[KnownMig, ...]:
 def mig_uuid(nvml: Nvml, gpu: Handle, gi_id: int, ci_id: int) -> MigUuid | None:
     """The UUID of the MIG device that is this compute instance now; None if there is none."""
     remembered = nvml.memory.migs.get(nvml.address(gpu), {})
-    for one in (*remembered.values(),):
-        if _is(one, gi_id, ci_id) and _is_listed(nvml, one):
-            return one.attributes.uuid
+    for mig in (*remembered.values(),):
+        if _is(mig, gi_id, ci_id) and _is_listed(nvml, mig):
+            return mig.attributes.uuid
     return next((one.attributes.uuid for one in known_migs(nvml, gpu) if _is(one, gi_id, ci_id)), None)
 
 
@@ -69,13 +69,13 @@ def _is_unique(uuid: MigUuid) -> bool:
     return "/" not in uuid
 
 
-def _is(one: KnownMig, gi_id: int, ci_id: int) -> bool:
-    return (one.attributes.gi_id, one.attributes.ci_id) == (gi_id, ci_id)
+def _is(mig: KnownMig, gi_id: int, ci_id: int) -> bool:
+    return (mig.attributes.gi_id, mig.attributes.ci_id) == (gi_id, ci_id)
 
 
-def _is_listed(nvml: Nvml, one: KnownMig) -> bool:
+def _is_listed(nvml: Nvml, mig: KnownMig) -> bool:
     try:
-        return nvml.uuid(one.handle) == one.attributes.uuid
+        return nvml.uuid(mig.handle) == mig.attributes.uuid
     except DriverUnavailable:
         raise
     except HardwareError:
@@ -117,10 +117,10 @@ def _path(host: Host, minor: int) -> Path:
 def _is_there(host: Host, number: int, minor: int) -> bool:
     """Whether the file is there, and leads to this kernel module, whose number changes when it is loaded."""
     try:
-        found = _path(host, minor).stat()
+        status = _path(host, minor).stat()
     except OSError:
         return False
-    return not stat.S_ISCHR(found.st_mode) or found.st_rdev == number
+    return not stat.S_ISCHR(status.st_mode) or status.st_rdev == number
 
 
 def _make(host: Host, number: int, minor: int, capability: str) -> None:

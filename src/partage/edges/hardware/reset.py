@@ -159,10 +159,10 @@ async def reset_gpus(host: Host, gpus: Sequence[GpuUuid], deadline_s: float = RE
     """
     arguments = ("--gpu-reset", "-i", ",".join(gpus))
     with reset_lock(host, gpus) as lock:
-        said = await run_nvidia_smi(
+        output = await run_nvidia_smi(
             host, _PURPOSE, *arguments, deadline_s=deadline_s, may_kill=False, lock=lock
         )
-    return str(said) if said.code else None
+    return str(output) if output.code else None
 
 
 def reset_error(gpus: Sequence[GpuUuid], output: str, unseen_holder: str) -> HardwareError:

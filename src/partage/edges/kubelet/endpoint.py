@@ -165,8 +165,8 @@ class ResourceEndpoint:
         if changed_ns != self._looked_ns or time.time_ns() - changed_ns < _SETTLED_NS:
             self._looked_ns = changed_ns
             asking = self._directory / HANDBACK  # the first: then the stream ends also where another is there
-            found = socket_identity(asking)
-            self._others = {} if found is None else {asking: found}
+            identity = socket_identity(asking)
+            self._others = {} if identity is None else {asking: identity}
             self._others |= sockets_of(self._directory, self._resource)
         ours = {server.socket_path for server in (self._server, *self._kept.servers)}
         self._others = {path: one for path, one in self._others.items() if path not in ours}

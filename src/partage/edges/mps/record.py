@@ -65,12 +65,12 @@ def answers_elsewhere(paths: DaemonPaths, pid: int) -> str:
 
 def _socket_id(paths: DaemonPaths, name: str) -> SocketId | None:
     try:
-        found = (paths.pipe / name).lstat()
+        status = (paths.pipe / name).lstat()
     except OSError:
         return None
-    if not stat.S_ISSOCK(found.st_mode):
+    if not stat.S_ISSOCK(status.st_mode):
         return None
-    return found.st_dev, found.st_ino, found.st_ctime_ns
+    return status.st_dev, status.st_ino, status.st_ctime_ns
 
 
 VERSION = 2

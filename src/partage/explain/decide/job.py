@@ -173,7 +173,7 @@ def _asked(job: QueuedJob) -> GresCount | None:
         counts = parse_gres(job.asks or job.asks_in_all)
     except ValueError:
         return None
-    return next((one for one in counts if one.name == "gpu" or one.name in SHARED), None)
+    return next((count for count in counts if count.name == "gpu" or count.name in SHARED), None)
 
 
 def _could_run(job: QueuedJob, view: SlurmNodeView, now: SlurmNow) -> bool:

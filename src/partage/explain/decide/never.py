@@ -42,7 +42,7 @@ def never(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Node
         return None
     if node.wanted is not None and trials.fits(pod, _as_wanted(alone)):
         return None
-    options = tuple((one,) for one in _options(pod, alone, refusal, trials, apply))
+    options = tuple((option,) for option in _options(pod, alone, refusal, trials, apply))
     return NodeFinding(_reason(pod, node, refusal, trials.admission(alone).resources), options)
 
 

@@ -174,10 +174,10 @@ def _reason(
             return GpuUnhealthy(change.gpu, _said(node, change.uuid, Unhealthy))
         case None:
             for gpu in node.gpus:
-                said = _said(node, gpu.uuid, Changing)
+                text = _said(node, gpu.uuid, Changing)
                 rows = (*node.offer.get(gpu.uuid, ()), *(node.wanted or {}).get(gpu.uuid, ()))
-                if said and any(row.resource == refusal.resource for row in rows):
-                    return GpuChanging(gpu.index, said)
+                if text and any(row.resource == refusal.resource for row in rows):
+                    return GpuChanging(gpu.index, text)
     if not refusal.offered:
         return NotOffered(refusal.resource, tuple(map(str, trials.admission(node).resources)))
     return _held(pod, node, refusal, trials)

@@ -145,7 +145,7 @@ def _ways(pod: PodNeeds, node: NodeView, name: str, asked: int) -> Iterator[Chan
     most = there.free if asked <= there.total else there.total
     largest = max(
         (container for container in pod.containers if container.requests.get(name)),
-        key=lambda one: one.requests[name],
+        key=lambda container: container.requests[name],
         default=None,
     )
     if largest is not None:

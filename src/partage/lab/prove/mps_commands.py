@@ -133,8 +133,8 @@ async def _hold(stage: ExperimentStage) -> AttackOutcome:
         outcome = allocation_outcome(
             await allocate_in_pieces(tenant, limit_bytes, most), limit_bytes, "the limit of the daemon"
         )
-    said = "answered all the same" if answers else "answered nobody"
-    seen = f"the daemon {said}; a new client {new} meanwhile; a client of before: {outcome.seen}"
+    text = "answered all the same" if answers else "answered nobody"
+    seen = f"the daemon {text}; a new client {new} meanwhile; a client of before: {outcome.seen}"
     if not await stage.daemon.answers(_AGAIN_S):
         return broken(f"{seen}; the daemon did not answer after the process had gone, either")
     return AttackOutcome(outcome.verdict, f"{seen}; the daemon answered again after the process had gone")

@@ -143,7 +143,11 @@ def _environments(expect: Expect, now: NodeSnapshot) -> Iterator[str]:
 def _containers(status: PodStatus, name: str) -> list[ContainerStatus]:
     """The named one, or all that are no init containers."""
     main = {container.name for container in status.pod.containers}
-    return [one for one in status.containers if (one.name == name if name else one.name in main)]
+    return [
+        container
+        for container in status.containers
+        if (container.name == name if name else container.name in main)
+    ]
 
 
 def _variables(where: str, wanted: Mapping[str, str], found: Mapping[str, str]) -> Iterator[str]:

@@ -256,9 +256,9 @@ class StoryPlayer:
         await (self.stage.eventually(noticed) if policy.files is None else self.stage.noticed())
         await self.stage.eventually(self.stage.at_rest)
         problems = self._problems()
-        said = "is refused, the last good one stays" if problems else "is taken over"
+        text = "is refused, the last good one stays" if problems else "is taken over"
         details = [str(problem) for problem in problems] or self._waiting()
-        self._report("policy", f"{Path(policy.name).name} {said}", details=tuple(details))
+        self._report("policy", f"{Path(policy.name).name} {text}", details=tuple(details))
 
     def _waiting(self) -> list[str]:
         report = self.stage.agent_status.report

@@ -110,7 +110,7 @@ def _check_kinds(top: Table, policy: PolicyText | None, steps: Sequence[StorySte
     """The agent's ``--policy`` names a file or a directory, and does not change."""
     policies = [policy] if policy is not None else []
     policies += [step.policy for step in steps if isinstance(step, ChangePolicy)]
-    if len({one.files is None for one in policies}) > 1:
+    if len({text.files is None for text in policies}) > 1:
         top.whole.error("some of its policies are files, and some are directories", "take one kind")
 
 

@@ -43,8 +43,8 @@ def title_lines(story: Story) -> list[Text]:
     products = Counter(product_word(gpu.product) for gpu in story.machine.inventory)
     machine = " + ".join(f"{count} x {product}" for product, count in products.items())
     policy = Path(story.policy.name).name if story.policy else "none, every GPU exclusive"
-    said = f"machine: {machine or 'no GPU'}; policy: {policy}"
-    return [Text(story.title, style="bold"), Text(said, style="dim"), Text()]
+    text = f"machine: {machine or 'no GPU'}; policy: {policy}"
+    return [Text(story.title, style="bold"), Text(text, style="dim"), Text()]
 
 
 def scene_lines(scene: StoryScene, width: int) -> list[Text]:
@@ -231,6 +231,6 @@ def verdict(ending: StoryEnding) -> Text:
     for protocol_error in ending.protocol_errors:
         return Text(f"✗ the agent broke the kubelet's protocol: {protocol_error}", style="bold red")
     if failed:
-        said = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} not met"
-        return Text(said, style="bold red")
+        text = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} not met"
+        return Text(text, style="bold red")
     return Text(f"✓ {count_of(len(judged), 'expectation')}, all met", style="bold green")

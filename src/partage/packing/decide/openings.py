@@ -224,7 +224,8 @@ def maximal_layouts(geometry: Geometry) -> tuple[MaximalLayout, ...]:
     maximal = [kinds for kinds in by_kinds if not any(counts[kinds] < other for other in counts.values())]
     sizes = {spec.profile: (spec.size, spec.compute_slices) for spec in geometry.profiles}
     maximal.sort(
-        key=lambda kinds: [(*sizes[one], not one.attributes, one.gigabytes) for one in kinds], reverse=True
+        key=lambda kinds: [(*sizes[kind], not kind.attributes, kind.gigabytes) for kind in kinds],
+        reverse=True,
     )
     return tuple(_layout(counts[kinds], by_kinds[kinds]) for kinds in maximal)
 

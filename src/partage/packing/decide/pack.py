@@ -102,7 +102,7 @@ class Packing(Frozen):
     @property
     def disturbed(self) -> int:
         """Number of destroyed instances."""
-        return sum(len(one.disturbed) for one in self.assignments)
+        return sum(len(assignment.disturbed) for assignment in self.assignments)
 
     @property
     def optimal(self) -> bool:
@@ -138,7 +138,7 @@ def pack(
         for member in members
         if id(member) in served
     )
-    total = Counter(item.profile for one in assignments for item in one.serves)
+    total = Counter(item.profile for assignment in assignments for item in assignment.serves)
     assert total == Counter(dict(demand.wanted)), "the solver's answer is checked"
     return _packing(demand, candidates, packed, assignments)
 

@@ -277,8 +277,8 @@ def _check_single(
     hint = f"{key}: mixed names MIG devices by their profile, and takes GPUs of all kinds"
     if whole:
         message = "all devices on the node must be configured with the same migEnabled value"
-        said = f"{message} under MIG strategy single: {gpus(whole)} without MIG"
-        findings.add("impossible", path, said, hint)
+        text = f"{message} under MIG strategy single: {gpus(whole)} without MIG"
+        findings.add("impossible", path, text, hint)
     for gpu in cut:
         if not presented[gpu.uuid].devices:
             message = f"device {gpu.index} has no MIG devices configured, and MIG strategy is single"

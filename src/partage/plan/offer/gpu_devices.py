@@ -69,7 +69,7 @@ def device_memory(gpu: Gpu, mig: MigDevice | PlannedDevice | None) -> ShareableM
     if isinstance(mig, PlannedDevice):
         devices = mig.siblings
     else:
-        devices = sum(one.gi_id == mig.gi_id for one in gpu.mig_devices)
+        devices = sum(device.gi_id == mig.gi_id for device in gpu.mig_devices)
     if devices <= 1:
         return ShareableMemory(mig.memory_bytes, alone=True)
     return ShareableMemory(mig.memory_bytes // devices // MIB * MIB, alone=False)
@@ -144,10 +144,10 @@ def _spelled_out(
         raise _not_plannable(gpu)
     if geometry is None:
         return desired
-    said = resolve_layout(geometry, desired.items, desired.named)
-    if said.doubt:
-        findings.add("doubtful", path, said.doubt, gpus=[gpu.index])
-    return DesiredMig(said.items)
+    layout = resolve_layout(geometry, desired.items, desired.named)
+    if layout.doubt:
+        findings.add("doubtful", path, layout.doubt, gpus=[gpu.index])
+    return DesiredMig(layout.items)
 
 
 def _live_or_planned(gpu: Gpu, desired: DesiredMig, geometry: Geometry | None) -> GpuDevices:
@@ -165,15 +165,15 @@ def _live_or_planned(gpu: Gpu, desired: DesiredMig, geometry: Geometry | None) -
 
 def _planned(placed: Sequence[PlacedItem], geometry: Geometry, total_bytes: int) -> tuple[PlannedDevice, ...]:
     """By placement."""
-    siblings = Counter(one.instance for one in placed)
+    siblings = Counter(item.instance for item in placed)
     devices = (
         PlannedDevice(
-            item=one.item,
-            placement=one.placement,
-            memory_bytes=instance_memory(one.spec, geometry, total_bytes),
-            siblings=siblings[one.instance],
+            item=item.item,
+            placement=item.placement,
+            memory_bytes=instance_memory(item.spec, geometry, total_bytes),
+            siblings=siblings[item.instance],
         )
-        for one in placed
+        for item in placed
     )
     return tuple(sorted(devices, key=lambda device: device.placement))
 

@@ -60,12 +60,12 @@ def warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: F
     for name, unlike in kinds.items():
         if len(unlike) < 2:
             continue
-        said = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
+        text = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
         origin = next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
         findings.add(
             "doubtful",
             origin,
-            f"{name} holds shares that guarantee different things: {said}",
+            f"{name} holds shares that guarantee different things: {text}",
             f"give each kind a {rename} of its own, so that pods can choose",
         )
 

@@ -69,7 +69,9 @@ class Planner(Struct):
             uuid: _gpu_plan(uuid, one, now, waits, conflict.found.get(uuid, ""))
             for uuid, one in draft.gpus.items()
         }
-        ready = tuple(one for one in draft.transactions if _is_ready(one, draft, now, serving))
+        ready = tuple(
+            transaction for transaction in draft.transactions if _is_ready(transaction, draft, now, serving)
+        )
         return NodePlan(
             gpus=gpus,
             transactions=draft.transactions,
@@ -87,7 +89,7 @@ class Planner(Struct):
 
         While the node is settled, uses of GPUs do not matter, unless a daemon waits for their end.
         """
-        renew = {gpu: one.renew for gpu, one in now.attempts.items() if one.renew}
+        renew = {gpu: attempt.renew for gpu, attempt in now.attempts.items() if attempt.renew}
         observed = now.observed
         key = (
             observed.node.lost,
@@ -101,7 +103,7 @@ class Planner(Struct):
         uses = (*observed.uses, *entry_uses(now.entries, desired.inventory))
         if self._last is not None and self._last[0] is desired:
             _, (last_key, last_uses), last = self._last
-            waits = any(one.outdated for one in observed.daemons or ())
+            waits = any(daemon.outdated for daemon in observed.daemons or ())
             if last_key == key and ((last.settled and not waits) or last_uses == uses):
                 return last
         draft = _draft(desired, now, self.geometry_of, uses, renew)

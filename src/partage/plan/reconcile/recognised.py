@@ -61,7 +61,7 @@ def _by_device(listed: Listed) -> Mapping[DeviceUuid, set[Hold]]:
 
 def _was_listed_so(device: DeviceUuid, offer: GpuOffer, listed: set[Hold] | None) -> bool:
     """Shares of several sizes, and units, are not known by their number."""
-    rows = [one for one in offer if one.device == device]
+    rows = [offering for offering in offer if offering.device == device]
     if len(rows) != 1 or rows[0].by_memory:
         return False
     return listed == {(rows[0].resource, share) for share in rows[0].share_ids}
@@ -104,5 +104,5 @@ def _devices_shared_so(offer: GpuOffer, daemons: Iterable[DaemonState]) -> set[D
     return {
         daemon.device
         for daemon in daemons
-        if all(limits_share(daemon, one) for one in offer if one.device == daemon.device)
+        if all(limits_share(daemon, offering) for offering in offer if offering.device == daemon.device)
     }

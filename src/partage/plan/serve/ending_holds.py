@@ -115,7 +115,7 @@ class EndingHolds:
 
     def pods(self) -> frozenset[PodUid]:
         """The pods of which it has to be looked whether anything is left."""
-        return frozenset().union(*(one.pods for one in self._by_hold.values()))
+        return frozenset().union(*(hold.pods for hold in self._by_hold.values()))
 
     def pods_of(self, hold: Hold) -> frozenset[PodUid]:
         """Those of one hold."""
@@ -129,8 +129,8 @@ class EndingHolds:
 
     def restore(self, holds: Iterable[EndingHold]) -> None:
         """Holds that were ending for the agent before."""
-        for one in holds:
-            self._put(one.entry.hold, one)
+        for hold in holds:
+            self._put(hold.entry.hold, hold)
 
     def looked(self, pods: frozenset[PodUid], left: Collection[LeftProcess]) -> None:
         """It was looked for processes of these pods, and only these are left."""
@@ -141,8 +141,8 @@ class EndingHolds:
         for hold, ending in list(self._by_hold.items()):
             self.gone(hold, gone)
             if hold in self._by_hold and (seen := ending.pods & pods - gone):
-                found = tuple(process for pod in sorted(seen) for process in by_pod[pod])
-                entry = replace(ending.entry, left=found, unseen="", unseen_s=None)
+                processes = tuple(process for pod in sorted(seen) for process in by_pod[pod])
+                entry = replace(ending.entry, left=processes, unseen="", unseen_s=None)
                 self._put(hold, EndingHold(entry, ending.pods - gone))
 
     def not_looked(self, pods: frozenset[PodUid], reason: str, since_s: float) -> None:
@@ -155,7 +155,7 @@ class EndingHolds:
 
     def by_the_kubelets_word(self, pods: frozenset[PodUid], reason: str, since_s: float) -> None:
         """Nobody can look for processes of these pods: those of which none was seen have ended."""
-        seen = frozenset(process.pod for one in self._by_hold.values() for process in one.entry.left)
+        seen = frozenset(process.pod for hold in self._by_hold.values() for process in hold.entry.left)
         self.looked(pods - seen, ())
         self.not_looked(pods & seen, reason, since_s)
 

@@ -237,11 +237,11 @@ class Ledger:
 
     def former_pods(self, resource: ResourceName, ids: Iterable[ShareId]) -> frozenset[PodUid]:
         """The pods of holders of these ids whose end has not been seen."""
-        found: set[PodUid] = set()
+        pods: set[PodUid] = set()
         for share in ids:
             hold = resource, share
-            found |= self._pods.get(hold, frozenset()) | self._ending.pods_of(hold)
-        return frozenset(found)
+            pods |= self._pods.get(hold, frozenset()) | self._ending.pods_of(hold)
+        return frozenset(pods)
 
     def looked(self, pods: frozenset[PodUid], left: Collection[LeftProcess]) -> None:
         """It was looked for processes of these pods, and only these are left."""

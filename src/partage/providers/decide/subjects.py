@@ -107,14 +107,14 @@ def groups_of(policy: Policy, model_of: Callable[[str], Model | None]) -> list[G
     """The entries of a policy, as groups: one for each model that an entry names. What they select is not
     looked at beyond that, and whether it is all GPUs. model_of: a model by its name; None: not known.
     """
-    found: list[Group] = []
+    groups: list[Group] = []
     for entry in policy.entries:
         group = _group(entry, policy)
         select = entry.select if isinstance(entry, GpuEntry) else None
         names = select.model if isinstance(select, GpuCriteria) else ()
         models = [model for name in names if (model := model_of(name)) is not None]
-        found += [replace(group, model=model) for model in models] or [group]
-    return found
+        groups += [replace(group, model=model) for model in models] or [group]
+    return groups
 
 
 def _group(entry: GpuEntry | ResourceEntry, policy: Policy) -> Group:

@@ -157,8 +157,8 @@ _CONTAINER = ("namespace", "pod", "container", "gpu")
 
 
 METRICS = {
-    one.name: one
-    for one in (
+    definition.name: definition
+    for definition in (
         # The agent.
         MetricDefinition("build_info", "Version of Partage and of Python.", ("version", "python")),
         MetricDefinition("healthy", "1 while /healthz answers 200."),

@@ -73,10 +73,10 @@ class ReportCollector:
         yield from _daemons(report)
         yield from _shares(report)
         yield from self._shares_of(report)
-        found = self._status.usage()
-        if found is not None and (age_s := self._status.clock() - found.at_s) <= OUTDATED_S:
+        usage = self._status.usage()
+        if usage is not None and (age_s := self._status.clock() - usage.at_s) <= OUTDATED_S:
             inventory = report.node.inventory
-            yield from usage_families(found, inventory, age_s)
+            yield from usage_families(usage, inventory, age_s)
             if self._dcgm is not DcgmNames.OFF:
                 from partage.serve_http.metrics.dcgm_metrics import DcgmFamilies
 
@@ -85,7 +85,7 @@ class ReportCollector:
                 }
                 last = dict(self._status.counts.last_xids)
                 found_by_dcgm = DcgmFamilies(
-                    found, inventory, self._dcgm, hostname=self._hostname, shared=shared
+                    usage, inventory, self._dcgm, hostname=self._hostname, shared=shared
                 )
                 yield from found_by_dcgm.families(last)
         since_s = max(0.0, self._status.clock() - report.made.clock_s)
@@ -137,13 +137,13 @@ class ReportCollector:
         )
 
 
-def _watch(found: WatchObservation | None) -> Iterator[Family]:
+def _watch(observation: WatchObservation | None) -> Iterator[Family]:
     """Containers that hold shares of watched GPUs. A container without any figure has no sample of memory."""
-    if found is None:
+    if observation is None:
         return
-    yield figure("watchdog_processes_hidden", bool(found.hidden))
+    yield figure("watchdog_processes_hidden", bool(observation.hidden))
     over: dict[tuple[str, ...], float] = {}
-    for usage in found.watched.usages:
+    for usage in observation.watched.usages:
         if usage.grant is not GrantKind.HELD or (holder := usage.holder) is None:
             continue
         who = (holder.namespace, holder.pod, holder.container, usage.gpu)
@@ -215,8 +215,10 @@ def _daemons(report: Report) -> Iterator[Family]:
     rows = [
         ((gpu.uuid, str(gpu.index), daemon.device), daemon) for gpu in report.gpus for daemon in gpu.daemons
     ]
-    yield metric("mps_daemon_serving", [(who, float(one.phase is DaemonPhase.SERVING)) for who, one in rows])
-    yield metric("mps_clients", [(who, float(len(one.clients))) for who, one in rows])
+    yield metric(
+        "mps_daemon_serving", [(who, float(daemon.phase is DaemonPhase.SERVING)) for who, daemon in rows]
+    )
+    yield metric("mps_clients", [(who, float(len(daemon.clients))) for who, daemon in rows])
 
 
 def _shares(report: Report) -> Iterator[Family]:

@@ -135,7 +135,7 @@ class DeviceManager:
             return
         endpoint.stopped_at = self._clock()
         devices = self._devices.get(resource, {})
-        self._devices[resource] = {name: Device(False, one.numa_nodes) for name, one in devices.items()}
+        self._devices[resource] = {name: Device(False, device.numa_nodes) for name, device in devices.items()}
 
     def restart(self) -> None:
         """The kubelet starts again: holders are known from the checkpoint, devices are not known yet."""

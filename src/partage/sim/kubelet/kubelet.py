@@ -163,7 +163,9 @@ class EmbeddedKubelet:
         await self._awake.wait()
         known, self._unknown = self._unknown, set()
         for status in [status for key, status in self._pods.items() if key in known]:
-            running = {one.name for one in status.containers if one.state is ContainerState.RUNNING}
+            running = {
+                container.name for container in status.containers if container.state is ContainerState.RUNNING
+            }
             try:
                 if status.holds:
                     self._manager.readmit(status.pod, running)
@@ -257,7 +259,8 @@ class EmbeddedKubelet:
         finally:
             self._write_checkpoint()
         containers = tuple(
-            waiting_container(one.name, self._manager.holdings(pod, one.name)) for one in pod.containers
+            waiting_container(container.name, self._manager.holdings(pod, container.name))
+            for container in pod.containers
         )
         self._put(PodStatus(pod, PodPhase.PENDING, containers=containers, uid=self._uids[pod.key]))
         await self._make_ready(pod)
@@ -344,7 +347,7 @@ class EmbeddedKubelet:
             return status
         self._ended.append(pod)
         self._scheduler.unbind(pod)
-        ended = tuple(replace(one, state=ContainerState.TERMINATED) for one in status.containers)
+        ended = tuple(replace(container, state=ContainerState.TERMINATED) for container in status.containers)
         return self._put(replace(status, phase=phase, reason=reason, message=message, containers=ended))
 
     async def delete(self, pod: Pod, *, force: bool = False) -> None:
@@ -352,7 +355,7 @@ class EmbeddedKubelet:
         self._scheduler.give_up(pod)
         if pod.key in self._pods:
             status = self._pods[pod.key]
-            if force and any(one.state is ContainerState.RUNNING for one in status.containers):
+            if force and any(container.state is ContainerState.RUNNING for container in status.containers):
                 self._left.append(status)
             await self.end(pod)
             del self._pods[pod.key]

@@ -82,13 +82,15 @@ class PodStatus(Frozen):
 
     def with_container(self, changed: ContainerStatus) -> PodStatus:
         """The same with one container's status replaced."""
-        containers = (changed if one.name == changed.name else one for one in self.containers)
+        containers = (
+            changed if container.name == changed.name else container for container in self.containers
+        )
         return replace(self, containers=tuple(containers))
 
     @property
     def waiting(self) -> tuple[ContainerStatus, ...]:
         """The containers that have not started, in the pod's order."""
-        return tuple(one for one in self.containers if one.state is ContainerState.WAITING)
+        return tuple(container for container in self.containers if container.state is ContainerState.WAITING)
 
 
 class Holding(Frozen):

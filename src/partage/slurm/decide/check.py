@@ -95,8 +95,8 @@ def _gres(files: Sequence[ConfFile], version: SlurmVersion, notes: Notebook) -> 
         return None
     found = [read_gres_conf(file, version, notes) for file in files]
     return GresConf(
-        tuple(record for one in found for record in one.records),
-        tuple(detection for one in found for detection in one.detections),
+        tuple(record for conf in found for record in conf.records),
+        tuple(detection for conf in found for detection in conf.detections),
     )
 
 
@@ -169,8 +169,8 @@ def _check_mig(seen: SeenGpu, gpu: Gpu, notes: Notebook) -> None:
         hint = f"its MIG devices: {listed}" if listed else "it has no MIG devices now"
         _say(seen, f"no MIG device of GPU {gpu.index} has the files {','.join(seen.files[1:])}", notes, hint)
         return
-    said = _PROFILE.search(seen.type)
-    if said is not None and not device.profile.startswith(said[0]) and said[0] not in device.profile:
+    match = _PROFILE.search(seen.type)
+    if match is not None and not device.profile.startswith(match[0]) and match[0] not in device.profile:
         _say(seen, f"type {seen.type} is a MIG device {device.profile} of GPU {gpu.index}", notes)
 
 

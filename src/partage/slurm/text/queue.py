@@ -33,8 +33,8 @@ _NOT_GRES = re.compile(r"(?:cpu|mem|node|billing|energy|license)[=:]")
 
 def parse_queue(content: str) -> tuple[QueuedJob, ...]:
     """The jobs, by number. Raises CodecError."""
-    found = [job for row in rows_of(content) if (job := _job(row)) is not None]
-    return tuple(sorted(found, key=lambda one: one.job))
+    jobs = [job for row in rows_of(content) if (job := _job(row)) is not None]
+    return tuple(sorted(jobs, key=lambda one: one.job))
 
 
 def _job(row: Mapping[str, Any]) -> QueuedJob | None:
@@ -61,7 +61,9 @@ def _job(row: Mapping[str, Any]) -> QueuedJob | None:
 
 def _held(row: Mapping[str, Any], nodes: list[str], node: str) -> tuple[HeldGres, ...]:
     found = detail_of(row.get("gres_detail"), nodes, node) or ()
-    return tuple(HeldGres(one[1], int(one[3]), held_gres(one), tuple(indexes_of(one))) for one in found)
+    return tuple(
+        HeldGres(match[1], int(match[3]), held_gres(match), tuple(indexes_of(match))) for match in found
+    )
 
 
 def _text(value: object) -> str:
@@ -115,4 +117,4 @@ def parse_job_names(text: str) -> dict[JobId, str] | None:
     found = [_NAMED.fullmatch(word) for word in text.split()]
     if not all(found):
         return None
-    return {JobId(int(one[1])): one[2] for one in found if one is not None}
+    return {JobId(int(match[1])): match[2] for match in found if match is not None}

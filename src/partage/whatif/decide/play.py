@@ -106,7 +106,7 @@ class _Play:
     ) -> None:
         self._pods = pods
         self._fleet = fleet
-        self._offers = [NodeOffer(one) for one in desired]
+        self._offers = [NodeOffer(state) for state in desired]
         self._nodes = [
             Node(name, kind, fleet.kinds[kind], NodeAllocator(self._offers[kind]))
             for name, kind in zip(fleet.names, fleet.kind_of, strict=True)

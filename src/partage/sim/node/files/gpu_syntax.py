@@ -159,8 +159,8 @@ def _pci_device_id(field: Field) -> str | None:
 
 def _numa(row: Table, default: int | None) -> int | None:
     """NUMA node; the kernel's -1 means none."""
-    found = row.get("numa-node")
-    return None if found and found.value == -1 else row.nullable("numa-node", read_index, default)
+    field = row.get("numa-node")
+    return None if field and field.value == -1 else row.nullable("numa-node", read_index, default)
 
 
 def _architecture(field: Field) -> str | None:

@@ -106,9 +106,9 @@ def _machine(top: Table, name: str) -> Machine:
 
 def _header(top: Table) -> None:
     for key, word in (("version", VERSION), ("kind", KIND)):
-        found = top.get(key)
-        if found and found.value != word:
-            found.error(f"{describe(found.value)} is not the {key} of a machine", f"write {key}: {word}")
+        field = top.get(key)
+        if field and field.value != word:
+            field.error(f"{describe(field.value)} is not the {key} of a machine", f"write {key}: {word}")
 
 
 def _recorded(top: Table) -> str:
@@ -170,7 +170,7 @@ def _lost_gpus(top: Table) -> tuple[LostGpu, ...]:
         for row in rows
         if row
     ]
-    return tuple(sorted(lost, key=lambda one: one.index))
+    return tuple(sorted(lost, key=lambda gpu: gpu.index))
 
 
 def _nothing_twice(top: Table, gpus: Sequence[Gpu], lost: Sequence[LostGpu]) -> None:

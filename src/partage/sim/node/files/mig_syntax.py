@@ -55,7 +55,7 @@ def layout_problems(
         return
     for gi, members in hosts.items():
         yield from _instance_problems(gi, members)
-    ids = [*hosts, *(one.gi_id for one in empty)]
+    ids = [*hosts, *(instance.gi_id for instance in empty)]
     if len(set(ids)) < len(ids):
         yield "an empty GPU instance has an id that another one has"
         return
@@ -64,7 +64,7 @@ def layout_problems(
         yield from _overlaps(instances)
         return
     try:
-        place(geometry, [LayoutItem(*_host(one)) for one in instances])
+        place(geometry, [LayoutItem(*_host(instance)) for instance in instances])
     except DoesNotFit as error:
         yield str(error)
 
@@ -110,7 +110,7 @@ def read_geometry(place: Field, model: str) -> Geometry | None:
         return None
     before = place.notes.errors
     places = row.needed("profiles", lambda field: field.items(at_most=_MOST_PROFILES)) or []
-    specs = [spec for one in places if (spec := _spec(one))]
+    specs = [spec for field in places if (spec := _spec(field))]
     _each_once(row, specs)
     most = row.value("most-instances", _amount, 0)
     if place.notes.errors > before:
@@ -213,15 +213,15 @@ def read_instances(row: Table, gpu: Gpu) -> tuple[tuple[MigDevice, ...], tuple[E
     notes = row.whole.notes
     before = notes.errors
     rows = [place.table(MIG_KEYS) for place in row.value("mig-devices", Field.items, [])]
-    devices = [_mig_device(one, gpu, index) for index, one in enumerate(rows) if one]
+    devices = [_mig_device(table, gpu, index) for index, table in enumerate(rows) if table]
     rows = [place.table(EMPTY_KEYS) for place in row.value("empty-instances", Field.items, [])]
-    empty = [_empty_instance(one, gpu) for one in rows if one]
+    empty = [_empty_instance(table, gpu) for table in rows if table]
     if notes.errors > before:
         return (), ()
     whole, hosts = tuple(filter(None, devices)), tuple(filter(None, empty))
     for problem in layout_problems(geometry_of(gpu), whole, hosts):
         row.here("mig-devices" if whole else "empty-instances").error(problem)
-    return whole, tuple(sorted(hosts, key=lambda one: one.gi_id))
+    return whole, tuple(sorted(hosts, key=lambda instance: instance.gi_id))
 
 
 def _empty_instance(row: Table, gpu: Gpu) -> EmptyInstance | None:
