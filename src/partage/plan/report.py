@@ -111,11 +111,11 @@ class PolicyReport(Frozen):
         if self.reason.held_back:
             why = self.problems[0].message if self.problems else self.reason
             return f"the policy of before stays in force for now: {why}"
-        said = str(self.problems[0]) if self.problems else self.reason
+        text = str(self.problems[0]) if self.problems else self.reason
         more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
         if self.state is PolicyState.NONE:
-            return f"no policy is in force: {said}{more}"
-        return f"{name} stays in force: {said}{more}"
+            return f"no policy is in force: {text}{more}"
+        return f"{name} stays in force: {text}{more}"
 
 
 class GpuReport(Frozen):
@@ -315,7 +315,7 @@ def _held_by_gpu(node: KnownNode, entries: Sequence[LedgerEntry], done: TurnResu
         **{gpu: gpu for gpu in (*node.known, *done.state.serving)},
     }
     for devices in done.view.offer.values():
-        gpu_of |= {one.device: one.gpu for one in devices}
+        gpu_of |= {device.device: device.gpu for device in devices}
     held = (gpu_of.get(device_of(entry.id)) for entry in entries)
     return Counter(gpu for gpu in held if gpu is not None)
 
