@@ -14,7 +14,7 @@ from partage.errors import DriverUnavailable, Unsupported
 from partage.model.gpu import ComputeMode
 from partage.model.gpu_use import UseKind
 from partage.model.mps import DaemonPhase, DaemonState
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.sim.node.faults import (
     FailCall,
     HealCall,

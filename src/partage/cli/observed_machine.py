@@ -5,7 +5,7 @@ from __future__ import annotations
 from partage.edges.hardware.port import Hardware
 from partage.model.gpu import NoDriver
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.sim.node.machine import Machine
 
 

@@ -14,17 +14,8 @@ from msgspec import field
 
 from partage.model.ids import ResourceName
 from partage.model.layout import LayoutItem
-from partage.model.strategy import Strategy
+from partage.model.strategy import Interval, Strategy
 from partage.values import Frozen, Tagged
-
-
-class Interval(StrEnum):
-    """Length of a time slice (``nvidia-smi compute-policy --set-timeslice``)."""
-
-    DEFAULT = "default"
-    SHORT = "short"
-    MEDIUM = "medium"
-    LONG = "long"
 
 
 class Exclusive(Tagged):

@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from partage.model.geometry import Placement
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
-from partage.model.policy import Interval
-from partage.model.strategy import Strategy, StrategyTraits
+from partage.model.strategy import Interval, Strategy, StrategyTraits
 from partage.values import Frozen
 
 

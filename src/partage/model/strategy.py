@@ -11,6 +11,15 @@ from enum import StrEnum
 from partage.values import Frozen
 
 
+class Interval(StrEnum):
+    """Length of a time slice (``nvidia-smi compute-policy --set-timeslice``)."""
+
+    DEFAULT = "default"
+    SHORT = "short"
+    MEDIUM = "medium"
+    LONG = "long"
+
+
 class StrategyTraits(Frozen):
     """What a strategy is like.
 

@@ -20,7 +20,6 @@ from partage.model.policy import (
     Exclusive,
     GpuCriteria,
     GpuEntry,
-    Interval,
     MigStrategy,
     Mps,
     MpsClient,
@@ -31,6 +30,7 @@ from partage.model.policy import (
     TimeSlicing,
     WatchAction,
 )
+from partage.model.strategy import Interval
 from partage.units import GIB
 from tests.edges.files.policy_texts import NATIVE
 

@@ -26,7 +26,6 @@ from partage.model.policy import (
     Exclusive,
     GpuCriteria,
     GpuEntry,
-    Interval,
     MemoryUnits,
     Mps,
     Policy,
@@ -35,6 +34,7 @@ from partage.model.policy import (
     TimeSlicing,
 )
 from partage.model.share import DeviceOffer, Guarantee, weakest
+from partage.model.strategy import Interval
 from partage.plan.offer.desired import resolve
 from partage.plan.offer.guarantees import promised
 from partage.plan.offer.mps_shares import limits_clients, no_namespaces

@@ -17,7 +17,6 @@ from partage.model.named_layouts import DISABLED, ENABLED, parse_layout_name
 from partage.model.policy import (
     DesiredMig,
     Exclusive,
-    Interval,
     MemoryUnits,
     Mps,
     MpsClient,
@@ -25,6 +24,7 @@ from partage.model.policy import (
     TimeSlicing,
     UnitPlacement,
 )
+from partage.model.strategy import Interval
 from partage.units import GIB, MIB, parse_bytes, parse_gpu_memory, parse_percent
 
 MOST_ITEMS = 512

@@ -204,9 +204,10 @@ class Discovery:
     def _condition(self, index: int, count: int) -> GpuCondition | None:
         try:
             handle = self._nvml.handle(index)
-            if self._nvml.product(handle) in _NO_GPUS:
-                return None
             uuid = self._nvml.gpu_uuid(handle)
+            known = self._nvml.memory.facts.get(uuid)
+            if (known.product if known else self._nvml.product(handle)) in _NO_GPUS:
+                return None
             fields = self._nvml.fields(handle)
             mig_mode = self._nvml.mig_mode(handle)
             return GpuCondition(

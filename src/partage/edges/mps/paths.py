@@ -8,7 +8,7 @@ from pathlib import Path
 
 from partage.errors import Unsupported
 from partage.model.ids import DeviceUuid, device_uuid
-from partage.model.mps import CONTROL_PROGRAM, SERVER
+from partage.model.mps import CONTROL_PROGRAM, SERVER, is_device_uuid
 from partage.model.paths import LIBRARY_DIRECTORIES, check_socket_path
 from partage.values import Frozen
 
@@ -93,6 +93,15 @@ class NodeProgram(Frozen):
     root: Path
     program: Path
     environment: Mapping[str, str]
+
+
+def homes_below(run_dir: Path) -> list[DaemonPaths]:
+    """The paths of all devices that have or had a daemon. Blocking."""
+    try:
+        names = sorted(entry.name for entry in (run_dir / "mps").iterdir() if entry.is_dir())
+    except OSError:
+        return []
+    return [DaemonPaths.of(run_dir, name) for name in names if is_device_uuid(name)]
 
 
 class DriverFiles(Frozen):

@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
-from partage.model.policy import Interval
 from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon
+from partage.model.strategy import Interval
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings
 from partage.values import Frozen
 

@@ -13,8 +13,8 @@ from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec
-from partage.model.policy import Interval
 from partage.model.samples import Throttle, ThrottleTime
+from partage.model.strategy import Interval
 from partage.sim.node.load import Load
 from partage.sim.node.machine import DRIVER, Machine, derived_uuid
 from partage.sim.node.topology import has_nvswitch
