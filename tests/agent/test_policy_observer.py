@@ -336,7 +336,10 @@ def of_directory(
     config_map: ConfigMap, saved: SavedPolicy | None = None, rest_s: float = 10.0, **options: Any
 ) -> PolicyObserver:
     settings = AgentOptions(
-        policy=config_map.path, intervals=Intervals(policy_s=60.0, rest_s=rest_s), awaits_labels=True, **options
+        policy=config_map.path,
+        intervals=Intervals(policy_s=60.0, rest_s=rest_s),
+        awaits_labels=True,
+        **options,
     )
     return PolicyObserver(settings, geometry_of, lambda: None, saved, DirectoryChanges())
 
