@@ -93,6 +93,16 @@ class HostedAgent(Agent):
             await run(self.options, hardware, stop=self._stop, beside=beside, connect=ClusterConnection)
         finally:
             await hardware.close()
+            await self._sockets_are_closed()
+
+    async def _sockets_are_closed(self) -> None:
+        """A connection is closed by the turn of the loop after its end, and a process need not wait for that:
+        the loop watches nothing any more but what wakes it up."""
+        watched = self._loop._selector.get_map()  # type: ignore[attr-defined]
+        async with asyncio.timeout(LIMIT_S):
+            while len(watched) > 1:
+                await asyncio.sleep(0.001)
+        await asyncio.sleep(0)
 
     async def _pages(self, status: AgentStatus, hardware: RemoteHardware) -> None:
         """HTTP and the report file, until cancelled."""
@@ -129,18 +139,20 @@ def hosted(
     if isinstance(policy, str):
         node.write_policy(policy)
         policy = node.policy
+    places: dict[str, Any] = {
+        "kubelet_dir": node.kubelet_dir,
+        "pod_resources": node.pod_resources,
+        "state_dir": node.state_dir,
+        "run_dir": node.run_dir,
+        "cdi_dir": node.root / "cdi",
+        "container_logs": node.container_logs,
+    }
     chosen = AgentOptions(
-        kubelet_dir=node.kubelet_dir,
-        pod_resources=node.pod_resources,
-        state_dir=node.state_dir,
-        run_dir=node.run_dir,
-        cdi_dir=node.root / "cdi",
-        container_logs=node.container_logs,
         policy=policy,
         environ=os.environ,
         cluster=cluster_config(str(kubeconfig), os.environ) if kubeconfig else None,
         intervals=intervals,
-        **options,
+        **(places | options),
     )
     with ExitStack() as stack:
         if machine is not None:
