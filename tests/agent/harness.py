@@ -175,6 +175,10 @@ class AgentProcess(Agent):
     def pid(self) -> int:
         return self.process.pid
 
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
     def helper_pid(self) -> int | None:
         """The helper that it spawned."""
         try:

@@ -9,9 +9,10 @@ from __future__ import annotations
 import asyncio
 import os
 import threading
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.host.ticks import until_tick
 from partage.edges.kube.config import cluster_config
 from partage.kubernetes.agent.connection import ClusterConnection
+from partage.kubernetes.agent.node_writer import ClusterIntervals
 from partage.serve_http.agent_pages import agent_pages
 from partage.serve_http.http import HttpServer
 from partage.serve_http.listen import listen
@@ -46,6 +48,12 @@ QUICK = Intervals(
     retry_s=0.2,
 )
 """A tenth of an agent's usual times; those after which it complains are as usual."""
+CONNECT = partial(
+    ClusterConnection,
+    intervals=ClusterIntervals(
+        settle_s=0.05, retry_s=0.1, retry_longest_s=6.0, contested_s=0.5, drain_s=0.5, drain_confirm_s=0.5
+    ),
+)
 
 
 @dataclass(slots=True)
@@ -63,6 +71,10 @@ class HostedAgent(Agent):
         self._thread = threading.Thread(target=self._lives, name="hosted agent", daemon=True)
         self._thread.start()
         wait_for(lambda: self.url or self._failure, what="the address of its pages")
+
+    @property
+    def runs(self) -> bool:
+        return self._thread is not None and self._thread.is_alive()
 
     def stop(self) -> int:
         """As SIGTERM does; its exit code. Raises what ended it before."""
@@ -90,7 +102,7 @@ class HostedAgent(Agent):
             await self._pages(status, hardware)
 
         try:
-            await run(self.options, hardware, stop=self._stop, beside=beside, connect=ClusterConnection)
+            await run(self.options, hardware, stop=self._stop, beside=beside, connect=CONNECT)
         finally:
             await hardware.close()
             await self._sockets_are_closed()
@@ -163,3 +175,14 @@ def hosted(
             yield agent
         finally:
             agent.stop()
+
+
+@asynccontextmanager
+async def hosted_beside(node: Place, **how: Any) -> AsyncIterator[HostedAgent]:
+    """The same beside an API server in the loop of the test, for which the agent's last words are."""
+    lives = hosted(node, **how)
+    agent = lives.__enter__()
+    try:
+        yield agent
+    finally:
+        await asyncio.to_thread(lives.__exit__, None, None, None)

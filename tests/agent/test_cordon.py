@@ -3,11 +3,12 @@
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from partage.cli.main import run
-from tests.agent.harness import MACHINE, healthy, ids, native, registered, running, spawn
+from tests.agent.harness import MACHINE, healthy, ids, native, registered
 from tests.agent.hosted import hosted
 from tests.agent.test_cluster import _agent, _kubeconfig, _until
 from tests.kubelet_script import held, wait_for
@@ -54,7 +55,9 @@ def test_held_shares_stay_healthy_and_free_ones_are_given_to_nobody(node, kubele
 def test_what_the_node_said_last_counts_while_the_api_server_is_away(node, kubelet, cluster, healthy_ones):
     node.state_dir.mkdir()
     (node.state_dir / "cordoned-by-node").write_text("0\n")
-    away = {"kubeconfig": _kubeconfig(node.root, "https://127.0.0.1:1"), "node_name": "n1"} if cluster else {}
+    away: dict[str, Any] = (
+        {"kubeconfig": _kubeconfig(node.root, "https://127.0.0.1:1"), "node_name": "n1"} if cluster else {}
+    )
     with hosted(node, **away) as agent:
         registered(kubelet, GPU)
         agent.wait(lambda: len(healthy(kubelet, GPU)) == healthy_ones, "from the first list on")
