@@ -151,20 +151,20 @@ def hosted(
     if isinstance(policy, str):
         node.write_policy(policy)
         policy = node.policy
-    places: dict[str, Any] = {
+    usual: dict[str, Any] = {
         "kubelet_dir": node.kubelet_dir,
         "pod_resources": node.pod_resources,
         "state_dir": node.state_dir,
         "run_dir": node.run_dir,
         "cdi_dir": node.root / "cdi",
         "container_logs": node.container_logs,
+        "environ": os.environ,
     }
     chosen = AgentOptions(
         policy=policy,
-        environ=os.environ,
         cluster=cluster_config(str(kubeconfig), os.environ) if kubeconfig else None,
         intervals=intervals,
-        **(places | options),
+        **(usual | options),
     )
     with ExitStack() as stack:
         if machine is not None:
