@@ -70,7 +70,7 @@ wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 test: $(READY)  ## the tests that need nothing but Python (10 to 15 minutes on two cores)
 	@$(PYTEST) -m "not real" || { test $$? -eq 1 && $(FAILED_ALONE); }
 
-test-all: $(READY) $(REAL_PARTS)  ## all tests, those with real Slurms, Chromium, Prometheus, NVIDIA's programs, too (20 minutes)
+test-all: $(READY) $(REAL_PARTS)  ## all tests, also those with real Slurms, Chromium, Prometheus, NVIDIA's programs, and those marked real (20 minutes)
 	@$(PYTEST) || { test $$? -eq 1 && $(FAILED_ALONE); }
 
 # The environment is a folder of its own: .venv stays as it is.
