@@ -108,7 +108,7 @@ def test_a_start_with_an_unknown_id_holds_nothing(node: Place, kubelet: Scripted
 
 
 def test_a_held_gpu_waits_and_the_others_change_at_once(node: Place, kubelet: ScriptedKubelet) -> None:
-    with running(spawn(node)) as agent:
+    with hosted(node) as agent:
         calls = registered(kubelet, GPU).calls
         first, second = ids(kubelet, GPU)[:2]
         assert calls is not None
@@ -118,10 +118,9 @@ def test_a_held_gpu_waits_and_the_others_change_at_once(node: Place, kubelet: Sc
 
         node.write_policy(native("{select: {index: [0, 1]}, time-slicing: {replicas: 4}}"))
         registered(kubelet, GPU)
-        agent.process.send_signal(signal.SIGTERM)
-        assert agent.finish() == 0
+        assert agent.stop() == 0
 
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         registered(kubelet, SHARED)
         agent.wait(lambda: agent.gpu(0).get("phase") == "waiting", "the held GPU waits after a restart, too")
         waiting = agent.gpu(0)
@@ -456,13 +455,12 @@ def test_agent_and_helper_load_no_openssl(node: Place, kubelet: ScriptedKubelet)
 
 def test_a_report_of_another_machine_brings_no_gpus(node: Place, kubelet: ScriptedKubelet) -> None:
     """The state is lost, and the run directory is of a disk that was moved, or of a test."""
-    with running(spawn(node, machine="4xa100-sxm4-40gb")) as agent:
+    with hosted(node, machine="4xa100-sxm4-40gb") as agent:
         registered(kubelet, GPU)
         node.in_report_file("A100")
-        agent.process.send_signal(signal.SIGTERM)
-        assert agent.finish() == 0
+        assert agent.stop() == 0
     shutil.rmtree(node.state_dir)
-    with running(spawn(node)) as agent:
+    with hosted(node) as agent:
         agent.wait(lambda: len(healthy(kubelet, GPU)) == 8, "the GPUs of this machine")
         agent.wait(lambda: len(agent.report()["gpus"]) == 8, "no GPU that is not there")
         agent.wait(lambda: len(ids(kubelet, GPU)) == 8, "nor an id of one")
