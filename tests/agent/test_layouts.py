@@ -177,7 +177,8 @@ def test_a_gpu_that_dies_while_its_layout_waits_is_unhealthy_and_the_others_go_o
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
     with hosted(node, machine=None, policy=with_layout("3g.40gb", "3g.40gb")) as agent:
-        offered(kubelet, LARGE, 2)
+        for resource, count in ((LARGE, 2), (MIDDLE, 6), (GPU, 3)):
+            offered(kubelet, resource, count)
         mine, _ = ids(kubelet, LARGE)
         allocate(kubelet, LARGE, mine)
         kubelet.pod_resources = held({"default/train": {"main": {LARGE: [mine]}}})
