@@ -111,11 +111,11 @@ class PolicyReport(Frozen):
         if self.reason.held_back:
             why = self.problems[0].message if self.problems else self.reason
             return f"the policy of before stays in force for now: {why}"
-        said = str(self.problems[0]) if self.problems else self.reason
+        text = str(self.problems[0]) if self.problems else self.reason
         more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
         if self.state is PolicyState.NONE:
-            return f"no policy is in force: {said}{more}"
-        return f"{name} stays in force: {said}{more}"
+            return f"no policy is in force: {text}{more}"
+        return f"{name} stays in force: {text}{more}"
 
 
 class GpuReport(Frozen):
@@ -225,7 +225,8 @@ class Report(Frozen):
     doubts: why the limits of an MPS daemon may not be what was set, by its device.
     mig_config: what became of the label that asks for a layout; None: the node has no such label, or its
     labels are not known. labels: of the Node; None: not known. other_labels: who else writes the same
-    labels, a sentence; empty for nobody.
+    labels, a sentence; empty for nobody. slurm_waits: why the node is not yet as Slurm is to have it; empty
+    if it is, or if it is no node of Slurm.
     """
 
     made: ReportTime
@@ -243,6 +244,7 @@ class Report(Frozen):
     mig_config: MigConfigReport | None = None
     labels: NodeLabels | None = None
     other_labels: str = ""
+    slurm_waits: str = ""
 
     @property
     def is_settled(self) -> bool:
@@ -313,7 +315,7 @@ def _held_by_gpu(node: KnownNode, entries: Sequence[LedgerEntry], done: TurnResu
         **{gpu: gpu for gpu in (*node.known, *done.state.serving)},
     }
     for devices in done.view.offer.values():
-        gpu_of |= {one.device: one.gpu for one in devices}
+        gpu_of |= {device.device: device.gpu for device in devices}
     held = (gpu_of.get(device_of(entry.id)) for entry in entries)
     return Counter(gpu for gpu in held if gpu is not None)
 
