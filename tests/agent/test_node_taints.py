@@ -2,7 +2,7 @@
 
 import asyncio
 
-from partage.model.node_taints import NodeTaint
+from partage.model.node_labels import NodeTaint
 from partage.sim.node.faults import LoseGpu, RaiseXid
 from tests.agent.test_cluster import NodeServer, _agent, _until
 
