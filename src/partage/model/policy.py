@@ -158,6 +158,15 @@ DeviceSelector = AllDevices | LowestIndexes | ListedDevices
 # --- entries -----------------------------------------------------------------------------------
 
 
+class Via(StrEnum):
+    """How pods ask for shares of a GPU: from the device plugin, by an amount in ``limits``; or by a
+    ResourceClaim, from the DRA driver. A GPU is offered in one way only.
+    """
+
+    DEVICE_PLUGIN = "device-plugin"
+    CLAIMS = "claims"
+
+
 class LabelCondition(Frozen):
     """The Node has the label ``key`` with one of these values."""
 
@@ -202,6 +211,7 @@ class GpuEntry(Tagged):
     when:   the entry counts on nodes whose labels meet all of these; () on every node.
     in_place_of: what the node's label asks for and Partage does not have (``node_labels.STOOD_FOR``), and
     this entry is the nearest; empty: nothing.
+    via: how pods ask for its shares.
     """
 
     origin: str
@@ -214,6 +224,7 @@ class GpuEntry(Tagged):
     drain: Drain | None = None
     when: tuple[LabelCondition, ...] = ()
     in_place_of: str = ""
+    via: Via = Via.DEVICE_PLUGIN
 
 
 class ResourceEntry(Tagged):

@@ -7,7 +7,7 @@ from enum import StrEnum
 
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
 from partage.model.placement import Placement
-from partage.model.policy import Interval
+from partage.model.policy import Interval, Via
 from partage.model.strategy import Strategy, StrategyTraits
 from partage.values import Frozen
 
@@ -78,6 +78,7 @@ class DeviceOffer(Frozen):
                  of a directory's name; the number of the container's units follows.
     by_memory:   its shares are units of memory: a container may hold several, all of one device.
     spread:      a container gets them where most is free, else where least is free that is enough.
+    via:         how pods ask for it. By claims, ``resource`` is the DeviceClass.
     """
 
     device: DeviceUuid
@@ -104,6 +105,7 @@ class DeviceOffer(Frozen):
     pipe: str = ""
     by_memory: bool = False
     spread: bool = False
+    via: Via = Via.DEVICE_PLUGIN
 
     @property
     def traits(self) -> StrategyTraits:
