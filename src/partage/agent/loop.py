@@ -32,7 +32,7 @@ from partage.edges.host.ticks import until_tick
 from partage.model.gpu import NoDriver
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Policy
-from partage.model.share import GpuOffer, resources_of
+from partage.model.share import GpuOffer, plugin_resources
 from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.mig_config import mig_config_report
 from partage.plan.offer.guarantees import promised, served_by_own_users
@@ -306,7 +306,7 @@ class Loop(Struct):
             for plugin in parts.plugins.publish(self.view, self._terms):
                 parts.serve(plugin)
         if desired:
-            for name in parts.plugins.retire(resources_of(desired.offer), parts.clock()):
+            for name in parts.plugins.retire(plugin_resources(desired.offer), parts.clock()):
                 parts.retire(name)
 
     def _report(self, seen: TurnInput, done: TurnResult, began_s: float) -> None:

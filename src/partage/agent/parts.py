@@ -43,7 +43,7 @@ from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import may_exist, socket_identity
 from partage.model.gpu import devices_of
 from partage.model.ids import DeviceUuid, ResourceName
-from partage.model.share import resources_of
+from partage.model.share import plugin_resources
 from partage.model.xid import XidRules
 from partage.plan.reconcile.node_plan import NodePlan
 from partage.plan.reconcile.planner import Planner
@@ -287,7 +287,7 @@ class Parts:
     def _resources(self) -> set[ResourceName]:
         """What is offered, or is to be."""
         desired = self.policies.desired
-        return {*self.plugins.by_name, *(resources_of(desired.offer) if desired else ())}
+        return {*self.plugins.by_name, *(plugin_resources(desired.offer) if desired else ())}
 
     def _resend(self) -> bool:
         """Send the lists that the kubelet watches once more. False: it watches none."""

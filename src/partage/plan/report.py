@@ -21,9 +21,11 @@ from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
+from partage.plan.serve.ledger_entry import NAMED, Certainty, LedgerEntry
 from partage.plan.turn import TurnResult
 from partage.values import Answer, Frozen
+
+_CERTAIN = (*NAMED, Certainty.CLAIMED)
 
 
 class PolicyState(StrEnum):
@@ -249,7 +251,7 @@ class Report(Frozen):
         """Whether nothing in it is to change, or is only known for some time."""
         return (
             all(_is_settled(gpu) for gpu in self.gpus)
-            and all(entry.certainty in (Certainty.OBSERVED, Certainty.PROVEN) for entry in self.entries)
+            and all(entry.certainty in _CERTAIN for entry in self.entries)
             and self.dependencies == DependencyProblems()
             and not self.doubts
         )
