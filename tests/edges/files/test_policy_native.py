@@ -442,7 +442,7 @@ def test_pods_ask_by_claim_where_the_entry_says_so() -> None:
             "by a DeviceClass, not by this name",
         ),
         (
-            "{select: all, via: claims, mps: {clients: [{memory: 8Gi}, {memory: 4Gi}]}}",
+            "{select: all, via: claims, mps: {clients: [{name: a, memory: 8Gi}, {name: b}]}}",
             "one of unequal clients",
         ),
         ("{select: all, via: claims, mig: {layout: [1g.10gb], mps: {replicas: 2}}}", "MIG device as a whole"),
