@@ -190,8 +190,8 @@ class DependencyProblems(Frozen):
     longer than a restart of it takes. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
     checkpoint of held ids. processes: nobody can look for processes that are left of pods, so the kubelet's
     word alone ends a hold. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
-    api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
-    history of use.
+    api_server: the API server of the cluster, where the Node is kept up to date. slurm: why the node is not
+    yet as Slurm is to have it. history: the files of the history of use.
     """
 
     hardware: str = ""
@@ -203,6 +203,7 @@ class DependencyProblems(Frozen):
     cdi: str = ""
     guard: str = ""
     api_server: str = ""
+    slurm: str = ""
     history: str = ""
 
 
