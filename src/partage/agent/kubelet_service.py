@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from partage.agent.driver_gate import DriverGate
@@ -44,8 +44,10 @@ from partage.plan.serve.unit_allocation import NoRoom
 from partage.plan.turn import NodeState, after_restart
 
 if TYPE_CHECKING:
+    from partage.agent.claims_part import ConnectClaims
     from partage.agent.cluster_part import ConnectCluster
     from partage.edges.kube.port import ClusterNode
+    from partage.model.claim import ClaimHold
 
 FIRST_ANSWER_S = 0.3
 """How long the start waits for the first answer of PodResources and the first check of the watchdog, in
@@ -70,6 +72,7 @@ class KubeletService(NodeService):
         state_writer: StateWriter,
         *,
         connect: ConnectCluster,
+        connect_claims: ConnectClaims,
         watch_labels: WatchLabels | None = None,
     ) -> None:
         super().__init__(options, hardware, status, state_writer)
@@ -85,6 +88,7 @@ class KubeletService(NodeService):
         self.cluster = connect(options, status, ask, self._know, self.policies.judge_again)
         if options.rollout:
             self.policies.may_change = self.cluster.may_change
+        self.claims = connect_claims(options, self.ledger, clock, ask, self._ask_claims)
         self.cordon = CordonObserver(options.state_dir, self.changes, intervals, ask)
         self.other_plugins = OtherPluginObserver(
             directory=options.kubelet_dir,
@@ -167,6 +171,8 @@ class KubeletService(NodeService):
             tasks["features"] = FeaturesFile(file, self.status, options.labels).run
         if (cluster := options.cluster) is not None:
             tasks["cluster"] = lambda: self.cluster.run(cluster, FIRST_ANSWER_S)
+        if options.dra:
+            tasks["claims"] = self.claims.run
         return tasks
 
     async def first_turn(self, group: asyncio.TaskGroup) -> None:
@@ -229,6 +235,7 @@ class KubeletService(NodeService):
             names=self._names,
             kubelet=lambda: (socket_identity(options.pod_resources), socket_identity(options.kubelet_socket)),
             resend=self._resend,
+            claims_seen=lambda: self.claims.seen(self.kubelet.claims),
             former=FormerHolders(
                 ledger=self.ledger,
                 clock=self.clock,
@@ -272,6 +279,10 @@ class KubeletService(NodeService):
         devices = devices_of(gpus)
         served = self.loop.state.serving.keys()
         return NodeNames(self.plugins.by_name.keys(), uuids | served, devices | self.served_before)
+
+    async def _ask_claims(self) -> Sequence[ClaimHold]:
+        await self.pod_resources.ask_holders()
+        return self.kubelet.claims
 
     def _resources(self) -> set[ResourceName]:
         """What is offered, or is to be."""

@@ -191,7 +191,7 @@ class DependencyProblems(Frozen):
     checkpoint of held ids. processes: nobody can look for processes that are left of pods, so the kubelet's
     word alone ends a hold. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
     api_server: the API server of the cluster, where the Node is kept up to date. slurm: why the node is not
-    yet as Slurm is to have it. history: the files of the history of use.
+    yet as Slurm is to have it. history: the files of the history of use. claims: the DRA driver.
     """
 
     hardware: str = ""
@@ -205,6 +205,7 @@ class DependencyProblems(Frozen):
     api_server: str = ""
     slurm: str = ""
     history: str = ""
+    claims: str = ""
 
 
 class ReportTime(Frozen):
