@@ -53,8 +53,8 @@ def claim_offer(now: NodeMoment) -> ClaimOffer:
     offered no more.
     """
     offer = {gpu: rows for gpu, offered in now.view.offer.items() if (rows := _by_claim(offered))}
-    rows = [row for rows in offer.values() for row in rows]
-    return ClaimOffer(offer, {row.device: reason for row in rows if (reason := now.why_closed(row))})
+    every = (row for rows in offer.values() for row in rows)
+    return ClaimOffer(offer, {row.device: reason for row in every if (reason := now.why_closed(row))})
 
 
 def _by_claim(rows: GpuOffer) -> GpuOffer:
