@@ -162,7 +162,7 @@ def resources_of(offer: NodeOffer) -> dict[ResourceName, Resource]:
     """The offers grouped by resource name; the names in the order of the first GPU that has them."""
     rows: dict[ResourceName, list[DeviceOffer]] = {}
     offerings = (offering for gpu_offer in offer.values() for offering in gpu_offer)
-    for offering in sorted(offerings, key=_node_order):
+    for offering in sorted(offerings, key=node_order):
         rows.setdefault(offering.resource, []).append(offering)
     return {name: Resource(name, tuple(offerings)) for name, offerings in rows.items()}
 
@@ -172,6 +172,6 @@ def plugin_resources(offer: NodeOffer) -> dict[ResourceName, Resource]:
     return {name: one for name, one in resources_of(offer).items() if name not in DEVICE_CLASSES}
 
 
-def _node_order(offering: DeviceOffer) -> tuple[int, int, int]:
+def node_order(offering: DeviceOffer) -> tuple[int, int, int]:
     _, _, mig_index = offering.index.partition(":")
     return offering.gpu_index, int(mig_index or -1), offering.first
