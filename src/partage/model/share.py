@@ -173,5 +173,6 @@ def plugin_resources(offer: NodeOffer) -> dict[ResourceName, Resource]:
 
 
 def node_order(offering: DeviceOffer) -> tuple[int, int, int]:
+    """The order of a node's offers: by GPU index, MIG index and first share."""
     _, _, mig_index = offering.index.partition(":")
     return offering.gpu_index, int(mig_index or -1), offering.first
