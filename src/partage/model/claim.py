@@ -20,3 +20,26 @@ class ClaimHold(Frozen):
     pod: str
     container: str
     claim: str
+
+
+class PreparedDevice(Frozen):
+    """A device of a claim, ready for containers.
+
+    request: name of the request that pods name. cdi_devices: names that the container runtime gets. share_id:
+    of a device that is shared; None: it is not.
+    """
+
+    request: str
+    pool: str
+    device: str
+    cdi_devices: tuple[str, ...]
+    share_id: str | None = None
+
+
+class DeviceCondition(Frozen):
+    """The health of a device of the pool. message: why it is not healthy; empty if it is."""
+
+    pool: str
+    device: str
+    healthy: bool
+    message: str = ""
