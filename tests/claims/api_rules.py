@@ -66,7 +66,7 @@ def _of_policy(capacity: dict[str, Any]) -> Iterator[str]:
     default = parse_quantity(policy["default"])
     if ("validRange" in policy) == ("validValues" in policy):
         yield "not one of range and values"
-    values = [parse_quantity(one) for one in policy.get("validValues", [default])]
+    values = [parse_quantity(one) for one in policy.get("validValues", [policy["default"]])]
     if values != sorted(set(values)) or default not in values or len(values) > 10 or values[-1] > value:
         yield f"values {values}"
     if "validRange" in policy:

@@ -16,7 +16,7 @@ from partage.claims.model.grant import Granted, RefusalReason, Refused
 from partage.claims.model.names import DRIVER
 from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
-from partage.model.ids import GpuUuid, ResourceName, ShareId
+from partage.model.ids import GpuUuid, ResourceName, ShareId, device_of
 from partage.model.policy import Interval, WatchAction
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy
@@ -33,7 +33,7 @@ def ref(name: str) -> ClaimRef:
 
 
 def result(
-    row: DeviceOffer | str, request: str = "req", share: str | None = None, **consumed: int
+    row: DeviceOffer | str, request: str = "req", share: str | None = None, /, **consumed: int
 ) -> ClaimResult:
     name = row if isinstance(row, str) else next(iter(devices(row).rows))
     shared = None if isinstance(row, str) or not row.traits.in_shares else "share-0"
@@ -80,7 +80,7 @@ def numbers(found: Granted) -> list[list[int]]:
 def test_a_whole_gpu() -> None:
     row = whole(0)
     (share,) = granted(claim("a", result(row)), devices(row)).shares
-    assert (share.ids, share.memory_bytes, share.guarantee) == ((row.device,), 80 * GIB, Guarantee.HARD)
+    assert (share.ids, share.memory_bytes, share.guarantee) == (row.share_ids, 80 * GIB, Guarantee.HARD)
     assert (share.device, share.uuid, share.gpu, share.resource) == (
         "gpu-00000000",
         row.device,
@@ -121,7 +121,7 @@ def test_a_mig_device_beside_another_of_its_gpu() -> None:
     first, second = node.rows
     a = granted(claim("a", result(first)), node)
     b = granted(claim("b", result(second)), node, a)
-    assert [one.shares[0].ids for one in (a, b)] == [(rows[0].device,), (rows[1].device,)]
+    assert [one.shares[0].ids for one in (a, b)] == [rows[0].share_ids, rows[1].share_ids]
 
 
 def test_several_requests_of_one_claim_may_have_shares_of_one_gpu() -> None:
@@ -286,7 +286,7 @@ def test_holds_elsewhere_are_in_nobodys_way() -> None:
     }
     node = devices(*rows)
     first, second, _ = node.rows
-    granted(claim("a", result(first, share="s", memory=7 * GIB), result(second, "mig")), node, held=held)
+    granted(claim("a", result(first, "req", "s", memory=7 * GIB), result(second, "mig")), node, held=held)
 
 
 def test_units_of_another_size_are_in_the_way() -> None:
@@ -467,7 +467,7 @@ def test_nothing_is_given_twice_and_no_card_gives_more_than_it_has(data: st.Data
             assert sum(share.cores for share in mine) <= 100
             assert {id_ for share in mine for id_ in share.ids} <= {*row.share_ids}
         for share in shares:
-            assert (PLUGIN, ShareId(share.uuid)) not in held
+            assert not {hold for hold in held if device_of(hold[1]) == share.uuid}
 
 
 def _on(kept: Mapping[str, Granted], hold: Hold) -> bool:
