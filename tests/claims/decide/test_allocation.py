@@ -313,6 +313,15 @@ def test_the_same_share_twice_is_no_allocation() -> None:
     assert refused(claim("a", one, replace(one, request="b")), devices(row))[0] == "unreadable"
 
 
+@pytest.mark.parametrize("uid", ["", "../../etc/x", "a" * 65, "a-", "x y", "ü"], ids=str.__len__)
+def test_what_is_no_uid_gets_into_no_name(uid: str) -> None:
+    row = amounts(0, 8)
+    found = grant(Claim(ClaimRef("a", "b", uid), allocated=True), ClaimRef("a", "b", uid), devices(row))
+    assert isinstance(found, Refused)
+    assert found.reason is RefusalReason.UNREADABLE
+    assert refused(claim("a", replace(result(row), share_id=uid)), devices(row))[0] == "unreadable"
+
+
 # --- configuration -------------------------------------------------------------------------------
 
 SHARE = '"apiVersion": "partage.dev/v1", "kind": "ShareConfig"'
@@ -360,9 +369,9 @@ def test_off_in_yaml_1_1_is_false_in_json() -> None:
         ('{"kind": "ShareConfig"}', "apiVersion"),
         ("[]", "object"),
         ("null", "object"),
-        ("[" * 5000, ""),
-        (f'{{{SHARE}, "\\u001b[31m": 1}}', "\\x1b[31m"),
-        (f'{{{SHARE}, "{"k" * 9000}": 1}}', "kkk"),
+        pytest.param("[" * 5000, "", id="nested"),
+        pytest.param(f'{{{SHARE}, "\\u001b[31m": 1}}', "\\x1b[31m", id="colours"),
+        pytest.param(f'{{{SHARE}, "{"k" * 9000}": 1}}', "kkk", id="long"),
     ],
 )
 def test_a_wrong_configuration_refuses_the_claim(parameters: str, said: str) -> None:
@@ -471,4 +480,4 @@ def test_nothing_is_given_twice_and_no_card_gives_more_than_it_has(data: st.Data
 
 
 def _on(kept: Mapping[str, Granted], hold: Hold) -> bool:
-    return any(share.uuid == hold[1] for one in kept.values() for share in one.shares)
+    return any(share.uuid == device_of(hold[1]) for one in kept.values() for share in one.shares)
