@@ -7,6 +7,7 @@ container of the device plugin does, and no id is held twice.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
@@ -27,6 +28,7 @@ from partage.text import count_of, listed, shortened
 from partage.units import format_exactly
 
 _MOST_NAMED = 6
+_UID = re.compile(r"[0-9a-zA-Z]([0-9a-zA-Z-]{0,62}[0-9a-zA-Z])?", re.ASCII)
 _ANEW = "delete the pod, so that it is scheduled anew"
 _LATER = "it is tried again by itself, and succeeds once that has ended"
 
@@ -93,6 +95,7 @@ def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices, driver: str) 
             f"was deleted and made again: the pod means the one with UID {asked.uid[:36]}, and there is "
             f"{claim.ref.uid[:36]} now. Make the pod anew, too",
         )
+    _check_uid(claim.ref.uid)
     if not claim.allocated:
         raise _Refusal(RefusalReason.NOT_ALLOCATED, "has no allocation yet; it is tried again by itself")
     ours = [one for one in claim.results if one.driver == driver]
@@ -105,10 +108,18 @@ def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices, driver: str) 
                 f"was given {one.device} of the pool {one.pool}, and the pool of this node is "
                 f"{devices.pool}; {_ANEW}",
             )
+        if one.share_id is not None:
+            _check_uid(one.share_id)
     shares = [(one.device, one.share_id) for one in ours if not one.admin_access]
     if twice := next((share for share in shares if shares.count(share) > 1), None):
         raise _Refusal(RefusalReason.UNREADABLE, f"was given the same share of {twice[0]} twice; {_ANEW}")
     return ours
+
+
+def _check_uid(uid: str) -> None:
+    """It becomes a part of names, also of a file's."""
+    if _UID.fullmatch(uid) is None:
+        raise _Refusal(RefusalReason.UNREADABLE, f"has {uid[:64]!r} in place of a UID")
 
 
 def _row(result: ClaimResult, devices: ClaimDevices, recorded: Mapping[str, DeviceUuid]) -> DeviceOffer:

@@ -217,4 +217,4 @@ def _taints(row: DeviceOffer, gpu: Gpu, health: Health) -> tuple[DeviceTaint, ..
     if status.state.offered:
         return ()
     xid = _XID.search(status.reason)
-    return (DeviceTaint(UNHEALTHY_TAINT, xid[1] if xid else status.state.value),)
+    return (DeviceTaint(UNHEALTHY_TAINT, xid[1] if xid else status.state.value, "NoSchedule"),)

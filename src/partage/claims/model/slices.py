@@ -56,12 +56,12 @@ class Capacity(Frozen, omit_defaults=True):
     request_policy: RequestPolicy | None = None
 
 
-class DeviceTaint(Frozen, omit_defaults=True):
-    """Claims that do not tolerate it are not allocated this device (NoSchedule)."""
+class DeviceTaint(Frozen):
+    """effect: NoSchedule: claims that do not tolerate it are not allocated this device."""
 
     key: str
-    value: str = ""
-    effect: str = "NoSchedule"
+    value: str
+    effect: str
 
 
 class SliceDevice(Frozen, omit_defaults=True):
