@@ -171,6 +171,16 @@ class AgentOptions(Frozen):
         return self.kubelet_dir / "kubelet.sock"
 
     @property
+    def plugins_dir(self) -> Path:
+        """Where drivers have their directories, below the kubelet's own one."""
+        return self.kubelet_dir.parent / "plugins"
+
+    @property
+    def registry_dir(self) -> Path:
+        """Where the kubelet looks for sockets of drivers."""
+        return self.kubelet_dir.parent / "plugins_registry"
+
+    @property
     def report_file(self) -> Path:
         """Where the last report is written for ``partage show``."""
         return self.run_dir / "report.json"
