@@ -21,7 +21,6 @@ from msgspec import NODEFAULT
 from msgspec.structs import fields, replace
 
 from partage.edges.files.state import (
-    KEPT_ASIDE,
     LIMIT_BYTES,
     LoadedState,
     NotSaved,
@@ -29,12 +28,13 @@ from partage.edges.files.state import (
     SavedState,
     StateDir,
 )
+from partage.edges.host.set_aside import KEPT_ASIDE
 from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
 from partage.model.health import GpuCondition, Health, Xid, next_health
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.placement import Placement
-from partage.model.policy import Interval
+from partage.model.policy import Interval, Via
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy
 from partage.plan.reconcile.transition import GpuServing
@@ -73,6 +73,7 @@ MIG = replace(
     pipe="gpu/share0",
     by_memory=True,
     spread=True,
+    via=Via.CLAIMS,
 )
 SICK = next_health(Health(), Xid(GPU_0, 79), 90)
 STATE = SavedState(
