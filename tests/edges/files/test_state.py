@@ -21,7 +21,6 @@ from msgspec import NODEFAULT
 from msgspec.structs import fields, replace
 
 from partage.edges.files.state import (
-    KEPT_ASIDE,
     LIMIT_BYTES,
     LoadedState,
     NotSaved,
@@ -29,6 +28,7 @@ from partage.edges.files.state import (
     SavedState,
     StateDir,
 )
+from partage.edges.host.set_aside import KEPT_ASIDE
 from partage.errors import InputError
 from partage.model.gpu import RecoveryAction
 from partage.model.health import GpuCondition, Health, Xid, next_health
