@@ -240,7 +240,7 @@ class Loop(Struct):
         """Tell the DRA driver what claims can get."""
         parts, options = self.parts, options_for_claims(terms.options)
         cordoned, bare = parts.cordon.gpus(node.known), parts.cdi.why_unusable(options)
-        now = NodeMoment(self.state.serving, self.view, self.state.health, cordoned, bare)
+        now = NodeMoment(node.known, self.state.serving, self.view, self.state.health, cordoned, bare)
         parts.claims.publish(claim_offer(now), replace(terms, options=options))
 
     def _report(self, seen: TurnInput, done: TurnResult, began_s: float) -> None:

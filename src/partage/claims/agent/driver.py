@@ -108,9 +108,9 @@ class ClaimDriver:
         rows = with_current_guarantees(offer.offer, terms.unheld, terms.inventory)
         self.devices = claim_devices(rows, terms.inventory, self._node, geometry_of)
         conditions = tuple(
-            DeviceCondition(self.devices.pool, name, not reason, reason)
+            DeviceCondition(self.devices.pool, name, closed is None, "" if closed is None else closed.reason)
             for name, row in self.devices.rows.items()
-            for reason in [offer.closed.get(row.device, "")]
+            for closed in [offer.closed.get(row.device)]
         )
         if conditions != self._conditions.rows:
             self._conditions = ConditionList(self._conditions.version + 1, conditions)
@@ -229,8 +229,8 @@ class ClaimDriver:
         if isinstance(granted, Refused):
             return granted
         for share in granted.shares:
-            if reason := self._offer.closed.get(share.uuid, ""):
-                text = f"claim {ref.namespace}/{ref.name} was given {share.device}, which {reason}"
+            if (closed := self._offer.closed.get(share.uuid)) is not None:
+                text = f"claim {ref.namespace}/{ref.name} was given {share.device}, which {closed.reason}"
                 return Refused(RefusalReason.HELD, f"{text}; it is tried again by itself")
         return granted, claim_cdi(granted, self.devices, self._responder, guard=guard)
 

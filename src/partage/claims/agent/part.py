@@ -117,4 +117,3 @@ class ClaimsOfNode:
                     self._cdi.remove(uid)
         except PartageError as error:
             log.warning("CDI files of former claims cannot be removed", extra={"reason": str(error)})
-
