@@ -1,4 +1,4 @@
-"""Shares by ResourceClaim, through the real scheduler, API server, kubelet and containerd. No GPU: simulated ones.
+"""Shares by ResourceClaim, through the real scheduler, API server, kubelet and containerd; no GPU.
 
 The CDI specs of a simulated node reach no container runtime by default; the cluster of these tests reads
 them, and has device files that stand for GPUs.
@@ -100,7 +100,13 @@ def claims(node: Cluster) -> Iterator[None]:
 
 
 def make_device_files(cluster: Cluster) -> None:
-    """What the simulated node's CDI spec names; nothing answers there."""
+    """What the simulated node's CDI specs name; nothing answers there. The simulated MPS daemons have no
+    directories, which CDI does not make, as the kubelet does.
+    """
+    for gpu in cluster.report()["gpus"]:
+        cluster.on_node(
+            "mkdir", "-p", f"/run/partage/mps/{gpu['uuid']}/pipe", f"/run/partage/mps/{gpu['uuid']}/shm"
+        )
     specs = [json.loads(path.read_text()) for path in cluster.path_on_node("/run/partage/cdi").glob("*.json")]
     edits = [
         part["containerEdits"]
@@ -122,7 +128,7 @@ def devices(cluster: Cluster) -> dict[str, Json]:
 
 def claimed(cluster: Cluster) -> set[str]:
     """Claims that hold something, as the agent reports them."""
-    return {one["claim"] for one in cluster.report()["entries"] if one.get("claim")}
+    return {one["claim"] for one in cluster.report()["held"] if one.get("claim")}
 
 
 def refused(cluster: Cluster, name: str) -> str:
@@ -202,7 +208,7 @@ def test_containers_and_pods_share_a_claim(node: Cluster) -> None:
     def named() -> bool:
         holders = {
             (holder["pod"], holder["container"])
-            for entry in node.report()["entries"]
+            for entry in node.report()["held"]
             for holder in entry["holders"]
         }
         return holders == {("one", "main"), ("one", "c1"), ("two", "main")}

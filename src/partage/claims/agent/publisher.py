@@ -123,9 +123,9 @@ class Publisher:
         log.info(
             "resource slices are written",
             extra={
-                "deleted": len(writes.deletes),
+                "gone": len(writes.deletes),
                 "changed": len(writes.replaces),
-                "created": len(writes.creates),
+                "new": len(writes.creates),
             },
         )
         gates: dict[str, str] = {}
