@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
+from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
 from partage.model.placement import Placement
 from partage.model.policy import Interval, Via
 from partage.model.strategy import Strategy, StrategyTraits
@@ -165,6 +165,11 @@ def resources_of(offer: NodeOffer) -> dict[ResourceName, Resource]:
     for offering in sorted(offerings, key=node_order):
         rows.setdefault(offering.resource, []).append(offering)
     return {name: Resource(name, tuple(offerings)) for name, offerings in rows.items()}
+
+
+def plugin_resources(offer: NodeOffer) -> dict[ResourceName, Resource]:
+    """``resources_of`` what the device plugin offers: claims ask for the rest."""
+    return {name: one for name, one in resources_of(offer).items() if name not in DEVICE_CLASSES}
 
 
 def node_order(offering: DeviceOffer) -> tuple[int, int, int]:

@@ -21,9 +21,11 @@ from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
+from partage.plan.serve.ledger_entry import NAMED, Certainty, LedgerEntry
 from partage.plan.turn import TurnResult
 from partage.values import Answer, Frozen
+
+_CERTAIN = (*NAMED, Certainty.CLAIMED)
 
 
 class PolicyState(StrEnum):
@@ -188,8 +190,8 @@ class DependencyProblems(Frozen):
     longer than a restart of it takes. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
     checkpoint of held ids. processes: nobody can look for processes that are left of pods, so the kubelet's
     word alone ends a hold. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
-    api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
-    history of use.
+    api_server: the API server of the cluster, where the Node is kept up to date. slurm: why the node is not
+    yet as Slurm is to have it. history: the files of the history of use. claims: the DRA driver.
     """
 
     hardware: str = ""
@@ -201,7 +203,9 @@ class DependencyProblems(Frozen):
     cdi: str = ""
     guard: str = ""
     api_server: str = ""
+    slurm: str = ""
     history: str = ""
+    claims: str = ""
 
 
 class ReportTime(Frozen):
@@ -249,7 +253,7 @@ class Report(Frozen):
         """Whether nothing in it is to change, or is only known for some time."""
         return (
             all(_is_settled(gpu) for gpu in self.gpus)
-            and all(entry.certainty in (Certainty.OBSERVED, Certainty.PROVEN) for entry in self.entries)
+            and all(entry.certainty in _CERTAIN for entry in self.entries)
             and self.dependencies == DependencyProblems()
             and not self.doubts
         )

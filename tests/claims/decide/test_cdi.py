@@ -10,7 +10,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.claims.decide.allocation import grant
-from partage.claims.decide.cdi import ClaimCdi, claim_cdi, claim_options
+from partage.claims.decide.cdi import ClaimCdi, claim_cdi
 from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
 from partage.claims.model.grant import Granted
 from partage.claims.model.names import DRIVER
@@ -20,6 +20,7 @@ from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
 from partage.model.share import DeviceOffer, Resource
 from partage.model.strategy import Strategy
 from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.claim_offer import options_for_claims
 from partage.units import GIB
 from tests.claims.offers import amounts, devices, machine, mig, replicas, slices, whole
 
@@ -45,7 +46,7 @@ def cdi(
     assert isinstance(granted, Granted), granted
 
     def responding(resource: Resource) -> AllocateResponder:
-        inventory, how = machine(*rows), claim_options(options or Options())
+        inventory, how = machine(*rows), options_for_claims(options or Options())
         return AllocateResponder(
             resource, inventory, how, "/run/partage", guard_dir=GUARD, read_only_pipe=True
         )

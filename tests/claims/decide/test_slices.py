@@ -16,16 +16,17 @@ from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import slice_of_json
 from partage.edges.files.catalogue import geometry_of
 from partage.model.gpu import Gpu, Inventory, NoDriver
-from partage.model.health import Health, HealthState, HealthStatus
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.model.policy import Via
 from partage.model.share import DeviceOffer
 from partage.model.strategy import Strategy
+from partage.plan.serve.claim_offer import Closed
 from partage.units import GIB, MIB
 from tests.claims.api_rules import faults, single_tenant
 from tests.claims.offers import amounts, machine, mig, offers, replicas, whole
 
+ILL = Closed("unhealthy", "is not healthy: XID 79", "79")
 SERVER, OLD = ServerVersion(1, 37, 2), ServerVersion(1, 36, 3)
 
 
@@ -34,7 +35,7 @@ def published(*rows: DeviceOffer, inventory: Inventory | None = None, **more):
     inventory = inventory or machine(*rows)
     devices = claim_devices(offers(*rows), inventory, "node-a", geometry_of)
     found = slices_of(
-        devices, inventory, more.pop("healths", {}), more.pop("server", SERVER), geometry_of, **more
+        devices, inventory, more.pop("closed", {}), more.pop("server", SERVER), geometry_of, **more
     )
     return [json.loads(json.dumps(one.to_json())) for one in found]
 
@@ -264,9 +265,8 @@ def test_unequal_shares_of_one_gpu_are_devices_of_their_own() -> None:
 
 def test_a_large_node_has_several_slices_of_which_a_fault_changes_no_number() -> None:
     rows = [mig(index, number) for index in range(10) for number in range(7)]
-    ill = {rows[0].gpu: Health(HealthStatus(HealthState.UNHEALTHY, "XID 79"))}
-    for healths in ({}, ill):
-        specs = published(*rows, healths=healths)
+    for closed in ({}, {rows[0].device: ILL}):
+        specs = published(*rows, closed=closed)
         assert [len(spec["devices"]) for spec in specs] == [64, 6]
         assert [spec["pool"]["resourceSliceCount"] for spec in specs] == [2, 2]
 
@@ -274,30 +274,12 @@ def test_a_large_node_has_several_slices_of_which_a_fault_changes_no_number() ->
 # --- health --------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("status", "taint"),
-    [
-        (HealthStatus(), None),
-        (HealthStatus(HealthState.SUSPECT, "XID 31"), None),
-        (HealthStatus(HealthState.UNHEALTHY, "XID 79 (GPU has fallen off the bus)"), "79"),
-        (HealthStatus(HealthState.PROBATION, "XID 48 (double-bit ECC error)"), "48"),
-        (HealthStatus(HealthState.UNHEALTHY, "does not answer: the driver no longer lists it"), "unhealthy"),
-    ],
-)
-def test_a_gpu_that_is_ill_is_tainted_with_its_xid(status: HealthStatus, taint: str | None) -> None:
-    row = whole(0)
-    found = device(row, healths={row.gpu: Health(status)}).get("taints")
-    if taint is None:
-        assert found is None
-    else:
-        assert found == [{"key": "gpu.partage.dev/unhealthy", "value": taint, "effect": "NoSchedule"}]
-
-
-def test_a_fault_of_one_mig_device_taints_that_one() -> None:
+def test_a_closed_device_is_tainted_and_another_is_not() -> None:
     rows = [mig(0, 0), mig(0, 1)]
-    ill = Health(instances={8: HealthStatus(HealthState.UNHEALTHY, "XID 95")})
-    (spec,) = published(*rows, healths={rows[0].gpu: ill})
-    assert [one.get("taints", [{}])[0].get("value") for one in spec["devices"]] == [None, "95"]
+    ill = {rows[1].device: Closed("unhealthy", "is not healthy: XID 95", "95")}
+    (spec,) = published(*rows, closed=ill)
+    found = [one.get("taints") for one in spec["devices"]]
+    assert found == [None, [{"key": "gpu.partage.dev/unhealthy", "value": "95", "effect": "NoSchedule"}]]
 
 
 # --- versions ------------------------------------------------------------------------------------
@@ -348,12 +330,11 @@ def rows_of_a_node(draw: st.DrawFn) -> list[DeviceOffer]:
 def test_slices_are_a_function_of_their_inputs_and_the_api_server_takes_them(
     rows: list[DeviceOffer], chance: random.Random, ill: set[int]
 ) -> None:
-    fault = Health(HealthStatus(HealthState.UNHEALTHY, "XID 79"))
-    healths = {row.gpu: fault for row in rows if row.gpu_index in ill}
+    closed = {row.device: ILL for row in rows if row.gpu_index in ill}
     inventory = machine(*rows)
-    specs = published(*rows, inventory=inventory, healths=healths)
+    specs = published(*rows, inventory=inventory, closed=closed)
     other_order = chance.sample(rows, len(rows))
-    assert published(*other_order, inventory=inventory, healths=healths) == specs
+    assert published(*other_order, inventory=inventory, closed=closed) == specs
     assert [fault for spec in specs for fault in faults(spec)] == []
     assert [name for spec in specs for one in spec.get("devices", []) for name in single_tenant(one)] == []
     devices = [one for spec in specs for one in spec.get("devices", [])]
@@ -367,12 +348,13 @@ def test_what_the_api_server_returns_is_compared_with_what_was_sent(rows: list[D
     """It adds fields, and times to taints."""
     inventory = machine(*rows)
     devices = claim_devices(offers(*rows), inventory, "node-a", geometry_of)
-    ill = {row.gpu: Health(HealthStatus(HealthState.UNHEALTHY, "XID 79")) for row in rows[::2]}
+    ill = {row.device: (ILL, Closed("cordoned", "is cordoned"))[row.gpu_index % 2] for row in rows[::2]}
     for spec in slices_of(devices, inventory, ill, SERVER, geometry_of):
         sent = spec.in_generation(7)
         returned = json.loads(json.dumps(sent.to_json())) | {"perDeviceNodeSelection": None}
         for one in returned.get("devices", []):
             for taint in one.get("taints", []):
+                assert taint.get("value") != ""  # which the API server leaves out
                 taint["timeAdded"] = "2026-11-24T21:00:00Z"
         assert slice_of_json(returned) == sent
         assert sent.pool.generation == 7

@@ -91,8 +91,8 @@ def test_two_agents_that_take_turns_see_what_the_other_wrote(tmp_path: Path) -> 
 
 def test_the_answer_has_the_requests_that_pods_name() -> None:
     (device,) = done("a").answer
-    assert (device.request_names, device.pool, device.device) == (("req",), "node-a-partage", "gpu-00000000")
-    assert (device.share_id, len(device.cdi_ids)) == ("s1", 2)
+    assert (device.request, device.pool, device.device) == ("req", "node-a-partage", "gpu-00000000")
+    assert (device.share_id, len(device.cdi_devices)) == ("s1", 2)
     assert done("a").uuids == {"gpu-00000000": ROW.device}
 
 

@@ -62,9 +62,9 @@ def stall_reason(status: AgentStatus, intervals: Intervals) -> ReadinessReason |
     if ended := status.ended_tasks():
         return ReadinessReason("task-ended", ended)
     age_s = status.clock() - status.pulse_s
-    if age_s <= intervals.stalled_s:
-        return None
-    return ReadinessReason("loop-stalled", f"the agent's loop has not moved for {age_s:.0f} s")
+    old = f"the agent's loop has not moved for {age_s:.0f} s" if age_s > intervals.stalled_s else ""
+    stopped = old or status.stopped()
+    return ReadinessReason("loop-stalled", stopped) if stopped else None
 
 
 def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
@@ -264,6 +264,7 @@ def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
         "cdi-incomplete": needed.cdi,
         "guard-not-written": needed.guard,
         "node-not-updated": needed.api_server,
+        "slurm-waits": needed.slurm,
         "history-not-saved": needed.history,
     }
     yield from (ReadinessReason(code, problem) for code, problem in problems.items() if problem)

@@ -17,7 +17,6 @@ from partage.claims.model.grant import Granted, GrantedShare
 from partage.claims.model.names import DRIVER
 from partage.model.allocation import ContainerAllocation, Mount
 from partage.model.ids import ResourceName
-from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
 from partage.model.share import DeviceOffer, Resource
 from partage.plan.serve.allocate_response import CDI_VENDOR, AllocateResponder, share_facts
 from partage.text import one_or_each
@@ -36,7 +35,7 @@ _TOTAL = "PARTAGE_TOTAL_BYTES"
 _GPUSHARE = "ALIYUN_COM_"
 
 Responding = Callable[[Resource], AllocateResponder]
-"""Makes the responder of a resource, with options of ``claim_options``."""
+"""Makes the responder of a resource, with options of ``options_for_claims``."""
 
 
 class ClaimCdi(Frozen):
@@ -44,13 +43,6 @@ class ClaimCdi(Frozen):
 
     spec: dict[str, Any]
     ids: tuple[tuple[str, ...], ...]
-
-
-def claim_options(options: Options) -> Options:
-    """The options under which claims are answered: by CDI alone, and by UUID, since an index moves and the
-    runtime looks the name up again when a container is started again.
-    """
-    return replace(options, device_list=(DeviceListStrategy.CDI_CRI,), device_ids=DeviceIdStrategy.UUID)
 
 
 def claim_cdi(granted: Granted, devices: ClaimDevices, responding: Responding, *, guard: bool) -> ClaimCdi:

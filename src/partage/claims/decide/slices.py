@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from partage.claims.decide.devices import ClaimDevices, mig_device
-from partage.claims.model.names import CORES, DRIVER, MEMORY, SHARES, UNHEALTHY_TAINT, Mode, mode_of
+from partage.claims.model.names import CORES, DRIVER, MEMORY, SHARES, Mode, mode_of
 from partage.claims.model.server import NUMA_SINCE, ServerVersion
 from partage.claims.model.slices import (
     LONGEST_TEXT,
@@ -26,18 +26,17 @@ from partage.claims.model.slices import (
 )
 from partage.model.geometry import Geometry
 from partage.model.gpu import UNKNOWN_ARCHITECTURE, Driver, Gpu, Inventory, NoDriver
-from partage.model.health import Health
-from partage.model.ids import GpuUuid
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.pci import parse_pci_address
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer
 from partage.plan.offer.select import GeometryOf
+from partage.plan.serve.claim_offer import Closed
 from partage.units import MIB, exact_quantity
 from partage.values import Frozen
 
 _STANDARD = "resource.kubernetes.io"
 _NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
-_XID = re.compile(r"\bXID (\d+)", re.ASCII)
 _ENGINES = {
     "copyEngines": "copy",
     "decoders": "decoder",
@@ -63,7 +62,7 @@ class BoardFacts(Frozen):
 def slices_of(
     devices: ClaimDevices,
     inventory: Inventory,
-    healths: Mapping[GpuUuid, Health],
+    closed: Mapping[DeviceUuid, Closed],
     server: ServerVersion,
     geometry_of: GeometryOf,
     *,
@@ -72,7 +71,8 @@ def slices_of(
     """The slices of a node's pool, in generation 0. Without devices there is one that is empty: the driver is
     here. None at all for a server that is too old (``ServerVersion.too_old``).
 
-    inventory, geometry_of: those with which ``devices`` was made. healths: a GPU without one is healthy.
+    inventory, geometry_of: those with which ``devices`` was made. closed: devices
+    of which no claim gets anything now.
     """
     if server.too_old:
         return ()
@@ -87,7 +87,7 @@ def slices_of(
                 attributes=dict(_attributes(row, gpu, board, inventory.driver, server)),
                 capacity=_capacities(row, gpu, geometry_of(gpu)),
                 allow_multiple_allocations=True if row.traits.in_shares else None,
-                taints=_taints(row, gpu, healths.get(row.gpu, Health())),
+                taints=_taints(closed.get(row.device)),
             )
         )
     parts = [found[at : at + MOST_DEVICES] for at in range(0, len(found) or 1, MOST_DEVICES)]
@@ -210,11 +210,8 @@ def _engines(row: DeviceOffer, gpu: Gpu, geometry: Geometry | None) -> dict[str,
 # --- taints ------------------------------------------------------------------------------------
 
 
-def _taints(row: DeviceOffer, gpu: Gpu, health: Health) -> tuple[DeviceTaint, ...]:
-    """No claim is allocated a device that is ill; claims that have it keep it. value: the XID, or a word."""
-    mig = mig_device(row, gpu)
-    status = health.status(None if mig is None else mig.gi_id)
-    if status.state.offered:
+def _taints(closed: Closed | None) -> tuple[DeviceTaint, ...]:
+    """No claim is allocated a device that is closed; claims that have it keep it."""
+    if closed is None:
         return ()
-    xid = _XID.search(status.reason)
-    return (DeviceTaint(UNHEALTHY_TAINT, xid[1] if xid else status.state.value, "NoSchedule"),)
+    return (DeviceTaint(f"{DRIVER}/{closed.kind}", "NoSchedule", closed.detail),)

@@ -12,8 +12,6 @@ DRIVER = "gpu.partage.dev"
 MEMORY, CORES, SHARES = "memory", "cores", "shares"
 """Capacities of devices that are shared, as requests name them."""
 
-UNHEALTHY_TAINT = f"{DRIVER}/unhealthy"
-
 
 class Mode(StrEnum):
     """What a claim can get of a device.

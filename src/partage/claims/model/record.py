@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from partage.claims.model.grant import Granted, GrantedShare
-from partage.model.claim import ClaimRef
+from partage.model.claim import ClaimRef, PreparedDevice
 from partage.model.ids import DeviceUuid
 from partage.values import Frozen
 
@@ -20,16 +20,6 @@ class ClaimState(StrEnum):
 
     STARTED = "started"
     PREPARED = "prepared"
-
-
-class PreparedDevice(Frozen):
-    """One device in the answer to the kubelet. request_names: as pods name them. cdi_ids: full CDI names."""
-
-    request_names: tuple[str, ...]
-    pool: str
-    device: str
-    cdi_ids: tuple[str, ...]
-    share_id: str | None = None
 
 
 class ClaimRecord(Frozen):
@@ -64,7 +54,7 @@ class ClaimRecord(Frozen):
 def prepared(started: ClaimRecord, cdi_ids: Iterable[tuple[str, ...]]) -> ClaimRecord:
     """The record of a claim of which all is done. cdi_ids: of each share, in their order."""
     answer = tuple(
-        PreparedDevice((share.asked,), share.pool, share.device, ids, share.share_id)
+        PreparedDevice(share.asked, share.pool, share.device, ids, share.share_id)
         for share, ids in zip(started.shares, cdi_ids, strict=True)
     )
     return ClaimRecord(started.claim, ClaimState.PREPARED, started.boot_id, started.shares, answer)
