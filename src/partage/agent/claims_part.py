@@ -11,18 +11,13 @@ from partage.plan.serve.claim_offer import ClaimOffer
 from partage.plan.serve.ledger import Ledger
 
 if TYPE_CHECKING:
-    from collections.abc import Awaitable, Sequence
+    from collections.abc import Sequence
 
     from partage.model.claim import ClaimHold
 
-    AskHolders = Callable[[], Awaitable[Sequence[ClaimHold]]]
-    """Asks the kubelet which containers have claims. Raises Unreachable."""
-
-    ConnectClaims = Callable[
-        [AgentOptions, Ledger, Callable[[], float], Callable[[], None], AskHolders], "ClaimsPart"
-    ]
-    """Makes the part from options, ledger, clock, ``ask`` for a turn, and a way to ask for holders. What
-    claims held for the agent before is in the ledger then; nothing is asked yet."""
+    ConnectClaims = Callable[[AgentOptions, Ledger, Callable[[], float], Callable[[], None]], "ClaimsPart"]
+    """Makes the part from options, ledger, clock, and ``ask`` for a turn. What claims held before
+    is in the ledger then; nothing is asked yet."""
 
 
 class ClaimsPart(Protocol):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import socket
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
 
 from partage.agent.driver_gate import DriverGate
@@ -47,7 +47,6 @@ if TYPE_CHECKING:
     from partage.agent.claims_part import ConnectClaims
     from partage.agent.cluster_part import ConnectCluster
     from partage.edges.kube.port import ClusterNode
-    from partage.model.claim import ClaimHold
 
 FIRST_ANSWER_S = 0.3
 """How long the start waits for the first answer of PodResources and the first check of the watchdog, in
@@ -88,7 +87,7 @@ class KubeletService(NodeService):
         self.cluster = connect(options, status, ask, self._know, self.policies.judge_again)
         if options.rollout:
             self.policies.may_change = self.cluster.may_change
-        self.claims = connect_claims(options, self.ledger, clock, ask, self._ask_claims)
+        self.claims = connect_claims(options, self.ledger, clock, ask)
         self.cordon = CordonObserver(options.state_dir, self.changes, intervals, ask)
         self.other_plugins = OtherPluginObserver(
             directory=options.kubelet_dir,
@@ -279,10 +278,6 @@ class KubeletService(NodeService):
         devices = devices_of(gpus)
         served = self.loop.state.serving.keys()
         return NodeNames(self.plugins.by_name.keys(), uuids | served, devices | self.served_before)
-
-    async def _ask_claims(self) -> Sequence[ClaimHold]:
-        await self.pod_resources.ask_holders()
-        return self.kubelet.claims
 
     def _resources(self) -> set[ResourceName]:
         """What is offered, or is to be."""

@@ -266,5 +266,6 @@ def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
         "node-not-updated": needed.api_server,
         "slurm-waits": needed.slurm,
         "history-not-saved": needed.history,
+        "claims-not-served": needed.claims,
     }
     yield from (ReadinessReason(code, problem) for code, problem in problems.items() if problem)

@@ -6,7 +6,6 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from partage.agent.claims_part import AskHolders
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import AgentOptions
 from partage.claims.agent.driver import ClaimDriver
@@ -48,10 +47,8 @@ class ClaimsOfNode:
         ledger: Ledger,
         clock: Callable[[], float],
         ask: Callable[[], None],
-        ask_holders: AskHolders,
     ) -> None:
         assert options.cluster is not None
-        del ask_holders
         self._options = options
         self._records = RecordsFile(options.state_dir)
         self._cdi = ClaimCdiFiles(options.cdi_dir)
