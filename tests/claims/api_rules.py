@@ -57,7 +57,7 @@ def _of_device(device: dict[str, Any]) -> Iterator[str]:
                 yield f"{name} has a policy, and the device is not shared"
             yield from (f"{name}: {fault}" for fault in _of_policy(value))
     for taint in device.get("taints", []):
-        if not _LABEL_VALUE.fullmatch(taint["value"]):
+        if not _LABEL_VALUE.fullmatch(taint.get("value", "none")):
             yield f"taint {taint}"
 
 

@@ -149,6 +149,12 @@ def test_admin_access_holds_nothing_and_is_given_of_a_full_card() -> None:
     assert granted(claim("b", result(row)), node, found).shares[0].ids == row.share_ids
 
 
+def test_admin_access_is_given_however_the_card_is_shared_now() -> None:
+    row = whole(0)
+    looks = replace(result(row, "req", "s", memory=GIB), admin_access=True)
+    assert granted(claim("admin", looks), devices(row)).shares[0].ids == ()
+
+
 # --- refusals ------------------------------------------------------------------------------------
 
 
@@ -256,6 +262,15 @@ def test_cores_add_up_to_a_hundred() -> None:
     a = granted(claim("a", result(row, memory=GIB, cores=60)), node)
     reason, text = refused(claim("b", result(row, memory=GIB, cores=60)), node, a)
     assert (reason, "40 % are free: claim team-a/a has 60 %" in text) == ("sum", True)
+    granted(claim("b", result(row, memory=GIB, cores=40)), node, a)
+
+
+def test_cores_of_two_shares_of_one_claim_count_both() -> None:
+    row = amounts(0, 8)
+    node = devices(row)
+    both = [result(row, name, name, memory=GIB, cores=30) for name in "xy"]
+    a = granted(claim("a", *both), node)
+    assert refused(claim("b", result(row, memory=GIB, cores=50)), node, a)[0] == "sum"
     granted(claim("b", result(row, memory=GIB, cores=40)), node, a)
 
 
@@ -406,6 +421,9 @@ def test_a_claim_that_brings_the_guard_has_what_the_guard_gives() -> None:
     one = claim("a", result(row), configs=(config(f'{{{SHARE}, "need": "advisory", "guard": true}}'),))
     assert granted(one, devices(row)).shares[0].guarantee is Guarantee.ADVISORY
     assert refused(one, devices(row), guard=False)[0] == "need"
+    held = amounts(0, 8)
+    one = claim("a", result(held), configs=(config(f'{{{SHARE}, "guard": true}}'),))
+    assert granted(one, devices(held)).shares[0].guarantee is Guarantee.GUARDED
     guarded = replace(row, guard=True, guarantee=Guarantee.ADVISORY)
     without = claim("a", result(row), configs=(config(f'{{{SHARE}, "guard": false}}'),))
     assert granted(without, devices(guarded)).shares[0].guarantee is Guarantee.NONE

@@ -20,6 +20,7 @@ from partage.model.ids import GpuUuid, MigUuid
 from partage.model.placement import Placement
 from partage.model.policy import Via
 from partage.model.share import DeviceOffer
+from partage.model.strategy import Strategy
 from partage.plan.serve.claim_offer import Closed
 from partage.units import GIB, MIB
 from tests.claims.api_rules import faults, single_tenant
@@ -179,6 +180,28 @@ def test_versions_have_three_numbers_and_nothing_invented(text: str, version: st
     assert semantic_version(text) == version
 
 
+def test_a_long_name_is_cut_to_what_the_api_takes() -> None:
+    inventory = machine(whole(0))
+    long = replace(inventory.gpus[0], product="NVIDIA " + "X" * 100)
+    found = attributes(whole(0), inventory=replace(inventory, gpus=(long,)))
+    assert found["productName"] == "NVIDIA " + "X" * 57
+
+
+def shared_mig(index: int, number: int) -> DeviceOffer:
+    row = mig(index, number)
+    return replace(row, shared=Strategy.TIME_SLICING, replicas=2, count=2, memory_bytes=5 * GIB)
+
+
+def test_engines_of_a_mig_device_that_is_shared_are_only_looked_at() -> None:
+    found = device(shared_mig(0, 0))
+    assert found["capacity"]["decoders"] == {
+        "value": "1",
+        "requestPolicy": {"default": "0", "validValues": ["0"]},
+    }
+    assert single_tenant(found) == []
+    assert (attributes(shared_mig(0, 0))["type"], attributes(shared_mig(0, 0))["mode"]) == ("mig", "replicas")
+
+
 # --- names ---------------------------------------------------------------------------------------
 
 
@@ -231,6 +254,23 @@ def test_devices_that_are_gone_planned_or_of_the_device_plugin_are_left_out() ->
     assert spec["pool"] == {"name": "node-a-partage", "generation": 0, "resourceSliceCount": 1}
 
 
+def test_unequal_shares_of_one_gpu_are_devices_of_their_own() -> None:
+    rows = [
+        replace(replicas(0, 4), first=first, count=2, memory_bytes=size)
+        for first, size in ((0, GIB), (2, MIB))
+    ]
+    (spec,) = published(*rows)
+    assert [one["name"] for one in spec["devices"]] == ["gpu-00000000-from-0", "gpu-00000000-from-2"]
+
+
+def test_a_large_node_has_several_slices_of_which_a_fault_changes_no_number() -> None:
+    rows = [mig(index, number) for index in range(10) for number in range(7)]
+    for closed in ({}, {rows[0].device: ILL}):
+        specs = published(*rows, closed=closed)
+        assert [len(spec["devices"]) for spec in specs] == [64, 6]
+        assert [spec["pool"]["resourceSliceCount"] for spec in specs] == [2, 2]
+
+
 # --- health --------------------------------------------------------------------------------------
 
 
@@ -277,11 +317,12 @@ KINDS = (whole, amounts, replicas, lambda index: amounts(index, 1), lambda index
 def rows_of_a_node(draw: st.DrawFn) -> list[DeviceOffer]:
     rows: list[DeviceOffer] = []
     for index in range(draw(st.integers(0, 24))):
-        kind = draw(st.integers(0, len(KINDS)))
+        kind = draw(st.integers(0, len(KINDS) + 1))
         if kind < len(KINDS):
             rows.append(KINDS[kind](index))
         else:
-            rows.extend(mig(index, number) for number in range(draw(st.integers(1, 7))))
+            of_mig = (mig, shared_mig)[kind - len(KINDS)]
+            rows.extend(of_mig(index, number) for number in range(draw(st.integers(1, 7))))
     return rows
 
 
@@ -307,12 +348,13 @@ def test_what_the_api_server_returns_is_compared_with_what_was_sent(rows: list[D
     """It adds fields, and times to taints."""
     inventory = machine(*rows)
     devices = claim_devices(offers(*rows), inventory, "node-a", geometry_of)
-    ill = {row.device: ILL for row in rows[::2]}
+    ill = {row.device: (ILL, Closed("cordoned", "is cordoned"))[row.gpu_index % 2] for row in rows[::2]}
     for spec in slices_of(devices, inventory, ill, SERVER, geometry_of):
         sent = spec.in_generation(7)
         returned = json.loads(json.dumps(sent.to_json())) | {"perDeviceNodeSelection": None}
         for one in returned.get("devices", []):
             for taint in one.get("taints", []):
+                assert taint.get("value") != ""  # which the API server leaves out
                 taint["timeAdded"] = "2026-11-24T21:00:00Z"
         assert slice_of_json(returned) == sent
         assert sent.pool.generation == 7

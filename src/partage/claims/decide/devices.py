@@ -50,7 +50,7 @@ def claim_devices(
     and with it the pod.
     """
     gpus = {gpu.uuid: gpu for gpu in inventory}
-    short = _gpu_names({*gpus, *offers})
+    short = _gpu_names(gpus)
     rows = sorted(_offered(offers), key=lambda row: (*node_order(row), row.device))
     several = {row.device for row in rows if sum(other.device == row.device for other in rows) > 1}
     named = {}

@@ -214,4 +214,4 @@ def _taints(closed: Closed | None) -> tuple[DeviceTaint, ...]:
     """No claim is allocated a device that is closed; claims that have it keep it."""
     if closed is None:
         return ()
-    return (DeviceTaint(f"{DRIVER}/{closed.kind}", closed.detail, "NoSchedule"),)
+    return (DeviceTaint(f"{DRIVER}/{closed.kind}", "NoSchedule", closed.detail),)

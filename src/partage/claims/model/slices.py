@@ -56,12 +56,14 @@ class Capacity(Frozen, omit_defaults=True):
     request_policy: RequestPolicy | None = None
 
 
-class DeviceTaint(Frozen):
-    """effect: NoSchedule: claims that do not tolerate it are not allocated this device."""
+class DeviceTaint(Frozen, omit_defaults=True):
+    """effect: NoSchedule: claims that do not tolerate it are not allocated this device. value: the API server
+    leaves an empty one out.
+    """
 
     key: str
-    value: str
     effect: str
+    value: str = ""
 
 
 class SliceDevice(Frozen, omit_defaults=True):
