@@ -259,8 +259,8 @@ def test_a_gpu_passes_to_the_device_plugin_and_back(node: Cluster) -> None:
 
 
 def test_an_agent_writes_slices_of_its_own_node_only(node: Cluster) -> None:
-    """With the token of the agent's account, but not of its pod."""
-    token = node.kubectl("create", "token", "partage-agent", "-n", NAMESPACE).strip()
+    """As the agent's account, without the token of a pod, which names the node."""
+    account = f"system:serviceaccount:{NAMESPACE}:partage-agent"
     slice_ = {
         "apiVersion": "resource.k8s.io/v1",
         "kind": "ResourceSlice",
@@ -271,5 +271,5 @@ def test_an_agent_writes_slices_of_its_own_node_only(node: Cluster) -> None:
             "pool": {"name": "node9-partage", "generation": 1, "resourceSliceCount": 1},
         },
     }
-    said = node.kubectl("create", "--token", token, "-f", "-", stdin=node.json(slice_), check=False)
+    said = node.kubectl("create", "--as", account, "-f", "-", stdin=node.json(slice_), check=False)
     assert "own node only" in said

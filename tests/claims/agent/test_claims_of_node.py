@@ -17,6 +17,7 @@ from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.claims.agent.part import ClaimsOfNode
 from partage.model.claim import ClaimRef
+from partage.plan.report import Report
 from partage.sim.node.faults import RaiseXid
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
@@ -95,6 +96,12 @@ class DraNode:
             return condition()
 
         return await until(is_there, what=what)
+
+    @property
+    def report(self) -> Report:
+        assert self.status is not None
+        assert self.status.report is not None
+        return self.status.report
 
     @property
     def registration(self) -> Path:
@@ -320,10 +327,8 @@ async def test_a_server_without_the_gate_gets_no_shared_device_and_it_is_said() 
             node.store.remove(SLICES, name)
         await node.until(lambda: list(node.devices) and len(node.devices) == 1, "the whole GPU alone")
         assert node.device(2) is not None
-        report = node.status.report if node.status else None
-        assert report is not None
         await node.until(
-            lambda: "DRAConsumableCapacity" in node.status.report.dependencies.claims, "the gate's name"
+            lambda: "DRAConsumableCapacity" in node.report.dependencies.claims, "the gate's name"
         )
 
 
@@ -338,7 +343,7 @@ async def test_the_ledger_names_the_container_of_a_claim() -> None:
         )
         node.kubelet.pod_resources = answer
         entries = await node.until(
-            lambda: [one for one in node.status.report.entries if one.holders], "a named holder"
+            lambda: [one for one in node.report.entries if one.holders], "a named holder"
         )
         assert [(one.claim, one.holders[0].pod, one.holders[0].container) for one in entries] == [
             ("team/whole", "train", "main")
