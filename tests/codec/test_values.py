@@ -20,6 +20,7 @@ from partage.codec.values import CodecError, decode, encode, encode_replacing, f
 from partage.edges.hardware import frames
 from partage.edges.hardware.port import Events
 from partage.errors import GpuInUse, HardwareError, PartageError, Problem
+from partage.model.geometry import Placement
 from partage.model.gpu import (
     ComputeMode,
     Driver,
@@ -47,7 +48,6 @@ from partage.model.mps import (
     MpsServer,
     ServerStatus,
 )
-from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
 from partage.model.step import (
