@@ -109,7 +109,7 @@ class DraServer:
             _HealthV1(health),
             _HealthV1Alpha1(health),
         ]
-        self._servers: list[_Served] = []
+        self._servers: list[_ServedSocket] = []
         self.registered = False
         self.trouble = ""
 
@@ -151,7 +151,7 @@ class DraServer:
         server = ClosingServer(services)
         _remove(path)
         await server.start(path=str(path))
-        self._servers.append(_Served(path, socket_identity(path), server))
+        self._servers.append(_ServedSocket(path, socket_identity(path), server))
 
     async def _stop(self) -> None:
         for served in reversed(self._servers):
@@ -209,7 +209,7 @@ class _Paths(NamedTuple):
     registration: Path
 
 
-class _Served(NamedTuple):
+class _ServedSocket(NamedTuple):
     path: Path
     identity: SocketIdentity | None
     server: ClosingServer
