@@ -82,6 +82,19 @@ def whole_quantity(value: object) -> int | None:
     return int(amount) if amount <= _MOST_COUNT and amount == int(amount) else None
 
 
+def exact_quantity(amount: int, *, binary: bool = False) -> str:
+    """A whole number as the API server writes it back: ``100``, ``1k``; binary: ``79Gi``, ``512Mi``.
+
+    amount: not negative. Source: ``Quantity.CanonicalizeBytes`` of Kubernetes' apimachinery.
+    """
+    base = 1024 if binary and amount >= 1024 else 1000
+    power = 0
+    while amount and amount % base == 0 and power < 6:
+        amount, power = amount // base, power + 1
+    suffix = "kMGTPE"[power - 1] if power else ""
+    return f"{amount}{suffix.upper() + 'i' if suffix and base == 1024 else suffix}"
+
+
 def format_bytes(amount_bytes: int) -> str:
     """Short text: ``79.6 GiB``, ``512 MiB``; exact multiples without a fraction."""
     for unit, size in (("GiB", GIB), ("MiB", MIB), ("KiB", KIB)):

@@ -107,6 +107,7 @@ def questions(kubelet: Kubelet, gpus: Callable[[], Iterable[str]] = lambda: ["GP
             left=kubelet.left_of,
             files=LeftHolds(kubelet.run_dir),
         ),
+        claims_seen=lambda: None,
         accepted=lambda: kubelet.accepted,
         may_know=lambda: kubelet.may_know,
     )

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from partage.agent.claims_part import NoClaims
 from partage.agent.cluster_part import NoCluster
 from partage.agent.kubelet_service import KubeletService, WatchLabels
 from partage.agent.options import AgentOptions
@@ -17,6 +18,7 @@ from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.port import Hardware
 
 if TYPE_CHECKING:
+    from partage.agent.claims_part import ConnectClaims
     from partage.agent.cluster_part import ConnectCluster
 
 log = logging.getLogger(__name__)
@@ -31,11 +33,13 @@ async def run(
     beside: Beside | None = None,
     labels: WatchLabels | None = None,
     connect: ConnectCluster = NoCluster,
+    connect_claims: ConnectClaims = NoClaims,
 ) -> None:
     """Run the node until ``stop`` is set; then sockets are removed, the state is written, and it returns.
 
     status: where reports are published. labels: tells the labels of the node, where a cluster knows them.
-    connect: makes the part that speaks to the cluster of the options. The caller closes the hardware.
+    connect: makes the part that speaks to the cluster of the options; connect_claims: the DRA driver. The
+    caller closes the hardware.
 
     Raises InputError or Unsatisfiable, with nothing registered, if the policy cannot be applied and there
     is no last good one; InputError for a socket path that is too long, if another agent has locked the
@@ -48,7 +52,13 @@ async def run(
         settled,
         now,
         lambda state_writer: KubeletService(
-            settled, hardware, now, state_writer, connect=connect, watch_labels=labels
+            settled,
+            hardware,
+            now,
+            state_writer,
+            connect=connect,
+            connect_claims=connect_claims,
+            watch_labels=labels,
         ),
         stop=stop,
         beside=beside,

@@ -34,7 +34,7 @@ from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import may_exist, socket_identity
 from partage.model.gpu import Inventory, devices_of
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
+from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName
 from partage.plan.reconcile.node_plan import NodePlan
 from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.serve.fragmentation import Refusals
@@ -43,6 +43,7 @@ from partage.plan.serve.unit_allocation import NoRoom
 from partage.plan.turn import NodeState, after_restart
 
 if TYPE_CHECKING:
+    from partage.agent.claims_part import ConnectClaims
     from partage.agent.cluster_part import ConnectCluster
     from partage.edges.kube.port import ClusterNode
 
@@ -69,6 +70,7 @@ class KubeletService(NodeService):
         state_writer: StateWriter,
         *,
         connect: ConnectCluster,
+        connect_claims: ConnectClaims,
         watch_labels: WatchLabels | None = None,
     ) -> None:
         super().__init__(options, hardware, status, state_writer)
@@ -84,6 +86,7 @@ class KubeletService(NodeService):
         self.cluster = connect(options, status, ask, self._know, self.policies.judge_again)
         if options.rollout:
             self.policies.may_change = self.cluster.may_change
+        self.claims = connect_claims(options, self.ledger, clock, ask)
         self.cordon = CordonObserver(options.state_dir, self.changes, intervals, ask)
         self.other_plugins = OtherPluginObserver(
             directory=options.kubelet_dir,
@@ -166,6 +169,8 @@ class KubeletService(NodeService):
             tasks["features"] = FeaturesFile(file, self.status, options.labels).run
         if (cluster := options.cluster) is not None:
             tasks["cluster"] = lambda: self.cluster.run(cluster, FIRST_ANSWER_S)
+        if options.dra:
+            tasks["claims"] = self.claims.run
         return tasks
 
     async def first_turn(self, group: asyncio.TaskGroup) -> None:
@@ -228,6 +233,7 @@ class KubeletService(NodeService):
             names=self._names,
             kubelet=lambda: (socket_identity(options.pod_resources), socket_identity(options.kubelet_socket)),
             resend=self._resend,
+            claims_seen=lambda: self.claims.seen(self.kubelet.claims),
             former=FormerHolders(
                 ledger=self.ledger,
                 clock=self.clock,
@@ -276,7 +282,8 @@ class KubeletService(NodeService):
         """What is offered, or is to be."""
         desired = self.policies.desired
         offers = desired.offer.values() if desired else ()
-        return {*self.plugins.by_name, *(offering.resource for offer in offers for offering in offer)}
+        names = {offering.resource for offer in offers for offering in offer} - DEVICE_CLASSES
+        return {*self.plugins.by_name, *names}
 
     def _resend(self) -> bool:
         """Send the lists that the kubelet watches once more. False: it watches none."""

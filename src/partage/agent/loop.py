@@ -17,7 +17,7 @@ from partage.edges.host.ticks import until_tick
 from partage.model.gpu import NoDriver
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Policy
-from partage.model.share import GpuOffer, resources_of
+from partage.model.share import GpuOffer, plugin_resources
 from partage.plan.mig_config import mig_config_report
 from partage.plan.offer.guarantees import promised, served_by_own_users
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
@@ -32,6 +32,7 @@ from partage.plan.report import (
     gpu_reports,
     resource_reports,
 )
+from partage.plan.serve.claim_offer import NodeMoment, asked_by_claim, claim_offer, options_for_claims
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.turn import NodeState, TurnInput, TurnResult, turn
 
@@ -212,7 +213,9 @@ class Loop(Struct):
         parts, desired = self.parts, self.parts.policies.desired
         if desired and not isinstance(node.inventory.driver, NoDriver):
             inventory, options = node.inventory, desired.policy.options
-            parts.cdi.request(inventory, options)
+            by_claim = asked_by_claim(desired.offer) or asked_by_claim(self.view.offer)
+            for_claims = options_for_claims(options)
+            parts.cdi.request(inventory, for_claims if by_claim else options)
             parts.guard.request(one for devices in self.view.offer.values() for one in devices)
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
             unheld = parts.watchdog.unwatched | served_by_own_users(desired.settings)
@@ -228,9 +231,17 @@ class Loop(Struct):
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.view, self._terms):
                 parts.endpoints.serve(plugin)
+            self._publish_claims(node, self._terms)
         if desired:
-            for name in parts.plugins.retire(resources_of(desired.offer), parts.clock()):
+            for name in parts.plugins.retire(plugin_resources(desired.offer), parts.clock()):
                 parts.endpoints.retire(name)
+
+    def _publish_claims(self, node: KnownNode, terms: AllocateContext) -> None:
+        """Tell the DRA driver what claims can get."""
+        parts, options = self.parts, options_for_claims(terms.options)
+        cordoned, bare = parts.cordon.gpus(node.known), parts.cdi.why_unusable(options)
+        now = NodeMoment(node.known, self.state.serving, self.view, self.state.health, cordoned, bare)
+        parts.claims.publish(claim_offer(now), replace(terms, options=options))
 
     def _report(self, seen: TurnInput, done: TurnResult, began_s: float) -> None:
         parts = self.parts
@@ -291,6 +302,7 @@ class Loop(Struct):
             guard=parts.guard.trouble,
             api_server=parts.cluster.trouble,
             history=parts.history_trouble,
+            claims=parts.claims.trouble,
         )
 
 

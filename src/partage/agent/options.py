@@ -129,6 +129,9 @@ class AgentOptions(Frozen):
     takeover:      register also what another process offers to the kubelet.
     restricted_mps: pods that ask for MPS shares are refused unless none of their processes is or can become
                    root: the cluster's admission does that.
+    dra:           ResourceClaims are served, too: the agent is the DRA driver of the node.
+    pod_uid:       of the pod in which the agent runs, empty: in none. Two agents of a rolling update have
+                   sockets of their own by it.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
     """
 
@@ -144,6 +147,8 @@ class AgentOptions(Frozen):
     environ: Mapping[str, str] = field(default_factory=dict)
     driver_root: str | None = None
     restricted_mps: bool = False
+    dra: bool = False
+    pod_uid: str = ""
     cdi_dir: Path = Path("/var/run/cdi")
     container_logs: Path = LOGS
     cluster: ClusterConfig | None = None
@@ -163,6 +168,16 @@ class AgentOptions(Frozen):
     def kubelet_socket(self) -> Path:
         """Where the kubelet listens for registrations."""
         return self.kubelet_dir / "kubelet.sock"
+
+    @property
+    def plugins_dir(self) -> Path:
+        """Where drivers have their directories, below the kubelet's own one."""
+        return self.kubelet_dir.parent / "plugins"
+
+    @property
+    def registry_dir(self) -> Path:
+        """Where the kubelet looks for sockets of drivers."""
+        return self.kubelet_dir.parent / "plugins_registry"
 
     @property
     def report_file(self) -> Path:

@@ -183,9 +183,9 @@ def other_plugin(desired: DesiredState, machine: str | None) -> str:
         return ""
     from partage.edges.kubelet.other_plugins import serving_gpus
     from partage.model.gpu import devices_of
-    from partage.model.share import resources_of
+    from partage.model.share import plugin_resources
 
-    plugin = serving_gpus(directory, resources_of(desired.offer), devices_of(desired.inventory))
+    plugin = serving_gpus(directory, plugin_resources(desired.offer), devices_of(desired.inventory))
     return "" if plugin is None else str(plugin)
 
 

@@ -161,6 +161,7 @@ def _entry_row(entry: LedgerEntry, time_of: TimeOf) -> EntryRow:
         ended_at=None if entry.ended_s is None else time_of(entry.ended_s),
         unseen=entry.unseen or None,
         unseen_at=None if entry.unseen_s is None else time_of(entry.unseen_s),
+        claim=entry.claim or None,
     )
 
 

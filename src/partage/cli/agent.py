@@ -159,6 +159,20 @@ _path = partial(directory_option, metavar="PATH")
     help="Register also what another device plugin offers: the kubelet then asks Partage in its place. "
     "Without it, such a resource is not registered (partage takeover does it step by step).",
 )
+@click.option(
+    "--dra",
+    is_flag=True,
+    help="Serve ResourceClaims, too: be the DRA driver gpu.partage.dev of this node, for the GPUs with via: "
+    "claims in the policy. It takes Kubernetes 1.36.4 or newer, --cluster and --node-name.",
+)
+@click.option(
+    "--pod-uid",
+    metavar="UID",
+    envvar="POD_UID",
+    default="",
+    help="UID of the agent's own pod: with --dra two agents of a rolling update have sockets of their own "
+    "($POD_UID).",
+)
 @slurm_agent_options
 @click.option(
     "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
@@ -192,6 +206,8 @@ def command(
     mps_pipe_read_only: bool,
     restricted_mps: bool,
     takeover: bool,
+    dra: bool,
+    pod_uid: str,
     log_level: str,
     log_format: str | None,
     dcgm_names: str,
@@ -213,6 +229,11 @@ def command(
         raise InputError("--machine and --hardware-socket exclude each other")
     config_of_cluster = _cluster(where, node_name)
     _check_rollout(rollout, config_of_cluster)
+    if dra and config_of_cluster is None:
+        raise InputError(
+            "--dra needs the API server, which has the claims",
+            "add --cluster KUBECONFIG and --node-name NAME",
+        )
     options = AgentOptions(
         kubelet_dir=kubelet_dir.absolute(),
         pod_resources=(pod_resources or pod_resources_of(kubelet_dir)).absolute(),
@@ -231,6 +252,8 @@ def command(
         mps_pipe_read_only=mps_pipe_read_only,
         restricted_mps=restricted_mps,
         takeover=takeover,
+        dra=dra,
+        pod_uid=pod_uid,
         labels=WrittenLabels(labels),
         features_file=_features_file(features_file, labels),
         taints=frozenset(map(NodeTaint, taints)),

@@ -187,12 +187,12 @@ class PolicyOffer(Frozen):
 def offer_of(name: str, policy: Policy, inventory: Inventory) -> PolicyOffer:
     """What the policy offers there. Raises InputError, Unsatisfiable."""
     from partage.edges.files.catalogue import geometry_of
-    from partage.model.share import resources_of
+    from partage.model.share import plugin_resources
     from partage.plan.offer.advertise import advertise
     from partage.plan.offer.assign import assign
 
     offer = advertise(assign(policy, inventory, geometry_of), inventory, policy)
-    return PolicyOffer(name, resources_of(offer), policy.options.only_cdi)
+    return PolicyOffer(name, plugin_resources(offer), policy.options.only_cdi)
 
 
 def offers_in(

@@ -10,6 +10,7 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
+from partage.agent.claims_part import NoClaims
 from partage.agent.compose import run
 from partage.agent.log import LogOptions, configure
 from partage.agent.options import AgentOptions
@@ -24,6 +25,7 @@ from partage.serve_http.listen import listen, say_url
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.agent.claims_part import ConnectClaims
     from partage.serve_http.http import HttpServer
     from partage.slurm.agent.options import SlurmOptions
 
@@ -87,6 +89,16 @@ def _stop_event() -> asyncio.Event:
     return stop
 
 
+def _claims(options: AgentOptions) -> ConnectClaims:
+    """The DRA driver, where it is wanted: nobody else pays for its modules."""
+    if not options.dra:
+        return NoClaims
+    with lean_imports(tls=True):
+        from partage.claims.agent.part import ClaimsOfNode
+
+    return ClaimsOfNode
+
+
 async def _run(
     options: AgentOptions,
     slurm: SlurmOptions | None,
@@ -102,7 +114,14 @@ async def _run(
 
     try:
         if slurm is None:
-            await run(options, hardware, stop=stop, beside=beside, connect=ClusterConnection)
+            await run(
+                options,
+                hardware,
+                stop=stop,
+                beside=beside,
+                connect=ClusterConnection,
+                connect_claims=_claims(options),
+            )
         else:
             from partage.slurm.agent import service
 

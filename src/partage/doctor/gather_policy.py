@@ -19,7 +19,7 @@ from partage.model.gpu import Driver, Inventory
 from partage.model.health import GpuCondition
 from partage.model.ids import ResourceName
 from partage.model.policy import Policy
-from partage.model.share import NodeOffer, resources_of
+from partage.model.share import NodeOffer, plugin_resources
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.node_plan import Phase
 from partage.values import Frozen
@@ -55,7 +55,7 @@ class Looked(Frozen):
     @property
     def resources(self) -> tuple[ResourceName, ...]:
         """Names of what is offered, or is to be."""
-        return () if self.offer is None else tuple(resources_of(self.offer))
+        return () if self.offer is None else tuple(plugin_resources(self.offer))
 
     async def planned(self, hardware: Hardware, place: DoctorPlace) -> Looked:
         """With the differences between GPUs and policy, where no agent has said them."""
@@ -161,7 +161,7 @@ def _socket_problems(place: DoctorPlace, desired: DesiredState) -> tuple[Problem
 
     problems: list[Problem] = []
     checks: list[Callable[[], object]] = [
-        partial(check_plugin_sockets, Path(place.kubelet_dir), resources_of(desired.offer))
+        partial(check_plugin_sockets, Path(place.kubelet_dir), plugin_resources(desired.offer))
     ]
     for settings in desired.settings.values():
         checks += [partial(DaemonPaths.of, Path(place.run_dir), daemon.device) for daemon in settings.daemons]

@@ -30,6 +30,7 @@ _CERTAINTY = {
     Certainty.OBSERVED: "the kubelet names this container as the holder",
     Certainty.PROVEN: "the kubelet named this container before it started",
     Certainty.UNCONFIRMED: "the kubelet names no container with it now, and its end is not proven",
+    Certainty.CLAIMED: "a ResourceClaim holds it until no pod needs the claim any more",
     Certainty.ENDING: "the kubelet has forgotten this pod; whether a process of it runs is looked at now",
 }
 

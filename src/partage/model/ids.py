@@ -35,6 +35,13 @@ PodUid = NewType("PodUid", str)
 VENDOR = "nvidia.com"
 MEMORY_RESOURCE = ResourceName("aliyun.com/gpu-mem")
 """Units of GPU memory, as Alibaba's gpushare calls them."""
+GPU_CLASS = ResourceName("gpu.partage.dev")
+SHARE_CLASS = ResourceName("share.partage.dev")
+MIG_CLASS = ResourceName("mig.partage.dev")
+DEVICE_CLASSES = frozenset((GPU_CLASS, SHARE_CLASS, MIG_CLASS))
+"""The DeviceClasses by which ResourceClaims ask: for whole GPUs and amounts of one, for equal shares, for MIG
+devices. They stand where a resource name does, and have no slash, which resource names have.
+"""
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 LONGEST_RESOURCE_NAME = 63

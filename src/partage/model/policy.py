@@ -14,7 +14,7 @@ from msgspec import field
 
 from partage.model.ids import ResourceName
 from partage.model.layout import LayoutItem
-from partage.model.strategy import Interval, Strategy
+from partage.model.strategy import Interval, Strategy, Via
 from partage.values import Frozen, Tagged
 
 
@@ -193,6 +193,7 @@ class GpuEntry(Tagged):
     when:   the entry counts on nodes whose labels meet all of these; () on every node.
     in_place_of: what the node's label asks for and Partage does not have (``node_labels.STOOD_FOR``), and
     this entry is the nearest; empty: nothing.
+    via: how pods ask for its shares.
     """
 
     origin: str
@@ -205,6 +206,7 @@ class GpuEntry(Tagged):
     drain: Drain | None = None
     when: tuple[LabelCondition, ...] = ()
     in_place_of: str = ""
+    via: Via = Via.DEVICE_PLUGIN
 
 
 class ResourceEntry(Tagged):

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
 from partage.model.geometry import Placement
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
-from partage.model.strategy import Interval, Strategy, StrategyTraits
+from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
+from partage.model.strategy import Interval, Strategy, StrategyTraits, Via
 from partage.values import Frozen
 
 
@@ -77,6 +77,7 @@ class DeviceOffer(Frozen):
                  of a directory's name; the number of the container's units follows.
     by_memory:   its shares are units of memory: a container may hold several, all of one device.
     spread:      a container gets them where most is free, else where least is free that is enough.
+    via:         how pods ask for it. By claims, ``resource`` is the DeviceClass.
     """
 
     device: DeviceUuid
@@ -103,6 +104,7 @@ class DeviceOffer(Frozen):
     pipe: str = ""
     by_memory: bool = False
     spread: bool = False
+    via: Via = Via.DEVICE_PLUGIN
 
     @property
     def traits(self) -> StrategyTraits:
@@ -159,11 +161,17 @@ def resources_of(offer: NodeOffer) -> dict[ResourceName, Resource]:
     """The offers grouped by resource name; the names in the order of the first GPU that has them."""
     rows: dict[ResourceName, list[DeviceOffer]] = {}
     offerings = (offering for gpu_offer in offer.values() for offering in gpu_offer)
-    for offering in sorted(offerings, key=_node_order):
+    for offering in sorted(offerings, key=node_order):
         rows.setdefault(offering.resource, []).append(offering)
     return {name: Resource(name, tuple(offerings)) for name, offerings in rows.items()}
 
 
-def _node_order(offering: DeviceOffer) -> tuple[int, int, int]:
+def plugin_resources(offer: NodeOffer) -> dict[ResourceName, Resource]:
+    """``resources_of`` what the device plugin offers: claims ask for the rest."""
+    return {name: one for name, one in resources_of(offer).items() if name not in DEVICE_CLASSES}
+
+
+def node_order(offering: DeviceOffer) -> tuple[int, int, int]:
+    """The order of a node's offers: by GPU index, MIG index and first share."""
     _, _, mig_index = offering.index.partition(":")
     return offering.gpu_index, int(mig_index or -1), offering.first

@@ -20,6 +20,15 @@ class Interval(StrEnum):
     LONG = "long"
 
 
+class Via(StrEnum):
+    """How pods ask for shares of a GPU: from the device plugin, by an amount in ``limits``; or by a
+    ResourceClaim, from the DRA driver. A GPU is offered in one way only.
+    """
+
+    DEVICE_PLUGIN = "device-plugin"
+    CLAIMS = "claims"
+
+
 class StrategyTraits(Frozen):
     """What a strategy is like.
 

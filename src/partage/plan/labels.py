@@ -16,7 +16,7 @@ from partage.model.ids import VENDOR
 from partage.model.node_labels import DOMAIN
 from partage.model.policy import MigStrategy, Options
 from partage.model.profile import MigProfile
-from partage.model.share import DeviceOffer, Guarantee, NodeOffer, resources_of, weakest
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer, plugin_resources, weakest
 from partage.plan.offer.resource_names import default_name, mig_resource
 from partage.plan.offer.select import GeometryOf
 from partage.units import MIB
@@ -267,7 +267,7 @@ def _own(inventory: Inventory, offer: NodeOffer) -> Iterator[tuple[str, str]]:
     for product, count in Counter(sanitised(gpu.product) for gpu in inventory).items():
         yield _with_suffix(f"gpu.{product}", ""), str(count)
     guarantees: dict[str, list[Guarantee]] = {}
-    for name, resource in resources_of(offer).items():
+    for name, resource in plugin_resources(offer).items():
         of_name = guarantees.setdefault(f"{name.partition('/')[2]}.guarantee", [])
         of_name += (offering.guarantee for offering in resource.offerings)
     for key, found in guarantees.items():

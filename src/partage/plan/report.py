@@ -21,9 +21,11 @@ from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase, Snapshot
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
+from partage.plan.serve.ledger_entry import NAMED, Certainty, LedgerEntry
 from partage.plan.turn import TurnResult
 from partage.values import Answer, Frozen
+
+_CERTAIN = (*NAMED, Certainty.CLAIMED)
 
 
 class PolicyState(StrEnum):
@@ -189,7 +191,7 @@ class DependencyProblems(Frozen):
     checkpoint of held ids. processes: nobody can look for processes that are left of pods, so the kubelet's
     word alone ends a hold. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
     api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
-    history of use.
+    history of use. claims: the DRA driver.
     """
 
     hardware: str = ""
@@ -202,6 +204,7 @@ class DependencyProblems(Frozen):
     guard: str = ""
     api_server: str = ""
     history: str = ""
+    claims: str = ""
 
 
 class ReportTime(Frozen):
@@ -251,7 +254,7 @@ class Report(Frozen):
         """Whether nothing in it is to change, or is only known for some time."""
         return (
             all(_is_settled(gpu) for gpu in self.gpus)
-            and all(entry.certainty in (Certainty.OBSERVED, Certainty.PROVEN) for entry in self.entries)
+            and all(entry.certainty in _CERTAIN for entry in self.entries)
             and self.dependencies == DependencyProblems()
             and not self.doubts
         )

@@ -286,7 +286,9 @@ async def test_device_nodes_lie_below_the_device_root_and_are_called_by_index(tm
     options = _options(tmp_path / "none", device_ids=DeviceIdStrategy.INDEX, dev_root="/host/")
     await _keeper(tmp_path).update(node(gpu(0), gpu(2, migs=1)), options, now_s=0)
     spec = _spec(tmp_path / "cdi")
-    assert [device["name"] for device in spec["devices"]] == ["0", "2", "2:0"]
+    first, second = gpu(0), gpu(2, migs=1)
+    names = ["0", first.uuid, "2", second.uuid, "2:0", second.mig_devices[0].uuid]
+    assert [device["name"] for device in spec["devices"]] == names  # claims ask by UUID
     (first,) = spec["devices"][0]["containerEdits"]["deviceNodes"]
     assert first == {"path": "/dev/nvidia10", "hostPath": "/host/dev/nvidia10"}
 

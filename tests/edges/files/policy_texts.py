@@ -40,6 +40,7 @@ NATIVE: dict[str, Any] = {
         },
         {"select": {"index": 9}, "mps": {"unit": "1Gi", "placement": "spread", "protocol": 3}},
         {"select": {"index": 10}, "time-slicing": {"unit": "512Mi"}, "name": "example.com/half-gib"},
+        {"select": {"index": 11}, "via": "claims", "mps": {"unit": "1Gi"}},
         {"select": "rest", "exclusive": {}},
     ],
     "resources": {

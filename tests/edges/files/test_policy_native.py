@@ -30,7 +30,7 @@ from partage.model.policy import (
     TimeSlicing,
     WatchAction,
 )
-from partage.model.strategy import Interval
+from partage.model.strategy import Interval, Via
 from partage.units import GIB
 from tests.edges.files.policy_texts import NATIVE
 
@@ -426,3 +426,27 @@ def test_a_shape_that_people_try_is_told_how_it_is_written(entry: str, hint: str
 def test_entries_that_are_no_list_are_told_how_a_list_is_written() -> None:
     with pytest.raises(InputError, match="write each entry as an item: '- select"):
         parse_policy("version: partage/v1\ngpus: {select: all, exclusive: {}}", "p.yaml")
+
+
+def test_pods_ask_by_claim_where_the_entry_says_so() -> None:
+    assert entry("{select: all, via: claims, mps: {unit: 1Gi}}").via is Via.CLAIMS
+    assert entry("{select: all, exclusive: {}}").via is Via.DEVICE_PLUGIN
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        (
+            "{select: all, via: claims, name: nvidia.com/x, exclusive: {}}",
+            "by a DeviceClass, not by this name",
+        ),
+        (
+            "{select: all, via: claims, mps: {clients: [{name: a, memory: 8Gi}, {name: b}]}}",
+            "one of unequal clients",
+        ),
+        ("{select: all, via: claims, mig: {layout: [1g.10gb], mps: {replicas: 2}}}", "MIG device as a whole"),
+        ("{select: all, via: claim, exclusive: {}}", "has to be device-plugin or claims"),
+    ],
+)
+def test_what_a_claim_cannot_ask_for_is_a_mistake(text: str, said: str) -> None:
+    assert said in only_problem(text).message

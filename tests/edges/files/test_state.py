@@ -21,7 +21,6 @@ from msgspec import NODEFAULT
 from msgspec.structs import fields, replace
 
 from partage.edges.files.state import (
-    KEPT_ASIDE,
     LIMIT_BYTES,
     LoadedState,
     NotSaved,
@@ -29,13 +28,14 @@ from partage.edges.files.state import (
     SavedState,
     StateDir,
 )
+from partage.edges.host.set_aside import KEPT_ASIDE
 from partage.errors import InputError
 from partage.model.geometry import Placement
 from partage.model.gpu import RecoveryAction
 from partage.model.health import GpuCondition, Health, Xid, next_health
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.share import DeviceOffer, Guarantee
-from partage.model.strategy import Interval, Strategy
+from partage.model.strategy import Interval, Strategy, Via
 from partage.plan.reconcile.transition import GpuServing
 
 GPU_0 = GpuUuid("GPU-0")
@@ -72,6 +72,7 @@ MIG = replace(
     pipe="gpu/share0",
     by_memory=True,
     spread=True,
+    via=Via.CLAIMS,
 )
 SICK = next_health(Health(), Xid(GPU_0, 79), 90)
 STATE = SavedState(

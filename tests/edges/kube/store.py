@@ -15,10 +15,16 @@ from tests.edges.kube.scripted import Answer, Request, ScriptedServer, Stream, a
 
 Json = dict[str, Any]
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
+SLICES = "/apis/resource.k8s.io/v1/resourceslices"
+_COLLECTIONS = ("nodes", "pods", "leases", "configmaps", "resourceslices", "resourceclaims")
 
 
 def leases_path(namespace: str) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+
+def claims_path(namespace: str) -> str:
+    return f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaims"
 
 
 def config_maps_path(namespace: str) -> str:
@@ -36,6 +42,8 @@ class _Watch:
 class ObjectStore:
     """objects: by collection and name. log: every version of every object, oldest first. noticed: called with
     the collection and the object at every change. refuse: an answer in place of the true one, or None.
+    drops: takes fields out of an object that is written, as a server whose feature gate is off does.
+    version: of the server.
     """
 
     server: ScriptedServer
@@ -44,6 +52,8 @@ class ObjectStore:
     noticed: Callable[[str, Json], None] = lambda collection, found: None
     refuse: Callable[[Request], Answer | None] = lambda request: None
     events: list[Json] = field(default_factory=list)
+    drops: Callable[[Json], None] = lambda found: None
+    version: str = "v1.37.2"
     conflicts: int = 0
     _version: int = 0
     _owned: dict[str, Json] = field(default_factory=dict)
@@ -88,8 +98,10 @@ class ObjectStore:
             self._opening.append(request)
             self._news.set()
             return Answer({})
-        if request.path in self.objects or request.path.endswith(("nodes", "pods", "leases", "configmaps")):
-            return self._list(request)
+        if request.path == "/version":
+            return Answer({"gitVersion": self.version})
+        if request.path in self.objects or request.path.endswith(_COLLECTIONS):
+            return self._create(request) if request.method == "POST" else self._list(request)
         collection, _, name = request.path.removesuffix("/status").rpartition("/")
         if name not in self.objects.get(collection, {}):
             return status(404, "NotFound", f"{name} not found")
@@ -98,6 +110,8 @@ class ObjectStore:
                 return Answer(self.objects[collection][name])
             case "PUT":
                 return self._replace(collection, name, request.json)
+            case "DELETE":
+                return self._delete(collection, name, request.json)
             case _:
                 return self._patch(collection, name, request)
 
@@ -105,12 +119,32 @@ class ObjectStore:
         rows = [one for one in self.objects.get(request.path, {}).values() if _selected(one, request)]
         return Answer({"metadata": {"resourceVersion": str(self._version)}, "items": rows})
 
+    def _create(self, request: Request) -> Answer:
+        found = request.json
+        meta = found["metadata"]
+        if prefix := meta.pop("generateName", ""):
+            meta["name"] = f"{prefix}{self._version:05d}"
+        if meta["name"] in self.objects.get(request.path, {}):
+            return status(409, "AlreadyExists", f"{meta['name']} exists")
+        self.drops(found)
+        return Answer(self.put(request.path, found, "ADDED"), 201)
+
+    def _delete(self, collection: str, name: str, body: Json) -> Answer:
+        meta = self.objects[collection][name]["metadata"]
+        wanted = body.get("preconditions", {})
+        if any(wanted[key] != meta[key] for key in wanted):
+            self.conflicts += 1
+            return status(409, "Conflict", "the object has been modified")
+        self.remove(collection, name)
+        return Answer({"kind": "Status", "status": "Success"})
+
     def _replace(self, collection: str, name: str, body: Json) -> Answer:
         before = self.objects[collection][name]
         if body["metadata"].get("resourceVersion") != before["metadata"]["resourceVersion"]:
             self.conflicts += 1
             return status(409, "Conflict", "the object has been modified")
         body["metadata"].setdefault("uid", before["metadata"]["uid"])
+        self.drops(body)
         return Answer(self.put(collection, body))
 
     def _patch(self, collection: str, name: str, request: Request) -> Answer:
@@ -126,6 +160,9 @@ class ObjectStore:
     def _apply(self, collection: str, name: str, body: Json) -> Json:
         """Server-side apply of labels and annotations, by one field manager."""
         found = copy.deepcopy(self.objects[collection][name])
+        if "status" in body:
+            found["status"] |= body["status"]
+            return self.put(collection, found)
         for part in ("labels", "annotations"):
             there = found["metadata"].setdefault(part, {})
             for key in self._owned.get(name, {}).get(part, {}):

@@ -9,7 +9,7 @@ from partage.agent.status.status import RequestCounts
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Options
-from partage.model.share import DeviceRow, Resource, resources_of
+from partage.model.share import DeviceRow, Resource, plugin_resources
 from partage.plan.offer.guarantees import with_current_guarantees
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.allocators import allocator_of
@@ -71,7 +71,7 @@ class PluginSet:
         if self._last is not None and self._last[0] is rows and self._last[1] == terms:
             return []
         self._last = rows, terms
-        resources = resources_of(with_current_guarantees(rows.offer, terms.unheld, terms.inventory))
+        resources = plugin_resources(with_current_guarantees(rows.offer, terms.unheld, terms.inventory))
         new = []
         for name in dict.fromkeys((*rows.by_resource, *self._plugins)):
             listed = rows.by_resource.get(name, ())

@@ -60,7 +60,8 @@ class PodResourcesPoller(Struct):
 
     names: the current names. kubelet: the identity of the running kubelet. resend: sends the kubelet every
     list once more; False: it watches none now. former: looks for processes that are left of former holders.
-    accepted: whether the kubelet has accepted a registration. may_know: whether there may be a kubelet that
+    claims_seen: told after each answer, which names containers with claims, too. accepted: whether the
+    kubelet has accepted a registration. may_know: whether there may be a kubelet that
     knows of holds and has no checkpoint. known: UUIDs of the GPUs whose holders are known. listed: ids in the
     last lists of the plugins before, as the first checkpoint that was read has them. trouble: why the last
     request failed; unreadable: why the checkpoint could not be read; unproven: why the ends of holds cannot
@@ -78,6 +79,7 @@ class PodResourcesPoller(Struct):
     kubelet: Callable[[], object]
     resend: Callable[[], bool]
     former: FormerHolders
+    claims_seen: Callable[[], None]
     accepted: Callable[[], bool]
     may_know: Callable[[], bool]
     known: frozenset[GpuUuid] = frozenset()
@@ -163,6 +165,7 @@ class PodResourcesPoller(Struct):
         now = self.names()
         holders = tuple(row for row in said if now.has(row.resource, row.ids))
         self.ledger.observed(holders, asked_s)
+        self.claims_seen()
         self.answered_s = max(self.answered_s, asked_s)
         self._know_pods()
         if self.ledger.ending_pods:

@@ -18,7 +18,7 @@ from partage.errors import InputError, Problem, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.node_labels import MIG_CONFIG, NodeLabels
 from partage.model.policy import Policy
-from partage.model.share import resources_of
+from partage.model.share import plugin_resources
 from partage.plan.offer.desired import DesiredState, resolve, with_driver_root
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.known_node import KnownNode
@@ -297,7 +297,7 @@ class PolicyObserver(Struct):
     def _resolve(self, policy: Policy, node: KnownNode) -> DesiredState:
         policy = with_driver_root(policy, self.options.driver_root)
         desired = resolve(policy, node.inventory, self.geometry_of)
-        check_plugin_sockets(self.options.kubelet_dir, resources_of(desired.offer))
+        check_plugin_sockets(self.options.kubelet_dir, plugin_resources(desired.offer))
         return desired
 
     # --- reporting ---

@@ -267,5 +267,6 @@ def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
         "guard-not-written": needed.guard,
         "node-not-updated": needed.api_server,
         "history-not-saved": needed.history,
+        "claims-not-served": needed.claims,
     }
     yield from (ReadinessReason(code, problem) for code, problem in problems.items() if problem)

@@ -77,7 +77,7 @@ class EntryRow(Frozen):
     ended_at: when the kubelet named nobody any more. former_pods: UIDs of the pods whose processes have not
     been seen to be gone; left: those that were seen to run: the share is given to nobody until they have
     ended; unseen: why nobody can look for them now, so that a GPU that has to change waits; unseen_at: since
-    when.
+    when. claim: the ResourceClaim that holds it, ``namespace/name``; null: containers do.
     """
 
     resource: ResourceName
@@ -90,6 +90,7 @@ class EntryRow(Frozen):
     former_pods: tuple[PodUid, ...] = ()
     unseen: str | None = None
     unseen_at: str | None = None
+    claim: str | None = None
 
     @property
     def pods(self) -> str:

@@ -28,7 +28,7 @@ _VERSION_WITH_HOST_PATHS = "0.5.0"
 _NO_LEGACY = "NVIDIA_VISIBLE_DEVICES=void"
 """Keeps NVIDIA's runtime from injecting devices that CDI injects already."""
 
-_FORMAT = "2"
+_FORMAT = "3"
 """Version of the digest: a new one makes an upgrade write every spec again."""
 
 
@@ -107,12 +107,19 @@ def _is_device(device: object) -> bool:
 
 
 def _names(gpu: Gpu, options: Options) -> Iterator[tuple[str, list[str]]]:
-    """Name and device files of a GPU and of its MIG devices."""
+    """Name and device files of a GPU and of its MIG devices. All have their UUID as a name, by which claims
+    ask for them, also where the policy asks for indexes.
+    """
     by_index = options.device_ids is DeviceIdStrategy.INDEX
     node = f"/dev/nvidia{gpu.minor}"
-    yield str(gpu.index) if by_index else gpu.uuid, [node]
+    if by_index:
+        yield str(gpu.index), [node]
+    yield gpu.uuid, [node]
     for mig in gpu.mig_devices:
-        yield f"{gpu.index}:{mig.index}" if by_index else mig.uuid, [node, *mig.capability_files]
+        files = [node, *mig.capability_files]
+        if by_index:
+            yield f"{gpu.index}:{mig.index}", files
+        yield mig.uuid, files
 
 
 def _spec(cdi_class: str, devices: list[Spec], edits: Spec) -> Spec:

@@ -28,6 +28,7 @@ from partage.model.policy import (
     GpuSelector,
     LabelCondition,
     MigStrategy,
+    Mps,
     Options,
     Policy,
     RemainingGpus,
@@ -35,7 +36,7 @@ from partage.model.policy import (
     SparedPods,
     WatchAction,
 )
-from partage.model.strategy import Strategy
+from partage.model.strategy import Strategy, Via
 from partage.units import parse_duration
 
 T = TypeVar("T")
@@ -46,7 +47,7 @@ MOST_ENTRIES = 512
 
 _TOP = ("version", "gpus", "resources")
 _STRATEGIES = tuple(strategy.value for strategy in Strategy)
-_ENTRY = ("select", "when", "name", "guard", "watch", "change", *_STRATEGIES)
+_ENTRY = ("select", "when", "name", "guard", "watch", "change", "via", *_STRATEGIES)
 _IN_SHARES = " or ".join(f"{key!r}" for key in SHARING_READERS)
 _WHEN = ("label",)
 _MOST_CONDITIONS = 16
@@ -163,6 +164,9 @@ def _entry(field: Field) -> GpuEntry | None:
         return None
     select = _select(table.required("select", "index, uuid, model, pci, all or rest: which GPUs are meant"))
     sharing, mig = _strategy(table)
+    via = table.choice("via", Via.DEVICE_PLUGIN)
+    if via is Via.CLAIMS:
+        _not_by_claim(table, sharing, mig)
     return GpuEntry(
         origin=field.place.path,
         select=select,
@@ -173,7 +177,22 @@ def _entry(field: Field) -> GpuEntry | None:
         watch=table.choice("watch", WatchAction.WARN),
         when=table.value("when", _when, ()),
         drain=table.value("change", _change, None),
+        via=via,
     )
+
+
+def _not_by_claim(table: Table, sharing: Sharing, mig: DesiredMig | None) -> None:
+    """What a ResourceClaim cannot ask for."""
+    if (name := table.get("name")) is not None:
+        name.error(
+            "claims ask for GPUs by a DeviceClass, not by this name", "remove 'name', or 'via: claims'"
+        )
+    if isinstance(sharing, Mps) and sharing.clients:
+        hint = "'unit: 1Gi' gives each claim the amount that it asks for"
+        table.whole.error("a claim cannot choose one of unequal clients", hint)
+    if mig is not None and sharing.strategy.traits.in_shares:
+        hint = "remove 'mps' or 'time-slicing' below 'mig', or 'via: claims'"
+        table.whole.error("a claim gets a MIG device as a whole", hint)
 
 
 def _change(field: Field) -> Drain | None:

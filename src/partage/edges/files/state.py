@@ -22,6 +22,7 @@ from partage.codec.values import CodecError, decode, encode
 from partage.edges.files.directory_lock import take_lock
 from partage.edges.host.read_file import read_regular
 from partage.edges.host.replace_file import replace_file
+from partage.edges.host.set_aside import set_aside
 from partage.errors import InputError
 from partage.model.health import PROBATION_CAP_S, PROBATION_S, Health, HealthState, HealthStatus
 from partage.model.ids import GpuUuid, parse_resource_name
@@ -164,8 +165,6 @@ def _since(passed_s: float | None, now_s: float) -> float | None:
 STATE_FILE = "state.json"
 LIMIT_BYTES = 16 * 1024 * 1024
 """Nothing larger is read or written; 10,000 offerings and a policy of 1 MiB stay below half of it."""
-KEPT_ASIDE = 9
-"""So many unusable files are kept; the last is overwritten."""
 
 
 class SavedPolicy(Frozen):
@@ -304,7 +303,7 @@ class StateDir:
         try:
             return LoadedState(_decode(content, now_s))
         except ValueError as error:
-            return LoadedState(None, (f"{self._file} cannot be used: {error}; {self._set_aside()}",))
+            return LoadedState(None, (f"{self._file} cannot be used: {error}; {set_aside(self._file)}",))
 
     def save(self, state: SavedState, now_s: float) -> NotSaved | None:
         """Replace the state atomically: whatever happens meanwhile, the old or the new one is there."""
@@ -347,15 +346,6 @@ class StateDir:
         except InputError as error:
             self.problem = str(error)
         return self.problem
-
-    def _set_aside(self) -> str:
-        names = [self._file.with_name(f"{self._file.name}.corrupt-{n}") for n in range(1, KEPT_ASIDE + 1)]
-        aside = next((name for name in names if not name.exists()), names[-1])
-        try:
-            self._file.replace(aside)
-        except OSError as error:
-            return f"it could not be set aside: {error.strerror}"
-        return f"it was set aside as {aside.name}"
 
 
 def _encode(state: SavedState, now_s: float) -> bytes:

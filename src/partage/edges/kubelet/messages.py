@@ -10,6 +10,7 @@ from grpclib.encoding.proto import ProtoCodec
 from partage.edges.kubelet._generated import deviceplugin_pb2 as plugin
 from partage.edges.kubelet._generated import podresources_pb2 as resources
 from partage.model.allocation import ContainerAllocation, ContainerHold
+from partage.model.claim import ClaimHold
 from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceRow
 
@@ -82,6 +83,16 @@ def held_by(response: resources.ListPodResourcesResponse) -> tuple[ContainerHold
     The kubelet lists each device separately, because each has its own topology; here they are joined.
     """
     return tuple(row for pod in response.pod_resources for row in _held_in(pod))
+
+
+def claimed_by(response: resources.ListPodResourcesResponse) -> tuple[ClaimHold, ...]:
+    """Every container that has a claim, of whichever driver, one row for each of its claims."""
+    return tuple(
+        ClaimHold(pod.namespace, pod.name, container.name, f"{claim.claim_namespace}/{claim.claim_name}")
+        for pod in response.pod_resources
+        for container in pod.containers
+        for claim in container.dynamic_resources
+    )
 
 
 def _held_in(pod: resources.PodResources) -> Iterator[ContainerHold]:

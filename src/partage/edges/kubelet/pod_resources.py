@@ -14,9 +14,10 @@ from partage.edges.host.own_task import bounded
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerStub
 from partage.edges.kubelet.calls import translate_errors
-from partage.edges.kubelet.messages import LimitedCodec, held_by, share_ids
+from partage.edges.kubelet.messages import LimitedCodec, claimed_by, held_by, share_ids
 from partage.errors import Rejected, Unreachable
 from partage.model.allocation import ContainerHold
+from partage.model.claim import ClaimHold
 from partage.model.ids import ResourceName, ShareId
 
 CALL_TIMEOUT_S = 5.0
@@ -39,6 +40,8 @@ class PodResourcesClient:
 
     The API has one rate limit for all its clients. Callers that ask during a call share the next one, so an
     answer is never older than the question.
+
+    claims: containers with ResourceClaims, as the last answer has them.
     """
 
     def __init__(self, socket_path: Path, *, timeout_s: float = CALL_TIMEOUT_S) -> None:
@@ -47,6 +50,7 @@ class PodResourcesClient:
         self._turn = asyncio.Lock()
         self._next = _Round()
         self._channel: Channel | None = None
+        self.claims: tuple[ClaimHold, ...] = ()
 
     async def held(self) -> tuple[ContainerHold, ...]:
         """All containers with devices. Raises Unreachable for every failure; the caller tries again."""
@@ -67,6 +71,7 @@ class PodResourcesClient:
                 stub = PodResourcesListerStub(self._connection())
                 response = await bounded(stub.List(pb.ListPodResourcesRequest()), self._timeout_s)
                 answer = held_by(response)
+                self.claims = claimed_by(response)
             done = True
         except Unreachable as error:
             cause = error.__cause__

@@ -11,7 +11,7 @@ from partage.model.gpu import Link
 from partage.model.ids import ResourceName, ShareId
 from partage.model.pod import Container
 from partage.model.policy import AllocationPolicy
-from partage.model.share import NodeOffer, resources_of
+from partage.model.share import NodeOffer, plugin_resources
 from partage.plan.serve.allocators import KubeletChoice
 from partage.values import Frozen
 
@@ -32,7 +32,7 @@ class Admission:
     """What a pod would get of one offer, container by container."""
 
     def __init__(self, offer: NodeOffer, links: Sequence[Link], policy: AllocationPolicy) -> None:
-        self.resources = resources_of(offer)
+        self.resources = plugin_resources(offer)
         self._choices = {
             name: KubeletChoice(resource, links, policy) for name, resource in self.resources.items()
         }

@@ -15,7 +15,7 @@ from msgspec import field
 from partage.errors import Problem
 from partage.model.allocation import CheckpointHolds
 from partage.model.ids import ResourceName, ShareId, is_share_id
-from partage.model.share import NodeOffer, resources_of
+from partage.model.share import NodeOffer, plugin_resources
 from partage.values import Answer, Frozen
 
 Ids = Mapping[ResourceName, frozenset[ShareId]]
@@ -85,7 +85,7 @@ def ids_of(offer: NodeOffer) -> Ids:
     """The ids of an offer; devices that have still to be made have none."""
     return {
         name: frozenset(share for one in resource.offerings if not one.planned for share in one.share_ids)
-        for name, resource in resources_of(offer).items()
+        for name, resource in plugin_resources(offer).items()
     }
 
 

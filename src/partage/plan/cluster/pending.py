@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from partage.codec.values import CodecError, decode, encode_replacing
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import GpuReport, Report
-from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import NAMED, Certainty, Holder, LedgerEntry
 from partage.text import count_of, listed
 from partage.values import Frozen
 
@@ -81,7 +81,7 @@ def pods_of(entries: Iterable[LedgerEntry]) -> tuple[str, ...]:
 
 def certain_holder(entry: LedgerEntry) -> Holder | None:
     """The container that holds it, where the kubelet names that one, and no other, now."""
-    named = entry.certainty in (Certainty.OBSERVED, Certainty.PROVEN)
+    named = entry.certainty in (*NAMED, Certainty.CLAIMED)
     return entry.holder if named else None
 
 

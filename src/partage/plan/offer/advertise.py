@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, planned_uuid
 from partage.model.policy import Exclusive, MemoryUnits, Mps, Policy, TimeSlicing
-from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer, resources_of
+from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer, plugin_resources
 from partage.model.strategy import Strategy
 from partage.plan.offer.assign import Assignment
 from partage.plan.offer.findings import Findings
@@ -76,7 +76,7 @@ def _offer(
 
 
 def _refuse_too_long_lists(offer: NodeOffer, origins: Mapping[ResourceName, str], findings: Findings) -> None:
-    for name, resource in resources_of(offer).items():
+    for name, resource in plugin_resources(offer).items():
         if list_bytes(resource.offerings) <= _LARGEST_LIST:
             continue
         most = most_for_each(resource.offerings, _LARGEST_LIST)
@@ -139,6 +139,7 @@ def _whole_device(target: Target, position: int) -> DeviceOffer:
         placement=mig.placement if isinstance(mig, PlannedDevice) else None,
         profile=profile,
         guard=target.guard,
+        via=target.via,
     )
 
 

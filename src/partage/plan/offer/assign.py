@@ -8,7 +8,15 @@ from msgspec import field
 
 from partage.errors import Problem
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.ids import MEMORY_RESOURCE, GpuUuid, ResourceName, parse_resource_name
+from partage.model.ids import (
+    GPU_CLASS,
+    MEMORY_RESOURCE,
+    MIG_CLASS,
+    SHARE_CLASS,
+    GpuUuid,
+    ResourceName,
+    parse_resource_name,
+)
 from partage.model.node_labels import ACK_SCHEDULE, MIG_CONFIG, STOOD_FOR
 from partage.model.policy import (
     DesiredMig,
@@ -22,7 +30,7 @@ from partage.model.policy import (
     Sharing,
     WatchAction,
 )
-from partage.model.strategy import Strategy
+from partage.model.strategy import Strategy, Via
 from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import GpuDevices, devices_of
@@ -98,8 +106,9 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
         for device in devices
     ]
     _warn_of_stand_ins(owners, findings)
-    check_unit_names(targets, findings)
-    warn_of_unlike_shares(policy, targets, findings)
+    by_name = [target for target in targets if target.via is Via.DEVICE_PLUGIN]
+    check_unit_names(by_name, findings)
+    warn_of_unlike_shares(policy, by_name, findings)
     findings.raise_any()
     return Assignment(
         targets=tuple(targets),
@@ -220,17 +229,27 @@ def _of_gpu(device: ClaimableDevice, entry: GpuEntry, options: Options) -> Targe
     suffix = _SUFFIX if shared and options.rename_shared else ""
     by_memory = units_of(entry.sharing) is not None
     default = MEMORY_RESOURCE if by_memory else ResourceName(device.resource + suffix)
+    by_claim = entry.via is Via.CLAIMS
     return Target(
         gpu=device.gpu,
         mig=device.mig,
         sharing=entry.sharing,
         strategy=_strategy(device, entry.sharing),
-        resource=entry.name or default,
-        single=shared and options.fail_requests_greater_than_one and not by_memory,
+        resource=_device_class(device, entry.sharing) if by_claim else entry.name or default,
+        single=shared and options.fail_requests_greater_than_one and not (by_memory or by_claim),
         guard=entry.guard,
         watch=entry.watch,
         origin=entry.origin,
+        via=entry.via,
     )
+
+
+def _device_class(device: ClaimableDevice, sharing: Sharing) -> ResourceName:
+    """The DeviceClass by which a claim asks for it."""
+    if device.mig is not None:
+        return MIG_CLASS
+    in_parts = sharing.strategy.traits.in_shares and units_of(sharing) is None
+    return SHARE_CLASS if in_parts else GPU_CLASS
 
 
 def _of_resource(device: ClaimableDevice, entry: ResourceEntry) -> Target:

@@ -71,8 +71,9 @@ def _suspected(gpu: GpuUuid, holds: Collection[LedgerEntry], foreign: Collection
 
 def _pods_of(entry: LedgerEntry, *, checkpoint: bool) -> int:
     """How many pods hold it. What Allocate gave last is one pod's; PodResources may name pods that ended
-    (before Kubernetes 1.36), so the checkpoint has to confirm what it names."""
-    if entry.certainty is Certainty.TENTATIVE:
+    (before Kubernetes 1.36), so the checkpoint has to confirm what it names.
+    A claim counts as one: its pods share it."""
+    if entry.certainty in (Certainty.TENTATIVE, Certainty.CLAIMED):
         return 1
     return min(len(entry.pods), entry.checkpoint_pods) if checkpoint else len(entry.pods)
 

@@ -11,8 +11,8 @@ from functools import lru_cache
 
 from msgspec import Struct, field
 
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
-from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, resources_of
+from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
+from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, plugin_resources
 from partage.plan.serve.held_ids import HeldIds
 from partage.plan.serve.ledger_entry import Hold, LedgerEntry
 from partage.values import Frozen
@@ -118,12 +118,13 @@ def foreign_holds(
 def listed_shares(
     serving: Mapping[GpuUuid, GpuServing], held: HeldIds, gpu_of: Mapping[DeviceUuid, GpuUuid] | None = None
 ) -> dict[ResourceName, list[ListedShare]]:
-    """The rows to publish, per resource in the order of ``resources_of``; foreign holds last.
+    """The rows for the kubelet, per resource in the order of ``plugin_resources``; foreign holds last. What
+    claims ask for is not among them.
 
     A resource whose ids are all withdrawn has an empty list; one that is in no offer any more has no key.
     """
     rows: dict[ResourceName, list[ListedShare]] = {}
-    for name, resource in resources_of(answerable_offer(serving)).items():
+    for name, resource in plugin_resources(answerable_offer(serving)).items():
         rows[name] = [
             ListedShare(
                 name,
@@ -137,7 +138,7 @@ def listed_shares(
             for share in _listed_ids(offering, serving[offering.gpu], ids)
         ]
     for gpu, holds in foreign_holds(serving, held, gpu_of).items():
-        for name, share in sorted(holds):
+        for name, share in sorted(hold for hold in holds if hold[0] not in DEVICE_CLASSES):
             rows.setdefault(name, []).append(ListedShare(name, share, gpu, None))
     return rows
 

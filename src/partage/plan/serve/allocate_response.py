@@ -99,9 +99,7 @@ class AllocateResponder:
             self._add_device_list(names, envs, mounts)
             devices = self._device_specs(pieces)
         held = [piece.offering for piece in pieces]
-        envs.update(_share_facts(self._name, ids, held))
-        if len(ids) > _MOST_NAMED:
-            del envs["PARTAGE_SHARES"]
+        envs.update(share_facts(self._name, ids, held))
         if held[0].by_memory:
             envs.update(_gpushare_facts(held, self._memory_of.get(held[0].device)))
         if any(offering.guard for offering in held):
@@ -270,19 +268,20 @@ def _uuid_of(resource: ResourceName, ids: Sequence[ShareId]) -> str:
     return str(uuid5(NAMESPACE_URL, ",".join((resource, *ids))))
 
 
-def _share_facts(
+def share_facts(
     resource: ResourceName, ids: Sequence[ShareId], offerings: Sequence[DeviceOffer]
 ) -> dict[str, str]:
-    """``PARTAGE_*``: what the container has, and what is guaranteed."""
+    """``PARTAGE_*``: what the container has, and what is guaranteed. offerings: of each id."""
     by_gpu: dict[GpuUuid, list[DeviceOffer]] = {}
     for offering in offerings:
         by_gpu.setdefault(offering.gpu, []).append(offering)
     strategies = {offering.strategy.value for offering in offerings}
     replicas = [max(offering.replicas for offering in held) for held in by_gpu.values()]
     memory = [sum(offering.memory_bytes for offering in held) for held in by_gpu.values()]
+    named = {"PARTAGE_SHARES": ",".join(ids)} if len(ids) <= _MOST_NAMED else {}
     return {
         "PARTAGE_RESOURCE": resource,
-        "PARTAGE_SHARES": ",".join(ids),
+        **named,
         "PARTAGE_GPUS": ",".join(by_gpu),
         "PARTAGE_STRATEGY": strategies.pop() if len(strategies) == 1 else "mixed",
         "PARTAGE_REPLICAS": one_or_each(replicas),

@@ -17,6 +17,7 @@ from partage.model.gpu import Gpu, gpu_of_mig_devices
 from partage.model.health import Health
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
+from partage.model.strategy import Via
 from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable_offer, listed_shares
 from partage.plan.serve.fragmentation import RefusedAmounts, one_device_where_needed
 from partage.plan.serve.held_ids import HeldIds
@@ -47,6 +48,11 @@ class KubeletView(Frozen):
     withdrawn: Mapping[ResourceName, Mapping[ShareId, float]] = field(default_factory=dict)
     awaited: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
     blocked: Mapping[ResourceName, int] = field(default_factory=dict)
+
+    @property
+    def healthy(self) -> Mapping[DeviceUuid, bool]:
+        """Whether the shares of each device that is offered are healthy."""
+        return self.key[2]
 
 
 EMPTY_VIEW = KubeletView(({}, -1, {}, frozenset(), {}), {}, {}, {})
@@ -169,7 +175,8 @@ def _listed_before(
     if before is not EMPTY_VIEW:
         return before.by_resource
     listed: dict[ResourceName, list[DeviceRow]] = {}
-    for offering in (row for offer in answerable_offer(serving).values() for row in offer):
+    offer = answerable_offer(serving)
+    for offering in (row for rows in offer.values() for row in rows if row.via is Via.DEVICE_PLUGIN):
         rows = listed.setdefault(offering.resource, [])
         rows += [
             DeviceRow(share, healthy=False, numa_node=offering.numa_node) for share in offering.share_ids

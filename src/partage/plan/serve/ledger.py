@@ -52,6 +52,7 @@ class Ledger:
         self._pods: dict[Hold, frozenset[PodUid]] = {}
         self._in_checkpoint: set[Hold] = set()
         self._ending = EndingHolds()
+        self._claimed: dict[Hold, LedgerEntry] = {}
         self._suspected: frozenset[Hold] = frozenset()
         self._observed_s = -inf
         self._version = 0
@@ -80,6 +81,14 @@ class Ledger:
         """The kubelet is another one than before: what it does not name has not ended for that."""
         for resource in [*self._rows]:
             self._confirm_again(resource)
+
+    def claimed(self, entries: Iterable[LedgerEntry]) -> None:
+        """What prepared ResourceClaims hold now, in place of what they held before. The kubelet's lists of
+        devices do not have these ids."""
+        claimed = {entry.hold: entry for entry in entries}
+        if claimed != self._claimed:
+            self._claimed = claimed
+            self._version += 1
 
     def registering(self, resource: ResourceName, now_s: float) -> None:
         """The resource is about to be registered, perhaps with another kubelet than before: answers to
@@ -258,7 +267,7 @@ class Ledger:
     def entries(self) -> tuple[LedgerEntry, ...]:
         """All held ids, ordered by resource and id."""
         if self._entries[0] != self.version:
-            found = self._ending.entries()
+            found = self._ending.entries() | self._claimed
             found |= {entry.hold: entry for rows in self._rows.values() for entry in rows.values()}
             self._entries = (self.version, tuple(found[hold] for hold in sorted(found)))
         return self._entries[1]

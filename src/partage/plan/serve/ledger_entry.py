@@ -19,6 +19,7 @@ class Certainty(StrEnum):
         now. Its end is not proven.
     ending: the kubelet names nobody any more. Whether a process of the former holder is left is not known
         yet, or one is: ``LedgerEntry.left``.
+    claimed: a prepared ResourceClaim holds it, until the kubelet says that no pod needs the claim any more.
     """
 
     TENTATIVE = "tentative"
@@ -26,6 +27,7 @@ class Certainty(StrEnum):
     PROVEN = "proven"
     UNCONFIRMED = "unconfirmed"
     ENDING = "ending"
+    CLAIMED = "claimed"
 
 
 NAMED = (Certainty.OBSERVED, Certainty.PROVEN)
@@ -48,14 +50,15 @@ class LedgerEntry(Frozen):
     """One held id.
 
     holders: the named containers, ordered; empty if none is named yet, several if the kubelet names
-    several. Holders of a tentative entry were named before the id was allocated again, so they may be out
-    of date.
+    several, or if they have one claim. Holders of a tentative entry were named before the id was allocated
+    again, so they may be out of date.
     since_s: when it was allocated, or first observed as held.
     checkpoint_pods: how many pods hold it by the kubelet's checkpoint; 0: not compared.
     unlisted: the running kubelet allocated it some time ago, and PodResources does not list it.
     ended_s: since when it is ending, former_pods: the pods whose processes have not been seen to be gone;
     left: what was seen of them. unseen: why nobody can look for them now, and unseen_s since when; empty and
     None if somebody can. All are empty and None if it is not ending.
+    claim: the ResourceClaim that holds it, ``namespace/name``; empty: none does.
     """
 
     resource: ResourceName
@@ -70,6 +73,7 @@ class LedgerEntry(Frozen):
     former_pods: tuple[PodUid, ...] = ()
     unseen: str = ""
     unseen_s: float | None = None
+    claim: str = ""
 
     @property
     def hold(self) -> Hold:
@@ -85,6 +89,13 @@ class LedgerEntry(Frozen):
     def pods(self) -> frozenset[tuple[str, str]]:
         """Namespace and name of each named pod."""
         return frozenset((holder.namespace, holder.pod) for holder in self.holders)
+
+    @property
+    def known_holders(self) -> tuple[Holder, ...]:
+        """The containers that hold it, if that is certain; several only of a claim."""
+        if self.certainty is Certainty.CLAIMED:
+            return self.holders
+        return (self.holder,) if self.holder else ()
 
     @property
     def holder(self) -> Holder | None:

@@ -138,11 +138,12 @@ def grants_of(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
         offering = offerings.get((entry.resource, entry.id))
         if offering is None:
             doubtful.add(device_of(entry.id))  # of an earlier policy: its size is not known
-        elif entry.holder is None:
+            continue
+        if not entry.known_holders:
             doubtful |= {offering.device, offering.gpu}
-        else:
-            on.add((offering.gpu, entry.holder))
-            key = offering.device, entry.holder
+        for holder in entry.known_holders:
+            on.add((offering.gpu, holder))
+            key = offering.device, holder
             by[key] = (*by.get(key, ()), offering)
     return ShareGrants(by, frozenset(on), frozenset(doubtful))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partage.model.ids import ResourceName, ShareId
-from partage.model.share import DeviceOffer, DeviceRow, Resource, resources_of
+from partage.model.share import DeviceOffer, DeviceRow, Resource, plugin_resources
 from partage.plan.offer.desired import DesiredState
 from partage.plan.serve.allocators import KubeletChoice
 from partage.whatif.decide.pods import WHOLE_MILLI
@@ -44,7 +44,8 @@ class NodeOffer:
     def __init__(self, desired: DesiredState) -> None:
         self.desired = desired
         self.resources: Mapping[ResourceName, OfferedResource] = {
-            name: OfferedResource(resource, desired) for name, resource in resources_of(desired.offer).items()
+            name: OfferedResource(resource, desired)
+            for name, resource in plugin_resources(desired.offer).items()
         }
         self.capacity_milli = WHOLE_MILLI * len(desired.inventory.gpus)
 

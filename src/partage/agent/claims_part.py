@@ -1,0 +1,59 @@
+"""What the agent has to do with ResourceClaims: the agent takes it as a part, and knows no DRA."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Protocol
+
+from partage.agent.endpoints.plugin_set import AllocateContext
+from partage.agent.options import AgentOptions
+from partage.plan.serve.claim_offer import ClaimOffer
+from partage.plan.serve.ledger import Ledger
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from partage.model.claim import ClaimHold
+
+    ConnectClaims = Callable[[AgentOptions, Ledger, Callable[[], float], Callable[[], None]], "ClaimsPart"]
+    """Makes the part from options, ledger, clock, and ``ask`` for a turn. What claims held before
+    is in the ledger then; nothing is asked yet."""
+
+
+class ClaimsPart(Protocol):
+    """The DRA driver of the node."""
+
+    async def run(self) -> None:
+        """Serve the kubelet and keep the node's ResourceSlices, until cancelled."""
+
+    def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
+        """After a turn: this is what claims can get. What is new is on disk. terms: what containers get."""
+
+    def seen(self, holds: Sequence[ClaimHold]) -> None:
+        """The kubelet names these containers with claims, and no others."""
+
+    @property
+    def trouble(self) -> str:
+        """Why claims get nothing, or not all; empty: they do."""
+
+
+class NoClaims:
+    """Without a DRA driver."""
+
+    def __init__(self, *_: object) -> None:
+        self.trouble = ""
+
+    async def run(self) -> None:
+        """There is nothing to run."""
+        raise NotImplementedError
+
+    def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
+        """What claims could get, nobody gets."""
+        del terms
+        self.trouble = (
+            "the policy has GPUs for claims, and the agent runs without --dra" if offer.offer else ""
+        )
+
+    def seen(self, holds: Sequence[ClaimHold]) -> None:
+        """Another driver's claims are not ours."""
+        del holds

@@ -1,0 +1,1 @@
+"""The DRA driver in the agent of a node."""

@@ -1,0 +1,311 @@
+"""Prepares claims for the kubelet, and takes them back: one call at a time, each claim by itself.
+
+The order of the steps is what a crash at any moment is recovered from: the claim is read and judged; its
+record ``started`` is written; its CDI file is written; its record ``prepared``, with the answer, is written;
+the answer goes out. A claim that has only the first record is taken back by the next agent.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Protocol
+
+from partage.agent.endpoints.plugin_set import AllocateContext
+from partage.claims.agent.metrics import ClaimCounts
+from partage.claims.decide.allocation import grant
+from partage.claims.decide.cdi import ClaimCdi, claim_cdi
+from partage.claims.decide.devices import ClaimDevices, claim_devices
+from partage.claims.model.claim import Claim
+from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim
+from partage.claims.model.names import pool_of
+from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepared
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.kubelet.dra_port import ConditionList
+from partage.errors import Absent, ClusterError, PartageError
+from partage.model.claim import ClaimHold, ClaimRef, DeviceCondition, PreparedDevice
+from partage.model.share import Resource
+from partage.plan.offer.guarantees import with_current_guarantees
+from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.claim_offer import ClaimOffer
+from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.ledger_entry import Certainty, Hold, Holder, LedgerEntry
+
+log = logging.getLogger(__name__)
+
+
+class ClaimReader(Protocol):
+    """The API server, as far as it is asked for one claim."""
+
+    async def claim(self, namespace: str, name: str) -> Claim:
+        """As it is now. Raises Absent, Unreachable, Rejected; CodecError for what is no claim."""
+
+
+class ClaimRecords(Protocol):
+    """What is kept of claims on the disk. It flushes the disk: call it in a thread."""
+
+    def save(self, records: Iterable[ClaimRecord]) -> None:
+        """Keep these and no others. Raises HardwareError: then what was there before is there."""
+
+
+class CdiFiles(Protocol):
+    """The CDI files of claims. The calls flush the disk: call them in a thread."""
+
+    def write(self, uid: str, cdi: ClaimCdi) -> None:
+        """Raises HardwareError: then there is none, or the one before."""
+
+    def remove(self, uid: str) -> None:
+        """If it is there. Raises HardwareError."""
+
+
+class ClaimDriver:
+    """Answers the kubelet, and keeps what claims hold in the ledger.
+
+    kept: what is recorded of each claim, by its UID.
+    """
+
+    def __init__(
+        self,
+        node: str,
+        ledger: Ledger,
+        clock: Callable[[], float],
+        ask: Callable[[], None],
+        *,
+        reader: ClaimReader,
+        records: ClaimRecords,
+        cdi: CdiFiles,
+        kept: Sequence[ClaimRecord] = (),
+    ) -> None:
+        """ask: for a turn of the loop. kept: what an agent before has recorded in this boot."""
+        self._node, self._ledger, self._clock, self._ask = node, ledger, clock, ask
+        self._reader, self._records, self._cdi = reader, records, cdi
+        self._turn = asyncio.Lock()
+        self._changed = asyncio.Event()
+        self._holders: Mapping[str, tuple[Holder, ...]] = {}
+        self._offer = ClaimOffer()
+        self._terms: AllocateContext | None = None
+        self._conditions = ConditionList(0, ())
+        self.devices = ClaimDevices(node, pool_of(node), {}, {})
+        self.kept = {record.claim.uid: record for record in kept}
+        self._since_s = dict.fromkeys(self.kept, clock())
+        self.counts = ClaimCounts()
+        self._note_holds()
+
+    # --- what the agent says ---
+
+    def booted(self, boot_id: str) -> None:
+        """The node runs since this boot: claims that were prepared before it hold nothing. The kubelet asks
+        for them again."""
+        self.kept, _ = by_boot(self.kept.values(), boot_id)
+        self._note_holds()
+
+    def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
+        """What claims can get from now on."""
+        if offer == self._offer and terms == self._terms:
+            return
+        self._offer, self._terms = offer, terms
+        rows = with_current_guarantees(offer.offer, terms.unheld, terms.inventory)
+        self.devices = claim_devices(rows, terms.inventory, self._node, geometry_of)
+        conditions = tuple(
+            DeviceCondition(self.devices.pool, name, closed is None, "" if closed is None else closed.reason)
+            for name, row in self.devices.rows.items()
+            for closed in [offer.closed.get(row.device)]
+        )
+        if conditions != self._conditions.rows:
+            self._conditions = ConditionList(self._conditions.version + 1, conditions)
+            self._changed.set()
+            self._changed = asyncio.Event()
+
+    def seen(self, holds: Sequence[ClaimHold]) -> None:
+        """The kubelet names these containers with claims."""
+        holders: dict[str, list[Holder]] = {}
+        for hold in holds:
+            holders.setdefault(hold.claim, []).append(Holder(hold.namespace, hold.pod, hold.container))
+        self._holders = {claim: tuple(sorted(set(some))) for claim, some in holders.items()}
+        self._note_holds()
+
+    def _note_holds(self) -> None:
+        """What claims hold, for the ledger."""
+        before = self._ledger.version
+        self._ledger.claimed(
+            LedgerEntry(
+                share.resource,
+                id_,
+                Certainty.CLAIMED,
+                self._holders.get(name, ()),
+                self._since_s[record.claim.uid],
+                claim=name,
+            )
+            for record in self.kept.values()
+            for name in [f"{record.claim.namespace}/{record.claim.name}"]
+            for share in record.shares
+            for id_ in share.ids
+        )
+        if self._ledger.version != before:
+            self._ask()
+
+    # --- what the kubelet asks: see DraHandler ---
+
+    def conditions(self) -> ConditionList:
+        """The health of all devices of the pool."""
+        return self._conditions
+
+    async def changed(self, seen_version: int) -> None:
+        """Return when the version of ``conditions`` is no longer seen_version."""
+        while self._conditions.version == seen_version:
+            await self._changed.wait()
+
+    async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, tuple[PreparedDevice, ...] | str]:
+        """By UID: the devices, or why there are none now."""
+        began_s = self._clock()
+        unknown = [ref for ref in claims if not self._has(ref)]
+        read = await asyncio.gather(*(self._read(ref) for ref in unknown))
+        by_uid = {ref.uid: claim for ref, claim in zip(unknown, read, strict=True)}
+        answers: dict[str, tuple[PreparedDevice, ...] | str] = {}
+        async with self._turn:
+            for ref in claims:
+                answers[ref.uid] = await self._prepared(ref, by_uid.get(ref.uid))
+        self.counts.took(self._clock() - began_s)
+        return answers
+
+    async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, str]:
+        """By UID: why it cannot be taken back now; empty: it is, or was never prepared."""
+        answers = {}
+        async with self._turn:
+            for ref in claims:
+                answers[ref.uid] = await self._taken_back(ref.uid)
+        return answers
+
+    def _has(self, ref: ClaimRef) -> bool:
+        record = self.kept.get(ref.uid)
+        return record is not None and record.state is ClaimState.PREPARED
+
+    async def _read(self, ref: ClaimRef) -> Claim | RefusedClaim:
+        try:
+            return await self._reader.claim(ref.namespace, ref.name)
+        except Absent:
+            return RefusedClaim(
+                RefusalReason.REPLACED, f"claim {ref.namespace}/{ref.name} does not exist any more"
+            )
+        except (ClusterError, ValueError) as error:
+            return RefusedClaim(
+                RefusalReason.UNREADABLE, f"claim {ref.namespace}/{ref.name} cannot be read: {error}"
+            )
+
+    async def _prepared(
+        self, ref: ClaimRef, claim: Claim | RefusedClaim | None
+    ) -> tuple[PreparedDevice, ...] | str:
+        record = self.kept.get(ref.uid)
+        if record is not None and record.state is ClaimState.PREPARED:
+            return record.answer
+        judged = self._judged(ref, claim)
+        if isinstance(judged, RefusedClaim):
+            return self._refused(judged)
+        granted, cdi = judged
+        try:
+            return await self._carried_out(granted, cdi)
+        except PartageError as error:
+            await self._taken_back(ref.uid)
+            return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
+
+    def _refused(self, refused: RefusedClaim) -> str:
+        self.counts.refused[refused.reason] += 1
+        log.warning("a claim is refused", extra={"reason": refused.text})
+        return refused.text
+
+    def _judged(
+        self, ref: ClaimRef, claim: Claim | RefusedClaim | None
+    ) -> tuple[Granted, ClaimCdi] | RefusedClaim:
+        """What the claim gets, and its CDI file. Nothing is changed."""
+        if claim is None or isinstance(claim, RefusedClaim):
+            return claim or RefusedClaim(RefusalReason.UNREADABLE, "the claim was taken back meanwhile")
+        if (terms := self._terms) is None:
+            return RefusedClaim(
+                RefusalReason.STEP, "the node has not been observed yet; it is tried again by itself"
+            )
+        guard = bool(terms.guard_dir)
+        granted = grant(
+            claim, ref, self.devices, [one.granted for one in self.kept.values()], self._held(), guard=guard
+        )
+        if isinstance(granted, RefusedClaim):
+            return granted
+        for share in granted.shares:
+            if (closed := self._offer.closed.get(share.uuid)) is not None:
+                text = f"claim {ref.namespace}/{ref.name} was given {share.device}, which {closed.reason}"
+                return RefusedClaim(RefusalReason.HELD, f"{text}; it is tried again by itself")
+        return granted, claim_cdi(granted, self.devices, self._responder, guard=guard)
+
+    def _responder(self, resource: Resource) -> AllocateResponder:
+        terms = self._terms
+        assert terms is not None
+        return AllocateResponder(
+            resource,
+            terms.inventory,
+            terms.options,
+            terms.run_dir,
+            cdi_classes=terms.cdi_classes,
+            guard_dir=terms.guard_dir,
+            read_only_pipe=terms.read_only_pipe,
+        )
+
+    def _held(self) -> dict[Hold, str]:
+        """What others than claims hold, and who."""
+        return {
+            entry.hold: " and ".join(f"pod {namespace}/{pod}" for namespace, pod in sorted(entry.pods))
+            or "a pod that is not named yet"
+            for entry in self._ledger.entries()
+            if entry.certainty is not Certainty.CLAIMED
+        }
+
+    async def _carried_out(self, granted: Granted, cdi: ClaimCdi) -> tuple[PreparedDevice, ...]:
+        """Raises HardwareError."""
+        uid, terms = granted.claim.uid, self._terms
+        assert terms is not None
+        started = ClaimRecord(granted.claim, ClaimState.STARTED, terms.inventory.boot_id, granted.shares)
+        await self._keep(started)
+        await asyncio.to_thread(self._cdi.write, uid, cdi)
+        done = prepared(started, cdi.ids)
+        await self._keep(done)
+        log.info("a claim is prepared", extra={"claim": _name(granted), "devices": _devices(granted.shares)})
+        return done.answer
+
+    async def _keep(self, record: ClaimRecord) -> None:
+        """Raises HardwareError, and then nothing has changed."""
+        kept = {**self.kept, record.claim.uid: record}
+        await asyncio.to_thread(self._records.save, kept.values())
+        self.kept = kept
+        self._since_s.setdefault(record.claim.uid, self._clock())
+        self._note_holds()
+
+    async def _taken_back(self, uid: str) -> str:
+        """Why it cannot be taken back; empty: nothing is left of it."""
+        record = self.kept.get(uid)
+        if record is None:
+            return ""
+        try:
+            await asyncio.to_thread(self._cdi.remove, uid)
+            kept = {key: one for key, one in self.kept.items() if key != uid}
+            await asyncio.to_thread(self._records.save, kept.values())
+        except PartageError as error:
+            return str(error)
+        self.kept = kept
+        del self._since_s[uid]
+        self._note_holds()
+        log.info("a claim is taken back", extra={"claim": _name(record.granted)})
+        return ""
+
+    async def roll_back_started(self) -> None:
+        """Take back what an agent that was killed had only begun."""
+        async with self._turn:
+            for record in [*self.kept.values()]:
+                if record.state is ClaimState.STARTED:
+                    await self._taken_back(record.claim.uid)
+
+
+def _name(granted: Granted) -> str:
+    return f"{granted.claim.namespace}/{granted.claim.name}"
+
+
+def _devices(shares: Sequence[GrantedShare]) -> str:
+    return ", ".join(share.device for share in shares)

@@ -1,0 +1,116 @@
+"""The DRA driver as the agent's part: its sockets, its slices, and what an agent before has left."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+
+from partage.agent.endpoints.plugin_set import AllocateContext
+from partage.agent.options import AgentOptions
+from partage.claims.agent.driver import ClaimDriver
+from partage.claims.agent.publisher import Publisher
+from partage.claims.decide.slices import slices_of
+from partage.claims.host.cdi_files import ClaimCdiFiles
+from partage.claims.host.records import RecordsFile
+from partage.claims.model.claim import Claim, parse_claim
+from partage.claims.model.names import DRIVER
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.host.own_task import unending
+from partage.edges.kube.connection import Connection
+from partage.edges.kube.resources import ResourceApi
+from partage.edges.kubelet.dra_server import DraServer, DraSockets
+from partage.errors import PartageError
+from partage.model.claim import ClaimHold
+from partage.plan.serve.claim_offer import ClaimOffer
+from partage.plan.serve.ledger import Ledger
+
+log = logging.getLogger(__name__)
+
+
+class ApiClaims:
+    """Claims as the API server has them."""
+
+    def __init__(self, api: ResourceApi) -> None:
+        self._api = api
+
+    async def claim(self, namespace: str, name: str) -> Claim:
+        return parse_claim(await self._api.claim(namespace, name), DRIVER)
+
+
+class ClaimsOfNode:
+    """See ``ClaimsPart``."""
+
+    def __init__(
+        self,
+        options: AgentOptions,
+        ledger: Ledger,
+        clock: Callable[[], float],
+        ask: Callable[[], None],
+    ) -> None:
+        assert options.cluster is not None
+        self._options = options
+        self._records = RecordsFile(options.state_dir)
+        self._cdi = ClaimCdiFiles(options.cdi_dir)
+        loaded = self._records.load()
+        for problem in loaded.problems:
+            log.warning("records of claims", extra={"problem": problem})
+        api = ResourceApi(Connection(options.cluster))
+        self._driver = ClaimDriver(
+            options.node_name,
+            ledger,
+            clock,
+            ask,
+            reader=ApiClaims(api),
+            records=self._records,
+            cdi=self._cdi,
+            kept=loaded.records,
+        )
+        self._publisher = Publisher(api, options.node_name, ask)
+        sockets = DraSockets(options.plugins_dir, options.registry_dir, DRIVER, options.pod_uid)
+        self._server = DraServer(self._driver, sockets, ask)
+        self._ready = asyncio.Event()
+        self._boot_id = ""
+
+    @property
+    def trouble(self) -> str:
+        """Why claims get nothing, or not all; empty: they do."""
+        return self._server.trouble or self._publisher.trouble
+
+    def seen(self, holds: Sequence[ClaimHold]) -> None:
+        """The kubelet names these containers with claims, and no others."""
+        self._driver.seen(holds)
+
+    def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
+        """After a turn: this is what claims can get."""
+        if terms.inventory.boot_id != self._boot_id:
+            self._boot_id = terms.inventory.boot_id
+            self._driver.booted(self._boot_id)
+            self._cdi.directory = self._options.cdi_dir_of(terms.inventory)
+        self._driver.publish(offer, terms)
+        self._ready.set()
+        if (server := self._publisher.server) is not None:
+            self._publisher.want(
+                slices_of(self._driver.devices, terms.inventory, offer.closed, server, geometry_of)
+            )
+
+    async def run(self) -> None:
+        """Serve the kubelet and keep the node's ResourceSlices, until cancelled.
+
+        What an agent before had only begun is taken back before the kubelet can ask for anything.
+        """
+        await self._ready.wait()
+        await self._driver.roll_back_started()
+        await asyncio.to_thread(self._remove_unknown_files)
+        async with asyncio.TaskGroup() as group:
+            group.create_task(unending("kubelet", self._server.run()))
+            group.create_task(unending("slices", self._publisher.run()))
+
+    def _remove_unknown_files(self) -> None:
+        """CDI files of claims that are not recorded: of an agent that was killed between the two."""
+        try:
+            for uid in self._cdi.uids():
+                if uid not in self._driver.kept:
+                    self._cdi.remove(uid)
+        except PartageError as error:
+            log.warning("CDI files of former claims cannot be removed", extra={"reason": str(error)})

@@ -1,0 +1,216 @@
+"""What a node publishes of the GPUs that are there for claims: one device for each GPU or MIG device.
+
+The scheduler subtracts what claims have; so a device says what it has in all, whoever holds it. Every
+capacity of a device that is shared has a policy: without one, the first claim would take all of it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+from partage.claims.decide.devices import ClaimDevices, mig_device
+from partage.claims.model.names import CORES, DRIVER, MEMORY, SHARES, Mode, mode_of
+from partage.claims.model.server import NUMA_SINCE, ServerVersion
+from partage.claims.model.slices import (
+    LONGEST_TEXT,
+    MOST_DEVICES,
+    Attribute,
+    Capacity,
+    DeviceTaint,
+    Pool,
+    RequestPolicy,
+    SliceDevice,
+    SliceSpec,
+    ValidRange,
+)
+from partage.model.geometry import Geometry
+from partage.model.gpu import UNKNOWN_ARCHITECTURE, Driver, Gpu, Inventory, NoDriver
+from partage.model.ids import DeviceUuid, GpuUuid, parse_pci_address
+from partage.model.profile import MigProfile
+from partage.model.share import DeviceOffer
+from partage.plan.offer.select import GeometryOf
+from partage.plan.serve.claim_offer import Closed
+from partage.units import MIB, exact_quantity
+from partage.values import Frozen
+
+_STANDARD = "resource.kubernetes.io"
+_NUMBERS = re.compile(r"\d{1,9}(\.\d{1,9}){0,2}", re.ASCII)
+_ENGINES = {
+    "copyEngines": "copy",
+    "decoders": "decoder",
+    "encoders": "encoder",
+    "jpegEngines": "jpeg",
+    "ofaEngines": "ofa",
+}
+_NONE = RequestPolicy("0", valid_values=("0",))
+"""Of a capacity that can be looked at in an expression, and not asked for."""
+
+
+class BoardFacts(Frozen):
+    """What is known of a GPU beside ``Gpu``. None: not known.
+
+    brand: as NVML has it. pcie_root: ``pci0000:00``. addressing_mode: ``HMM``, ``ATS``.
+    """
+
+    brand: str | None = None
+    pcie_root: str | None = None
+    addressing_mode: str | None = None
+
+
+def slices_of(
+    devices: ClaimDevices,
+    inventory: Inventory,
+    closed: Mapping[DeviceUuid, Closed],
+    server: ServerVersion,
+    geometry_of: GeometryOf,
+    *,
+    boards: Mapping[GpuUuid, BoardFacts] | None = None,
+) -> tuple[SliceSpec, ...]:
+    """The slices of a node's pool, in generation 0. Without devices there is one that is empty: the driver is
+    here. None at all for a server that is too old (``ServerVersion.too_old``).
+
+    inventory, geometry_of: those with which ``devices`` was made. closed: devices
+    of which no claim gets anything now.
+    """
+    if server.too_old:
+        return ()
+    found = []
+    for name, row in devices.rows.items():
+        gpu = inventory.gpu(row.gpu)
+        assert gpu is not None, "devices of other GPUs are left out by claim_devices"
+        board = (boards or {}).get(row.gpu, BoardFacts())
+        found.append(
+            SliceDevice(
+                name,
+                attributes=dict(_attributes(row, gpu, board, inventory.driver, server)),
+                capacity=_capacities(row, gpu, geometry_of(gpu)),
+                allow_multiple_allocations=True if row.traits.in_shares else None,
+                taints=_taints(closed.get(row.device)),
+            )
+        )
+    parts = [found[at : at + MOST_DEVICES] for at in range(0, len(found) or 1, MOST_DEVICES)]
+    pool = Pool(devices.pool, 0, len(parts))
+    return tuple(SliceSpec(DRIVER, devices.node, pool, tuple(part)) for part in parts)
+
+
+# --- attributes --------------------------------------------------------------------------------
+
+
+def _attributes(
+    row: DeviceOffer, gpu: Gpu, board: BoardFacts, driver: Driver | NoDriver, server: ServerVersion
+) -> Iterator[tuple[str, Attribute]]:
+    mig = row.profile is not None
+    texts = {
+        "type": "mig" if mig else "gpu",
+        "mode": mode_of(row).value,
+        "guarantee": row.guarantee.value,
+        "uuid": row.device,
+        "productName": gpu.product,
+        "brand": board.brand,
+        "architecture": None if gpu.architecture == UNKNOWN_ARCHITECTURE else gpu.architecture,
+        "profile": row.profile,
+        "parentUUID": row.gpu if mig else None,
+        "addressingMode": board.addressing_mode,
+        f"{_STANDARD}/pciBusID": _pci_bus_id(gpu.pci_bus_id),
+        f"{_STANDARD}/pcieRoot": board.pcie_root,
+    }
+    yield from ((name, Attribute(string=text[:LONGEST_TEXT])) for name, text in texts.items() if text)
+    yield "index", Attribute(number=row.gpu_index)
+    if server >= NUMA_SINCE and gpu.numa_node is not None and gpu.numa_node >= 0:
+        yield f"{_STANDARD}/numaNode", Attribute(number=gpu.numa_node)
+    versions = {
+        "driverVersion": driver.version if isinstance(driver, Driver) else "",
+        "cudaDriverVersion": driver.cuda if isinstance(driver, Driver) else "",
+        "cudaComputeCapability": ".".join(map(str, gpu.compute_capability)),
+    }
+    for name, text in versions.items():
+        if version := semantic_version(text):
+            yield name, Attribute(version=version)
+
+
+def semantic_version(text: str) -> str:
+    """``555.42.6`` for ``555.42.06``, ``12.4.0`` for ``12.4``: three numbers without leading zeros, as the
+    API asks for. Empty for text that is no version of one to three numbers.
+    """
+    if _NUMBERS.fullmatch(text) is None:
+        return ""
+    numbers = [int(part) for part in text.split(".")]
+    return ".".join(map(str, [*numbers, 0, 0][:3]))
+
+
+def _pci_bus_id(address: str) -> str | None:
+    """``0000:1a:00.0``, as sysfs has it; NVML has eight digits of domain."""
+    try:
+        domain, _, rest = parse_pci_address(address).partition(":")
+    except ValueError:
+        return None
+    return f"{int(domain, 16):04x}:{rest}"
+
+
+# --- capacities --------------------------------------------------------------------------------
+
+
+def _capacities(row: DeviceOffer, gpu: Gpu, geometry: Geometry | None) -> dict[str, Capacity]:
+    memory_bytes = usable_memory(row)
+    memory = exact_quantity(memory_bytes, binary=True)
+    match mode_of(row):
+        case Mode.AMOUNTS:
+            unit = exact_quantity(row.memory_bytes, binary=True)
+            own = {
+                MEMORY: Capacity(memory, _from(unit, memory, default=memory)),
+                CORES: Capacity("100", RequestPolicy("0", ValidRange("0", "100", "1"))),
+            }
+        case Mode.REPLICAS:
+            count = exact_quantity(row.count)
+            own = {
+                SHARES: Capacity(count, _from("1", count, default="1")),
+                MEMORY: Capacity(memory, _NONE),
+            }
+        case Mode.WHOLE | Mode.MIG:
+            own = {MEMORY: Capacity(memory)}
+    policy = _NONE if row.traits.in_shares else None
+    engines = _engines(row, gpu, geometry)
+    return own | {name: Capacity(exact_quantity(count), policy) for name, count in engines.items()}
+
+
+def usable_memory(row: DeviceOffer) -> int:
+    """Bytes that the device promises to its holders in all, in whole MiB; whole units of amounts."""
+    return row.memory_bytes * row.count // MIB * MIB
+
+
+def _from(lowest: str, most: str, default: str) -> RequestPolicy:
+    """Amounts from the lowest on, in steps of it. A range of one amount is refused by the API server, which
+    wants ``min + step`` to be possible.
+    """
+    if lowest == most:
+        return RequestPolicy(default, valid_values=(most,))
+    return RequestPolicy(default, ValidRange(lowest, most, lowest))
+
+
+def _engines(row: DeviceOffer, gpu: Gpu, geometry: Geometry | None) -> dict[str, int]:
+    """Multiprocessors and engines of a MIG device, as far as they are known. Engines are those of its GPU
+    instance: a compute instance that is a part of it has none of its own.
+    """
+    mig = mig_device(row, gpu)
+    if mig is None:
+        return {}
+    profile = MigProfile.parse(mig.profile)
+    alone = profile == profile.gpu_instance
+    spec = geometry.spec(profile) if geometry is not None and alone else None
+    counts = {"multiprocessors": mig.multiprocessors}
+    if spec is not None:
+        counts["multiprocessors"] = mig.multiprocessors or spec.multiprocessors
+        if spec.engines is not None:
+            counts |= {name: getattr(spec.engines, kind) for name, kind in _ENGINES.items()}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+# --- taints ------------------------------------------------------------------------------------
+
+
+def _taints(closed: Closed | None) -> tuple[DeviceTaint, ...]:
+    """No claim is allocated a device that is closed; claims that have it keep it."""
+    if closed is None:
+        return ()
+    return (DeviceTaint(f"{DRIVER}/{closed.kind}", "NoSchedule", closed.detail),)

@@ -1,0 +1,1 @@
+"""What claims keep on the machine."""

@@ -1,0 +1,54 @@
+"""The CDI files of claims: one for each, beside the node's own, in the directory that the runtime reads."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from pathlib import Path
+
+from msgspec import json
+
+from partage.claims.decide.cdi import KIND, ClaimCdi
+from partage.edges.host.replace_file import replace_file
+from partage.errors import HardwareError
+
+_PREFIX = KIND.replace("/", "-")
+_UID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
+
+
+class ClaimCdiFiles:
+    """directory: of CDI files, such as /var/run/cdi. All calls block, and raise HardwareError."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, uid: str, cdi: ClaimCdi) -> None:
+        """Write the file of a claim; the runtime sees all of it or none."""
+        path = self._path(uid)
+        try:
+            self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            replace_file(path, json.encode(cdi.spec), mode=0o644, hidden=True)
+        except OSError as error:
+            raise HardwareError(f"cannot write the CDI file {path}: {error.strerror}") from error
+
+    def remove(self, uid: str) -> None:
+        """Remove the file of a claim, if it is there."""
+        path = self._path(uid)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise HardwareError(f"cannot remove the CDI file {path}: {error.strerror}") from error
+
+    def uids(self) -> Collection[str]:
+        """The claims that have a file here."""
+        try:
+            names = [path.name for path in self.directory.glob(f"{_PREFIX}_*.json")]
+        except OSError as error:
+            raise HardwareError(f"cannot read {self.directory}: {error.strerror}") from error
+        return {name.removeprefix(f"{_PREFIX}_").removesuffix(".json") for name in names}
+
+    def _path(self, uid: str) -> Path:
+        """UIDs come from the API server, and are no paths."""
+        if not _UID.fullmatch(uid):
+            raise HardwareError(f"{uid[:64]!r} is no UID of a claim")
+        return self.directory / f"{_PREFIX}_{uid}.json"

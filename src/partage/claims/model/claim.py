@@ -1,0 +1,179 @@
+"""A ResourceClaim as the API server has it: what was allocated to it, and how it is configured.
+
+Fields that nobody here needs may be anything; those that are needed have to be what the API says.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from enum import StrEnum
+
+from msgspec import Raw, field
+
+from partage.codec.values import CodecError, decode
+from partage.model.claim import ClaimRef
+from partage.units import parse_quantity
+from partage.values import Frozen
+
+
+class ConfigSource(StrEnum):
+    """Who wrote a configuration: the administrator of the class, or the owner of the claim."""
+
+    CLASS = "FromClass"
+    CLAIM = "FromClaim"
+
+
+class Consumer(Frozen):
+    """Who may use a claim, nearly always a pod. resource: ``pods``. name, uid: of the object."""
+
+    resource: str
+    name: str
+    uid: str
+
+
+class ClaimResult(Frozen):
+    """One device that was allocated.
+
+    request: name of the request, ``req``, or of an alternative of it, ``req/sub``. share_id: of a device that
+    is shared. consumed: of its capacities, in bytes or as a count; empty for devices of other drivers.
+    admin_access: to look at the device, whoever holds it.
+    """
+
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = None
+    consumed: Mapping[str, int] = field(default_factory=dict)
+    admin_access: bool = False
+
+    @property
+    def asked(self) -> str:
+        """The request that pods name: ``req``."""
+        return self.request.partition("/")[0]
+
+
+class ClaimConfig(Frozen):
+    """A configuration for a driver. requests: names of those it is for; (): for all. parameters: its JSON."""
+
+    source: ConfigSource
+    requests: tuple[str, ...]
+    driver: str
+    parameters: bytes
+
+
+class Claim(Frozen):
+    """A ResourceClaim. allocated: the scheduler has given it devices. reserved_for: who may use it.
+
+    deleted: it ends as soon as nobody uses it.
+    """
+
+    ref: ClaimRef
+    allocated: bool
+    results: tuple[ClaimResult, ...] = ()
+    configs: tuple[ClaimConfig, ...] = ()
+    reserved_for: tuple[Consumer, ...] = ()
+    deleted: bool = False
+
+
+def parse_claim(content: bytes, driver: str) -> Claim:
+    """The claim in an answer of the API server. driver: whose amounts are read.
+
+    Raises CodecError, with the path of what is missing or of another type.
+    """
+    return claim_of(decode(ClaimJson, content, strict=False), driver)
+
+
+def claim_of(claim: ClaimJson, driver: str) -> Claim:
+    """The same of what was decoded already. Raises CodecError for an amount that is none."""
+    status = claim.status or _Status()
+    allocation = status.allocation or _Allocation()
+    devices = allocation.devices or _Devices()
+    return Claim(
+        ref=ClaimRef(claim.metadata.namespace, claim.metadata.name, claim.metadata.uid),
+        allocated=status.allocation is not None,
+        results=tuple(one.value(driver) for one in devices.results or ()),
+        configs=tuple(one.value(one.opaque) for one in devices.config or () if one.opaque is not None),
+        reserved_for=tuple(status.reserved_for or ()),
+        deleted=claim.metadata.deletion_timestamp is not None,
+    )
+
+
+# --- as the API server writes it ---------------------------------------------------------------
+
+
+class _Meta(Frozen):
+    name: str
+    namespace: str
+    uid: str
+    deletion_timestamp: str | None = None
+
+
+class _Result(Frozen):
+    request: str
+    driver: str
+    pool: str
+    device: str
+    share_id: str | None = field(default=None, name="shareID")
+    consumed_capacity: dict[str, str | int] | None = None
+    admin_access: bool | None = None
+
+    def value(self, driver: str) -> ClaimResult:
+        """Raises CodecError."""
+        amounts = self.consumed_capacity or {} if self.driver == driver else {}
+        consumed = {name: _whole(amount, name, self.device) for name, amount in amounts.items()}
+        return ClaimResult(
+            self.request,
+            self.driver,
+            self.pool,
+            self.device,
+            self.share_id,
+            consumed,
+            admin_access=self.admin_access is True,
+        )
+
+
+class _Opaque(Frozen):
+    driver: str
+    parameters: Raw
+
+
+class _Config(Frozen):
+    source: ConfigSource
+    requests: tuple[str, ...] | None = None
+    opaque: _Opaque | None = None
+
+    def value(self, opaque: _Opaque) -> ClaimConfig:
+        return ClaimConfig(self.source, self.requests or (), opaque.driver, bytes(opaque.parameters))
+
+
+class _Devices(Frozen):
+    results: tuple[_Result, ...] | None = None
+    config: tuple[_Config, ...] | None = None
+
+
+class _Allocation(Frozen):
+    devices: _Devices | None = None
+
+
+class _Status(Frozen):
+    allocation: _Allocation | None = None
+    reserved_for: tuple[Consumer, ...] | None = None
+
+
+class ClaimJson(Frozen):
+    """A ResourceClaim, as JSON."""
+
+    metadata: _Meta
+    status: _Status | None = None
+
+
+def _whole(amount: str | int, name: str, device: str) -> int:
+    """A whole number that is not negative. Raises CodecError."""
+    try:
+        number = parse_quantity(str(amount))
+    except ValueError as error:
+        raise CodecError(f"{name[:60]} of {device[:63]}: {error}") from None
+    if number != int(number):
+        raise CodecError(f"{name[:60]} of {device[:63]}: {str(amount)[:32]!r} is not a whole number")
+    return int(number)

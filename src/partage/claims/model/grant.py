@@ -1,0 +1,97 @@
+"""What a claim has on this node, or why it has nothing."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+from msgspec import field
+
+from partage.model.claim import ClaimRef
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
+from partage.model.policy import WatchAction
+from partage.model.share import Guarantee
+from partage.model.strategy import Interval
+from partage.values import Frozen
+
+
+class ShareConfig(Frozen):
+    """What a class or a claim asks of its shares, beside amounts. None: as the policy has it.
+
+    interval: of time slices. guard: the guard comes into the containers. watch: what happens to one that
+    exceeds its share. need: a share with a weaker guarantee is refused.
+    """
+
+    interval: Interval | None = None
+    guard: bool | None = None
+    watch: WatchAction | None = None
+    need: Guarantee | None = None
+
+
+class GrantedShare(Frozen):
+    """What a claim has of one device.
+
+    request: as in the allocation, ``req`` or ``req/sub``. device: its name in the pool. share_id: the
+    scheduler's; None: the device is not shared. uuid: of the device. resource, ids: what it holds, as a
+    container of the device plugin would; () with admin_access, which holds nothing. memory_bytes: of all ids
+    together. cores: percent of the multiprocessors, a ceiling; 0: none was named.
+    """
+
+    request: str
+    pool: str
+    device: str
+    share_id: str | None
+    uuid: DeviceUuid
+    gpu: GpuUuid
+    resource: ResourceName
+    ids: tuple[ShareId, ...]
+    memory_bytes: int
+    cores: int
+    guarantee: Guarantee
+    admin_access: bool = False
+    config: ShareConfig = field(default_factory=ShareConfig)
+
+    @property
+    def asked(self) -> str:
+        """The request that pods and the kubelet name: ``req`` for ``req/sub``."""
+        return self.request.partition("/")[0]
+
+
+class Granted(Frozen):
+    """What a claim has on this node, in the order of its allocation."""
+
+    claim: ClaimRef
+    shares: tuple[GrantedShare, ...]
+
+
+class RefusalReason(StrEnum):
+    """Why a claim is refused, as metrics count it.
+
+    unreadable: the API server's answer. not-allocated: by the scheduler. replaced: another claim has the name
+    now. not-ours: no device of this driver. pool, device: unknown. other-gpu: the device's name means another
+    GPU now. kind: the device is shared in another way now. amount: of no possible size. sum: more than other
+    claims leave. held: by others than claims. together: shares that one container cannot use together.
+    config: wrong. need: the guarantee is too weak. step: something on the node failed.
+    """
+
+    UNREADABLE = "unreadable"
+    NOT_ALLOCATED = "not-allocated"
+    REPLACED = "replaced"
+    NOT_OURS = "not-ours"
+    POOL = "pool"
+    DEVICE = "device"
+    OTHER_GPU = "other-gpu"
+    KIND = "kind"
+    AMOUNT = "amount"
+    SUM = "sum"
+    HELD = "held"
+    TOGETHER = "together"
+    CONFIG = "config"
+    NEED = "need"
+    STEP = "step"
+
+
+class RefusedClaim(Frozen):
+    """text: one sentence or two, for the events of the pod: why, and what helps."""
+
+    reason: RefusalReason
+    text: str

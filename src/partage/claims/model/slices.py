@@ -1,0 +1,111 @@
+"""What a ResourceSlice of the API ``resource.k8s.io/v1`` says: devices, what they are like, what can be asked
+of them.
+
+Amounts are text as the API server writes it back (``units.exact_quantity``), so that what it returns can be
+compared with what was sent. Source: the types and the validation of Kubernetes 1.36 and 1.37.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from msgspec import field
+from msgspec.structs import replace
+
+from partage.codec.values import from_plain, to_plain
+from partage.values import Frozen
+
+MOST_DEVICES = 64
+"""Devices of one slice. 128 are possible where none has a taint; with one number for both, a fault of a GPU
+never changes how many slices there are, and so never makes the pool incomplete meanwhile."""
+
+LONGEST_TEXT = 64
+"""Characters of a string or version."""
+
+
+class Attribute(Frozen, omit_defaults=True):
+    """A fact of a device. Exactly one of the four is set. version: ``1.2.3``, without leading zeros."""
+
+    number: int | None = field(default=None, name="int")
+    flag: bool | None = field(default=None, name="bool")
+    string: str | None = None
+    version: str | None = None
+
+
+class ValidRange(Frozen, omit_defaults=True):
+    """Amounts that a request can name: min, min + step, ... max."""
+
+    min: str
+    max: str | None = None
+    step: str | None = None
+
+
+class RequestPolicy(Frozen, omit_defaults=True):
+    """What a request gets of a capacity. default: where it names no amount. One of the others is set."""
+
+    default: str
+    valid_range: ValidRange | None = None
+    valid_values: tuple[str, ...] = ()
+
+
+class Capacity(Frozen, omit_defaults=True):
+    """What a device has of something. request_policy: None: a request takes all of it."""
+
+    value: str
+    request_policy: RequestPolicy | None = None
+
+
+class DeviceTaint(Frozen, omit_defaults=True):
+    """effect: NoSchedule: claims that do not tolerate it are not allocated this device. value: the API server
+    leaves an empty one out.
+    """
+
+    key: str
+    effect: str
+    value: str = ""
+
+
+class SliceDevice(Frozen, omit_defaults=True):
+    """A device. name: a DNS label, unique in its pool. Attributes and capacities without a domain are of the
+    driver's domain.
+    """
+
+    name: str
+    attributes: Mapping[str, Attribute] = field(default_factory=dict)
+    capacity: Mapping[str, Capacity] = field(default_factory=dict)
+    allow_multiple_allocations: bool | None = None
+    taints: tuple[DeviceTaint, ...] = ()
+
+
+class Pool(Frozen):
+    """The pool of which a slice is part. generation: only slices of the highest one count; 0 in what is
+    decided, the publisher knows it. resource_slice_count: of the whole pool.
+    """
+
+    name: str
+    generation: int
+    resource_slice_count: int
+
+
+class SliceSpec(Frozen, omit_defaults=True):
+    """``spec`` of a ResourceSlice."""
+
+    driver: str
+    node_name: str
+    pool: Pool
+    devices: tuple[SliceDevice, ...] = ()
+
+    def in_generation(self, generation: int) -> SliceSpec:
+        """The same slice in another generation of its pool."""
+        return replace(self, pool=replace(self.pool, generation=generation))
+
+    def to_json(self) -> dict[str, Any]:
+        """As the API server takes it."""
+        spec: dict[str, Any] = to_plain(self)
+        return spec
+
+
+def slice_of_json(spec: object) -> SliceSpec:
+    """What the API server returned as ``spec``, as far as it is known here. Raises CodecError."""
+    return from_plain(SliceSpec, spec, strict=False)

@@ -1,0 +1,105 @@
+"""What ResourceClaims can get of a node after a turn. Pure."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+
+from msgspec import field
+from msgspec.structs import replace
+
+from partage.model.gpu import Gpu
+from partage.model.health import Health
+from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid
+from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
+from partage.model.share import DeviceOffer, GpuOffer, NodeOffer
+from partage.model.strategy import Via
+from partage.plan.reconcile.transition import GpuServing
+from partage.plan.serve.kubelet_view import KubeletView
+from partage.values import Frozen
+
+_XID = re.compile(r"\bXID (\d+)", re.ASCII)
+
+
+class Closed(Frozen):
+    """Why no claim gets anything of a device now. kind: one word: unhealthy, changing, cordoned or unusable.
+
+    reason: a clause that follows the device, ``is cordoned``. detail: the XID, or another word; or empty.
+    """
+
+    kind: str
+    reason: str
+    detail: str = ""
+
+
+class ClaimOffer(Frozen):
+    """What claims can get. offer: the devices, by GPU; a GPU that claims cannot ask for is not in it.
+
+    closed: devices of which no claim gets anything now.
+    """
+
+    offer: NodeOffer = field(default_factory=dict)
+    closed: Mapping[DeviceUuid, Closed] = field(default_factory=dict)
+
+
+class NodeMoment(Frozen):
+    """What decides whether a device is open to claims. bare: why containers would not have the driver's
+    libraries; empty: they would.
+    """
+
+    known: Mapping[GpuUuid, Gpu]
+    serving: Mapping[GpuUuid, GpuServing]
+    view: KubeletView
+    health: Mapping[GpuUuid, Health]
+    cordoned: frozenset[GpuUuid]
+    bare: str = ""
+
+    def closed(self, row: DeviceOffer, gi_id: int | None) -> Closed | None:
+        """Why no claim gets anything of this device now; None: claims do. gi_id: of its GPU instance."""
+        serving = self.serving[row.gpu]
+        status = self.health.get(row.gpu, Health()).status(gi_id)
+        if not status.state.offered:
+            xid = _XID.search(status.reason)
+            detail = xid[1] if xid else status.state.value
+            return Closed("unhealthy", f"is not healthy: {status.reason}", detail)
+        if not self.view.healthy.get(row.device, False):
+            return Closed("unusable", "cannot be used now")
+        if serving.draining or row in serving.leaving:
+            return Closed("changing", "is to be used in another way")
+        if row.gpu in self.cordoned:
+            return Closed("cordoned", "is cordoned")
+        return Closed("unusable", f"cannot be used: {self.bare}") if self.bare else None
+
+
+def claim_offer(now: NodeMoment) -> ClaimOffer:
+    """What claims can get. A GPU that has to change is closed until its claims have ended, and then is
+    offered no more.
+    """
+    offer = {gpu: rows for gpu, offered in now.view.offer.items() if (rows := _by_claim(offered))}
+    instances: dict[DeviceUuid, int] = {
+        mig.uuid: mig.gi_id for gpu in now.known.values() for mig in gpu.mig_devices
+    }
+    closed = {
+        row.device: reason
+        for rows in offer.values()
+        for row in rows
+        if (reason := now.closed(row, instances.get(row.device))) is not None
+    }
+    return ClaimOffer(offer, closed)
+
+
+def _by_claim(rows: GpuOffer) -> GpuOffer:
+    return tuple(row for row in rows if row.via is Via.CLAIMS and not row.planned)
+
+
+def asked_by_claim(offer: NodeOffer) -> bool:
+    """Whether claims ask for anything of this."""
+    return any(row.resource in DEVICE_CLASSES for rows in offer.values() for row in rows)
+
+
+def options_for_claims(options: Options) -> Options:
+    """Options under which a claim's containers learn their devices: by CDI alone, whatever the policy says of
+    the device plugin's, since variables of two claims in one container would override each other; and by
+    UUID, since an index moves, and the runtime looks the name up again when a container is started again.
+    """
+    return replace(options, device_list=(DeviceListStrategy.CDI_CRI,), device_ids=DeviceIdStrategy.UUID)

@@ -1,0 +1,350 @@
+"""The agent as a DRA driver: a simulated node, an API server that keeps objects, a scripted kubelet."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from partage.agent.compose import run
+from partage.agent.options import AgentOptions, Intervals
+from partage.agent.status.status import AgentStatus
+from partage.claims.agent.part import ClaimsOfNode
+from partage.model.claim import ClaimRef
+from partage.plan.report import Report
+from partage.sim.node.faults import RaiseXid
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.hardware import SimulatedHardware
+from tests.agent.harness import Place, place
+from tests.dra_script import DriverSocket
+from tests.edges.kube.store import SLICES, ObjectStore, claims_path, object_store
+from tests.kubelet_script import ScriptedKubelet, held, until
+
+GPUS = """
+version: partage/v1
+gpus:
+  - {select: {index: [0]}, via: claims, mps: {unit: 1Gi}}
+  - {select: {index: [1]}, via: claims, time-slicing: {replicas: 4}}
+  - {select: {index: [2]}, via: claims, exclusive: {}}
+  - {select: rest, exclusive: {}}
+"""
+POOL = "n1-partage"
+
+
+@dataclass
+class DraNode:
+    """One node with an agent that can be stopped, killed and started."""
+
+    place: Place
+    store: ObjectStore
+    kubelet: ScriptedKubelet
+    hardware: SimulatedHardware
+    status: AgentStatus | None = None
+    _stop: asyncio.Event = field(default_factory=asyncio.Event)
+    _task: asyncio.Task[None] | None = None
+    _sockets: list[DriverSocket] = field(default_factory=list)
+
+    async def start(self) -> None:
+        loop = asyncio.get_running_loop()
+        self.status, self._stop = AgentStatus(loop.time), asyncio.Event()
+        options = AgentOptions(
+            kubelet_dir=self.place.kubelet_dir,
+            pod_resources=self.place.pod_resources,
+            state_dir=self.place.state_dir,
+            run_dir=self.place.run_dir,
+            policy=self.place.policy,
+            container_logs=self.place.container_logs,
+            cluster=self.store.server.config(),
+            node_name="n1",
+            dra=True,
+            intervals=Intervals(turn_gap_s=0.01, withdraw_s=0.05, holders_first_s=0.02),
+        )
+        work = run(
+            options,
+            self.hardware,
+            stop=self._stop,
+            status=self.status,
+            connect=_NoCluster,
+            connect_claims=ClaimsOfNode,
+        )
+        self._task = asyncio.create_task(work)
+        await self.until(self.registration.exists, "the registration socket")
+
+    async def end(self, *, kill: bool = False) -> None:
+        """kill: nothing is put in order, as after SIGKILL."""
+        if (task := self._task) is None:
+            return
+        if kill:
+            task.cancel()
+        self._stop.set()
+        with suppress(asyncio.CancelledError):
+            await task
+        self._task = None
+
+    async def until(self, condition: Callable[[], Any], what: str) -> Any:
+        """Wait, and say what the agent died of if it did."""
+
+        def is_there() -> Any:
+            if self._task is not None and self._task.done():
+                self._task.result()
+            return condition()
+
+        return await until(is_there, what=what)
+
+    @property
+    def report(self) -> Report:
+        assert self.status is not None
+        assert self.status.report is not None
+        return self.status.report
+
+    @property
+    def registration(self) -> Path:
+        return self.place.root / "plugins_registry" / "gpu.partage.dev-reg.sock"
+
+    @property
+    def devices(self) -> dict[str, Any]:
+        """All devices of the slices, by name."""
+        slices = self.store.objects.get(SLICES, {}).values()
+        return {one["name"]: one for found in slices for one in found["spec"].get("devices", [])}
+
+    def device(self, index: int) -> Any:
+        by_index = {one["attributes"]["index"]["int"]: one for one in self.devices.values()}
+        return by_index.get(index)
+
+    async def call(self, method: str, *claims: ClaimRef) -> Any:
+        calls = DriverSocket(self.place.root / "plugins" / "gpu.partage.dev" / "dra.sock")
+        try:
+            return await asyncio.to_thread(getattr(calls, method), *claims)
+        finally:
+            await asyncio.to_thread(calls.close)
+
+    async def prepare(self, *claims: ClaimRef) -> Any:
+        return await self.call("prepare", *claims)
+
+    async def refusal(self, claim: ClaimRef) -> str:
+        """Why it is refused; empty if it is not."""
+        error: str = (await self.prepare(claim))[claim.uid].error
+        return error
+
+    def claim(self, name: str, *results: dict[str, Any], config: Any = None) -> ClaimRef:
+        """A claim that the scheduler has allocated."""
+        made = [{"request": "gpu", "driver": "gpu.partage.dev", "pool": POOL, **one} for one in results]
+        configs = (
+            [{"source": "FromClaim", "opaque": {"driver": "gpu.partage.dev", "parameters": config}}]
+            if config
+            else []
+        )
+        found = self.store.put(
+            claims_path("team"),
+            {
+                "metadata": {"name": name, "namespace": "team"},
+                "spec": {},
+                "status": {"allocation": {"devices": {"results": made, "config": configs}}},
+            },
+        )
+        return ClaimRef("team", name, found["metadata"]["uid"])
+
+    def amount(self, name: str, memory: str, share: str = "s") -> ClaimRef:
+        """A claim of GPU 0's memory."""
+        consumed = {"memory": memory, "cores": "0"}
+        result = {
+            "device": self.device(0)["name"],
+            "shareID": f"{name}-{share}",
+            "consumedCapacity": consumed,
+        }
+        return self.claim(name, result)
+
+    def cdi(self, uid: str) -> Any:
+        """The CDI file of a claim; None: there is none."""
+        path = self.place.run_dir / "cdi" / f"gpu.partage.dev-claim_{uid}.json"
+        return json.loads(path.read_text()) if path.exists() else None
+
+
+def _NoCluster(*parts: Any) -> Any:  # noqa: N802 (stands for a class)
+    from partage.agent.cluster_part import NoCluster
+
+    class Quiet(NoCluster):
+        async def run(self, config: Any, pause_s: float) -> None:
+            await asyncio.Event().wait()
+
+    return Quiet(*parts)
+
+
+@asynccontextmanager
+async def dra_node(policy: str = GPUS, machine: str = "4xh100-sxm5-80gb") -> AsyncIterator[DraNode]:
+    async with AsyncExitStack() as stack:
+        here = stack.enter_context(place())
+        (here.root / "plugins_registry").mkdir()
+        here.write_policy(policy)
+        store = await stack.enter_async_context(object_store())
+        store.node("n1")
+        kubelet = ScriptedKubelet(here.kubelet_dir, here.pod_resources)
+        await asyncio.to_thread(kubelet.start)
+        node = DraNode(here, store, kubelet, SimulatedHardware(load_machine(machine)))
+        try:
+            await node.start()
+            yield node
+        finally:
+            await node.end(kill=True)
+            await asyncio.to_thread(kubelet.stop)
+
+
+async def test_slices_have_what_the_policy_gives_to_claims() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: len(node.devices) == 3, "three devices")
+        assert [node.device(index)["attributes"]["mode"]["string"] for index in range(3)] == [
+            "amounts",
+            "replicas",
+            "whole",
+        ]
+        ((made),) = node.store.objects[SLICES].values()
+        assert made["spec"]["pool"] == {"name": POOL, "generation": 1, "resourceSliceCount": 1}
+        assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-n1"
+        assert {one.request.resource_name for one in node.kubelet.registered} == {"nvidia.com/gpu"}
+
+
+async def test_slices_that_are_deleted_or_changed_are_put_back() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: len(node.devices) == 3, "three devices")
+        for name in [*node.store.objects[SLICES]]:
+            node.store.remove(SLICES, name)
+        await node.until(lambda: len(node.devices) == 3, "three devices again")
+        ((name, made),) = node.store.objects[SLICES].items()
+        node.store.put(SLICES, {**made, "spec": {**made["spec"], "devices": []}})
+        await node.until(lambda: len(node.devices) == 3, "three devices once more")
+
+
+async def test_a_claim_gets_its_amount_until_the_card_is_full() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        first = node.amount("first", "70Gi")
+        ((device,),) = [(await node.prepare(first))[first.uid].devices]
+        assert device.device_name == node.device(0)["name"]
+        assert next(iter(device.cdi_device_ids)).startswith("gpu.partage.dev/claim=uid-first-gpu-")
+        env = node.cdi(first.uid)["devices"][0]["containerEdits"]["env"]
+        assert f"PARTAGE_MEMORY_BYTES={70 << 30}" in env
+        assert "NVIDIA_VISIBLE_DEVICES=void" in env
+        second = node.amount("second", "10Gi")
+        assert "9 GiB is free of 79 GiB" in await node.refusal(second)
+        assert node.cdi(second.uid) is None
+        again = (await node.prepare(first))[first.uid].devices
+        assert list(again) == [device]
+        assert await node.call("unprepare", first) == {first.uid: ""}
+        assert node.cdi(first.uid) is None
+        assert await node.refusal(second) == ""
+
+
+async def test_what_a_claim_has_survives_kill() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        first = node.amount("first", "70Gi")
+        prepared = (await node.prepare(first))[first.uid].devices
+        await node.end(kill=True)
+        await node.start()
+        assert list((await node.prepare(first))[first.uid].devices) == list(prepared)
+        assert "9 GiB is free" in await node.refusal(node.amount("second", "10Gi"))
+        assert await node.call("unprepare", first) == {first.uid: ""}
+
+
+@pytest.mark.parametrize("step", ["write", "save"])
+async def test_a_prepare_that_was_cut_off_is_taken_back(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Killed after the first record, and after the CDI file."""
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        claim = node.amount("cut", "70Gi")
+        calls = {"write": 0, "save": 0}
+
+        def dies(name: str, at: int, real: Callable[..., None]) -> Callable[..., None]:
+            def call(*arguments: Any) -> None:
+                calls[name] += 1
+                if calls[name] == at:
+                    raise SystemError("killed")
+                real(*arguments)
+
+            return call
+
+        from partage.claims.host.cdi_files import ClaimCdiFiles
+        from partage.claims.host.records import RecordsFile
+
+        owner: Any = ClaimCdiFiles if step == "write" else RecordsFile
+        with monkeypatch.context() as patch:
+            patch.setattr(owner, step, dies(step, 1 if step == "write" else 2, getattr(owner, step)))
+            assert "killed" in await node.refusal(claim)
+            await node.end(kill=True)
+        assert json.loads((node.place.state_dir / "claims.json").read_text())["records"]
+        await node.start()
+        await node.until(lambda: node.cdi(claim.uid) is None, "no CDI file")
+        other = node.amount("other", "70Gi")
+        assert await node.refusal(other) == ""
+
+
+async def test_a_card_changes_books_when_its_claims_have_ended() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(2), "the device")
+        whole = node.claim("whole", {"device": node.device(2)["name"]})
+        assert await node.refusal(whole) == ""
+        node.place.write_policy(GPUS.replace("via: claims, exclusive", "exclusive"))
+        await node.until(lambda: "taints" in (node.device(2) or {}), "a taint")
+        assert node.device(2)["taints"][0]["key"] == "gpu.partage.dev/changing"
+        late = node.claim("late", {"device": node.device(2)["name"]})
+        assert "is to be used in another way" in await node.refusal(late) or "held by claim team/whole" in (
+            await node.refusal(late)
+        )
+        assert len(node.kubelet.offered("nvidia.com/gpu")) == 1
+        await node.call("unprepare", whole)
+        await node.until(lambda: node.device(2) is None, "no device")
+        await node.until(lambda: len(node.kubelet.offered("nvidia.com/gpu")) == 2, "two GPUs by plugin")
+
+
+async def test_a_gpu_with_a_fault_is_tainted() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(2), "the device")
+        await node.hardware.inject(RaiseXid(2, 79))
+        await node.until(lambda: "taints" in node.device(2), "a taint")
+        assert node.device(2)["taints"] == [
+            {"key": "gpu.partage.dev/unhealthy", "value": "79", "effect": "NoSchedule"}
+        ]
+        claim = node.claim("ill", {"device": node.device(2)["name"]})
+        assert "is not healthy: XID 79" in await node.refusal(claim)
+
+
+async def test_a_server_without_the_gate_gets_no_shared_device_and_it_is_said() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: len(node.devices) == 3, "three devices")
+
+        def drop(found: Any) -> None:
+            for device in found["spec"].get("devices", []):
+                device.pop("allowMultipleAllocations", None)
+
+        node.store.drops = drop
+        for name in [*node.store.objects[SLICES]]:
+            node.store.remove(SLICES, name)
+        await node.until(lambda: list(node.devices) and len(node.devices) == 1, "the whole GPU alone")
+        assert node.device(2) is not None
+        await node.until(
+            lambda: "DRAConsumableCapacity" in node.report.dependencies.claims, "the gate's name"
+        )
+
+
+async def test_the_ledger_names_the_container_of_a_claim() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(2), "the device")
+        whole = node.claim("whole", {"device": node.device(2)["name"]})
+        assert await node.refusal(whole) == ""
+        answer = held({"team/train": {"main": {}}})
+        answer.pod_resources[0].containers[0].dynamic_resources.add(
+            claim_name="whole", claim_namespace="team"
+        )
+        node.kubelet.pod_resources = answer
+        entries = await node.until(
+            lambda: [one for one in node.report.entries if one.holders], "a named holder"
+        )
+        assert [(one.claim, one.holders[0].pod, one.holders[0].container) for one in entries] == [
+            ("team/whole", "train", "main")
+        ]

@@ -1,0 +1,202 @@
+"""The CDI spec of a claim: what the containers of each kind get."""
+
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from partage.claims.decide.allocation import grant
+from partage.claims.decide.cdi import ClaimCdi, claim_cdi
+from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
+from partage.claims.model.grant import Granted
+from partage.claims.model.names import DRIVER
+from partage.edges.cdi.spec import spec_error
+from partage.model.claim import ClaimRef
+from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
+from partage.model.share import DeviceOffer, Resource
+from partage.model.strategy import Strategy
+from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.claim_offer import options_for_claims
+from partage.units import GIB
+from tests.claims.offers import amounts, devices, machine, mig, replicas, slices, whole
+
+UID = "3f0e8a52-7f0b-4c57-9f0e-5d3a9d0a1b2c"
+NODE = "k8s.device-plugin.nvidia.com/gpu"
+GUARD = "/run/partage/guard/1"
+
+
+def result(
+    row: DeviceOffer, request: str = "req", share: str | None = None, /, **consumed: int
+) -> ClaimResult:
+    names = {one.device: name for name, one in devices(row).rows.items()}
+    return ClaimResult(request, DRIVER, "node-a-partage", names[row.device], share, consumed)
+
+
+def cdi(
+    rows: list[DeviceOffer], *results: ClaimResult, options: Options | None = None, config: str = ""
+) -> ClaimCdi:
+    node = devices(*rows)
+    configs = (ClaimConfig(ConfigSource.CLAIM, (), DRIVER, config.encode()),) if config else ()
+    claim = Claim(ClaimRef("team-a", "a", UID), allocated=True, results=results, configs=configs)
+    granted = grant(claim, claim.ref, node)
+    assert isinstance(granted, Granted), granted
+
+    def responding(resource: Resource) -> AllocateResponder:
+        inventory, how = machine(*rows), options_for_claims(options or Options())
+        return AllocateResponder(
+            resource, inventory, how, "/run/partage", guard_dir=GUARD, read_only_pipe=True
+        )
+
+    found = claim_cdi(granted, node, responding, guard=True)
+    check(found)
+    return found
+
+
+def check(found: ClaimCdi) -> None:
+    """What CDI loaders ask of a spec, and that the first name of each share is in it."""
+    assert json.loads(json.dumps(found.spec)) == found.spec
+    assert spec_error(found.spec, "gpu.partage.dev/claim") == ""
+    assert found.spec.keys() == {"cdiVersion", "kind", "devices"}
+    names = [device["name"] for device in found.spec["devices"]]
+    assert len(set(names)) == len(names)
+    assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]", name) for name in names)
+    assert {ids[0] for ids in found.ids} == {f"gpu.partage.dev/claim={name}" for name in names}
+    for device in found.spec["devices"]:
+        assert device["containerEdits"].keys() <= {"env", "mounts"}
+        assert all(mount.keys() == {"hostPath", "containerPath", "options"} for mount in mounts(device))
+
+
+def env(device: dict[str, Any]) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in device["containerEdits"]["env"])
+
+
+def mounts(device: dict[str, Any]) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = device["containerEdits"].get("mounts", [])
+    return found
+
+
+def test_a_whole_gpu_has_its_libraries_and_device_files_by_the_nodes_own_name() -> None:
+    row = whole(1)
+    found = cdi([row], result(row))
+    assert found.ids == ((f"gpu.partage.dev/claim={UID}-gpu-00000001", f"{NODE}={row.device}"),)
+    assert found.spec["cdiVersion"] == "0.5.0"
+    (device,) = found.spec["devices"]
+    assert mounts(device) == []
+    assert env(device) == {
+        "NVIDIA_VISIBLE_DEVICES": "void",
+        "PARTAGE_RESOURCE": "gpu.partage.dev",
+        "PARTAGE_SHARES": row.device,
+        "PARTAGE_GPUS": row.gpu,
+        "PARTAGE_STRATEGY": "exclusive",
+        "PARTAGE_REPLICAS": "1",
+        "PARTAGE_MEMORY_BYTES": str(80 * GIB),
+        "PARTAGE_GUARANTEE": "hard",
+    }
+
+
+def test_an_amount_under_mps_has_the_pipe_of_its_amount_and_its_cores() -> None:
+    row = amounts(0, 79)
+    found = cdi([row], result(row, "req", "s1", memory=10 * GIB, cores=25))
+    (device,) = found.spec["devices"]
+    assert device["name"] == f"{UID}-gpu-00000000-s1"
+    assert env(device)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert env(device)["PARTAGE_MEMORY_BYTES"] == str(10 * GIB)
+    pipe, shm = mounts(device)
+    assert pipe == {
+        "hostPath": f"/run/partage/mps/{row.device}/pipe/server/units10",
+        "containerPath": env(device)["CUDA_MPS_PIPE_DIRECTORY"],
+        "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
+    }
+    assert (shm["containerPath"], shm["options"][0]) == ("/dev/shm", "rw")
+
+
+def test_without_cores_there_is_no_ceiling() -> None:
+    row = amounts(0, 79)
+    (device,) = cdi([row], result(row, "req", "s1", memory=GIB, cores=0)).spec["devices"]
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in env(device)
+
+
+def test_several_even_shares_although_the_device_plugin_gives_one_at_a_time() -> None:
+    row = replicas(0, 4, Strategy.MPS)
+    assert row.single
+    (device,) = cdi([row], result(row, "req", "s1", shares=2, memory=0)).spec["devices"]
+    assert env(device)["PARTAGE_MEMORY_BYTES"] == str(40 * GIB)
+
+
+def test_a_mig_device() -> None:
+    row = mig(0, 1)
+    found = cdi([mig(0, 0), row], result(row))
+    assert found.ids[0][1] == f"{NODE}={row.device}"
+
+
+def test_two_shares_of_one_gpu_in_one_claim_are_two_devices() -> None:
+    row = slices(0, 79)
+    found = cdi([row], result(row, "a", "s1", memory=GIB), result(row, "b", "s2", memory=2 * GIB))
+    assert [device["name"][-3:] for device in found.spec["devices"]] == ["-s1", "-s2"]
+    assert [env(device)["PARTAGE_MEMORY_BYTES"] for device in found.spec["devices"]] == [
+        str(GIB),
+        str(2 * GIB),
+    ]
+
+
+@pytest.mark.parametrize("rows", [[whole(0), whole(1)], [slices(0, 8), slices(1, 8)]])
+def test_two_gpus_of_one_request_say_both(rows: list[DeviceOffer]) -> None:
+    found = cdi(rows, *(result(row, "req", "s" if row.by_memory else None) for row in rows))
+    first, second = map(env, found.spec["devices"])
+    assert first == second
+    assert first["PARTAGE_GPUS"] == f"{rows[0].gpu},{rows[1].gpu}"
+    assert first["PARTAGE_SHARES"].split(",") == [id_ for row in rows for id_ in row.share_ids]
+    assert not [key for key in first if key.startswith("ALIYUN")]
+    assert [ids[1] for ids in found.ids] == [f"{NODE}={row.device}" for row in rows]
+
+
+def test_requests_apart_say_their_own() -> None:
+    rows = [whole(0), whole(1)]
+    found = cdi(rows, result(rows[0], "a"), result(rows[1], "b"))
+    assert [env(device)["PARTAGE_GPUS"] for device in found.spec["devices"]] == [row.gpu for row in rows]
+
+
+def test_the_guard_comes_with_a_claim_that_asks_for_it() -> None:
+    rows = [slices(0, 8), slices(1, 8)]
+    config = '{"apiVersion": "partage.dev/v1", "kind": "ShareConfig", "guard": true}'
+    found = cdi(rows, *(result(row, "req", "s", memory=2 * GIB) for row in rows), config=config)
+    for device in found.spec["devices"]:
+        assert (mounts(device)[0]["hostPath"], mounts(device)[0]["options"][0]) == (GUARD, "ro")
+        assert env(device)["PYTHONPATH"] == "/opt/partage/guard"
+        assert env(device)["PARTAGE_GUARANTEE"] == "advisory"
+        assert env(device)["PARTAGE_TOTAL_BYTES"] == str(80 * GIB)
+
+
+def test_admin_access_brings_the_device_and_no_share() -> None:
+    row = amounts(0, 8)
+    looks = replace(result(row, "look", "s9"), admin_access=True)
+    found = cdi([row], looks, replace(looks, request="again", share_id=None))
+    assert [device["containerEdits"] for device in found.spec["devices"]] == [
+        {"env": ["NVIDIA_VISIBLE_DEVICES=void"]}
+    ] * 2
+    assert found.ids[0][1] == f"{NODE}={row.device}"
+
+
+def test_a_claim_gets_its_devices_by_cdi_and_uuid_whatever_the_policy_says() -> None:
+    """Device files, environment and indexes are for the device plugin's containers."""
+    options = Options(
+        device_list=(DeviceListStrategy.ENVVAR, DeviceListStrategy.VOLUME_MOUNTS),
+        device_ids=DeviceIdStrategy.INDEX,
+        device_specs=True,
+        imex_channels=(0,),
+    )
+    row = whole(0)
+    found = cdi([row], result(row), options=options)
+    assert found.ids[0][1:] == (f"{NODE}={row.device}", "k8s.device-plugin.nvidia.com/imex-channel=0")
+    assert env(found.spec["devices"][0])["NVIDIA_VISIBLE_DEVICES"] == "void"
+
+
+def test_a_share_of_more_units_than_a_variable_holds() -> None:
+    row = slices(0, 600)
+    (device,) = cdi([row], result(row, "req", "s1")).spec["devices"]
+    assert "PARTAGE_SHARES" not in env(device)
+    assert env(device)["PARTAGE_MEMORY_BYTES"] == str(600 * GIB)

@@ -1,0 +1,275 @@
+"""Shares by ResourceClaim, through the real scheduler, API server, kubelet and containerd; no GPU.
+
+The CDI specs of a simulated node reach no container runtime by default; the cluster of these tests reads
+them, and has device files that stand for GPUs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
+from tests.e2e.tenants import pod
+
+pytestmark = pytest.mark.usefixtures("tenants", "claims")
+
+DRIVER = "gpu.partage.dev"
+POLICY = """\
+version: partage/v1
+gpus:
+  - {select: {index: [0]}, via: claims, mps: {unit: 1Gi}}
+  - {select: {index: [1]}, via: claims, time-slicing: {replicas: 4}}
+  - {select: {index: [2]}, via: claims, mig: {layout: [3g.20gb, 2g.10gb, 1g.5gb]}}
+  - {select: rest, exclusive: {}}
+"""
+UNITS = 39
+OTHER = "team-b"
+WHOLE = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+EVEN = {"name": "gpu", "exactly": {"deviceClassName": "share.partage.dev"}}
+
+
+def part(memory: str, cores: int | None = None, name: str = "gpu") -> Json:
+    requests = {"memory": memory} | ({} if cores is None else {"cores": str(cores)})
+    return {"name": name, "exactly": {"deviceClassName": DRIVER, "capacity": {"requests": requests}}}
+
+
+def mig(profile: str, **more: Any) -> Json:
+    expression = f"device.attributes['{DRIVER}'].profile == '{profile}'"
+    return {"deviceClassName": "mig.partage.dev", "selectors": [{"cel": {"expression": expression}}], **more}
+
+
+def template(name: str, *requests: Json, namespace: str = "default", config: Json | None = None) -> Json:
+    devices: Json = {"requests": list(requests)}
+    if config is not None:
+        devices["config"] = [{"opaque": {"driver": DRIVER, "parameters": config}}]
+    return {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaimTemplate",
+        "metadata": {"name": name, "namespace": namespace, "labels": {"partage-e2e": "tenant"}},
+        "spec": {"spec": {"devices": devices}},
+    }
+
+
+def claiming(name: str, template_name: str = "", claim: str = "", containers: int = 1, **meta: str) -> Json:
+    """A pod whose containers all have one claim."""
+    made = pod(name, *({} for _ in range(containers)))
+    source = {"resourceClaimName": claim} if claim else {"resourceClaimTemplateName": template_name or name}
+    made["spec"]["resourceClaims"] = [{"name": "gpu", **source}]
+    for container in made["spec"]["containers"]:
+        container["resources"] = {"claims": [{"name": "gpu"}]}
+    made["metadata"] |= meta
+    return made
+
+
+@pytest.fixture(scope="module")
+def node(cluster: Cluster) -> Iterator[Cluster]:
+    if cluster.folder is None:
+        pytest.skip("device files that stand for GPUs are made on the node of an own cluster")
+    minor = int(json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]["minor"])
+    if minor < 36:
+        pytest.skip(f"Kubernetes 1.{minor}: claims need 1.36.4 or newer")
+    cluster.kubectl("create", "namespace", OTHER, check=False)
+    cluster.install(
+        hardware={"machine": MACHINE},
+        config={"map": {"default": POLICY}},
+        cdi={"enabled": True},
+        dra={"enabled": True},
+    )
+    try:
+        cluster.until("slices of three GPUs", lambda: len(devices(cluster)) == 5)
+        make_device_files(cluster)
+        yield cluster
+    finally:
+        cluster.uninstall()
+
+
+@pytest.fixture
+def claims(node: Cluster) -> Iterator[None]:
+    """Removes the claims and templates that a test made, after its pods."""
+    yield
+    for namespace in ("default", OTHER):
+        node.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", check=False)
+    node.until("no claim holds anything", lambda: not claimed(node))
+    for namespace in ("default", OTHER):
+        for kind in ("resourceclaimtemplates", "resourceclaims"):
+            node.kubectl("delete", kind, "--all", "-n", namespace, "--wait=false", check=False)
+
+
+def make_device_files(cluster: Cluster) -> None:
+    """What the simulated node's CDI specs name; nothing answers there. The simulated MPS daemons have no
+    directories, which CDI does not make, as the kubelet does.
+    """
+    for gpu in cluster.report()["gpus"]:
+        cluster.on_node(
+            "mkdir", "-p", f"/run/partage/mps/{gpu['uuid']}/pipe", f"/run/partage/mps/{gpu['uuid']}/shm"
+        )
+    specs = [json.loads(path.read_text()) for path in cluster.path_on_node("/run/partage/cdi").glob("*.json")]
+    edits = [
+        part["containerEdits"]
+        for spec in specs
+        for part in (spec, *spec["devices"])
+        if "containerEdits" in part
+    ]
+    for path in {file["path"] for edit in edits for file in edit.get("deviceNodes", ())}:
+        cluster.on_node("mkdir", "-p", path.rpartition("/")[0])
+        cluster.on_node("sh", "-c", f"test -e {path} || mknod -m 666 {path} c 1 3")
+
+
+def devices(cluster: Cluster) -> dict[str, Json]:
+    """All devices of the driver's slices, by name."""
+    slices = cluster.get("resourceslices")["items"]
+    ours = (one["spec"] for one in slices if one["spec"]["driver"] == DRIVER)
+    return {one["name"]: one for spec in ours for one in spec.get("devices", [])}
+
+
+def claimed(cluster: Cluster) -> set[str]:
+    """Claims that hold something, as the agent reports them."""
+    return {one["claim"] for one in cluster.report()["held"] if one.get("claim")}
+
+
+def refused(cluster: Cluster, name: str) -> str:
+    """Why the scheduler cannot give it anything, once it has said so."""
+    return cluster.until("it is not scheduled", lambda: cluster.events("FailedScheduling", name))[-1]
+
+
+def test_parts_of_one_gpu_in_two_namespaces(node: Cluster) -> None:
+    ours = claiming("first", "ten")
+    theirs = claiming("second", "twenty", namespace=OTHER)
+    node.apply(template("ten", part("10Gi", 25)), template("twenty", part("20Gi"), namespace=OTHER))
+    node.apply(ours, theirs)
+    node.until_phase("first", "Running")
+    environment = node.environment("first")
+    assert environment["PARTAGE_MEMORY_BYTES"] == str(10 << 30)
+    assert environment["NVIDIA_VISIBLE_DEVICES"] == "void"
+    assert environment["CUDA_MPS_PIPE_DIRECTORY"].endswith("/pipe")
+    assert "/dev/nvidia0" in node.kubectl("exec", "first", "--", "find", "/dev", "-name", "nvidia[0-9]")
+    node.until(
+        "the second runs",
+        lambda: node.get("pod", "second", "-n", OTHER)["status"]["phase"] == "Running",
+    )
+    assert len(claimed(node)) == 2
+
+    node.apply(template("whole", WHOLE), claiming("whole", "whole"))
+    refused(node, "whole")
+    node.kubectl("delete", "pod", "first", "--wait")
+    node.kubectl("delete", "pod", "second", "-n", OTHER, "--wait")
+    node.until_phase("whole", "Running", timeout_s=90)
+    assert node.environment("whole")["PARTAGE_MEMORY_BYTES"] == str(UNITS << 30)
+    node.apply(claiming("late", "ten"))
+    refused(node, "late")
+
+
+def test_four_even_shares_and_no_fifth(node: Cluster) -> None:
+    node.apply(template("even", EVEN), *(claiming(f"even-{number}", "even") for number in range(5)))
+
+    def settled() -> list[str]:
+        phases = node.phases()
+        running = [name for name, phase in phases.items() if phase == "Running"]
+        assert len(running) == 4, phases
+        return running
+
+    running = node.until("four pods run", settled)
+    shares = [node.environment(name)["PARTAGE_SHARES"] for name in running]
+    assert len(set(shares)) == 4
+
+
+def test_a_mig_device_by_its_profile_and_the_next_best(node: Cluster) -> None:
+    hard, soft = mig("3g.20gb", name="hard"), {"name": "soft", **part("10Gi")["exactly"]}
+    best = {"name": "gpu", "firstAvailable": [hard, soft]}
+    node.apply(template("best", best), claiming("first", "best"))
+    node.until_phase("first", "Running")
+    assert node.environment("first")["PARTAGE_GUARANTEE"] == "hard"
+    node.apply(claiming("second", "best"))
+    node.until_phase("second", "Running")
+    assert node.environment("second")["PARTAGE_MEMORY_BYTES"] == str(10 << 30)
+
+
+def test_what_a_claim_needs_and_does_not_get_is_said_in_its_pods_events(node: Cluster) -> None:
+    config = {"apiVersion": "partage.dev/v1", "kind": "ShareConfig", "need": "hard"}
+    node.apply(template("strict", EVEN, config=config), claiming("strict", "strict"))
+    said = node.until("it is refused", lambda: node.events("FailedPrepareDynamicResources", "strict"))
+    assert "needs memory that is hard" in said[-1]
+
+
+def test_containers_and_pods_share_a_claim(node: Cluster) -> None:
+    claim = template("common", part("4Gi"))
+    claim |= {"kind": "ResourceClaim", "spec": claim["spec"]["spec"]}
+    node.apply(claim, claiming("one", claim="common", containers=2), claiming("two", claim="common"))
+    for name in ("one", "two"):
+        node.until_phase(name, "Running")
+    ids = {node.environment("one", container)["PARTAGE_SHARES"] for container in ("main", "c1")}
+    assert ids == {node.environment("two")["PARTAGE_SHARES"]}
+    assert claimed(node) == {"default/common"}
+
+    def named() -> bool:
+        holders = {
+            (holder["pod"], holder["container"])
+            for entry in node.report()["held"]
+            for holder in entry["holders"]
+        }
+        return holders == {("one", "main"), ("one", "c1"), ("two", "main")}
+
+    node.until("the kubelet names the three containers", named)
+
+
+def test_kubelet_and_agent_killed_and_slices_deleted(node: Cluster) -> None:
+    node.apply(template("ten", part("10Gi")), claiming("stays", "ten"))
+    node.until_phase("stays", "Running")
+    before = node.environment("stays")["PARTAGE_SHARES"]
+    slices = devices(node)
+
+    node.kubectl("delete", "resourceslices", "--all")
+    node.until("the slices are back", lambda: devices(node) == slices, timeout_s=2)
+    node.restart_kubelet()
+    node.until("the slices are back after the kubelet's start", lambda: devices(node) == slices)
+    node.kill_container(node.component("agent"), "agent")
+    node.apply(claiming("after", "ten"))
+    node.until_phase("after", "Running", timeout_s=120)
+    after = node.environment("after")["PARTAGE_SHARES"]
+    assert not {*before.split(",")} & {*after.split(",")}
+    assert len(claimed(node)) == 2
+
+
+def test_a_gpu_passes_to_the_device_plugin_and_back(node: Cluster) -> None:
+    node.apply(template("whole", WHOLE), claiming("holds", "whole"))
+    node.until_phase("holds", "Running")
+    by_plugin = POLICY.replace("via: claims, mps: {unit: 1Gi}", "exclusive: {}")
+    values = {"hardware": {"machine": MACHINE}, "cdi": {"enabled": True}, "dra": {"enabled": True}}
+    node.install(config={"map": {"default": by_plugin}}, wait=False, **values)
+    index = {name for name, one in devices(node).items() if one["attributes"]["index"]["int"] == 0}
+    (device,) = index
+    node.until("the device is tainted", lambda: devices(node)[device].get("taints"), timeout_s=90)
+    assert node.allocatable()["nvidia.com/gpu"] == 1
+    node.kubectl("delete", "pod", "holds", "--wait")
+    node.until("the slices are without it", lambda: device not in devices(node))
+    node.until_allocatable({"nvidia.com/gpu": 2})
+
+    node.apply(pod("plugin", {"nvidia.com/gpu": 1}, {"nvidia.com/gpu": 1}))
+    node.until_phase("plugin", "Running")
+    node.install(config={"map": {"default": POLICY}}, wait=False, **values)
+    node.until("it waits for the pod", lambda: node.gpus_in("waiting"), timeout_s=90)
+    assert device not in devices(node)
+    node.kubectl("delete", "pod", "plugin", "--wait")
+    node.until("the device is in the slices", lambda: device in devices(node))
+    node.until_allocatable({"nvidia.com/gpu": 1})
+
+
+def test_an_agent_writes_slices_of_its_own_node_only(node: Cluster) -> None:
+    """As the agent's account, without the token of a pod, which names the node."""
+    account = f"system:serviceaccount:{NAMESPACE}:partage-agent"
+    slice_ = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceSlice",
+        "metadata": {"name": "foreign"},
+        "spec": {
+            "driver": DRIVER,
+            "nodeName": "node9",
+            "pool": {"name": "node9-partage", "generation": 1, "resourceSliceCount": 1},
+        },
+    }
+    said = node.kubectl("create", "--as", account, "-f", "-", stdin=node.json(slice_), check=False)
+    assert "own node only" in said
