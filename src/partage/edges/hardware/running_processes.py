@@ -86,8 +86,8 @@ class NvmlDevices:
                 mode = nvml.mig_mode(handle)
                 if mode and mode.current:
                     self._in_mig_mode.add(uuid)
-                facts = nvml.memory.facts.get(uuid)
-                minor = facts.minor if facts and facts.mig_mode == mode else nvml.minor(handle)
+                known = nvml.memory.gpus.get(uuid)
+                minor = known.minor if known and known.mig_mode == mode else nvml.minor(handle)
                 if minor is not None:
                     self.minors[minor] = uuid
 
