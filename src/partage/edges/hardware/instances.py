@@ -116,7 +116,7 @@ def compute_instances(nvml: Nvml, gpu: Handle, instance: GpuInstance) -> tuple[C
                 name = str(profile_of(slices, instance.kind, instance.gigabytes))
                 uuid = _uuid(nvml, gpu, Handle(info.device), instance.gi_id, ci_id)
                 found.append(ComputeInstance(handle, ci_id, name, slices, uuid))
-    return tuple(sorted(found, key=lambda one: one.ci_id))
+    return tuple(sorted(found, key=lambda compute_instance: compute_instance.ci_id))
 
 
 def empty_instances(

@@ -107,14 +107,14 @@ def _behind(job: QueuedJob, now: SlurmNow, nodes: tuple[JobNodeVerdict, ...]) ->
         for one in now.queue
         if one.waits and one.job != job.job and one.partition == job.partition and _holds_others_up(one)
     ]
-    for one in ahead:
-        verdict = judged(one, now)
+    for queued_job in ahead:
+        verdict = judged(queued_job, now)
         if verdict is not None and verdict.outcome is Outcome.WAITS:
             return JobVerdict(
                 "waits",
-                f"job {one.job} of {one.user or '?'} is before it in partition {job.partition}, and waits "
-                f"for ever: {verdict.why}",
-                f"its owner or an administrator ends it: scancel {one.job}",
+                f"job {queued_job.job} of {queued_job.user or '?'} is before it in partition {job.partition}, "
+                f"and waits for ever: {verdict.why}",
+                f"its owner or an administrator ends it: scancel {queued_job.job}",
                 job.reason,
                 nodes,
             )

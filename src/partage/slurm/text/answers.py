@@ -104,7 +104,7 @@ def parse_settings(text: str) -> LiveSettings:
 def parse_jobs(content: str, node: str) -> tuple[LiveJob, ...]:
     """The jobs on a node, by number, from ``squeue --json``. Raises CodecError."""
     jobs = [job for row in rows_of(content) if (job := _job(row, node)) is not None]
-    return tuple(sorted(jobs, key=lambda one: one.job))
+    return tuple(sorted(jobs, key=lambda live_job: live_job.job))
 
 
 def rows_of(content: str) -> list[Mapping[str, Any]]:
