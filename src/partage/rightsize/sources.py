@@ -1,4 +1,4 @@
-"""Where ``rightsize`` takes its evidence from: a trace, a Prometheus, or the history of agents."""
+"""The evidence of ``rightsize``: a trace, a Prometheus, or the history of agents."""
 
 from __future__ import annotations
 

@@ -53,7 +53,7 @@ class ShownFleet(Protocol[N_co]):
 
     @property
     def words(self) -> str:
-        """Where they come from, a sentence for the foot of the page."""
+        """Their origin, a sentence for the foot of the page."""
 
     @property
     def news(self) -> Sections:

@@ -1,4 +1,4 @@
-"""Where the API server is and how to be known there: the account of a pod, or a kubeconfig."""
+"""The address of the API server, and how to be known there: the account of a pod, or a kubeconfig."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partage.errors import InputError, Problem
 from partage.values import Frozen
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet mounts a pod's token, the CA of the API server, and the pod's namespace."""
+"""The directory with a pod's token, the CA of the API server, and the pod's namespace, from the kubelet."""
 
 _LIMIT_BYTES = 1 << 20
 

@@ -44,7 +44,7 @@ UNANSWERED = "the API server has not answered yet"
 
 
 class RolloutPlace(Frozen):
-    """Where a rollout is: the namespace and the name of its ConfigMap."""
+    """The place of a rollout: the namespace and the name of its ConfigMap."""
 
     namespace: str
     name: str

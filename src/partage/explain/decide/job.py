@@ -112,8 +112,8 @@ def _behind(job: QueuedJob, now: SlurmNow, nodes: tuple[JobNodeVerdict, ...]) ->
         if verdict is not None and verdict.outcome is Outcome.WAITS:
             return JobVerdict(
                 "waits",
-                f"job {queued_job.job} of {queued_job.user or '?'} is before it in partition {job.partition}, "
-                f"and waits for ever: {verdict.why}",
+                f"job {queued_job.job} of {queued_job.user or '?'} is before it in partition "
+                f"{job.partition}, and waits for ever: {verdict.why}",
                 f"its owner or an administrator ends it: scancel {queued_job.job}",
                 job.reason,
                 nodes,
@@ -227,7 +227,7 @@ def _gpus(
     view: SlurmNodeView, asked: GresCount, now: SlurmNow
 ) -> tuple[tuple[JobGpu, ...], dict[int, int], Counter[JobId]]:
     """Each GPU; what is free of it; and how many GPUs of the wanted kind each job holds."""
-    found, free, holders = [], dict[int, int](), Counter[JobId]()
+    gpus, free, holders = [], dict[int, int](), Counter[JobId]()
     need = 1 if asked.count is None else asked.count
     for index, gpu in enumerate(view.gpus):
         users = _users(view.name, index, now)
@@ -236,23 +236,23 @@ def _gpus(
             units = view.shares.get(asked.name, ())
             total = units[index] if index < len(units) else 0
             if not total:
-                found.append(JobGpu(index, f"it is {_kind(gpu.type)}, without {asked.name}"))
+                gpus.append(JobGpu(index, f"it is {_kind(gpu.type)}, without {asked.name}"))
                 continue
             whole = any(gres.startswith("gpu") for _, gres, _ in users)
             left = 0 if whole else total - sum(count for _, _, count in users)
             free[index] = left
             jobs = _fewest_here(users, need - left, whole=whole)
             why = "" if left >= need else f"{left} of {total} {asked.name} is free; held by {names}"
-            found.append(JobGpu(index, why, "" if not why else _end(jobs)))
+            gpus.append(JobGpu(index, why, "" if not why else _end(jobs)))
             continue
         if asked.type and gpu.type != asked.type:
-            found.append(JobGpu(index, f"it is {_kind(gpu.type)}"))
+            gpus.append(JobGpu(index, f"it is {_kind(gpu.type)}"))
             continue
         free[index] = int(not users)
         holders.update(dict.fromkeys((job.job for job, _, _ in users), 1))
         ends = tuple(job.job for job, _, _ in users)
-        found.append(JobGpu(index, f"held by {names}" if users else "", _end(ends) if users else ""))
-    return tuple(found), free, holders
+        gpus.append(JobGpu(index, f"held by {names}" if users else "", _end(ends) if users else ""))
+    return tuple(gpus), free, holders
 
 
 def _kind(gpu_type: str) -> str:

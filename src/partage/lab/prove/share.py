@@ -67,7 +67,7 @@ class PromisedShare(Frozen):
         )
 
     def place(self, pipe: Path | None, driver_root: Path, guard: Path | None = None) -> TenantPlace:
-        """Where its tenants run. pipe: of the MPS daemon."""
+        """The place of its tenants. pipe: of the MPS daemon."""
         return TenantPlace(
             device=self.offering.device,
             mig=self.mig,

@@ -80,11 +80,11 @@ class _NodeFiles:
 
     # --- GPUs ---------------------------------------------------------------------------------
 
-    def _merged(self, found: Sequence[SeenGpu]) -> tuple[SeenGpu, ...]:
+    def _merged(self, gpus: Sequence[SeenGpu]) -> tuple[SeenGpu, ...]:
         """Slurm's list: by type in the order of slurm.conf, then by line."""
         if self._line is None:
-            return tuple(found)
-        left, merged = list(found), []
+            return tuple(gpus)
+        left, merged = list(gpus), []
         for wanted in (gres for gres in self._line.gres if gres.name == "gpu"):
             count = 1 if wanted.count is None else wanted.count
             taken = [gpu for gpu in left if not wanted.type or gpu.type == wanted.type][:count]
