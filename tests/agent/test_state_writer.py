@@ -11,10 +11,9 @@ import pytest
 
 from partage.agent import state_writer
 from partage.agent.state_writer import StateWriter
-from partage.edges.files.state import StateDir
+from partage.edges.files.state import SavedState, StateDir
 from partage.model.ids import GpuUuid
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.turn import NodeState
 
 
 @asynccontextmanager
@@ -40,7 +39,7 @@ async def test_what_has_been_written_is_on_disk(tmp_path: Path) -> None:
     async with memory(tmp_path) as one:
         for number in range(3):
             serving = {GpuUuid(f"GPU-{n}"): GpuServing(()) for n in range(number)}
-            one.update(NodeState(serving), None)
+            one.update(SavedState(serving=serving))
             await one.written()
             loaded = one.load()
             assert loaded.serving == serving
@@ -50,7 +49,7 @@ async def test_what_has_been_written_is_on_disk(tmp_path: Path) -> None:
 async def test_a_directory_that_cannot_be_written_keeps_nobody_waiting(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     async with memory(tmp_path / "file" / "state") as one:
-        one.update(NodeState({GpuUuid("GPU-0"): GpuServing(())}), None)
+        one.update(SavedState(serving={GpuUuid("GPU-0"): GpuServing(())}))
         async with asyncio.timeout(30.0):
             await one.written()
         assert "cannot make the state directory" in one.trouble
@@ -59,8 +58,8 @@ async def test_a_directory_that_cannot_be_written_keeps_nobody_waiting(tmp_path:
 @pytest.mark.usefixtures("no_limit")
 async def test_nothing_new_is_nothing_to_wait_for(tmp_path: Path) -> None:
     async with memory(tmp_path) as one:
-        one.update(NodeState(), None)
+        one.update(SavedState())
         await one.written()
-        one.update(NodeState(), None)
+        one.update(SavedState())
         async with asyncio.timeout(30.0):
             await one.written()

@@ -3,26 +3,33 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
+import subprocess
+import sys
 import threading
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import Struct
 
 from partage.agent.options import AgentOptions, Intervals
+from partage.agent.status.status import AgentStatus
 from partage.cli.main import run
+from partage.model.health import HealthState
+from partage.sim.node.faults import RaiseXid, ResetGpu
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.slurm.agent import service
 from partage.slurm.agent.options import Pace, SlurmOptions
-from partage.slurm.agent.status import SlurmStatus
 from partage.slurm.model.version import SlurmVersion
 from tests.slurm.agent.test_metrics import Ask, served
 
-SLURM = ["agent", "--slurm", "--machine", "1xh100-sxm5-80gb", "--slurm-version", "24.11.5"]
+MACHINE = "1xh100-sxm5-80gb"
+SLURM = ["agent", "--slurm", "--machine", MACHINE, "--slurm-version", "24.11.5"]
 
 
 @pytest.mark.parametrize(
@@ -58,32 +65,50 @@ def test_a_gres_conf_of_somebody_else_stays(capsys, tmp_path):
     assert conf.read_text() == "Name=gpu File=/dev/nvidia0\n"
 
 
-@asynccontextmanager
-async def compute_node(home: Path, **given: Any) -> AsyncIterator[Ask]:
-    """The agent of a compute node on simulated GPUs, with its pages. given: options, and ``pace``. A scontrol
-    that waits for the file ``answer``."""
-    scontrol = home / "scontrol"
-    scontrol.write_text(f"#!/bin/sh\nread line <{home}/answer\nexit 1\n")
-    scontrol.chmod(0o755)
-    os.mkfifo(home / "answer")
-    (home / "policy.yaml").write_text("version: partage/v1\n")
-    pace = given.pop("pace", Pace())
+class ComputeNode(Struct):
+    """A compute node with its agent. ask: its pages."""
+
+    hardware: SimulatedHardware
+    status: AgentStatus
+    ask: Ask
+
+
+def run_agent(
+    home: Path, hardware: SimulatedHardware, stop: asyncio.Event, **given: Any
+) -> Coroutine[None, None, None]:
+    """The agent of a compute node. given: intervals, ``pace``, ``status`` and ``beside``."""
+    pace, status, beside = (given.pop(key, None) for key in ("pace", "status", "beside"))
     options = AgentOptions(
         state_dir=home / "state",
         run_dir=home / "run",
         policy=home / "policy.yaml",
         intervals=Intervals(policy_s=0.05, **given),
     )
-    slurm = SlurmOptions("g1", SlurmVersion(24, 11, 5), home, home / "devices.json", programs=home, pace=pace)
-    hardware, stop = SimulatedHardware(load_machine("1xh100-sxm5-80gb")), asyncio.Event()
-    asked = asyncio.get_running_loop().create_future()
+    slurm = SlurmOptions(
+        "g1", SlurmVersion(24, 11, 5), home, home / "devices.json", programs=home, pace=pace or Pace()
+    )
+    return service.run(options, slurm, hardware, stop=stop, status=status, beside=beside)
 
-    async def beside(status: SlurmStatus) -> None:
-        with served(status) as ask:
-            asked.set_result(ask)
+
+@asynccontextmanager
+async def compute_node(home: Path, **given: Any) -> AsyncIterator[ComputeNode]:
+    """The agent of a compute node on simulated GPUs, with its pages. given: as in ``run_agent``. A scontrol
+    that waits for the file ``answer``."""
+    scontrol = home / "scontrol"
+    scontrol.write_text(f"#!/bin/sh\nread line <{home}/answer\nexit 1\n")
+    scontrol.chmod(0o755)
+    os.mkfifo(home / "answer")
+    (home / "policy.yaml").write_text("version: partage/v1\n")
+    hardware, stop = SimulatedHardware(load_machine(MACHINE)), asyncio.Event()
+    asked = asyncio.get_running_loop().create_future()
+    intervals = Intervals(**{key: value for key, value in given.items() if key.endswith("_s")})
+
+    async def beside(status: AgentStatus) -> None:
+        with served(status, intervals) as ask:
+            asked.set_result(ComputeNode(hardware, status, ask))
             await asyncio.Event().wait()
 
-    agent = asyncio.create_task(service.run(options, slurm, hardware, stop=stop, beside=beside))
+    agent = asyncio.create_task(run_agent(home, hardware, stop, beside=beside, **given))
     with (home / "answer").open("r+b", buffering=0) as answer:  # both ends: neither waits for the other
         try:
             async with asyncio.timeout(20):
@@ -105,7 +130,8 @@ async def _until(code: int, ask: Ask, page: str = "/livez") -> str:
 
 async def test_livez_is_503_when_the_event_loop_has_stopped(tmp_path: Path) -> None:
     """It is answered by a thread of its own, as Slurm's health check needs it."""
-    async with compute_node(tmp_path, stalled_s=0.5) as ask:
+    async with compute_node(tmp_path, stalled_s=0.5) as node:
+        ask = node.ask
         await _until(200, ask)
         found: list[str] = []
 
@@ -124,6 +150,79 @@ async def test_livez_is_503_when_the_event_loop_has_stopped(tmp_path: Path) -> N
 
 async def test_livez_is_503_when_the_agent_no_longer_looks_at_slurm(tmp_path: Path) -> None:
     """The event loop moves, and one look never ends."""
-    async with compute_node(tmp_path, pace=Pace(turn_s=0.5, answer_s=60.0)) as ask:
+    async with compute_node(tmp_path, pace=Pace(turn_s=0.5, answer_s=60.0)) as node:
         for page in ("/livez", "/healthz"):
-            assert "the agent has not looked at Slurm" in await _until(503, ask, page)
+            assert "the agent has not looked at Slurm" in await _until(503, node.ask, page)
+
+
+async def test_it_serves_its_report_and_a_page(tmp_path: Path) -> None:
+    async with compute_node(tmp_path) as node:
+        code, text = await asyncio.to_thread(node.ask, "/report.json")
+        report = json.loads(text)
+        assert (code, report["kind"], report["policy"]["state"]) == (200, "Report", "file")
+        (gpu,) = report["gpus"]
+        assert (gpu["health"]["state"], gpu["phase"], gpu["strategy"]) == ("healthy", "settled", "exclusive")
+        assert (report["resources"], report["plannedFrom"]) == ([], None), "no kubelet is offered anything"
+        code, text = await asyncio.to_thread(node.ask, "/")
+        assert (code, "g1" in text, gpu["uuid"] in text) == (200, True, True)
+
+        await node.hardware.inject(RaiseXid(0, 109))
+        await node.status.until(lambda said: not said.gpus[0].health.state.offered)
+        body = await _until(200, node.ask, "/healthz")
+        assert [one["code"] for one in json.loads(body)["degraded"]] == ["gpu-unhealthy"]
+
+
+async def test_why_slurm_waits_is_in_the_report(tmp_path: Path) -> None:
+    async with compute_node(tmp_path) as node:
+        (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
+        (tmp_path / "answer").write_text("\n")  # for the look that waits
+        await node.status.until(lambda said: bool(said.slurm_waits))
+        degraded = json.loads((await asyncio.to_thread(node.ask, "/report.json"))[1])["degraded"]
+        assert [one["code"] for one in degraded] == ["slurm-waits"]
+
+
+SICK = """
+import asyncio, sys, time
+from pathlib import Path
+from partage.agent.status.status import AgentStatus
+from partage.sim.node.faults import RaiseXid
+from partage.model.health import HealthState
+from partage.sim.node.faults import RaiseXid, ResetGpu
+from partage.sim.node.files.load import load_machine
+from partage.sim.node.hardware import SimulatedHardware
+from tests.slurm.test_slurm_agent import MACHINE, run_agent
+
+async def main():
+    hardware = SimulatedHardware(load_machine(MACHINE))
+    status = AgentStatus(time.monotonic)
+    agent = asyncio.create_task(run_agent(Path(sys.argv[1]), hardware, asyncio.Event(), status=status))
+    await status.until(lambda report: True)
+    await hardware.inject(RaiseXid(0, 109))
+    await agent
+
+asyncio.run(main())
+"""
+
+
+async def test_a_gpu_stays_unhealthy_although_the_agent_was_killed(tmp_path: Path) -> None:
+    """The next agent knows it until there is proof: the GPU itself looks well."""
+    (tmp_path / "policy.yaml").write_text("version: partage/v1\n")
+    state = tmp_path / "state" / "state.json"
+    killed = subprocess.Popen([sys.executable, "-c", SICK, str(tmp_path)])
+    try:
+        async with asyncio.timeout(20):
+            while not (state.exists() and '"unhealthy"' in state.read_text()):
+                assert killed.poll() is None
+                await asyncio.sleep(0.02)
+    finally:
+        killed.kill()
+        killed.wait()
+    async with compute_node(tmp_path) as node:
+        assert node.status.report is not None
+        (gpu,) = node.status.report.gpus
+        assert (gpu.health.state, gpu.health.reason) == (
+            HealthState.UNHEALTHY,
+            "XID 109 (context switch timeout)",
+        )
+        await node.hardware.inject(ResetGpu(0))
+        await node.status.until(lambda report: report.gpus[0].health.state is HealthState.PROBATION)

@@ -5,41 +5,24 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from partage.agent.endpoints.cdi_specs import CdiSpecs
-from partage.agent.endpoints.guard_files import GuardFiles
-from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
-from partage.agent.endpoints.resource_plugin import ResourcePlugin
-from partage.agent.observers.cordon import CordonObserver
-from partage.agent.observers.hardware import HardwareObservation, HardwareObserver
-from partage.agent.observers.pipe_tenants import PipeTenantsObserver
-from partage.agent.observers.pod_resources import PodResourcesPoller
-from partage.agent.observers.policy import PolicyObserver
-from partage.agent.observers.settings import SettingsObserver
-from partage.agent.options import AgentOptions
-from partage.agent.originals import Originals
-from partage.agent.reconciler.reconciler import Reconciler
-from partage.agent.state_writer import StateWriter
+from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.status.readiness import kubelet_trouble
-from partage.agent.status.status import AgentStatus
-from partage.agent.waiting import wait_at_most
-from partage.agent.watchdog import Watchdog
 from partage.edges.host.ticks import until_tick
 from partage.model.gpu import NoDriver
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer, resources_of
-from partage.model.xid import DEFAULT_RULES, XidRules
 from partage.plan.mig_config import mig_config_report
 from partage.plan.offer.guarantees import promised, served_by_own_users
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
 from partage.plan.reconcile.limit_trust import with_trust
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
-from partage.plan.reconcile.planner import Planner
 from partage.plan.report import (
     DependencyProblems,
     MigConfigReport,
@@ -49,75 +32,24 @@ from partage.plan.report import (
     gpu_reports,
     resource_reports,
 )
-from partage.plan.report_events import diff_reports
-from partage.plan.serve.fragmentation import Refusals
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
-from partage.plan.serve.ledger import Ledger
 from partage.plan.turn import NodeState, TurnInput, TurnResult, turn
 
+if TYPE_CHECKING:
+    from partage.agent.kubelet_service import KubeletService
+
 log = logging.getLogger(__name__)
-
-
-class TurnRequests:
-    """Requests for a turn."""
-
-    def __init__(self) -> None:
-        self._asked = asyncio.Event()
-
-    def ask(self) -> None:
-        """Ask for a turn, soon."""
-        self._asked.set()
-
-    async def wait(self, longest_s: float | None) -> None:
-        """Wait until a turn is asked for, at most longest_s seconds; all requests so far are taken."""
-        await wait_at_most(self._asked, longest_s)
-        self._asked.clear()
-
-
-class LoopParts(Struct):
-    """Everything that the loop reads and writes."""
-
-    options: AgentOptions
-    clock: Callable[[], float]
-    status: AgentStatus
-    requests: TurnRequests
-    ledger: Ledger
-    hardware: HardwareObserver
-    settings: SettingsObserver
-    pod_resources: PodResourcesPoller
-    policies: PolicyObserver
-    cordon: CordonObserver
-    originals: Originals
-    planner: Planner
-    reconciler: Reconciler
-    plugins: PluginSet
-    state_writer: StateWriter
-    cdi: CdiSpecs
-    guard: GuardFiles
-    watchdog: Watchdog
-    pipe_tenants: PipeTenantsObserver
-    serve: Callable[[ResourcePlugin], None]
-    retire: Callable[[ResourceName], None]
-    rules: XidRules = DEFAULT_RULES
-    refusals: Refusals = field(default_factory=Refusals)
-    cluster_trouble: Callable[[], str] = str
-    history_trouble: Callable[[], str] = str
-    gave_up: Callable[[], Mapping[GpuUuid, str]] = dict
-    spared: Callable[[], Mapping[GpuUuid, str]] = dict
-    other_plugin: Callable[[], str] = str
-    other_labels: Callable[[], str] = str
 
 
 class Loop(Struct):
     """Makes turns, and keeps the state between two turns.
 
-    boot_id: of the boot in which the node was last observed, also by an earlier agent; empty if unknown.
+    parts: what it reads, and whom it tells.
     """
 
-    parts: LoopParts
+    parts: KubeletService
     state: NodeState = field(default_factory=NodeState)
     view: KubeletView = EMPTY_VIEW
-    boot_id: str = ""
     _terms: AllocateContext | None = None
     _due_s: float | None = None
     _number: int = 0
@@ -176,7 +108,7 @@ class Loop(Struct):
         """What a turn decides; the state goes to the disk."""
         parts = self.parts
         done = turn(seen, self.state, self.view, parts.planner, parts.rules)
-        parts.state_writer.update(done.state, parts.policies.saved, parts.originals.by_gpu)
+        parts.remember(done.state.serving, done.state.health)
         return done
 
     def snapshot(self) -> Snapshot:
@@ -199,10 +131,10 @@ class Loop(Struct):
             absent=self.state.absent,
             attempts=parts.reconciler.attempts,
             in_hand=parts.reconciler.in_hand,
-            gave_up=parts.gave_up(),
-            spared=parts.spared(),
+            gave_up=parts.cluster.gave_up,
+            spared=parts.cluster.spared,
             cordoned=parts.cordon.gpus(observed.node.known),
-            other_plugin=parts.other_plugin(),
+            other_plugin=parts.other_plugins.sentence,
             checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),
             listed_before=self._listed_before(observed.node),
         )
@@ -244,9 +176,7 @@ class Loop(Struct):
         parts = self.parts
         news = parts.hardware.take()
         parts.policies.resolve_on(news.node)
-        parts.state_writer.note_boot(news.node)
-        booted = self._has_booted(news)
-        if booted:
+        if news.booted:
             parts.originals.forget()
             parts.settings.forget()
         self._note_policy()
@@ -262,19 +192,12 @@ class Loop(Struct):
             xids=news.xids,
             conditions=news.conditions,
             silent=news.silent,
-            booted=booted,
+            booted=news.booted,
             held_version=parts.ledger.version,
             answered_s=parts.pod_resources.answered_s,
             refused=parts.refusals.in_force(snapshot.now_s),
             bare=parts.cdi.why_unusable(desired.policy.options) if desired else "",
         )
-
-    def _has_booted(self, news: HardwareObservation) -> bool:
-        """Whether the node has booted since the last turn. A simulated node may do so while the agent
-        runs."""
-        boot_id = news.node.inventory.boot_id if news.node else ""
-        before, self.boot_id = self.boot_id, boot_id or self.boot_id
-        return bool(before) and before != self.boot_id
 
     def _note_policy(self) -> None:
         """After a change of policy, what failed is retried at once."""
@@ -304,10 +227,10 @@ class Loop(Struct):
             )
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.view, self._terms):
-                parts.serve(plugin)
+                parts.endpoints.serve(plugin)
         if desired:
             for name in parts.plugins.retire(resources_of(desired.offer), parts.clock()):
-                parts.retire(name)
+                parts.endpoints.retire(name)
 
     def _report(self, seen: TurnInput, done: TurnResult, began_s: float) -> None:
         parts = self.parts
@@ -337,14 +260,9 @@ class Loop(Struct):
             ),
             mig_config=self._mig_config(done),
             labels=parts.policies.labels,
-            other_labels=parts.other_labels(),
+            other_labels=parts.cluster.other_writer,
         )
-        for one in diff_reports(parts.status.report, report):
-            log.log(logging.WARNING if one.warning else logging.INFO, one.event, extra=dict(one.facts))
-        counts = parts.status.counts
-        counts.turns = self._number
-        counts.reloads_ok, counts.reloads_failed = parts.policies.reloads_ok, parts.policies.reloads_failed
-        parts.status.publish(report)
+        parts.publish(report, log)
 
     def _mig_config(self, done: TurnResult) -> MigConfigReport | None:
         policies, before = self.parts.policies, self.parts.status.report
@@ -371,8 +289,8 @@ class Loop(Struct):
             state_dir=parts.state_writer.trouble,
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,
-            api_server=parts.cluster_trouble(),
-            history=parts.history_trouble(),
+            api_server=parts.cluster.trouble,
+            history=parts.history_trouble,
         )
 
 

@@ -7,17 +7,14 @@ import logging
 import threading
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from types import MappingProxyType
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from partage.agent.waiting import wait_at_most
-from partage.edges.files.state import SavedPolicy, SavedState, StateDir, served_by_report
+from partage.edges.files.state import SavedState, StateDir, served_by_report
 from partage.model.ids import GpuUuid
-from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.settings_steps import OriginalSettings
-from partage.plan.turn import NodeState
 
 log = logging.getLogger(__name__)
 
@@ -26,9 +23,6 @@ RETRY_S = 30.0
 WAIT_LIMIT_S = 2.0
 """How long new shares wait for the disk, in seconds. A disk that hangs must not keep GPUs from being
 offered."""
-
-
-_NOTHING: Mapping[GpuUuid, OriginalSettings] = MappingProxyType({})
 
 
 class StateWriter(Struct):
@@ -42,7 +36,6 @@ class StateWriter(Struct):
     report: Path
     clock: Callable[[], float]
     trouble: str = ""
-    _boot_id: str = ""
     _latest: SavedState | None = None
     _key: object = None
     _changed: asyncio.Event = field(default_factory=asyncio.Event)
@@ -67,20 +60,10 @@ class StateWriter(Struct):
             log.warning("state is lost", extra={"served_by": str(self.report), "gpus": len(serving)})
         return SavedState(serving=serving)
 
-    def note_boot(self, node: KnownNode | None) -> None:
-        """Note the boot id of the node."""
-        if node is not None and node.inventory.boot_id:
-            self._boot_id = node.inventory.boot_id
-
-    def update(
-        self,
-        state: NodeState,
-        policy: SavedPolicy | None,
-        original: Mapping[GpuUuid, OriginalSettings] = _NOTHING,
-    ) -> None:
+    def update(self, state: SavedState) -> None:
         """Have this written if it changed. Timers of health alone do not count."""
-        key = (self._boot_id, policy, state.serving, dict(state.health), original)
-        self._latest = SavedState(self._boot_id, policy, state.serving, state.health, original)
+        key = (state.boot_id, state.policy, state.serving, dict(state.health), state.original)
+        self._latest = state
         if key != self._key:
             self._key = key
             self._asked += 1
@@ -88,7 +71,7 @@ class StateWriter(Struct):
 
     async def write_originals(self, original: Mapping[GpuUuid, OriginalSettings]) -> None:
         """Write the original settings of GPUs to disk before they are changed."""
-        self._latest = replace(self._latest or SavedState(self._boot_id), original=original)
+        self._latest = replace(self._latest or SavedState(), original=original)
         self._key = None
         self._asked += 1
         self._changed.set()

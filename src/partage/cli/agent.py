@@ -67,7 +67,7 @@ _path = partial(directory_option, metavar="PATH")
 @_path("--hardware-socket", None, "Socket of a running helper; without it the agent starts one")
 @http_option(
     "Serve a page for browsers, /metrics, /healthz, /livez, /report.json and /history.json; port 0: any "
-    "free port. With --slurm: without the page and the report."
+    "free port."
 )
 @http_protection
 @click.option(
@@ -273,14 +273,11 @@ def _run(
         with lean_imports(tls=options.cluster is not None):
             # while the helper imports what it needs
             from partage.agent.log import LogFormat, LogOptions
-            from partage.cli.run_agent import HttpAddress, serve, serve_slurm
+            from partage.cli.run_agent import HttpAddress, serve
 
         logged = LogOptions(log_level, None if log_format is None else LogFormat(log_format))
         address = None if http is None else HttpAddress(http, protection)
-        if slurm is not None:
-            serve_slurm(options, slurm, helper.hardware, address, logged)
-        else:
-            serve(options, helper.hardware, address, logged)
+        serve(options, slurm, helper.hardware, address, logged)
     finally:
         gc.enable()
 

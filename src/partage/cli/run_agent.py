@@ -7,7 +7,7 @@ import gc
 import logging
 import signal
 import socket
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
 from partage.agent.compose import run
@@ -26,7 +26,6 @@ from partage.values import Frozen
 if TYPE_CHECKING:
     from partage.serve_http.http import HttpServer
     from partage.slurm.agent.options import SlurmOptions
-    from partage.slurm.agent.status import SlurmStatus
 
 _REGISTERS_WITHIN_S, _LOOK_EVERY_S = 1.0, 0.05
 
@@ -63,66 +62,19 @@ class Listening(NamedTuple):
 
 def serve(
     options: AgentOptions,
+    slurm: SlurmOptions | None,
     hardware_of: Callable[[], RemoteHardware],
     http: HttpAddress | None,
     logged: LogOptions,
 ) -> None:
-    """Run the agent until SIGTERM or SIGINT. Raises what ``agent.compose.run`` does, and InputError for an
-    address or files that cannot be used."""
+    """Run the agent until SIGTERM or SIGINT. slurm: of a compute node of Slurm; None: there is a kubelet.
+
+    Raises what ``run`` of ``agent.compose`` or ``slurm.agent.service`` does, and InputError for an address or
+    files that cannot be used."""
     configure(logged)
-    listening = None if http is None else Listening.of(http, options.node_name)
-    asyncio.run(_run(options, hardware_of, listening))
-
-
-def serve_slurm(
-    options: AgentOptions,
-    slurm: SlurmOptions,
-    hardware_of: Callable[[], RemoteHardware],
-    http: HttpAddress | None,
-    logged: LogOptions,
-) -> None:
-    """Keep Slurm and the GPUs of this node the same until SIGTERM or SIGINT. Raises what
-    ``agent.slurm.service.run`` does, and InputError for an address or files that cannot be used."""
-    from partage.slurm.agent import service
-
-    configure(logged)
-    listening = None if http is None else Listening.of(http, slurm.node)
-
-    async def run_it() -> None:
-        hardware = hardware_of()
-        hardware.start()
-
-        def server(status: SlurmStatus) -> Coroutine[None, None, None]:
-            assert listening is not None
-            return _slurm_face(status, hardware, listening)
-
-        try:
-            await service.run(
-                options, slurm, hardware, stop=_stop_event(), beside=server if listening else None
-            )
-        finally:
-            await hardware.close()
-
-    asyncio.run(run_it())
-
-
-async def _slurm_face(status: SlurmStatus, hardware: RemoteHardware, listening: Listening) -> None:
-    """HTTP of a compute node, until cancelled."""
-
-    def opened() -> HttpServer:
-        with lean_imports():
-            from partage.serve_http.http import HttpServer
-            from partage.slurm.pages import slurm_pages
-
-        return HttpServer(listening.socket, slurm_pages(status, lambda: hardware.state), listening.access)
-
-    host, port = listening.socket.getsockname()[:2]
-    say_url(host, port, listening.access.scheme)
-    http = await asyncio.to_thread(opened)
-    try:
-        await asyncio.Event().wait()
-    finally:
-        http.close()
+    name = options.node_name if slurm is None else slurm.node
+    listening = None if http is None else Listening.of(http, name)
+    asyncio.run(_run(options, slurm, hardware_of, listening))
 
 
 def _stop_event() -> asyncio.Event:
@@ -136,23 +88,36 @@ def _stop_event() -> asyncio.Event:
 
 
 async def _run(
-    options: AgentOptions, hardware_of: Callable[[], RemoteHardware], listening: Listening | None
+    options: AgentOptions,
+    slurm: SlurmOptions | None,
+    hardware_of: Callable[[], RemoteHardware],
+    listening: Listening | None,
 ) -> None:
     hardware = hardware_of()
     hardware.start()
     stop = _stop_event()
 
     async def beside(status: AgentStatus) -> None:
-        await _faces(status, options, hardware, listening)
+        await _faces(status, options, hardware, listening, of_slurm=slurm is not None)
 
     try:
-        await run(options, hardware, stop=stop, beside=beside, connect=ClusterConnection)
+        if slurm is None:
+            await run(options, hardware, stop=stop, beside=beside, connect=ClusterConnection)
+        else:
+            from partage.slurm.agent import service
+
+            await service.run(options, slurm, hardware, stop=stop, beside=beside)
     finally:
         await hardware.close()
 
 
 async def _faces(
-    status: AgentStatus, options: AgentOptions, hardware: RemoteHardware, listening: Listening | None
+    status: AgentStatus,
+    options: AgentOptions,
+    hardware: RemoteHardware,
+    listening: Listening | None,
+    *,
+    of_slurm: bool,
 ) -> None:
     """HTTP and the report file, after the first registration, which must not wait for them."""
     status.helper_trouble = lambda: hardware.state.trouble
@@ -163,7 +128,7 @@ async def _faces(
     http = None
     try:
         if listening is not None:
-            http = await asyncio.to_thread(_http, listening, status, options, hardware)
+            http = await asyncio.to_thread(_http, listening, status, options, hardware, of_slurm=of_slurm)
         _freeze_imports()
         await _write_report_file(status, options)
     finally:
@@ -173,20 +138,35 @@ async def _faces(
 
 async def _first_registration(status: AgentStatus) -> None:
     for _ in range(round(_REGISTERS_WITHIN_S / _LOOK_EVERY_S)):
-        if any(state.registered for state in status.endpoints()):
+        states = status.endpoints()
+        if any(state.registered for state in states) or not states:
             return
         await asyncio.sleep(_LOOK_EVERY_S)
 
 
 def _http(
-    listening: Listening, status: AgentStatus, options: AgentOptions, hardware: RemoteHardware
+    listening: Listening,
+    status: AgentStatus,
+    options: AgentOptions,
+    hardware: RemoteHardware,
+    *,
+    of_slurm: bool,
 ) -> HttpServer:
     with lean_imports():
         from partage.serve_http.agent_pages import agent_pages
         from partage.serve_http.http import HttpServer
 
+        if of_slurm:
+            from partage.slurm.agent.service import import_metrics
+        else:
+            from partage.serve_http.agent_pages import import_metrics
     pages = agent_pages(
-        status, options.intervals, lambda: hardware.state, listening.node_name, options.dcgm_names
+        status,
+        options.intervals,
+        lambda: hardware.state,
+        listening.node_name,
+        options.dcgm_names,
+        metrics_of=import_metrics,
     )
     return HttpServer(listening.socket, pages, listening.access)
 

@@ -225,7 +225,8 @@ class Report(Frozen):
     doubts: why the limits of an MPS daemon may not be what was set, by its device.
     mig_config: what became of the label that asks for a layout; None: the node has no such label, or its
     labels are not known. labels: of the Node; None: not known. other_labels: who else writes the same
-    labels, a sentence; empty for nobody.
+    labels, a sentence; empty for nobody. slurm_waits: why the node is not yet as Slurm is to have it; empty
+    if it is, or if it is no node of Slurm.
     """
 
     made: ReportTime
@@ -243,6 +244,7 @@ class Report(Frozen):
     mig_config: MigConfigReport | None = None
     labels: NodeLabels | None = None
     other_labels: str = ""
+    slurm_waits: str = ""
 
     @property
     def is_settled(self) -> bool:

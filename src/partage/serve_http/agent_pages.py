@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Callable, Iterable, Mapping
 from http import HTTPStatus
+from typing import TYPE_CHECKING
 
 from msgspec import Raw
 
@@ -17,6 +18,18 @@ from partage.model.dcgm_names import DcgmNames
 from partage.serve_http.http import Answer, Page, PageRequest, Stream, json_answer
 from partage.serve_http.http_access import STATIC
 
+if TYPE_CHECKING:
+    from partage.serve_http.metrics.metrics import HelperOf, MetricsWriter
+
+    MakeWriter = Callable[[AgentStatus, Intervals, HelperOf | None, DcgmNames, str], MetricsWriter]
+
+
+def import_metrics() -> MakeWriter:
+    """What makes the writer of the metrics of a node that a kubelet gives away."""
+    from partage.serve_http.metrics.metrics import metrics_writer
+
+    return metrics_writer
+
 
 def agent_pages(
     status: AgentStatus,
@@ -24,17 +37,17 @@ def agent_pages(
     helper: Callable[[], HelperState] | None,
     node_name: str = "",
     dcgm: DcgmNames = DcgmNames.OFF,
+    *,
+    metrics_of: Callable[[], MakeWriter] = import_metrics,
 ) -> dict[str, Page]:
-    """What the agent serves. helper: None where the hardware is in the agent's own process."""
+    """What an agent serves. helper: None where the hardware is in the agent's own process. metrics_of:
+    imports what makes the writer of the metrics, at the first scrape: not every node is scraped."""
     metrics: list[Callable[[str], tuple[bytes, str]]] = []
 
     def metrics_page(request: PageRequest) -> Answer:
         if not metrics:
-            from partage.serve_http.metrics.metrics import (
-                metrics_writer,  # at the first scrape: not every node is scraped
-            )
-
-            metrics.append(metrics_writer(status, intervals, helper, dcgm, node_name or socket.gethostname()))
+            make = metrics_of()
+            metrics.append(make(status, intervals, helper, dcgm, node_name or socket.gethostname()))
         body, content_type = metrics[0](request.accept)
         return HTTPStatus.OK, content_type, body
 
@@ -46,24 +59,24 @@ def agent_pages(
 
     def health_page(_: PageRequest) -> Answer:
         readiness = readiness_of(status, intervals)
-        return json_answer(health_document(readiness), probe_status(healthy=not readiness.unhealthy))
+        return json_answer(health_document(readiness), _probe_status(healthy=not readiness.unhealthy))
 
     def life_page(_: PageRequest) -> Answer:
         reason = stall_reason(status, intervals)
         readiness = Readiness((reason,) if reason else (), ())
-        return json_answer(health_document(readiness), probe_status(healthy=reason is None))
+        return json_answer(health_document(readiness), _probe_status(healthy=reason is None))
 
     return {
         **browser_pages(lambda: status, intervals, node_name),
         "/metrics": metrics_page,
         "/report.json": report_page,
-        "/history.json": lambda _: history_answer(status.history),
+        "/history.json": lambda _: _history_answer(status.history),
         "/healthz": health_page,
         "/livez": life_page,
     }
 
 
-def history_answer(history: Callable[[], Iterable[Raw]] | None) -> Answer:
+def _history_answer(history: Callable[[], Iterable[Raw]] | None) -> Answer:
     """The history of use."""
     from partage.answers.documents.usage_history import history_document
 
@@ -86,6 +99,6 @@ def browser_pages(status: Callable[[], AgentStatus], intervals: Intervals, node_
     return dict.fromkeys(("/", "/events", *STATIC), page)
 
 
-def probe_status(*, healthy: bool) -> HTTPStatus:
+def _probe_status(*, healthy: bool) -> HTTPStatus:
     """The status that a probe understands."""
     return HTTPStatus.OK if healthy else HTTPStatus.SERVICE_UNAVAILABLE

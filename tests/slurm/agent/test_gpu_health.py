@@ -6,7 +6,6 @@ import pytest
 
 from partage.agent.observers.hardware import HardwareObserver, XidLog
 from partage.agent.options import Intervals
-from partage.edges.files.state import SavedState
 from partage.model.gpu import RecoveryAction
 from partage.model.health import PROBATION_S
 from partage.model.xid import XidRules
@@ -69,7 +68,7 @@ async def test_a_sick_gpu_is_trouble_until_there_is_proof(fault, over, reason):
     assert reason in said
     assert await node.look(500) == said
     again = Node()
-    again.health.restore(SavedState(health=node.health.by_gpu, boot_id=node.health.boot_id))
+    again.health.by_gpu, again.observer.boot_id = node.health.by_gpu, node.observer.boot_id
     again.hardware = again.observer.hardware = node.hardware
     again.now_s = node.now_s
     assert await again.look(5) == said  # the next agent knows it

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator
@@ -12,17 +13,19 @@ from pathlib import Path
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from partage.agent.observers.hardware import HardwareObserver, XidLog
-from partage.agent.options import Intervals
+from partage.agent.options import AgentOptions, Intervals
+from partage.agent.state_writer import StateWriter
+from partage.agent.status.status import AgentStatus
+from partage.edges.files.state import StateDir
 from partage.edges.hardware.supervisor import HelperState
 from partage.model.dcgm_names import DcgmNames
+from partage.serve_http.agent_pages import agent_pages
 from partage.serve_http.http import HttpServer
 from partage.serve_http.http_access import HttpAccess, HttpOptions
 from partage.serve_http.listen import listen
-from partage.slurm.agent.history import JobUsageObserver
-from partage.slurm.agent.status import SlurmStatus
-from partage.slurm.host.control import SlurmControl
-from partage.slurm.pages import slurm_pages
+from partage.slurm.agent.options import SlurmOptions
+from partage.slurm.agent.service import SlurmService, import_metrics
+from partage.slurm.model.version import SlurmVersion
 from partage.units import GIB
 from tests.slurm.agent.test_history import NAMED, hardware_with_a_job, squeue
 
@@ -30,9 +33,16 @@ Ask = Callable[[str], tuple[int, str]]
 
 
 @contextmanager
-def served(status: SlurmStatus) -> Iterator[Ask]:
+def served(status: AgentStatus, intervals: Intervals) -> Iterator[Ask]:
     taken = listen("127.0.0.1:0")
-    pages = slurm_pages(status, lambda: HelperState(up=True, restarts=2))
+    pages = agent_pages(
+        status,
+        intervals,
+        lambda: HelperState(up=True, restarts=2),
+        "g1",
+        DcgmNames.OLD,
+        metrics_of=import_metrics,
+    )
     server = HttpServer(taken, pages, HttpAccess(HttpOptions()))
     where = f"http://127.0.0.1:{taken.getsockname()[1]}"
 
@@ -51,28 +61,39 @@ def served(status: SlurmStatus) -> Iterator[Ask]:
 
 
 @asynccontextmanager
-async def compute_node(home: Path) -> AsyncIterator[SlurmStatus]:
+async def compute_node(home: Path) -> AsyncIterator[SlurmService]:
+    """Its agent, of which no task runs."""
     squeue(home, json.dumps({"jobs": NAMED}))
     hardware = await hardware_with_a_job(7)
-    observer = HardwareObserver(hardware, lambda: None, Intervals(), XidLog(lambda: 0.0))
-    use = JobUsageObserver(hardware, SlurmControl(home, {}), "g1", home / "run")
-    yield SlurmStatus("g1", observer, use, asyncio.get_running_loop(), DcgmNames.OLD)
+    options = AgentOptions(state_dir=home / "state", run_dir=home / "run")
+    slurm = SlurmOptions("g1", SlurmVersion(24, 11, 5), home, home / "devices.json", programs=home)
+    status = AgentStatus(time.monotonic, pulse_s=time.monotonic())
+    directory = StateDir(options.state_dir)
+    try:
+        yield SlurmService(
+            options, slurm, hardware, status, StateWriter(directory, options.report_file, status.clock)
+        )
+    finally:
+        directory.close()
 
 
 async def test_a_compute_node_tells_what_its_jobs_use(tmp_path: Path) -> None:
-    async with compute_node(tmp_path) as status:
-        with served(status) as ask:
+    async with compute_node(tmp_path) as node, asyncio.TaskGroup() as group:
+        with served(node.status, Intervals()) as ask:
             assert (await asyncio.to_thread(ask, "/livez"))[0] == 200
             code, said = await asyncio.to_thread(ask, "/healthz")
-            assert (code, "not observed yet" in said) == (503, True)
+            assert (code, "has not looked at the node yet" in said) == (503, True)
+            await node.first_turn(group)
+            code, said = await asyncio.to_thread(ask, "/healthz")
+            assert (code, "the hardware has not answered yet" in said) == (503, True)
             assert "partage_gpu" not in (await asyncio.to_thread(ask, "/metrics"))[1]
 
-            await status.hardware.observe()
+            await node.hardware.observe()
+            await node.first_turn(group)
             assert (await asyncio.to_thread(ask, "/healthz"))[0] == 200
             _, text = await asyncio.to_thread(ask, "/metrics")
             code, said = await asyncio.to_thread(ask, "/history.json")
             assert (code, "--history 0" in said) == (404, True)
-            assert (await asyncio.to_thread(ask, "/report.json"))[0] == 404
     found = {
         (sample.name, *sample.labels.values()): sample.value
         for family in text_string_to_metric_families(text)
@@ -89,10 +110,11 @@ async def test_a_compute_node_tells_what_its_jobs_use(tmp_path: Path) -> None:
 
 
 async def test_without_an_answer_of_slurm_a_job_has_a_number(tmp_path: Path) -> None:
-    async with compute_node(tmp_path) as status:
+    async with compute_node(tmp_path) as node, asyncio.TaskGroup() as group:
         squeue(tmp_path, "squeue: error", code=1)
-        await status.hardware.observe()
-        with served(status) as ask:
+        await node.hardware.observe()
+        await node.first_turn(group)
+        with served(node.status, Intervals()) as ask:
             _, text = await asyncio.to_thread(ask, "/metrics")
     assert "partage_job_memory_used_bytes{" in text
     assert "partage_job_info{" not in text

@@ -24,13 +24,16 @@ log = logging.getLogger(__name__)
 
 
 class HardwareObservation(Frozen):
-    """What was observed since the last call. silent: why the GPUs cannot be observed; empty if they can."""
+    """What was observed since the last call. silent: why the GPUs cannot be observed; empty if they can.
+    booted: the node has booted. A simulated one may do so while the agent runs.
+    """
 
     node: KnownNode | None
     fresh: bool
     xids: tuple[Xid, ...]
     conditions: tuple[GpuCondition, ...] | None
     silent: str
+    booted: bool
 
 
 MOST_ALIKE = 5
@@ -65,6 +68,7 @@ class HardwareObserver(Struct):
     ask: asks for a turn. restricted_mps: as in ``Inventory``.
     xid_counts: XIDs since the start, by GPU (empty: unknown) and code.
     last_xids: the code that came last, by GPU.
+    boot_id: of the boot in which the node was last observed, also by an earlier agent; empty if unknown.
     settled: whether a turn would say what the last one said, as long as nothing is new.
     """
 
@@ -76,6 +80,7 @@ class HardwareObserver(Struct):
     node: KnownNode | None = None
     xid_counts: Counter[tuple[str, int]] = field(default_factory=Counter)
     last_xids: dict[str, int] = field(default_factory=dict)
+    boot_id: str = ""
     settled: Callable[[], bool] = lambda: False
     _judged: tuple[GpuCondition, ...] | None = None
     _alike: int = 0
@@ -106,7 +111,15 @@ class HardwareObserver(Struct):
     def take(self) -> HardwareObservation:
         """What was observed since the last call."""
         silent = self._unobserved or self._no_conditions or (self.no_driver.reason if self.no_driver else "")
-        observation = HardwareObservation(self.node, self._fresh, tuple(self._xids), self._conditions, silent)
+        before, self.boot_id = self.boot_id, (self.node and self.node.inventory.boot_id) or self.boot_id
+        observation = HardwareObservation(
+            node=self.node,
+            fresh=self._fresh,
+            xids=tuple(self._xids),
+            conditions=self._conditions,
+            silent=silent,
+            booted=bool(before) and before != self.boot_id,
+        )
         self._fresh, self._xids, self._conditions = False, [], None
         return observation
 

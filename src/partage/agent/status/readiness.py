@@ -62,9 +62,9 @@ def stall_reason(status: AgentStatus, intervals: Intervals) -> ReadinessReason |
     if ended := status.ended_tasks():
         return ReadinessReason("task-ended", ended)
     age_s = status.clock() - status.pulse_s
-    if age_s <= intervals.stalled_s:
-        return None
-    return ReadinessReason("loop-stalled", f"the agent's loop has not moved for {age_s:.0f} s")
+    old = f"the agent's loop has not moved for {age_s:.0f} s" if age_s > intervals.stalled_s else ""
+    stopped = old or status.stopped()
+    return ReadinessReason("loop-stalled", stopped) if stopped else None
 
 
 def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
@@ -191,6 +191,8 @@ def _degraded(report: Report) -> Iterator[ReadinessReason]:
     yield from _left(report)
     if report.other_labels:
         yield ReadinessReason("labels-written-twice", report.other_labels)
+    if report.slurm_waits:
+        yield ReadinessReason("slurm-waits", report.slurm_waits)
     yield from _dependencies(report.dependencies)
 
 

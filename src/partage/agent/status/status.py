@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING
 
 from msgspec import Raw, Struct, field
 
@@ -16,6 +17,9 @@ from partage.plan.report import Report
 from partage.plan.serve.watchdog import WatchResult
 from partage.plan.usage import NodeUse
 from partage.values import Frozen
+
+if TYPE_CHECKING:
+    from partage.plan.history.use_points import JobName
 
 
 class RequestCounts(Frozen):
@@ -76,11 +80,13 @@ class AgentStatus(Struct):
     """The last report, the pulse of the loop, and values that are read live.
 
     clock: monotonic, in seconds; pulse_s is on it. endpoints: registration of each resource with the kubelet.
+    stopped: why the loop counts as stopped although its pulse is young; empty if it does not.
     ended_tasks: which tasks of the agent cannot be kept running; empty if all run.
     helper_trouble: why the helper does not answer; empty if it does, or if there is none.
     watch_observation: the watchdog's last check; None if nothing is watched, or was checked yet.
     history: reads the days of the history of use as they are on the disk; None: none is kept.
     mps_clients: of which MPS daemons clients were seen; None: their pipes can be written.
+    job_names: of the jobs that use GPUs now, by number; of a compute node of Slurm.
     news: set at the next report; then another event is in its place.
     use_seen: what was sampled last, for whoever wanted it; asks nothing.
     usage: asks what is used now. Takes some milliseconds, a second at most; never call it in the agent's
@@ -92,6 +98,7 @@ class AgentStatus(Struct):
     pulse_s: float = 0.0
     counts: AgentCounts = field(default_factory=AgentCounts)
     endpoints: Callable[[], Sequence[EndpointState]] = tuple
+    stopped: Callable[[], str] = str
     ended_tasks: Callable[[], str] = str
     helper_trouble: Callable[[], str] = str
     watch_observation: Callable[[], WatchObservation | None] = lambda: None
@@ -99,6 +106,7 @@ class AgentStatus(Struct):
     use_seen: Callable[[], UseSeen] = UseSeen
     history: Callable[[], Iterable[Raw]] | None = None
     mps_clients: MpsClientsSeen | None = None
+    job_names: Callable[[], Mapping[str, JobName]] = dict
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:

@@ -140,6 +140,8 @@ REASONS: dict[str, _Row] = {
     "history-not-saved": _Row("warning", "The agent cannot write its history of use",
                               "Is the disk of the state directory full, or read-only? Only what partage "
                               "rightsize --history reads is missing"),
+    "slurm-waits": _Row("warning", "The node is not yet as Slurm is to have it",
+                        "The message says what is waited for: a job that runs, slurmctld, or a GPU"),
     "cdi-incomplete": _Row("error", "The agent's CDI specification has none of the driver's libraries",
                            "Install the NVIDIA container toolkit on the node: its nvidia-cdi-refresh writes "
                            "/var/run/cdi/nvidia.yaml, of which the agent takes the libraries. Or write it "

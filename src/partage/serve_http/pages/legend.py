@@ -72,7 +72,7 @@ _NODE_WORDS = {
     "peak": "The most memory that a container used since it began.",
     "green bar": "The memory that a container uses, of what its shares have.",
     "red bar, red figure": "A container uses, or has used, more memory than its shares have.",
-    "offers nothing": "The policy offers nothing of the GPU.",
+    "offers nothing": "Nothing of the GPU is offered to pods.",
     "curves": "The last hour, a minute each: the highest of its samples. A gap was not sampled. A click "
     "shows the numbers.",
     "not known": "It was not measured. It is never shown as 0.",

@@ -9,7 +9,6 @@ from typing import Any
 from msgspec import Struct, field
 
 from partage.agent.observers.hardware import HardwareObserver
-from partage.edges.files.state import SavedState
 from partage.model.health import Health, HealthState, HealthStatus
 from partage.model.ids import GpuUuid
 from partage.model.xid import XidRules
@@ -22,8 +21,8 @@ _WORDS = {HealthState.UNHEALTHY: "is unhealthy", HealthState.PROBATION: "is on p
 class GpuHealth(Struct):
     """Follows the health of the GPUs. ask: asks for a look at Slurm; not for each answer of the driver.
 
-    in_hand: GPUs that are being changed. by_gpu: by UUID. boot_id: of the boot in which they were observed.
-    news: the hardware has been observed.
+    in_hand: GPUs that are being changed. by_gpu: by UUID; some faults are over by proof only, also for the
+    next agent. taken: called whenever it may be another. news: the hardware has been observed.
     """
 
     hardware: HardwareObserver
@@ -32,12 +31,8 @@ class GpuHealth(Struct):
     rules: XidRules
     in_hand: Callable[[], Mapping[GpuUuid, Any]]
     news: asyncio.Event
+    taken: Callable[[], None] = lambda: None
     by_gpu: Mapping[GpuUuid, Health] = field(default_factory=dict)
-    boot_id: str = ""
-
-    def restore(self, saved: SavedState) -> None:
-        """Go on from what an earlier agent knew: some faults are over by proof only."""
-        self.by_gpu, self.boot_id = saved.health, saved.boot_id
 
     async def run(self) -> None:
         """Take what is observed, until cancelled."""
@@ -46,6 +41,7 @@ class GpuHealth(Struct):
             await self.news.wait()
             self.news.clear()
             self.take()
+            self.taken()
             now = (id(self.hardware.node), self.hardware.trouble, self.trouble)
             if now != before:
                 before = now
@@ -62,14 +58,10 @@ class GpuHealth(Struct):
             xids=seen.xids,
             conditions=seen.conditions,
             silent=seen.silent,
-            booted=self._has_booted(seen.node),
+            booted=seen.booted,
             in_hand=self.in_hand(),
         )
         self.by_gpu = healths_after(news, self.by_gpu, (), self.clock(), self.rules)
-
-    def _has_booted(self, node: KnownNode) -> bool:
-        before, self.boot_id = self.boot_id, node.inventory.boot_id or self.boot_id
-        return bool(before) and before != self.boot_id
 
     @property
     def trouble(self) -> str:

@@ -11,10 +11,11 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from partage.agent.observers.usage import answer_in
-from partage.agent.status.status import UsageObservation
+from partage.agent.status.status import UsageObservation, UseSeen
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError, PartageError
 from partage.plan.history.use_points import JobName
+from partage.plan.last_hour import with_samples
 from partage.plan.serve.watchdog import ShareGrants
 from partage.plan.usage import usage_of
 from partage.slurm.host.control import SlurmControl
@@ -30,7 +31,7 @@ _NO_SHARES = ShareGrants({}, frozenset(), frozenset())
 class JobUsageObserver(Struct):
     """What the jobs use now, and the names of those that do. run_dir: where the prolog's records are.
 
-    observation: the last answer.
+    seen: the last answer, and the last hour.
     """
 
     hardware: Hardware
@@ -38,13 +39,17 @@ class JobUsageObserver(Struct):
     node: str
     run_dir: Path
     names: dict[str, JobName] = field(default_factory=dict)
-    observation: UsageObservation | None = None
+    seen: UseSeen = field(default_factory=lambda: UseSeen(began_s=time.monotonic()))
     _asked_s: dict[str, float] = field(default_factory=dict)
 
     def wanted(self) -> bool:
         """Whether a job has GPUs, by the records of the prolog."""
         found = read_records(self.run_dir)
         return bool(found.jobs or found.unreadable)
+
+    def names_now(self) -> Mapping[str, JobName]:
+        """``names`` as they are now, for another thread."""
+        return self.names.copy()
 
     async def look(self) -> UsageObservation | None:
         """What is used; None: the hardware does not answer."""
@@ -54,13 +59,14 @@ class JobUsageObserver(Struct):
         except HardwareError:
             return None
         use = usage_of(samples, {}, _NO_SHARES)
-        found = self.observation = UsageObservation(at_s, samples, use)
+        found, hour = UsageObservation(at_s, samples, use), with_samples(self.seen.hour, samples, at_s)
+        self.seen = UseSeen(self.seen.began_s, at_s, found, hour)
         await self._learn_names({one.job for one in use.jobs})
         return found
 
     def fresh(self, wait_s: float, loop: asyncio.AbstractEventLoop) -> UsageObservation | None:
         """As ``look``, from another thread; the last answer where that takes longer."""
-        return answer_in(wait_s, loop, self.look()) or self.observation
+        return answer_in(wait_s, loop, self.look()) or self.seen.found
 
     async def _learn_names(self, jobs: set[str]) -> None:
         self.names = {job: name for job, name in self.names.items() if job in jobs}

@@ -3,48 +3,54 @@
 from __future__ import annotations
 
 import platform
-import time
 from collections.abc import Iterator
 
 from partage import __version__
+from partage.agent.options import Intervals
+from partage.agent.status.readiness import readiness_of
+from partage.agent.status.status import AgentStatus
 from partage.model.dcgm_names import DcgmNames
 from partage.model.gpu import NoDriver
+from partage.plan.reconcile.known_node import UNSEEN
 from partage.serve_http.metrics.exposition import Family
 from partage.serve_http.metrics.metric_definitions import figure, metric
 from partage.serve_http.metrics.metrics import OUTDATED_S, HelperOf, MetricsWriter, writer_of, xid_rows
 from partage.serve_http.metrics.usage_metrics import usage_families
-from partage.slurm.agent.status import SlurmStatus
 
 
-def slurm_metrics_writer(status: SlurmStatus, helper: HelperOf) -> MetricsWriter:
-    """A function that writes all metrics of a compute node."""
-    return writer_of(lambda: _families(status, helper))
+def slurm_metrics_writer(
+    status: AgentStatus, intervals: Intervals, helper: HelperOf | None, dcgm: DcgmNames, hostname: str
+) -> MetricsWriter:
+    """A function that writes all metrics of a compute node; see ``metrics_writer``."""
+    return writer_of(lambda: _families(status, intervals, helper, dcgm, hostname))
 
 
-def _families(status: SlurmStatus, helper: HelperOf) -> Iterator[Family]:
+def _families(
+    status: AgentStatus, intervals: Intervals, helper: HelperOf | None, dcgm: DcgmNames, hostname: str
+) -> Iterator[Family]:
     yield metric("build_info", [((__version__, platform.python_version()), 1.0)])
-    yield figure("healthy", not status.trouble)
-    state = helper()
-    yield figure("helper_up", state.up)
-    yield metric("helper_restarts", [((), state.restarts)])
-    node = status.hardware.node
-    if node is None:
+    yield figure("healthy", not readiness_of(status, intervals).unhealthy)
+    if helper is not None:
+        state = helper()
+        yield figure("helper_up", state.up)
+        yield metric("helper_restarts", [((), state.restarts)])
+    if status.report is None or status.report.node is UNSEEN:
         return
-    inventory = node.inventory
+    inventory = status.report.node.inventory
     driver = inventory.driver
     yield figure("driver_up", not isinstance(driver, NoDriver))
     if not isinstance(driver, NoDriver):
         yield metric("driver_info", [((driver.version, driver.cuda), 1.0)])
-    counted = status.hardware.xid_counts.copy()
+    counted = status.counts.xids.copy()
     yield metric("xids", xid_rows([gpu.uuid for gpu in inventory.gpus], counted))
-    found = status.use.fresh(status.hardware.intervals.usage_answer_s, status.loop)
-    if found is None or (age_s := time.monotonic() - found.at_s) > OUTDATED_S:
+    found = status.usage()
+    if found is None or (age_s := status.clock() - found.at_s) > OUTDATED_S:
         return
     yield from usage_families(found, inventory, age_s)
-    names = [((job, name.user, name.name), 1.0) for job, name in status.use.names.copy().items()]
+    names = [((job, name.user, name.name), 1.0) for job, name in status.job_names().items()]
     yield metric("job_info", names)
-    if status.dcgm is not DcgmNames.OFF:
+    if dcgm is not DcgmNames.OFF:
         from partage.serve_http.metrics.dcgm_metrics import DcgmFamilies
 
-        last = dict(status.hardware.last_xids)
-        yield from DcgmFamilies(found, inventory, status.dcgm, hostname=status.node).families(last)
+        last = dict(status.counts.last_xids)
+        yield from DcgmFamilies(found, inventory, dcgm, hostname=hostname).families(last)

@@ -1,54 +1,40 @@
-"""The agent of a compute node of Slurm: connects its parts and starts its tasks. There is no kubelet."""
+"""The agent of a compute node of Slurm: the frame of every agent, and what tells Slurm. No kubelet."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
 import time
-from asyncio import FIRST_COMPLETED
-from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from partage.agent.observers.hardware import HardwareObserver, XidLog
-from partage.agent.observers.history import HistoryObserver
-from partage.agent.observers.policy import PolicyObserver
-from partage.agent.observers.settings import SettingsObserver
 from partage.agent.options import AgentOptions
-from partage.agent.originals import Originals
-from partage.agent.reconciler.node_port import NodePort
-from partage.agent.reconciler.reconciler import Reconciler
-from partage.agent.reconciler.unfinished import UnfinishedChange
-from partage.agent.supervision import Supervisor
-from partage.edges.files.catalogue import geometry_of
-from partage.edges.files.directory_lock import locked_run_directory
-from partage.edges.files.state import SavedState, StateDir
-from partage.edges.files.usage_days import UsageDays
+from partage.agent.service import Beside, NodeService, Tasks, run_locked
+from partage.agent.state_writer import StateWriter
+from partage.agent.status.status import AgentStatus
+from partage.edges.files.state import SavedState
 from partage.edges.hardware.port import Hardware
-from partage.edges.host.directory_changes import DirectoryChanges
-from partage.edges.host.own_task import unending
 from partage.edges.host.service_manager import say_ready
 from partage.edges.host.ticks import until_tick
-from partage.model.gpu import Inventory
-from partage.model.ids import GpuUuid
-from partage.model.xid import XidRules
-from partage.plan.reconcile.node_plan import Phase
-from partage.plan.reconcile.planner import Planner
-from partage.plan.reconcile.settings_steps import OriginalSettings
+from partage.plan.reconcile.known_node import UNSEEN
+from partage.plan.reconcile.node_plan import NodePlan, Snapshot
+from partage.plan.report import DependencyProblems, Report, ReportTime, gpu_reports
+from partage.plan.serve.kubelet_view import EMPTY_VIEW
+from partage.plan.turn import NodeState, TurnResult
 from partage.slurm.agent.gpu_health import GpuHealth
 from partage.slurm.agent.history import JobUsageObserver
 from partage.slurm.agent.node_files import NodeFiles
 from partage.slurm.agent.options import SlurmOptions
-from partage.slurm.agent.status import SlurmStatus
 from partage.slurm.agent.upkeep import SlurmUpkeep
+from partage.slurm.decide.upkeep import Rest
 from partage.slurm.host.control import SlurmControl
 
-log = logging.getLogger(__name__)
+if TYPE_CHECKING:
+    from partage.serve_http.agent_pages import MakeWriter
 
-FIRST_OBSERVATION_S = 5.0
-"""How long the start waits for the first observation: a policy that does not fit the node ends the agent."""
+log = logging.getLogger(__name__)
 
 
 async def run(
@@ -57,183 +43,148 @@ async def run(
     hardware: Hardware,
     *,
     stop: asyncio.Event,
-    beside: Callable[[SlurmStatus], Awaitable[None]] | None = None,
+    status: AgentStatus | None = None,
+    beside: Beside | None = None,
 ) -> None:
     """Keep Slurm and the GPUs of this node the same until ``stop`` is set. The caller closes the hardware.
 
-    beside: runs at the same time, and is cancelled in the end.
+    status: where reports are published.
 
     Raises InputError or Unsatisfiable, with nothing changed, if the policy cannot be applied and there is no
     last good one; InputError if another agent has locked the state or the run directory.
     """
-    wait_s = options.intervals.other_ends_s
-    directory = await asyncio.to_thread(StateDir, options.state_dir, wait_s)
-    try:
-        with locked_run_directory(options.run_dir, wait_s=wait_s):
-            await _Service(options, slurm, hardware, directory).run(stop, beside)
-    finally:
-        directory.close()
+    now = status or AgentStatus(time.monotonic)
+    await run_locked(
+        options,
+        now,
+        lambda state_writer: SlurmService(options, slurm, hardware, now, state_writer),
+        stop=stop,
+        beside=beside,
+    )
 
 
-class _Service:
-    """The connected parts."""
+def import_metrics() -> MakeWriter:
+    """What makes the writer of the metrics of a compute node."""
+    from partage.slurm.agent.metrics import slurm_metrics_writer
+
+    return slurm_metrics_writer
+
+
+class SlurmService(NodeService):
+    """The frame of a node, and what Slurm needs. Jobs are Slurm's: no share is offered, held or withdrawn."""
 
     def __init__(
-        self, options: AgentOptions, slurm: SlurmOptions, hardware: Hardware, directory: StateDir
+        self,
+        options: AgentOptions,
+        slurm: SlurmOptions,
+        hardware: Hardware,
+        status: AgentStatus,
+        state_writer: StateWriter,
     ) -> None:
-        self._options, self._directory, self._saved = options, directory, SavedState()
-        clock, intervals = time.monotonic, options.intervals
-        self._supervisor = Supervisor(clock)
-        asked, news = asyncio.Event(), asyncio.Event()
-        self._hardware = HardwareObserver(hardware, news.set, intervals, XidLog(clock))
-        self._health = GpuHealth(
-            hardware=self._hardware,
-            clock=clock,
-            ask=asked.set,
-            rules=XidRules.of_environment(options.environ),
-            in_hand=self._in_hand,
-            news=news,
+        self.news = asyncio.Event()
+        super().__init__(options, hardware, status, state_writer)
+        self.saved = SavedState()
+        self.health = GpuHealth(
+            hardware=self.hardware,
+            clock=self.clock,
+            ask=self._health_changed,
+            rules=self.rules,
+            in_hand=lambda: self.reconciler.in_hand,
+            news=self.news,
+            taken=self._remember,
         )
-        self._pulse_s = clock()
-        settings = SettingsObserver(hardware, clock, intervals.observe_s)
-        self._changes = DirectoryChanges()
-        self._policies = PolicyObserver(options, geometry_of, asked.set, changes=self._changes)
-        unfinished = UnfinishedChange(options.state_dir)
-        self._upkeep = SlurmUpkeep(
+        control = SlurmControl(slurm.programs, options.environ, slurm.pace.answer_s)
+        self.upkeep = SlurmUpkeep(
             options=slurm,
-            hardware=self._hardware,
-            settings=settings,
-            policies=self._policies,
-            planner=Planner(geometry_of, intervals.withdraw_s),
+            node=self,
             files=NodeFiles.of(slurm, options.state_dir),
-            control=SlurmControl(slurm.programs, options.environ, slurm.pace.answer_s),
-            clock=clock,
-            asked=asked,
-            sick=lambda: self._health.trouble,
+            control=control,
+            sick=lambda: self.health.trouble,
             ready=partial(say_ready, options.environ),
+            done=self._report,
         )
-        port = NodePort(
-            hardware=self._hardware,
-            settings=settings,
-            policies=self._policies,
-            originals=Originals(_no_settings),
-            unfinished=unfinished,
-            geometry_of=geometry_of,
-            intervals=intervals,
-            planned=self._upkeep.plan,
-            until_usable=_at_once,
-            ask=asked.set,
-        )
-        self._upkeep.reconciler = Reconciler(port, clock, asked.set, intervals.retry_s)
-        self._upkeep.reconciler.in_hand = dict.fromkeys(unfinished.read(), Phase.VERIFYING)
-        self._use = JobUsageObserver(hardware, self._upkeep.control, slurm.node, options.run_dir)
-        self._history = self._history_of(slurm, self._use) if options.history_days else None
+        self.use = JobUsageObserver(hardware, control, slurm.node, options.run_dir)
+        self.keep_history(slurm.node, self.use.look, self.use.wanted, self.use.names_now)
+        status.job_names = self.use.names_now
+        status.use_seen = lambda: self.use.seen
+        status.stopped = self._late
 
-    def _in_hand(self) -> Mapping[GpuUuid, Phase]:
-        reconciler = self._upkeep.reconciler
-        return {} if reconciler is None else reconciler.in_hand
+    def plan(self) -> NodePlan:
+        """Of layouts alone: daemons, compute modes and time slices are the prolog's."""
+        desired = self.policies.desired
+        only_layouts = None if desired is None else replace(desired, settings={}, existing_settings={})
+        return self.planner.plan(only_layouts, self._snapshot())
+
+    def _snapshot(self) -> Snapshot:
+        return Snapshot(
+            now_s=self.clock(),
+            observed=replace(self.settings.observed(self.hardware.node or UNSEEN), daemons=()),
+            attempts=self.reconciler.attempts,
+            in_hand=self.reconciler.in_hand,
+        )
+
+    def restore(self, saved: SavedState) -> None:
+        self.saved, self.health.by_gpu = saved, saved.health
+
+    def tasks(self) -> Tasks:
+        return {"health": self.health.run, "pulse": self._pulse}
+
+    async def first_turn(self, group: asyncio.TaskGroup) -> None:
+        del group
+        loop, wait_s = asyncio.get_running_loop(), self.options.intervals.usage_answer_s
+        self.status.usage = lambda: self.use.fresh(wait_s, loop)
+        self.health.take()
+        self._report()
+
+    async def turns(self) -> None:
+        await self.upkeep.run()
+
+    def hardware_news(self) -> None:
+        self.news.set()
 
     async def _pulse(self) -> None:
         """Note regularly that the event loop is alive; the HTTP thread checks how old the note is."""
         while True:
-            self._pulse_s = time.monotonic()
-            await until_tick(self._options.intervals.policy_s)
+            self.status.pulse_s = self.clock()
+            await until_tick(self.options.intervals.policy_s)
 
-    def _stopped(self) -> str:
-        """Whether the loop has stopped, a sentence; asked from another thread."""
-        now_s = time.monotonic()
-        if (age_s := now_s - self._pulse_s) > self._options.intervals.stalled_s:
-            return f"the agent's loop has not moved for {age_s:.0f} s"
-        if (late_s := now_s - self._upkeep.due_s) > 0:
-            return f"the agent has not looked at Slurm; it is {late_s:.0f} s late"
-        return ""
+    def _late(self) -> str:
+        late_s = self.clock() - self.upkeep.due_s
+        return f"the agent has not looked at Slurm; it is {late_s:.0f} s late" if late_s > 0 else ""
 
-    def _history_of(self, slurm: SlurmOptions, use: JobUsageObserver) -> HistoryObserver:
-        options = self._options
-        return HistoryObserver(
-            files=UsageDays(options.state_dir, options.history_days),
-            node=slurm.node,
-            look=use.look,
-            wanted=use.wanted,
-            gpus=self._hardware.models,
-            intervals=options.intervals,
-            jobs=lambda: use.names,
+    def _health_changed(self) -> None:
+        self._report()
+        self.requests.ask()
+
+    def _remember(self) -> None:
+        """What GPUs served under a kubelet stays as it is on disk."""
+        self.remember(self.saved.serving, self.health.by_gpu)
+
+    def _report(self) -> None:
+        """Say how the node is now."""
+        self._remember()
+        began_s, before = self.clock(), self.status.report
+        snapshot, plan, desired = self._snapshot(), self.plan(), self.policies.desired
+        done = TurnResult(NodeState(plan.serving, self.health.by_gpu), EMPTY_VIEW, plan)
+        move = self.upkeep.move
+        report = Report(
+            made=ReportTime(
+                at_s=time.time(),
+                clock_s=self.clock(),
+                number=before.made.number + 1 if before else 1,
+                took_s=self.clock() - began_s,
+            ),
+            node=snapshot.observed.node,
+            offer={},
+            gpus=gpu_reports(snapshot, done, desired, ()),
+            resources=(),
+            entries=(),
+            policy=self.policies.report,
+            dependencies=DependencyProblems(
+                hardware=self.hardware.trouble,
+                state_dir=self.state_writer.trouble,
+                history=self.history_trouble,
+            ),
+            slurm_waits=move.why if isinstance(move, Rest) else "",
         )
-
-    async def _beside(self, beside: Callable[[SlurmStatus], Awaitable[None]]) -> None:
-        status = SlurmStatus(
-            node=self._use.node,
-            hardware=self._hardware,
-            use=self._use,
-            loop=asyncio.get_running_loop(),
-            dcgm=self._options.dcgm_names,
-            history=None if self._history is None else self._history.files.texts,
-            ended_tasks=lambda: self._supervisor.trouble,
-            stopped=self._stopped,
-        )
-        await beside(status)
-
-    async def run(self, stop: asyncio.Event, beside: Callable[[SlurmStatus], Awaitable[None]] | None) -> None:
-        """Start, run, stop."""
-        loaded = self._directory.load(time.monotonic())
-        for problem in loaded.problems:
-            log.warning("state cannot be used", extra={"problem": problem})
-        self._saved = loaded.state or SavedState()
-        self._policies.fallback = self._saved.policy
-        self._health.restore(self._saved)
-        self._policies.start()
-        observation = asyncio.create_task(self._hardware.observe(), name="first observation")
-        stopped = asyncio.create_task(stop.wait(), name="stop")
-        try:
-            await asyncio.wait(
-                {observation, stopped}, timeout=FIRST_OBSERVATION_S, return_when=FIRST_COMPLETED
-            )
-            self._policies.resolve_on(self._hardware.node)
-            self._policies.check_in_force()
-            tasks: dict[str, Callable[[], Coroutine[Any, Any, None]]] = {
-                "observe": self._hardware.observe_regularly,
-                "events": self._hardware.watch_events,
-                "conditions": self._hardware.conditions_forever,
-                "health": self._health.run,
-                "policy": self._policies.watch,
-                "state": self._save,
-                "upkeep": self._upkeep.run,
-                "pulse": self._pulse,
-            }
-            if self._history is not None:
-                tasks["history"] = self._history.run
-            async with asyncio.TaskGroup() as group:
-                keep = self._supervisor.keep
-                running = [group.create_task(keep(name, work)) for name, work in tasks.items()]
-                if beside is not None:
-                    running.append(group.create_task(unending("pages", self._beside(beside))))
-                await stopped
-                for task in running:
-                    task.cancel()
-        finally:
-            observation.cancel()
-            stopped.cancel()
-            self._changes.close()
-        if self._history is not None:
-            await asyncio.to_thread(self._history.save)
-
-    async def _save(self) -> None:
-        """Keep the last good policy, and the health of the GPUs, for the next agent."""
-        written = self._saved
-        while True:
-            policy = self._policies.saved if self._policies.good is not None else written.policy
-            boot_id, health = self._health.boot_id, self._health.by_gpu
-            state = replace(written, policy=policy, boot_id=boot_id, health=health)
-            if state != written:
-                written = state
-                if failed := await asyncio.to_thread(self._directory.save, state, time.monotonic()):
-                    log.warning("state cannot be written", extra={"reason": failed.reason})
-            await until_tick(self._options.intervals.policy_s)
-
-
-async def _no_settings(_: Mapping[GpuUuid, OriginalSettings]) -> None:
-    """The agent of a Slurm node changes no settings of GPUs."""
-
-
-async def _at_once(_: Inventory) -> None:
-    """No CDI specs are written for jobs."""
+        self.publish(report, log)

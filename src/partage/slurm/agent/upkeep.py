@@ -15,19 +15,14 @@ from collections.abc import Callable
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from partage.agent.observers.hardware import HardwareObserver
-from partage.agent.observers.policy import PolicyObserver
-from partage.agent.observers.settings import SettingsObserver
-from partage.agent.reconciler.reconciler import Reconciler
-from partage.agent.waiting import wait_at_most
+from partage.agent.service import NodeService
 from partage.edges.files.catalogue import model_of
 from partage.errors import InputError, PartageError, Unreachable
 from partage.model.gpu import NoDriver
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.findings import Findings
 from partage.plan.reconcile.known_node import KnownNode
-from partage.plan.reconcile.node_plan import NodePlan, Phase, Snapshot
-from partage.plan.reconcile.planner import Planner
+from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.slurm.agent.node_files import NodeFiles, WantedFiles
 from partage.slurm.agent.options import SlurmOptions
 from partage.slurm.decide import releases
@@ -62,24 +57,20 @@ _DOUBLED = 6
 
 
 class SlurmUpkeep(Struct):
-    """Looks and acts. asked: something has changed. move: the last one.
+    """Looks and acts. node: the service, whose plan it follows. move: the last one.
 
     sick: which GPUs must get no jobs although they answer. ready: called once, when slurmd may start, with
-    what is done or waited for. due_s: when it has to have moved again, else it has stopped.
+    what is done or waited for. done: called after each move. due_s: when it has to have moved again, else it
+    has stopped.
     """
 
     options: SlurmOptions
-    hardware: HardwareObserver
-    settings: SettingsObserver
-    policies: PolicyObserver
-    planner: Planner
+    node: NodeService
     files: NodeFiles
     control: SlurmControl
-    clock: Callable[[], float]
     sick: Callable[[], str]
     ready: Callable[[str], bool]
-    reconciler: Reconciler | None = None
-    asked: asyncio.Event = field(default_factory=asyncio.Event)
+    done: Callable[[], None]
     move: Move = field(default_factory=Rest)
     _said: str = ""
     _pause_s: float = 0.0
@@ -94,11 +85,10 @@ class SlurmUpkeep(Struct):
 
     async def run(self) -> None:
         """Look and act until cancelled."""
-        assert self.reconciler is not None
         if self._started_s is None:
-            self._started_s = self.clock()
+            self._started_s = self.node.clock()
         self._moves_within(self.options.pace.step_s)
-        await self.reconciler.finish_cut_off()
+        await self.node.reconciler.finish_cut_off()
         while True:
             before = self.move
             self._moves_within(self.options.pace.turn_s)
@@ -108,17 +98,18 @@ class SlurmUpkeep(Struct):
                 self.move = Rest(str(error))
             self._let_slurmd_start(self.move)
             self._say(self.move)
+            self.done()
             await self._pause(before)
 
     def _moves_within(self, seconds: float) -> None:
-        self.due_s = self.clock() + seconds
+        self.due_s = self.node.clock() + seconds
 
     async def turn(self) -> Move:
         """One look and one move. Raises ClusterError where Slurm refuses, HardwareError."""
-        node = self.hardware.node
-        if node is None or self.hardware.trouble:
-            return Rest(f"the GPUs are not known: {self.hardware.trouble or 'not observed yet'}")
-        self.policies.resolve_on(node)
+        node = self.node.hardware.node
+        if node is None or self.node.hardware.trouble:
+            return Rest(f"the GPUs are not known: {self.node.hardware.trouble or 'not observed yet'}")
+        self.node.policies.resolve_on(node)
         now, wanted = await self._look(node)
         move = next_move(now)
         if self._let_slurmd_start(move) and isinstance(move, LoadFiles):
@@ -135,39 +126,21 @@ class SlurmUpkeep(Struct):
         if self._started_s is None or isinstance(move, (DrainNode, MakeLayout, WriteFiles)):
             return False
         waits = isinstance(move, Rest) and move.why
-        if waits and self.clock() < self._started_s + self.options.pace.first_s:
+        if waits and self.node.clock() < self._started_s + self.options.pace.first_s:
             return False
         self._started_s = None
         return self.ready(move.why if isinstance(move, Rest) and move.why else "the layout is there")
 
-    def plan(self) -> NodePlan:
-        """The plan of this moment, of layouts alone."""
-        desired = self.policies.desired
-        only_layouts = None if desired is None else replace(desired, settings={}, existing_settings={})
-        return self.planner.plan(only_layouts, self._snapshot())
-
     # --- looking ------------------------------------------------------------------------------
 
-    def _snapshot(self) -> Snapshot:
-        assert self.hardware.node is not None
-        assert self.reconciler is not None
-        observed = replace(self.settings.observed(self.hardware.node), daemons=())
-        return Snapshot(
-            now_s=self.clock(),
-            observed=observed,
-            attempts=self.reconciler.attempts,
-            in_hand=self.reconciler.in_hand,
-        )
-
     async def _look(self, node: KnownNode) -> tuple[UpkeepInput, WantedFiles | None]:
-        assert self.reconciler is not None
         live = await self._ask_slurm()
         trouble = "; ".join(filter(None, (_trouble(node), self.sick())))
-        plan = NodePlan() if trouble else self.plan()
+        plan = NodePlan() if trouble else self.node.plan()
         if not plan.settled:
-            await self.settings.observe(users=True, slices=False)
-            plan = self.plan()
-        self.reconciler.published(plan)
+            await self.node.settings.observe(users=True, slices=False)
+            plan = self.node.plan()
+        self.node.reconciler.published(plan)
         now = UpkeepInput(
             node=live,
             version=self.options.version,
@@ -194,15 +167,15 @@ class SlurmUpkeep(Struct):
             )
         if live is not None and live.drained and what_is_due(now):
             jobs = await asyncio.to_thread(self.control.jobs, self.options.node)
-            found = await self.hardware.hardware.processes()
+            found = await self.node.hardware.hardware.processes()
             now = replace(now, jobs=jobs, processes=of_jobs(found.rows))
-        if self._unwritten and self.clock() >= self._unwritten_s:
+        if self._unwritten and self.node.clock() >= self._unwritten_s:
             self._unwritten = ""
         unwritten = self._unwritten or self.files.by_others
         return replace(
             now,
             unwritten=unwritten,
-            asked=self._asked if self.clock() < self._asked_until_s else None,
+            asked=self._asked if self.node.clock() < self._asked_until_s else None,
             refused=self._refused,
             reconfigured=self.files.state.reconfigured,
         ), wanted
@@ -223,9 +196,9 @@ class SlurmUpkeep(Struct):
 
     def _wanted(self) -> WantedFiles:
         """What the files have to say. Raises InputError, Unsatisfiable."""
-        if self.policies.desired is None:
+        if self.node.policies.desired is None:
             raise InputError("no policy is in force")
-        return wanted_of(self.policies.desired, self.options)
+        return wanted_of(self.node.policies.desired, self.options)
 
     def _undescribed(self, now: UpkeepInput, node: KnownNode, why: str) -> UpkeepInput:
         """The node cannot be described to Slurm: it stays as it is, as long as all that jobs are given is
@@ -246,9 +219,8 @@ class SlurmUpkeep(Struct):
             case DrainNode(reason=reason):
                 await asyncio.to_thread(self.control.drain, name, reason)
             case MakeLayout():
-                assert self.reconciler is not None
                 self._moves_within(self.options.pace.step_s)
-                await self.reconciler.step()
+                await self.node.reconciler.step()
             case WriteFiles() if wanted is not None:
                 await self._write(wanted)
             case LoadFiles():
@@ -266,7 +238,7 @@ class SlurmUpkeep(Struct):
             if self.options.writes is Writes.SHARED and not self.files.state.loaded:
                 await asyncio.sleep(random.uniform(0, self.options.pace.spread_s))  # noqa: S311 - no secret
         except PartageError as error:
-            self._unwritten, self._unwritten_s = str(error), self.clock() + self.options.pace.retry_s
+            self._unwritten, self._unwritten_s = str(error), self.node.clock() + self.options.pace.retry_s
             log.warning("files cannot be written", extra={"reason": str(error)})
 
     async def _load(self, move: LoadFiles) -> None:
@@ -287,7 +259,7 @@ class SlurmUpkeep(Struct):
     def _note_request(self, move: LoadFiles) -> None:
         """The next request of the same kind waits twice as long as this one."""
         pause_s = self.options.pace.asked_s * 2.0 ** min(self._requests, _DOUBLED)
-        self._asked, self._asked_until_s = move, self.clock() + pause_s
+        self._asked, self._asked_until_s = move, self.node.clock() + pause_s
         self._requests += 1
 
     def _forget_requests(self) -> None:
@@ -318,8 +290,7 @@ class SlurmUpkeep(Struct):
         else:
             self._pause_s = pace.busy_s if isinstance(self.move, Rest) else min(0.2, pace.busy_s)
         self._moves_within(self._pause_s + pace.turn_s)
-        await wait_at_most(self.asked, self._pause_s)
-        self.asked.clear()
+        await self.node.requests.wait(self._pause_s)
 
 
 _NAMES = {
