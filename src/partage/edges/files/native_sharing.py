@@ -219,7 +219,11 @@ def _layout(field: Field) -> DesiredMig:
     if items is not None and not items:
         field.error("is empty", "for a GPU that is not shared write exclusive: {}")
     return DesiredMig(
-        tuple(one for item in items or () if (one := item.parsed(LayoutItem.parse, "3g.40gb")) is not None)
+        tuple(
+            layout_item
+            for item in items or ()
+            if (layout_item := item.parsed(LayoutItem.parse, "3g.40gb")) is not None
+        )
     )
 
 

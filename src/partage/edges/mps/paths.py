@@ -115,7 +115,7 @@ class DriverFiles(Frozen):
 
     @property
     def places(self) -> tuple[Path, Path]:
-        """Where the driver is here, and where on the node."""
+        """The driver's root here, and on the node."""
         return self.root, self.on_node or self.root
 
     def files_of(self, name: str) -> list[Path]:

@@ -52,7 +52,7 @@ def settings_steps(
     end: list[Step] = []
     make: list[Step] = []
     wanted = {spec.device: spec for spec in want.daemons}
-    running = {one.device: one for one in daemons}
+    running = {daemon_state.device: daemon_state for daemon_state in daemons}
     for device, daemon in running.items():
         silent = daemon.phase is DaemonPhase.SILENT  # ended when nobody can be its client, and started again
         if silent or device not in wanted or not _is_as_wanted(daemon, wanted[device]):
@@ -131,7 +131,7 @@ def clients_in_the_way(steps: Iterable[Step], daemons: Iterable[DaemonState]) ->
 
 def unusable_devices(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[DeviceUuid, str]:
     """Devices whose daemon takes no clients now, and why."""
-    running = {one.device: one for one in daemons}
+    running = {daemon_state.device: daemon_state for daemon_state in daemons}
     reasons = {}
     for spec in want.daemons:
         daemon = running.get(spec.device)
