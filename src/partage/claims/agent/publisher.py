@@ -10,15 +10,15 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from partage.claims.decide.slice_writes import SliceWrites, dropped, slice_writes, without
+from partage.claims.decide.slice_writes import SliceWrites, dropped, slice_writes, still_dropped, without
 from partage.claims.model.names import DRIVER
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import SliceSpec, slice_of_json
 from partage.codec.values import CodecError
 from partage.edges.kube.backoff import Backoff
-from partage.edges.kube.resources import NodeOwner, ResourceApi, SliceObject
+from partage.edges.kube.resources import ResourceApi, SliceObject
 from partage.edges.kube.watch import CollectionState
-from partage.errors import ClusterError, Conflict, InputError
+from partage.errors import Absent, ClusterError, Conflict, InputError
 
 log = logging.getLogger(__name__)
 
@@ -36,11 +36,11 @@ class Publisher:
     def __init__(self, api: ResourceApi, node: str, ask: Callable[[], None]) -> None:
         """ask: for a turn: ``server`` or ``trouble`` is another one."""
         self._api, self._node, self._ask = api, node, ask
-        self._wanted: tuple[SliceSpec, ...] = ()
+        self._wanted: tuple[SliceSpec, ...] | None = None
         self._news = asyncio.Event()
-        self._owner: NodeOwner | None = None
         self._gates: Mapping[str, str] = {}
         self._seen: Mapping[str, SliceObject] = {}
+        self._interrupted = False
         self._backoff = Backoff()
         self.server: ServerVersion | None = None
         self.trouble = ""
@@ -50,12 +50,13 @@ class Publisher:
         """These and no others, from now on."""
         wanted = tuple(slices)
         if wanted != self._wanted:
-            self._wanted, self._gates = wanted, {}
+            self._wanted, self._gates = wanted, still_dropped(self._gates, wanted)
             self._news.set()
 
     async def run(self) -> None:
         """Write whenever something is new. Never returns."""
-        await self._learn_of_server()
+        while self.server is None:
+            await self._tried(self._learn_of_server)
         async with asyncio.TaskGroup() as group:
             group.create_task(self._api.watch_slices(self._node, DRIVER, self._changed))
             while True:
@@ -65,16 +66,12 @@ class Publisher:
                 await self._tried(self._write)
 
     async def _learn_of_server(self) -> None:
-        while self.server is None or self._owner is None:
-            await self._tried(self._ask_server)
-
-    async def _ask_server(self) -> None:
         version = await self._api.server_version()
-        self._owner = await self._api.node(self._node)
         try:
             self.server = ServerVersion.parse(version)
         except ValueError as error:
             raise ClusterError(str(error)) from error
+        self._interrupted, self._gates = False, {}
         self._say(self.server.too_old)
         self._ask()
 
@@ -92,14 +89,20 @@ class Publisher:
             self._backoff.reset()
 
     def _changed(self, state: CollectionState[SliceObject]) -> None:
-        """The watch only says that something is new: what there is, is listed before it is written."""
+        """The watch only says that something is new: what there is, is listed before it is written. A server
+        that was away may come back as a newer one, or with other feature gates."""
+        if state.trouble and not self._interrupted:
+            self._interrupted = True
+            self._news.set()
         if state.objects != self._seen:
             self._seen = state.objects
             self._news.set()
 
     async def _write(self) -> None:
         """Raises Unreachable, Conflict, Rejected."""
-        if not self._wanted or (self.server is not None and self.server.too_old):
+        if self._interrupted:
+            await self._learn_of_server()
+        if self._wanted is None or (self.server is not None and self.server.too_old):
             return
         objects = {one.name: one for one in await self._api.slices(self._node, DRIVER)}
         wanted = without(self._wanted, self._gates)
@@ -111,15 +114,18 @@ class Publisher:
         self._say(_gate_trouble(self._gates))
 
     async def _carry_out(self, writes: SliceWrites, objects: Mapping[str, SliceObject]) -> None:
-        assert self._owner is not None
+        owner = await self._api.node(self._node)  # of now: a Node that is made again has another UID
         answers: list[tuple[SliceSpec, SliceObject]] = []
-        for name in writes.deletes:
-            await self._api.delete_slice(objects[name])
-        for name, spec in writes.replaces.items():
-            answers.append((spec, await self._api.replace_slice(objects[name], self._owner, spec.to_json())))
+        try:
+            for name in writes.deletes:
+                await self._api.delete_slice(objects[name])
+            for name, spec in writes.replaces.items():
+                answers.append((spec, await self._api.replace_slice(objects[name], owner, spec.to_json())))
+        except Absent as error:  # somebody has deleted it just now
+            raise Conflict(error.problems) from error
         for number, spec in writes.creates.items():
             prefix = f"{number:05d}-{DRIVER}-{self._node}-"
-            answers.append((spec, await self._api.create_slice(prefix, self._owner, spec.to_json())))
+            answers.append((spec, await self._api.create_slice(prefix, owner, spec.to_json())))
         log.info(
             "resource slices are written",
             extra={

@@ -13,10 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.claims.model.slices import SliceSpec
+from partage.claims.model.slices import SliceDevice, SliceSpec
 from partage.values import Frozen
 
 _INDEX = re.compile(r"(\d{5})-", re.ASCII)
+_TAINTS, _CAPACITY = "DRADeviceTaints", "DRAConsumableCapacity"
 
 
 class SliceWrites(Frozen):
@@ -82,8 +83,20 @@ def dropped(sent: SliceSpec, kept: SliceSpec | None) -> Mapping[str, str]:
         if now == device:
             continue
         taints_only = now is not None and replace(now, taints=device.taints) == device
-        found[device.name] = "DRADeviceTaints" if taints_only else "DRAConsumableCapacity"
+        found[device.name] = _TAINTS if taints_only else _CAPACITY
     return found
+
+
+def still_dropped(gates: Mapping[str, str], wanted: Iterable[SliceSpec]) -> Mapping[str, str]:
+    """Those of ``gates`` (see ``dropped``) that a device of wanted needs still. Without them it would be sent
+    again, and be there for a moment as an exclusive device, or as one without a taint.
+    """
+    devices = {device.name: device for spec in wanted for device in spec.devices}
+    return {name: gate for name, gate in gates.items() if name in devices and _needs(devices[name], gate)}
+
+
+def _needs(device: SliceDevice, gate: str) -> bool:
+    return bool(device.taints) if gate == _TAINTS else device.allow_multiple_allocations is True
 
 
 def without(wanted: Iterable[SliceSpec], devices: Mapping[str, object]) -> tuple[SliceSpec, ...]:
