@@ -143,14 +143,17 @@ class DraServer:
             await self._stop()
             self._say(
                 registered=False,
-                trouble=f"cannot serve {error.filename or self._paths.service}: {error.strerror or error}",
+                trouble=f"cannot serve {error.filename}: {error.strerror}",
             )
 
     async def _serve(self, path: Path, services: list[Any]) -> None:
         logging.getLogger("grpclib.server").setLevel(logging.WARNING)
         server = ClosingServer(services)
-        _remove(path)
-        await server.start(path=str(path))
+        try:
+            _remove(path)
+            await server.start(path=str(path))
+        except OSError as error:
+            raise OSError(error.errno, error.strerror, str(path)) from error  # asyncio does not say which
         self._servers.append(_Served(path, socket_identity(path), server))
 
     async def _stop(self) -> None:
@@ -168,9 +171,12 @@ class DraServer:
                 continue
             try:
                 info = await plugin_info(path)
-            except Unreachable:
-                if path.name.startswith(f"{self._sockets.driver}-"):
-                    _remove(path)
+            except Unreachable as error:
+                if not path.name.startswith(f"{self._sockets.driver}-"):
+                    continue
+                if not isinstance(error.__cause__, ConnectionRefusedError):  # somebody listens
+                    return f"another driver may be registered as {self._sockets.driver}: {error}"
+                _remove(path)
                 continue
             except ClusterError:
                 continue
