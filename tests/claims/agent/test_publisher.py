@@ -1,232 +1,294 @@
-"""The slices of a node are kept as they are wanted, whoever changes them."""
+"""The publisher against an API server that keeps objects."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from partage.claims.agent.publisher import Publisher
-from partage.claims.model.names import DRIVER
-from partage.claims.model.slices import Pool, SliceDevice, SliceSpec
-from partage.edges.kube.backoff import Backoff
+from partage.claims.model.server import ServerVersion
+from partage.claims.model.slices import (
+    Capacity,
+    DeviceTaint,
+    Pool,
+    RequestPolicy,
+    SliceDevice,
+    SliceSpec,
+)
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.resources import ResourceApi
-from tests.edges.kube.scripted import Answer, Request, status
+from tests.edges.kube.scripted import Answer, Request, quick, status
 from tests.edges.kube.store import NODES, SLICES, ObjectStore, object_store
 from tests.kubelet_script import until
 
-SHARED = SliceDevice("gpu-1", allow_multiple_allocations=True)
+PLAIN, OTHER = SliceDevice("plain"), SliceDevice("other")
+SHARED = SliceDevice(
+    "shared",
+    capacity={"memory": Capacity("80Gi", RequestPolicy("0", valid_values=("0",)))},
+    allow_multiple_allocations=True,
+)
+ILL = SliceDevice("ill", taints=(DeviceTaint("gpu.partage.dev/unhealthy", "NoSchedule", "79"),))
 
 
-def specs(*parts: tuple[SliceDevice, ...]) -> tuple[SliceSpec, ...]:
-    return tuple(SliceSpec(DRIVER, "n1", Pool("n1-partage", 0, len(parts)), part) for part in parts)
+def slices(*parts: tuple[SliceDevice, ...]) -> tuple[SliceSpec, ...]:
+    pool = Pool("n1-partage", 0, len(parts))
+    return tuple(SliceSpec("gpu.partage.dev", "n1", pool, part) for part in parts)
 
 
 @dataclass
-class Place:
-    """A publisher, and the API server to which it writes."""
-
+class Published:
     store: ObjectStore
     publisher: Publisher
+    requests: list[Request] = field(default_factory=list)
+    asked: list[None] = field(default_factory=list)
 
     @property
-    def slices(self) -> dict[str, Any]:
-        return self.store.objects.get(SLICES, {})
+    def specs(self) -> list[Any]:
+        return [found["spec"] for _, found in sorted(self.store.objects.get(SLICES, {}).items())]
 
     @property
     def devices(self) -> list[list[str]]:
-        """Their names, slice by slice."""
-        made = [self.slices[name]["spec"] for name in sorted(self.slices)]
-        return [[device["name"] for device in one.get("devices", [])] for one in made]
+        return [[one["name"] for one in spec.get("devices", [])] for spec in self.specs]
 
-    @property
-    def writes(self) -> list[tuple[str, str]]:
-        """(kind, number of the slice), oldest first."""
-        return [(kind, one["metadata"]["name"][:5]) for at, kind, one in self.store.log if at == SLICES]
+    def writes(self) -> int:
+        return sum(one.method != "GET" for one in self.requests)
 
     async def settled(self, *devices: list[str]) -> None:
-        """These are there, and nobody is to write anything more."""
+        """These are there, and the publisher knows it."""
         await until(
-            lambda: self.devices == [*devices] and self.publisher.current == len(devices), what="the slices"
+            lambda: self.devices == [*devices] and self.publisher.current == len(devices),
+            what=f"{devices}, not {self.devices}; {self.publisher.trouble}",
         )
 
 
 @asynccontextmanager
-async def publishing(*wanted: SliceSpec, version: str = "v1.37.2") -> AsyncIterator[Place]:
+async def published(version: str = "v1.37.2") -> AsyncIterator[Published]:
     async with object_store() as store:
-        store.version = version
         store.node("n1")
-        connection = Connection(store.server.config(), lambda: Backoff(0.01, 0.02))
-        publisher = Publisher(ResourceApi(connection), "n1", lambda: None)
-        publisher._backoff = Backoff(0.01, 0.02)
-        publisher.want(wanted)
-        task = asyncio.create_task(publisher.run())
+        store.version = version
+        asked: list[None] = []
+        api = ResourceApi(Connection(store.server.config(), quick))
+        node = Published(store, Publisher(api, "n1", lambda: asked.append(None)), asked=asked)
+
+        def note(request: Request) -> Answer | None:
+            node.requests.append(request)
+            return None
+
+        store.refuse = note
+        task = asyncio.create_task(node.publisher.run())
         try:
-            yield Place(store, publisher)
+            yield node
         finally:
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
 
 
-def by_hand(name: str, node: str = "n1", driver: str = DRIVER) -> Any:
+def foreign(driver: str, node: str) -> dict[str, Any]:
     spec = {
         "driver": driver,
         "nodeName": node,
-        "pool": {"name": "p", "generation": 4, "resourceSliceCount": 1},
+        "pool": {"name": node, "generation": 1, "resourceSliceCount": 1},
     }
-    return {"metadata": {"name": name}, "spec": spec}
+    return {"metadata": {"name": f"00000-{driver}-{node}-x"}, "spec": spec}
 
 
-async def test_slices_have_a_number_an_owner_and_a_count() -> None:
-    async with publishing(*specs((SHARED,), (SliceDevice("gpu-2"),))) as place:
-        await place.settled(["gpu-1"], ["gpu-2"])
-        assert [
-            name.startswith(f"0000{at}-{DRIVER}-n1-") for at, name in enumerate(sorted(place.slices))
-        ] == [
-            True,
-            True,
-        ]
-        for made in place.slices.values():
-            assert made["spec"]["pool"] == {"name": "n1-partage", "generation": 1, "resourceSliceCount": 2}
-            assert made["metadata"]["ownerReferences"] == [
-                {"apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "uid-n1", "controller": True}
-            ]
-        assert place.writes == [("ADDED", "00000"), ("ADDED", "00001")]
-        assert place.publisher.trouble == ""
+async def test_it_tells_the_version_and_writes_nothing_before_it_is_told_what() -> None:
+    async with published() as node:
+        node.store.put(SLICES, foreign("gpu.partage.dev", "n1"))
+        await until(lambda: node.asked)
+        assert node.publisher.server == ServerVersion(1, 37, 2)
+        await until(lambda: any(one.watches for one in node.requests))
+        assert node.writes() == 0
+
+
+async def test_slices_of_other_nodes_and_drivers_stay() -> None:
+    async with published() as node:
+        for driver, name in (("gpu.partage.dev", "n2"), ("gpu.nvidia.com", "n1")):
+            node.store.put(SLICES, foreign(driver, name))
+        node.publisher.want(slices((PLAIN,)))
+        await until(lambda: node.publisher.current == 1)
+        assert len(node.specs) == 3
+
+
+async def test_equal_wishes_ask_nothing_of_the_server() -> None:
+    async with published() as node:
+        node.publisher.want(slices((PLAIN,), (OTHER,)))
+        await node.settled(["plain"], ["other"])
+        assert [one["pool"]["generation"] for one in node.specs] == [1, 1]
+        assert node.publisher.trouble == ""
+        requests = len(node.requests)
+        for _ in range(1000):
+            node.publisher.want(slices((PLAIN,), (OTHER,)))
+        node.publisher.want(slices((PLAIN,), (SHARED,)))  # the next that is new comes alone
+        await node.settled(["plain"], ["shared"])
+        assert node.writes() == 3
+        assert len(node.requests) - requests < 20
 
 
 async def test_what_is_obsolete_goes_first_and_what_is_new_comes_last() -> None:
-    async with publishing(*specs((SHARED,))) as place:
-        await place.settled(["gpu-1"])
-        place.publisher.want(specs((SliceDevice("gpu-3"),), ()))
-        await place.settled(["gpu-3"], [])
-        assert place.writes == [("ADDED", "00000"), ("MODIFIED", "00000"), ("ADDED", "00001")]
-        place.publisher.want(specs(()))
-        await place.settled([])
-        assert place.writes[3:] == [("DELETED", "00001"), ("MODIFIED", "00000")]
-        assert [made["spec"]["pool"]["generation"] for made in place.slices.values()] == [3]
+    """Between two writes the pool is not complete; client-go's helper for drivers has this order."""
+    async with published() as node:
+        node.publisher.want(slices((PLAIN,)))
+        await node.settled(["plain"])
+        first = [*node.store.objects[SLICES]]
+        node.publisher.want(slices((OTHER,), ()))
+        await node.settled(["other"], [])
+        node.publisher.want(slices(()))
+        await node.settled([])
+        writes = [(kind, found["metadata"]["name"]) for at, kind, found in node.store.log if at == SLICES]
+        new = writes[2][1]
+        assert writes == [
+            ("ADDED", *first),
+            ("MODIFIED", *first),
+            ("ADDED", new),
+            ("DELETED", new),
+            ("MODIFIED", *first),
+        ]
+        assert new.startswith("00001-gpu.partage.dev-n1-")
+        assert [one["pool"]["generation"] for one in node.specs] == [3]
 
 
-async def test_one_changed_slice_stays_in_its_generation() -> None:
-    async with publishing(*specs((SHARED,), ())) as place:
-        await place.settled(["gpu-1"], [])
-        place.publisher.want(specs((SHARED, SliceDevice("gpu-2")), ()))
-        await place.settled(["gpu-1", "gpu-2"], [])
-        assert place.writes[2:] == [("MODIFIED", "00000")]
-        assert {made["spec"]["pool"]["generation"] for made in place.slices.values()} == {1}
+async def test_a_node_made_anew_is_the_owner() -> None:
+    async with published() as node:
+        node.publisher.want(slices((PLAIN,)))
+        await node.settled(["plain"])
+        node.store.put(NODES, {"metadata": {"name": "n1", "uid": "second"}, "spec": {}, "status": {}})
+        for name in [*node.store.objects[SLICES]]:
+            node.store.remove(SLICES, name)  # as the garbage collector
+        await node.settled(["plain"])
+        ((found),) = node.store.objects[SLICES].values()
+        (owner,) = found["metadata"]["ownerReferences"]
+        assert owner == {
+            "apiVersion": "v1", "kind": "Node", "name": "n1", "uid": "second", "controller": True,
+        }  # fmt: skip
 
 
-async def test_foreign_slices_of_this_driver_on_this_node_go_and_no_others() -> None:
-    async with publishing(*specs((SHARED,))) as place:
-        await place.settled(["gpu-1"])
-        place.store.put(SLICES, by_hand("others-node", node="n2"), "ADDED")
-        place.store.put(SLICES, by_hand("others-driver", driver="gpu.nvidia.com"), "ADDED")
-        place.store.put(SLICES, by_hand("00000-by-hand"), "ADDED")
-        place.store.put(SLICES, by_hand("by-hand"), "ADDED")
-        await until(lambda: len(place.slices) == 3, what="three slices")
-        assert {"others-node", "others-driver"} < place.slices.keys()
-
-
-async def test_a_node_that_is_made_again_owns_its_new_slices() -> None:
-    """The garbage collector takes the slices of the Node of before; those with its UID would go, too."""
-    async with publishing(*specs((SHARED,))) as place:
-        await place.settled(["gpu-1"])
-        node = place.store.objects[NODES]["n1"]
-        place.store.remove(NODES, "n1")
-        place.store.put(NODES, {**node, "metadata": {"name": "n1", "uid": "uid-again"}}, "ADDED")
-        (old,) = place.slices
-        place.store.remove(SLICES, old)
-        await place.settled(["gpu-1"])
-        (made,) = place.slices.values()
-        assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-again"
-
-
-async def test_a_slice_that_somebody_deletes_meanwhile_is_no_trouble() -> None:
-    async with publishing(*specs((SHARED,), ())) as place:
-        await place.settled(["gpu-1"], [])
-        told: list[str] = []
-        place.publisher._ask = lambda: told.append(place.publisher.trouble)
-
-        def deletes_first(request: Request) -> Answer | None:
-            name = request.path.rpartition("/")[2]
-            if request.method in ("DELETE", "PUT") and name in place.slices:
-                place.store.remove(SLICES, name)
-            return None
-
-        place.store.refuse = deletes_first
-        place.publisher.want(specs((SliceDevice("gpu-3"),)))
-        await place.settled(["gpu-3"])
-        assert told == []
-
-
-def without_gate(found: Any) -> None:
+def drops_sharing(found: Any) -> None:
     for device in found["spec"].get("devices", []):
         device.pop("allowMultipleAllocations", None)
+        for capacity in device.get("capacity", {}).values():
+            capacity.pop("requestPolicy", None)
 
 
-async def test_what_the_server_drops_a_field_of_is_withdrawn_once() -> None:
-    """Sent again at every change, it would each time be a device for one claim alone, for a moment."""
-    async with publishing() as place:
-        place.store.drops = without_gate
-        place.publisher.want(specs((SHARED, SliceDevice("gpu-2"))))
-        await place.settled(["gpu-2"])
-        assert "turn the feature gate DRAConsumableCapacity on" in place.publisher.trouble
-        before = len(place.store.log)
-        place.publisher.want(specs((SHARED, SliceDevice("gpu-2"), SliceDevice("gpu-3"))))
-        await place.settled(["gpu-2", "gpu-3"])
-        sent = [one["spec"]["devices"] for at, _, one in place.store.log[before:] if at == SLICES]
-        assert [[device["name"] for device in devices] for devices in sent] == [["gpu-2", "gpu-3"]]
+def drops_taints(found: Any) -> None:
+    for device in found["spec"].get("devices", []):
+        device.pop("taints", None)
 
 
-async def test_a_server_that_comes_back_is_asked_anew() -> None:
-    """With another version and the gate turned on."""
-    async with publishing(*specs((SHARED,)), version="v1.36.4") as place:
-        await place.settled(["gpu-1"])
-        place.store.drops = without_gate
-        (name,) = place.slices
-        place.store.remove(SLICES, name)
-        await until(lambda: place.publisher.trouble, what="the gate")
-        assert place.devices == [[]]
-        place.store.drops, place.store.version = lambda found: None, "v1.37.2"
-        refused = asyncio.Event()
+@pytest.mark.parametrize(
+    ("drops", "gate", "left"),
+    [
+        (drops_sharing, "DRAConsumableCapacity", ["plain", "ill"]),
+        (drops_taints, "DRADeviceTaints", ["plain", "shared"]),
+    ],
+)
+async def test_a_device_of_which_something_is_dropped_goes_and_the_gate_is_named(
+    drops: Callable[[Any], None], gate: str, left: list[str]
+) -> None:
+    async with published() as node:
+        node.store.drops = drops
+        node.publisher.want(slices((PLAIN, SHARED, ILL)))
+        await node.settled(left)
+        assert gate in node.publisher.trouble
+        before = node.writes()
+        node.publisher.want(slices((PLAIN, OTHER, SHARED, ILL)))
+        await node.settled([left[0], "other", *left[1:]])
+        assert node.writes() - before == 1, "what the server drops is not sent again at each change"
 
-        def away(request: Request) -> Answer | None:
-            if request.path == SLICES:
-                refused.set()
-                return status(503, "ServiceUnavailable", "away")
+
+async def test_a_device_is_back_when_it_needs_the_gate_no_more() -> None:
+    async with published() as node:
+        node.store.drops = drops_taints
+        node.publisher.want(slices((PLAIN, ILL)))
+        await node.settled(["plain"])
+        node.publisher.want(slices((PLAIN, replace(ILL, taints=()))))
+        await node.settled(["plain", "ill"])
+        assert node.publisher.trouble == ""
+
+
+async def test_a_gate_that_is_turned_on_is_seen_when_the_server_is_there_again() -> None:
+    async with published() as node:
+        node.store.drops = drops_sharing
+        node.publisher.want(slices((PLAIN, SHARED)))
+        await node.settled(["plain"])
+        await until(lambda: node.store._watches)
+        node.store.drops = lambda found: None
+        node.store._watches[-1].stream.drop()
+        await node.settled(["plain", "shared"])
+        assert node.publisher.trouble == ""
+
+
+async def test_a_server_that_is_too_old_gets_none_until_it_is_a_newer_one() -> None:
+    async with published("v1.36.3") as node:
+        node.store.put(SLICES, foreign("gpu.partage.dev", "n1"))
+        node.publisher.want(slices((PLAIN,)))
+        await until(lambda: "1.36.4 or newer" in node.publisher.trouble and node.specs == [])
+        await until(lambda: node.store._watches)
+        node.store.version = "v1.36.4"
+        node.store._watches[-1].stream.drop()
+        await node.settled(["plain"])
+        assert node.publisher.server == ServerVersion(1, 36, 4)
+        assert node.publisher.trouble == ""
+
+
+async def test_an_answer_that_no_gate_explains_is_said() -> None:
+    async with published() as node:
+
+        def renames(found: Any) -> None:
+            for device in found["spec"].get("devices", []):
+                device["name"] = "renamed"
+
+        node.store.drops = renames
+        node.publisher.want(slices((SHARED,)))
+        await until(lambda: "otherwise than it was sent" in node.publisher.trouble)
+        assert node.publisher.current == 0
+        node.store.drops = lambda found: None
+        await node.settled(["shared"])
+        assert node.publisher.trouble == ""
+
+
+async def test_a_refusal_is_said_and_tried_again() -> None:
+    async with published() as node:
+
+        def refuse(request: Request) -> Answer | None:
+            if request.method == "POST":
+                return status(403, "Forbidden", "an agent writes slices of its own node only")
             return None
 
-        place.store.refuse = away
-        for watch in place.store._watches:
-            watch.stream.drop()
-        await refused.wait()
-        place.store.refuse = lambda request: None
-        await place.settled(["gpu-1"])
-        assert str(place.publisher.server) == "1.37.2"
-        assert place.publisher.trouble == ""
+        node.store.refuse = refuse
+        node.publisher.want(slices((PLAIN,)))
+        await until(lambda: "own node only" in node.publisher.trouble)
+        node.store.refuse = lambda request: None
+        await node.settled(["plain"])
+        assert node.publisher.trouble == ""
 
 
-async def test_an_old_server_gets_no_slices_and_it_is_said() -> None:
-    async with publishing(*specs((SHARED,)), version="v1.36.3") as place:
-        await until(lambda: place.publisher.trouble, what="a reason")
-        assert "Kubernetes 1.36.3 gets no ResourceSlices" in place.publisher.trouble
-        assert place.slices == {}
+async def test_a_slice_that_somebody_deletes_or_changes_meanwhile_is_listed_again() -> None:
+    """Between the list and the write: once gone, once another version."""
+    async with published() as node:
+        node.publisher.want(slices((PLAIN,)))
+        await node.settled(["plain"])
+        meanwhile = [
+            lambda name: node.store.remove(SLICES, name),
+            lambda name: node.store.put(SLICES, node.store.objects[SLICES][name]),
+        ]
+        for device, happens in zip((OTHER, SHARED), meanwhile, strict=True):
+            left = [happens]
 
+            def once(request: Request, left: list[Any] = left) -> Answer | None:
+                if request.method == "PUT" and left:
+                    left.pop()(request.path.rpartition("/")[2])
+                return None
 
-@pytest.mark.parametrize("code", [403, 500])
-async def test_a_refusal_is_said_and_tried_again(code: int) -> None:
-    async with publishing() as place:
-        place.store.refuse = lambda request: (
-            status(code, "No", "not now") if request.method == "POST" and request.path == SLICES else None
-        )
-        place.publisher.want(specs((SHARED,)))
-        await until(lambda: "not now" in place.publisher.trouble, what="the refusal")
-        place.store.refuse = lambda request: None
-        await place.settled(["gpu-1"])
-        assert place.publisher.trouble == ""
+            node.store.refuse = once
+            node.publisher.want(slices((device,)))
+            await node.settled([device.name])
+            assert left == []
+            assert node.publisher.trouble == ""

@@ -1,115 +1,161 @@
-"""From the slices that are there to those that are wanted."""
+"""Writing slices, by hand and against a small model of the API server that applies what is said."""
 
 from __future__ import annotations
-
-from collections.abc import Mapping
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.claims.decide.slice_writes import dropped, slice_writes, still_dropped, without
-from partage.claims.model.names import DRIVER
-from partage.claims.model.slices import DeviceTaint, Pool, SliceDevice, SliceSpec
-
-Slices = dict[str, SliceSpec | None]
-TAINT = DeviceTaint("gpu.partage.dev/unhealthy", "NoSchedule", "79")
-SHARED = SliceDevice("gpu-1", allow_multiple_allocations=True)
-ILL = SliceDevice("gpu-2", taints=(TAINT,))
-
-
-def spec(*devices: SliceDevice, generation: int = 0, count: int = 1) -> SliceSpec:
-    return SliceSpec(DRIVER, "n1", Pool("n1-partage", generation, count), devices)
-
-
-def named(*names: str) -> tuple[SliceDevice, ...]:
-    return tuple(map(SliceDevice, names))
-
-
-contents = st.lists(st.sampled_from("abc"), max_size=3).map(lambda names: spec(*named(*names)))
-wanted_slices = st.lists(contents, min_size=1, max_size=4).map(tuple)
-numbered_names = st.builds(
-    lambda number, end: f"{number:05d}-{end}", st.integers(0, 6), st.sampled_from("xyz")
+from partage.claims.decide.slice_writes import (
+    CONSUMABLE_CAPACITY,
+    DEVICE_TAINTS,
+    SliceWrites,
+    gates_needed,
+    gates_off,
+    slice_writes,
+    without,
 )
-foreign = st.builds(
-    lambda made, generation, count: replace(made, pool=Pool("n1-partage", generation, count)),
-    contents,
-    st.integers(0, 9),
+from partage.claims.model.slices import (
+    Capacity,
+    DeviceTaint,
+    Pool,
+    RequestPolicy,
+    SliceDevice,
+    SliceSpec,
+    slice_of_json,
+)
+
+PLAIN = SliceDevice("plain")
+SHARED = SliceDevice(
+    "shared",
+    capacity={"memory": Capacity("80Gi", RequestPolicy("0", valid_values=("0",)))},
+    allow_multiple_allocations=True,
+)
+ILL = SliceDevice("ill", taints=(DeviceTaint("gpu.partage.dev/unhealthy", "NoSchedule", "79"),))
+
+
+def spec(*devices: SliceDevice, generation: int = 0, count: int = 1, pool: str = "n1-partage") -> SliceSpec:
+    return SliceSpec("gpu.partage.dev", "n1", Pool(pool, generation, count), devices)
+
+
+def name(number: int, end: str = "aaaaa") -> str:
+    return f"{number:05d}-gpu.partage.dev-n1-{end}"
+
+
+def applied(writes: SliceWrites, there: dict[str, SliceSpec | None]) -> dict[str, SliceSpec | None]:
+    """What is there afterwards. What the API server refuses fails."""
+    after = dict(there)
+    for gone in writes.deletes:
+        del after[gone]
+    for changed, new in writes.replaces.items():
+        before = after[changed]
+        assert before is not None
+        assert (new.driver, new.node_name, new.pool.name) == (
+            before.driver,
+            before.node_name,
+            before.pool.name,
+        ), "immutable"
+        after[changed] = new
+    for number, new in writes.creates.items():
+        assert name(number, "zzzzz") not in after
+        after[name(number, "zzzzz")] = new
+    return after
+
+
+DEVICES = st.lists(st.sampled_from([PLAIN, SHARED, ILL]), max_size=3, unique_by=lambda one: one.name)
+WANTED = st.lists(DEVICES, max_size=4).map(lambda parts: [spec(*part, count=len(parts)) for part in parts])
+NAMES = st.one_of(
+    st.builds(name, st.integers(0, 5), st.sampled_from(["aaaaa", "bbbbb"])),
+    st.sampled_from(["by-hand", "1-short", "99999-gpu.partage.dev-n1-aaaaa", ""]),
+)
+SPECS = st.builds(
+    lambda devices, generation, count, pool: spec(*devices, generation=generation, count=count, pool=pool),
+    DEVICES,
+    st.integers(0, 3),
     st.integers(1, 5),
-)
-slices_there = st.dictionaries(
-    numbered_names | st.sampled_from(["by-hand", "1-x"]), st.none() | foreign, max_size=6
+    st.sampled_from(["n1-partage", "n1-partage", "n1-partage", "n1"]),
 )
 
 
-def carried_out(wanted: tuple[SliceSpec, ...], there: Mapping[str, SliceSpec | None]) -> Slices:
-    """What is there after the writes."""
+@given(WANTED, st.dictionaries(NAMES, st.none() | SPECS, max_size=6))
+def test_what_is_there_afterwards_is_what_is_wanted(
+    wanted: list[SliceSpec], there: dict[str, SliceSpec | None]
+) -> None:
+    after = applied(slice_writes(wanted, there), there)
+    in_order = [one for _, one in sorted(after.items())]
+    generations = {one.pool.generation for one in in_order if one is not None}
+    assert len(generations) == min(1, len(wanted))
+    highest = max((one.pool.generation for one in there.values() if one is not None), default=0)
+    assert all(generation >= highest for generation in generations)
+    expected = [one.in_generation(generation) for one in wanted for generation in generations]
+    assert in_order == expected
+    assert not slice_writes(wanted, after)
+
+
+@given(WANTED.filter(lambda wanted: len(wanted) > 1), st.data())
+def test_one_that_changes_keeps_the_generation_and_two_raise_it(
+    wanted: list[SliceSpec], data: st.DataObject
+) -> None:
+    there: dict[str, SliceSpec | None] = {
+        name(number): one.in_generation(7) for number, one in enumerate(wanted)
+    }
+    new = SliceDevice("new")
+    changed = data.draw(st.sets(st.integers(0, len(wanted) - 1), min_size=1))
+    for number in changed:
+        wanted[number] = replace(wanted[number], devices=(new,))
     writes = slice_writes(wanted, there)
-    assert writes.deletes == tuple(sorted(set(writes.deletes)))
-    assert not set(writes.deletes) & set(writes.replaces)
-    found: Slices = {name: made for name, made in there.items() if name not in writes.deletes}
-    found |= writes.replaces
-    created = {f"{number:05d}-new": made for number, made in writes.creates.items()}
-    assert not created.keys() & found.keys()
-    return {**found, **created}
+    assert not writes.deletes
+    assert not writes.creates
+    if len(changed) == 1:
+        assert [one.pool.generation for one in writes.replaces.values()] == [7]
+    else:
+        assert [one.pool.generation for one in writes.replaces.values()] == [8] * len(wanted)
 
 
-@given(wanted_slices, slices_there)
-def test_after_the_writes_all_is_as_wanted_and_nothing_is_left_to_write(
-    wanted: tuple[SliceSpec, ...], there: Slices
-) -> None:
-    found = carried_out(wanted, there)
-    generations = {made.pool.generation for made in found.values() if made is not None}
-    assert len(generations) == 1
-    (generation,) = generations
-    expected = [replace(one, pool=Pool("n1-partage", generation, len(wanted))) for one in wanted]
-    assert [found[name] for name in sorted(found)] == expected
-    assert generation >= max((one.pool.generation for one in there.values() if one is not None), default=0)
-    assert not slice_writes(wanted, found)
-
-
-@given(wanted_slices, wanted_slices)
-def test_the_generation_rises_unless_one_slice_alone_changes(
-    before: tuple[SliceSpec, ...], wanted: tuple[SliceSpec, ...]
-) -> None:
-    """The scheduler reads a pool while it is written: what it takes for whole must never be a mixture."""
-    there = carried_out(before, {})
+def test_of_two_with_one_number_one_stays() -> None:
+    wanted = [spec(PLAIN)]
+    there = {name(0, "aaaaa"): spec(PLAIN, generation=1), name(0, "bbbbb"): spec(PLAIN, generation=1)}
     writes = slice_writes(wanted, there)
-    changes = sum(old != new for old, new in zip(before, wanted, strict=False))
-    rises = len(before) != len(wanted) or changes > 1
-    made = [*writes.replaces.values(), *writes.creates.values()]
-    assert {one.pool.generation for one in made} <= {2 if rises else 1}
-    assert len(writes.replaces) == (min(len(before), len(wanted)) if rises else changes)
+    assert writes.deletes == (name(0, "bbbbb"),)
+    assert writes.replaces == {name(0, "aaaaa"): spec(PLAIN, generation=2)}
 
 
-def test_of_two_slices_with_one_number_one_stays() -> None:
-    kept = spec(generation=1)
-    writes = slice_writes((spec(),), {"00000-a": kept, "00000-b": kept})
-    assert writes.deletes == ("00000-b",)
-    assert writes.replaces == {"00000-a": spec(generation=2)}
+def test_a_slice_of_another_pool_is_deleted_since_none_can_change_it() -> None:
+    writes = slice_writes([spec(PLAIN)], {name(0): spec(PLAIN, generation=4, pool="n1")})
+    assert writes == SliceWrites((name(0),), {}, {0: spec(PLAIN, generation=5)})
 
 
-@pytest.mark.parametrize(
-    ("sent", "kept", "gate"),
-    [
-        (SHARED, SliceDevice("gpu-1"), "DRAConsumableCapacity"),
-        (ILL, SliceDevice("gpu-2"), "DRADeviceTaints"),
-    ],
-)
-def test_a_device_of_which_something_is_dropped_is_withdrawn(
-    sent: SliceDevice, kept: SliceDevice, gate: str
-) -> None:
-    other = SliceDevice("gpu-3")
-    gates = dropped(spec(sent, other), spec(kept, other))
-    assert gates == {sent.name: gate}
-    assert without([spec(sent, other)], gates) == (spec(other),)
-    assert dropped(spec(sent, other), spec(sent, other)) == {}
+# --- servers without a feature -----------------------------------------------------------------
 
 
-def test_it_stays_away_as_long_as_it_needs_the_gate() -> None:
-    gates = {"gpu-1": "DRAConsumableCapacity", "gpu-2": "DRADeviceTaints", "gone": "DRADeviceTaints"}
-    both = {name: gate for name, gate in gates.items() if name != "gone"}
-    assert still_dropped(gates, [spec(SHARED, ILL)]) == both
-    assert still_dropped(gates, [spec(replace(SHARED, taints=(TAINT,)), ILL)]) == both
-    assert still_dropped(gates, [spec(SliceDevice("gpu-1"), SliceDevice("gpu-2"))]) == {}
+def test_what_a_server_without_a_gate_drops() -> None:
+    sent = spec(PLAIN, SHARED, ILL)
+    no_sharing = replace(SHARED, capacity={"memory": Capacity("80Gi")}, allow_multiple_allocations=None)
+    no_policy = replace(SHARED, capacity={"memory": Capacity("80Gi")})
+    healthy = replace(ILL, taints=())
+    assert gates_off(sent, spec(PLAIN, no_sharing, ILL)) == {CONSUMABLE_CAPACITY}
+    assert gates_off(sent, spec(PLAIN, no_policy, ILL)) == {CONSUMABLE_CAPACITY}
+    assert gates_off(sent, spec(PLAIN, SHARED, healthy)) == {DEVICE_TAINTS}
+    assert gates_off(sent, spec(PLAIN, no_sharing, healthy)) == {CONSUMABLE_CAPACITY, DEVICE_TAINTS}
+    assert gates_off(sent, sent) == frozenset()
+
+
+@pytest.mark.parametrize("kept", [None, spec(), spec(replace(PLAIN, name="other"))])
+def test_an_answer_of_another_kind_names_no_gate(kept: SliceSpec | None) -> None:
+    assert gates_off(spec(PLAIN, SHARED), kept) == frozenset()
+
+
+def test_devices_that_need_a_gate_that_is_off_are_left_out() -> None:
+    wanted = (spec(PLAIN, SHARED, ILL),)
+    assert gates_needed(PLAIN) == frozenset()
+    assert without(wanted, frozenset({CONSUMABLE_CAPACITY})) == (spec(PLAIN, ILL),)
+    assert without(wanted, frozenset({DEVICE_TAINTS})) == (spec(PLAIN, SHARED),)
+    assert without(wanted, frozenset()) == wanted
+
+
+def test_a_taint_comes_back_with_the_time_that_the_server_adds() -> None:
+    sent = spec(ILL)
+    returned = sent.to_json()
+    returned["devices"][0]["taints"][0]["timeAdded"] = "2026-11-24T22:00:00Z"
+    assert slice_of_json(returned) == sent
