@@ -96,6 +96,8 @@ def test_the_agent_has_no_privilege(path: Path) -> None:
     assert paths <= {
         "/var/lib/kubelet/device-plugins",
         "/var/lib/kubelet/pod-resources",
+        "/var/lib/kubelet/plugins/gpu.partage.dev",
+        "/var/lib/kubelet/plugins_registry",
         "/var/log/containers",
         "/run/partage",
         "/var/lib/partage",
@@ -140,11 +142,19 @@ ROLLOUT = {
     ("", "configmaps", "watch"),
 }
 VIEWER = {("", kind, verb) for kind in ("nodes", "pods") for verb in ("list", "watch")}
+_DRA = "resource.k8s.io"
+CLAIMS = {
+    *((_DRA, "resourceslices", verb) for verb in ("get", "list", "watch", "create", "update", "delete")),
+    (_DRA, "resourceclaims", "get"),
+    (_DRA, "resourceclaims", "list"),
+    (_DRA, "resourceclaims/status", "patch"),
+    (_DRA, "resourceclaims/driver", "associated-node:patch"),
+}
 DRAIN = {("", "pods", "list"), ("", "pods/eviction", "create")}
 
 
 @pytest.mark.parametrize(
-    ("path", "granted"), [(DEFAULT, LEAST), (ALL, LEAST | DRAIN | ROLLOUT | VIEWER), (ALONE, set())]
+    ("path", "granted"), [(DEFAULT, LEAST), (ALL, LEAST | DRAIN | ROLLOUT | VIEWER | CLAIMS), (ALONE, set())]
 )
 def test_nothing_more_is_granted_than_is_used(path: Path, granted: set[tuple[str, str, str]]) -> None:
     assert _rules(path) == granted

@@ -89,7 +89,7 @@ class RefusalReason(StrEnum):
     STEP = "step"
 
 
-class Refused(Frozen):
+class RefusedClaim(Frozen):
     """text: one sentence or two, for the events of the pod: why, and what helps."""
 
     reason: RefusalReason

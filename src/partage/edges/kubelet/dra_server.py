@@ -109,7 +109,7 @@ class DraServer:
             _HealthV1(health),
             _HealthV1Alpha1(health),
         ]
-        self._servers: list[_Served] = []
+        self._servers: list[_ServedSocket] = []
         self.registered = False
         self.trouble = ""
 
@@ -153,8 +153,9 @@ class DraServer:
             _remove(path)
             await server.start(path=str(path))
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error  # asyncio does not say which
-        self._servers.append(_Served(path, socket_identity(path), server))
+            why = error.strerror or str(error)
+            raise OSError(error.errno, why, str(path)) from error  # asyncio does not say which
+        self._servers.append(_ServedSocket(path, socket_identity(path), server))
 
     async def _stop(self) -> None:
         for served in reversed(self._servers):
@@ -174,7 +175,9 @@ class DraServer:
             except Unreachable as error:
                 if not path.name.startswith(f"{self._sockets.driver}-"):
                     continue
-                if not isinstance(error.__cause__, ConnectionRefusedError):  # somebody listens
+                if not isinstance(
+                    error.__cause__, (ConnectionRefusedError, FileNotFoundError)
+                ):  # somebody is there
                     return f"another driver may be registered as {self._sockets.driver}: {error}"
                 _remove(path)
                 continue
@@ -215,7 +218,7 @@ class _Paths(NamedTuple):
     registration: Path
 
 
-class _Served(NamedTuple):
+class _ServedSocket(NamedTuple):
     path: Path
     identity: SocketIdentity | None
     server: ClosingServer
