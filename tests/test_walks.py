@@ -16,4 +16,4 @@ def test_a_new_policy_and_a_new_layout_are_followed_to_their_ends(capsys):
 
 def test_a_verb_is_followed(capsys):
     assert walks.main(["fits", "a100-40gb"]) == 0
-    assert "packing/decide/maximal.py" in capsys.readouterr().out
+    assert "packing/decide/openings.py" in capsys.readouterr().out

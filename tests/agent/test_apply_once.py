@@ -14,10 +14,10 @@ from partage.agent.reconciler.executor import TransactionEnd
 from partage.cli.apply_document import GpuOutcome, applied_gpu_rows, exit_code, problems
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.errors import GpuInUse, HardwareTimeout, InsufficientResources
+from partage.model.geometry import Placement
 from partage.model.gpu import MigMode
 from partage.model.gpu_use import UseKind
 from partage.model.layout import DoesNotFit, LayoutItem, place
-from partage.model.placement import Placement
 from partage.model.policy import DesiredMig
 from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout

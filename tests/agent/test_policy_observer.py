@@ -21,10 +21,10 @@ from partage.edges.files.policy_directory import UNSETTLED_S, PolicyFiles
 from partage.edges.files.state import SavedPolicy
 from partage.edges.host.directory_changes import DirectoryChanges
 from partage.errors import InputError, Unsatisfiable
-from partage.model.choice_rules import Fallback
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.node_labels import MIG_CONFIG
 from partage.model.policy import MigStrategy
+from partage.plan.offer.policy_choice import Fallback
 from partage.plan.reconcile.known_node import with_observed
 from partage.plan.report import PolicyReason, PolicyState
 from partage.sim.node.files.load import load_machine

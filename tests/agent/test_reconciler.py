@@ -10,9 +10,9 @@ import pytest
 from partage.agent.reconciler.executor import TransactionEnd, TransactionOutcome
 from partage.agent.reconciler.reconciler import CUT_OFF_S, Reconciler
 from partage.errors import GpuInUse, InsufficientResources, PartageError
+from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode, Driver, Inventory
 from partage.model.ids import GpuUuid
-from partage.model.placement import Placement
 from partage.model.step import CreateCompute, CreateInstance, SetComputeMode, SetMigMode, Step, Transaction
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.sim.node.files.load import load_machine

@@ -12,7 +12,7 @@ from partage.edges.kube.port import WatchState
 from partage.kubernetes.agent import node_taints
 from partage.kubernetes.agent.node_taints import NodeTaints
 from partage.kubernetes.agent.node_writer import ClusterIntervals
-from partage.model.node_taints import NO_SCHEDULE, NodeTaint
+from partage.model.node_labels import NO_SCHEDULE, NodeTaint
 from tests.edges.kube.scripted import Answer, Request, api_server, node, quick, status
 
 

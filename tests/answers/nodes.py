@@ -1,8 +1,8 @@
 """Nodes and offers for the tests of what people see; made by hand: nothing here depends on the plan."""
 
+from partage.model.geometry import Placement
 from partage.model.gpu import Driver, Gpu, Inventory, LostGpu, MigDevice, MigMode
 from partage.model.ids import GpuUuid, MigUuid, PciBusId, ResourceName
-from partage.model.placement import Placement
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy
 from partage.units import GIB

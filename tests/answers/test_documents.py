@@ -11,9 +11,9 @@ from partage.answers.documents.node import gpu_row
 from partage.answers.documents.resources import resource_rows
 from partage.cli.main import run
 from partage.codec.values import decode
+from partage.model.geometry import Placement
 from partage.model.gpu import MigMode
 from partage.model.ids import GpuUuid, ResourceName
-from partage.model.placement import Placement
 from partage.units import GIB
 from partage.values import Answer
 from tests.answers.nodes import EXCLUSIVE, GUARDED, HARD, MIG, MPS, NONE, SLICED, gpu, offering

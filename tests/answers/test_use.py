@@ -14,7 +14,6 @@ from partage.agent.status.readiness import Readiness
 from partage.agent.status.status import AgentStatus, UseSeen
 from partage.answers.documents.report import ReportDocument
 from partage.answers.documents.use import FRESH_S
-from partage.answers.idle_gpus import IdleGpus, idle_gpus
 from partage.answers.report import ReportFile, report_document
 from partage.cli.main import run
 from partage.codec.values import encode_replacing
@@ -24,6 +23,7 @@ from partage.plan.last_hour import MINUTES, LastHour, with_samples
 from partage.plan.serve.ledger import Ledger
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
+from partage.web.report_views import IdleGpus, idle_gpus
 from tests.answers.reports import a_document, a_report
 from tests.web.sample_nodes import mixed
 

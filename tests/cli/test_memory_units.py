@@ -5,9 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from partage.cli import memory_tables
 from partage.cli.main import run
-from partage.cli.memory_tables import InspectedNode
+from partage.cli.memory import InspectedNode, detailed, summary
 from partage.model.ids import MEMORY_RESOURCE, ResourceName, ShareId
 from partage.plan.cluster.gpu_memory import (
     LONGEST,
@@ -225,7 +224,7 @@ def nodes():
 
 
 def test_inspect_has_the_shape_of_gpushares():
-    assert memory_tables.summary(nodes()) == (
+    assert summary(nodes()) == (
         "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU2(Allocated/Total)"
         "  GPU Memory(GiB)\n"
         "n1    10.0.0.1   20/21                  0/0                    40/79                  60/100\n"
@@ -234,7 +233,7 @@ def test_inspect_has_the_shape_of_gpushares():
         "Allocated/Total GPU Memory In Cluster:\n"
         "60/114 (52%)"
     )
-    assert memory_tables.details(nodes()[:1]) == (
+    assert detailed(nodes()[:1]) == (
         "NAME:       n1\n"
         "IPADDRESS:  10.0.0.1\n"
         "\n"
@@ -253,11 +252,11 @@ def test_the_mig_devices_of_a_gpu_are_one_column():
     cards = (CardMemory(0, 19, 3, 1 << 30), CardMemory(0, 9, 5, 1 << 30), CardMemory(1, 79, 7, 1 << 30))
     pods = (PodMemory("x", "a", (3, 0, 0)), PodMemory("x", "b", (0, 5, 7)))
     seen = [InspectedNode("n1", "", NodeMemory(cards, pods))]
-    assert memory_tables.summary(seen).splitlines()[:2] == [
+    assert summary(seen).splitlines()[:2] == [
         "NAME  IPADDRESS  GPU0(Allocated/Total)  GPU1(Allocated/Total)  GPU Memory(GiB)",
         "n1    -          8/28                   7/79                   15/107",
     ]
-    assert memory_tables.details(seen).splitlines()[3:6] == [
+    assert detailed(seen).splitlines()[3:6] == [
         "NAME  NAMESPACE  GPU0(Allocated)  GPU1(Allocated)",
         "a     x          3                0",
         "b     x          5                7",
@@ -266,9 +265,9 @@ def test_the_mig_devices_of_a_gpu_are_one_column():
 
 def test_a_card_of_141_gib_is_not_taken_for_mib():
     card = CardMemory(0, 140, 1, 1 << 30)
-    assert "GPU Memory(GiB)" in memory_tables.summary([InspectedNode("n", "", NodeMemory((card,)))])
+    assert "GPU Memory(GiB)" in summary([InspectedNode("n", "", NodeMemory((card,)))])
     halves = NodeMemory((CardMemory(0, 280, 3, 1 << 29),))
-    said = memory_tables.summary([InspectedNode("n", "", halves)])
+    said = summary([InspectedNode("n", "", halves)])
     assert "GPU Memory(MiB)" in said
     assert "1536/143360" in said
 

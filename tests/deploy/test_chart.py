@@ -20,9 +20,9 @@ import yaml
 from partage.cli import hardware_options
 from partage.claims.model.names import DRIVER, Mode
 from partage.cli.agent import command as agent_command
-from partage.model.choice_rules import Fallback
-from partage.model.node_taints import NodeTaint
+from partage.model.node_labels import NodeTaint
 from partage.plan.cluster.rollout import RolloutSettings, settings_of
+from partage.plan.offer.policy_choice import Fallback
 
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "partage"

@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from partage.cli.main import run
-from partage.doctor.bundle import ROOT, write_bundle
-from partage.doctor.bundle_entries import BundleInput
+from partage.doctor.bundle import ROOT, BundleInput, write_bundle
 from partage.doctor.decide.diagnose import diagnose
 from partage.doctor.document import doctor_document
 from partage.doctor.gather import see

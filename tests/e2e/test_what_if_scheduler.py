@@ -30,11 +30,10 @@ from partage.plan.serve.unit_allocation import NoRoom
 from partage.units import GIB, MIB
 from partage.values import Frozen
 from partage.whatif.decide.demand import Cause, Demand, Unmet, demand_on
-from partage.whatif.decide.needs import need_of, never_fits
 from partage.whatif.decide.node import MOST_PODS, Node, PodClass
 from partage.whatif.decide.node_devices import Holding, NodeAllocator
 from partage.whatif.decide.node_offer import NodeOffer
-from partage.whatif.decide.play import Ended, Event, Refused, Started, play
+from partage.whatif.decide.play import Ended, Event, Refused, Started, need_of, never_fits, play
 from partage.whatif.decide.pods import Fleet, NodeKind, PodWants, TracePod
 from tests.e2e.control_plane import PROGRAMS, Bound, ControlPlane, control_plane
 from tests.whatif.decide.fleets import desired, fleet, kind

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from partage.edges.files.journal import JournalHeader
 from partage.edges.mps.record import DaemonIdentity, DaemonRecord
+from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import DaemonSpec, MpsNamespace
-from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, Interval
 from partage.model.share import Guarantee
 from partage.model.step import (

@@ -6,8 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.edges.files.catalogue import load_catalogue
-from partage.model.driver_geometry import driver_geometry
-from partage.model.geometry import Engines, ProfileSpec
+from partage.model.geometry import Engines, ProfileSpec, driver_geometry
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.profile import MigProfile
 

@@ -8,10 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.edges.files.catalogue import load_catalogue
+from partage.model.geometry import Placement
 from partage.model.gpu import MigDevice
 from partage.model.ids import MigUuid
 from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind, compute_choices, matches, place
-from partage.model.placement import Placement
 from tests.oracle import enumerate_mig as oracle
 
 MODELS = sorted(oracle.models_with_placements())

@@ -10,7 +10,7 @@ from PIL import Image
 from partage.cli.main import run
 from partage.edges.files.catalogue import load_catalogue
 from partage.model.layout import LayoutItem
-from partage.packing.decide.maximal import maximal_layouts
+from partage.packing.decide.openings import maximal_layouts
 from tests.oracle import enumerate_mig as oracle
 
 MODELS = sorted(oracle.models_with_placements())

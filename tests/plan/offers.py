@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from partage.model.geometry import Placement
 from partage.model.gpu import Driver, Gpu, Inventory, MigDevice, MigMode
 from partage.model.ids import MEMORY_RESOURCE, GpuUuid, MigUuid, PciBusId, ResourceName, ShareId, share_id
-from partage.model.placement import Placement
 from partage.model.policy import Exclusive, Mps, Sharing, TimeSlicing
 from partage.model.share import DeviceOffer, Guarantee, Resource
 from partage.model.strategy import Strategy

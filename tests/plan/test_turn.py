@@ -10,11 +10,11 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
+from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode, Gpu, Inventory, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.health import GpuCondition, HealthState, Xid
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
 from partage.model.mps import DaemonPhase, DaemonState
-from partage.model.placement import Placement
 from partage.model.policy import Policy
 from partage.model.share import DeviceRow
 from partage.model.step import StartDaemon

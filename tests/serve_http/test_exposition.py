@@ -25,7 +25,7 @@ from partage.serve_http.metrics.exposition import (
     write,
 )
 from partage.serve_http.metrics.metric_definitions import METRICS
-from partage.serve_http.metrics.process_metrics import process_families
+from partage.serve_http.metrics.metrics import process_families
 
 NAMES = ("namespace", "pod", "device")
 TEXTS = st.text(st.characters(codec="utf-8", exclude_characters="\r\x85\u2028\u2029"), max_size=20)

@@ -176,7 +176,7 @@ async def test_why_slurm_waits_is_in_the_report(tmp_path: Path) -> None:
     async with compute_node(tmp_path) as node:
         (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
         (tmp_path / "answer").write_text("\n")  # for the look that waits
-        await node.status.until(lambda said: bool(said.dependencies.slurm))
+        await node.status.until(lambda said: bool(said.slurm_waits))
         degraded = json.loads((await asyncio.to_thread(node.ask, "/report.json"))[1])["degraded"]
         assert [one["code"] for one in degraded] == ["slurm-waits"]
 

@@ -34,7 +34,7 @@ from partage.serve_http.http import MOST_STREAMS, HttpServer
 from partage.serve_http.listen import listen
 from partage.serve_http.pages.sources import FleetReports, ReportFolder
 from partage.units import GIB
-from partage.web.cluster_source import Followed, source_section
+from partage.web.cluster_fleet import Followed, source_section
 from partage.web.fleet_page import FleetPages
 from partage.web.published import published
 from partage.web.published_views import PublishedViews

@@ -14,7 +14,7 @@ from partage.errors import InputError
 from partage.units import MIB
 from partage.whatif import pod_trace
 from partage.whatif.decide.pods import PodWants, TracePod
-from partage.whatif.fleet_table import read_fleet
+from partage.whatif.fleet import read_fleet
 from partage.whatif.pod_trace import NEEDED, read_pod_trace
 
 CELLS = st.one_of(

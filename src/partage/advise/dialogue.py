@@ -54,7 +54,9 @@ def ask_missing(asked: Asked) -> Asked:
     if asked.licensed is None and (asked.virtualised or said.get("virtualised")):
         said["licensed"] = click.confirm("Is there a licence for NVIDIA's vGPUs", default=False, err=True)
     if asked.scheduler is None:
-        said["scheduler"] = Scheduler(_choice("What places them", [one.value for one in Scheduler]))
+        said["scheduler"] = Scheduler(
+            _choice("What places them", [scheduler.value for scheduler in Scheduler])
+        )
     return replace(asked, **said)
 
 

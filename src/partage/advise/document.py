@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from partage.advise.decide.advise import Alternative, ModelAdvice
-from partage.advise.decide.candidate import TenantShare
-from partage.advise.decide.policy import policy_of_all
+from partage.advise.decide.candidate import TenantShare, policy_of_all
 from partage.advise.decide.situation import Way
 from partage.answers.documents.document import Document, row
 

@@ -47,16 +47,16 @@ def mermaid(models: Sequence[ModelAdvice]) -> str:
 def _mermaid_model(name: str, model: ModelAdvice) -> Iterator[str]:
     yield f'{name}["{_quoted(product_word(model.product))}"]:::taken'
     previous, edge = name, "-->"
-    for number, one in enumerate(model.path):
+    for number, question in enumerate(model.path):
         here, leaf = f"{name}q{number}", f"{name}w{number}"
-        yield f'{previous} {edge} {here}{{"{_quoted(one.question)}"}}:::taken'
-        way = _leaf(one)
-        if one.decides:
+        yield f'{previous} {edge} {here}{{"{_quoted(question.question)}"}}:::taken'
+        way = _leaf(question)
+        if question.decides:
             yield f'{here} ==>|yes| {leaf}(["{_quoted(way)}"]):::taken'
             return
-        link = f"-.->|{'yes, but' if one.answer else 'yes'}|"
+        link = f"-.->|{'yes, but' if question.answer else 'yes'}|"
         yield f'{here} {link} {leaf}(["{_quoted(way)}"])'
-        previous, edge = here, f"-->|{'else' if one.answer else 'no'}|"
+        previous, edge = here, f"-->|{'else' if question.answer else 'no'}|"
     yield f'{previous} {edge} {name}best(["{_quoted(WAYS[model.strategy])}, the best that is left"]):::taken'
 
 
@@ -65,10 +65,10 @@ def _quoted(text: str) -> str:
     return text.replace("#", "#35;").replace('"', "#quot;")
 
 
-def _leaf(one: Question) -> str:
+def _leaf(question: Question) -> str:
     """The strategy beside a question, and why it cannot be had."""
-    way = WAYS[one.leads_to] if one.leads_to is not None else ""
-    return f"{way}: {one.but}" if one.but else way
+    way = WAYS[question.leads_to] if question.leads_to is not None else ""
+    return f"{way}: {question.but}" if question.but else way
 
 
 # --- SVG ---------------------------------------------------------------------------------------
@@ -81,8 +81,8 @@ def path_drawing(models: Sequence[ModelAdvice]) -> Drawing:
     for model in models:
         shapes.append(Label(_MARGIN, y + 14, product_word(model.product), 15, bold=True))
         y += 28
-        for one in model.path:
-            y = _draw_question(one, y, shapes)
+        for question in model.path:
+            y = _draw_question(question, y, shapes)
         if not model.path[-1].decides:
             y = _draw_leaf(f"{WAYS[model.strategy]}, the best that is left", _MARGIN, y, shapes, taken=True)
         for line in textwrap.wrap(share_sentence(model), (_BOX + _GAP + _LEAF) // _LETTER):
@@ -93,20 +93,22 @@ def path_drawing(models: Sequence[ModelAdvice]) -> Drawing:
     return Drawing(width, int(y), (Box(0, 0, width, y, PAPER), *shapes))
 
 
-def _draw_question(one: Question, y: float, shapes: list[Shape]) -> float:
+def _draw_question(question: Question, y: float, shapes: list[Shape]) -> float:
     """One question and its leaf; where the next one begins."""
     right = _MARGIN + _BOX
-    height = _draw_box(one.question, _MARGIN, y, _BOX, shapes, taken=True)
+    height = _draw_box(question.question, _MARGIN, y, _BOX, shapes, taken=True)
     middle = y + height / 2
-    colour = _TAKEN if one.decides else LINE
-    shapes.append(Box(right, middle, _GAP, 2 if one.decides else 1, colour))
-    word = "yes" if one.but is None else "yes, but"
-    shapes.append(Label(right + 6, middle - 5, word, 11, _TAKEN if one.decides else DIM))
-    end = _draw_leaf(_leaf(one), right + _GAP, y, shapes, taken=one.decides, refused=one.but is not None)
+    colour = _TAKEN if question.decides else LINE
+    shapes.append(Box(right, middle, _GAP, 2 if question.decides else 1, colour))
+    word = "yes" if question.but is None else "yes, but"
+    shapes.append(Label(right + 6, middle - 5, word, 11, _TAKEN if question.decides else DIM))
+    end = _draw_leaf(
+        _leaf(question), right + _GAP, y, shapes, taken=question.decides, refused=question.but is not None
+    )
     below = max(y + height + _DOWN, end)
-    if not one.decides:
+    if not question.decides:
         shapes.append(Box(_MARGIN + 20, y + height, 2, below - y - height, _TAKEN))
-        shapes.append(Label(_MARGIN + 28, y + height + 15, "else" if one.answer else "no", 11, _TAKEN))
+        shapes.append(Label(_MARGIN + 28, y + height + 15, "else" if question.answer else "no", 11, _TAKEN))
     return below
 
 

@@ -9,11 +9,10 @@ from typing import TYPE_CHECKING
 from msgspec import field
 
 from partage.edges.kubelet.container_names import LOGS
-from partage.model.choice_rules import ChoiceRules, Fallback
 from partage.model.dcgm_names import DcgmNames
-from partage.model.node_labels import NodeLabels, WrittenLabels
-from partage.model.node_taints import NodeTaint
+from partage.model.node_labels import NodeLabels, NodeTaint, WrittenLabels
 from partage.model.paths import check_socket_path
+from partage.plan.offer.policy_choice import ChoiceRules, Fallback
 from partage.values import Frozen
 
 if TYPE_CHECKING:

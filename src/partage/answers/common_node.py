@@ -166,7 +166,7 @@ def plan_input(
     return ask(
         lambda hardware: observe_input(
             hardware,
-            lambda found: resolve(policy, need_driver(found), geometry_of),
+            lambda inventory: resolve(policy, need_driver(inventory), geometry_of),
             original_in=lambda boot_id: {} if saved is None else saved.original_in(boot_id),
             other_plugin=lambda desired: other_plugin(desired, machine),
         ),
@@ -185,8 +185,8 @@ def other_plugin(desired: DesiredState, machine: str | None) -> str:
     from partage.model.gpu import devices_of
     from partage.model.share import plugin_resources
 
-    found = serving_gpus(directory, plugin_resources(desired.offer), devices_of(desired.inventory))
-    return "" if found is None else str(found)
+    plugin = serving_gpus(directory, plugin_resources(desired.offer), devices_of(desired.inventory))
+    return "" if plugin is None else str(plugin)
 
 
 def need_driver(inventory: Inventory) -> Inventory:
@@ -243,14 +243,16 @@ def _is_absent(path: Path) -> bool:
     return False
 
 
-def _why_not_ours(found: ReportDocument, machine: str | None) -> str:
+def _why_not_ours(document: ReportDocument, machine: str | None) -> str:
     """Why the report says nothing about this node now; empty if it does."""
     from partage.answers.report_origin import this_node, why_not_ours
     from partage.edges.host.procfs import runs
     from partage.sim.node.files.load import load_machine
 
     here = this_node(None if machine is None else load_machine(machine).inventory)
-    return why_not_ours(found.agent, found.node, here, agent_runs=runs(Path("/proc"), found.agent.pid))
+    return why_not_ours(
+        document.agent, document.node, here, agent_runs=runs(Path("/proc"), document.agent.pid)
+    )
 
 
 def ctk_found(policy: Policy, inventory: Inventory) -> bool:

@@ -17,7 +17,7 @@ from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, pod_resources
 from partage.answers import completion
 from partage.answers.common_output import HEADERS_KEY, OUTPUT_KEY, WIDE
 from partage.answers.verb import Command, common_option
-from partage.model.choice_rules import ChoiceRules, Fallback
+from partage.plan.offer.policy_choice import ChoiceRules, Fallback
 
 if TYPE_CHECKING:
     from partage.agent.node_policy import NodeChoice
@@ -148,12 +148,12 @@ def kubelet_dir(machine: str | None) -> Path | None:
     return KUBELET_DIR if machine is None else None
 
 
-def pod_resources_socket(said: str | None, machine: str | None) -> Path | None:
+def pod_resources_socket(text: str | None, machine: str | None) -> Path | None:
     """The PodResources socket: ``--pod-resources``, else the usual path if it exists; None: do not ask."""
     from partage.edges.kubelet.sockets import may_exist
 
-    if said is not None:
-        return None if said == NO_KUBELET else Path(said)
+    if text is not None:
+        return None if text == NO_KUBELET else Path(text)
     return POD_RESOURCES if machine is None and may_exist(POD_RESOURCES) else None
 
 
@@ -228,12 +228,12 @@ def choice_options(config: str | None) -> NodeChoice:
 
 def node_labels() -> dict[str, str] | None:
     """``--node-labels``; None where they are not given. Raises InputError."""
-    said = _said("labels")
-    if said is None:
+    text = _said("labels")
+    if text is None:
         return None
     from partage.edges.files.node_labels import read_node_labels
 
-    return read_node_labels(said)
+    return read_node_labels(text)
 
 
 def _said(what: str) -> str | None:
@@ -255,6 +255,21 @@ def choice_rules(config: str | None) -> ChoiceRules:
         if word not in known:
             raise InputError(f"--fallback {word[:40]!r} is not known", f"a list of {', '.join(known)}")
     return ChoiceRules(config, tuple(map(Fallback, words)))
+
+
+def directory_option(
+    option: str, default: Path | None, text: str, *, metavar: str = "DIR"
+) -> Callable[[Command], Command]:
+    """A path that a running agent or the kubelet has. text: its help, without the default."""
+    shown = f" ({default})" if default is not None else ""
+    return click.option(
+        option, type=click.Path(path_type=Path), default=default, metavar=metavar, help=f"{text}{shown}."
+    )
+
+
+def strict_option(command: Command) -> Command:
+    """``--strict``."""
+    return click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")(command)
 
 
 def state_dir_option(command: Command) -> Command:

@@ -112,5 +112,5 @@ def print_findings(files: Sequence[str], problems: Sequence[Problem]) -> None:
         if problem.hint:
             output.print(Text.assemble("  ", (problem.hint, "dim")), soft_wrap=True)
     errors = sum(problem.severity == "error" for problem in problems)
-    said = f"{count_of(errors, 'error')}, {count_of(len(problems) - errors, 'warning')}"
-    output.print(f"{count_of(len(files), 'file')}: {said if problems else 'no problems'}")
+    text = f"{count_of(errors, 'error')}, {count_of(len(problems) - errors, 'warning')}"
+    output.print(f"{count_of(len(files), 'file')}: {text if problems else 'no problems'}")

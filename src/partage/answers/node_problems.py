@@ -28,7 +28,7 @@ def problems_of(report: ReportDocument) -> list[str]:
 def problems_of_node(report: ReportDocument) -> list[str]:
     """What is not said of one of its GPUs."""
     reasons = (*report.reasons, *report.degraded)
-    return list(dict.fromkeys(one.message for one in reasons if one.code != _OF_A_GPU))
+    return list(dict.fromkeys(reason.message for reason in reasons if reason.code != _OF_A_GPU))
 
 
 def troubles_of_gpu(gpu: ReportedGpuRow) -> list[str]:

@@ -74,7 +74,7 @@ def verify_of(report: Report) -> Verify | None:
     now = report.snapshot
     if now is None:
         return None
-    kinds = {gpu: (*one.offer, *one.leaving) for gpu, one in now.served.items()}
+    kinds = {gpu: (*serving.offer, *serving.leaving) for gpu, serving in now.served.items()}
     return verifier(kinds, now.observed, report.watched, report.doubts)
 
 
@@ -108,28 +108,31 @@ def _gpu_row(gpu: GpuReport, time_of: TimeOf, doubts: Mapping[DeviceUuid, str]) 
         steps=tuple(map(str, plan.steps)),
         waiting_for=tuple(_entry_row(entry, time_of) for entry in plan.waiting_for),
         retry_at=None if plan.again_s is None else time_of(plan.again_s),
-        mps_daemons=tuple(_daemon_row(one, doubts) for one in gpu.daemons),
+        mps_daemons=tuple(_daemon_row(daemon, doubts) for daemon in gpu.daemons),
         processes=plan.processes,
     )
 
 
-def _daemon_row(one: DaemonState, doubts: Mapping[DeviceUuid, str]) -> DaemonRow:
+def _daemon_row(daemon: DaemonState, doubts: Mapping[DeviceUuid, str]) -> DaemonRow:
     return DaemonRow(
-        device=one.device,
-        state=one.phase,
-        pid=one.pid,
-        clients=len(one.clients),
-        memory_bytes=one.limits.memory_bytes,
-        threads_percent=one.limits.threads_percent,
-        reason=one.reason or None,
-        doubt=doubts.get(one.device),
+        device=daemon.device,
+        state=daemon.phase,
+        pid=daemon.pid,
+        clients=len(daemon.clients),
+        memory_bytes=daemon.limits.memory_bytes,
+        threads_percent=daemon.limits.threads_percent,
+        reason=daemon.reason or None,
+        doubt=doubts.get(daemon.device),
     )
 
 
 def _resource_rows(report: Report, status: AgentStatus) -> tuple[ReportedResourceRow, ...]:
     offered = {one.name: one for one in resource_rows(report.offer, verify_of(report))}
     states = {state.resource: state for state in status.endpoints()}
-    return tuple(_resource_row(one, offered.get(one.name), states.get(one.name)) for one in report.resources)
+    return tuple(
+        _resource_row(resource, offered.get(resource.name), states.get(resource.name))
+        for resource in report.resources
+    )
 
 
 def _resource_row(
@@ -219,7 +222,9 @@ def _watched(observation: WatchObservation | None) -> object:
     if observation is None:
         return None
     violations = observation.watched.violations
-    return observation.hidden, [(one.concern, one.usage.device, one.usage.container) for one in violations]
+    return observation.hidden, [
+        (violation.concern, violation.usage.device, violation.usage.container) for violation in violations
+    ]
 
 
 def _replace(path: Path, document: ReportDocument) -> None:

@@ -58,7 +58,7 @@ def _has_gpus_of(node: NodeRow, here: ThisNode) -> bool:
 
 
 def _known(lost: Iterable[LostGpu]) -> set[GpuUuid]:
-    return {one.uuid for one in lost if one.uuid is not None}
+    return {gpu.uuid for gpu in lost if gpu.uuid is not None}
 
 
 def this_node(machine: Inventory | None) -> ThisNode:

@@ -75,9 +75,9 @@ def count_shares(report: ReportDocument) -> ShareCounts:
         count = ShareCount(states["held"], states["free"], states["not usable"])
         by_gpu[offering.gpu_index] = by_gpu.get(offering.gpu_index, ShareCount()) + count
         by_resource[offering.resource] = by_resource.get(offering.resource, ShareCount()) + count
-    for one in report.resources:
-        known = by_resource.get(one.name, ShareCount())
-        by_resource[one.name] = known + ShareCount(held=max(0, one.held - known.held))
+    for resource in report.resources:
+        known = by_resource.get(resource.name, ShareCount())
+        by_resource[resource.name] = known + ShareCount(held=max(0, resource.held - known.held))
     return ShareCounts(by_gpu, by_resource)
 
 
@@ -111,7 +111,7 @@ def _devices_out(report: ReportDocument, planned: PlannedFrom | None) -> set[Dev
         if not health.state.offered
     }
     inventory = planned.snapshot.observed.node.inventory
-    return {one.uuid for gpu in inventory for one in gpu.mig_devices if (gpu.uuid, one.gi_id) in out}
+    return {device.uuid for gpu in inventory for device in gpu.mig_devices if (gpu.uuid, device.gi_id) in out}
 
 
 def _offerings(report: ReportDocument) -> Iterator[DeviceOffer]:

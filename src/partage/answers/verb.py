@@ -118,18 +118,18 @@ def usage_message(error: click.ClickException) -> str:
     ctx = getattr(error, "ctx", None)
     if isinstance(error, click.BadParameter) and isinstance(param, click.Argument) and ctx is not None:
         error.param_hint = error.param_hint or _name(param, ctx)
-    said = error.format_message().strip().rstrip(".")
-    if said[1:2].islower():  # not the name of an argument
-        said = said[:1].lower() + said[1:]
+    text = error.format_message().strip().rstrip(".")
+    if text[1:2].islower():  # not the name of an argument
+        text = text[:1].lower() + text[1:]
     for pattern, ours in _WORDS:
-        said = re.sub(pattern, ours, said)
-    return said
+        text = re.sub(pattern, ours, text)
+    return text
 
 
 def _refuse_second_policy(verb: Verb, ctx: click.Context, args: list[str]) -> None:
     """Click would take the last one, and kubectl would take both."""
     _, _, order = verb.make_parser(ctx).parse_args(args=list(args))
-    policies = [one for one in order if one.name == "policy" and not one.multiple]
+    policies = [parameter for parameter in order if parameter.name == "policy" and not parameter.multiple]
     if len(policies) > 1:
         raise click.UsageError("--policy stands there twice: a node has one policy", ctx)
 

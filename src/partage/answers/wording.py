@@ -1,14 +1,18 @@
-"""The wording of answers: guarantees, strategies, products. Text only."""
+"""The wording of answers: guarantees, strategies, products, figures of use, the ids of shares for people.
+Text only.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
 from partage.model.gpu import Inventory
-from partage.model.share import DeviceOffer, Guarantee
+from partage.model.ids import ShareId, parse_share_id
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.serve.ledger_entry import Holder
 from partage.text import listed
+from partage.values import Frozen
 
 _PLAIN_PHASES = {
     Phase.WITHDRAWING: "withdrawing its shares before it changes",
@@ -60,9 +64,9 @@ def standing(
         return f"waiting for {listed(awaited, 3)}"
     if phase in _PLAIN_PHASES:
         return _PLAIN_PHASES[phase]
-    said = reason.removeprefix(f"GPU {gpu_index} ").removeprefix(f"GPU {gpu_index}: ")
+    text = reason.removeprefix(f"GPU {gpu_index} ").removeprefix(f"GPU {gpu_index}: ")
     word = "not known yet" if phase is Phase.UNKNOWN else str(phase)
-    return f"{word}: {said}" if said else word
+    return f"{word}: {text}" if text else word
 
 
 def lost_sentences(inventory: Inventory) -> list[str]:
@@ -87,3 +91,52 @@ def abridge(text: str, width: int) -> str:
 def product_word(product: str) -> str:
     """The product without the maker's name, which is the same on every card."""
     return product.removeprefix("NVIDIA ")
+
+
+UNKNOWN = "not known"
+WHEN_SAMPLED = "The agent samples while a share is held, its metrics are scraped, or its page is open."
+
+
+def part(value: float | None) -> str:
+    """``43 %``, of a part from 0 to 1. What is more than nothing is not called 0."""
+    if value is None:
+        return UNKNOWN
+    return "<1 %" if 0 < value < 0.005 else f"{value:.0%}".replace("%", " %")
+
+
+def degrees(value: float | None) -> str:
+    """``61 °C``."""
+    return UNKNOWN if value is None else f"{value:.0f} °C"
+
+
+def watts(value: float | None) -> str:
+    """``250 W``."""
+    return UNKNOWN if value is None else f"{value:.0f} W"
+
+
+class NamedShare(Frozen):
+    """One share. words: ``GPU 0``, ``GPU 2 #3``, ``GPU 6 3g.40gb``, ``GPU 6 3g.40gb #1``."""
+
+    offering: DeviceOffer
+    words: str
+
+    @property
+    def gpu_index(self) -> int:
+        """NVML index of the GPU."""
+        return self.offering.gpu_index
+
+
+def shares_of(offer: NodeOffer) -> dict[ShareId, NamedShare]:
+    """Every share that is offered, by id."""
+    return {
+        share: NamedShare(offering, _words(offering, share))
+        for offerings in offer.values()
+        for offering in offerings
+        for share in offering.share_ids
+    }
+
+
+def _words(offering: DeviceOffer, share: ShareId) -> str:
+    device = f"GPU {offering.gpu_index}" + (f" {offering.profile}" if offering.profile else "")
+    _, replica = parse_share_id(share)
+    return device if replica is None else f"{device} #{replica}"

@@ -9,7 +9,7 @@ import gc
 import os
 import re
 import subprocess
-from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,6 +20,7 @@ from partage.answers import umask
 from partage.answers.common_options import (
     choice_rules,
     config_option,
+    directory_option,
     machine_option,
     node_labels,
     policy_option,
@@ -32,10 +33,9 @@ from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
 from partage.model.dcgm_names import DcgmNames
-from partage.model.node_labels import WrittenLabels
-from partage.model.node_taints import NodeTaint
+from partage.model.node_labels import NodeTaint, WrittenLabels
 from partage.model.paths import check_socket_path
-from partage.serve_http.options import http_options, http_protection
+from partage.serve_http.options import http_option, http_options, http_protection
 from partage.slurm.verb_agent import slurm_agent_options, slurm_options
 
 if TYPE_CHECKING:
@@ -48,36 +48,26 @@ _LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("text", "json")
 
 
-def _directory(
-    option: str, default: Path | None, text: str
-) -> Callable[[Callable[..., None]], Callable[..., None]]:
-    shown = f" ({default})" if default is not None else ""
-    return click.option(
-        option, type=click.Path(path_type=Path), default=default, metavar="PATH", help=f"{text}{shown}."
-    )
+_path = partial(directory_option, metavar="PATH")
 
 
 @verb("agent", short_help="Run the node.")
 @policy_option("Default: every GPU is exclusive.", standard_input=False)
 @config_option
 @machine_option
-@_directory("--kubelet-dir", KUBELET_DIR, "The kubelet's device-plugins directory")
-@_directory(
+@_path("--kubelet-dir", KUBELET_DIR, "The kubelet's device-plugins directory")
+@_path(
     "--pod-resources", None, "The kubelet's PodResources socket (<kubelet-dir>/../pod-resources/kubelet.sock)"
 )
-@_directory("--state-dir", STATE_DIR, "State that survives a reboot: last good policy, offers, health")
-@_directory("--run-dir", RUN_DIR, "Files that do not survive a reboot: the helper's socket, the report")
-@_directory("--cdi-dir", Path("/var/run/cdi"), "Where the container runtime looks for CDI specs")
-@_directory(
-    "--container-logs", LOGS, "Where the kubelet links containers' logs by container id, for the watchdog"
-)
-@_directory("--driver-root", None, "Root directory of the NVIDIA driver; overrides the policy")
-@_directory("--hardware-socket", None, "Socket of a running helper; without it the agent starts one")
-@click.option(
-    "--http",
-    metavar="HOST:PORT",
-    help="Serve a page for browsers, /metrics, /healthz, /livez, /report.json and /history.json; port 0: any "
-    "free port.",
+@_path("--state-dir", STATE_DIR, "State that survives a reboot: last good policy, offers, health")
+@_path("--run-dir", RUN_DIR, "Files that do not survive a reboot: the helper's socket, the report")
+@_path("--cdi-dir", Path("/var/run/cdi"), "Where the container runtime looks for CDI specs")
+@_path("--container-logs", LOGS, "Where the kubelet links containers' logs by container id, for the watchdog")
+@_path("--driver-root", None, "Root directory of the NVIDIA driver; overrides the policy")
+@_path("--hardware-socket", None, "Socket of a running helper; without it the agent starts one")
+@http_option(
+    "Serve a page for browsers, /metrics, /healthz, /livez, /report.json and /history.json; port 0: any "
+    "free port."
 )
 @http_protection
 @click.option(
@@ -131,7 +121,7 @@ def _directory(
     "--taint",
     "taints",
     multiple=True,
-    type=click.Choice([one.value for one in NodeTaint]),
+    type=click.Choice([taint.value for taint in NodeTaint]),
     help="Taint the Node with partage.dev/not-ready:NoSchedule while the agent does not offer its GPUs, or "
     "with partage.dev/gpu-unhealthy:NoSchedule while a GPU has a fault. May be repeated.",
 )

@@ -174,14 +174,16 @@ def _goal(policy: str | None, config: str | None, unfinished: Unfinished | None,
         common_output.print_problems(loaded.warnings)
         wanted = loaded.policy
         return ApplyGoal(
-            lambda found: resolve(wanted, common_node.need_driver(found), geometry_of), wanted, loaded.digest
+            lambda inventory: resolve(wanted, common_node.need_driver(inventory), geometry_of),
+            wanted,
+            loaded.digest,
         )
     if config is not None:
         raise InputError("--config names a configuration of a policy file", "remove it with --undo")
     if unfinished is None:
         common_output.say("nothing to undo: the last run was completed", err=True)
     layouts = {} if unfinished is None else unfinished.header.before
-    return ApplyGoal(lambda found: desired_for_undo(common_node.need_driver(found), layouts))
+    return ApplyGoal(lambda inventory: desired_for_undo(common_node.need_driver(inventory), layouts))
 
 
 # --- the run ------------------------------------------------------------------------------------
@@ -230,8 +232,8 @@ def _progress(inventory: Inventory) -> Callable[[Step, StepStatus, str], None]:
         if status is StepStatus.DONE:
             return
         where = gpus(gpu.index for gpu in inventory if gpu.uuid in gpus_of(step))
-        said = "" if status is StepStatus.DOING else f"{status}: "
-        _tell(f"{where}: {said}{step}{f': {reason}' if reason else ''}")
+        text = "" if status is StepStatus.DOING else f"{status}: "
+        _tell(f"{where}: {text}{step}{f': {reason}' if reason else ''}")
 
     return progress
 

@@ -119,9 +119,9 @@ def applied_gpu_rows(applied: ApplyResult) -> tuple[AppliedGpuRow, ...]:
 
 def _gpu_row(gpu: Gpu, applied: ApplyResult) -> AppliedGpuRow:
     uuid, inventory = gpu.uuid, applied.first.inventory
-    own = [one for one in applied.outcomes if uuid in one.transaction.gpus]
+    own = [outcome for outcome in applied.outcomes if uuid in outcome.transaction.gpus]
     planned = applied.plan.gpus[uuid]
-    failed = next((one for one in applied.failed if uuid in one.transaction.gpus), None)
+    failed = next((outcome for outcome in applied.failed if uuid in outcome.transaction.gpus), None)
     return AppliedGpuRow(
         index=gpu.index,
         uuid=uuid,

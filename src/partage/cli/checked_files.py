@@ -12,7 +12,7 @@ from partage.kubernetes.manifests.node import CheckedProblem
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.cli.checked_offers import PolicyOffer
+    from partage.cli.check import PolicyOffer
     from partage.kubernetes.manifests.input_files import GroupsInput, ManifestInput, ManifestObject, Paper
     from partage.model.gpu import Inventory
     from partage.model.node_labels import NodeLabels
@@ -83,8 +83,8 @@ def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[Checke
     judged = [one for name in names for one in _configuration(content, file, name, context)]
     one_fits = any(not errors_of(here) for _, _, here in judged)
     found: list[CheckedProblem] = []
-    for name, said, here in judged:
-        found += said
+    for name, problems, here in judged:
+        found += problems
         found += [_elsewhere(file, name, errors)] if one_fits and (errors := errors_of(here)) else here
     yield from dict.fromkeys(found)
 
@@ -117,26 +117,27 @@ def _configuration(content: bytes, file: str, config: str | None, context: Check
         loaded = parse_policy(content, file, config, os.environ)
     except InputError as error:
         return [(what, [CheckedProblem(problem) for problem in error.problems], [])]
-    said = [CheckedProblem(problem) for problem in loaded.warnings]
-    said += [
+    problems = [CheckedProblem(problem) for problem in loaded.warnings]
+    problems += [
         CheckedProblem(Problem(file, f"{origin}.change", "warning", DRAIN_NEEDS_CLUSTER))
         for origin in draining(loaded.policy)
     ]
     if context.provider is not None:
         from partage.providers.check import judge_policy
 
-        said += judge_policy(loaded.policy, file, context.provider)
+        problems += judge_policy(loaded.policy, file, context.provider)
     inventory = context.inventory
     if inventory is None:
-        return [(what, said, [])]
+        return [(what, problems, [])]
     if context.labels is not None:
         there = for_node(loaded.policy, context.labels)
-        return [(what, said, list(policy_on_machine(there, file, inventory)))]
+        return [(what, problems, list(policy_on_machine(there, file, inventory)))]
     found = variants(loaded.policy)
     if len(found) == 1:
-        return [(what, said, list(policy_on_machine(loaded.policy, file, inventory)))]
+        return [(what, problems, list(policy_on_machine(loaded.policy, file, inventory)))]
     return [
-        (_variant(labels), said, list(policy_on_machine(there, file, inventory))) for labels, there in found
+        (_variant(labels), problems, list(policy_on_machine(there, file, inventory)))
+        for labels, there in found
     ]
 
 
@@ -185,8 +186,8 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
         judged = [(offer, list(_object(paper, one, context, offer))) for offer in context.offers]
         _, best = min(judged, key=lambda row: len(errors_of(row[1])))
         yield from best
-        for offer, found in judged:
-            if len(errors := errors_of(found)) > len(errors_of(best)):
+        for offer, problems in judged:
+            if len(errors := errors_of(problems)) > len(errors_of(best)):
                 sentence = f"not for {offer.policy}: {errors[0].message}"
                 yield CheckedProblem(Problem(paper.file, errors[0].path, "warning", sentence, errors[0].hint))
     if configurations(paper.content, paper.file):
@@ -225,7 +226,7 @@ def _models_of(inventory: Inventory | None) -> frozenset[str]:
     from partage.edges.files.catalogue import geometry_of
 
     found = map(geometry_of, () if inventory is None else inventory.gpus)
-    return frozenset(one.model for one in found if one is not None)
+    return frozenset(geometry.model for geometry in found if geometry is not None)
 
 
 def models_with(profile: str) -> tuple[str, ...]:

@@ -138,7 +138,7 @@ def dialect_findings(
     kind = str(document.get("kind"))
     top = ManifestNode(file, path, document, line_of, owner=_owner(document))
     if pods := pod_specs_at(document):
-        return [found for keys in pods for found in _pod(top, keys)]
+        return [problem for keys in pods for problem in _pod(top, keys)]
     if kind == "Node":
         return [*_marked(top.at("metadata", "labels"), _NODE_LABELS, "a label")]
     if kind == "ClusterPolicy" and str(document.get("apiVersion")).startswith("nvidia.com/"):
@@ -180,9 +180,9 @@ def _marked(place: ManifestNode, words: Mapping[str, _Word], what: str) -> Itera
         word = words.get(key)
         if word is not None:
             value = place.at(key).value
-            said = value if isinstance(value, str) and len(value) <= _LONGEST_LABEL else "VALUE"
+            text = value if isinstance(value, str) and len(value) <= _LONGEST_LABEL else "VALUE"
             yield _said(
-                place.at(key), f"{key} is {what}", replace(word, hint=word.hint.replace("VALUE", said))
+                place.at(key), f"{key} is {what}", replace(word, hint=word.hint.replace("VALUE", text))
             )
 
 
@@ -253,6 +253,6 @@ def _hami(data: ManifestNode) -> Iterator[CheckedProblem]:
         if not isinstance(text, str) or "resourceCountName" not in text:
             continue
         for name, hint in _HAMI_KEYS.items():
-            found = re.search(rf"^\s*{name}\s*:\s*(\S.*)$", text, re.MULTILINE | re.IGNORECASE)
-            if found is not None:
-                yield data.at(key).warning(f"{name}: {found[1].strip()} of HAMi", hint)
+            match = re.search(rf"^\s*{name}\s*:\s*(\S.*)$", text, re.MULTILINE | re.IGNORECASE)
+            if match is not None:
+                yield data.at(key).warning(f"{name}: {match[1].strip()} of HAMi", hint)

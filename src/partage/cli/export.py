@@ -24,7 +24,7 @@ def command(machine: str | None, hardware_socket: Path | None, output: str) -> i
 
     inventory = common_node.need_driver(common_node.observe(machine, hardware_socket))
     common_output.print_problems(
-        Problem("", "", "warning", f"not in the policy: {said}") for said in left_out(inventory)
+        Problem("", "", "warning", f"not in the policy: {text}") for text in left_out(inventory)
     )
     common_output.print_document(policy_of(inventory), output)
     return 0

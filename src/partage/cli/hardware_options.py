@@ -87,7 +87,7 @@ OPTIONS = (
     Option("until-eof", "exit when standard input is closed"),
     Option("help", "show this, and exit"),
 )
-_BY_NAME = {f"--{one.name}": one for one in OPTIONS} | {"-h": OPTIONS[-1]}
+_BY_NAME = {f"--{option.name}": option for option in OPTIONS} | {"-h": OPTIONS[-1]}
 
 
 def parse(arguments: Sequence[str]) -> HardwareOptions:
@@ -116,6 +116,6 @@ def parse(arguments: Sequence[str]) -> HardwareOptions:
 
 def usage() -> str:
     """What ``--help`` shows."""
-    rows = [(f"--{one.name} {one.metavar}".rstrip(), one.help) for one in OPTIONS]
+    rows = [(f"--{option.name} {option.metavar}".rstrip(), option.help) for option in OPTIONS]
     options = "".join(f"  {names}\n      {means}\n" for names, means in rows)
     return f"Usage: partage hardware [OPTIONS]\n\n{DESCRIPTION}\n\nOptions:\n{options}"

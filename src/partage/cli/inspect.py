@@ -11,10 +11,9 @@ from partage.answers import common_options
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
 from partage.answers.lean_imports import lean_imports
 from partage.answers.verb import verb
-from partage.cli.memory import memory_here, print_memory
+from partage.cli.memory import InspectedNode, memory_here, print_memory
 
 if TYPE_CHECKING:
-    from partage.cli.memory_tables import InspectedNode
     from partage.edges.kube.config import ClusterConfig
 
 
@@ -46,14 +45,13 @@ def command(
         with lean_imports(tls=True):
             import asyncio
 
-        found = asyncio.run(_in_cluster(cluster_of(kubeconfig), node))
+        nodes = asyncio.run(_in_cluster(cluster_of(kubeconfig), node))
     else:
-        found = memory_here(machine, run_dir)
-    print_memory(found, details=details)
+        nodes = memory_here(machine, run_dir)
+    print_memory(nodes, details=details)
 
 
 async def _in_cluster(config: ClusterConfig, name: str | None) -> list[InspectedNode]:
-    from partage.cli.memory_tables import InspectedNode
     from partage.edges.kube.cluster import ApiCluster
     from partage.plan.cluster.gpu_memory import GPU_MEMORY, read_memory
 

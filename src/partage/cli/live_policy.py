@@ -28,8 +28,9 @@ def left_out(inventory: Inventory) -> list[str]:
         if gpu.mig_unplaced:
             said.append(f"GPU {gpu.index}: where its MIG devices are, which only root may read")
         said += [
-            f"GPU {gpu.index}: the GPU instance {one.profile} at {one.placement} has no MIG device in it"
-            for one in gpu.empty_instances
+            f"GPU {gpu.index}: the GPU instance {instance.profile} at {instance.placement} has no MIG device "
+            "in it"
+            for instance in gpu.empty_instances
         ]
         if gpu.mig_mode is not None and gpu.mig_mode.current != gpu.mig_mode.pending:
             word = "on" if gpu.mig_mode.pending else "off"
@@ -40,7 +41,7 @@ def left_out(inventory: Inventory) -> list[str]:
 def _strategy(gpu: Gpu) -> dict[str, Any]:
     if gpu.mig_mode is None:
         return {"exclusive": {}}
-    found = live_layout(gpu)
-    if not found.enabled:
+    mig = live_layout(gpu)
+    if not mig.enabled:
         return {"mig": {"layout": DISABLED}}
-    return {"mig": {"layout": [str(item) for item in found.items] or ENABLED}}
+    return {"mig": {"layout": [str(item) for item in mig.items] or ENABLED}}

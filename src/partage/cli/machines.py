@@ -41,7 +41,7 @@ def command(model: str | None, output: str) -> None:
         chosen = tuple(one for one in chosen if one.id in names)
     document = machines_document(chosen, catalogue.simulated_models())
     if output == "name":
-        common_output.say_names(one.id for one in document.models)
+        common_output.say_names(row.id for row in document.models)
     elif output != "table":
         common_output.print_document(document, output)
     elif len(document.models) == 1:
@@ -56,9 +56,9 @@ def _print_all(models: tuple[CatalogueRow, ...], console: Console) -> None:
     from partage.units import format_bytes
 
     table = plain_table("GPU models", "Name", "Memory", "Architecture", "MIG", "Product", right=("Memory",))
-    for one in models:
-        product = product_word(one.products[0]) if one.products else "-"
-        table.add_row(one.id, format_bytes(one.memory_bytes), one.architecture, _mig(one), product)
+    for model in models:
+        product = product_word(model.products[0]) if model.products else "-"
+        table.add_row(model.id, format_bytes(model.memory_bytes), model.architecture, _mig(model), product)
     console.print(table)
     console.print()
     console.print(

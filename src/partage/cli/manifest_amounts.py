@@ -43,7 +43,7 @@ def amount_findings(
 
 
 def _of_pod(pod: PodNeeds, spec: ManifestNode, offered: Resources) -> Iterator[CheckedProblem]:
-    asked = dict.fromkeys(name for one in pod.containers for name in one.requests)
+    asked = dict.fromkeys(name for container in pod.containers for name in container.requests)
     for name in asked:
         if is_by_memory(name, offered):
             yield from _bound(pod, spec, name)
@@ -75,7 +75,7 @@ def _places(spec: ManifestNode) -> Iterator[ManifestNode]:
 
 
 def _first_of(pod: PodNeeds, name: str) -> str:
-    first = next((one for one in pod.lasting if one.requests.get(name)), None)
+    first = next((container for container in pod.lasting if container.requests.get(name)), None)
     return "as little" if first is None else f"{first.requests[name]}, as {first.words}"
 
 
@@ -88,28 +88,28 @@ def _together(pod: PodNeeds, spec: ManifestNode, resource: Resource) -> Iterator
     alone = replace(
         pod,
         containers=tuple(
-            replace(one, requests={key: n for key, n in one.requests.items() if key == name})
-            for one in pod.containers
+            replace(container, requests={key: n for key, n in container.requests.items() if key == name})
+            for container in pod.containers
         ),
         gpu_resources=frozenset({str(name)}),
     )
     free = {name: [share for row in resource.offerings for share in row.share_ids]}
     largest = max(row.count for row in resource.offerings)
-    if any(one.requests.get(name, 0) > largest for one in alone.containers):
+    if any(container.requests.get(name, 0) > largest for container in alone.containers):
         return
     refusal = Admission(offer, (), AllocationPolicy.DISTRIBUTED).refusal(alone, free, {})
     if refusal is None:
         return
     unit = format_bytes(resource.offerings[0].memory_bytes)
     if refusal.container is None or not refusal.at_node:
-        said = (
+        text = (
             f"asks for {alone.totals[name]} x {unit} of GPU memory in all, and the node offers "
             f"{resource.count}: the pod would stay pending"
         )
-        yield spec.error(said, "ask for less, or use two pods", here=True)
+        yield spec.error(text, "ask for less, or use two pods", here=True)
         return
-    said = (
+    text = (
         f"{refusal.container.words} asks for {refusal.amount} x {unit} of GPU memory, and beside what the "
         "other containers of the pod get no GPU has so much: the pod would fail, even if nothing else is held"
     )
-    yield spec.error(said, "ask for less, or use two pods", here=True)
+    yield spec.error(text, "ask for less, or use two pods", here=True)

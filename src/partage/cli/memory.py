@@ -1,25 +1,25 @@
-"""Who holds GPU memory that is shared by amounts: ``show --memory`` and ``inspect``."""
+"""Who holds GPU memory that is shared by amounts: ``show --memory`` and ``inspect``, in the shape of
+``kubectl inspect gpushare``. Text only.
+"""
 
 from __future__ import annotations
 
 import socket
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Sequence
 
 from partage.answers import common_node
 from partage.answers.common_output import say_lines
-
-if TYPE_CHECKING:
-    from partage.cli.memory_tables import InspectedNode
+from partage.plan.cluster.gpu_memory import CardMemory, NodeMemory, node_memory
+from partage.text import printable
+from partage.units import GIB, MIB
+from partage.values import Frozen
 
 _NONE = "no GPU is shared by amounts of memory here: a policy with mps: {unit: 1Gi} does that"
 
 
 def memory_here(machine: str | None, run_dir: str | None) -> list[InspectedNode]:
     """This node, as its agent reports it; empty if no GPU is shared by amounts. Raises DaemonError."""
-    from partage.cli.memory_tables import InspectedNode
     from partage.errors import DaemonError
-    from partage.plan.cluster.gpu_memory import node_memory
 
     report = common_node.agent_report(machine, run_dir)
     if report is None:
@@ -27,16 +27,135 @@ def memory_here(machine: str | None, run_dir: str | None) -> list[InspectedNode]
             "no agent runs here, and only an agent knows who holds what",
             "run it on a node with an agent; in a cluster: partage inspect NODE",
         )
-    memory = node_memory(report.offer, ((one.resource, one.id, one.holders) for one in report.held))
+    memory = node_memory(report.offer, ((row.resource, row.id, row.holders) for row in report.held))
     return [InspectedNode(socket.gethostname(), "", memory)] if memory.cards else []
 
 
 def print_memory(nodes: Sequence[InspectedNode], *, details: bool = False) -> None:
     """The table of ``kubectl inspect gpushare``; details: the pods, too. Raises Unsatisfiable for no node."""
-    from partage.cli import memory_tables
     from partage.errors import Unsatisfiable
 
     if not nodes:
         raise Unsatisfiable(_NONE)
-    text = memory_tables.details(nodes) if details else memory_tables.summary(nodes)
+    text = detailed(nodes) if details else summary(nodes)
     say_lines(f"{text}\n")
+
+
+_UNNAMED = "(not named yet)"
+
+
+class InspectedNode(Frozen):
+    """One node. address: empty if it is not known."""
+
+    name: str
+    address: str
+    memory: NodeMemory
+
+
+def summary(nodes: Sequence[InspectedNode]) -> str:
+    """One line for each node, and the sum. A column for each index up to the highest, as gpushare has it: 0/0
+    where a node has no such GPU, or does not share it so.
+    """
+    unit_bytes = _unit(nodes)
+    columns = range(1 + max((card.index for node in nodes for card in node.memory.cards), default=-1))
+    heads = (f"GPU{index}(Allocated/Total)" for index in columns)
+    head = ["NAME", "IPADDRESS", *heads, f"GPU Memory({_word(unit_bytes)})"]
+    rows = [
+        [
+            node.name,
+            node.address or "-",
+            *(_share(_of_gpu(node.memory.cards, index), unit_bytes) for index in columns),
+            _share(node.memory.cards, unit_bytes),
+        ]
+        for node in nodes
+    ]
+    every = [card for node in nodes for card in node.memory.cards]
+    return "\n".join(
+        [
+            *_columns([head, *rows]),
+            "-" * 64,
+            *_total("Allocated/Total GPU Memory In Cluster:", every, unit_bytes),
+        ]
+    )
+
+
+def _of_gpu(cards: Sequence[CardMemory], index: int) -> list[CardMemory]:
+    """The GPU, or its MIG devices."""
+    return [card for card in cards if card.index == index]
+
+
+def detailed(nodes: Sequence[InspectedNode]) -> str:
+    """A table of pods for each node, and the sum."""
+    unit_bytes = _unit(nodes)
+    parts: list[str] = []
+    for node in nodes:
+        parts += _of_node(node, unit_bytes)
+    every = [card for node in nodes for card in node.memory.cards]
+    return "\n".join([*parts, *_total("Allocated/Total GPU Memory In Cluster:", every, unit_bytes)])
+
+
+def _of_node(node: InspectedNode, unit_bytes: int) -> Iterator[str]:
+    cards = node.memory.cards
+    yield f"NAME:       {printable(node.name)}"
+    yield f"IPADDRESS:  {printable(node.address or '-')}"
+    yield ""
+    gpus = sorted({card.index for card in cards})
+    rows = [["NAME", "NAMESPACE", *(f"GPU{index}(Allocated)" for index in gpus)]]
+    for pod in node.memory.pods:
+        held = dict.fromkeys(gpus, 0)
+        for units, card in zip(pod.units, cards, strict=True):
+            held[card.index] += units * card.unit_bytes
+        amounts = (_amount(held_bytes, unit_bytes) for held_bytes in held.values())
+        rows.append([pod.name or _UNNAMED, pod.namespace or "-", *amounts])
+    yield from _columns(rows)
+    if node.memory.more:
+        yield f"and {node.memory.more} more pods"
+    used, total = _sums(cards)
+    yield f"Allocated :  {_amount(used, unit_bytes)} ({_percent(used, total)})"
+    yield f"Total :      {_amount(total, unit_bytes)}"
+    yield "-" * 64
+
+
+def _unit(nodes: Sequence[InspectedNode]) -> int:
+    """GiB if every unit is a multiple of it, else MiB."""
+    sizes = {card.unit_bytes for node in nodes for card in node.memory.cards}
+    return GIB if all(size % GIB == 0 for size in sizes) else MIB
+
+
+def _word(unit_bytes: int) -> str:
+    return "GiB" if unit_bytes == GIB else "MiB"
+
+
+def _share(cards: Sequence[CardMemory], unit_bytes: int) -> str:
+    used, total = _sums(cards)
+    return f"{_amount(used, unit_bytes)}/{_amount(total, unit_bytes)}"
+
+
+def _sums(cards: Sequence[CardMemory]) -> tuple[int, int]:
+    """Bytes used and in all."""
+    return sum(card.used * card.unit_bytes for card in cards), sum(
+        card.total * card.unit_bytes for card in cards
+    )
+
+
+def _amount(amount_bytes: int, unit_bytes: int) -> str:
+    return str(amount_bytes // unit_bytes)
+
+
+def _percent(used: int, total: int) -> str:
+    return f"{100 * used // total if total else 0}%"
+
+
+def _total(words: str, cards: Sequence[CardMemory], unit_bytes: int) -> Iterator[str]:
+    used, total = _sums(cards)
+    yield words
+    yield f"{_amount(used, unit_bytes)}/{_amount(total, unit_bytes)} ({_percent(used, total)})"
+
+
+def _columns(rows: Sequence[Sequence[str]]) -> list[str]:
+    shown = [list(map(printable, row)) for row in rows]
+    widths = [max(len(row[at]) for row in shown) for at in range(len(shown[0]))]
+    return [
+        "  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+        for row in shown
+    ]

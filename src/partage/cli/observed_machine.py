@@ -22,14 +22,19 @@ async def observed_machine(hardware: Hardware) -> Machine:
         keeps_its_own = one.interval is None and inventory.simulated and gpu and not gpu.mig_enabled
         if gpu and (keeps_its_own or one.interval not in (None, Interval.DEFAULT)):
             slices[gpu.index] = one.interval
-    daemons = [_spec(one) for one in await hardware.daemons()]
+    daemons = [_spec(daemon) for daemon in await hardware.daemons()]
     return Machine("", inventory, time_slices=slices, daemons=tuple(filter(None, daemons)))
 
 
-def _spec(one: DaemonState) -> DaemonSpec | None:
-    if one.gpu is None or one.phase not in (DaemonPhase.SERVING, DaemonPhase.FAULT):
+def _spec(daemon: DaemonState) -> DaemonSpec | None:
+    if daemon.gpu is None or daemon.phase not in (DaemonPhase.SERVING, DaemonPhase.FAULT):
         return None
-    limits = one.limits
+    limits = daemon.limits
     return DaemonSpec(
-        one.gpu, one.device, limits.memory_bytes, limits.threads_percent, one.multi_user, limits.namespaces
+        daemon.gpu,
+        daemon.device,
+        limits.memory_bytes,
+        limits.threads_percent,
+        daemon.multi_user,
+        limits.namespaces,
     )

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 
 from partage.answers import common_node, common_options, common_output, completion
 from partage.answers.verb import verb
-from partage.cli.memory import memory_here, print_memory
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -94,6 +93,8 @@ def command(
 
     def show_once() -> None:
         if memory:
+            from partage.cli.memory import memory_here, print_memory
+
             print_memory(memory_here(machine, run_dir))
             return
         node = _with_jobs(_look(policy, config, machine, run_dir), machine, run_dir, asked=jobs)

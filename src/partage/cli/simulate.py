@@ -11,7 +11,7 @@ import click
 
 from partage.answers import common_options, common_output, completion
 from partage.answers.verb import verb
-from partage.serve_http.options import http_options, http_protection
+from partage.serve_http.options import http_option, http_options, http_protection
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -71,11 +71,7 @@ FALSE = 1
 @click.option(
     "--plot", metavar="FILE", help="With --trace: also draw GPUs in use and waiting pods: .png or .svg."
 )
-@click.option(
-    "--http",
-    metavar="HOST:PORT",
-    help="Serve the page of the simulated node while the story is played; port 0: any free port.",
-)
+@http_option("Serve the page of the simulated node while the story is played; port 0: any free port.")
 @click.option("--serve", is_flag=True, help="Keep serving after the end of the story, until Ctrl-C.")
 @http_protection
 @click.option("-v", "--verbose", is_flag=True, help="Also print the agent's log on stderr.")

@@ -366,12 +366,12 @@ class Table:
 
 def _spelled_twice(first: Field, second: Field) -> Field:
     """Which value of a key in two spellings counts: the last one in the order of code points, as in Go."""
-    said = f"stands here twice, also as {first.place.path}"
+    text = f"stands here twice, also as {first.place.path}"
     if isinstance(first.value, dict) or isinstance(second.value, dict):
-        second.error(said)  # Go would merge the two
+        second.error(text)  # Go would merge the two
         return first
     last = max(first, second, key=lambda one: one.place.path)
-    second.warn(f"{said}; {last.place.path} counts", "remove one of the two")
+    second.warn(f"{text}; {last.place.path} counts", "remove one of the two")
     return last
 
 

@@ -139,16 +139,16 @@ def _events(text: str) -> Iterator[yaml.Event]:
 def _syntax_problem(error: yaml.YAMLError, name: str) -> Problem:
     if isinstance(error, yaml.MarkedYAMLError):
         mark = error.problem_mark or error.context_mark
-        said = ", ".join(part for part in (error.context, error.problem) if part)
+        text = ", ".join(part for part in (error.context, error.problem) if part)
         where = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
     else:
-        where, said = "", str(error).splitlines()[0]
-    return Problem(name, "", "error", f"{where}not YAML: {said}", _advice(said))
+        where, text = "", str(error).splitlines()[0]
+    return Problem(name, "", "error", f"{where}not YAML: {text}", _advice(text))
 
 
-def _advice(said: str) -> str:
-    if "cannot start any token" in said:
+def _advice(text: str) -> str:
+    if "cannot start any token" in text:
         return "indent with blanks, never with tabs; quote values that begin with a special character"
-    if "mapping values are not allowed" in said:
+    if "mapping values are not allowed" in text:
         return "look for a missing blank after ':', or for wrong indentation"
     return ""

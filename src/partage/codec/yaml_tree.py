@@ -155,8 +155,8 @@ class TreeBuilder:
             return _MERGE
         if value in frame.value:
             first = self.lines[id(frame.value), value]
-            said = f"duplicate key {value[:64]!r}, first on line {first}"
-            self._note(self.duplicates, event, said, "remove one of the two")
+            text = f"duplicate key {value[:64]!r}, first on line {first}"
+            self._note(self.duplicates, event, text, "remove one of the two")
         self.lines[id(frame.value), value] = _line(event)
         return str(value)
 

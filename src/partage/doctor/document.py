@@ -70,7 +70,7 @@ def doctor_document(found: Diagnosis, repaired: Sequence[Repaired], *, done: boo
     return DoctorDocument(
         healthy=not found.findings,
         looked=found.looked,
-        findings=tuple(_finding(one, found.explained) for one in found.findings),
+        findings=tuple(_finding(finding, found.explained) for finding in found.findings),
         not_looked=found.not_looked,
         repairs=tuple(
             RepairRow(repair_sentence(one.repair), done and not one.left, one.left) for one in repaired

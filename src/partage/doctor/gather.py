@@ -13,10 +13,8 @@ from partage.doctor.decide.observation import Agent, Clock, Disk, DriverParts, O
 from partage.doctor.gather_agent import agent_seen, kubelet_seen_by_agent, mps_seen, reasons_of, why_ended
 from partage.doctor.gather_policy import GivenPolicy, Looked, look
 from partage.doctor.gather_slurm import slurm_seen
-from partage.doctor.host.cards import nvidia_cards
 from partage.doctor.host.cdi_files import cdi_files
-from partage.doctor.host.device_files import device_files
-from partage.doctor.host.machine import clock_seen, disks_seen
+from partage.doctor.host.machine import clock_seen, device_files, disks_seen, nvidia_cards
 from partage.doctor.host.runtime import container_runtime
 from partage.doctor.place import DoctorPlace, driver_root, host
 from partage.edges.hardware.binding import find_library

@@ -77,7 +77,9 @@ def reasons_of(
 ) -> tuple[AgentReason, ...] | Unseen | None:
     """What the running agent reports; None if none runs."""
     if report is not None:
-        return tuple(AgentReason(one.code, one.message) for one in (*report.reasons, *report.degraded))
+        return tuple(
+            AgentReason(reason.code, reason.message) for reason in (*report.reasons, *report.degraded)
+        )
     if isinstance(agent, Agent) and agent.runs:
         return Unseen(agent.report_problem or _NO_REPORT)
     return agent if isinstance(agent, Unseen) else None
@@ -90,7 +92,7 @@ def _closed(directory: Path) -> bool:
 
 def _missing(place: DoctorPlace, report: ReportDocument) -> tuple[str, ...]:
     """Directories that the agent cannot do without. One with other directories does not miss these."""
-    if not any(one.code == _NOT_SAVED for one in (*report.reasons, *report.degraded)):
+    if not any(reason.code == _NOT_SAVED for reason in (*report.reasons, *report.degraded)):
         return ()
     return () if place.root.exists(place.state_dir) else (place.state_dir,)
 
@@ -124,7 +126,9 @@ def mps_seen(place: DoctorPlace) -> MpsState | Unseen:
     below = f"{place.run_dir}/mps"
     here = place.root.at(below)
     try:
-        homes = sorted(one.name for one in here.iterdir() if one.name.startswith(_DEVICES) and one.is_dir())
+        homes = sorted(
+            path.name for path in here.iterdir() if path.name.startswith(_DEVICES) and path.is_dir()
+        )
     except FileNotFoundError:
         homes = []
     except OSError as error:
@@ -133,7 +137,7 @@ def mps_seen(place: DoctorPlace) -> MpsState | Unseen:
         MpsDirectory(
             f"{below}/{name}",
             device_uuid(name),
-            alive=any(one.pipe.startswith(f"{below}/{name}/") for one in processes)
+            alive=any(process.pipe.startswith(f"{below}/{name}/") for process in processes)
             or locks.is_locked(here / f"{name}.lock"),
         )
         for name in homes
@@ -180,11 +184,13 @@ def _other_plugin(
     """The running agent's own word counts: it knows which sockets are its own."""
     if report is not None:
         return ""
-    pids = {one.pid for one in agent.processes} if isinstance(agent, Agent) else set[int]()
+    pids = {process.pid for process in agent.processes} if isinstance(agent, Agent) else set[int]()
     if not pids and isinstance(agent, Agent) and agent.runs:
         return Unseen("an agent runs, and its sockets cannot be told from others: its report is not there")
     ours = [
-        found for path in _sockets(directory) if listener(path) in pids and (found := socket_identity(path))
+        identity
+        for path in _sockets(directory)
+        if listener(path) in pids and (identity := socket_identity(path))
     ]
     other = serving_gpus(directory, looked.resources, devices_of(looked.inventory.gpus), ours)
     return "" if other is None else str(other)
@@ -192,6 +198,6 @@ def _other_plugin(
 
 def _sockets(directory: Path) -> list[Path]:
     try:
-        return [one for one in sorted(directory.iterdir()) if stat.S_ISSOCK(one.lstat().st_mode)]
+        return [path for path in sorted(directory.iterdir()) if stat.S_ISSOCK(path.lstat().st_mode)]
     except OSError:
         return []

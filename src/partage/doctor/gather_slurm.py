@@ -111,8 +111,8 @@ def _strangers(devices: NodeDevices | None, inventory: Inventory) -> tuple[str, 
     """Devices of the list that are not on the node; () where the GPUs are not known."""
     if devices is None or not isinstance(inventory.driver, Driver):
         return ()
-    known = devices_of(inventory.gpus) | {one.uuid for one in inventory.lost if one.uuid is not None}
-    return tuple(one.uuid for one in devices.devices if one.uuid not in known)
+    known = devices_of(inventory.gpus) | {gpu.uuid for gpu in inventory.lost if gpu.uuid is not None}
+    return tuple(device.uuid for device in devices.devices if device.uuid not in known)
 
 
 def _live(

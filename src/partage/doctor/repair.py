@@ -72,7 +72,7 @@ def _remove_daemon(place: DoctorPlace, repair: RemoveMpsDirectory) -> str:
             return "it is not known whether a process uses it now"
         paths = DaemonPaths(home)
         inside = holders(place.root.proc, paths, Programs())
-        if inside != Holders() or any(one.pipe.startswith(f"{repair.path}/") for one in processes):
+        if inside != Holders() or any(process.pipe.startswith(f"{repair.path}/") for process in processes):
             return "a process uses it now"
         remove_directories(paths)
     return ""
@@ -105,10 +105,10 @@ def _remove_socket(place: DoctorPlace, path: Path) -> str:
 
 
 def _remove_cdi(place: DoctorPlace, path: str) -> str:
-    found = next((one for one in cdi_files(place.root) if one.path == path), None)
-    if found is None or not found.ours:
+    file = next((one for one in cdi_files(place.root) if one.path == path), None)
+    if file is None or not file.ours:
         return "somebody else has written it since"
-    if not cdi_problem(found, host(place).kernel_module_version() or ""):
+    if not cdi_problem(file, host(place).kernel_module_version() or ""):
         return "it fits again"
     here = place.root.at(path)
     here.unlink()

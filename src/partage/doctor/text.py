@@ -15,16 +15,16 @@ _INDENT = "  "
 _NARROWEST = 20
 
 
-def print_diagnosis(console: Console, found: DoctorDocument, *, fixes: bool, dry_run: bool) -> None:
+def print_diagnosis(console: Console, document: DoctorDocument, *, fixes: bool, dry_run: bool) -> None:
     """What was repaired, all findings, and what was not looked at. fixes: ``--fix`` was given."""
-    for repair in found.repairs:
+    for repair in document.repairs:
         _indented(console, _repair(repair, dry_run=dry_run), "green" if repair.done else "dim", indent=False)
-    if fixes and not found.repairs:
+    if fixes and not document.repairs:
         console.print("--fix: nothing that it may repair")
-    for finding in found.findings:
+    for finding in document.findings:
         _finding(console, finding)
-    console.print(_summary(found))
-    for one in found.not_looked:
+    console.print(_summary(document))
+    for one in document.not_looked:
         _indented(console, f"not looked at: {', '.join(one.what)}: {one.why}", "dim", indent=False)
 
 
@@ -64,11 +64,11 @@ def _repair(repair: RepairRow, *, dry_run: bool) -> str:
     return f"done: {repair.what}" if repair.done else f"not done: {repair.what}: {repair.left}"
 
 
-def _summary(found: DoctorDocument) -> str:
-    errors = sum(one.severity == "error" for one in found.findings)
-    warnings = len(found.findings) - errors
-    looked = count_of(found.looked, "check")
-    if found.healthy:
+def _summary(document: DoctorDocument) -> str:
+    errors = sum(finding.severity == "error" for finding in document.findings)
+    warnings = len(document.findings) - errors
+    looked = count_of(document.looked, "check")
+    if document.healthy:
         return f"no problem found ({looked})"
     return f"{count_of(errors, 'error')}, {count_of(warnings, 'warning')} ({looked})"
 

@@ -14,11 +14,12 @@ from partage.answers.cluster_options import cluster_of, kubeconfig_option
 from partage.answers.lean_imports import lean_imports
 from partage.answers.verb import verb
 from partage.errors import InputError
+from partage.slurm.version import slurm_bin_option, slurm_version_option
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from partage.doctor.bundle_entries import BundleInput
+    from partage.doctor.bundle import BundleInput
     from partage.doctor.decide.diagnose import Diagnosis
     from partage.doctor.document import DoctorDocument
     from partage.doctor.place import DoctorPlace
@@ -55,16 +56,9 @@ FOUND = 1
 @common_options.config_option
 @common_options.machine_option
 @common_options.driver_root_option
-@click.option(
-    "--kubelet-dir",
-    default=str(KUBELET_DIR),
-    metavar="DIR",
-    help=f"The kubelet's device-plugins directory ({KUBELET_DIR}).",
-)
+@common_options.directory_option("--kubelet-dir", KUBELET_DIR, "The kubelet's device-plugins directory")
 @common_options.run_dir_option
-@click.option(
-    "--state-dir", default=str(STATE_DIR), metavar="DIR", help=f"State directory of the agent ({STATE_DIR})."
-)
+@common_options.directory_option("--state-dir", STATE_DIR, "State directory of the agent")
 @click.option("--cluster", is_flag=True, help="Also look at the Node object.")
 @kubeconfig_option("With --cluster: ")
 @click.option(
@@ -74,15 +68,8 @@ FOUND = 1
     default="",
     help="The name of this node in Kubernetes or Slurm. Default for Slurm: the host name.",
 )
-@click.option(
-    "--slurm-version", metavar="VERSION", help="The release of Slurm, where scontrol cannot say it."
-)
-@click.option(
-    "--slurm-bin",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The directory of scontrol. Default: the usual ones.",
-)
+@slurm_version_option("The release of Slurm, where scontrol cannot say it.")
+@slurm_bin_option()
 @common_options.output_option("table", "json", "yaml")
 def command(
     *,
@@ -94,9 +81,9 @@ def command(
     policy: str | None,
     config: str | None,
     machine: str | None,
-    kubelet_dir: str,
+    kubelet_dir: Path,
     run_dir: str | None,
-    state_dir: str,
+    state_dir: Path,
     cluster: bool,
     kubeconfig: str | None,
     node_name: str,
@@ -129,8 +116,8 @@ def command(
 
     place = DoctorPlace(
         NodeRoot(root.resolve() if root else Path("/")),
-        kubelet_dir,
-        state_dir,
+        str(kubelet_dir),
+        str(state_dir),
         run_dir or common_options.DEFAULT_RUN_DIR,
         machine,
         common_options.driver_root(),
@@ -148,7 +135,7 @@ def command(
         found = diagnose(seen)
     document = doctor_document(found, repaired, done=not dry_run)
     if bundle is not None:
-        from partage.doctor.bundle_entries import BundleInput
+        from partage.doctor.bundle import BundleInput
 
         document = _with_bundle(bundle, place, BundleInput(document, seen, policy, node, logs))
     _print(document, output, fixes=fix, dry_run=dry_run)
@@ -174,7 +161,7 @@ def _with_bundle(path: str, place: DoctorPlace, wanted: BundleInput) -> DoctorDo
     from partage.doctor.document import BundleFileRow, BundleRow
 
     entries = write_bundle(path, place, wanted)
-    files = tuple(BundleFileRow(one.name, one.what, len(one.content)) for one in entries)
+    files = tuple(BundleFileRow(entry.name, entry.what, len(entry.content)) for entry in entries)
     return replace(wanted.document, bundle=BundleRow(path, files))
 
 
@@ -194,8 +181,8 @@ def _repair(place: DoctorPlace, found: Diagnosis, *, dry_run: bool) -> Sequence[
     from partage.doctor.repair import Repaired, carry_out
 
     if dry_run:
-        return [Repaired(one) for one in found.repairs]
-    return [carry_out(place, one) for one in found.repairs]
+        return [Repaired(repair) for repair in found.repairs]
+    return [carry_out(place, repair) for repair in found.repairs]
 
 
 def _node(kubeconfig: str | None, name: str) -> ClusterNode:

@@ -14,8 +14,7 @@ from partage.explain.decide.node import Cordoned, Counted, GpuView, NodeTaintVie
 from partage.explain.decide.pod import PodNeeds
 from partage.explain.pod_needs import amount_of, pods_of
 from partage.model.ids import MEMORY_RESOURCE, DeviceUuid, GpuUuid, device_of
-from partage.model.node_labels import DOMAIN
-from partage.model.node_taints import NodeTaint
+from partage.model.node_labels import DOMAIN, NodeTaint
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee
 from partage.model.strategy import Strategy
 from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY
@@ -116,20 +115,26 @@ def _view(node: Object, pods: Sequence[Object], reported: NodeView | None) -> No
 
 
 def _false(conditions: Mapping[str, Condition], kind: str) -> str:
-    found = conditions.get(kind)
-    return found.message or found.reason if found is not None and found.status == "False" else ""
+    condition = conditions.get(kind)
+    return (
+        condition.message or condition.reason if condition is not None and condition.status == "False" else ""
+    )
 
 
 def _policy_trouble(conditions: Mapping[str, Condition]) -> str:
-    found = conditions.get(POLICY_IN_FORCE)
-    return "" if found is None or found.reason.startswith(_UNDER_WAY) else _false(conditions, POLICY_IN_FORCE)
+    condition = conditions.get(POLICY_IN_FORCE)
+    return (
+        ""
+        if condition is None or condition.reason.startswith(_UNDER_WAY)
+        else _false(conditions, POLICY_IN_FORCE)
+    )
 
 
 def _not_ready(conditions: Mapping[str, Condition]) -> str:
-    found = conditions.get(_KUBELET_READY)
-    if found is None or found.status == "True":
+    condition = conditions.get(_KUBELET_READY)
+    if condition is None or condition.status == "True":
         return ""
-    return found.message or found.reason or "its kubelet says nothing"
+    return condition.message or condition.reason or "its kubelet says nothing"
 
 
 def _taints(node: Object, conditions: Mapping[str, Condition]) -> Iterator[NodeTaintView]:
@@ -268,12 +273,12 @@ def running_since(pod: Object) -> str:
 
 def holdings_on_node(needs: PodNeeds, view: NodeView | None) -> str:
     """What a pod holds as far as the Node says it: sentences that follow how it stands."""
-    asks = [f"{amount_text(name, amount)} ({one.words})" for one, name, amount in needs.asks]
+    asks = [f"{amount_text(name, amount)} ({container.words})" for container, name, amount in needs.asks]
     if not asks:
         return " It asks for no GPU and holds none."
-    said = f" It holds {listed(asks, 8)}"
+    text = f" It holds {listed(asks, 8)}"
     if view is None:
-        return f"{said}; the node is not in the cluster any more."
+        return f"{text}; the node is not in the cluster any more."
     guarantees = [
         f"{name}: {word} ({Guarantee(word).means})"
         for name in dict.fromkeys(name for _, name, _ in needs.asks)
@@ -284,7 +289,7 @@ def holdings_on_node(needs: PodNeeds, view: NodeView | None) -> str:
     where = f", of {gpus(indexes)}" if indexes else ""
     promised = f" The least that the node guarantees: {'; '.join(guarantees)}." if guarantees else ""
     return (
-        f"{said}{where}.{promised} Which shares these are: --reports FOLDER, or partage explain on the node."
+        f"{text}{where}.{promised} Which shares these are: --reports FOLDER, or partage explain on the node."
     )
 
 

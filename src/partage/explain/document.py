@@ -187,9 +187,11 @@ def explained_pod(
     """The row of a pod. remarks: by the node's name."""
     return ExplainedPodRow(
         name=pod.title,
-        asks=tuple(AskedRow(one.words, name, amount) for one, name, amount in pod.asks),
+        asks=tuple(AskedRow(container.words, name, amount) for container, name, amount in pod.asks),
         standing=standing,
-        nodes=tuple(_node_row(one, remarks.get(one.node, ())) for one in sorted(verdicts, key=_nearness)),
+        nodes=tuple(
+            _node_row(verdict, remarks.get(verdict.node, ())) for verdict in sorted(verdicts, key=_nearness)
+        ),
         not_judged=pod.not_judged if verdicts else (),
     )
 
@@ -198,7 +200,7 @@ def _nearness(verdict: NodeVerdict) -> tuple[bool, bool, int]:
     """Nodes that it fits, then those with a way out: the fewest changes, first those that leave the pod and
     the policy as they are.
     """
-    weights = (_WEIGHTS.get(type(one), 1) for one in verdict.changes)
+    weights = (_WEIGHTS.get(type(change), 1) for change in verdict.changes)
     return not verdict.fits, not verdict.enough, sum(weights)
 
 

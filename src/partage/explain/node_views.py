@@ -39,15 +39,15 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
     write.
     """
     inventory = planned.inventory
-    lost = {one.uuid or GpuUuid(f"lost-{one.index}"): one for one in inventory.lost}
+    lost = {gpu.uuid or GpuUuid(f"lost-{gpu.index}"): gpu for gpu in inventory.lost}
     gpus = [GpuView(gpu.index, gpu.uuid, gpu.product) for gpu in inventory]
-    gpus += [GpuView(one.index, uuid) for uuid, one in lost.items()]
+    gpus += [GpuView(gpu.index, uuid) for uuid, gpu in lost.items()]
     would = node_labels(inventory, planned.offer, planned.policy.options, geometry_of)
     return NodeView(
         name=name,
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
         offer=planned.offer,
-        obstacles={uuid: (Unhealthy(f"it does not answer: {one.reason}"),) for uuid, one in lost.items()},
+        obstacles={uuid: (Unhealthy(f"it does not answer: {gpu.reason}"),) for uuid, gpu in lost.items()},
         links=inventory.links,
         allocation=planned.policy.options.allocation,
         trouble="" if inventory.gpus or inventory.lost else NO_GPU,
@@ -154,8 +154,8 @@ def _health(gpu: ReportedGpuRow) -> Iterator[Obstacle]:
 
 def _changing(gpu: ReportedGpuRow, why: str) -> Changing:
     pods = tuple(dict.fromkeys(entry.pods or f"?{entry.id}" for entry in gpu.waiting_for))
-    said = (why or gpu.reason or "its policy has changed").removeprefix(f"GPU {gpu.index} ")
-    return Changing(gpu.phase or Phase.UNKNOWN, said.removeprefix(f"GPU {gpu.index}: "), pods)
+    text = (why or gpu.reason or "its policy has changed").removeprefix(f"GPU {gpu.index} ")
+    return Changing(gpu.phase or Phase.UNKNOWN, text.removeprefix(f"GPU {gpu.index}: "), pods)
 
 
 def _away(

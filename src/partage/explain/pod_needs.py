@@ -42,7 +42,7 @@ def other_pods(top: ManifestNode) -> str:
 
 
 def _not_judged(spec: ManifestNode) -> Iterator[str]:
-    gates = [str(one.at("name").value) for one in spec.at("schedulingGates").items]
+    gates = [str(node.at("name").value) for node in spec.at("schedulingGates").items]
     if gates:
         yield f"scheduling gates ({listed(gates, _SHOWN)}): nothing places the pod before they are removed"
     if spec.at("affinity", "podAffinity", _REQUIRED).items:
@@ -50,11 +50,11 @@ def _not_judged(spec: ManifestNode) -> Iterator[str]:
     if spec.at("affinity", "podAntiAffinity", _REQUIRED).items:
         yield "required distance from other pods (podAntiAffinity)"
     spread = spec.at("topologySpreadConstraints").items
-    if any(one.at("whenUnsatisfiable").value != "ScheduleAnyway" for one in spread):
+    if any(node.at("whenUnsatisfiable").value != "ScheduleAnyway" for node in spread):
         yield "how its pods have to be spread (topologySpreadConstraints)"
-    claimed = [one for one in spec.at("volumes").items if _is_claim(one)]
+    claimed = [node for node in spec.at("volumes").items if _is_claim(node)]
     if claimed:
-        names = [str(one.at("name").value) for one in claimed]
+        names = [str(node.at("name").value) for node in claimed]
         yield f"volumes that may be tied to some nodes ({listed(names, _SHOWN)})"
     yield from _of_containers(spec)
     if (runtime := spec.at("runtimeClassName").value) and not spec.at("overhead").keys:
@@ -64,10 +64,12 @@ def _not_judged(spec: ManifestNode) -> Iterator[str]:
 
 
 def _of_containers(spec: ManifestNode) -> Iterator[str]:
-    containers = [one for key in ("initContainers", "containers") for one in spec.at(key).items]
-    if spec.at("resourceClaims").items or any(one.at("resources", "claims").items for one in containers):
+    containers = [node for key in ("initContainers", "containers") for node in spec.at(key).items]
+    if spec.at("resourceClaims").items or any(
+        container.at("resources", "claims").items for container in containers
+    ):
         yield "device claims (DRA)"
-    if any(port.at("hostPort").value for one in containers for port in one.at("ports").items):
+    if any(port.at("hostPort").value for container in containers for port in container.at("ports").items):
         yield "ports of the node (hostPort)"
 
 
@@ -106,7 +108,7 @@ def pods_of(
 
 def with_gpu_resources(pod: PodNeeds, offered: Collection[str]) -> PodNeeds:
     """The pod, with the resources that GPUs are behind. offered: names that nodes offer."""
-    asked = {name for one in pod.containers for name in one.requests}
+    asked = {name for container in pod.containers for name in container.requests}
     ours = {name for name in asked if name.startswith(f"{VENDOR}/") or name == MEMORY_RESOURCE}
     return replace(pod, gpu_resources=frozenset(ours | (asked & set(offered))))
 
@@ -172,11 +174,11 @@ class _SpecReader:
     def _whole(self, containers: Collection[Container]) -> dict[str, int]:
         """What is asked for the pod as a whole. A limit is the request where no container asks for any."""
         limits, requests = (self._amounts(self._spec.at("resources", key)) for key in ("limits", "requests"))
-        asked = {name for one in containers for name in one.requests}
+        asked = {name for container in containers for name in container.requests}
         return {**{name: amount for name, amount in limits.items() if name not in asked}, **requests}
 
     def _refused(self, findings: Iterable[CheckedProblem]) -> None:
-        self._problems += [one.problem for one in findings]
+        self._problems += [finding.problem for finding in findings]
 
     def _amounts(self, place: ManifestNode) -> dict[str, int]:
         found = {}

@@ -1,4 +1,6 @@
-"""Who holds a share, since when, and what is guaranteed about it and why: from the report of an agent."""
+"""``partage explain share``: who holds a share, since when, and what is guaranteed about it and why, from the
+report of an agent.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +8,16 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 
 from partage.agent.status.readiness import PIPE_READ_ONLY
+from partage.answers import common_output
 from partage.answers.documents.report import EntryRow, ReportDocument
 from partage.answers.documents.resources import ResourceDeviceRow, ResourceGpuRow
 from partage.answers.wording import container_name, pod_name
+from partage.errors import InputError
 from partage.explain.decide.gpus import obstacle_words
 from partage.explain.decide.node import GpuView, NodeView
 from partage.explain.document import ExplainedShareRow
 from partage.explain.node_views import view_of_report
+from partage.explain.verb_nodes import Where, need_reports, see_nodes
 from partage.model.ids import DeviceUuid, ResourceName, ShareId, device_of, parse_share_id
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy
@@ -60,7 +65,7 @@ def _is_named(what: str, row: DeviceOffer, share: ShareId, entry: EntryRow | Non
     if what in (str(row.gpu_index), row.gpu, row.device, share, row.resource):
         return True
     holders = () if entry is None else entry.holders
-    return any(what in (pod_name(one), container_name(one)) for one in holders)
+    return any(what in (pod_name(holder), container_name(holder)) for holder in holders)
 
 
 def _row(
@@ -115,7 +120,7 @@ def _not_offered(report: ReportDocument, view: NodeView, what: str) -> Iterator[
         index, profile = gpu_of.get(device_of(entry.id), (-1, None))
         uuids = [gpu.uuid for gpu in report.gpus if gpu.index == index]
         names = {str(index), *uuids, device_of(entry.id), entry.id, entry.resource}
-        names |= {name(one) for one in entry.holders for name in (pod_name, container_name)}
+        names |= {name(holder) for holder in entry.holders for name in (pod_name, container_name)}
         if (entry.resource, entry.id) in offered or what not in names:
             continue
         state, standing, step = _held(entry, report.at)
@@ -182,10 +187,10 @@ def _device_row(
     ]
     return next(
         (
-            one
+            device
             for gpu in gpus
-            for one in gpu.devices
-            if one.uuid == row.device and one.first_share <= number < one.first_share + one.count
+            for device in gpu.devices
+            if device.uuid == row.device and device.first_share <= number < device.first_share + device.count
         ),
         None,
     )
@@ -208,11 +213,11 @@ def _standing(view: NodeView, row: DeviceOffer, entry: EntryRow | None, at: str)
 
 def _held(entry: EntryRow, at: str) -> tuple[str, str, str]:
     pods = entry.pods
-    said = f"held{f' by {pods}' if pods else ''} since {_moment(entry.since)}{_age(entry.since, at)}: "
+    text = f"held{f' by {pods}' if pods else ''} since {_moment(entry.since)}{_age(entry.since, at)}: "
     if entry.left or entry.unseen:
-        return "held", said + _of_forgotten_pod(entry, at), f"wait, or: partage free {entry.id}"
+        return "held", text + _of_forgotten_pod(entry, at), f"wait, or: partage free {entry.id}"
     step = f"kubectl describe pod {_kubectl(entry)}" if entry.holders else "wait a moment, then ask again"
-    return "held", said + _CERTAINTY[entry.certainty], step
+    return "held", text + _CERTAINTY[entry.certainty], step
 
 
 def _of_forgotten_pod(entry: EntryRow, at: str) -> str:
@@ -271,7 +276,9 @@ def _reasons(
     else:
         yield _of_strategy(row, stated)
     for gpu in report.gpus:
-        yield from (one.doubt for one in gpu.mps_daemons if one.device == row.device and one.doubt)
+        yield from (
+            daemon.doubt for daemon in gpu.mps_daemons if daemon.device == row.device and daemon.doubt
+        )
     if device is not None and device.verified is None:
         yield "it could not be seen in force: the device or its MPS daemon does not answer"
 
@@ -295,3 +302,29 @@ def _of_strategy(row: DeviceOffer, stated: Guarantee) -> str:
         (Strategy.TIME_SLICING, Guarantee.NONE): "time slices share out the processors, not the memory",
     }
     return sentences.get((row.shared, stated), f"the {what} is shared by {row.shared}")
+
+
+def explain_share(what: str, where: Where, output: str) -> int:
+    """The shares of that name; the exit code. Raises InputError where nothing is called so."""
+    from partage.explain.document import ShareExplanationDocument
+    from partage.text import listed
+
+    reports = need_reports(see_nodes(where))
+    rows = tuple(row for node, report in reports.items() for row in share_rows(node, report, what))
+    if not rows:
+        names = [str(resource.name) for report in reports.values() for resource in report.resources]
+        indexes = [f"{gpu.index}" for report in reports.values() for gpu in report.gpus]
+        raise InputError(
+            f"nothing here is called {what[:80]!r}, and no pod of that name holds a share",
+            f"a GPU ({listed(list(dict.fromkeys(indexes)), 8)}), a resource "
+            f"({listed(list(dict.fromkeys(names)), 8)}), NAMESPACE/POD, or the id of a share",
+        )
+    if output == "table":
+        from partage.explain.tables import share_lines
+
+        console = common_output.console()
+        for line in share_lines(rows):
+            console.print(line)
+    else:
+        common_output.print_document(ShareExplanationDocument(what=what, shares=rows), output)
+    return 0

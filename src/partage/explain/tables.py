@@ -1,4 +1,4 @@
-"""``partage explain`` as sentences and a table: node, GPU, why not, what to do."""
+"""``partage explain`` and ``partage explain job`` as sentences and tables: node, GPU, why not, what to do."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from partage.explain.document import (
     ExplainedNodeRow,
     ExplainedPodRow,
     ExplainedShareRow,
+    JobExplanationDocument,
     ReasonRow,
 )
 from partage.text import count_of, listed, numbers
@@ -31,7 +32,7 @@ _FREE = "nothing: it has room"
 
 def pod_lines(pod: ExplainedPodRow, *, everything: bool = False) -> Iterator[RenderableType]:
     """What is known about one pod. everything: each node and GPU, also of a pod that fits."""
-    asks = [f"{amount_text(one.resource, one.amount)} ({one.container})" for one in pod.asks]
+    asks = [f"{amount_text(ask.resource, ask.amount)} ({ask.container})" for ask in pod.asks]
     asks_for = f"{pod.name} asks for {listed(asks, 8) or 'no GPU'}"
     if pod.fits and not pod.runs and not pod.standing and not everything:
         yield Text(f"{asks_for}, and fits on {_where(pod)}.", style="bold")
@@ -120,7 +121,7 @@ def _alike(nodes: Sequence[ExplainedNodeRow]) -> list[list[ExplainedNodeRow]]:
 def _table(groups: Sequence[Sequence[ExplainedNodeRow]]) -> Table:
     table = plain_table("", "Node", "GPU", "Why not", "What to do")
     for nodes in groups:
-        node, names = nodes[0], listed([one.name for one in nodes], 3)
+        node, names = nodes[0], listed([row.name for row in nodes], 3)
         style = "green" if node.fits else ""
         table.add_row(Text(names), Text("-"), Text(_why(node)), Text(_what(node)), style=style)
         for gpus, why, what in _gpu_lines(node.gpus):
@@ -142,7 +143,7 @@ def _what(node: ExplainedNodeRow) -> str:
         return (
             "use another node, or another policy here: partage plan --policy FILE shows what one would offer"
         )
-    steps = _steps([one.text for one in node.changes])
+    steps = _steps([change.text for change in node.changes])
     return steps if node.enough else f"{steps}; that alone is not enough"
 
 
@@ -177,13 +178,15 @@ def _next_steps(pod: ExplainedPodRow) -> Iterator[Text]:
     where = "" if len(pod.nodes) == 1 else f" ({nearest.name})"
     yield Text()
     if nearest.enough:
-        yield Text(f"Smallest change{where}: {_steps([one.text for one in nearest.changes])}.", style="bold")
+        yield Text(
+            f"Smallest change{where}: {_steps([change.text for change in nearest.changes])}.", style="bold"
+        )
     else:
         yield Text(f"First step{where}: {nearest.changes[0].text}.", style="bold")
     for way in nearest.others:
-        yield Text(f"Or: {_steps([one.text for one in way])}.")
+        yield Text(f"Or: {_steps([row.text for row in way])}.")
     if nearest.more:
-        yield Text("What else blocks it there: " + "; ".join(one.text for one in nearest.more) + ".")
+        yield Text("What else blocks it there: " + "; ".join(row.text for row in nearest.more) + ".")
 
 
 def _remarks(nodes: Iterable[ExplainedNodeRow]) -> Iterator[str]:
@@ -199,3 +202,58 @@ def _remarks(nodes: Iterable[ExplainedNodeRow]) -> Iterator[str]:
             said.setdefault(line, []).append(node.name)
     for remark, names in said.items():
         yield f"{listed(names, 3)}: {remark}"
+
+
+"""Nodes in the table. ``-o json`` has all."""
+
+
+def job_lines(job: JobExplanationDocument) -> Iterator[RenderableType]:
+    """Everything about one job."""
+    who = f" of {job.user}" if job.user else ""
+    asks = f" asks for {job.asks}" if job.asks else " names no GPUs"
+    yield Text(f"Job {job.job}{who} in partition {job.partition or '?'}{asks}.", style="bold")
+    words = {
+        "waits": "It waits: ",
+        "never": "It will not start as it is: ",
+        "refused": "It was started, and does not run: ",
+    }
+    since = f", since {job.since}" if job.since and job.standing == "runs" else ""
+    text = f"{words.get(job.standing, '')}{job.why}{since}."
+    yield Text(text[:1].upper() + text[1:])
+    if job.slurm_says:
+        yield Text(f"Slurm says: {job.slurm_says}.", style="dim")
+    if job.nodes:
+        yield Text()
+        yield _nodes(job)
+        if len(job.nodes) > MOST_NODES:
+            yield Text(f"and {count_of(len(job.nodes) - MOST_NODES, 'node')} more; -o json has all")
+    if job.holds:
+        yield Text()
+        yield _holds(job)
+    if job.standing != "runs":
+        yield Text()
+        yield Text(f"What to do: {job.todo}.", style="bold")
+
+
+def _nodes(job: JobExplanationDocument) -> Table:
+    table = plain_table("", "Node", "GPU", "Why not", "What to do")
+    for node in job.nodes[:MOST_NODES]:
+        why = node.why or "nothing: its GPUs would do"
+        table.add_row(*(Text(cell) for cell in (node.name, "-", why, node.todo)))
+        alike: dict[tuple[str, str], list[int]] = {}
+        for gpu in node.gpus:
+            alike.setdefault((gpu.why or "nothing: it has room", gpu.todo), []).append(gpu.index)
+        for (reason, todo), indexes in alike.items():
+            table.add_row(*(Text(cell) for cell in ("", numbers(indexes), reason, todo)), style="dim")
+    return table
+
+
+def _holds(job: JobExplanationDocument) -> Table:
+    table = plain_table("", "Node", "GPU", "Holds", "Memory", "Guarantee", "Why")
+    for row in job.holds:
+        index = "?" if row.index is None else str(row.index)
+        device = f" ({row.device})" if row.device and row.device != index else ""
+        memory = "" if row.memory_bytes is None else format_bytes(row.memory_bytes)
+        cells = (row.node, index + device, row.gres, memory, str(row.guarantee or "?"), row.why)
+        table.add_row(*map(Text, cells))
+    return table

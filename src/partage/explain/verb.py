@@ -10,6 +10,7 @@ from click.core import ParameterSource
 from partage.answers import common_options
 from partage.answers.verb import common_option, verb
 from partage.explain.verb_nodes import Where
+from partage.slurm.version import slurm_bin_option
 
 KINDS = ("pod", "share", "job")
 
@@ -42,12 +43,7 @@ KINDS = ("pod", "share", "job")
 @click.option("-n", "--namespace", metavar="NAME", help="Of the pod; in place of NAMESPACE/NAME.")
 @common_options.driver_root_option
 @common_options.run_dir_option
-@click.option(
-    "--slurm-bin",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="With job: the directory of scontrol and squeue. Default: the usual ones.",
-)
+@slurm_bin_option("With job: the directory of scontrol and squeue.")
 @common_options.output_option("table", "json", "yaml")
 @click.pass_context
 def command(  # noqa: PLR0917 - click calls it by keyword
@@ -94,13 +90,13 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     if namespace is not None and kind != "pod":
         raise click.UsageError("--namespace goes with pod")
     if kind == "share":
-        from partage.explain.verb_share import explain_share
+        from partage.explain.shares import explain_share
 
         return explain_share(name, where, output)
     if kind == "job":
-        from partage.explain.verb_job import explain_job
+        from partage.explain.verb_job import answer_job
 
-        return explain_job(name, run_dir, slurm_bin, output)
+        return answer_job(name, run_dir, slurm_bin, output)
     from partage.explain.verb_pod import explain_file, explain_live_pod
 
     if kind == "pod":

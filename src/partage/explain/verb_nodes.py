@@ -127,16 +127,16 @@ def read_folder(folder: Path) -> list[tuple[str, ReportDocument, str]]:
         from partage.serve_http.pages.sources import ReportFolder
 
     found = []
-    for one in ReportFolder(folder).read():
-        if one.report is None:
+    for report in ReportFolder(folder).read():
+        if report.report is None:
             common_output.print_problems(
                 [
-                    replace(problem, file=one.name, severity="warning")
-                    for problem in InputError(one.trouble).problems
+                    replace(problem, file=report.name, severity="warning")
+                    for problem in InputError(report.trouble).problems
                 ]
             )
         else:
-            found.append((one.name, one.report, one.trouble))
+            found.append((report.name, report.report, report.trouble))
     if not found:
         raise InputError(f"{folder} has no report that can be read", "files NAME.json, or NAME/report.json")
     return found

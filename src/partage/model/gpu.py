@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from partage.model.geometry import Geometry
+from partage.model.geometry import Geometry, Placement
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, PciBusId
-from partage.model.placement import Placement
 from partage.values import Frozen, Tagged
 
 ARCHITECTURES = {

@@ -14,9 +14,8 @@ from enum import StrEnum
 
 from msgspec import Struct, field
 
-from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
+from partage.model.geometry import ENGINE_KINDS, Geometry, Placement, ProfileSpec
 from partage.model.gpu import MigDevice
-from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.text import counted
 from partage.values import Frozen

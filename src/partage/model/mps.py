@@ -68,7 +68,7 @@ class ClientLimits(Frozen):
         each = f"{_amounts(self.memory_bytes, self.threads_percent)} for each client"
         if not self.namespaces:
             return each
-        named = [str(one) for one in self.namespaces]
+        named = [str(namespace) for namespace in self.namespaces]
         if len(named) > _MOST_NAMESPACES_SHOWN:  # one for each amount of memory
             named = [named[0], f"... {named[-1]} ({len(named)} namespaces)"]
         return f"{', '.join(named)}, else {each}"
@@ -106,10 +106,16 @@ class DaemonSpec(Frozen):
             raise ValueError(f"{self.device[:_LONGEST_DEVICE]!r} is not the UUID of a GPU or MIG device")
         _check(self.memory_bytes, self.threads_percent)
         names = [one.name for one in self.namespaces]
-        for one in self.namespaces:
-            if one.name == DEFAULT_NAMESPACE or not is_mps_name(one.name) or names.count(one.name) > 1:
-                raise ValueError(f"{one.name[:_LONGEST_DEVICE]!r} is no valid or unique name of a namespace")
-            _check(one.memory_bytes, one.threads_percent)
+        for namespace in self.namespaces:
+            if (
+                namespace.name == DEFAULT_NAMESPACE
+                or not is_mps_name(namespace.name)
+                or names.count(namespace.name) > 1
+            ):
+                raise ValueError(
+                    f"{namespace.name[:_LONGEST_DEVICE]!r} is no valid or unique name of a namespace"
+                )
+            _check(namespace.memory_bytes, namespace.threads_percent)
 
     @property
     def limits(self) -> ClientLimits:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
+from partage.model.geometry import Placement
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
-from partage.model.placement import Placement
 from partage.model.policy import Interval, Via
 from partage.model.strategy import Strategy, StrategyTraits
 from partage.values import Frozen
@@ -38,7 +38,7 @@ class Guarantee(StrEnum):
         return _MEANS[self]
 
 
-_STRENGTHS = {one: len(Guarantee) - 1 - place for place, one in enumerate(Guarantee)}
+_STRENGTHS = {guarantee: len(Guarantee) - 1 - place for place, guarantee in enumerate(Guarantee)}
 _MEANS = {
     Guarantee.HARD: "the hardware holds it",
     Guarantee.GUARDED: "the MPS daemon refuses more",

@@ -6,10 +6,10 @@ so a destruction names id, profile and placement, and is refused if something el
 
 from __future__ import annotations
 
+from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import ClientLimits, DaemonSpec
-from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.values import Frozen, Tagged
 

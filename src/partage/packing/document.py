@@ -1,14 +1,16 @@
-"""The answer of ``plan --demand``, as a document and in sentences."""
+"""The answer of ``plan --demand``: as a document, in sentences, and as a policy in Partage's format, which
+``apply`` takes.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from fractions import Fraction
-from typing import Literal
+from typing import Any, Literal
 
 from partage.answers.documents.document import Document, row
-from partage.errors import Problem
+from partage.errors import InputError, Problem
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
@@ -91,7 +93,7 @@ def packing_document(packing: Packing, unavailable: Sequence[UnavailableGpu]) ->
         gap=packing.gpus_used - packing.bound,
         proof=_proof_row(packing),
         gpus_available=packing.available,
-        assignments=tuple(_assignment_row(one) for one in packing.assignments),
+        assignments=tuple(_assignment_row(assignment) for assignment in packing.assignments),
         unavailable=tuple(unavailable),
     )
 
@@ -162,7 +164,9 @@ def disturbed_sentence(packing: Packing) -> str:
     """What has to go, and why not less."""
     if not packing.disturbed:
         return "No live instance is disturbed."
-    gone = demand_words(served_counts(d.item for one in packing.assignments for d in one.disturbed).items())
+    gone = demand_words(
+        served_counts(d.item for assignment in packing.assignments for d in assignment.disturbed).items()
+    )
     count = count_of(packing.disturbed, "live instance")
     if packing.disturbed == packing.disturbed_bound:
         return f"{count} destroyed ({gone}), and fewer cannot be on as few GPUs: the search has excluded it."
@@ -174,7 +178,7 @@ def disturbed_sentence(packing: Packing) -> str:
 
 def mode_sentence(packing: Packing) -> str:
     """On how many GPUs MIG mode has to be turned on; empty for none."""
-    count = sum(not one.candidate.gpu.mig_enabled for one in packing.assignments)
+    count = sum(not assignment.candidate.gpu.mig_enabled for assignment in packing.assignments)
     if not count:
         return ""
     every = "each of them" if count == packing.gpus_used else f"{count} of them"
@@ -184,8 +188,8 @@ def mode_sentence(packing: Packing) -> str:
 def unavailable_warnings(unavailable: Sequence[UnavailableGpu]) -> list[Problem]:
     """Which GPUs are out of the question, those with one reason together."""
     by_reason: dict[str, list[tuple[str | None, int]]] = {}
-    for one in unavailable:
-        by_reason.setdefault(one.reason, []).append((one.machine, one.gpu))
+    for gpu in unavailable:
+        by_reason.setdefault(gpu.reason, []).append((gpu.machine, gpu.gpu))
     return [
         Problem("", "", "warning", f"not available: {places(found)}: {reason}")
         for reason, found in by_reason.items()
@@ -209,3 +213,24 @@ def _amount(amount: Fraction) -> str:
     if not whole or not part:
         return str(amount)
     return f"{whole} {part}"
+
+
+def policy_of_packing(packing: Packing) -> dict[str, Any]:
+    """The policy: the layout of each GPU that serves the demand, GPUs with equal layouts in one entry.
+
+    Other GPUs are not in it: their MIG devices stay as they are. Raises InputError if several machines serve
+    the demand: a policy is for one node.
+    """
+    machines = dict.fromkeys(str(gpu.candidate.machine) for gpu in packing.assignments)
+    if len(machines) > 1:
+        raise InputError(
+            f"the demand takes {len(machines)} machines, and a policy is for one",
+            "ask for one machine at a time, or take the layouts of each machine from -o json",
+        )
+    groups: dict[tuple[str, ...], list[int]] = {}
+    for assignment in packing.assignments:
+        groups.setdefault(tuple(map(str, assignment.layout)), []).append(assignment.candidate.gpu.index)
+    entries = [
+        {"select": {"index": indexes}, "mig": {"layout": list(layout)}} for layout, indexes in groups.items()
+    ]
+    return {"version": "partage/v1", "gpus": entries}

@@ -10,7 +10,7 @@ from partage.edges.files.catalogue import geometry_of, why_no_geometry
 from partage.model.geometry import Engines, Geometry, ProfileSpec, instance_memory
 from partage.model.gpu import Driver, Gpu, NoDriver
 from partage.model.layout import compute_choices
-from partage.packing.decide.maximal import MaximalLayout, maximal_layouts
+from partage.packing.decide.openings import MaximalLayout, maximal_layouts
 from partage.plan.offer.mps_shares import client_cap
 from partage.text import counted
 from partage.values import Frozen

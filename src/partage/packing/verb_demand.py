@@ -47,8 +47,12 @@ def _print_policy(packing: Packing, unavailable: Sequence[UnavailableGpu]) -> No
     """The policy on stdout, what is to be known about it on stderr."""
     import yaml
 
-    from partage.packing.document import disturbed_sentence, gpus_sentence, unavailable_warnings
-    from partage.packing.policy import policy_of_packing
+    from partage.packing.document import (
+        disturbed_sentence,
+        gpus_sentence,
+        policy_of_packing,
+        unavailable_warnings,
+    )
 
     policy = policy_of_packing(packing)
     common_output.print_problems(unavailable_warnings(unavailable))
@@ -75,8 +79,8 @@ def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidat
     unavailable: list[UnavailableGpu] = []
     reported = _reported_held(machines, run_dir)
     for name, inventory, used in _nodes(machines):
-        found, others = survey(name, inventory, geometry_of, why_no_geometry, reported | used)
-        candidates.extend(found)
+        gpus, others = survey(name, inventory, geometry_of, why_no_geometry, reported | used)
+        candidates.extend(gpus)
         unavailable.extend(others)
     return candidates, unavailable
 
@@ -84,7 +88,7 @@ def _survey(machines: Sequence[str], run_dir: str | None) -> tuple[list[Candidat
 def _reported_held(machines: Sequence[str], run_dir: str | None) -> frozenset[DeviceUuid]:
     """GPUs and MIG devices that are held, as far as an agent's report says so."""
     report = common_node.agent_report(machines[0] if machines else None, run_dir)
-    return frozenset() if report is None else frozenset(device_of(one.id) for one in report.held)
+    return frozenset() if report is None else frozenset(device_of(row.id) for row in report.held)
 
 
 def _nodes(machines: Sequence[str]) -> Iterator[tuple[str | None, Inventory, frozenset[DeviceUuid]]]:

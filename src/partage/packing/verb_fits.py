@@ -63,14 +63,14 @@ def _draw(document: FitsDocument, nodes: Sequence[Gpu], path: str) -> None:
     from partage.answers.render.drawing import draw
     from partage.answers.render.picture_files import picture_file
     from partage.errors import Unsatisfiable
-    from partage.packing.fits_tables import pictured
+    from partage.packing.tables import pictured
 
     cards = pictured(document.models, nodes)
     if not cards:
         raise Unsatisfiable(
-            "there is no MIG layout to draw", "; ".join(str(one.no_mig) for one in document.models)
+            "there is no MIG layout to draw", "; ".join(str(model.no_mig) for model in document.models)
         )
-    products = ", ".join(one.product for one in document.models if one.mig)
+    products = ", ".join(model.product for model in document.models if model.mig)
     caption = (
         f"{products}: plain layouts to which no MIG device can be added, each with one of its placements"
     )
@@ -78,7 +78,7 @@ def _draw(document: FitsDocument, nodes: Sequence[Gpu], path: str) -> None:
 
 
 def _print(document: FitsDocument) -> None:
-    from partage.packing.fits_tables import fits_lines
+    from partage.packing.tables import fits_lines
 
     console = common_output.console()
     for number, model in enumerate(document.models):

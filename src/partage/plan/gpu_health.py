@@ -70,7 +70,11 @@ def _events(gpu: GpuUuid, news: HealthNews) -> Iterator[Event]:
         yield Unresponsive(news.silent)
         return
     if gpu in news.in_hand:
-        yield from (one for one in news.conditions or () if one.gpu == gpu and one.lost is None)
+        yield from (
+            condition
+            for condition in news.conditions or ()
+            if condition.gpu == gpu and condition.lost is None
+        )
         return
     if news.fresh and news.node.inventory.gpu(gpu) is None:
         yield GpuCondition(gpu, lost=GONE)

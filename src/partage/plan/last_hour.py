@@ -63,20 +63,20 @@ def busy_of(sample: GpuSample, samples: Samples) -> float | None:
     if sample.utilisation is not None:
         return sample.utilisation
     instances = (
-        one.activity.graphics
-        for one in samples.migs
-        if one.gpu == sample.gpu and one.activity is not None and one.activity.graphics is not None
+        mig.activity.graphics
+        for mig in samples.migs
+        if mig.gpu == sample.gpu and mig.activity is not None and mig.activity.graphics is not None
     )
     return max(instances, default=None)
 
 
-def _highest(one: UseMinute, other: UseMinute) -> UseMinute:
+def _highest(minute: UseMinute, other: UseMinute) -> UseMinute:
     return UseMinute(
-        one.minute,
-        _most(one.utilisation, other.utilisation),
-        _most(one.memory_bytes, other.memory_bytes),
-        _most(one.temperature_c, other.temperature_c),
-        _most(one.power_w, other.power_w),
+        minute.minute,
+        _most(minute.utilisation, other.utilisation),
+        _most(minute.memory_bytes, other.memory_bytes),
+        _most(minute.temperature_c, other.temperature_c),
+        _most(minute.power_w, other.power_w),
     )
 
 

@@ -113,11 +113,11 @@ class PolicyReport(Frozen):
         if self.reason.held_back:
             why = self.problems[0].message if self.problems else self.reason
             return f"the policy of before stays in force for now: {why}"
-        said = str(self.problems[0]) if self.problems else self.reason
+        text = str(self.problems[0]) if self.problems else self.reason
         more = f" (and {len(self.problems) - 1} more)" if len(self.problems) > 1 else ""
         if self.state is PolicyState.NONE:
-            return f"no policy is in force: {said}{more}"
-        return f"{name} stays in force: {said}{more}"
+            return f"no policy is in force: {text}{more}"
+        return f"{name} stays in force: {text}{more}"
 
 
 class GpuReport(Frozen):
@@ -190,8 +190,8 @@ class DependencyProblems(Frozen):
     longer than a restart of it takes. pod_resources: the kubelet's PodResources. checkpoint: the kubelet's
     checkpoint of held ids. processes: nobody can look for processes that are left of pods, so the kubelet's
     word alone ends a hold. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
-    api_server: the API server of the cluster, where the Node is kept up to date. slurm: why the node is not
-    yet as Slurm is to have it. history: the files of the history of use. claims: the DRA driver.
+    api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
+    history of use. claims: the DRA driver.
     """
 
     hardware: str = ""
@@ -203,7 +203,6 @@ class DependencyProblems(Frozen):
     cdi: str = ""
     guard: str = ""
     api_server: str = ""
-    slurm: str = ""
     history: str = ""
     claims: str = ""
 
@@ -229,7 +228,8 @@ class Report(Frozen):
     doubts: why the limits of an MPS daemon may not be what was set, by its device.
     mig_config: what became of the label that asks for a layout; None: the node has no such label, or its
     labels are not known. labels: of the Node; None: not known. other_labels: who else writes the same
-    labels, a sentence; empty for nobody.
+    labels, a sentence; empty for nobody. slurm_waits: why the node is not yet as Slurm is to have it; empty
+    if it is, or if it is no node of Slurm.
     """
 
     made: ReportTime
@@ -247,6 +247,7 @@ class Report(Frozen):
     mig_config: MigConfigReport | None = None
     labels: NodeLabels | None = None
     other_labels: str = ""
+    slurm_waits: str = ""
 
     @property
     def is_settled(self) -> bool:
@@ -317,7 +318,7 @@ def _held_by_gpu(node: KnownNode, entries: Sequence[LedgerEntry], done: TurnResu
         **{gpu: gpu for gpu in (*node.known, *done.state.serving)},
     }
     for devices in done.view.offer.values():
-        gpu_of |= {one.device: one.gpu for one in devices}
+        gpu_of |= {device.device: device.gpu for device in devices}
     held = (gpu_of.get(device_of(entry.id)) for entry in entries)
     return Counter(gpu for gpu in held if gpu is not None)
 

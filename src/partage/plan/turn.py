@@ -136,7 +136,7 @@ def _unusable(seen: TurnInput, plan: NodePlan) -> Mapping[DeviceUuid, str]:
     paused = driver.reason if isinstance(driver, NoDriver) and driver.kind == PAUSED else ""
     if not (reason := paused or seen.bare):
         return plan.unusable
-    served = (one.device for devices in answerable_offer(plan.serving).values() for one in devices)
+    served = (device.device for devices in answerable_offer(plan.serving).values() for device in devices)
     return {**dict.fromkeys(served, reason), **plan.unusable}
 
 

@@ -117,13 +117,15 @@ def usage_of(
     seen = check_usage(samples.processes, names, granted, {})
     done = {(activity.gpu, activity.pid): activity for activity in samples.activities}
     containers = [
-        one if holders_known or one.grant is not GrantKind.NONE else replace(one, grant=GrantKind.UNKNOWN)
-        for one in _containers(samples, seen.usages, names, granted, done)
+        container
+        if holders_known or container.grant is not GrantKind.NONE
+        else replace(container, grant=GrantKind.UNKNOWN)
+        for container in _containers(samples, seen.usages, names, granted, done)
     ]
     unnamed = [row for usage in seen.usages if usage.holder is None for row in usage.processes]
     jobs = _jobs(samples, seen.unattributed, done)
     rest = tuple(_rest(samples, seen.unattributed, unnamed))
-    kept = sorted(containers, key=lambda one: (not one.shares, one.gpu, one.device, one.holder))[:MOST_ROWS]
+    kept = sorted(containers, key=lambda use: (not use.shares, use.gpu, use.device, use.holder))[:MOST_ROWS]
     some_jobs = jobs[: MOST_ROWS - len(kept)]
     left_out = len(containers) + len(jobs) - len(kept) - len(some_jobs)
     return NodeUse(tuple(kept), tuple(some_jobs), rest, samples.processes.hidden, left_out)

@@ -14,7 +14,6 @@ from partage.model.policy import Policy
 from partage.plan.offer.conditions import variants
 from partage.providers.decide.judge_groups import judge_groups
 from partage.providers.decide.judge_pods import judge_pod
-from partage.providers.decide.of_policy import groups_of
 from partage.providers.decide.rules import Provider
 from partage.providers.decide.subjects import (
     Group,
@@ -23,6 +22,7 @@ from partage.providers.decide.subjects import (
     ManifestPod,
     Model,
     RuleViolation,
+    groups_of,
 )
 from partage.providers.rules_file import find_provider, layout_tables
 from partage.values import Frozen
@@ -87,10 +87,10 @@ def _pod(top: ManifestNode, keys: Keys) -> ManifestPod:
     spec = top.at(*keys)
     selector = spec.at("nodeSelector").value
     containers = tuple(
-        ManifestContainer((*keys, kind, n, "resources", "limits"), str(one.at("name").value), limits)
+        ManifestContainer((*keys, kind, n, "resources", "limits"), str(node.at("name").value), limits)
         for kind in ("initContainers", "containers")
-        for n, one in enumerate(spec.at(kind).items)
-        if isinstance(limits := one.at("resources", "limits").value, Mapping)
+        for n, node in enumerate(spec.at(kind).items)
+        if isinstance(limits := node.at("resources", "limits").value, Mapping)
     )
     return ManifestPod(
         at=keys,

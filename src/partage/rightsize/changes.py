@@ -58,7 +58,7 @@ def policy(found: Sequence[Recommendation], wanted: Wanted) -> dict[str, Any]:
     """
     alone, sharing = _groups(found, wanted)
     if not sharing:
-        _check_alone(max(alone, key=lambda one: one.need_bytes), wanted)
+        _check_alone(max(alone, key=lambda recommendation: recommendation.need_bytes), wanted)
         return {"version": "partage/v1", "gpus": [{"select": "all", "exclusive": {}}]}
     entries: list[dict[str, Any]] = []
     if alone:
@@ -86,26 +86,30 @@ def _groups(
 ) -> tuple[list[Recommendation], list[Recommendation]]:
     """Those that need a GPU of their own, and those that share one."""
     sure = _sure(found)
-    alone = [one for one in sure if _needs_a_gpu(one, wanted)]
-    return alone, [one for one in sure if one not in alone]
+    alone = [recommendation for recommendation in sure if _needs_a_gpu(recommendation, wanted)]
+    return alone, [recommendation for recommendation in sure if recommendation not in alone]
 
 
-def _needs_a_gpu(one: Recommendation, wanted: Wanted) -> bool:
+def _needs_a_gpu(recommendation: Recommendation, wanted: Wanted) -> bool:
     if wanted.strategy == "mig":
-        return one.instances < 2
+        return recommendation.instances < 2
     if wanted.unit_bytes is not None:
-        return units_needed(one, wanted.unit_bytes, wanted.gpu) is None
-    return _number(one, wanted.strategy) < 2
+        return units_needed(recommendation, wanted.unit_bytes, wanted.gpu) is None
+    return _number(recommendation, wanted.strategy) < 2
 
 
 def _shared_entry(sharing: Sequence[Recommendation], wanted: Wanted) -> dict[str, Any]:
     """How the GPUs of those are shared that share one."""
     if wanted.strategy == "mig":
-        largest = max(sharing, key=lambda one: one.need_bytes)
+        largest = max(sharing, key=lambda recommendation: recommendation.need_bytes)
         return {"mig": {"layout": [largest.profile] * largest.instances}}
     if wanted.unit_bytes is not None:
         return {wanted.strategy: {"unit": whole_gib(wanted.unit_bytes)}}
-    return {wanted.strategy: {"replicas": min(_number(one, wanted.strategy) for one in sharing)}}
+    return {
+        wanted.strategy: {
+            "replicas": min(_number(recommendation, wanted.strategy) for recommendation in sharing)
+        }
+    }
 
 
 def policy_remarks(found: Sequence[Recommendation], wanted: Wanted) -> Iterator[str]:
@@ -114,8 +118,8 @@ def policy_remarks(found: Sequence[Recommendation], wanted: Wanted) -> Iterator[
     largest = max(sharing or alone, key=lambda one: one.need_bytes)
     which = "The largest workload that shares a GPU" if alone and sharing else "The largest workload"
     yield f"For {wanted.gpu.product}. {which}: {_needs(largest)}"
-    for one in alone:
-        yield f"needs a GPU of its own: {_needs(one)}"
+    for recommendation in alone:
+        yield f"needs a GPU of its own: {_needs(recommendation)}"
     if alone and sharing:
         yield (
             f"the policy gives each of them one GPU ({count_of(len(alone), 'GPU')}): add indexes where more "
@@ -133,12 +137,12 @@ def commented(text: str) -> str:
     return "".join(f"# {printable(line)}\n" for line in text.splitlines())
 
 
-def _needs(one: Recommendation) -> str:
-    return f"{one.evidence.workload}: needs {whole_gib(one.need_bytes)}"
+def _needs(recommendation: Recommendation) -> str:
+    return f"{recommendation.evidence.workload}: needs {whole_gib(recommendation.need_bytes)}"
 
 
-def _number(one: Recommendation, strategy: str) -> int:
-    return one.mps if strategy == "mps" else one.time_slicing
+def _number(recommendation: Recommendation, strategy: str) -> int:
+    return recommendation.mps if strategy == "mps" else recommendation.time_slicing
 
 
 def patches(
@@ -148,31 +152,35 @@ def patches(
     Unsatisfiable as ``policy``, whose resources they ask for.
     """
     alone, sharing = _groups(found, wanted)
-    for one in found:
-        if one.doubt is None:
-            asked = {f"{VENDOR}/gpu": 1} if one in alone else _asked(one, wanted, sharing)
-            yield _patch(one, asked, owners)
+    for recommendation in found:
+        if recommendation.doubt is None:
+            asked = (
+                {f"{VENDOR}/gpu": 1} if recommendation in alone else _asked(recommendation, wanted, sharing)
+            )
+            yield _patch(recommendation, asked, owners)
 
 
 def _sure(found: Sequence[Recommendation]) -> list[Recommendation]:
-    sure = [one for one in found if one.doubt is None]
+    sure = [recommendation for recommendation in found if recommendation.doubt is None]
     if not sure:
         raise Unsatisfiable("nothing can be recommended", "partage rightsize without -o says why")
     return sure
 
 
-def _asked(one: Recommendation, wanted: Wanted, sharing: Sequence[Recommendation]) -> dict[str, int]:
+def _asked(
+    recommendation: Recommendation, wanted: Wanted, sharing: Sequence[Recommendation]
+) -> dict[str, int]:
     """The limits of a workload that shares a GPU, as the policy offers them."""
     if wanted.strategy == "mig":
         return {f"{VENDOR}/mig-{max(sharing, key=lambda other: other.need_bytes).profile}": 1}
     if wanted.unit_bytes is not None:
-        return {MEMORY_RESOURCE: units_needed(one, wanted.unit_bytes, wanted.gpu) or 1}
+        return {MEMORY_RESOURCE: units_needed(recommendation, wanted.unit_bytes, wanted.gpu) or 1}
     return {SHARED: 1}
 
 
-def _patch(one: Recommendation, asked: dict[str, int], owners: Sequence[PodOwner]) -> Patch:
-    workload = one.evidence.workload
-    needs = _needs(one)
+def _patch(recommendation: Recommendation, asked: dict[str, int], owners: Sequence[PodOwner]) -> Patch:
+    workload = recommendation.evidence.workload
+    needs = _needs(recommendation)
     if workload.startswith(JOB):
         return Patch(f"{needs}\nits job asks for it itself: sbatch --gres, docs/how-to/slurm.md")
     namespace, name, container = (*workload.split("/", 2), "", "")[:3]
@@ -180,7 +188,9 @@ def _patch(one: Recommendation, asked: dict[str, int], owners: Sequence[PodOwner
     if len(matches) == 1:
         return _of_owner(matches[0], needs, namespace, container, asked)
     if matches:
-        why = "its pods may be of the " + " or the ".join(f"{one.kind} in {one.file}" for one in matches)
+        why = "its pods may be of the " + " or the ".join(
+            f"{match.kind} in {match.file}" for match in matches
+        )
     else:
         why = "what makes its pods is not known" + (": no manifest has it" if owners else "")
     template = {"spec": {"containers": [_container(container, asked, frozenset())]}}

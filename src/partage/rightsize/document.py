@@ -93,14 +93,14 @@ def rightsize_document(
         gpu_memory_bytes=gpu.memory_bytes,
         source=source,
         unattributed=unattributed,
-        workloads=tuple(_row(one, gpu, unit_bytes) for one in found),
+        workloads=tuple(_row(recommendation, gpu, unit_bytes) for recommendation in found),
         fleet=_fleet(found, gpu),
         unit_bytes=unit_bytes,
     )
 
 
-def _row(one: Recommendation, gpu: GpuSize, unit_bytes: int | None) -> WorkloadRow:
-    seen, sure = one.evidence, one.doubt is None
+def _row(recommendation: Recommendation, gpu: GpuSize, unit_bytes: int | None) -> WorkloadRow:
+    seen, sure = recommendation.evidence, recommendation.doubt is None
     return WorkloadRow(
         name=seen.workload,
         runs=seen.runs,
@@ -112,25 +112,25 @@ def _row(one: Recommendation, gpu: GpuSize, unit_bytes: int | None) -> WorkloadR
         steadiness=round(1 - seen.steady, 3),
         sm_p95=seen.sm_p95,
         now_bytes=seen.share_bytes,
-        need_bytes=one.need_bytes or None,
-        headroom=one.headroom if sure else None,
-        time_slicing=one.time_slicing if sure else None,
-        mps=one.mps if sure else None,
-        mig=one.profile or None,
-        mig_instances=one.instances or None,
-        confidence=one.confidence,
-        doubt=one.doubt,
-        reason=one.reason,
-        advice=one.advice,
-        risks=(*one.risks, *_unit_risks(one, unit_bytes)),
-        units=None if unit_bytes is None else units_needed(one, unit_bytes, gpu),
+        need_bytes=recommendation.need_bytes or None,
+        headroom=recommendation.headroom if sure else None,
+        time_slicing=recommendation.time_slicing if sure else None,
+        mps=recommendation.mps if sure else None,
+        mig=recommendation.profile or None,
+        mig_instances=recommendation.instances or None,
+        confidence=recommendation.confidence,
+        doubt=recommendation.doubt,
+        reason=recommendation.reason,
+        advice=recommendation.advice,
+        risks=(*recommendation.risks, *_unit_risks(recommendation, unit_bytes)),
+        units=None if unit_bytes is None else units_needed(recommendation, unit_bytes, gpu),
     )
 
 
-def _unit_risks(one: Recommendation, unit_bytes: int | None) -> Sequence[str]:
-    if unit_bytes is None or one.doubt is not None or not one.by_compute:
+def _unit_risks(recommendation: Recommendation, unit_bytes: int | None) -> Sequence[str]:
+    if unit_bytes is None or recommendation.doubt is not None or not recommendation.by_compute:
         return ()
-    busy = f"{one.evidence.sm_p95:.0%}" if one.evidence.sm_p95 is not None else "much"
+    busy = f"{recommendation.evidence.sm_p95:.0%}" if recommendation.evidence.sm_p95 is not None else "much"
     return (f"units share out memory only, and it keeps the GPU busy for {busy} of the time",)
 
 
@@ -140,12 +140,19 @@ def _moment(at_s: float) -> str | None:
 
 def _fleet(found: Sequence[Recommendation], gpu: GpuSize) -> FleetTotal:
     """Workloads in doubt keep what they have."""
-    containers = sum(one.evidence.at_once for one in found)
+    containers = sum(recommendation.evidence.at_once for recommendation in found)
     if containers > _MOST_CONTAINERS:
         return FleetTotal(containers, None, None)
-    each = [one for one in found for _ in range(one.evidence.at_once * one.evidence.devices)]
-    now = [one.evidence.share_bytes for one in each]
-    then = [one.need_bytes if one.doubt is None else one.evidence.share_bytes for one in each]
+    each = [
+        recommendation
+        for recommendation in found
+        for _ in range(recommendation.evidence.at_once * recommendation.evidence.devices)
+    ]
+    now = [recommendation.evidence.share_bytes for recommendation in each]
+    then = [
+        recommendation.need_bytes if recommendation.doubt is None else recommendation.evidence.share_bytes
+        for recommendation in each
+    ]
     return FleetTotal(containers, _gpus(now, gpu), _gpus(then, gpu))
 
 

@@ -29,15 +29,15 @@ def _plot(answer: RightsizeDocument, ending: str) -> bytes:
     rows = answer.workloads[:_MOST_ROWS][::-1]
     figure = Figure(figsize=(_WIDTH_INCHES, 1.6 + _ROW_INCHES * len(rows)), layout="constrained")
     axes = figure.add_subplot()
-    for place, one in enumerate(rows):
-        if one.now_bytes is not None:
-            axes.barh(place, one.now_bytes / GIB, 0.8, color=_NOW)
-        axes.barh(place, one.peak_bytes / GIB, 0.4, color=_PEAK)
-        if one.doubt is None and one.need_bytes is not None:
-            axes.plot([one.need_bytes / GIB] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=2)
+    for place, row in enumerate(rows):
+        if row.now_bytes is not None:
+            axes.barh(place, row.now_bytes / GIB, 0.8, color=_NOW)
+        axes.barh(place, row.peak_bytes / GIB, 0.4, color=_PEAK)
+        if row.doubt is None and row.need_bytes is not None:
+            axes.plot([row.need_bytes / GIB] * 2, [place - 0.4, place + 0.4], color=INK, linewidth=2)
         else:
-            right = max(one.peak_bytes, one.now_bytes or 0) / GIB
-            axes.text(right, place, f"  cannot tell: {one.doubt}", va="center", color=TROUBLE, fontsize=8)
+            right = max(row.peak_bytes, row.now_bytes or 0) / GIB
+            axes.text(right, place, f"  cannot tell: {row.doubt}", va="center", color=TROUBLE, fontsize=8)
     if any(one.now_bytes is not None for one in rows):
         axes.barh(0, 0, color=_NOW, label="its share now")
     axes.barh(0, 0, color=_PEAK, label="highest use")

@@ -50,8 +50,7 @@ def from_prometheus(
         import asyncio  # noqa: F401 - with TLS, before others import it without (answers.lean_imports)
 
     from partage.edges.host.token_file import read_token
-    from partage.rightsize.history import Window, read_history
-    from partage.rightsize.prometheus import Prometheus
+    from partage.rightsize.prometheus import Prometheus, Window, read_history
 
     selector = "" if namespace is None else f"namespace={_quoted(namespace)}"
     looked = Window(time.time(), _duration(place.window), selector)

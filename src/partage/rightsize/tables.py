@@ -17,18 +17,18 @@ def workloads_table(answer: RightsizeDocument) -> Table:
     unit = answer.unit_bytes
     ways = ("Time-slicing", "MPS", "MIG") if unit is None else (f"Units of {format_bytes(unit)}",)
     table = plain_table("", "Workload", "Seen", "Peak", "Busy", "Now", "Needs", *ways, "Sure")
-    for one in answer.workloads:
-        seen = f"{count_of(one.runs, 'run')}, {one.hours:g} h"
-        busy = "?" if one.sm_p95 is None else f"{one.sm_p95:.0%}"
-        now = "?" if one.now_bytes is None else format_bytes(one.now_bytes)
-        start = (one.name, seen, format_bytes(one.peak_bytes), busy, now)
-        if one.doubt is not None:
+    for workload in answer.workloads:
+        seen = f"{count_of(workload.runs, 'run')}, {workload.hours:g} h"
+        busy = "?" if workload.sm_p95 is None else f"{workload.sm_p95:.0%}"
+        now = "?" if workload.now_bytes is None else format_bytes(workload.now_bytes)
+        start = (workload.name, seen, format_bytes(workload.peak_bytes), busy, now)
+        if workload.doubt is not None:
             table.add_row(*start, "?", *("" for _ in ways), "")
             continue
-        mig = f"{one.mig} ({one.mig_instances})" if one.mig else "-"
-        shares = (_split(one.time_slicing), _split(one.mps), mig)
-        asked = shares if unit is None else (str(one.units or "whole GPU"),)
-        table.add_row(*start, format_bytes(one.need_bytes or 0), *asked, one.confidence)
+        mig = f"{workload.mig} ({workload.mig_instances})" if workload.mig else "-"
+        shares = (_split(workload.time_slicing), _split(workload.mps), mig)
+        asked = shares if unit is None else (str(workload.units or "whole GPU"),)
+        table.add_row(*start, format_bytes(workload.need_bytes or 0), *asked, workload.confidence)
     return table
 
 
@@ -41,11 +41,11 @@ def remarks(answer: RightsizeDocument) -> Iterator[str]:
     said once."""
     refused: dict[tuple[str, str], list[WorkloadRow]] = {}
     risky: dict[str, list[WorkloadRow]] = {}
-    for one in answer.workloads:
-        if one.doubt is not None:
-            refused.setdefault((one.reason, one.advice), []).append(one)
-        for risk in one.risks:
-            risky.setdefault(risk, []).append(one)
+    for workload in answer.workloads:
+        if workload.doubt is not None:
+            refused.setdefault((workload.reason, workload.advice), []).append(workload)
+        for risk in workload.risks:
+            risky.setdefault(risk, []).append(workload)
     for (reason, advice), workloads in refused.items():
         yield f"{_names(workloads)}: cannot tell: {reason}. What to do: {advice}"
     for risk, workloads in risky.items():
@@ -53,7 +53,7 @@ def remarks(answer: RightsizeDocument) -> Iterator[str]:
 
 
 def _names(workloads: Sequence[WorkloadRow]) -> str:
-    return listed([one.name for one in workloads], 3)
+    return listed([workload.name for workload in workloads], 3)
 
 
 def fleet_sentence(answer: RightsizeDocument) -> str:

@@ -50,12 +50,8 @@ _OWN = ""
     help="The history that agents keep themselves: of this node; or, with PATH, a copied directory or answer "
     "of /history.json, or a directory of them. May be repeated.",
 )
-@click.option(
-    "--state-dir",
-    type=click.Path(path_type=Path),
-    default=STATE_DIR,
-    metavar="DIR",
-    help=f"With --history: the state directory of this node's agent ({STATE_DIR}).",
+@common_options.directory_option(
+    "--state-dir", STATE_DIR, "With --history: the state directory of this node's agent"
 )
 @click.option(
     "--gpu",
@@ -124,20 +120,20 @@ def command(
     from partage.rightsize.sources import PrometheusPlace
 
     unit_bytes = None if unit is None else _unit_bytes(unit, strategy)
-    of_agents = [state_dir / DIRECTORY if one == _OWN else Path(one) for one in histories]
+    of_agents = [state_dir / DIRECTORY if history == _OWN else Path(history) for history in histories]
     place = None if prometheus is None else PrometheusPlace(prometheus, token_file, window)
     seen = _observed(of_agents, trace, place, gpu, namespace)
     check_unit(unit_bytes, seen.size)
-    found = [recommend(one, seen.size, seen.unattributed) for one in seen.evidence]
-    if not found:
+    recommendations = [recommend(evidence, seen.size, seen.unattributed) for evidence in seen.evidence]
+    if not recommendations:
         raise InputError(
             f"{seen.source} It has no workload that used GPU memory", "check the window and --namespace"
         )
-    answer = rightsize_document(found, seen.size, seen.source, seen.unattributed, unit_bytes)
+    answer = rightsize_document(recommendations, seen.size, seen.source, seen.unattributed, unit_bytes)
     if plot is not None:
         _draw(plot, answer)
     if output in {"policy", "patch"}:
-        _print_yaml(found, Wanted(strategy, seen.size, unit_bytes), output, manifests)
+        _print_yaml(recommendations, Wanted(strategy, seen.size, unit_bytes), output, manifests)
     elif output == "table":
         _print(seen.size, answer)
     else:

@@ -119,7 +119,7 @@ class HttpAccess:
         if self._tls is None:
             return None
         files = (self._options.cert, self._options.key, self._options.client_ca)
-        return self._tls.value(tuple(one for one in files if one is not None))
+        return self._tls.value(tuple(file for file in files if file is not None))
 
     def refusal(self, asked: AskedBy) -> AccessRefusal | None:
         """Why this request is refused; None: it is answered."""
@@ -216,7 +216,7 @@ class _Reread(Generic[T]):
     def value(self, files: tuple[Path, ...]) -> T:
         """What the files say now, or said last, if they are wrong now. Raises InputError the first time."""
         try:
-            stamp: object = [(one.stat().st_mtime_ns, one.stat().st_size) for one in files]
+            stamp: object = [(file.stat().st_mtime_ns, file.stat().st_size) for file in files]
         except OSError:
             stamp = None
         if self._made is not None and self._made[0] == stamp:

@@ -1,7 +1,8 @@
-"""``--http-token-file`` and the options beside it: who may read what a verb serves over HTTP."""
+"""``--http`` and the options beside it: where a verb serves over HTTP, and who may read it."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -14,6 +15,13 @@ if TYPE_CHECKING:
     from partage.serve_http.http_access import HttpOptions
 
 _KEY = "partage.http"
+
+
+def http_option(text: str, default: str | None = None) -> Callable[[Command], Command]:
+    """``--http``."""
+    return click.option(
+        "--http", metavar="HOST:PORT", default=default, show_default=default is not None, help=text
+    )
 
 
 def http_protection(command: Command) -> Command:

@@ -89,8 +89,8 @@ def make_config(
     for source in sources:
         alike = (id(source.inventory), id(source.policy))
         if alike not in made:
-            made[alike], said = _as_planned(source)
-            warnings += said
+            made[alike], problems = _as_planned(source)
+            warnings += problems
         desired = made[alike]
         inventory = desired.inventory
         root = source.policy.options.dev_root
@@ -124,9 +124,9 @@ def read_cluster(file: str) -> ClusterFile:
     notes = Notes(document, file, Dialect())
     top = notes.top_table(_TOP)
     for key, word in (("version", "partage/v1"), ("kind", "SlurmCluster")):
-        found = top.get(key)
-        if found and found.value != word:
-            found.error(f"is not the {key} of a cluster file", f"write {key}: {word}")
+        field = top.get(key)
+        if field and field.value != word:
+            field.error(f"is not the {key} of a cluster file", f"write {key}: {word}")
     reader = _ClusterReader(Path(file).parent)
     slurm = top.value("slurm", parsed(SlurmVersion.parse, "24.11.5"), None)
     rows = top.needed("nodes", Field.items, "the nodes") or []

@@ -47,7 +47,7 @@ def shown_jobs(
     live = _live(node) if unrecorded(found.rows, records.jobs) else ()
     rows = job_processes(found.rows, inventory, records.jobs, live)
     unreadable = tuple(records.unreadable.values())
-    return ShownJobs(tuple(_with_user(one) for one in rows), found.hidden, unreadable)
+    return ShownJobs(tuple(_with_user(row) for row in rows), found.hidden, unreadable)
 
 
 def _live(node: str | None) -> tuple[LiveJob, ...]:

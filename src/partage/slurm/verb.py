@@ -49,7 +49,7 @@ def command() -> None:
 @command.command(name="config", cls=Verb, short_help="Write gres.conf, slurm.conf lines and cgroup.conf.")
 @common_options.policy_options
 @common_options.machine_option
-@slurm_version_option
+@slurm_version_option()
 @click.option(
     "--node", metavar="NAME", help="The node's name in Slurm, or g[001-500]. Default: this host's name."
 )

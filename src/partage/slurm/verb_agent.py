@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import click
 
 from partage.errors import InputError, Problem
+from partage.slurm.version import slurm_bin_option, slurm_version_option
 
 if TYPE_CHECKING:
     from partage.slurm.agent.options import SlurmOptions
@@ -50,15 +51,8 @@ _OPTIONS = (
         type=click.Choice(["short", "model", "profile"]),
         help="With --slurm: what GPUs are called, as in 'slurm config --types' (short).",
     ),
-    click.option(
-        "--slurm-version", metavar="VERSION", help="With --slurm: of the cluster (what scontrol says)."
-    ),
-    click.option(
-        "--slurm-bin",
-        type=click.Path(path_type=Path),
-        metavar="DIR",
-        help="With --slurm: the directory of scontrol and squeue. Default: the usual ones.",
-    ),
+    slurm_version_option("With --slurm: of the cluster (what scontrol says)."),
+    slurm_bin_option("With --slurm: the directory of scontrol and squeue."),
     click.option(
         "--slurmd-restart",
         metavar="COMMAND",

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from partage.answers import common_node, common_options, common_output
 from partage.answers.verb import verb
 from partage.errors import ClusterError, InputError, Problem, Unsatisfiable
-from partage.slurm.version import slurm_version_option, version_of
+from partage.slurm.version import slurm_bin_option, slurm_version_option, version_of
 
 if TYPE_CHECKING:
     from partage.slurm.decide.against_live import LiveCluster
@@ -31,7 +31,7 @@ FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
     metavar="GRES",
     help="What a job would ask for, as in sbatch --gres: mps:60, gpu:h100_1g.10gb:2. Repeatable.",
 )
-@slurm_version_option
+@slurm_version_option()
 @common_options.machine_option
 @click.option("--here", is_flag=True, help="Compare with the GPUs of this node.")
 @click.option("--node", metavar="NAME", help="Which node --machine or --here is. Default: every node.")
@@ -40,13 +40,8 @@ FALSE, WRONG, IMPOSSIBLE = 1, InputError.exit_code, Unsatisfiable.exit_code
     default=None,
     help="Compare with the running Slurm. Default: if the files are in the directory of its slurm.conf.",
 )
-@click.option(
-    "--slurm-bin",
-    type=click.Path(path_type=Path),
-    metavar="DIR",
-    help="The directory of scontrol. Default: the usual ones.",
-)
-@click.option("--strict", is_flag=True, help="Exit with code 1 also for warnings.")
+@slurm_bin_option()
+@common_options.strict_option
 @common_options.output_option("table", "json", "yaml")
 def check_command(
     *,
@@ -101,7 +96,7 @@ def check_command(
         common_output.print_document(slurm_check_document(files, checked, verdicts), output)
     if _errors(checked.problems):
         return WRONG
-    if _errors(checked.differences) or any(one.outcome is not Outcome.ACCEPTED for one in verdicts):
+    if _errors(checked.differences) or any(verdict.outcome is not Outcome.ACCEPTED for verdict in verdicts):
         return IMPOSSIBLE
     return FALSE if strict and (checked.problems or checked.differences) else 0
 
@@ -149,8 +144,8 @@ def _print(files: Sequence[str], problems: Sequence[Problem], verdicts: Sequence
     console = common_output.console()
     for verdict in verdicts:
         style = "green" if verdict.outcome is Outcome.ACCEPTED else "bold red"
-        said = f"--gres={verdict.request}"
-        said_of = Text.assemble(f"{said}: ", (verdict.outcome, style), f": {verdict.why}")
+        text = f"--gres={verdict.request}"
+        said_of = Text.assemble(f"{text}: ", (verdict.outcome, style), f": {verdict.why}")
         console.print(said_of, soft_wrap=True)
         lines = [verdict.hint] if verdict.hint else []
         lines += [f"Slurm says: {verdict.slurm_says}"] if verdict.slurm_says else []

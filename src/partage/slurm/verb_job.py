@@ -69,9 +69,9 @@ def prolog_command(*, run_dir: str, driver_root: str, devices: str) -> int:
         record = begin_job(node, request)
         requeued = bool(record.refused) and requeue_job(node, record)
     except NodeBroken as error:
-        said = " ".join(str(error).split())
-        _log(f"error: {said}")
-        node.slurm.drain(said)
+        text = " ".join(str(error).split())
+        _log(f"error: {text}")
+        node.slurm.drain(text)
         return 4
     if record.refused:
         what = "goes back into the queue" if requeued else "is refused"
@@ -125,15 +125,15 @@ def task_prolog_command(*, run_dir: str) -> int:
     return answer.code
 
 
-def _answer(job: JobId, found: Records, run_dir: str) -> TaskAnswer:
+def _answer(job: JobId, records: Records, run_dir: str) -> TaskAnswer:
     """Of several components on one node, the task belongs to that which has its GPUs."""
     from partage.slurm.decide.task_answer import GPU_VARIABLES, task_answer, unreadable_answer, without_record
 
-    for why in found.unreadable.values():
+    for why in records.unreadable.values():
         return unreadable_answer(why, os.environ, run_dir)
-    answers = [task_answer(record, os.environ, run_dir) for record in found.jobs]
+    answers = [task_answer(record, os.environ, run_dir) for record in records.jobs]
     if answers:
-        return next((one for one in answers if not one.code), answers[0])
+        return next((answer for answer in answers if not answer.code), answers[0])
     asked = any(os.environ.get(name) for name in GPU_VARIABLES)
     return without_record(_has_gpus(job) if asked else False, os.environ, run_dir)
 

@@ -1,31 +1,44 @@
-"""``--slurm-version``, and the version of the Slurm that is installed here."""
+"""``--slurm-version`` and ``--slurm-bin``, and the version of the Slurm that is installed here."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, TypeVar
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
 from partage.errors import ClusterError, InputError, Problem, Unsatisfiable
-from partage.slurm.model.version import SlurmVersion
+
+if TYPE_CHECKING:
+    from partage.slurm.model.version import SlurmVersion
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
 
-def slurm_version_option(command: Command) -> Command:
+def slurm_version_option(
+    text: str = "Of the cluster: 22.05.8, 24.11. Default: that of this host.",
+) -> Callable[[Command], Command]:
     """``--slurm-version``."""
+    return click.option("--slurm-version", metavar="VERSION", help=text)
+
+
+def slurm_bin_option(text: str = "The directory of scontrol.") -> Callable[[Command], Command]:
+    """``--slurm-bin``: where Slurm's programs are."""
     return click.option(
-        "--slurm-version",
-        metavar="VERSION",
-        help="Of the cluster: 22.05.8, 24.11. Default: that of this host.",
-    )(command)
+        "--slurm-bin",
+        type=click.Path(path_type=Path),
+        metavar="DIR",
+        help=f"{text} Default: the usual ones.",
+    )
 
 
 def version_of(text: str | None) -> SlurmVersion:
     """The version in ``text``; None: that of scontrol. Raises InputError."""
     if text is None:
         return _said_here()
+    from partage.slurm.model.version import SlurmVersion
+
     try:
         return SlurmVersion.parse(text)
     except ValueError as error:

@@ -1,22 +1,25 @@
-"""The nodes of a cluster, as its API server tells of them: two watches in a thread of their own."""
+"""The nodes of a cluster, as its API server tells of them: two watches in a thread of their own, and what the
+page says of where they come from, how old they are, and what is wrong with that.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.objects import second
-from partage.edges.kube.overview import watch_nodes, watch_pods
 from partage.edges.kube.port import ClusterNode, ClusterPod
+from partage.edges.kube.reading import watch_nodes, watch_pods
 from partage.edges.kube.watch import CollectionState
+from partage.serve_http.pages.markup import Child, element, html, moment
 from partage.serve_http.pages.node_page import Sections
+from partage.text import count_of
 from partage.values import Frozen
-from partage.web.cluster_source import Followed, source_section
 from partage.web.published import PublishedNode, is_of_interest, published
 
 _ENDS_WITHIN_S = 5.0
@@ -125,8 +128,8 @@ class ClusterFleet:
             asyncio.run(self._follow())
         except Exception as error:  # a mistake of ours must not leave a page that looks alive
             trouble = f"a fault of this program: {error!r}"
-            for kind, one in self._followed.items():
-                state = CollectionState[Any](trouble=trouble, since=self._clock(), lists=int(one.known))
+            for kind, watch in self._followed.items():
+                state = CollectionState[Any](trouble=trouble, since=self._clock(), lists=int(watch.known))
                 self._hear(kind, state)
             raise
         finally:
@@ -172,3 +175,64 @@ class ClusterFleet:
     def _follow_state(self, kind: str, state: CollectionState[Any]) -> Followed:
         since = second(self._wall() - (self._clock() - state.since))
         return Followed(kind, since, state.trouble, state.forbidden, known=bool(state.lists))
+
+
+_WHAT = (
+    "what the agents publish on their Nodes (labels, conditions, annotations), and what pods ask for. Agents "
+    "write when something changes, so what stands here may be old and true."
+)
+
+
+class Followed(Frozen):
+    """One watch. kind: ``nodes``. since: when it began, or when the trouble did, RFC 3339. trouble: why the
+    API server cannot be asked; empty: it can. forbidden: the account has not the right. known: it has
+    answered at least once.
+    """
+
+    kind: str
+    since: str
+    trouble: str
+    forbidden: bool = False
+    known: bool = False
+
+
+def source_section(url: str, watches: Iterable[Followed], without_gpus: int) -> str:
+    """The section as HTML. without_gpus: so many nodes are not shown."""
+    some = tuple(watches)
+    more = f"Not shown: {count_of(without_gpus, 'node')} without GPUs." if without_gpus else ""
+    section = element(
+        "section",
+        element("h2", "Where this comes from", class_="unseen"),
+        element(
+            "p",
+            f"From the API server {url}: {_WHAT}",
+            *(part for watch in some if not watch.trouble for part in _up_to_date(watch)),
+            f" {more}" if more else None,
+            class_="dim",
+        ),
+        *(part for watch in some if watch.trouble for part in _trouble(watch)),
+        id="source",
+    )
+    return html(section)
+
+
+def _up_to_date(watch: Followed) -> Iterator[Child]:
+    yield f" The watch of {watch.kind} began "
+    yield moment(watch.since)
+    yield "."
+
+
+def _trouble(watch: Followed) -> Iterator[Child]:
+    then = "What is said of them below is as it was then." if watch.known else "Nothing is known of them."
+    right = (
+        f"The account needs the verbs list and watch on {watch.kind}, which the ClusterRole partage-viewer "
+        "grants (viewer.enabled in the chart)."
+    )
+    yield element(
+        "p",
+        f"The {watch.kind} cannot be followed. It began ",
+        moment(watch.since),
+        f": {watch.trouble}. {then}",
+        f" {right}" if watch.forbidden else None,
+        class_="problem",
+    )

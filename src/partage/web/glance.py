@@ -54,7 +54,7 @@ class Glance(Frozen):
         return found
 
 
-def mini(part: float | None, said: str, kind: str, *, trouble: bool = False, lost: float = 0.0) -> Element:
+def mini(part: float | None, text: str, kind: str, *, trouble: bool = False, lost: float = 0.0) -> Element:
     """A small bar: how much of a GPU or of a resource is in use, from 0 to 1; None: it has nothing to use.
     lost: how much of it cannot be used, hatched.
     """
@@ -62,7 +62,7 @@ def mini(part: float | None, said: str, kind: str, *, trouble: bool = False, los
     gone = min(100.0 - width, 100 * lost)
     return element(
         "svg",
-        element("title", said),
+        element("title", text),
         element("rect", class_="box uncut" if part is None else "box free"),
         element("rect", width=f"{width:.1f}%", height="100%", class_="held") if width else None,
         element("rect", x=f"{width:.1f}%", width=f"{gone:.1f}%", height="100%", class_="withdrawn")
@@ -70,5 +70,5 @@ def mini(part: float | None, said: str, kind: str, *, trouble: bool = False, los
         else None,
         class_=f"mini {kind}{' trouble' if trouble else ''}",
         role="img",
-        aria_label=said,
+        aria_label=text,
     )

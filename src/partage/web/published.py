@@ -73,7 +73,7 @@ class PublishedNode(Frozen):
 
     def condition(self, kind: str) -> NodeCondition | None:
         """One of the agent's conditions; None: it has not published it."""
-        return next((one for one in self.conditions if one.type == kind), None)
+        return next((condition for condition in self.conditions if condition.type == kind), None)
 
 
 def is_agent(pod: ClusterPod) -> bool:
@@ -88,15 +88,17 @@ def is_of_interest(pod: ClusterPod) -> bool:
 
 def published(node: ClusterNode, pods: Iterable[ClusterPod] | None) -> PublishedNode | None:
     """pods: of this node; None: not known. None for a node without GPUs."""
-    conditions = tuple(one for kind in CONDITIONS for one in node.conditions if one.type == kind)
+    conditions = tuple(
+        condition for kind in CONDITIONS for condition in node.conditions if condition.type == kind
+    )
     names = [name for name in sorted({*node.capacity, *node.allocatable}) if _is_shared(name, node.labels)]
     if not (conditions or names or node.labels.get(f"{VENDOR}/gpu.present") == "true"):
         return None
-    here = None if pods is None else [one for one in pods if one.phase not in _ENDED]
+    here = None if pods is None else [pod for pod in pods if pod.phase not in _ENDED]
     memory = read_memory(node.annotations.get(GPU_MEMORY, ""))
     return PublishedNode(
         name=node.name,
-        kubelet=next((one for one in node.conditions if one.type == KUBELET), None),
+        kubelet=next((condition for condition in node.conditions if condition.type == KUBELET), None),
         conditions=conditions,
         models=tuple(sorted(_models(node.labels))),
         facts={key: value for key, value in sorted(node.labels.items()) if key.startswith(f"{VENDOR}/")},
@@ -106,14 +108,14 @@ def published(node: ClusterNode, pods: Iterable[ClusterPod] | None) -> Published
         else tuple(sorted((pod for pod in here if not pod.requests.keys().isdisjoint(names)), key=_name)),
         agents=None
         if here is None
-        else tuple(f"{one.namespace}/{one.name}" for one in here if is_agent(one)),
+        else tuple(f"{pod.namespace}/{pod.name}" for pod in here if is_agent(pod)),
         pending=_pending(node.annotations.get(PLAN, "")),
         memory=memory,
         rollout=read_note(node.annotations.get(ROLLOUT, "")),
         cordoned=tuple(sorted(names_in(node.annotations.get(CORDONED, "")))),
         policy=next((node.labels[key] for key in POLICY_LABELS if node.labels.get(key)), ""),
         layout=_layout(node.labels),
-        taints=tuple(_taint(one) for one in node.taints if one.key.startswith(f"{DOMAIN}/")),
+        taints=tuple(_taint(taint) for taint in node.taints if taint.key.startswith(f"{DOMAIN}/")),
         unschedulable=node.unschedulable,
     )
 

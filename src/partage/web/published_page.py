@@ -1,33 +1,106 @@
-"""The page of a node of which only that is known which the cluster has, as sections with ids."""
+"""The page of a node of which only that is known which the cluster has, as sections with ids, and what is
+said of such a node in words. What is not published is called so, and is never 0.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
 from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
 from partage.answers.wording import standing
 from partage.edges.kube.port import ClusterPod, NodeCondition
-from partage.plan.cluster.conditions import POLICY_IN_FORCE
+from partage.model.ids import VENDOR
+from partage.model.strategy import Strategy
+from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY
 from partage.plan.cluster.gpu_memory import NodeMemory
 from partage.plan.cluster.pending import PendingGpu
 from partage.serve_http.pages.card import drawing
-from partage.serve_http.pages.markup import Child, element, foreign, html
-from partage.serve_http.pages.moment import moment
+from partage.serve_http.pages.markup import Child, element, foreign, html, moment, table
 from partage.serve_http.pages.node_page import Sections
-from partage.serve_http.pages.parts import table
 from partage.text import listed
 from partage.units import format_bytes
-from partage.web.published import PublishedNode
-from partage.web.published_words import (
-    NOT_PUBLISHED,
-    TRUE,
-    UNKNOWN,
-    facts_of,
-    models_of,
-    state_of,
-    strategy_of,
-)
+from partage.web.published import PublishedNode, PublishedResource
+
+NOT_PUBLISHED = "not published"
+UNKNOWN = "not known"
+"""It is in the cluster, and cannot be read now."""
+TRUE = "True"
+"""The status of a condition that holds."""
+
+_SHARING = f"{VENDOR}/gpu.sharing-strategy"
+_FACTS = {
+    f"{VENDOR}/cuda.driver-version.full": "driver {}",
+    f"{VENDOR}/gpu.memory": "at least {} MiB each",
+    f"{VENDOR}/gpu.replicas": "{} shares of each",
+    _SHARING: "sharing: {}",
+}
+"""Labels that are shown, and how."""
+
+
+STATES = {
+    "node not ready": "The kubelet of the node does not answer, or says that the node does not work.",
+    "not ready": "The agent says that the node gives no shares to pods.",
+    "GPUs unhealthy": "The agent says that GPUs of the node cannot be used.",
+    "policy not in force": "The agent says that the policy was refused, or that GPUs are not yet so.",
+    "nothing published": "The node has GPUs, and no agent says anything of them.",
+    "ready": "The agent says that everything is well.",
+    NOT_PUBLISHED: "Agents do not write it on the Node. It is never shown as 0.",
+    UNKNOWN: "It is in the cluster, and cannot be read now. It is never shown as 0.",
+}
+"""What ``state_of`` says, and what else is said of a published node, and what that means."""
+
+
+def state_of(node: PublishedNode) -> tuple[str, str]:
+    """A word and its class in the style sheet. The worst that is known counts."""
+    status = {condition.type: condition.status for condition in node.conditions}
+    if node.kubelet is not None and node.kubelet.status != TRUE:
+        return "node not ready", "bad"
+    if not status:
+        return "nothing published", "warn"
+    if status.get(READY, TRUE) != TRUE:
+        return "not ready", "bad"
+    if status.get(GPUS_HEALTHY, TRUE) != TRUE:
+        return "GPUs unhealthy", "bad"
+    if status.get(POLICY_IN_FORCE, TRUE) != TRUE:
+        return "policy not in force", "warn"
+    return "ready", "good"
+
+
+def problems_of(node: PublishedNode) -> Iterator[str]:
+    """Everything that is wrong, in sentences."""
+    if node.kubelet is not None and node.kubelet.status != TRUE:
+        yield f"The node is not ready: {node.kubelet.message or node.kubelet.reason}"
+    yield from (
+        condition.message or condition.reason for condition in node.conditions if condition.status != TRUE
+    )
+    if node.unschedulable:
+        yield "The node is cordoned: it gets no new pods."
+
+
+def models_of(node: PublishedNode) -> str:
+    """``8 x NVIDIA-H100-80GB-HBM3``."""
+    if not node.models:
+        return f"GPUs: {NOT_PUBLISHED}"
+    return ", ".join(f"{count} x {model}" for model, count in node.models)
+
+
+def facts_of(node: PublishedNode) -> str:
+    """What other labels say of the GPUs; may be empty."""
+    said = {key: value for key in _FACTS if (value := node.facts.get(key, "")) not in ("", "none")}
+    return ", ".join(_FACTS[key].replace("{}", value) for key, value in said.items())
+
+
+def asked_of(resource: PublishedResource) -> str:
+    """``3 of 8``: what pods ask for, of what the node has."""
+    return f"{UNKNOWN if resource.requested is None else resource.requested} of {resource.allocatable}"
+
+
+def strategy_of(node: PublishedNode) -> Strategy | None:
+    """How all GPUs are shared; None where they differ, or it is not published."""
+    text = node.facts.get(_SHARING, "")
+    return next((strategy for strategy in Strategy if strategy == text), None)
+
 
 _MISSING = (
     "Not published by agents: which GPU a share is on (except where GPUs are shared by amounts of memory), "
@@ -90,10 +163,10 @@ def _conditions(node: PublishedNode) -> Element:
     )
 
 
-def _condition(one: NodeCondition) -> Sequence[Child]:
-    since = moment(one.changed_at) if one.changed_at else NOT_PUBLISHED
-    said = f"{one.reason}: {one.message}" if one.message else one.reason
-    return one.type, one.status, since, said
+def _condition(condition: NodeCondition) -> Sequence[Child]:
+    since = moment(condition.changed_at) if condition.changed_at else NOT_PUBLISHED
+    text = f"{condition.reason}: {condition.message}" if condition.message else condition.reason
+    return condition.type, condition.status, since, text
 
 
 def _agents(node: PublishedNode) -> Element | None:
@@ -101,24 +174,24 @@ def _agents(node: PublishedNode) -> Element | None:
     if not node.conditions:
         return element("p", "No agent has published anything about this node.", class_="problem")
     if node.agents is None:
-        said = f"Whether its agent runs is {UNKNOWN}. One that has ended leaves its conditions as they were."
-        return element("p", said, class_="dim")
+        text = f"Whether its agent runs is {UNKNOWN}. One that has ended leaves its conditions as they were."
+        return element("p", text, class_="dim")
     if not node.agents:
-        said = (
+        text = (
             "No pod of the chart's agent is on this node. If none runs outside of pods, the conditions "
             "are as one left them."
         )
-        return element("p", said, class_="problem")
+        return element("p", text, class_="problem")
     return element("p", f"Agent: pod {listed(node.agents, 3)}", class_="dim")
 
 
 def _policy(node: PublishedNode) -> Element:
-    said = node.condition(POLICY_IN_FORCE)
-    in_force = said is not None and said.status == TRUE
+    condition = node.condition(POLICY_IN_FORCE)
+    in_force = condition is not None and condition.status == TRUE
     lines: list[Child] = [
         element(
             "p",
-            (said.message or said.reason) if said else NOT_PUBLISHED,
+            (condition.message or condition.reason) if condition else NOT_PUBLISHED,
             class_=None if in_force else "problem",
         )
     ]
@@ -151,9 +224,9 @@ def _waits(node: PublishedNode) -> Element:
 
 def _pending(gpu: PendingGpu) -> Element:
     pods = [*gpu.pods, *([f"{gpu.more} more"] if gpu.more else [])]
-    said = standing(gpu.index, gpu.phase, gpu.reason, pods, ())
+    text = standing(gpu.index, gpu.phase, gpu.reason, pods, ())
     since = ("; it began ", moment(gpu.since)) if gpu.since else ()
-    return element("li", f"GPU {gpu.index} {said}", *since)
+    return element("li", f"GPU {gpu.index} {text}", *since)
 
 
 def _cards(node: PublishedNode, memory: NodeMemory) -> dict[str, Element]:
@@ -216,13 +289,13 @@ def _block(memory: NodeMemory, place: int) -> DeviceBlock:
 def _resources(node: PublishedNode) -> Element:
     rows = [
         (
-            foreign(one.name),
-            str(one.capacity),
-            str(one.allocatable),
-            UNKNOWN if one.requested is None else str(one.requested),
-            one.guarantee or NOT_PUBLISHED,
+            foreign(resource.name),
+            str(resource.capacity),
+            str(resource.allocatable),
+            UNKNOWN if resource.requested is None else str(resource.requested),
+            resource.guarantee or NOT_PUBLISHED,
         )
-        for one in node.resources
+        for resource in node.resources
     ]
     heads = ("Resource", "On the node", "Healthy", "Asked for by pods", "Guarantee")
     return element(

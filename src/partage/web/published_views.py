@@ -12,8 +12,16 @@ from partage.text import count_of, listed
 from partage.units import format_bytes
 from partage.web.glance import Glance, NodeTotals, mini
 from partage.web.published import PublishedNode
-from partage.web.published_page import grouped, sections_of
-from partage.web.published_words import STATES, asked_of, models_of, problems_of, state_of, strategy_of
+from partage.web.published_page import (
+    STATES,
+    asked_of,
+    grouped,
+    models_of,
+    problems_of,
+    sections_of,
+    state_of,
+    strategy_of,
+)
 
 _PROBLEMS = 3
 
@@ -50,9 +58,9 @@ def _words(node: PublishedNode) -> list[str]:
         state_of(node)[0],
         *problems_of(node),
         *(model for model, _ in node.models),
-        *(one.name for one in node.resources),
-        *(one.guarantee for one in node.resources),
-        *(f"{one.namespace}/{one.name}" for one in node.pods or ()),
+        *(resource.name for resource in node.resources),
+        *(resource.guarantee for resource in node.resources),
+        *(f"{pod.namespace}/{pod.name}" for pod in node.pods or ()),
         node.policy,
     ]
 
@@ -62,13 +70,13 @@ def _totals(node: PublishedNode) -> NodeTotals:
     return NodeTotals(
         gpus=sum(count for _, count in node.models),
         shares={
-            ResourceName(one.name): ShareCount(
-                held=one.requested,
-                free=max(0, one.allocatable - one.requested),
-                not_usable=max(0, one.capacity - one.allocatable),
+            ResourceName(resource.name): ShareCount(
+                held=resource.requested,
+                free=max(0, resource.allocatable - resource.requested),
+                not_usable=max(0, resource.capacity - resource.allocatable),
             )
-            for one in node.resources
-            if one.requested is not None
+            for resource in node.resources
+            if resource.requested is not None
         },
         idle=None,
         changing=len(node.pending),
@@ -76,7 +84,7 @@ def _totals(node: PublishedNode) -> NodeTotals:
 
 
 def _requested(node: PublishedNode) -> str:
-    said = [f"{asked_of(one)} {one.name}" for one in node.resources]
+    said = [f"{asked_of(resource)} {resource.name}" for resource in node.resources]
     return f"; asked for: {listed(said, 4)}" if said else ""
 
 
@@ -88,7 +96,11 @@ def _minis(node: PublishedNode) -> Iterator[Child]:
             held, total = (format_bytes(units * card.unit_bytes) for units in (card.used, card.total))
             part = card.used / card.total if card.total else None
             yield mini(part, f"GPU {card.index}: {held} of {total} held", kind)
-    for one in node.resources:
-        if node.memory is None or one.name != MEMORY_RESOURCE:
-            part = None if one.requested is None or not one.allocatable else one.requested / one.allocatable
-            yield mini(part, f"{one.name}: {asked_of(one)} asked for", kind)
+    for resource in node.resources:
+        if node.memory is None or resource.name != MEMORY_RESOURCE:
+            part = (
+                None
+                if resource.requested is None or not resource.allocatable
+                else resource.requested / resource.allocatable
+            )
+            yield mini(part, f"{resource.name}: {asked_of(resource)} asked for", kind)

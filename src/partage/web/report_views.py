@@ -3,20 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import ClassVar
+from datetime import datetime, timedelta
+from typing import TYPE_CHECKING, ClassVar
 
 from partage.answers.documents.report import ReportDocument, ReportedGpuRow
-from partage.answers.idle_gpus import IdleGpus, idle_gpus
 from partage.answers.node_problems import problems_of
 from partage.answers.share_counts import ShareCount, ShareCounts, count_shares, works
 from partage.edges.files.catalogue import geometry_of
+from partage.plan.last_hour import MINUTES
 from partage.serve_http.pages import page
-from partage.serve_http.pages.markup import Child, element, html
-from partage.serve_http.pages.moment import moment
+from partage.serve_http.pages.markup import Child, element, html, moment
 from partage.serve_http.pages.node_page import STANDINGS, Sections, node_sections, standing_of
 from partage.serve_http.pages.sources import NodeReport
 from partage.text import count_of, gpus
+from partage.values import Frozen
 from partage.web.glance import Glance, NodeTotals, mini
+
+if TYPE_CHECKING:
+    from partage.answers.documents.use import HourRow
+
 
 _PROBLEMS = 3
 """So many problems of a node are said among many nodes; its own page has all."""
@@ -91,7 +96,7 @@ class ReportViews:
             *(gpu.product for gpu in report.gpus),
             *(str(gpu.strategy) for gpu in report.gpus if gpu.strategy),
             *(gpu.uuid for gpu in report.gpus),
-            *(str(one.name) for one in report.resources),
+            *(str(resource.name) for resource in report.resources),
             *(f"{who.namespace}/{who.pod}" for entry in report.held for who in entry.holders),
         ]
 
@@ -130,17 +135,65 @@ def _about(report: ReportDocument, late: list[Child], counts: ShareCounts, idle:
 def _held(report: ReportDocument, counts: ShareCounts) -> str:
     """``shares: 3 held, 5 free``, the same of units of memory, or both."""
     found: dict[str, ShareCount] = {}
-    for one in report.resources:
-        by_memory = any(device.by_memory for gpu in one.gpus for device in gpu.devices)
+    for resource in report.resources:
+        by_memory = any(device.by_memory for gpu in resource.gpus for device in gpu.devices)
         word = "units of memory" if by_memory else "shares"
-        found[word] = found.get(word, ShareCount()) + counts.by_resource[one.name]
+        found[word] = found.get(word, ShareCount()) + counts.by_resource[resource.name]
     return "; ".join(f"{word}: {count}" for word, count in found.items()) or "no shares"
 
 
 def _mini(gpu: ReportedGpuRow, count: ShareCount | None) -> Child:
     """How many of its shares are held, and how many cannot be used."""
     count = count or ShareCount()
-    said = f"GPU {gpu.index}, {gpu.strategy or 'nothing offered'}: {count}"
-    said += f", {gpu.trouble}" if gpu.trouble else ""
+    text = f"GPU {gpu.index}, {gpu.strategy or 'nothing offered'}: {count}"
+    text += f", {gpu.trouble}" if gpu.trouble else ""
     held, lost = (part / count.all if count.all else None for part in (count.held, count.not_usable))
-    return mini(held, said, str(gpu.strategy or "none"), trouble=bool(gpu.trouble), lost=lost or 0.0)
+    return mini(held, text, str(gpu.strategy or "none"), trouble=bool(gpu.trouble), lost=lost or 0.0)
+
+
+_FEWEST_MINUTES = 50
+"""So many minutes of the hour have to be sampled, or nothing is said: a sample may be late, an agent may have
+been restarted."""
+
+
+class IdleGpus(Frozen):
+    """Indexes of GPUs. idle: held for an hour, and no sample of that hour found work on them. unknown: held
+    for an hour, and not sampled, or not measured.
+    """
+
+    idle: tuple[int, ...] = ()
+    unknown: tuple[int, ...] = ()
+
+
+def idle_gpus(report: ReportDocument) -> IdleGpus:
+    """Of this node. An hour is the one that ends with the last sample, or with the report where there is
+    none."""
+    use = report.use
+    sampled_at = None if use is None else use.sampled_at
+    begins = _time(sampled_at or report.at) - timedelta(minutes=MINUTES)
+    index_of = report.gpu_of_share
+    held = {
+        index_of[entry.id] for entry in report.held if entry.id in index_of and _time(entry.since) <= begins
+    }
+    idle, unknown = [], []
+    for gpu in report.gpus:
+        if gpu.index not in held:
+            continue
+        works = _works(None if use is None else use.hour.get(gpu.uuid))
+        if works is None:
+            unknown.append(gpu.index)
+        elif not works:
+            idle.append(gpu.index)
+    return IdleGpus(tuple(idle), tuple(unknown))
+
+
+def _works(hour: HourRow | None) -> bool | None:
+    """Whether any sample of the hour found work; None: it is not known."""
+    seen = [] if hour is None else [part for part in hour.utilisation if part is not None]
+    if any(seen):
+        return True
+    return False if len(seen) >= _FEWEST_MINUTES else None
+
+
+def _time(at: str) -> datetime:
+    return datetime.fromisoformat(at)

@@ -15,7 +15,7 @@ from partage.answers.cluster_options import cluster_of
 from partage.answers.lean_imports import lean_imports
 from partage.answers.verb import verb
 from partage.errors import InputError, Problem
-from partage.serve_http.options import http_options, http_protection
+from partage.serve_http.options import http_option, http_options, http_protection
 
 if TYPE_CHECKING:
     from partage.serve_http.http import Page
@@ -65,13 +65,7 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="Pause between two readings of all reports. A cluster is watched, and not read again.",
 )
-@click.option(
-    "--http",
-    default="127.0.0.1:9401",
-    show_default=True,
-    metavar="HOST:PORT",
-    help="Where to serve the page.",
-)
+@http_option("Where to serve the page.", "127.0.0.1:9401")
 @http_protection
 def command(
     *,

@@ -28,19 +28,19 @@ def _plot(answer: WhatIfDocument, ending: str) -> bytes:
     figure = Figure(_INCHES, layout="constrained")
     use, waits = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     size, unit = _time_unit(answer.span_s)
-    for number, one in enumerate(answer.policies):
+    for number, result in enumerate(answer.policies):
         colour = _COLOURS[number % len(_COLOURS)]
-        times = _times(one, answer.span_s, size)
-        use.step(times, [at.held for at in one.over_time], where="post", color=colour, label=one.policy)
+        times = _times(result, answer.span_s, size)
+        use.step(times, [at.held for at in result.over_time], where="post", color=colour, label=result.policy)
         use.step(
             times,
-            [at.asked for at in one.over_time],
+            [at.asked for at in result.over_time],
             where="post",
             color=colour,
             linestyle=":",
             linewidth=1.2,
         )
-        waits.step(times, [at.waiting for at in one.over_time], where="post", color=colour)
+        waits.step(times, [at.waiting for at in result.over_time], where="post", color=colour)
     use.axhline(answer.fleet.gpus, color=DIM, linewidth=1)
     use.plot([], [], color=INK, label="held")
     use.plot([], [], color=INK, linestyle=":", label="asked for")
@@ -62,9 +62,9 @@ def _time_unit(span_s: float) -> tuple[float, str]:
     return next((size, unit) for least_s, size, unit in _UNITS if span_s >= least_s)
 
 
-def _times(one: PolicyResult, span_s: float, size: float) -> list[float]:
+def _times(result: PolicyResult, span_s: float, size: float) -> list[float]:
     """Since the first event; pods created so far where no time passes."""
     if not span_s:
-        return [float(at.created) for at in one.over_time]
-    first_s = one.over_time[0].at_s
-    return [(at.at_s - first_s) / size for at in one.over_time]
+        return [float(at.created) for at in result.over_time]
+    first_s = result.over_time[0].at_s
+    return [(at.at_s - first_s) / size for at in result.over_time]

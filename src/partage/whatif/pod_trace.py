@@ -157,9 +157,9 @@ def _read_json(path: Path) -> list[TracePod]:
         raise InputError([Problem(str(path), "", "error", str(error), hint)]) from error
     pods: list[TracePod] = []
     problems: list[Problem] = []
-    for number_, one in enumerate(trace.pods):
+    for number_, pod in enumerate(trace.pods):
         try:
-            pods.append(_json_pod(one))
+            pods.append(_json_pod(pod))
         except ValueError as error:
             hint = error.hint if isinstance(error, WrongCell) else ""
             problems.append(Problem(str(path), f"pods[{number_}]", "error", str(error), hint))
@@ -170,49 +170,49 @@ def _read_json(path: Path) -> list[TracePod]:
     return pods
 
 
-def _json_pod(one: _JsonPod) -> TracePod:
-    if not (one.name.isprintable() and all(map(str.isprintable, one.models))):
+def _json_pod(pod: _JsonPod) -> TracePod:
+    if not (pod.name.isprintable() and all(map(str.isprintable, pod.models))):
         raise WrongCell("its name or a model has characters that cannot be printed")
-    if not 0 <= one.created_s < 1e18:
-        raise WrongCell(f"createdSeconds is {one.created_s:g}, a number from 0 on is needed")
-    if one.lasts_s is not None and not 0 <= one.lasts_s < 1e18:
+    if not 0 <= pod.created_s < 1e18:
+        raise WrongCell(f"createdSeconds is {pod.created_s:g}, a number from 0 on is needed")
+    if pod.lasts_s is not None and not 0 <= pod.lasts_s < 1e18:
         hint = "leave it out for a pod that does not end"
-        raise WrongCell(f"lastsSeconds is {one.lasts_s:g}, a number from 0 on is needed", hint)
+        raise WrongCell(f"lastsSeconds is {pod.lasts_s:g}, a number from 0 on is needed", hint)
     requests = tuple(
         sorted(
             (parse_resource_name(name), _count(name, amount))
-            for name, amount in one.requests.items()
+            for name, amount in pod.requests.items()
             if not _NATIVE.fullmatch(name) and amount != 0
         )
     )
-    if requests and one.gpus:
+    if requests and pod.gpus:
         raise WrongCell(
             "has both gpus and a GPU resource in requests", "one of the two says what it asks for"
         )
-    if not 0 <= one.gpus <= _MOST_GPUS:
-        raise WrongCell(f"gpus is {one.gpus}, a number from 0 to {_MOST_GPUS} is needed")
-    if not one.gpus and (one.gpu_milli or one.gpu_memory):
+    if not 0 <= pod.gpus <= _MOST_GPUS:
+        raise WrongCell(f"gpus is {pod.gpus}, a number from 0 to {_MOST_GPUS} is needed")
+    if not pod.gpus and (pod.gpu_milli or pod.gpu_memory):
         raise WrongCell(
-            f"has {'gpuMilli' if one.gpu_milli else 'gpuMemory'} without gpus",
+            f"has {'gpuMilli' if pod.gpu_milli else 'gpuMemory'} without gpus",
             "gpus says of how many GPUs it asks for so much",
         )
-    if one.gpus and bool(one.gpu_milli) == bool(one.gpu_memory):
+    if pod.gpus and bool(pod.gpu_milli) == bool(pod.gpu_memory):
         raise WrongCell(
-            f"gpus is {one.gpus}, and how much of each is not clear",
+            f"gpus is {pod.gpus}, and how much of each is not clear",
             "give one of gpuMilli (1000 is a whole GPU) and gpuMemory (6Gi)",
         )
-    if not 0 <= one.gpu_milli <= WHOLE_MILLI:
-        raise WrongCell(f"gpuMilli is {one.gpu_milli}, a number from 1 to {WHOLE_MILLI} is needed")
+    if not 0 <= pod.gpu_milli <= WHOLE_MILLI:
+        raise WrongCell(f"gpuMilli is {pod.gpu_milli}, a number from 1 to {WHOLE_MILLI} is needed")
     wants = PodWants(
-        cpu_milli=_cpu_milli(one.requests.get("cpu", 0)),
-        memory_bytes=_bytes("requests of memory", one.requests.get("memory", 0)),
-        gpus=one.gpus,
-        gpu_milli=one.gpu_milli if one.gpus else 0,
-        gpu_memory_bytes=_bytes("gpuMemory", one.gpu_memory or 0) if one.gpus else 0,
-        models=_models(one.models) if one.gpus or requests else frozenset(),
+        cpu_milli=_cpu_milli(pod.requests.get("cpu", 0)),
+        memory_bytes=_bytes("requests of memory", pod.requests.get("memory", 0)),
+        gpus=pod.gpus,
+        gpu_milli=pod.gpu_milli if pod.gpus else 0,
+        gpu_memory_bytes=_bytes("gpuMemory", pod.gpu_memory or 0) if pod.gpus else 0,
+        models=_models(pod.models) if pod.gpus or requests else frozenset(),
         requests=requests,
     )
-    return TracePod(one.name, wants, one.created_s, one.lasts_s)
+    return TracePod(pod.name, wants, pod.created_s, pod.lasts_s)
 
 
 def _count(name: str, amount: float | str) -> int:

@@ -27,48 +27,48 @@ def title_line(answer: WhatIfDocument, *, short: bool = False) -> str:
 def results_table(answer: WhatIfDocument) -> Table:
     """One column for each policy."""
     results = answer.policies
-    names = [one.policy for one in results]
+    names = [result.policy for result in results]
     table = plain_table("", "", *names, right=names)
 
     def add(words: str, cell: _Cell) -> None:
-        table.add_row(words, *(cell(one) for one in results))
+        table.add_row(words, *(cell(result) for result in results))
 
-    add("pods that started at once", lambda one: f"{one.at_once:,}")
-    add("pods that waited, then started", lambda one: f"{one.waited:,}")
-    if any(one.waits for one in results):
-        add("  how long: median", lambda one: lasted(one.waits.median_s) if one.waits else "-")
-        add("  how long: 95 % of them", lambda one: lasted(one.waits.p95_s) if one.waits else "-")
-        add("  how long: longest", lambda one: lasted(one.waits.longest_s) if one.waits else "-")
-    add("pods that still wait at the end", lambda one: f"{one.still_waiting:,}")
-    add("pods that fit on no node", lambda one: f"{one.never_fit:,}")
-    add("pods that a node refused", lambda one: f"{one.refused.pods if one.refused else 0:,}")
+    add("pods that started at once", lambda result: f"{result.at_once:,}")
+    add("pods that waited, then started", lambda result: f"{result.waited:,}")
+    if any(result.waits for result in results):
+        add("  how long: median", lambda result: lasted(result.waits.median_s) if result.waits else "-")
+        add("  how long: 95 % of them", lambda result: lasted(result.waits.p95_s) if result.waits else "-")
+        add("  how long: longest", lambda result: lasted(result.waits.longest_s) if result.waits else "-")
+    add("pods that still wait at the end", lambda result: f"{result.still_waiting:,}")
+    add("pods that fit on no node", lambda result: f"{result.never_fit:,}")
+    add("pods that a node refused", lambda result: f"{result.refused.pods if result.refused else 0:,}")
     table.add_section()
     when = "mean" if results[0].gpus.over_time else "at the end"
-    add("GPUs offered by the policy", lambda one: _gpus(one.gpus.offered, one.gpus.all))
-    add(f"GPUs held by pods, {when}", lambda one: _gpus(one.gpus.held, one.gpus.all))
-    add(f"  of which asked for, {when}", lambda one: _gpus(one.gpus.asked, one.gpus.all))
-    add("GPUs held by pods, most", lambda one: _gpus(one.gpus.peak_held, one.gpus.all))
-    add(f"GPUs free, {when}", lambda one: _gpus(one.gpus.free, one.gpus.all))
-    add("  of which no waiting pod could use", lambda one: _part(one.gpus, one.gpus.blocked))
-    add("  of which no pod of the trace could use", lambda one: _part(one.gpus, one.gpus.stranded))
+    add("GPUs offered by the policy", lambda result: _gpus(result.gpus.offered, result.gpus.all))
+    add(f"GPUs held by pods, {when}", lambda result: _gpus(result.gpus.held, result.gpus.all))
+    add(f"  of which asked for, {when}", lambda result: _gpus(result.gpus.asked, result.gpus.all))
+    add("GPUs held by pods, most", lambda result: _gpus(result.gpus.peak_held, result.gpus.all))
+    add(f"GPUs free, {when}", lambda result: _gpus(result.gpus.free, result.gpus.all))
+    add("  of which no waiting pod could use", lambda result: _part(result.gpus, result.gpus.blocked))
+    add("  of which no pod of the trace could use", lambda result: _part(result.gpus, result.gpus.stranded))
     return table
 
 
 def remarks(answer: WhatIfDocument) -> Iterator[str]:
     """What kept pods from running, and what to do next; under the name of the policy where there are more."""
-    for one in answer.policies:
-        begin = f"{one.policy}: " if len(answer.policies) > 1 else ""
-        for never in one.never:
+    for policy in answer.policies:
+        begin = f"{policy.policy}: " if len(answer.policies) > 1 else ""
+        for never in policy.never:
             fits = "fits" if never.pods == 1 else "fit"
             yield f"{begin}{pods_of(never.pods)} {fits} on no node: {never.message}. Next: {never.hint}."
-        if one.refused is not None:
-            yield f"{begin}{one.refused.message}. Next: {one.refused.hint}."
-        if one.still_waiting:
-            free = f"{one.gpus.free:.1f} GPUs are free" if not one.gpus.over_time else ""
+        if policy.refused is not None:
+            yield f"{begin}{policy.refused.message}. Next: {policy.refused.hint}."
+        if policy.still_waiting:
+            free = f"{policy.gpus.free:.1f} GPUs are free" if not policy.gpus.over_time else ""
             where = f", and {free}" if free else ""
-            wait = "waits" if one.still_waiting == 1 else "wait"
+            wait = "waits" if policy.still_waiting == 1 else "wait"
             yield (
-                f"{begin}{pods_of(one.still_waiting)} still {wait} at the end{where}. Next: add nodes, "
+                f"{begin}{pods_of(policy.still_waiting)} still {wait} at the end{where}. Next: add nodes, "
                 "or try a policy with other shares as a second --policy."
             )
 
@@ -77,14 +77,14 @@ def comparison_line(answer: WhatIfDocument) -> str:
     """Which policy runs most pods, and by how many; empty where there is one policy."""
     if len(answer.policies) < 2:
         return ""
-    ranked = sorted(answer.policies, key=lambda one: -(one.at_once + one.waited))
+    ranked = sorted(answer.policies, key=lambda result: -(result.at_once + result.waited))
     best, second = ranked[0], ranked[1]
     more = best.at_once + best.waited - second.at_once - second.waited
     if more:
         return f"{best.policy} runs {pods_of(more)} more than {second.policy}."
-    sooner = max(answer.policies, key=lambda one: one.at_once)
-    others = [one for one in answer.policies if one is not sooner]
-    gained = sooner.at_once - max(one.at_once for one in others)
+    sooner = max(answer.policies, key=lambda result: result.at_once)
+    others = [policy for policy in answer.policies if policy is not sooner]
+    gained = sooner.at_once - max(result.at_once for result in others)
     if gained:
         return f"All run equally many pods; {sooner.policy} starts {pods_of(gained)} more at once."
     return "All run equally many pods, and start equally many at once."

@@ -15,9 +15,9 @@ from partage.claims.decide.slices import BoardFacts, semantic_version, slices_of
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import slice_of_json
 from partage.edges.files.catalogue import geometry_of
+from partage.model.geometry import Placement
 from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.ids import GpuUuid, MigUuid
-from partage.model.placement import Placement
 from partage.model.policy import Via
 from partage.model.share import DeviceOffer
 from partage.model.strategy import Strategy

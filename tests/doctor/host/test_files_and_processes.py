@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from partage.doctor.decide.observation import Card, Clock, Kubelet, Unseen
-from partage.doctor.host.cards import nvidia_cards
 from partage.doctor.host.cdi_files import cdi_files
 from partage.doctor.host.kubelet import kubelet_seen
-from partage.doctor.host.machine import clock_seen, disks_seen
+from partage.doctor.host.machine import clock_seen, disks_seen, nvidia_cards
 from partage.doctor.host.processes import HIDDEN, agent_processes, kubelet_process, mps_processes
 from partage.doctor.host.root import NodeRoot
 from partage.edges.host.procfs import INITIAL_PID_NAMESPACE

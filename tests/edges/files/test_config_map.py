@@ -10,8 +10,8 @@ from partage.cli.main import run
 from partage.edges.files.policy import configurations, parse_policy
 from partage.edges.files.policy_directory import PolicyFiles
 from partage.errors import InputError
-from partage.model.choice_rules import ChoiceRules
 from partage.model.policy import GpuEntry, Mps, ResourceEntry, TimeSlicing
+from partage.plan.offer.policy_choice import ChoiceRules
 from partage.plan.report import PolicyReason
 
 NATIVE = "version: partage/v1\ngpus:\n  - select: all\n    mps: {replicas: 3}\n"

@@ -30,10 +30,10 @@ from partage.edges.files.state import (
 )
 from partage.edges.host.set_aside import KEPT_ASIDE
 from partage.errors import InputError
+from partage.model.geometry import Placement
 from partage.model.gpu import RecoveryAction
 from partage.model.health import GpuCondition, Health, Xid, next_health
 from partage.model.ids import GpuUuid, ResourceName
-from partage.model.placement import Placement
 from partage.model.policy import Interval, Via
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy

@@ -16,9 +16,8 @@ from partage.edges.hardware.discover import Discovery
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.model.geometry import Geometry
+from partage.model.geometry import Geometry, Placement
 from partage.model.gpu import Inventory
-from partage.model.placement import Placement
 from partage.model.step import CreateInstance, SetMigMode
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.machine_writer import machine_text

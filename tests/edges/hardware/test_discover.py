@@ -9,6 +9,7 @@ from partage.edges.hardware.gpu_queries import NvLinkPeer
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.topology import count_nvlinks
 from partage.errors import DriverUnavailable
+from partage.model.geometry import Placement
 from partage.model.gpu import (
     ComputeMode,
     Driver,
@@ -24,7 +25,6 @@ from partage.model.gpu import (
 )
 from partage.model.health import GpuCondition
 from partage.model.ids import MigUuid, PciBusId
-from partage.model.placement import Placement
 from partage.units import MIB
 from tests.edges.hardware.stub import H100_MEMORY_BYTES, StubNode
 

@@ -8,9 +8,9 @@ from typing import TypeVar
 import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
+from partage.model.geometry import Placement
 from partage.model.gpu import Gpu
 from partage.model.ids import MigUuid
-from partage.model.placement import Placement
 from partage.model.process import GpuProcess
 from partage.model.step import (
     CreateCompute,

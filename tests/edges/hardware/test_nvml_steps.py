@@ -22,10 +22,10 @@ from partage.errors import (
     StateMismatch,
     Unsupported,
 )
+from partage.model.geometry import Placement
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
 from partage.model.ids import GpuUuid
 from partage.model.layout import LayoutItem
-from partage.model.placement import Placement
 from partage.model.policy import DesiredMig
 from partage.model.step import (
     CreateCompute,

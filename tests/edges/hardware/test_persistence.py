@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.edges.hardware.reset import reset_gpus
-from partage.edges.hardware.reset_lock import running_reset
+from partage.edges.hardware.reset import reset_gpus, running_reset
 from partage.errors import DriverUnavailable, GpuInUse
 from partage.model.gpu import MigMode, NoDriver
 from partage.model.mps import DaemonSpec

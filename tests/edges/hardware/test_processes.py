@@ -9,7 +9,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.model.placement import Placement
+from partage.model.geometry import Placement
 from partage.model.process import GpuMemory, GpuProcess, ProcessKind
 from partage.model.step import CreateCompute, CreateInstance, SetMigMode
 from partage.units import GIB, MIB

@@ -10,7 +10,7 @@ import pytest
 from partage.edges.hardware import reset
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.port import Events
-from partage.edges.hardware.reset_lock import running_reset
+from partage.edges.hardware.reset import running_reset
 from partage.errors import (
     GpuInUse,
     GpuLost,

@@ -9,9 +9,9 @@ import pytest
 
 from partage.edges.hardware.port import Hardware
 from partage.errors import GpuLost, HardwareError, InsufficientResources, NotFound, StateMismatch, Unsupported
+from partage.model.geometry import Placement
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
 from partage.model.ids import MigUuid
-from partage.model.placement import Placement
 from partage.model.step import (
     CreateCompute,
     Created,

@@ -9,9 +9,9 @@ import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.errors import DriverUnavailable
+from partage.model.geometry import Placement
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import MigUuid
-from partage.model.placement import Placement
 from partage.model.step import CreateCompute, CreateInstance, SetMigMode
 from tests.edges.hardware.stub import StubNode
 

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.model.placement import Placement
+from partage.model.geometry import Placement
 from partage.model.step import CreateCompute, CreateInstance, SetMigMode
 from tests.edges.hardware.stub import StubNode
 

@@ -8,8 +8,8 @@ from contextlib import asynccontextmanager
 from typing import Any
 
 from partage.edges.kube.connection import Connection
-from partage.edges.kube.overview import watch_nodes, watch_pods
 from partage.edges.kube.port import ClusterPod
+from partage.edges.kube.reading import watch_nodes, watch_pods
 from partage.edges.kube.watch import CollectionState
 from tests.edges.kube.scripted import Answer, Request, ScriptedServer, api_server, quick, status
 

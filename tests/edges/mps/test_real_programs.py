@@ -24,8 +24,15 @@ from partage.edges.mps.daemon_end import force_quit, quit_daemon
 from partage.edges.mps.daemon_logs import LARGEST_BYTES, cut_logs
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
-from partage.edges.mps.record import DaemonIdentity, DaemonRecord, save_record
-from partage.edges.mps.sockets import CLIENTS, COMMANDS, answers_elsewhere, socket_ids
+from partage.edges.mps.record import (
+    CLIENTS,
+    COMMANDS,
+    DaemonIdentity,
+    DaemonRecord,
+    answers_elsewhere,
+    save_record,
+    socket_ids,
+)
 from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError
 from partage.model.mps import DaemonPhase, DaemonSpec

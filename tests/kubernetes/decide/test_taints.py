@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from partage.kubernetes.decide.taints import node_taints
 from partage.model.gpu import NoDriver
-from partage.model.node_taints import NodeTaint
+from partage.model.node_labels import NodeTaint
 from partage.plan.report import DependencyProblems
 from tests.kubernetes.decide.test_events import ILL, WELL
 from tests.plan.reconcile.test_planner import observe, snapshot

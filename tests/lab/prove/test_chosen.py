@@ -3,7 +3,7 @@
 import pytest
 
 from partage.errors import InputError, Unsatisfiable
-from partage.lab.prove.free_gpus import free_gpus, holders, require_visible_processes
+from partage.lab.gpus import free_gpus, holders, require_visible_processes
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid
 from tests.answers.nodes import gpu, node

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from partage.errors import InputError
+from partage.lab.stories.expectations import NodeSnapshot, unmet_expectations
 from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, Remark, RestartKubelet, RunPods
 from partage.lab.stories.read import read_story
-from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
 from partage.model.pod import Container, Pod
 from partage.sim.kubelet.pod_status import ContainerStatus, PodPhase, PodStatus
 from partage.sim.node.faults import RaiseXid

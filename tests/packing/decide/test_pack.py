@@ -12,9 +12,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.errors import Unsatisfiable
+from partage.model.geometry import Placement
 from partage.model.gpu import EmptyInstance
 from partage.model.layout import DoesNotFit, LayoutItem, place
-from partage.model.placement import Placement
 from partage.packing.decide.candidates import survey
 from tests.oracle import enumerate_mig as oracle
 from tests.packing.decide.fleets import candidates, fleet, gpu, packed, uuid_of

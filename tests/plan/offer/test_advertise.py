@@ -10,10 +10,10 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.errors import InputError, PartageError, Unsatisfiable
+from partage.model.geometry import Placement
 from partage.model.gpu import Inventory
 from partage.model.ids import share_id
 from partage.model.layout import LayoutItem
-from partage.model.placement import Placement
 from partage.model.policy import Interval, MemoryUnits, Mps, MpsClient, Policy, Sharing, TimeSlicing
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, Guarantee, resources_of

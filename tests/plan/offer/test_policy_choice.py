@@ -6,9 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.model.choice_rules import ChoiceRules, Fallback
 from partage.model.node_labels import NVIDIA_POLICY, PARTAGE_POLICY
 from partage.plan.offer.policy_choice import (
+    ChoiceRules,
+    Fallback,
     LabelsUnknown,
     NothingChosen,
     TakeNone,

@@ -15,12 +15,12 @@ from msgspec.structs import replace
 
 from partage.codec.values import decode, encode
 from partage.edges.files.catalogue import load_catalogue
+from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode, Driver, Inventory, MigMode
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import ContainerId, GpuUuid, MigUuid
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec
-from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, Interval
 from partage.model.profile import MigProfile
 from partage.model.step import (

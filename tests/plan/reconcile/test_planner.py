@@ -13,11 +13,11 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
+from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode, Inventory, NoDriver
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, ResourceName, ShareId, share_id
 from partage.model.mps import ClientLimits, ConnectedClient, DaemonPhase, DaemonState, MpsServer
-from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.model.step import (
     CreateCompute,

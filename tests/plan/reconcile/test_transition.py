@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 from msgspec.structs import replace
 
+from partage.model.geometry import Placement
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
-from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
 from partage.model.strategy import Strategy

@@ -83,6 +83,9 @@ async def test_a_compute_node_tells_what_its_jobs_use(tmp_path: Path) -> None:
             assert (await asyncio.to_thread(ask, "/livez"))[0] == 200
             code, said = await asyncio.to_thread(ask, "/healthz")
             assert (code, "has not looked at the node yet" in said) == (503, True)
+            await node.first_turn(group)
+            code, said = await asyncio.to_thread(ask, "/healthz")
+            assert (code, "the hardware has not answered yet" in said) == (503, True)
             assert "partage_gpu" not in (await asyncio.to_thread(ask, "/metrics"))[1]
 
             await node.hardware.observe()

@@ -22,7 +22,7 @@ from partage.slurm.decide.job_start import (
     with_other_users,
 )
 from partage.slurm.model.job import HeldDevices, JobId, JobRecord
-from partage.slurm.text.job_text import has_gpus_on, held_on, parse_job_names
+from partage.slurm.text.queue import has_gpus_on, held_on, parse_job_names
 from partage.units import GIB, MIB
 from tests.slurm.decide.jobs import ALL, MIG, NODE, SIZE, gpu
 

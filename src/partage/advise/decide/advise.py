@@ -7,9 +7,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partage.advise.decide.candidate import LARGER, Candidate, TenantShare, WayRefusal
+from partage.advise.decide.candidate import LARGER, Candidate, TenantShare, WayRefusal, policy_of_entry
 from partage.advise.decide.judge import judge
-from partage.advise.decide.policy import policy_of_entry
 from partage.advise.decide.reasons import reasons_against, reasons_for
 from partage.advise.decide.situation import (
     Asked,
@@ -97,10 +96,12 @@ def advise(asked: Asked, facts: GpuFacts) -> ModelAdvice:
     if not possible:
         raise Unsatisfiable(list(_impossible(situation, facts, refused)))
     path = _path(situation, facts, judged)
-    decided = next((one.leads_to for one in path if one.decides), None)
+    decided = next((question.leads_to for question in path if question.decides), None)
     order = _order(situation)
-    best, *others = sorted(possible, key=lambda one: (one.way is not decided, order.index(one.way)))
-    refused.sort(key=lambda one: order.index(one.way))
+    best, *others = sorted(
+        possible, key=lambda candidate: (candidate.way is not decided, order.index(candidate.way))
+    )
+    refused.sort(key=lambda refusal: order.index(refusal.way))
     return ModelAdvice(
         gpu=facts.model,
         product=facts.gpu.product,
@@ -110,10 +111,10 @@ def advise(asked: Asked, facts: GpuFacts) -> ModelAdvice:
         reasons=reasons_for(best, situation, facts),
         reasons_against=reasons_against(best, situation, facts),
         alternatives=(
-            *(_alternative(one, situation, facts) for one in others),
+            *(_alternative(candidate, situation, facts) for candidate in others),
             *(
-                Alternative(one.way, possible=False, refusal=one.why, hint=one.hint or None)
-                for one in refused
+                Alternative(refusal.way, possible=False, refusal=refusal.why, hint=refusal.hint or None)
+                for refusal in refused
             ),
         ),
         situation=situation,
@@ -137,13 +138,15 @@ def _path(
     situation: Situation, facts: GpuFacts, judged: dict[Way, Candidate | WayRefusal]
 ) -> tuple[Question, ...]:
     """The questions up to the one that decides."""
-    found: list[Question] = []
+    questions: list[Question] = []
     for text, answer, way in _questions(situation, facts):
         refused = judged.get(way) if answer and way is not None else None
-        found.append(Question(text, answer, way, refused.why if isinstance(refused, WayRefusal) else None))
-        if found[-1].decides:
+        questions.append(
+            Question(text, answer, way, refused.why if isinstance(refused, WayRefusal) else None)
+        )
+        if questions[-1].decides:
             break
-    return tuple(found)
+    return tuple(questions)
 
 
 def _questions(situation: Situation, facts: GpuFacts) -> Iterator[tuple[str, bool, Way | None]]:
@@ -182,10 +185,10 @@ def _impossible(situation: Situation, facts: GpuFacts, refused: list[WayRefusal]
     tenants = "one tenant" if situation.tenants == 1 else f"{situation.tenants} tenants"
     isolation = "" if situation.isolation is Isolation.NONE else f" with {situation.isolation} isolation"
     product = facts.gpu.product
-    said = f"{product}: no strategy serves {tenants}{isolation} on one GPU"
-    yield Problem("", "", "error", said, "; ".join(_ways_out(situation, facts)))
-    for one in refused:
-        yield Problem("", "", "error", f"{product}: not {one.way}: {one.why}", one.hint)
+    text = f"{product}: no strategy serves {tenants}{isolation} on one GPU"
+    yield Problem("", "", "error", text, "; ".join(_ways_out(situation, facts)))
+    for refusal in refused:
+        yield Problem("", "", "error", f"{product}: not {refusal.way}: {refusal.why}", refusal.hint)
 
 
 def _ways_out(situation: Situation, facts: GpuFacts) -> Iterator[str]:

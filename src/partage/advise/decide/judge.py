@@ -215,7 +215,7 @@ def _short(
 ) -> tuple[str, str] | None:
     """What the policy does not give of what is needed, and what would help."""
     product = facts.gpu.product
-    if shares.by_memory and (asked := sum(one.count for one in asks)) > count:
+    if shares.by_memory and (asked := sum(ask.count for ask in asks)) > count:
         has, needed = format_bytes(count * shares.memory_bytes), format_bytes(asked * shares.memory_bytes)
         return f"{product} has {has} to share out, and the tenants need {needed}", fewer_or_larger(
             situation, facts
@@ -249,7 +249,7 @@ def _asks(sizes: Sequence[int], shares: ResolvedShares) -> tuple[Ask, ...]:
 
 
 def _entry(way: Way, situation: Situation, facts: GpuFacts, profiles: tuple[ProfileSpec, ...]) -> GpuEntry:
-    items = tuple(LayoutItem(one.profile) for one in profiles)
+    items = tuple(LayoutItem(profile.profile) for profile in profiles)
     return GpuEntry(
         origin="gpus[0]",
         # A GPU inside of a virtual machine has the name of its vGPU type, which only the hypervisor knows.

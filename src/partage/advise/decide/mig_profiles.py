@@ -15,10 +15,10 @@ def equal_profiles(
     geometry: Geometry, situation: Situation, facts: GpuFacts
 ) -> tuple[ProfileSpec, ...] | WayRefusal:
     """MIG devices of one profile: the largest of which there are enough."""
-    found = _suitable(geometry, situation)
-    enough = [spec for spec in found if spec.max_count >= situation.tenants]
+    specs = _suitable(geometry, situation)
+    enough = [spec for spec in specs if spec.max_count >= situation.tenants]
     if not enough:
-        most = max(spec.max_count for spec in found)
+        most = max(spec.max_count for spec in specs)
         return WayRefusal(
             Way.MIG,
             f"{facts.gpu.product} has at most {count_of(most, 'MIG device')}, and there are "
@@ -41,11 +41,11 @@ def unequal_profiles(
     geometry: Geometry, situation: Situation, facts: GpuFacts
 ) -> tuple[tuple[ProfileSpec, ...], ...] | WayRefusal:
     """For each tenant the profiles with the least memory that is enough, those with less compute first."""
-    found = sorted(_suitable(geometry, situation), key=lambda spec: (spec.size, spec.compute_slices))
-    has = {spec: instance_memory(spec, geometry, facts.gpu.memory_bytes) for spec in found}
+    specs = sorted(_suitable(geometry, situation), key=lambda spec: (spec.size, spec.compute_slices))
+    has = {spec: instance_memory(spec, geometry, facts.gpu.memory_bytes) for spec in specs}
     choices = []
     for needed in situation.sizes:
-        fitting = [spec for spec in found if has[spec] >= needed]
+        fitting = [spec for spec in specs if has[spec] >= needed]
         if not fitting:
             most = format_bytes(max(has.values()))
             why = f"the largest MIG device has {most}, and a tenant needs {format_bytes(needed)}"

@@ -23,22 +23,24 @@ from partage.text import count_of
 from partage.units import format_bytes
 
 
-def reasons_for(one: Candidate, situation: Situation, facts: GpuFacts) -> tuple[str, ...]:
+def reasons_for(candidate: Candidate, situation: Situation, facts: GpuFacts) -> tuple[str, ...]:
     """What speaks for it, the most important first."""
-    return tuple(_for(one, situation, facts))
+    return tuple(_for(candidate, situation, facts))
 
 
-def reasons_against(one: Candidate, situation: Situation, facts: GpuFacts) -> tuple[str, ...]:
+def reasons_against(candidate: Candidate, situation: Situation, facts: GpuFacts) -> tuple[str, ...]:
     """What speaks against it, the most important first."""
-    return tuple(_against(one, situation, facts))
+    return tuple(_against(candidate, situation, facts))
 
 
-def _for(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]:
-    each = format_bytes(one.share.memory_bytes)
-    match one.way:
+def _for(candidate: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]:
+    each = format_bytes(candidate.share.memory_bytes)
+    match candidate.way:
         case Way.MIG:
             own = (
-                f"{one.share.profile}: {each}" if one.share.profile else "a MIG device that holds its memory"
+                f"{candidate.share.profile}: {each}"
+                if candidate.share.profile
+                else "a MIG device that holds its memory"
             )
             yield f"Each tenant has {own}, with compute, memory and bandwidth of its own."
             yield "An error of one tenant does not reach the others."
@@ -47,8 +49,8 @@ def _for(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]
         case Way.MPS:
             part = (
                 "the memory that it asks for"
-                if one.share.asks
-                else f"{each} and {one.share.threads_percent}% of the SMs"
+                if candidate.share.asks
+                else f"{each} and {candidate.share.threads_percent}% of the SMs"
             )
             if limits_clients(facts.gpu):
                 yield f"Kernels of all tenants run at the same time; each has {part}."
@@ -70,19 +72,19 @@ def _for(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]
                 yield "Large training needs all of a GPU."
 
 
-def _against(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]:
-    match one.way:
+def _against(candidate: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]:
+    match candidate.way:
         case Way.MIG:
-            yield from _against_mig(one, situation, facts)
+            yield from _against_mig(candidate, situation, facts)
         case Way.MPS:
             yield "A fatal error of one tenant ends the work of all tenants of the GPU."
             if limits_clients(facts.gpu):
                 yield "The limits apply to each process: one process in each container is the safe use."
-                if one.share.guarantee is Guarantee.GUARDED:
+                if candidate.share.guarantee is Guarantee.GUARDED:
                     yield "They hold where no container may be root: have such pods refused."
             else:
                 yield "A GPU older than Volta limits neither memory nor SMs of a tenant."
-            if one.share.asks:
+            if candidate.share.asks:
                 yield "Only memory is shared out by amounts: compute is not."
             if not situation.cooperating:
                 yield "It is made for processes that work together, and these do not."
@@ -98,23 +100,23 @@ def _against(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[
             yield "Without MIG below them, vGPUs take turns for compute."
         case Way.EXCLUSIVE:
             yield "What the tenant does not use is used by nobody: 10 to 30 % is usual."
-    if situation.scheduler is Scheduler.SLURM and one.way is Way.TIME_SLICING:
+    if situation.scheduler is Scheduler.SLURM and candidate.way is Way.TIME_SLICING:
         yield "Slurm calls it shard, and cannot offer it beside MPS in one cluster."
 
 
-def _against_mig(one: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]:
+def _against_mig(candidate: Candidate, situation: Situation, facts: GpuFacts) -> Iterator[str]:
     assert facts.geometry is not None, "a MIG layout has a geometry"
-    spare = one.share.shares - situation.tenants
+    spare = candidate.share.shares - situation.tenants
     if spare:
-        yield f"{count_of(spare, 'MIG device')} of {one.share.shares} would be spare."
-    idle = facts.geometry.compute_slices - sum(item.profile.compute_slices for item in one.layout)
+        yield f"{count_of(spare, 'MIG device')} of {candidate.share.shares} would be spare."
+    idle = facts.geometry.compute_slices - sum(item.profile.compute_slices for item in candidate.layout)
     if idle:
         slices = f"{idle} of {facts.geometry.compute_slices} compute slices"
         yield f"The layout leaves {slices} unused."
     yield "What one tenant does not use is lost to the others: sizes are fixed."
     if situation.workload in (Workload.MPI, Workload.TRAINING):
         yield "A process uses one MIG device only: work that spans several devices cannot run."
-    if situation.workload is Workload.RENDERING and not one.layout[0].profile.attributes:
+    if situation.workload is Workload.RENDERING and not candidate.layout[0].profile.attributes:
         yield "These MIG devices have no graphics (OpenGL, Vulkan): only rendering by CUDA runs."
     if situation.virtualised:
         yield "In a virtual machine, turning MIG on may take a reboot."

@@ -15,8 +15,8 @@ from partage.edges.files.policy_directory import PolicyFiles, PolicyTexts
 from partage.edges.host.directory_changes import DirectoryChanges
 from partage.edges.host.ticks import until_tick
 from partage.errors import InputError, Problem
-from partage.model.choice_rules import ChoiceRules
 from partage.model.node_labels import NodeLabels
+from partage.plan.offer.policy_choice import ChoiceRules
 from partage.plan.report import PolicyReason
 
 

@@ -191,6 +191,8 @@ def _degraded(report: Report) -> Iterator[ReadinessReason]:
     yield from _left(report)
     if report.other_labels:
         yield ReadinessReason("labels-written-twice", report.other_labels)
+    if report.slurm_waits:
+        yield ReadinessReason("slurm-waits", report.slurm_waits)
     yield from _dependencies(report.dependencies)
 
 
@@ -264,7 +266,6 @@ def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
         "cdi-incomplete": needed.cdi,
         "guard-not-written": needed.guard,
         "node-not-updated": needed.api_server,
-        "slurm-waits": needed.slurm,
         "history-not-saved": needed.history,
         "claims-not-served": needed.claims,
     }

@@ -94,8 +94,8 @@ def difference_rows(found: PlanInput, plan: NodePlan) -> tuple[DifferenceRow, ..
     """One row for each GPU that is not settled, then one for each that does not answer."""
     unsettled = (_row(gpu, found, plan) for gpu in found.inventory if gpu.uuid in plan.unsettled)
     lost = (
-        DifferenceRow(index=one.index, uuid=one.uuid, detail=f"it is lost: {one.reason}", steps=())
-        for one in found.inventory.lost
+        DifferenceRow(index=gpu.index, uuid=gpu.uuid, detail=f"it is lost: {gpu.reason}", steps=())
+        for gpu in found.inventory.lost
     )
     return (*unsettled, *lost)
 

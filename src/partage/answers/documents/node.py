@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from partage.answers.documents.document import row
+from partage.model.geometry import Placement
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.ids import GpuUuid, MigUuid, PciBusId
-from partage.model.placement import Placement
 from partage.values import Frozen
 
 

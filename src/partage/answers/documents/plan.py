@@ -163,7 +163,7 @@ def blocked_fields(blocked: Blocked | None, inventory: Inventory) -> dict[str, A
 
 def all_steps(plan: NodePlan) -> list[PlannedStep]:
     """The steps of a node in their order: those of now, then those that can be planned in full only later."""
-    steps: list[PlannedStep] = [step for one in plan.transactions for step in one.steps]
+    steps: list[PlannedStep] = [step for transaction in plan.transactions for step in transaction.steps]
     known = set(steps)
     for gpu in plan.gpus.values():
         steps += [step for step in gpu.steps if step not in known]

@@ -229,7 +229,7 @@ class ReportDocument(Document, kw_only=True):
                 gpu.index,
                 gpu.phase,
                 gpu.reason or "",
-                {one.pods or "?" for one in gpu.waiting_for if not one.left},
+                {row.pods or "?" for row in gpu.waiting_for if not row.left},
                 gpu.processes,
             )
             for gpu in self.gpus

@@ -131,10 +131,10 @@ def _device_row(offering: DeviceOffer, verify: Verify) -> ResourceDeviceRow:
 
 def _guarantees(offerings: Sequence[DeviceOffer], verify: Verify) -> dict[str, Any]:
     seen = [verify(offering) for offering in offerings]
-    known = [one for one in seen if one is not None]
+    known = [guarantee for guarantee in seen if guarantee is not None]
     return {
         "guarantee": weakest(
-            stated_guarantee(one, found) for one, found in zip(offerings, seen, strict=True)
+            stated_guarantee(offering, guarantee) for offering, guarantee in zip(offerings, seen, strict=True)
         ),
         "promised": weakest(offering.guarantee for offering in offerings),
         "verified": weakest(iter(known)) if len(known) == len(seen) else None,

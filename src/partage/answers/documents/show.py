@@ -109,7 +109,7 @@ def _agent(report: ReportDocument) -> ShownAgent:
         reasons=report.messages,
         waited_for=report.waiting,
         shares=tuple(
-            ShownCount(name, one.held, one.free, one.not_usable)
-            for name, one in count_by_resource(report).items()
+            ShownCount(name, count.held, count.free, count.not_usable)
+            for name, count in count_by_resource(report).items()
         ),
     )

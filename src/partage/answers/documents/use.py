@@ -77,15 +77,15 @@ class UseRow(Frozen):
 
 def use_row(seen: UseSeen, now_s: float, time_of: TimeOf) -> UseRow:
     """What was sampled, at ``now_s`` of the agent's clock."""
-    found: UsageObservation | None = seen.found
-    if found is not None and now_s - found.at_s > FRESH_S:
-        found = None
+    usage: UsageObservation | None = seen.found
+    if usage is not None and now_s - usage.at_s > FRESH_S:
+        usage = None
     return UseRow(
         began_at=time_of(seen.began_s),
         sampled_at=None if seen.sampled_s is None else time_of(seen.sampled_s),
-        gpus=() if found is None else gpu_use_rows(found.samples),
-        containers=() if found is None else tuple(map(_container_row, found.use.containers)),
-        hidden=None if found is None else found.use.hidden or None,
+        gpus=() if usage is None else gpu_use_rows(usage.samples),
+        containers=() if usage is None else tuple(map(_container_row, usage.use.containers)),
+        hidden=None if usage is None else usage.use.hidden or None,
         hour=_hours(seen.hour, int(now_s // 60), time_of),
     )
 
@@ -94,23 +94,23 @@ def gpu_use_rows(samples: Samples) -> tuple[SampledGpuRow, ...]:
     """The GPUs that answer."""
     return tuple(
         SampledGpuRow(
-            gpu=one.gpu,
-            utilisation=_figure(busy_of(one, samples)),
-            memory_used_bytes=None if one.memory is None else one.memory.used_bytes,
-            memory_total_bytes=None if one.memory is None else one.memory.total_bytes,
-            temperature_c=_figure(one.temperature_c),
-            power_w=_figure(one.power_w),
-            power_limit_w=_figure(one.power_limit_w),
+            gpu=gpu.gpu,
+            utilisation=_figure(busy_of(gpu, samples)),
+            memory_used_bytes=None if gpu.memory is None else gpu.memory.used_bytes,
+            memory_total_bytes=None if gpu.memory is None else gpu.memory.total_bytes,
+            temperature_c=_figure(gpu.temperature_c),
+            power_w=_figure(gpu.power_w),
+            power_limit_w=_figure(gpu.power_limit_w),
         )
-        for one in samples.gpus
+        for gpu in samples.gpus
     )
 
 
-def _container_row(one: ContainerUse) -> ContainerUseRow:
-    who, amount = one.holder, one.amount
+def _container_row(use: ContainerUse) -> ContainerUseRow:
+    who, amount = use.holder, use.amount
     return ContainerUseRow(
-        gpu=one.gpu,
-        device=one.device,
+        gpu=use.gpu,
+        device=use.device,
         namespace=who.namespace,
         pod=who.pod,
         container=who.container,

@@ -59,7 +59,7 @@ def watch_row(observation: WatchObservation, time_of: TimeOf) -> WatchRow:
         at=time_of(observation.at_s),
         hidden=observation.hidden or None,
         containers=tuple(_usage_row(usage) for usage in usages if usage.grant is GrantKind.HELD),
-        concerns=tuple(_concern_row(one) for one in violations),
+        concerns=tuple(_concern_row(violation) for violation in violations),
     )
 
 

@@ -125,8 +125,8 @@ def _card(card: GpuCard, x: int, y: int, height: int, noun: str) -> Iterator[Sha
     if card.standing:
         line = y + height - 12 - _LINE
         yield Label(x + 14, line, _fitting(card.standing, _CARD - 28, 12), 12, UNSETTLED, bold=True)
-    said, colour = (card.trouble, TROUBLE) if card.trouble else ("; ".join(card.facts), DIM)
-    yield Label(x + 14, y + height - 12, _fitting(said, _CARD - 28, 12), 12, colour)
+    text, colour = (card.trouble, TROUBLE) if card.trouble else ("; ".join(card.facts), DIM)
+    yield Label(x + 14, y + height - 12, _fitting(text, _CARD - 28, 12), 12, colour)
 
 
 def _ruler(slices: GpuSlices, x: int, y: int) -> Iterator[Shape]:
@@ -183,9 +183,9 @@ def _crowded(block: DeviceBlock, place: Box) -> Iterator[Shape]:
     if gone:
         left, width = stripe.x + stripe.width, place.width * gone / count
         yield replace(stripe, x=left, width=width, fill=PAPER, stroke=place.stroke, hatched=True)
-    said = block.held_text + (f", {gone} withdrawn" if gone else "")
-    said = said if _width(said, 11) <= place.width - 8 else f"{held}/{count}"
-    yield Label(place.x + 5, place.y + (32 if block.label else 24), said, 11, INK)
+    text = block.held_text + (f", {gone} withdrawn" if gone else "")
+    text = text if _width(text, 11) <= place.width - 8 else f"{held}/{count}"
+    yield Label(place.x + 5, place.y + (32 if block.label else 24), text, 11, INK)
 
 
 def _profile(label: str, x: float, y: float, width: float, colour: str) -> Iterator[Shape]:
@@ -248,7 +248,7 @@ def _legend(cards: Sequence[GpuCard], y: int) -> Iterator[Shape]:
         marks.append((Box(0, 0, 0, 0, UNCUT, LINE, dashed=True), gap))
     if any(not block.cells and block.label for block in blocks):
         marks.append((Box(0, 0, 0, 0, PAPER, LINE), "MIG device, not offered"))
-    if any(one.use is SliceUse.IDLE for one in rows):
+    if any(row.use is SliceUse.IDLE for row in rows):
         marks.append((Box(0, 0, 0, 0, UNCUT, LINE, crossed=True), "compute slice without a use"))
     x: float = _MARGIN
     for mark, word in marks:

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from partage.answers.share_names import shares_of
-from partage.answers.wording import pod_name, product_word, sharing_text
+from partage.answers.wording import pod_name, product_word, shares_of, sharing_text
 from partage.model.gpu import Gpu, Inventory, Link, LostGpu
 from partage.model.ids import GpuUuid
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of

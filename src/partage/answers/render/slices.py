@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
-from partage.model.geometry import Geometry
+from partage.model.geometry import Geometry, Placement
 from partage.model.gpu import Gpu
 from partage.model.ids import DeviceUuid
-from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, GpuOffer
 from partage.values import Frozen
@@ -93,7 +92,7 @@ class GpuSlices(Frozen):
         return (*row, ComputeSlice(rest, SliceUse.ABSENT)) if rest else tuple(row)
 
     def _compute_slice(self, start: int, width: int) -> ComputeSlice:
-        owner = next((one for one in self.instances if start in one.placement.slices), None)
+        owner = next((instance for instance in self.instances if start in instance.placement.slices), None)
         if owner is None:
             return ComputeSlice(width, SliceUse.UNCUT)
         position = (start - owner.placement.start) // width

@@ -9,7 +9,7 @@ from rich.console import RenderableType
 from rich.text import Text
 
 from partage.answers.render.tables import plain_table
-from partage.answers.use_words import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
+from partage.answers.wording import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
 from partage.model.ids import GpuUuid
 from partage.units import format_bytes
 
@@ -25,23 +25,23 @@ def use_tables(report: ReportDocument) -> Iterator[RenderableType]:
         return
     index_of = {gpu.uuid: str(gpu.index) for gpu in report.gpus}
     if not use.gpus:
-        said = f"Use of the GPUs: not sampled since {use.sampled_at or use.began_at}. {WHEN_SAMPLED}"
-        yield Text(said, style="dim")
+        text = f"Use of the GPUs: not sampled since {use.sampled_at or use.began_at}. {WHEN_SAMPLED}"
+        yield Text(text, style="dim")
         return
     table = plain_table(
         f"Use of the GPUs, sampled {use.sampled_at}",
         "GPU", "Utilisation", "Memory used", "Temperature", "Power", "Last hour",
         right=("GPU", "Utilisation"),
     )  # fmt: skip
-    for one in use.gpus:
-        used = UNKNOWN if one.memory_used_bytes is None else format_bytes(one.memory_used_bytes)
+    for row in use.gpus:
+        used = UNKNOWN if row.memory_used_bytes is None else format_bytes(row.memory_used_bytes)
         table.add_row(
-            index_of.get(one.gpu, "?"),
-            part(one.utilisation),
+            index_of.get(row.gpu, "?"),
+            part(row.utilisation),
             used,
-            degrees(one.temperature_c),
-            watts(one.power_w),
-            _hour_text(use.hour.get(one.gpu)),
+            degrees(row.temperature_c),
+            watts(row.power_w),
+            _hour_text(use.hour.get(row.gpu)),
         )
     yield table
     if use.containers:
@@ -52,10 +52,13 @@ def use_tables(report: ReportDocument) -> Iterator[RenderableType]:
 def _containers(use: UseRow, index_of: Mapping[GpuUuid, str]) -> RenderableType:
     columns = ("GPU", "Container", "Memory used", "Peak", "Utilisation")
     table = plain_table("Use by containers", *columns, right=("GPU", "Utilisation"))
-    for one in use.containers:
-        sizes = (UNKNOWN if size is None else format_bytes(size) for size in (one.used_bytes, one.peak_bytes))
-        name = f"{one.namespace}/{one.pod}/{one.container}"
-        table.add_row(index_of.get(one.gpu, "?"), name, *sizes, part(one.utilisation))
+    for container in use.containers:
+        sizes = (
+            UNKNOWN if size is None else format_bytes(size)
+            for size in (container.used_bytes, container.peak_bytes)
+        )
+        name = f"{container.namespace}/{container.pod}/{container.container}"
+        table.add_row(index_of.get(container.gpu, "?"), name, *sizes, part(container.utilisation))
     return table
 
 

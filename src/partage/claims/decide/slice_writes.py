@@ -13,7 +13,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.claims.model.slices import SliceSpec
+from partage.claims.model.slices import SliceDevice, SliceSpec
 from partage.values import Frozen
 
 _INDEX = re.compile(r"(\d{5})-", re.ASCII)
@@ -33,12 +33,12 @@ class SliceWrites(Frozen):
 
 def slice_writes(wanted: Sequence[SliceSpec], there: Mapping[str, SliceSpec | None]) -> SliceWrites:
     """wanted: in any generation. there: the driver's slices on this node, by name; None: one that cannot be
-    read. Whoever made them, those that are not wanted go.
+    read. Whoever made them, those that are not wanted go, and those of another pool, which no slice changes.
     """
     numbered: dict[int, str] = {}
-    for name in sorted(there):
+    for name, spec in sorted(there.items()):
         number = _number(name)
-        if number is not None and number < len(wanted) and there[name] is not None:
+        if number is not None and number < len(wanted) and _place(spec) == _place(wanted[number]):
             numbered.setdefault(number, name)
     deletes = tuple(sorted(there.keys() - numbered.values()))
     generation = max((spec.pool.generation for spec in there.values() if spec is not None), default=0)
@@ -68,27 +68,56 @@ def _in(wanted: Sequence[SliceSpec], number: int, generation: int) -> SliceSpec:
     return replace(spec, pool=replace(spec.pool, generation=generation, resource_slice_count=len(wanted)))
 
 
+def _place(spec: SliceSpec | None) -> tuple[str, str, str] | None:
+    """What the API server never lets change in a slice."""
+    return None if spec is None else (spec.driver, spec.node_name, spec.pool.name)
+
+
 def _number(name: str) -> int | None:
     match = _INDEX.match(name)
     return int(match[1]) if match else None
 
 
-def dropped(sent: SliceSpec, kept: SliceSpec | None) -> Mapping[str, str]:
-    """Devices of which the API server dropped something, and the feature gate that is off there."""
-    returned = {device.name: device for device in kept.devices} if kept is not None else {}
-    found = {}
-    for device in sent.devices:
-        now = returned.get(device.name)
-        if now == device:
-            continue
-        taints_only = now is not None and replace(now, taints=device.taints) == device
-        found[device.name] = "DRADeviceTaints" if taints_only else "DRAConsumableCapacity"
+# --- servers without a feature -----------------------------------------------------------------
+
+CONSUMABLE_CAPACITY, DEVICE_TAINTS = "DRAConsumableCapacity", "DRADeviceTaints"
+"""Feature gates of the API server. Where one is off, the server drops the fields that belong to it, without
+a word: a shared device would be given whole to the first claim, one with a fault to any.
+"""
+
+
+def gates_needed(device: SliceDevice) -> frozenset[str]:
+    """The gates without which a device is not what it says."""
+    return frozenset(gate for gate, _ in _gated(device))
+
+
+def gates_off(sent: SliceSpec, kept: SliceSpec | None) -> frozenset[str]:
+    """The gates of which the API server dropped something. kept: its answer; None: it cannot be read."""
+    returned = {} if kept is None else {device.name: _gated(device) for device in kept.devices}
+    return frozenset(
+        gate
+        for device in sent.devices
+        if device.name in returned
+        for gate, _ in _gated(device) - returned[device.name]
+    )
+
+
+def _gated(device: SliceDevice) -> set[tuple[str, str]]:
+    """What belongs to a gate, with its gate."""
+    found = {(DEVICE_TAINTS, taint.key) for taint in device.taints}
+    found |= {
+        (CONSUMABLE_CAPACITY, name)
+        for name, capacity in device.capacity.items()
+        if capacity.request_policy is not None
+    }
+    if device.allow_multiple_allocations:
+        found.add((CONSUMABLE_CAPACITY, ""))
     return found
 
 
-def without(wanted: Iterable[SliceSpec], devices: Mapping[str, object]) -> tuple[SliceSpec, ...]:
-    """The same slices without some devices."""
+def without(wanted: Iterable[SliceSpec], off: frozenset[str]) -> tuple[SliceSpec, ...]:
+    """The same slices without the devices that need one of these gates."""
     return tuple(
-        replace(spec, devices=tuple(one for one in spec.devices if one.name not in devices))
+        replace(spec, devices=tuple(device for device in spec.devices if not gates_needed(device) & off))
         for spec in wanted
     )

@@ -26,8 +26,7 @@ from partage.claims.model.slices import (
 )
 from partage.model.geometry import Geometry
 from partage.model.gpu import UNKNOWN_ARCHITECTURE, Driver, Gpu, Inventory, NoDriver
-from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.pci import parse_pci_address
+from partage.model.ids import DeviceUuid, GpuUuid, parse_pci_address
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer
 from partage.plan.offer.select import GeometryOf

@@ -143,6 +143,8 @@ REASONS: dict[str, _Row] = {
     "claims-not-served": _Row("error", "ResourceClaims get nothing of this node, or not all",
                               "Look at the agent's log. Claims need Kubernetes 1.36.4 or newer, the chart's "
                               "dra.enabled, and the feature gates that are named"),
+    "slurm-waits": _Row("warning", "The node is not yet as Slurm is to have it",
+                        "The message says what is waited for: a job that runs, slurmctld, or a GPU"),
     "cdi-incomplete": _Row("error", "The agent's CDI specification has none of the driver's libraries",
                            "Install the NVIDIA container toolkit on the node: its nvidia-cdi-refresh writes "
                            "/var/run/cdi/nvidia.yaml, of which the agent takes the libraries. Or write it "

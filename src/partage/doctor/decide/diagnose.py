@@ -50,7 +50,7 @@ class Diagnosis(Frozen):
     @property
     def repairs(self) -> tuple[Repair, ...]:
         """What ``--fix`` may do, each once."""
-        return tuple(dict.fromkeys(one for finding in self.findings for one in finding.repairs))
+        return tuple(dict.fromkeys(repair for finding in self.findings for repair in finding.repairs))
 
 
 def diagnose(now: Observation, checks: Sequence[Check] = CHECKS) -> Diagnosis:
@@ -91,7 +91,9 @@ def _answer(check: Check, now: Observation) -> Finding | Unseen | None:
 
 
 def _not_looked(why: str, checks: Sequence[Check]) -> NotLooked:
-    return NotLooked(tuple(dict.fromkeys(one.what for one in checks)), why, tuple(one.code for one in checks))
+    return NotLooked(
+        tuple(dict.fromkeys(check.what for check in checks)), why, tuple(check.code for check in checks)
+    )
 
 
 def _explained_by(code: str, found: Sequence[tuple[Check, Finding]]) -> tuple[str, ...]:

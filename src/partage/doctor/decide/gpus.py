@@ -67,7 +67,7 @@ def _needs_reset(now: Observation) -> Finding | None:
 def _damaged(now: Observation) -> list[int]:
     conditions = _conditions(now)
     known = ((gpu.index, conditions.get(gpu.uuid)) for gpu in now.inventory)
-    return [index for index, one in known if one is not None and one.rows_failed]
+    return [index for index, condition in known if condition is not None and condition.rows_failed]
 
 
 def _rows_failed(now: Observation) -> Finding | None:
@@ -86,7 +86,11 @@ def _apart(now: Observation) -> list[int]:
     """GPUs without their fabric. In MIG mode they do not need it."""
     conditions = _conditions(now)
     known = ((gpu.index, conditions.get(gpu.uuid)) for gpu in now.inventory)
-    return [index for index, one in known if one is not None and one.fabric_ok is False and not one.mig_mode]
+    return [
+        index
+        for index, condition in known
+        if condition is not None and condition.fabric_ok is False and not condition.mig_mode
+    ]
 
 
 def _fabric(now: Observation) -> Finding | None:

@@ -16,7 +16,7 @@ _AHEAD_S = 60.0
 
 def _disks(now: Observation) -> Finding | None:
     assert isinstance(now.disks, tuple)
-    bad = {one.path: why for one in now.disks if (why := _disk_problem(one))}
+    bad = {disk.path: why for disk in now.disks if (why := _disk_problem(disk))}
     if not bad:
         return None
     return error(

@@ -88,10 +88,13 @@ class ContainerRuntime(Frozen):
     @property
     def of_nvidia(self) -> RuntimeHandler | None:
         """The handler that runs NVIDIA's runtime, the default one if it does."""
-        found = [
+        handlers = [
             handler for handler in self.handlers if "nvidia" in handler.binary or handler.name == "nvidia"
         ]
-        return next((one for one in found if one.name == self.default), found[0] if found else None)
+        return next(
+            (handler for handler in handlers if handler.name == self.default),
+            handlers[0] if handlers else None,
+        )
 
     @property
     def default_handler(self) -> RuntimeHandler | None:

@@ -18,7 +18,7 @@ def _refused(now: Observation) -> Finding | None:
         "policy-refused",
         "The policy cannot be carried out on this node",
         _sentences(problems),
-        f"Correct the policy{f': {said}' if (said := _fix(problems)) else ''}. partage check FILE "
+        f"Correct the policy{f': {text}' if (text := _fix(problems)) else ''}. partage check FILE "
         "--this-node judges it again",
     )
 
@@ -31,7 +31,7 @@ def _sockets(now: Observation) -> Finding | None:
         "socket-path-long",
         "A directory or a resource has such a long name that Linux cannot make a socket there",
         _sentences(problems),
-        said[:1].upper() + said[1:] if (said := _fix(problems)) else "Choose a shorter name",
+        text[:1].upper() + text[1:] if (text := _fix(problems)) else "Choose a shorter name",
     )
 
 

@@ -90,11 +90,11 @@ _ENVIRONMENTS = frozenset({"env", "environ", "environment"})
 def redact_text(text: str) -> str:
     """The text without what looks like a secret."""
     text = _PEM.sub(REMOVED, text)
-    text = _BLOCK.sub(lambda found: f"{found['head']}{REMOVED}\n", text)
-    text = _LIST.sub(lambda found: f"{found['head']} {REMOVED}\n", text)
+    text = _BLOCK.sub(lambda match: f"{match['head']}{REMOVED}\n", text)
+    text = _LIST.sub(lambda match: f"{match['head']} {REMOVED}\n", text)
     text = _INNER_JSON.sub(rf"\g<quote>\g<key>\g<quote>\g<between>\g<quote>{REMOVED}\g<quote>", text)
     text = _POD_VARIABLE.sub(rf"\g<head>{REMOVED}", text)
-    text = _PAIR.sub(lambda found: f"{found['key']}{_in_place_of(found)}", text)
+    text = _PAIR.sub(lambda match: f"{match['key']}{_in_place_of(match)}", text)
     text = _OPTION.sub(rf"\1 {REMOVED}", text)
     text = _SAID.sub(rf"\1 {REMOVED}", text)
     text = _BEARER.sub(rf"\1 {REMOVED}", text)
@@ -108,9 +108,9 @@ def redact_text(text: str) -> str:
     return text
 
 
-def _in_place_of(found: re.Match[str]) -> str:
+def _in_place_of(match: re.Match[str]) -> str:
     """Quoted where the value was, so that JSON stays JSON."""
-    return REMOVED if found["plain"] is not None else f'"{REMOVED}"'
+    return REMOVED if match["plain"] is not None else f'"{REMOVED}"'
 
 
 def redact_value(value: Any) -> Any:  # noqa: ANN401 - values of JSON

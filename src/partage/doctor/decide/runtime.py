@@ -161,13 +161,13 @@ def _open(now: Observation) -> Finding | None:
     if not now.inventory.open_to_env:
         return None
     toolkit = now.inventory.toolkit
-    said = "is true" if toolkit is None or toolkit.stated else "is not set, which means true"
+    text = "is true" if toolkit is None or toolkit.stated else "is not set, which means true"
     where = "" if toolkit is None else f"{toolkit.path}: "
     return warning(
         "toolkit-open",
         "Every pod of this node can make itself see every GPU, with or without a request: no share "
         "guarantees more than 'advisory'",
-        f"{where}{ACCEPTS_ENV} {said}",
+        f"{where}{ACCEPTS_ENV} {text}",
         f"Set {ACCEPTS_ENV} = false there, and deviceListStrategy: cdi-cri (or volume-mounts) in the policy",
     )
 

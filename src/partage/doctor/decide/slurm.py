@@ -72,12 +72,13 @@ def _records(now: Observation) -> Finding | None:
 def _found(code: str, message: str, problems: Sequence[Problem], fix: str) -> Finding | None:
     if not problems:
         return None
-    graver = [one for one in problems if one.severity == "error"]
+    graver = [problem for problem in problems if problem.severity == "error"]
     shown = graver or list(problems)
-    hints = list(dict.fromkeys(one.hint for one in shown if one.hint))
+    hints = list(dict.fromkeys(problem.hint for problem in shown if problem.hint))
     advice = "; ".join(hints[:2])
     told = tuple(
-        ": ".join(part for part in (one.file, one.path, one.message) if part) for one in shown[:_SHOWN]
+        ": ".join(part for part in (problem.file, problem.path, problem.message) if part)
+        for problem in shown[:_SHOWN]
     )
     kind = error if graver else warning
     return kind(code, message, told, advice[:1].upper() + advice[1:] or fix)

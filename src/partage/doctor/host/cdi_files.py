@@ -27,19 +27,19 @@ _MOST_MISSING = 20
 def cdi_files(root: NodeRoot) -> tuple[CdiFile, ...]:
     """All of them; those of other vendors are left out."""
     return tuple(
-        found
+        file
         for order, directory in enumerate(DIRECTORIES)
         for name in _names(root, directory)
-        if (found := _file(root, f"{directory}/{name}", order)) is not None
+        if (file := _file(root, f"{directory}/{name}", order)) is not None
     )
 
 
 def _names(root: NodeRoot, directory: str) -> list[str]:
     try:
-        entries = sorted(one.name for one in root.at(directory).iterdir())
+        entries = sorted(path.name for path in root.at(directory).iterdir())
     except OSError:
         return []
-    return [one for one in entries if one.endswith((".json", ".yaml", ".yml"))][:_MOST_FILES]
+    return [entry for entry in entries if entry.endswith((".json", ".yaml", ".yml"))][:_MOST_FILES]
 
 
 def _file(root: NodeRoot, path: str, order: int) -> CdiFile | None:
@@ -51,12 +51,12 @@ def _file(root: NodeRoot, path: str, order: int) -> CdiFile | None:
     if "nvidia" not in kind:
         return None
     devices = [one for one in _list(spec.get("devices")) if isinstance(one, dict)]
-    edits = [spec.get("containerEdits"), *(one.get("containerEdits") for one in devices)]
+    edits = [spec.get("containerEdits"), *(device.get("containerEdits") for device in devices)]
     named = tuple(dict.fromkeys(place for part in edits for place in _places(part)))
     versions = (match[1] for one in named if (match := _VERSION.search(one)))
     return CdiFile(
         path,
-        devices=tuple(f"{kind}={one.get('name')}" for one in devices),
+        devices=tuple(f"{kind}={device.get('name')}" for device in devices),
         missing=tuple(one for one in named if not root.exists(one))[:_MOST_MISSING],
         versions=tuple(dict.fromkeys(versions)),
         ours=_is_ours(root, path),

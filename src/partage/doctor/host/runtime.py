@@ -9,7 +9,7 @@ from pathlib import PurePosixPath
 from typing import Any
 
 from partage.doctor.decide.observation import ContainerRuntime, RuntimeHandler, Unseen
-from partage.doctor.host.device_files import char_links
+from partage.doctor.host.machine import char_links
 from partage.doctor.host.root import NodeRoot
 from partage.edges.host.listening import is_listening
 
@@ -36,7 +36,7 @@ Toml = Mapping[str, Any]
 
 def container_runtime(root: NodeRoot) -> ContainerRuntime | Unseen | None:
     """The runtime of the kubelet; None if there is no configuration of one."""
-    containerd = next((one for one in _CONTAINERD_FILES if root.exists(one)), None)
+    containerd = next((file for file in _CONTAINERD_FILES if root.exists(file)), None)
     crio = root.exists(_CRIO_FILE) or root.exists(_CRIO_DIRECTORY)
     if crio and (containerd is None or is_listening(root.at(_CRIO_SOCKET))):
         return _crio(root)
@@ -55,7 +55,7 @@ def _containerd(root: NodeRoot, file: str) -> ContainerRuntime | Unseen:
             f"{file} switches CRI off: the kubelet has another container runtime, which is not known"
         )
     plugins = _table(merged.get("plugins"))
-    cri = next((_table(plugins[one]) for one in _PLUGINS if one in plugins), {})
+    cri = next((_table(plugins[plugin]) for plugin in _PLUGINS if plugin in plugins), {})
     own = _table(cri.get("containerd"))
     handlers = [
         RuntimeHandler(
@@ -65,7 +65,7 @@ def _containerd(root: NodeRoot, file: str) -> ContainerRuntime | Unseen:
         )
         for one, row in _tables(own.get("runtimes"))
     ]
-    if not any(one.name == _RUNC for one in handlers):
+    if not any(handler.name == _RUNC for handler in handlers):
         handlers.append(RuntimeHandler(_RUNC, ""))  # containerd has it by itself
     return ContainerRuntime(
         name,
@@ -81,7 +81,7 @@ def _crio(root: NodeRoot) -> ContainerRuntime:
     name = "CRI-O"
     files = [_CRIO_FILE] if root.exists(_CRIO_FILE) else []
     with suppress(OSError):
-        files += [f"{_CRIO_DIRECTORY}/{one.name}" for one in sorted(root.at(_CRIO_DIRECTORY).iterdir())]
+        files += [f"{_CRIO_DIRECTORY}/{path.name}" for path in sorted(root.at(_CRIO_DIRECTORY).iterdir())]
     merged: dict[str, Any] = {}
     try:
         for file in files[:_MOST_FILES]:
@@ -125,7 +125,7 @@ def _with_imports(root: NodeRoot, file: str) -> Toml:
 def _matching(root: NodeRoot, pattern: str) -> Iterator[str]:
     directory, name = str(PurePosixPath(pattern).parent), PurePosixPath(pattern).name
     try:
-        found = sorted(one.name for one in root.at(directory).glob(name))
+        found = sorted(path.name for path in root.at(directory).glob(name))
     except (OSError, ValueError):
         return
     yield from (f"{directory}/{one}" for one in found[:_MOST_FILES])

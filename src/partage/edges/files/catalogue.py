@@ -99,8 +99,8 @@ class Catalogue(Frozen):
         whose memory is nearest.
         """
         named = tuple(model for model in self.models if _plain(gpu.product) in map(_plain, model.products))
-        found = self.by_pci_device_id(gpu.pci_device_id) or named
-        agreeing = [model for model in found if _memory_agrees(model, gpu.memory_bytes)]
+        models = self.by_pci_device_id(gpu.pci_device_id) or named
+        agreeing = [model for model in models if _memory_agrees(model, gpu.memory_bytes)]
         return min(
             agreeing,
             key=lambda model: (model not in named, abs(model.memory_bytes - gpu.memory_bytes)),
@@ -140,8 +140,8 @@ class Catalogue(Frozen):
         it is an id, or a product name with the vendor."""
         if self.by_id(name) or name.lower().startswith("nvidia"):
             return ()
-        found = self._begun(name)
-        return tuple(model.id for model in found) if len(found) > 1 else ()
+        models = self._begun(name)
+        return tuple(model.id for model in models) if len(models) > 1 else ()
 
     def _begun(self, name: str) -> list[GpuModel]:
         """The models whose id begins with these words."""

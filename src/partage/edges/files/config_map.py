@@ -109,7 +109,7 @@ def config_entries(data: bytes, file: str) -> list[ConfigEntry] | None:
         for path, config_map in _config_maps(document.value, f"[{number}]" if len(parts) > 1 else "")
         for name, entry in _entries(config_map, path, document, lines)
     ]
-    if not found and not any(True for one in documents for _ in _config_maps(one.value, "")):
+    if not found and not any(True for document in documents for _ in _config_maps(document.value, "")):
         return None
     keys = [entry.name for _, entry in found]
     return [
@@ -141,13 +141,13 @@ def choose_entry(
         return holders[0], config
     known = _names(likely)
     if holders:
-        said = f"configuration {config[:60]!r} is in several keys"
+        text = f"configuration {config[:60]!r} is in several keys"
         hint = f"write one of: {', '.join(f'{entry.name}/{config}' for entry in holders)}"
-        raise InputError([Problem(file, "", "error", said, hint)])
+        raise InputError([Problem(file, "", "error", text, hint)])
     near = nearest_word(config, known)
     advice = f"did you mean {near[:60]!r}? " if near else ""
-    said = f"has no configuration {config[:60]!r}"
-    raise InputError([Problem(file, "", "error", said, f"{advice}it has: {_listed(known)}")])
+    text = f"has no configuration {config[:60]!r}"
+    raise InputError([Problem(file, "", "error", text, f"{advice}it has: {_listed(known)}")])
 
 
 def configuration_names(entries: Sequence[ConfigEntry]) -> list[str]:
@@ -166,12 +166,12 @@ def _names(entries: Sequence[ConfigEntry]) -> list[str]:
 
 def _none_chosen(entries: Sequence[ConfigEntry], file: str) -> InputError:
     if not entries:
-        said, hint = "the ConfigMap has no 'data'", "each key of 'data' is the text of a policy"
-        return InputError([Problem(file, "", "error", said, hint)])
+        text, hint = "the ConfigMap has no 'data'", "each key of 'data' is the text of a policy"
+        return InputError([Problem(file, "", "error", text, hint)])
     keys = _listed([entry.name for entry in entries])
-    said = f"the ConfigMap holds {len(entries)} configurations, and none is chosen"
+    text = f"the ConfigMap holds {len(entries)} configurations, and none is chosen"
     hint = f"--config takes one of: {keys}; without it the key {_DEFAULT!r} is taken, which is not there"
-    return InputError([Problem(file, "", "error", said, hint)])
+    return InputError([Problem(file, "", "error", text, hint)])
 
 
 def _listed(names: Sequence[str]) -> str:
@@ -181,9 +181,9 @@ def _listed(names: Sequence[str]) -> str:
 def _with_text(entry: ConfigEntry, file: str) -> ConfigEntry:
     if isinstance(entry.value, str):
         return entry
-    said = f"line {entry.line}: has to be text, not {describe(entry.value)}"
+    text = f"line {entry.line}: has to be text, not {describe(entry.value)}"
     hint = f"write '{entry.name.rpartition('/')[2]}: |', and the policy indented below it"
-    raise InputError([Problem(file, entry.path, "error", said, hint)])
+    raise InputError([Problem(file, entry.path, "error", text, hint)])
 
 
 # --- the documents -----------------------------------------------------------------------------

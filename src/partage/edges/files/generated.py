@@ -59,8 +59,8 @@ def _content(path: Path) -> bytes | None:
     except FileNotFoundError:
         return None
     except OSError as error:
-        said = f"cannot be replaced: {error.strerror or error}"
-        raise InputError([Problem(str(path), "", "error", said)]) from error
+        text = f"cannot be replaced: {error.strerror or error}"
+        raise InputError([Problem(str(path), "", "error", text)]) from error
 
 
 def _write(path: Path, content: bytes) -> None:

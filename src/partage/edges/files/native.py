@@ -15,9 +15,8 @@ from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.reader import Reader, parsed
 from partage.codec.yaml_document import Value
 from partage.edges.files.native_sharing import CLIENT_KEYS, SHARING_READERS, read_mig
-from partage.model.ids import parse_resource_name
+from partage.model.ids import parse_pci_address, parse_resource_name
 from partage.model.node_labels import parse_label_key, parse_label_value
-from partage.model.pci import parse_pci_address
 from partage.model.policy import (
     AllDevices,
     DesiredMig,
@@ -227,8 +226,13 @@ def _when(field: Field) -> tuple[LabelCondition, ...]:
         labels.error("names no label", "name one, {pool: inference}, or remove 'when'")
     if len(members) > _MOST_CONDITIONS:
         labels.error(f"names {len(members)} labels, and at most {_MOST_CONDITIONS} are read")
-    found = [_condition(key, member) for key, member in members.items()]
-    return tuple(sorted((one for one in found if one is not None), key=lambda one: one.key))
+    conditions = [_condition(key, member) for key, member in members.items()]
+    return tuple(
+        sorted(
+            (condition for condition in conditions if condition is not None),
+            key=lambda condition: condition.key,
+        )
+    )
 
 
 def _condition(key: str, field: Field) -> LabelCondition | None:
@@ -287,10 +291,10 @@ def _index(field: Field) -> int | None:
     if field.value == "all":
         field.error("all is not an index", "write select: all")
         return None
-    found = _RANGE.fullmatch(field.value) if isinstance(field.value, str) else None
-    if found is not None and int(found[1]) < int(found[2]):
+    match = _RANGE.fullmatch(field.value) if isinstance(field.value, str) else None
+    if match is not None and int(match[1]) < int(match[2]):
         field.error(
-            f"{field.value!r} is not an index", f"write {list(range(int(found[1]), int(found[2]) + 1))}"
+            f"{field.value!r} is not an index", f"write {list(range(int(match[1]), int(match[2]) + 1))}"
         )
         return None
     return field.integer(at_least=0)
@@ -326,8 +330,8 @@ def _strategy(table: Table) -> tuple[Sharing, DesiredMig | None]:
     """How the GPUs are shared: exactly one of the four keys."""
     given = [key for key in _STRATEGIES if key in table]
     if len(given) != 1:
-        said = f"{' and '.join(given)} exclude each other" if given else "no strategy"
-        table.whole.error(said, f"write exactly one of {', '.join(_STRATEGIES)}")
+        text = f"{' and '.join(given)} exclude each other" if given else "no strategy"
+        table.whole.error(text, f"write exactly one of {', '.join(_STRATEGIES)}")
     read = [_one_strategy(table, key) for key in given]
     return read[0] if read else (Exclusive(), None)
 
@@ -371,9 +375,9 @@ def _contradictions(read: list[tuple[Field, GpuEntry]], options: Options) -> Non
             )
 
 
-def _meet(one: GpuEntry, other: GpuEntry) -> bool:
+def _meet(entry: GpuEntry, other: GpuEntry) -> bool:
     """There are certainly nodes on which both count."""
-    return not one.when or not other.when or one.when == other.when
+    return not entry.when or not other.when or entry.when == other.when
 
 
 def _leaves_nothing(everything: GpuEntry, entry: GpuEntry) -> bool:

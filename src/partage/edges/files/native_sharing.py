@@ -71,7 +71,7 @@ def _units(table: Table) -> MemoryUnits | None:
                 "for shares of fixed size: resources: {allocation: distributed}",
             )
         return None
-    unit_bytes = table.value("unit", lambda found: _with_unit(found, _unit, "Gi"), GIB)
+    unit_bytes = table.value("unit", lambda field: _with_unit(field, _unit, "Gi"), GIB)
     return MemoryUnits(unit_bytes, table.choice("placement", UnitPlacement.BINPACK))
 
 
@@ -107,11 +107,11 @@ def read_mps(field: Field) -> Mps:
     units, replicas, clients = _units(table), table.get("replicas"), table.get("clients")
     given = [key for key in ("replicas", "clients", "unit") if key in table]
     if len(given) != 1:
-        said = (
+        text = (
             f"{' and '.join(given)} exclude each other" if given else "neither replicas nor clients nor unit"
         )
         hint = "replicas: n for even shares, clients: [...] for unequal ones, unit: 1Gi for amounts of memory"
-        field.error(said, hint)
+        field.error(text, hint)
     if units is not None:
         return Mps(0, (), alone, multi_user, protocol, units)
     if clients is None:
@@ -225,8 +225,8 @@ def _layout(field: Field) -> DesiredMig:
 
 def _named_layout(field: Field) -> DesiredMig:
     if (meant := _meant_layout(field.value)).startswith("["):
-        said = "is a MIG device" if _is_item(field.value) else "are MIG devices"
-        field.error(f"{field.value!r} {said}, not the name of a layout", f"write a list: {meant}")
+        text = "is a MIG device" if _is_item(field.value) else "are MIG devices"
+        field.error(f"{field.value!r} {text}, not the name of a layout", f"write a list: {meant}")
         return DesiredMig()
     name = field.parsed(parse_layout_name)
     if name == DISABLED:

@@ -10,16 +10,16 @@ from partage.errors import InputError, Problem
 from partage.model.node_labels import parse_label_key, parse_label_value, parse_labels
 
 
-def read_node_labels(said: str) -> dict[str, str]:
+def read_node_labels(text: str) -> dict[str, str]:
     """``pool=inference,zone=a``; an empty text for no labels; or the name of a file, ``-`` for standard
     input: a Node as ``kubectl get node NAME -o yaml`` prints it, or a mapping of labels.
 
     Raises InputError.
     """
-    if said.strip() and "=" not in said:
-        return _from_file(said)
+    if text.strip() and "=" not in text:
+        return _from_file(text)
     try:
-        return parse_labels(said)
+        return parse_labels(text)
     except ValueError as error:
         raise InputError(f"--node-labels: {error}", "pool=inference,zone=a, or a file's name") from error
 
@@ -38,8 +38,8 @@ def _from_file(file: str) -> dict[str, str]:
         metadata, path = document["metadata"], "metadata.labels"
         document = metadata.get("labels", {}) if isinstance(metadata, dict) else None
     if not isinstance(document, dict):
-        said = "has to be a Node, or a mapping of labels"
-        raise InputError([Problem(file, path, "error", said, "kubectl get node NAME -o yaml prints a Node")])
+        text = "has to be a Node, or a mapping of labels"
+        raise InputError([Problem(file, path, "error", text, "kubectl get node NAME -o yaml prints a Node")])
     labels: dict[str, str] = {}
     problems = []
     for key, value in document.items():

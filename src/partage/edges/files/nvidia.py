@@ -324,8 +324,8 @@ def _without_repeated(notes: Notes, entries: tuple[ResourceEntry, ...]) -> tuple
         )
         earlier = kept.setdefault(same, entry)
         if earlier is not entry:
-            said = f"{entry.resource} is shared twice, also in {earlier.origin}; the larger number counts"
-            notes.note(Place(notes.file, entry.origin), "warning", said, "remove one of the two")
+            text = f"{entry.resource} is shared twice, also in {earlier.origin}; the larger number counts"
+            notes.note(Place(notes.file, entry.origin), "warning", text, "remove one of the two")
             kept[same] = max(earlier, entry, key=lambda one: one.sharing.replicas)
     return tuple(kept.values())
 
@@ -338,8 +338,8 @@ def _overlaps(notes: Notes, entries: tuple[ResourceEntry, ...]) -> None:
         if earlier is None:
             continue
         kinds = entry.sharing.strategy is not earlier.sharing.strategy
-        said = "one GPU cannot be shared by time-slicing and MPS" if kinds else "one device has one sharing"
-        message = f"{entry.resource}: overlaps with {earlier.origin}; {said}"
+        text = "one GPU cannot be shared by time-slicing and MPS" if kinds else "one device has one sharing"
+        message = f"{entry.resource}: overlaps with {earlier.origin}; {text}"
         notes.note(Place(notes.file, entry.origin), "error", message, "give each its own 'devices'")
 
 

@@ -145,8 +145,8 @@ class _Settings:
         written = self._table.get(key) if self._table else None
         names = ENVIRONMENT.get(key, ())
         for empty in (name for name in names if self._env.get(name) == ""):
-            said, hint = "is empty, and counts as not set", "unset it: NVIDIA's plugin takes the empty value"
-            self._notes.note(Place("environment", empty), "warning", said, hint)
+            text, hint = "is empty, and counts as not set", "unset it: NVIDIA's plugin takes the empty value"
+            self._notes.note(Place("environment", empty), "warning", text, hint)
         name = next((name for name in names if self._env.get(name)), None)
         if name is None:
             return written

@@ -128,11 +128,11 @@ def built_in(env: Mapping[str, str]) -> LoadedPolicy:
 def _not_read(env: Mapping[str, str], given: list[str]) -> Iterator[Problem]:
     """Where the variables of NVIDIA's that are set, without a file, mean something that is easily missed."""
     if env.get("CONFIG_FILE"):
-        said, hint = "has no effect", "name the policy file with --policy"
-        yield Problem("environment", "CONFIG_FILE", "warning", said, hint)
+        text, hint = "has no effect", "name the policy file with --policy"
+        yield Problem("environment", "CONFIG_FILE", "warning", text, hint)
     if given and "MIG_STRATEGY" not in given:
-        said = f"{', '.join(given)} without a policy file: read as by NVIDIA's plugin, with migStrategy none"
-        yield Problem("environment", "", "warning", said, "set MIG_STRATEGY, or name a file with --policy")
+        text = f"{', '.join(given)} without a policy file: read as by NVIDIA's plugin, with migStrategy none"
+        yield Problem("environment", "", "warning", text, "set MIG_STRATEGY, or name a file with --policy")
 
 
 def _policy(
@@ -160,8 +160,8 @@ def _policy(
 def _detect(value: Value, name: str) -> str:
     """The format, from version and keys. Raises InputError if it is unknown."""
     if not isinstance(value, dict):
-        said = f"not a policy: it contains {describe(value)} instead of a mapping"
-        raise InputError([Problem(name, "", "error", said, f"it begins with {_FORMATS}")])
+        text = f"not a policy: it contains {describe(value)} instead of a mapping"
+        raise InputError([Problem(name, "", "error", text, f"it begins with {_FORMATS}")])
     versions = [value[key] for key in sorted(value) if key.casefold() == "version"]
     version = versions[-1] if versions else None
     keys = {key.casefold() for key in value}
@@ -171,14 +171,14 @@ def _detect(value: Value, name: str) -> str:
         return migparted.FORMAT
     if version == "v1" or (version in (None, "") and keys & nvidia.TOP_KEYS - {"version"}):
         return nvidia.FORMAT
-    said = (
+    text = (
         f"unknown version: {describe(version)}" if versions else "no version, and no keys of a known format"
     )
     kind = value.get("kind")
     if "apiVersion" in value and isinstance(kind, str):
-        said = f"not a policy, but a Kubernetes object of kind {kind[:40]}"
+        text = f"not a policy, but a Kubernetes object of kind {kind[:40]}"
         raise InputError(
-            [Problem(name, "kind", "error", said, "partage check and partage explain read manifests")]
+            [Problem(name, "kind", "error", text, "partage check and partage explain read manifests")]
         )
     path = "version" if versions else ""
-    raise InputError([Problem(name, path, "error", said, f"known formats: {_FORMATS}")])
+    raise InputError([Problem(name, path, "error", text, f"known formats: {_FORMATS}")])

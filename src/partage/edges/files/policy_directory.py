@@ -18,7 +18,7 @@ from msgspec import Struct, field
 
 from partage.edges.files.input_file import read_input, read_regular_input
 from partage.errors import InputError, Problem
-from partage.model.choice_rules import POLICY_SUFFIXES
+from partage.plan.offer.policy_choice import POLICY_SUFFIXES
 from partage.values import Frozen
 
 UNSETTLED_S = 2.0

@@ -12,8 +12,7 @@ from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.instances import possible_starts, profile_names
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotPermitted, Unsupported
-from partage.model.driver_geometry import driver_geometry
-from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.geometry import Geometry, ProfileSpec, driver_geometry
 from partage.model.gpu import Gpu, MigMode
 from partage.model.ids import GpuUuid
 from partage.model.profile import MigProfile

@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from partage.edges.hardware.asked_geometry import AskedGeometries, Lacks
-from partage.edges.hardware.capability_files import with_files
 from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
-from partage.edges.hardware.mig_devices import read_mig_devices
+from partage.edges.hardware.mig_devices import read_mig_devices, with_files
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.session_memory import StaticGpuFacts
 from partage.edges.hardware.topology import Topology

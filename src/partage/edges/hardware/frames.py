@@ -1,8 +1,11 @@
-"""Messages on the helper's socket: four bytes of length, big-endian, then one JSON object."""
+"""The helper's socket: who is at its other end, by the kernel (SO_PEERCRED), and messages: four bytes of
+length, big-endian, then one JSON object.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import struct
 from typing import TypeVar
 
@@ -11,6 +14,27 @@ from msgspec import Raw
 from partage.codec.errors import WrittenError
 from partage.codec.values import CodecError, decode, encode
 from partage.values import Frozen
+
+_UCRED = struct.Struct("3i")
+
+
+class Peer(Frozen):
+    """The process that connected, and its user.
+
+    pid: as this process sees it; 0 if it is in a pid namespace that cannot be seen from here.
+    """
+
+    pid: int
+    uid: int
+
+
+def peer_of(writer: asyncio.StreamWriter) -> Peer:
+    """The process at the other end."""
+    connection: socket.socket = writer.get_extra_info("socket")
+    credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _UCRED.size)
+    pid, uid, _ = _UCRED.unpack(credentials)
+    return Peer(int(pid), int(uid))
+
 
 T = TypeVar("T")
 

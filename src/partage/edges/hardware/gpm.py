@@ -125,7 +125,7 @@ class GpmReader:
         except HardwareError:
             return None
         answers = (asked.metrics[number] for number in range(len(metrics)))
-        values = {one.metricId: float(one.value) for one in answers if one.nvmlReturn == 0}
+        values = {answer.metricId: float(answer.value) for answer in answers if answer.nvmlReturn == 0}
         found = {name: values[metric] / 100 for metric, name in _RATIOS.items() if metric in values}
         found |= {name: values[metric] * MIB for metric, name in _RATES.items() if metric in values}
         return Activity(**found) if found else None

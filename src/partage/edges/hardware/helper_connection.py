@@ -12,8 +12,8 @@ from msgspec import Raw
 from partage.codec.errors import to_error
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.hardware import frames
+from partage.edges.hardware.frames import peer_of
 from partage.edges.hardware.helper_server import PROTOCOL
-from partage.edges.hardware.peer import peer_of
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, NotPermitted
 
 

@@ -22,7 +22,7 @@ from partage.codec.errors import from_error
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.hardware import frames
 from partage.edges.hardware.deadlines import CallDeadlines
-from partage.edges.hardware.peer import peer_of
+from partage.edges.hardware.frames import peer_of
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Hardware, longer_s
 from partage.edges.host.procfs import cgroups_of
 from partage.errors import (

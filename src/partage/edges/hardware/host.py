@@ -171,8 +171,8 @@ class Host(Frozen):
         """
         roots = (self.driver, self.proc / "1/root")
         found = [_toolkit(root, name) for root in roots for name in _TOOLKIT_FILES]
-        there = [one for one in found if one is not None]
-        return next((one for one in there if one.accepts_env), there[0] if there else None)
+        there = [config for config in found if config is not None]
+        return next((config for config in there if config.accepts_env), there[0] if there else None)
 
 
 def _toolkit(root: Path, name: str) -> ToolkitConfig | None:

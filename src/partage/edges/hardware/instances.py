@@ -10,14 +10,13 @@ import ctypes
 from collections.abc import Collection, Iterable, Mapping
 
 from partage.edges.hardware.gpu_queries import NOT_HERE, Handle
-from partage.edges.hardware.known_migs import mig_uuid
-from partage.edges.hardware.mig_devices import profile_of
+from partage.edges.hardware.mig_devices import mig_uuid, profile_of
 from partage.edges.hardware.nvml_queries import MOST_PROFILES, GiProfile, Nvml, placement_of
 from partage.edges.hardware.translate import INVALID_ARGUMENT, NOT_FOUND
 from partage.errors import NotPermitted, Unsupported
+from partage.model.geometry import Placement
 from partage.model.gpu import EmptyInstance, MigDevice
 from partage.model.ids import MigUuid
-from partage.model.placement import Placement
 from partage.model.profile import named_gigabytes
 from partage.values import Frozen
 
@@ -78,7 +77,7 @@ def gpu_instances(nvml: Nvml, gpu: Handle, gpu_memory_bytes: int) -> tuple[GpuIn
                 gi_id = int(info.id)
                 place = placement_of(gi_id, info)
                 found.append(GpuInstance(handle, gi_id, name, place, kinds[profile_id], gigabytes))
-    return tuple(sorted(found, key=lambda one: one.placement))
+    return tuple(sorted(found, key=lambda instance: instance.placement))
 
 
 def compute_profiles(nvml: Nvml, instance: GpuInstance) -> dict[int, int]:
@@ -135,7 +134,9 @@ def empty_instances(
     except NotPermitted:
         return None
     return tuple(
-        EmptyInstance(one.gi_id, one.profile, one.placement) for one in listed if one.gi_id not in used
+        EmptyInstance(instance.gi_id, instance.profile, instance.placement)
+        for instance in listed
+        if instance.gi_id not in used
     )
 
 
@@ -146,7 +147,7 @@ def _has_room(nvml: Nvml, gpu: Handle, taken: Collection[Placement | None]) -> b
         memory[address] = _all_places(nvml, gpu)
     places = memory[address]
     return places is None or any(
-        all(one is None or not place.overlaps(one) for one in taken) for place in places
+        all(placement is None or not place.overlaps(placement) for placement in taken) for place in places
     )
 
 

@@ -59,16 +59,16 @@ def _left_of(proc: Path, pods: Collection[PodUid]) -> Left:
     roots = _roots(proc)
     if reason := _why_unseen(proc, roots):
         return Left(unseen=reason)
-    found: list[LeftProcess] = []
+    processes: list[LeftProcess] = []
     missing = set(pods)
     for hierarchy, root in roots.items():
         if not missing:
             break
         containers = _containers(root, hierarchy, missing)
         here = [process for container in containers for process in _processes(proc, container)]
-        found += here
+        processes += here
         missing -= {process.pod for process in here}
-    return Left(tuple(found))
+    return Left(tuple(processes))
 
 
 def _why_unseen(proc: Path, roots: dict[str, Path]) -> str:

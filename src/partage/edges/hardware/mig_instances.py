@@ -28,8 +28,8 @@ from partage.errors import (
     StateMismatch,
     Unsupported,
 )
+from partage.model.geometry import Placement
 from partage.model.gpu import MigMode
-from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
@@ -75,7 +75,7 @@ class MigInstances:
         """Create a GPU instance at exactly the placement of the step."""
         gpu = mig_gpu(self._nvml, step.gpu, stays_on=True)
         profile_id = self._profile_id(gpu, step)
-        before = {one.gi_id for one in self._instances(gpu)}
+        before = {instance.gi_id for instance in self._instances(gpu)}
 
         def create() -> None:
             place = self._nvml.structure("c_nvmlGpuInstancePlacement_t")
@@ -85,8 +85,11 @@ class MigInstances:
             )
 
         def created() -> Created | None:
-            new = (one for one in self._instances(gpu) if one.gi_id not in before)
-            return next((Created(one.gi_id) for one in new if _is(one, step.profile, step.placement)), None)
+            new = (instance for instance in self._instances(gpu) if instance.gi_id not in before)
+            return next(
+                (Created(instance.gi_id) for instance in new if _is(instance, step.profile, step.placement)),
+                None,
+            )
 
         return self._attempt(step, create, created, lambda: self._slices_taken(gpu, step), refused=_REFUSED)
 
@@ -106,7 +109,9 @@ class MigInstances:
         return found
 
     def _slices_taken(self, gpu: MigGpu, step: CreateInstance) -> InsufficientResources | None:
-        blocking = [one for one in self._instances(gpu) if one.placement.overlaps(step.placement)]
+        blocking = [
+            instance for instance in self._instances(gpu) if instance.placement.overlaps(step.placement)
+        ]
         if not blocking:
             return None
         return InsufficientResources(f"cannot {step} on {gpu.uuid}: {_list(blocking)} is there")
@@ -157,7 +162,7 @@ class MigInstances:
         target = self._compute_instance(gpu, instance, step)
 
         def destroyed() -> bool | None:
-            left = {(one.ci_id, one.uuid) for one in self._compute_instances(gpu, instance)}
+            left = {(instance.ci_id, instance.uuid) for instance in self._compute_instances(gpu, instance)}
             return (target.ci_id, target.uuid) not in left or None
 
         self._attempt(step, lambda: self._nvml.call("nvmlComputeInstanceDestroy", target.handle), destroyed)
@@ -187,7 +192,7 @@ class MigInstances:
             return all(one.gi_id != instance.gi_id for one in self._instances(gpu)) or None
 
         def not_empty() -> GpuInUse | None:
-            left = ", ".join(one.profile for one in self._compute_instances(gpu, instance))
+            left = ", ".join(instance.profile for instance in self._compute_instances(gpu, instance))
             return GpuInUse(f"cannot {step} on {gpu.uuid}: it still holds {left}") if left else None
 
         self._attempt(
@@ -224,9 +229,9 @@ class MigInstances:
     ) -> GpuInstance:
         """The GPU instance with this profile and placement, and this id if given. Raises NotFound."""
         existing = self._instances(gpu)
-        for one in existing:
-            if _is(one, profile, placement) and gi_id in (None, one.gi_id):
-                return one
+        for instance in existing:
+            if _is(instance, profile, placement) and gi_id in (None, instance.gi_id):
+                return instance
         which = "" if gi_id is None else f" with id {gi_id}"
         raise NotFound(
             f"on GPU {gpu.uuid} there is no {profile} at {placement}{which}; there is {_list(existing)}"

@@ -31,9 +31,9 @@ from partage.edges.hardware.reset import (
     is_in_force,
     prepare_reset,
     reset_gpus,
+    running_reset,
     verify_reset,
 )
-from partage.edges.hardware.reset_lock import running_reset
 from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker

@@ -10,10 +10,9 @@ from partage.edges.hardware.gpu_queries import NOT_HERE, GpuQueries, Handle
 from partage.edges.hardware.session_memory import MigInstance
 from partage.edges.hardware.translate import INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
 from partage.errors import HardwareError, Unsupported
-from partage.model.geometry import Engines
+from partage.model.geometry import Engines, Placement
 from partage.model.gpu import MigMode
 from partage.model.ids import MigUuid
-from partage.model.placement import Placement
 from partage.units import MIB
 from partage.values import Frozen
 

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from partage.edges.hardware.gpm import GpmReader
 from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import Host
-from partage.edges.hardware.known_migs import known_migs
+from partage.edges.hardware.mig_devices import known_migs
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.peaks import PeakKeeper
 from partage.edges.hardware.port import SAMPLED_FOR_S

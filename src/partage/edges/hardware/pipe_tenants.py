@@ -117,17 +117,17 @@ class _Look:
         for found in self._found.values():
             found.unread = False
         for pid in reversed(procfs.pids(self._proc)):  # the newest is the first to end
-            one = self._process(pid)
-            all_there &= one is not None
-            if one is not None and self._is_tenants(one):
-                processes.append(one)
-        for one in processes:
-            for device, whole in self._pipes(one).items():
-                self._note(device, one, whole=whole)
-        for one in processes:
+            process = self._process(pid)
+            all_there &= process is not None
+            if process is not None and self._is_tenants(process):
+                processes.append(process)
+        for process in processes:
+            for device, whole in self._pipes(process).items():
+                self._note(device, process, whole=whole)
+        for process in processes:
             for found in self._found.values():
-                if _belongs(one, found.tenant):
-                    all_there &= self._judge(one, found)
+                if _belongs(process, found.tenant):
+                    all_there &= self._judge(process, found)
         return all_there
 
     def _process(self, pid: int) -> _Process | None:

@@ -59,19 +59,24 @@ def listed(devices: NvmlDevices, host: Host, read: ReadProcesses) -> tuple[GpuPr
     """The processes on these devices. read: what /proc says of processes with these pids."""
     own = own_pids(host.proc)
     found = _merged(devices.processes())
-    running = [one for gpu in devices.handles for one in found if one.part.gpu == gpu and one.pid not in own]
-    seen = read({one.pid for one in running})
-    return tuple(_row(one, devices, seen[one.pid]) for one in running)
+    running = [
+        process
+        for gpu in devices.handles
+        for process in found
+        if process.part.gpu == gpu and process.pid not in own
+    ]
+    seen = read({process.pid for process in running})
+    return tuple(_row(process, devices, seen[process.pid]) for process in running)
 
 
 def _merged(running: Iterable[RunningProcess]) -> list[RunningProcess]:
     """One row for each process and part of a GPU. Lists agree on the memory, or one of them has no figure."""
     found: dict[tuple[GpuPart, int], RunningProcess] = {}
-    for one in running:
-        other = found.get((one.part, one.pid), one)
-        kind = min(one.kind, other.kind, key=_RANK.__getitem__)
-        used = max((n for n in (one.used_bytes, other.used_bytes) if n is not None), default=None)
-        found[one.part, one.pid] = RunningProcess(one.pid, one.part, kind, used)
+    for process in running:
+        other = found.get((process.part, process.pid), process)
+        kind = min(process.kind, other.kind, key=_RANK.__getitem__)
+        used = max((n for n in (process.used_bytes, other.used_bytes) if n is not None), default=None)
+        found[process.part, process.pid] = RunningProcess(process.pid, process.part, kind, used)
     # The list of a GPU in MIG mode may contain a process without its instance; the MIG device's list has it.
     parts: dict[int, set[GpuPart]] = {}
     for part, pid in found:
@@ -80,13 +85,13 @@ def _merged(running: Iterable[RunningProcess]) -> list[RunningProcess]:
     return sorted(narrow, key=lambda one: (one.pid, one.part.gi_id or 0, one.part.ci_id or 0))
 
 
-def _row(one: RunningProcess, devices: NvmlDevices, seen: ProcessInfo | None) -> GpuProcess:
-    part, name = one.part, seen.name if seen else ""
-    kind = ProcessKind.MPS_SERVER if is_mps_program(name) else one.kind
+def _row(process: RunningProcess, devices: NvmlDevices, seen: ProcessInfo | None) -> GpuProcess:
+    part, name = process.part, seen.name if seen else ""
+    kind = ProcessKind.MPS_SERVER if is_mps_program(name) else process.kind
     return GpuProcess(
         gpu=part.gpu,
-        pid=one.pid,
-        used_bytes=one.used_bytes,
+        pid=process.pid,
+        used_bytes=process.used_bytes,
         kind=kind,
         device=devices.mig_device(part),
         gi_id=part.gi_id,

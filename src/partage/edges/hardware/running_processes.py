@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from partage.edges.hardware.gpu_queries import Handle
-from partage.edges.hardware.known_migs import known_migs, mig_uuid
+from partage.edges.hardware.mig_devices import known_migs, mig_uuid
 from partage.edges.hardware.nvml_queries import NO_INSTANCE, Nvml
 from partage.edges.hardware.session_memory import KnownMig
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
@@ -116,9 +116,9 @@ class NvmlDevices:
                 if uuid in self._in_mig_mode and self._has_to_ask_migs(listed):
                     if migs is None:
                         migs = self._migs(handle)
-                    found = list(self._on_migs(kind, versions, uuid, migs))
-                    self._learn(listed, found)
-                    yield from found
+                    processes = list(self._on_migs(kind, versions, uuid, migs))
+                    self._learn(listed, processes)
+                    yield from processes
 
     def _has_to_ask_migs(self, listed: Sequence[RunningProcess] | None) -> bool:
         """Whether the list of a GPU in MIG mode may lack processes, or their instances."""
@@ -131,7 +131,9 @@ class NvmlDevices:
         memory = self._nvml.memory
         if listed is None or not _named_all(listed):
             memory.names_instances = False
-        elif found and {(one.pid, one.part) for one in found} <= {(one.pid, one.part) for one in listed}:
+        elif found and {(process.pid, process.part) for process in found} <= {
+            (process.pid, process.part) for process in listed
+        }:
             memory.names_instances = True
 
     def _migs(self, handle: Handle) -> tuple[KnownMig, ...]:
@@ -149,7 +151,7 @@ class NvmlDevices:
 
 
 def _named_all(listed: Iterable[RunningProcess]) -> bool:
-    return all(one.part.ci_id is not None for one in listed)
+    return all(process.part.ci_id is not None for process in listed)
 
 
 def _listed(
@@ -159,12 +161,12 @@ def _listed(
     with skip_failures():
         return [
             RunningProcess(
-                int(one.pid),
-                _named(part, one),
+                int(process.pid),
+                _named(part, process),
                 kind,
-                None if one.usedGpuMemory is None else int(one.usedGpuMemory),
+                None if process.usedGpuMemory is None else int(process.usedGpuMemory),
             )
-            for one in _processes(nvml, _LISTS[kind], versions, handle)
+            for process in _processes(nvml, _LISTS[kind], versions, handle)
         ]
     return None
 

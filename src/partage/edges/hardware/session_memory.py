@@ -2,7 +2,7 @@
 
 Only what others cannot change meanwhile is used without a question: facts of a GPU, its MIG profiles, and
 what belongs to the UUID of a MIG device, which is another one for every device that is made. Which MIG
-devices there are is asked anew (``known_migs``).
+devices there are is asked anew (``mig_devices``).
 """
 
 from __future__ import annotations
@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
+from partage.model.geometry import Placement
 from partage.model.gpu import MigMode
 from partage.model.ids import GpuUuid, MigUuid, PciBusId
-from partage.model.placement import Placement
 from partage.values import Frozen
 
 if TYPE_CHECKING:

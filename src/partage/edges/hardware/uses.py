@@ -34,7 +34,7 @@ def uses(nvml: Nvml, host: Host) -> tuple[GpuUse, ...]:
     devices = NvmlDevices(nvml)
     held: dict[int, set[GpuPart]] = {}
     for pid, part in (
-        *((one.pid, one.part) for one in devices.processes()),
+        *((process.pid, process.part) for process in devices.processes()),
         *_opened(host, devices),
     ):
         held.setdefault(pid, set()).add(part)

@@ -65,7 +65,7 @@ class DirectoryChanges:
         event: the caller's own; unset afterwards. told_s, untold_s: the period of the ticks where the kernel
         tells of changes, and where it refuses.
         """
-        told = [self.watch(one, event, contents=True) for one in directories]
+        told = [self.watch(directory, event, contents=True) for directory in directories]
         await until_tick(told_s if all(told) else untold_s, event)
         if event.is_set():  # what follows at once is one change: a file is removed and written anew
             await asyncio.sleep(_TOGETHER_S)

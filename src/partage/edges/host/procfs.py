@@ -92,7 +92,7 @@ def cgroup_mounts(proc: Path, process: str) -> Iterator[tuple[str, str]]:
             yield "", before.split()[4]
         elif words[:1] == ["cgroup"]:
             options = words[-1].split(",")
-            yield ",".join(one for one in options if _is_of_name(one)), before.split()[4]
+            yield ",".join(option for option in options if _is_of_name(option)), before.split()[4]
 
 
 def is_root_cgroup(directory: Path, hierarchy: str) -> bool:

@@ -103,7 +103,7 @@ class ApiCluster:
 
     async def set_taints(self, node: ClusterNode, taints: Sequence[Taint]) -> ClusterNode:
         # The list is atomic: applied, it would take away the taints of others.
-        rows = [_taint(one) for one in taints]
+        rows = [_taint(taint) for taint in taints]
         meta: Json = {"resourceVersion": node.version, "uid": node.uid}
         body: Json = {"metadata": meta, "spec": {"taints": rows}}
         return await self._patch(_node(node.name), body, _MERGE, {"fieldManager": MANAGER})

@@ -47,11 +47,11 @@ class Material(Frozen):
         if self.path is None:
             return None
         try:
-            found = self.path.stat()
+            status = self.path.stat()
         except OSError as error:
             message = f"cannot be read: {error.strerror}"
             raise InputError([Problem(str(self.path), "", "error", message)]) from error
-        return found.st_ino, found.st_mtime_ns, found.st_size
+        return status.st_ino, status.st_mtime_ns, status.st_size
 
 
 class ClusterConfig(Frozen):

@@ -34,9 +34,9 @@ _BUSY, _GONE = 429, 410
 class ErrorResponse(ClusterError):
     """An answer that is not 2xx. Never leaves this package."""
 
-    def __init__(self, code: int, said: Status, retry_after_s: float) -> None:
-        super().__init__(said.message or f"HTTP {code}")
-        self.code, self.said, self.retry_after_s = code, said, retry_after_s
+    def __init__(self, code: int, status: Status, retry_after_s: float) -> None:
+        super().__init__(status.message or f"HTTP {code}")
+        self.code, self.said, self.retry_after_s = code, status, retry_after_s
 
 
 class Forbidden(Rejected):
@@ -147,17 +147,17 @@ class Connection:
 def refusal(code: int, content: bytes, retry_after: str = "") -> ErrorResponse:
     """The error of an answer that is not 2xx."""
     try:
-        said = decode(Status, content, strict=False)
+        status = decode(Status, content, strict=False)
     except CodecError:
-        said = Status(content[:200].decode("utf-8", "replace").strip())
+        status = Status(content[:200].decode("utf-8", "replace").strip())
     seconds = float(retry_after) if retry_after.isascii() and retry_after.isdigit() else 0.0
-    return ErrorResponse(code, said, seconds or float((said.details or Details()).retry_after_seconds))
+    return ErrorResponse(code, status, seconds or float((status.details or Details()).retry_after_seconds))
 
 
 def is_protected(error: ErrorResponse) -> bool:
     """Whether a PodDisruptionBudget is the reason."""
     causes = (error.said.details or Details()).causes or ()
-    return error.code == _BUSY and any(one.reason == "DisruptionBudget" for one in causes)
+    return error.code == _BUSY and any(cause.reason == "DisruptionBudget" for cause in causes)
 
 
 def is_expired(error: ErrorResponse) -> bool:
@@ -172,24 +172,24 @@ def _may_help(error: ErrorResponse) -> bool:
 
 def as_ours(error: ErrorResponse, config: ClusterConfig, asked: str) -> ClusterError:
     """The error for others than this package. asked: method and path."""
-    said = error.said.message or f"HTTP {error.code}"
+    text = error.said.message or f"HTTP {error.code}"
     if is_expired(error):
-        return Expired(f"{asked} was refused: {said}")
+        return Expired(f"{asked} was refused: {text}")
     match error.code:
         case 404:
-            return Absent(said)
+            return Absent(text)
         case 409:
-            return Conflict(said)
+            return Conflict(text)
         case 401:
             return Rejected(
-                f"the API server {config.url} does not accept the credentials: {said}",
+                f"the API server {config.url} does not accept the credentials: {text}",
                 "the token or certificate has expired, or is of another cluster",
             )
         case 403:
-            return Forbidden(f"{asked} is not permitted: {said}", "give the account this permission (RBAC)")
+            return Forbidden(f"{asked} is not permitted: {text}", "give the account this permission (RBAC)")
         case _ if _may_help(error):
-            return Unreachable(f"the API server {config.url} answered {error.code}: {said}")
-    return Rejected(f"{asked} was refused: {said}")
+            return Unreachable(f"the API server {config.url} answered {error.code}: {text}")
+    return Rejected(f"{asked} was refused: {text}")
 
 
 def _decoded(kind: type[T], content: bytes, config: ClusterConfig) -> T:

@@ -66,7 +66,7 @@ class EventWriter:
 
     def _forget(self, now_s: float) -> None:
         self._series = {
-            one: series for one, series in self._series.items() if now_s - series.last_s < FORGET_S
+            event: series for event, series in self._series.items() if now_s - series.last_s < FORGET_S
         }
         while len(self._series) > MOST_NOTES:
             del self._series[next(iter(self._series))]

@@ -109,11 +109,14 @@ class NodeJson(Frozen):
             labels=meta.labels or {},
             annotations=meta.annotations or {},
             taints=tuple(
-                Taint(one.key, one.effect, one.value, one.time_added or "") for one in spec.taints or ()
+                Taint(taint.key, taint.effect, taint.value, taint.time_added or "")
+                for taint in spec.taints or ()
             ),
-            conditions=tuple(one.value() for one in status.conditions or ()),
+            conditions=tuple(condition.value() for condition in status.conditions or ()),
             unschedulable=spec.unschedulable,
-            address=next((one.address for one in status.addresses or () if one.type == _INTERNAL), ""),
+            address=next(
+                (address.address for address in status.addresses or () if address.type == _INTERNAL), ""
+            ),
             gpu_count=str((status.capacity or {}).get(GPU_COUNT, "")),
             capacity=_extended(status.capacity),
             allocatable=_extended(status.allocatable),

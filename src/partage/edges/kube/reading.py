@@ -1,16 +1,21 @@
-"""Nodes, pods and events as the API server has them, for verbs that only read: JSON, not yet interpreted.
+"""Nodes, pods and events for verbs that only read: as the API server has them, JSON that is not yet
+interpreted, and, for ``partage web``, all Nodes and all pods that ask for extended resources, by one watch
+of each.
 
 The agent uses the port; what it reads is far less.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from partage.edges.kube.connection import Connection
-from partage.edges.kube.objects import Page
-from partage.edges.kube.paging import all_rows
+from partage.edges.kube.objects import NodeJson, NodeList, Page, PodJson, PodList
+from partage.edges.kube.paging import PAGE, all_rows
+from partage.edges.kube.port import ClusterNode, ClusterPod
+from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
 from partage.values import Frozen
 
 Object = Mapping[str, Any]
@@ -57,3 +62,36 @@ class ClusterReader:
 
     async def _list(self, path: str, parameters: Mapping[str, str]) -> tuple[Object, ...]:
         return await all_rows(self._connection, _Objects, path, parameters)
+
+
+NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
+
+_ON_NODES = "spec.nodeName!=,status.phase!=Succeeded,status.phase!=Failed"
+"""Pods that have a node and have not ended. The API server has no selector for what pods ask for."""
+
+
+async def watch_nodes(
+    connection: Connection,
+    seen: Callable[[CollectionState[ClusterNode]], None],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Follow all Nodes for ever. seen: told at every change, of a Node or of the trouble."""
+    nodes = Collection[ClusterNode](NODES, NodeList, NodeJson, page=PAGE)
+    await CollectionWatch(connection, nodes, seen, clock=clock).run()
+
+
+async def watch_pods(
+    connection: Connection,
+    seen: Callable[[CollectionState[ClusterPod]], None],
+    keeps: Callable[[ClusterPod], bool],
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> None:
+    """Follow the pods of all namespaces that are on nodes, for ever. keeps: which of them are of interest;
+    the others are forgotten at once. seen: told at every change of those, by ``namespace/name``.
+    """
+    pods = Collection[ClusterPod](
+        PODS, PodList, PodJson, {"fieldSelector": _ON_NODES}, page=PAGE, in_namespaces=True, keeps=keeps
+    )
+    await CollectionWatch(connection, pods, seen, clock=clock).run()

@@ -16,6 +16,7 @@ from partage.edges.kube.connection import Connection
 from partage.edges.kube.objects import Json, Meta, Page
 from partage.edges.kube.paging import all_rows
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
+from partage.errors import Absent
 from partage.values import Frozen
 
 _API = "/apis/resource.k8s.io/v1"
@@ -74,7 +75,7 @@ class ResourceApi:
 
     async def node(self, name: str) -> NodeOwner:
         """A Node, as an owner."""
-        path = f"/api/v1/nodes/{quote(name, safe='')}"
+        path = f"/api/v1/nodes/{_part(name)}"
         return NodeOwner(name, (await self._connection.call(_NodeJson, "GET", path)).metadata.uid)
 
     async def slices(self, node: str, driver: str) -> tuple[SliceObject, ...]:
@@ -107,14 +108,14 @@ class ResourceApi:
             "resourceVersion": slice_.version,
             "ownerReferences": [reference],
         }
-        path = f"{_SLICES}/{quote(slice_.name, safe='')}"
+        path = f"{_SLICES}/{_part(slice_.name)}"
         body = _object("ResourceSlice", metadata, spec=spec)
         return (await self._connection.call(_SliceJson, "PUT", path, body=body)).value()
 
     async def delete_slice(self, slice_: SliceObject) -> None:
         """Conflict if it has changed since it was read."""
         body: Json = {"preconditions": {"uid": slice_.uid, "resourceVersion": slice_.version}}
-        path = f"{_SLICES}/{quote(slice_.name, safe='')}"
+        path = f"{_SLICES}/{_part(slice_.name)}"
         await self._connection.call(dict[str, Any], "DELETE", path, body=body)
 
     async def claim(self, namespace: str, name: str) -> bytes:
@@ -152,7 +153,14 @@ def _of(node: str, driver: str) -> dict[str, str]:
 
 def _claim(namespace: str, name: str) -> str:
     """Names come from the kubelet: quoted, they are one part of the path, whatever they are."""
-    return f"{_API}/namespaces/{quote(namespace, safe='')}/resourceclaims/{quote(name, safe='')}"
+    return f"{_API}/namespaces/{_part(namespace)}/resourceclaims/{_part(name)}"
+
+
+def _part(name: str) -> str:
+    """Of a path. Raises Absent for a name that would be no part: no object has it."""
+    if name in ("", ".", ".."):
+        raise Absent(f"no object has the name {name!r}")
+    return quote(name, safe="")
 
 
 def _named(owner: NodeOwner) -> dict[str, str]:

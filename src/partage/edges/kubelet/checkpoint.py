@@ -42,10 +42,10 @@ class CheckpointFile:
     def identity(self) -> CheckpointIdentity | None:
         """Of the file as it is now; None if there is none."""
         try:
-            found = self._path.stat()
+            status = self._path.stat()
         except OSError:
             return None
-        return CheckpointIdentity(found.st_ino, found.st_mtime_ns)
+        return CheckpointIdentity(status.st_ino, status.st_mtime_ns)
 
     def listed(self) -> Mapping[ResourceName, frozenset[ShareId]] | None:
         """The healthy ids of each resource in the last list that a plugin sent; None: there is no file.

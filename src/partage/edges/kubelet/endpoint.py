@@ -30,10 +30,9 @@ from partage.edges.kubelet.registration import (
     observe_sockets,
     register,
 )
-from partage.edges.kubelet.retries import LastFailure, pause_s
+from partage.edges.kubelet.retries import LastFailure, StreamWatch, pause_s
 from partage.edges.kubelet.server import PluginServer
 from partage.edges.kubelet.sockets import SocketIdentity, fresh_socket, socket_identity, sockets_of
-from partage.edges.kubelet.stream_watch import StreamWatch
 from partage.errors import ClusterError, Rejected, Unreachable
 from partage.model.ids import device_of
 
@@ -166,8 +165,8 @@ class ResourceEndpoint:
         if changed_ns != self._looked_ns or time.time_ns() - changed_ns < _SETTLED_NS:
             self._looked_ns = changed_ns
             asking = self._directory / HANDBACK  # the first: then the stream ends also where another is there
-            found = socket_identity(asking)
-            self._others = {} if found is None else {asking: found}
+            identity = socket_identity(asking)
+            self._others = {} if identity is None else {asking: identity}
             self._others |= sockets_of(self._directory, self._resource)
         ours = {server.socket_path for server in (self._server, *self._kept.servers)}
         self._others = {path: one for path, one in self._others.items() if path not in ours}

@@ -66,8 +66,8 @@ class KeptSockets:
         """Serve what this kubelet keeps of an agent that ran before, and remove what such a one has left."""
         kept = set(marked_sockets(self._directory))
         plain = plugin_socket_name(self._resource)
-        found = {path for path in (*sockets_of(self._directory, self._resource), *kept) if path.name != plain}
-        for path in sorted(one for one in found if is_named_after(one.name, plain)):
+        paths = {path for path in (*sockets_of(self._directory, self._resource), *kept) if path.name != plain}
+        for path in sorted(one for one in paths if is_named_after(one.name, plain)):
             if is_listening(path):
                 continue
             if path not in kept:

@@ -86,8 +86,8 @@ def of_resource(
 
     newer_than: only at a socket that was made later than this one.
     """
-    for path, found in sockets.items():
-        if newer_than is not None and found.changed_ns <= newer_than.changed_ns:
+    for path, identity in sockets.items():
+        if newer_than is not None and identity.changed_ns <= newer_than.changed_ns:
             continue
         if (other := at_socket(resource, path)) is not None:
             return other
@@ -106,7 +106,7 @@ def in_directory(
         listed = CheckpointFile(directory).listed() or {}
     except Unreachable:
         return None
-    foreign = tuple(sorted(one for one in listed.get(resource, ()) if not is_share_id(one)))
+    foreign = tuple(sorted(share for share in listed.get(resource, ()) if not is_share_id(share)))
     if foreign and (found := next(_others(directory), None)) is not None:
         path, pid = found
         return OtherPlugin(resource, path, _process(pid), foreign)
@@ -146,7 +146,7 @@ def serving_gpus(
     except Unreachable:
         return None
     for name, ids in listed.items():
-        foreign = tuple(sorted(one for one in ids if not is_share_id(one)))
+        foreign = tuple(sorted(share for share in ids if not is_share_id(share)))
         if foreign and (name in resources or name.startswith(_OF_GPUS) or _names_any(foreign, devices)):
             path, pid = next(iter(others.items()))
             return OtherPlugin(name, path, _process(pid), foreign)
@@ -160,7 +160,7 @@ def serving_gpus(
 
 def _names_any(ids: Collection[ShareId], devices: Collection[DeviceUuid]) -> bool:
     """Whether an id contains the UUID of a device, as ``<uuid>-3`` does."""
-    return any(device in one for device in devices for one in ids)
+    return any(device in share for device in devices for share in ids)
 
 
 def _others(directory: Path, ours: Collection[SocketIdentity] = ()) -> Iterator[tuple[Path, int]]:
@@ -170,7 +170,7 @@ def _others(directory: Path, ours: Collection[SocketIdentity] = ()) -> Iterator[
     except OSError:
         return
     for path in paths:
-        if path.name == _KUBELET or (found := socket_identity(path)) is None or found in ours:
+        if path.name == _KUBELET or (identity := socket_identity(path)) is None or identity in ours:
             continue
         pid = listener(path)
         if pid is not None and pid != os.getpid():

@@ -99,7 +99,11 @@ class PluginServer:
         """
         waited_for = self._service.end_streams(unhealthy=unhealthy)
         until_s = asyncio.get_running_loop().time() + HANG_UP_S
-        while self._server is not None and waited_for and not any(one.is_closing() for one in waited_for):
+        while (
+            self._server is not None
+            and waited_for
+            and not any(connection.is_closing() for connection in waited_for)
+        ):
             left_s = until_s - asyncio.get_running_loop().time()
             if left_s <= 0:
                 return False
@@ -163,7 +167,7 @@ class _DevicePlugin(DevicePluginBase):
         for task in self._streams:
             task.cancel()
         mine = [self._kubelet] if self._kubelet is not None else []
-        return [one for one in (*mine, *self._asked) if not one.is_closing()]
+        return [connection for connection in (*mine, *self._asked) if not connection.is_closing()]
 
     def _unhealthy_rows(self) -> tuple[DeviceRow, ...]:
         return tuple(replace(row, healthy=False) for row in self._handler.devices().rows)

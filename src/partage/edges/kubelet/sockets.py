@@ -41,10 +41,10 @@ class SocketIdentity(Frozen):
 def socket_identity(path: Path) -> SocketIdentity | None:
     """The socket at ``path`` now; None if there is none."""
     try:
-        found = path.stat()
+        status = path.stat()
     except OSError:
         return None
-    return SocketIdentity(found.st_ino, found.st_ctime_ns) if stat.S_ISSOCK(found.st_mode) else None
+    return SocketIdentity(status.st_ino, status.st_ctime_ns) if stat.S_ISSOCK(status.st_mode) else None
 
 
 def may_exist(path: Path) -> bool:
@@ -77,8 +77,8 @@ def fresh_socket(directory: Path, resource: ResourceName) -> Path:
 
 def plain_name(name: str) -> str:
     """The name of a plugin's socket without the ending of ``fresh_socket``."""
-    found = _OURS.fullmatch(name)
-    return f"{found[1]}.sock" if found else name
+    match = _OURS.fullmatch(name)
+    return f"{match[1]}.sock" if match else name
 
 
 def is_named_after(name: str, plain: str) -> bool:
@@ -108,7 +108,7 @@ def _sockets_named(directory: Path, plain: str) -> dict[Path, SocketIdentity]:
             paths = [directory / entry.name for entry in entries if is_named_after(entry.name, plain)]
     except OSError:
         return {}
-    return {path: found for path in sorted(paths) if (found := socket_identity(path)) is not None}
+    return {path: identity for path in sorted(paths) if (identity := socket_identity(path)) is not None}
 
 
 def _mark(path: Path) -> Path:
@@ -153,7 +153,7 @@ def check_plugin_sockets(kubelet_dir: Path, resources: Iterable[ResourceName]) -
 
 def remove_socket(path: Path, mine: SocketIdentity | None) -> None:
     """Remove the plugin's socket file, but not one that replaced it."""
-    found = socket_identity(path)
-    if found is not None and mine is not None and found.inode == mine.inode:
+    identity = socket_identity(path)
+    if identity is not None and mine is not None and identity.inode == mine.inode:
         with suppress(OSError):
             path.unlink()

@@ -55,10 +55,10 @@ class DaemonAccess:
         self.processes = ProcessTable(host.proc)
         self.commands = Commands()
 
-    def control(self, found: FoundDaemon) -> DaemonControl:
+    def control(self, daemon: FoundDaemon) -> DaemonControl:
         """The control of the running daemon, in the version that the daemon uses."""
-        kind = ControlV3 if found.protocol == 3 else ControlV2
-        return kind(self.driver.program, self.driver.environment(found.paths), self.deadlines.answer_s)
+        kind = ControlV3 if daemon.protocol == 3 else ControlV2
+        return kind(self.driver.program, self.driver.environment(daemon.paths), self.deadlines.answer_s)
 
     def known(self, device: DeviceUuid) -> DaemonPaths | None:
         """The paths of a device's daemon; None if it never had one."""
@@ -88,22 +88,22 @@ class DaemonAccess:
 
     async def state(self, paths: DaemonPaths) -> DaemonState:
         """What a daemon says of itself, or why it says nothing."""
-        found = await self.find(paths)
-        state = await self._observed(found)
-        if found.identity is not None and state.phase is DaemonPhase.DEAD:  # it has ended meanwhile
+        daemon = await self.find(paths)
+        state = await self._observed(daemon)
+        if daemon.identity is not None and state.phase is DaemonPhase.DEAD:  # it has ended meanwhile
             return await self._observed(await self.find(paths))
         return state
 
-    async def _observed(self, found: FoundDaemon) -> DaemonState:
-        state = await observe_daemon(found, self.control(found), self.processes, self.deadlines.answer_s)
-        return await self.with_commands(found, state)
+    async def _observed(self, daemon: FoundDaemon) -> DaemonState:
+        state = await observe_daemon(daemon, self.control(daemon), self.processes, self.deadlines.answer_s)
+        return await self.with_commands(daemon, state)
 
-    async def with_commands(self, found: FoundDaemon, state: DaemonState) -> DaemonState:
+    async def with_commands(self, daemon: FoundDaemon, state: DaemonState) -> DaemonState:
         """Whether somebody else may have set its limits. Only version 2 can be told so by a tenant."""
         limited = (state.limits.memory_bytes, state.limits.threads_percent) != (None, None)
-        answers = found.record is not None and state.phase not in (DaemonPhase.DEAD, DaemonPhase.SILENT)
-        if not (answers and limited and found.protocol == 2):
+        answers = daemon.record is not None and state.phase not in (DaemonPhase.DEAD, DaemonPhase.SILENT)
+        if not (answers and limited and daemon.protocol == 2):
             return state
-        settled = found.record.settled if found.record else None
-        unsettled, doubt = await asyncio.to_thread(self.commands.look, found.paths, settled)
+        settled = daemon.record.settled if daemon.record else None
+        unsettled, doubt = await asyncio.to_thread(self.commands.look, daemon.paths, settled)
         return replace(state, unsettled=unsettled, doubt=doubt)

@@ -56,10 +56,10 @@ class LogNews(Frozen):
 def end_of_log(log: Path) -> LogMark | None:
     """Its end now; None if it cannot be read."""
     try:
-        found = log.lstat()
+        status = log.lstat()
     except OSError:
         return None
-    return LogMark((found.st_dev, found.st_ino), found.st_size)
+    return LogMark((status.st_dev, status.st_ino), status.st_size)
 
 
 def read_log(log: Path, since: LogMark) -> LogNews:
@@ -69,22 +69,22 @@ def read_log(log: Path, since: LogMark) -> LogNews:
     except OSError as error:
         return LogNews(lost=f"its control.log cannot be read ({error.strerror})")
     with os.fdopen(handle, "rb"):
-        found = os.fstat(handle)
-        start, here = since.bytes, (found.st_dev, found.st_ino)
-        if here != since.file or found.st_size < start:
-            end = LogMark(here, found.st_size)
+        status = os.fstat(handle)
+        start, here = since.bytes, (status.st_dev, status.st_ino)
+        if here != since.file or status.st_size < start:
+            end = LogMark(here, status.st_size)
             return LogNews(end, lost="its control.log was replaced or cut")
-        if found.st_size - start > _MOST_BYTES:
-            return LogNews(LogMark(here, found.st_size), lost="its control.log grew too fast to be read")
+        if status.st_size - start > _MOST_BYTES:
+            return LogNews(LogMark(here, status.st_size), lost="its control.log grew too fast to be read")
         try:
-            text = os.pread(handle, found.st_size - start, start)
+            text = os.pread(handle, status.st_size - start, start)
         except OSError as error:
             return LogNews(lost=f"its control.log cannot be read ({error.strerror})")
     text = text[: text.rfind(b"\n") + 1]
     commands = [match.decode(errors="replace") for match in _COMMAND.findall(text)]
     return LogNews(
         LogMark(here, start + len(text)),
-        tuple(one for one in commands if not _HARMLESS.fullmatch(one)),
+        tuple(command for command in commands if not _HARMLESS.fullmatch(command)),
         bool(commands),
         "its control.log was let go before it was read" if b"\0" in text else "",
     )

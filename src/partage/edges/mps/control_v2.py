@@ -92,8 +92,8 @@ class ControlV2(ControlProgram):
             status = await self._status_if_there(pid)
             if status is not None:
                 found.append(MpsServer(pid, None, status))
-        clients = await self.clients(tuple(one.pid for one in found if one.is_ready))
-        return tuple(replace(one, clients=clients.get(one.pid, ())) for one in found)
+        clients = await self.clients(tuple(server.pid for server in found if server.is_ready))
+        return tuple(replace(server, clients=clients.get(server.pid, ())) for server in found)
 
     async def limits(self, spec: DaemonSpec, servers: Sequence[MpsServer] = ()) -> ClientLimits:
         """The limits of ``spec`` as the daemon reports them; limits that ``spec`` does not set are not

@@ -57,7 +57,9 @@ class ControlV3(ControlProgram):
         rows = parse_namespace_rows(await self.tell("namespace", "list", _ROWS))
         ours = {row.name: row for row in rows if row.server == SERVER}
         others = _as_found(MpsNamespace(DEFAULT_NAMESPACE, spec.memory_bytes, spec.threads_percent), ours)
-        namespaces = tuple(found for one in spec.namespaces if (found := _as_found(one, ours)) is not None)
+        namespaces = tuple(
+            namespace for one in spec.namespaces if (namespace := _as_found(one, ours)) is not None
+        )
         if others is None:
             return ClientLimits(namespaces=namespaces)
         return ClientLimits(others.memory_bytes, others.threads_percent, namespaces)
@@ -102,10 +104,10 @@ def configuration_file(spec: DaemonSpec) -> str:
         f"[servers.{SERVER}]",
         *_limits(spec.memory_bytes, spec.threads_percent),
     ]
-    for one in spec.namespaces:
+    for namespace in spec.namespaces:
         lines += [
-            f"[servers.{SERVER}.namespaces.{one.name}]",
-            *_limits(one.memory_bytes, one.threads_percent),
+            f"[servers.{SERVER}.namespaces.{namespace.name}]",
+            *_limits(namespace.memory_bytes, namespace.threads_percent),
         ]
     return "\n".join(lines) + "\n"
 

@@ -54,19 +54,19 @@ def empty_full_pipe(paths: DaemonPaths, descriptors: Path) -> bool:
     """
     try:
         device = paths.pipe.stat().st_dev
-        opened = [one for one in descriptors.iterdir() if _is_pipe_on(one, device)]
+        opened = [path for path in descriptors.iterdir() if _is_pipe_on(path, device)]
     except OSError:
         return False
-    return True in [_emptied(one) for one in opened]  # each, also after one that was full
+    return True in [_emptied(path) for path in opened]  # each, also after one that was full
 
 
 def _is_pipe_on(descriptor: Path, device: int) -> bool:
     """Whether it is a pipe with a name on this file system; those without have one of their own."""
     try:
-        found = descriptor.stat()
+        status = descriptor.stat()
     except OSError:
         return False
-    return stat.S_ISFIFO(found.st_mode) and found.st_dev == device
+    return stat.S_ISFIFO(status.st_mode) and status.st_dev == device
 
 
 def _emptied(pipe: Path) -> bool:
@@ -86,11 +86,11 @@ def _emptied(pipe: Path) -> bool:
 
 
 def _cut(handle: int) -> None:
-    found = os.fstat(handle)
-    if found.st_blocks * _BLOCK_BYTES <= LARGEST_BYTES:
+    status = os.fstat(handle)
+    if status.st_blocks * _BLOCK_BYTES <= LARGEST_BYTES:
         return
     libc = ctypes.CDLL(None, use_errno=True)
-    end = ctypes.c_int64(max(0, found.st_size - KEPT_BYTES))
+    end = ctypes.c_int64(max(0, status.st_size - KEPT_BYTES))
     if libc.fallocate64(handle, _KEEP_SIZE | _PUNCH_HOLE, ctypes.c_int64(0), end):
         number = ctypes.get_errno()
         raise OSError(number, os.strerror(number))

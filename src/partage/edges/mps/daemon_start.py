@@ -21,8 +21,7 @@ from partage.edges.mps.daemon_end import force_quit, quit_daemon, remove_files
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, list_servers, state_from_reply
 from partage.edges.mps.holders import Programs
 from partage.edges.mps.paths import DaemonPaths
-from partage.edges.mps.record import DaemonIdentity, DaemonRecord
-from partage.edges.mps.sockets import answers_elsewhere, socket_ids
+from partage.edges.mps.record import DaemonIdentity, DaemonRecord, answers_elsewhere, socket_ids
 from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, HardwareError, Unsupported
 from partage.model.daemon_home import DaemonHome, HomeKind
@@ -48,17 +47,17 @@ class DaemonStart:
     def __init__(self, access: DaemonAccess) -> None:
         self._access = access
 
-    async def replace_daemon(self, spec: DaemonSpec, found: FoundDaemon, clean_up: CleanUp) -> DaemonState:
+    async def replace_daemon(self, spec: DaemonSpec, daemon: FoundDaemon, clean_up: CleanUp) -> DaemonState:
         """Stop the daemon that was found, and start one in its place. Raises GpuInUse.
 
         The new one is ``starting`` if it took clients before it had its limits.
         """
         shared = ((self._access.run_dir, self._access.run_dir), self._access.driver.places)
         home = await asyncio.to_thread(self._access.host.home, shared)
-        if found.identity is not None:
-            await quit_daemon(self._access, found)
-        await clean_up(self._access, found)
-        return await self._start_daemon(spec, found.paths, home, clean_up)
+        if daemon.identity is not None:
+            await quit_daemon(self._access, daemon)
+        await clean_up(self._access, daemon)
+        return await self._start_daemon(spec, daemon.paths, home, clean_up)
 
     async def _start_daemon(
         self,
@@ -80,8 +79,8 @@ class DaemonStart:
             bound_to = await unit_daemon.bound_to(self._access.host, home, paths, identity.pid, deadline_s)
             written = replace(written, identity=identity, bound_to=bound_to)
             await self._write(paths, written)
-            found = FoundDaemon(paths, written, written.identity, spec.protocol)
-            return await self.set_and_verify(found, self._access.control(found))
+            daemon = FoundDaemon(paths, written, written.identity, spec.protocol)
+            return await self.set_and_verify(daemon, self._access.control(daemon))
         except (DaemonError, HardwareError):
             await force_quit(self._access, await self._access.find(paths))
             if (
@@ -146,43 +145,43 @@ class DaemonStart:
         last = await asyncio.to_thread(starting.last_line, paths.log / "control.log")
         raise DaemonError(f"the MPS control daemon ended at its start: {last}")
 
-    async def set_and_verify(self, found: FoundDaemon, control: DaemonControl) -> DaemonState:
+    async def set_and_verify(self, daemon: FoundDaemon, control: DaemonControl) -> DaemonState:
         """The state of a daemon after its limits were set, read back and compared. Raises DaemonError.
 
         In version 2 the limits apply to servers that start later; the state is ``starting`` if one has
         started before. In version 3 they are in the file that the daemon was started with, and belong to
         its server.
         """
-        assert found.record is not None
-        before = found.record
+        assert daemon.record is not None
+        before = daemon.record
         spec = before.spec
         if isinstance(control, ControlV3):
-            servers = await self._running_servers(found.paths, control)
+            servers = await self._running_servers(daemon.paths, control)
             limits = await _verified(control, spec)
         else:
-            settled = await self._set(found, control)
+            settled = await self._set(daemon, control)
             set_ns = time.monotonic_ns()
-            servers = await self._running_servers(found.paths, control)
+            servers = await self._running_servers(daemon.paths, control)
             limits = await control.limits(spec, servers)
             settled = settled if limits == spec.limits else None
-            found = replace(found, record=replace(found.record, settled=settled, set_ns=set_ns))
-        assert found.record is not None
-        if found.record != before or found.record.identity != found.identity or not found.record.sockets:
-            found = replace(found, record=await self._note(found.paths, found.record, found.identity))
-        now = await asyncio.to_thread(state_from_reply, found, self._access.processes, servers, limits)
-        return await self._access.with_commands(found, now)
+            daemon = replace(daemon, record=replace(daemon.record, settled=settled, set_ns=set_ns))
+        assert daemon.record is not None
+        if daemon.record != before or daemon.record.identity != daemon.identity or not daemon.record.sockets:
+            daemon = replace(daemon, record=await self._note(daemon.paths, daemon.record, daemon.identity))
+        now = await asyncio.to_thread(state_from_reply, daemon, self._access.processes, servers, limits)
+        return await self._access.with_commands(daemon, now)
 
-    async def _set(self, found: FoundDaemon, control: ControlV2) -> LogMark | None:
+    async def _set(self, daemon: FoundDaemon, control: ControlV2) -> LogMark | None:
         """Set and read back the limits, and nobody else in between; the end of the log then.
 
         None: the log says nothing, or at the start of a daemon somebody else gives it commands all the time.
         Raises DaemonError, also if that is so later.
         """
-        assert found.record is not None
-        spec, log = found.record.spec, found.paths.log / "control.log"
+        assert daemon.record is not None
+        spec, log = daemon.record.spec, daemon.paths.log / "control.log"
         servers = await self._ready_servers(control)
         # Else a server may have taken clients without a limit, and has to show that.
-        known = found.record.settled is not None and found.record.identity == found.identity
+        known = daemon.record.settled is not None and daemon.record.identity == daemon.identity
         again = known or await control.limits(spec, servers) == spec.limits
         others = ""
         for _ in range(_TRIES):
@@ -194,7 +193,7 @@ class DaemonStart:
             news = await asyncio.to_thread(read_log, log, before)
             if not news.lost and (news.changes == ours or not news.asked):
                 return news.end  # one that writes nothing to its log is told from a quiet one by each look
-            others = next((one for one in news.changes if one not in ours), "")
+            others = next((change for change in news.changes if change not in ours), "")
         if others and known:
             raise DaemonError(
                 f"somebody else keeps telling the MPS daemon of {spec.device} {shown(others)}",
@@ -211,7 +210,7 @@ class DaemonStart:
         async def are_ready() -> bool:
             nonlocal servers
             servers = await control.listed()
-            return all(one.is_ready for one in servers)
+            return all(server.is_ready for server in servers)
 
         if not await wait_until(are_ready, self._access.deadlines.probe_s):
             raise DaemonError("an MPS server does not become ready", "see server.log")
@@ -248,12 +247,12 @@ class DaemonStart:
             servers = await list_servers(control, self._access.processes)
             if not servers and before is not None:
                 failed = await asyncio.to_thread(failed_server, log, before)
-            return bool(failed) or any(one.is_ready for one in servers if one.name == name)
+            return bool(failed) or any(server.is_ready for server in servers if server.name == name)
 
         if await wait_until(is_known, self._access.deadlines.probe_s) and not failed:
             return servers
         own = paths.server_log if name else paths.log / "server.log"
-        said = [failed, *(f"server {one.pid} is {one.status}" for one in servers)]
+        said = [failed, *(f"server {server.pid} is {server.status}" for server in servers)]
         said.append(await asyncio.to_thread(starting.last_line, own, ""))
         why = "; ".join(filter(None, said)) or await asyncio.to_thread(starting.last_line, log)
         raise DaemonError(

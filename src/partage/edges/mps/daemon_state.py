@@ -16,8 +16,15 @@ from partage.edges.mps.locks import is_locked
 from partage.edges.mps.mounts import full_directories
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.processes import ProcessTable
-from partage.edges.mps.record import DaemonIdentity, DaemonRecord, DirectoryKind, load_record
-from partage.edges.mps.sockets import CLIENTS, COMMANDS, changed
+from partage.edges.mps.record import (
+    CLIENTS,
+    COMMANDS,
+    DaemonIdentity,
+    DaemonRecord,
+    DirectoryKind,
+    changed,
+    load_record,
+)
 from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError, HardwareError
 from partage.model.ids import GpuUuid
@@ -98,7 +105,7 @@ def find_daemon(
 
 
 def _doubt(found: Holders) -> str:
-    which = ", ".join(str(one.pid) for one in found.daemons or found.strangers)
+    which = ", ".join(str(daemon.pid) for daemon in found.daemons or found.strangers)
     if found.daemons:
         return (
             f"processes {which} may each be its control daemon: none is ended; end the wrong ones: kill PID"
@@ -112,29 +119,29 @@ def _doubt(found: Holders) -> str:
 
 
 async def observe_daemon(
-    found: FoundDaemon, control: DaemonControl, processes: ProcessTable, deadline_s: float
+    daemon: FoundDaemon, control: DaemonControl, processes: ProcessTable, deadline_s: float
 ) -> DaemonState:
     """The state of the daemon, after at most deadline_s. Raises nothing for errors of the daemon."""
-    if found.doubt or found.unheard:
-        return _silent(found, found.doubt or found.unheard)
-    if found.identity is None:
-        return await asyncio.to_thread(_absent, found)
+    if daemon.doubt or daemon.unheard:
+        return _silent(daemon, daemon.doubt or daemon.unheard)
+    if daemon.identity is None:
+        return await asyncio.to_thread(_absent, daemon)
     try:
         async with asyncio.timeout(deadline_s):
             servers = await list_servers(control, processes)
-            limits = await control.limits(found.record.spec, servers) if found.record else ClientLimits()
+            limits = await control.limits(daemon.record.spec, servers) if daemon.record else ClientLimits()
     except TimeoutError:
         reason = f"the control daemon did not answer within {deadline_s:g} s"
     except (DaemonError, HardwareError) as error:
-        if not await asyncio.to_thread(processes.lives, found.identity):
-            return await asyncio.to_thread(_absent, replace(found, identity=None))
+        if not await asyncio.to_thread(processes.lives, daemon.identity):
+            return await asyncio.to_thread(_absent, replace(daemon, identity=None))
         reason = str(error)
     else:
-        return await asyncio.to_thread(state_from_reply, found, processes, servers, limits)
-    if await asyncio.to_thread(empty_full_pipe, found.paths, processes.descriptors(found.identity)):
-        return _silent(found, f"{reason}; its pipe/log was full, which stops it, and has been emptied")
-    others = await asyncio.to_thread(processes.connected, found.identity)
-    return _silent(found, f"{reason}; {_in_the_way(others)}" if others else reason)
+        return await asyncio.to_thread(state_from_reply, daemon, processes, servers, limits)
+    if await asyncio.to_thread(empty_full_pipe, daemon.paths, processes.descriptors(daemon.identity)):
+        return _silent(daemon, f"{reason}; its pipe/log was full, which stops it, and has been emptied")
+    others = await asyncio.to_thread(processes.connected, daemon.identity)
+    return _silent(daemon, f"{reason}; {_in_the_way(others)}" if others else reason)
 
 
 def _in_the_way(others: tuple[int, ...]) -> str:
@@ -147,30 +154,30 @@ def _in_the_way(others: tuple[int, ...]) -> str:
 
 
 def state_from_reply(
-    found: FoundDaemon, processes: ProcessTable, servers: tuple[MpsServer, ...], limits: ClientLimits
+    daemon: FoundDaemon, processes: ProcessTable, servers: tuple[MpsServer, ...], limits: ClientLimits
 ) -> DaemonState:
     """The state of a daemon that has replied. Blocking."""
-    assert found.identity is not None
-    missing = processes.missing_program(found.identity.pid)
-    phase, reason = _judge(found, servers, limits, missing)
-    multi_user = processes.multi_user(found.identity.pid)
-    known = replace(_silent(found, reason), phase=phase, multi_user=multi_user)
+    assert daemon.identity is not None
+    missing = processes.missing_program(daemon.identity.pid)
+    phase, reason = _judge(daemon, servers, limits, missing)
+    multi_user = processes.multi_user(daemon.identity.pid)
+    known = replace(_silent(daemon, reason), phase=phase, multi_user=multi_user)
     return replace(known, servers=servers, limits=limits)
 
 
-def _silent(found: FoundDaemon, reason: str) -> DaemonState:
-    pid = found.identity.pid if found.identity else None
-    bound_to = found.record.bound_to if found.record else ""
+def _silent(daemon: FoundDaemon, reason: str) -> DaemonState:
+    pid = daemon.identity.pid if daemon.identity else None
+    bound_to = daemon.record.bound_to if daemon.record else ""
     return DaemonState(
-        found.gpu,
-        found.paths.device,
+        daemon.gpu,
+        daemon.paths.device,
         DaemonPhase.SILENT,
         pid=pid,
         reason=reason,
         bound_to=bound_to,
-        set_ns=found.record.set_ns if found.record else 0,
-        outdated=found.outdated,
-        full=found.full,
+        set_ns=daemon.record.set_ns if daemon.record else 0,
+        outdated=daemon.outdated,
+        full=daemon.full,
     )
 
 
@@ -207,7 +214,7 @@ def has_named_server(servers: tuple[MpsServer, ...]) -> bool:
 
 
 def _judge(
-    found: FoundDaemon, servers: tuple[MpsServer, ...], limits: ClientLimits, missing: str
+    daemon: FoundDaemon, servers: tuple[MpsServer, ...], limits: ClientLimits, missing: str
 ) -> tuple[DaemonPhase, str]:
     """missing: why the daemon cannot run another server; empty: it can."""
     faults = [server for server in servers if server.status is ServerStatus.FAULT]
@@ -216,22 +223,22 @@ def _judge(
         return DaemonPhase.STARTING, f"{reason}: the daemon has to be replaced"
     if faults:
         return DaemonPhase.FAULT, _fault(faults[0])
-    if found.record is None:
+    if daemon.record is None:
         return DaemonPhase.STARTING, "there is no record of how this daemon was started"
-    if found.changed:
-        return DaemonPhase.STARTING, "; ".join(found.changed.values())
-    if found.record.spec.namespaces and not has_named_server(servers):
+    if daemon.changed:
+        return DaemonPhase.STARTING, "; ".join(daemon.changed.values())
+    if daemon.record.spec.namespaces and not has_named_server(servers):
         return (
             DaemonPhase.STARTING,
             "its server is gone: new clients run without MPS, if the compute mode allows that",
         )
-    if limits != found.record.spec.limits:
-        return DaemonPhase.STARTING, f"it allows {limits}, but should allow {found.record.spec.limits}"
+    if limits != daemon.record.spec.limits:
+        return DaemonPhase.STARTING, f"it allows {limits}, but should allow {daemon.record.spec.limits}"
     if missing and not any(server.clients for server in servers):
         return DaemonPhase.STARTING, f"it cannot run a server and has to be replaced: {missing}"
     if missing:
         return DaemonPhase.SERVING, f"it is replaced once it has no clients: {missing}"
-    return DaemonPhase.SERVING, found.record.remark
+    return DaemonPhase.SERVING, daemon.record.remark
 
 
 def _fault(server: MpsServer) -> str:
@@ -244,22 +251,22 @@ def _fault(server: MpsServer) -> str:
 
 def left_servers(servers: Iterable[DaemonIdentity]) -> str:
     """Why servers that have lost their daemon are left alone."""
-    pids = " ".join(str(one.pid) for one in servers)
+    pids = " ".join(str(server.pid) for server in servers)
     return (
         f"its control daemon has ended, and server {pids} still runs: its clients may be working, so it is "
         f"replaced when nobody holds a share of the GPU; or end it now: kill {pids}"
     )
 
 
-def _absent(found: FoundDaemon) -> DaemonState:
-    limits = found.record.spec.limits if found.record else ClientLimits()
-    if found.servers:
-        return replace(_silent(found, left_servers(found.servers)), limits=limits)
-    known = DaemonState(found.gpu, found.paths.device, DaemonPhase.DEAD, limits=limits, full=found.full)
-    identity = found.record.identity if found.record else None
-    if identity is None and is_locked(found.paths.lock):
+def _absent(daemon: FoundDaemon) -> DaemonState:
+    limits = daemon.record.spec.limits if daemon.record else ClientLimits()
+    if daemon.servers:
+        return replace(_silent(daemon, left_servers(daemon.servers)), limits=limits)
+    known = DaemonState(daemon.gpu, daemon.paths.device, DaemonPhase.DEAD, limits=limits, full=daemon.full)
+    identity = daemon.record.identity if daemon.record else None
+    if identity is None and is_locked(daemon.paths.lock):
         return replace(known, phase=DaemonPhase.STARTING, reason="it is being started")
     if identity is None:
         return replace(known, reason="it was never seen running: the process that started it has ended")
-    last = last_line(found.paths.log / "control.log")
+    last = last_line(daemon.paths.log / "control.log")
     return replace(known, reason=f"the control daemon (pid {identity.pid}) is gone; its log ends: {last}")

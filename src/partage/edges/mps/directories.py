@@ -72,9 +72,9 @@ def remove_directories(paths: DaemonPaths) -> None:
     """Remove the directories with everything in them. Raises NotPermitted, DaemonError."""
     with _translated(paths.home):
         ours = (paths.pipe, paths.log, paths.shm)
-        for one in filter(Path.is_mount, ours):
+        for path in filter(Path.is_mount, ours):
             with contextlib.suppress(OSError):  # else its memory is in use where others still have it mounted
-                empty_directory(one)
+                empty_directory(path)
         unmount_all(ours)
         for written in (paths.pipe, paths.shm):  # as deep and as full as a tenant has made them
             empty_directory(written)

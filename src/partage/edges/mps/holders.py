@@ -139,5 +139,5 @@ def _written(proc: Path, pid: int) -> frozenset[FileId]:
     return frozenset(found)
 
 
-def _id(found: os.stat_result) -> FileId:
-    return found.st_dev, found.st_ino
+def _id(status: os.stat_result) -> FileId:
+    return status.st_dev, status.st_ino

@@ -55,18 +55,18 @@ class MpsKeeper:
         access = self._access
         paths = DaemonPaths.of(access.run_dir, spec.device)
         async with hold_lock(paths.lock, access.deadlines.lock_s):
-            found = await _without_servers(access, paths)
-            control = access.control(found)
-            if found.identity is not None and await _matches(found, spec, control):
-                now = await self._start.set_and_verify(found, control)
+            daemon = await _without_servers(access, paths)
+            control = access.control(daemon)
+            if daemon.identity is not None and await _matches(daemon, spec, control):
+                now = await self._start.set_and_verify(daemon, control)
                 if now.phase is not DaemonPhase.STARTING:
                     return now
             clean_up = remove_files if paths.home.is_dir() else remove_all
             for _ in range(_STARTS):
-                now = await self._start.replace_daemon(spec, found, clean_up)
+                now = await self._start.replace_daemon(spec, daemon, clean_up)
                 if now.phase is not DaemonPhase.STARTING:
                     return now
-                found = await access.find(paths)
+                daemon = await access.find(paths)
             raise DaemonError(f"the MPS daemon of {spec.device} does not become ready: {now.reason}")
 
     async def stop(self, device: DeviceUuid, *, force: bool = False, users: UsersOf = nobody) -> None:
@@ -75,18 +75,18 @@ class MpsKeeper:
         if paths is None:
             return
         async with hold_lock(paths.lock, access.deadlines.lock_s):
-            found = await access.find(paths)
-            if found.identity is not None:
-                await (force_quit(access, found) if force else quit_daemon(access, found, users))
-            elif found.servers and not force:
-                await refuse_users(device, found.servers, users)
-            await remove_all(access, found)
+            daemon = await access.find(paths)
+            if daemon.identity is not None:
+                await (force_quit(access, daemon) if force else quit_daemon(access, daemon, users))
+            elif daemon.servers and not force:
+                await refuse_users(device, daemon.servers, users)
+            await remove_all(access, daemon)
 
     async def states(self) -> tuple[DaemonState, ...]:
         homes = await asyncio.to_thread(self._access.homes)
-        found = tuple(await asyncio.gather(*(self._access.state(paths) for paths in homes)))
+        daemons = tuple(await asyncio.gather(*(self._access.state(paths) for paths in homes)))
         await asyncio.to_thread(_cut_logs, homes)
-        return found
+        return daemons
 
     def pipes(self) -> dict[DeviceUuid, Path]:
         return {paths.device: paths.pipe for paths in self._access.homes() if paths.pipe.is_dir()}
@@ -94,10 +94,10 @@ class MpsKeeper:
     async def terminate(self, device: DeviceUuid, server_pid: int, client_pid: int) -> None:
         access = self._access
         paths = access.known(device)
-        found = await access.find(paths) if paths is not None else None
-        if found is None or found.identity is None:
+        daemon = await access.find(paths) if paths is not None else None
+        if daemon is None or daemon.identity is None:
             raise NotFound(f"there is no MPS daemon of {device}")
-        control = access.control(found)
+        control = access.control(daemon)
 
         async def has_gone() -> bool:
             return not _serves(await list_servers(control, access.processes), server_pid, client_pid)
@@ -122,26 +122,28 @@ async def _without_servers(access: DaemonAccess, paths: DaemonPaths) -> FoundDae
     """What is known of a daemon, once servers that have lost theirs have ended: they do so by themselves, or
     their clients are still working. Raises DaemonError, GpuInUse.
     """
-    found = await access.find(paths)
-    if found.doubt or found.unheard:
-        raise DaemonError(f"the MPS daemon of {paths.device} is not started: {found.doubt or found.unheard}")
+    daemon = await access.find(paths)
+    if daemon.doubt or daemon.unheard:
+        raise DaemonError(
+            f"the MPS daemon of {paths.device} is not started: {daemon.doubt or daemon.unheard}"
+        )
 
     async def have_ended() -> bool:
-        nonlocal found
-        found = await access.find(paths)
-        return not found.servers
+        nonlocal daemon
+        daemon = await access.find(paths)
+        return not daemon.servers
 
-    if found.servers and not await wait_until(have_ended, access.deadlines.answer_s):
-        uses = tuple(f"MPS server (pid {one.pid})" for one in found.servers)
-        raise GpuInUse(f"{paths.device}: {left_servers(found.servers)}", uses=uses)
-    return found
+    if daemon.servers and not await wait_until(have_ended, access.deadlines.answer_s):
+        uses = tuple(f"MPS server (pid {server.pid})" for server in daemon.servers)
+        raise GpuInUse(f"{paths.device}: {left_servers(daemon.servers)}", uses=uses)
+    return daemon
 
 
-async def _matches(found: FoundDaemon, spec: DaemonSpec, control: DaemonControl) -> bool:
+async def _matches(daemon: FoundDaemon, spec: DaemonSpec, control: DaemonControl) -> bool:
     """Whether the daemon only has to be verified. A named server that is gone is not started again by the
     daemon.
     """
-    if found.record is None or found.record.spec != spec:
+    if daemon.record is None or daemon.record.spec != spec:
         return False
     return not isinstance(control, ControlV3) or has_named_server(await control.listed())
 

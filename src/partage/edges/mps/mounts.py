@@ -88,7 +88,7 @@ def unmount_all(directories: Iterable[Path]) -> None:
 
 def full_directories(paths: DaemonPaths) -> str:
     """Which directories of a daemon have no room left, a sentence; empty: none."""
-    full = [one.name for one in (paths.pipe, paths.log, paths.shm) if _is_full(one)]
+    full = [path.name for path in (paths.pipe, paths.log, paths.shm) if _is_full(path)]
     if not full:
         return ""
     have = "has" if len(full) == 1 else "have"

@@ -114,7 +114,7 @@ class ProcessTable:
 
     def connected(self, daemon: DaemonIdentity) -> tuple[int, ...]:
         """Pids of those who have a connection to a daemon, without its servers."""
-        return connected(self._proc, daemon, [one.pid for one in self.children(daemon)])
+        return connected(self._proc, daemon, [identity.pid for identity in self.children(daemon)])
 
     def descriptors(self, identity: DaemonIdentity) -> Path:
         """The directory of what it has open."""

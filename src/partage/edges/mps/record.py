@@ -1,23 +1,77 @@
-"""The record of a daemon on disk: how it was started, and which process it is.
+"""The record of a daemon on disk: how it was started, which process it is, and which sockets it made: a
+tenant can remove them, or listen there itself.
 
-Written before the daemon is started, and again when its process is known. So a daemon that never started
-can be told from one that died.
+Written before the daemon is started, and again when its process is known. So a daemon that never started can
+be told from one that died.
 """
 
 from __future__ import annotations
 
 import json
+import stat
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 
 from msgspec import convert, field, to_builtins
 
+from partage.edges.host.listening import listener
 from partage.edges.host.read_file import read_regular
 from partage.edges.mps.control_log import LogMark
-from partage.edges.mps.sockets import SocketId
+from partage.edges.mps.paths import DaemonPaths
 from partage.model.mps import DaemonSpec
 from partage.values import Frozen
+
+CLIENTS = "control"
+"""Where clients connect."""
+
+COMMANDS = "control_privileged"
+"""Where NVIDIA's program sends root's commands; the simulated one has only the other."""
+
+SocketId = tuple[int, int, int]
+"""Device, inode, and time of the last change in nanoseconds."""
+
+
+def socket_ids(paths: DaemonPaths) -> dict[str, SocketId]:
+    """The sockets that are there now, by name."""
+    found = ((name, _socket_id(paths, name)) for name in (CLIENTS, COMMANDS))
+    return {name: one for name, one in found if one is not None}
+
+
+def changed(paths: DaemonPaths, made: Mapping[str, SocketId]) -> dict[str, str]:
+    """Sockets that are not as the daemon has made them any more, each with a sentence."""
+    now = socket_ids(paths)
+    return {
+        name: f"its socket {name} was {'changed by somebody else' if name in now else 'removed'}, so it "
+        "has to be replaced"
+        for name, one in made.items()
+        if now.get(name) != one
+    }
+
+
+def answers_elsewhere(paths: DaemonPaths, pid: int) -> str:
+    """Who else than the daemon listens at its sockets, a clause; empty: nobody. Call it once they are there.
+
+    A tenant may have been faster than who looks at them for the first time.
+    """
+    for name in (CLIENTS, *(one for one in socket_ids(paths) if one != CLIENTS)):
+        found = listener(paths.pipe / name)
+        if found is None:
+            return f"nobody listens at its socket {name}"
+        if found != pid:
+            return f"{f'process {found}' if found else 'another process'} listens at its socket {name}"
+    return ""
+
+
+def _socket_id(paths: DaemonPaths, name: str) -> SocketId | None:
+    try:
+        status = (paths.pipe / name).lstat()
+    except OSError:
+        return None
+    if not stat.S_ISSOCK(status.st_mode):
+        return None
+    return status.st_dev, status.st_ino, status.st_ctime_ns
+
 
 VERSION = 2
 _LARGEST_BYTES = 64 * 2**10

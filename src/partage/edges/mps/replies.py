@@ -24,8 +24,8 @@ _QUOTED = 120
 
 def unreadable_reply(command: str, reply: str) -> DaemonError:
     """The error for a reply that cannot be parsed."""
-    said = " ".join(reply.split())[:_QUOTED] or "nothing"
-    return DaemonError(f"the MPS control daemon answered {command!r} with {said!r}")
+    text = " ".join(reply.split())[:_QUOTED] or "nothing"
+    return DaemonError(f"the MPS control daemon answered {command!r} with {text!r}")
 
 
 def parse_pids(command: str, reply: str) -> tuple[int, ...]:

@@ -58,4 +58,4 @@ async def kill(processes: ProcessTable, identity: DaemonIdentity, grace_s: float
 
 async def kill_all(processes: ProcessTable, ended: Iterable[DaemonIdentity], grace_s: float) -> None:
     """End these processes, concurrently."""
-    await asyncio.gather(*(kill(processes, one, grace_s) for one in ended))
+    await asyncio.gather(*(kill(processes, identity, grace_s) for identity in ended))

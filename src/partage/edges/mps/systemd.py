@@ -52,7 +52,7 @@ class HostSystemd(Frozen):
         run = self._seen(self.run)
         if not os.path.isdir(run / "systemd/system"):  # noqa: PTH112 - Path.is_dir raises where it may not look
             return "no systemd runs on this node"
-        if not any(is_listening(run / one) for one in _SOCKETS):
+        if not any(is_listening(run / socket) for socket in _SOCKETS):
             return "systemd takes no calls"
         if self.through is None and shutil.which(_RUN, path=self.path) is None:
             return f"there is no {_RUN}"

@@ -35,8 +35,8 @@ async def start_unit(
         await systemd.run_unit(unit_command(node, options, paths, own_shm=own_shm), deadline_s)
     except DaemonError as error:
         await systemd.stop(unit_name(paths.device), deadline_s)  # else it may be starting still
-        said = await asyncio.to_thread(last_line, paths.start_log, "")
-        raise DaemonError(f"{error.problems[0].message} {said}".strip()) from error
+        text = await asyncio.to_thread(last_line, paths.start_log, "")
+        raise DaemonError(f"{error.problems[0].message} {text}".strip()) from error
 
 
 async def bound_to(

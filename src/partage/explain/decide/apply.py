@@ -81,7 +81,7 @@ def _changed(
         case RepairGpu():
             return _without(node, change.uuid, Unhealthy)
         case RepairNode():
-            taints = tuple(one for one in node.taints if not one.key.startswith(NODE_STATE))
+            taints = tuple(taint for taint in node.taints if not taint.key.startswith(NODE_STATE))
             return replace(node, not_ready="", trouble="", taints=taints)
         case UncordonNode():
             return replace(node, unschedulable=False)

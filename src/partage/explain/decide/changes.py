@@ -6,10 +6,10 @@ Each is a sentence that begins with what to do. ``apply`` carries them out on va
 from __future__ import annotations
 
 from partage.explain.decide.amounts import bare, request_text
-from partage.explain.decide.reasons import SHOWN, taint_text
+from partage.explain.decide.reasons import SHOWN, NodeReason, taint_text
 from partage.model.ids import GpuUuid
 from partage.text import count_of, listed
-from partage.values import Tagged
+from partage.values import Frozen, Tagged
 
 _NAMELESS = "?"
 
@@ -192,3 +192,12 @@ Change = (
     | DropAffinity
     | DropNodeName
 )
+
+
+class NodeFinding(Frozen):
+    """options: ways out, the smallest first; each is one change, or several that are needed together. None:
+    no way out is known.
+    """
+
+    reason: NodeReason
+    options: tuple[tuple[Change, ...], ...] = ()

@@ -13,8 +13,7 @@ from msgspec.structs import replace
 
 from partage.explain.decide.admission import Trials
 from partage.explain.decide.apply import Applied, applied
-from partage.explain.decide.changes import Change
-from partage.explain.decide.finding import NodeFinding
+from partage.explain.decide.changes import Change, NodeFinding
 from partage.explain.decide.gpus import GpuVerdict, gpu_verdicts
 from partage.explain.decide.never import never
 from partage.explain.decide.node import NodeView

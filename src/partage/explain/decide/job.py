@@ -10,8 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from partage.explain.decide.fewest import fewest
 from partage.explain.decide.slurm_words import BEHIND, SlurmWord, said_by_slurm
-from partage.slurm.decide.live_view import live_view
-from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, parse_gres
+from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, live_view, parse_gres
 from partage.slurm.decide.request import Outcome, RequestVerdict, judge_request
 from partage.slurm.model.job import JobId
 from partage.slurm.model.live import LiveNode, LiveSettings, QueuedJob
@@ -174,7 +173,7 @@ def _asked(job: QueuedJob) -> GresCount | None:
         counts = parse_gres(job.asks or job.asks_in_all)
     except ValueError:
         return None
-    return next((one for one in counts if one.name == "gpu" or one.name in SHARED), None)
+    return next((count for count in counts if count.name == "gpu" or count.name in SHARED), None)
 
 
 def _could_run(job: QueuedJob, view: SlurmNodeView, now: SlurmNow) -> bool:

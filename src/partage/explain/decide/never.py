@@ -10,8 +10,7 @@ from msgspec.structs import replace
 
 from partage.explain.decide.admission import PodRefusal, Trials
 from partage.explain.decide.apply import Applied, emptied
-from partage.explain.decide.changes import AskFewer, AskOther, Change, RaiseReplicas
-from partage.explain.decide.finding import NodeFinding
+from partage.explain.decide.changes import AskFewer, AskOther, Change, NodeFinding, RaiseReplicas
 from partage.explain.decide.node import NodeView
 from partage.explain.decide.pod import PodNeeds
 from partage.explain.decide.reasons import (
@@ -43,7 +42,7 @@ def never(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> Node
         return None
     if node.wanted is not None and trials.fits(pod, _as_wanted(alone)):
         return None
-    options = tuple((one,) for one in _options(pod, alone, refusal, trials, apply))
+    options = tuple((option,) for option in _options(pod, alone, refusal, trials, apply))
     return NodeFinding(_reason(pod, node, refusal, trials.admission(alone).resources), options)
 
 

@@ -118,7 +118,7 @@ class NodeView(Frozen):
 
     def index_of(self, gpu: GpuUuid) -> int | None:
         """The NVML index of a GPU."""
-        return next((one.index for one in self.gpus if one.uuid == gpu), None)
+        return next((view.index for view in self.gpus if view.uuid == gpu), None)
 
 
 def free_shares(node: NodeView) -> dict[ResourceName, list[ShareId]]:

@@ -6,8 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from partage.explain.decide.admission import PodRefusal, Trials
 from partage.explain.decide.apply import Applied
-from partage.explain.decide.changes import Change, RepairGpu, Uncordon, WaitForGpu, WaitForPods
-from partage.explain.decide.finding import NodeFinding
+from partage.explain.decide.changes import Change, NodeFinding, RepairGpu, Uncordon, WaitForGpu, WaitForPods
 from partage.explain.decide.gpus import gpu_verdicts
 from partage.explain.decide.never import ask_fewer, ask_other, takes_one_device, unit_bytes
 from partage.explain.decide.node import (
@@ -175,10 +174,10 @@ def _reason(
             return GpuUnhealthy(change.gpu, _said(node, change.uuid, Unhealthy))
         case None:
             for gpu in node.gpus:
-                said = _said(node, gpu.uuid, Changing)
+                text = _said(node, gpu.uuid, Changing)
                 rows = (*node.offer.get(gpu.uuid, ()), *(node.wanted or {}).get(gpu.uuid, ()))
-                if said and any(row.resource == refusal.resource for row in rows):
-                    return GpuChanging(gpu.index, said)
+                if text and any(row.resource == refusal.resource for row in rows):
+                    return GpuChanging(gpu.index, text)
     if not refusal.offered:
         return NotOffered(refusal.resource, tuple(map(str, trials.admission(node).resources)))
     return _held(pod, node, refusal, trials)

@@ -10,13 +10,13 @@ from partage.explain.decide.changes import (
     DropAffinity,
     DropNodeName,
     LabelNode,
+    NodeFinding,
     RepairNode,
     Tolerate,
     UncordonNode,
     WaitForPods,
 )
 from partage.explain.decide.fewest import fewest
-from partage.explain.decide.finding import NodeFinding
 from partage.explain.decide.node import NODE_STATE, Counted, NodeView
 from partage.explain.decide.pod import LabelRule, PodNeeds, Term
 from partage.explain.decide.reasons import (
@@ -145,7 +145,7 @@ def _ways(pod: PodNeeds, node: NodeView, name: str, asked: int) -> Iterator[Chan
     most = there.free if asked <= there.total else there.total
     largest = max(
         (container for container in pod.containers if container.requests.get(name)),
-        key=lambda one: one.requests[name],
+        key=lambda container: container.requests[name],
         default=None,
     )
     if largest is not None:

@@ -104,8 +104,8 @@ class PodNeeds(Pod, kw_only=True):
     def asks(self) -> tuple[Ask, ...]:
         """Each container's requests for GPU resources, in the kubelet's order."""
         return tuple(
-            (one, name, amount)
-            for one in self.containers
-            for name, amount in one.requests.items()
+            (container, name, amount)
+            for container in self.containers
+            for name, amount in container.requests.items()
             if name in self.gpu_resources and amount
         )

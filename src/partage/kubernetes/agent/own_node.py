@@ -15,8 +15,7 @@ from partage.kubernetes.agent.node_writer import NodeWriter
 from partage.kubernetes.agent.pod_drain import PodDrain
 from partage.kubernetes.agent.pod_notes import PodNotes
 from partage.model.allocation import CheckpointHolds
-from partage.model.node_labels import WrittenLabels
-from partage.model.node_taints import NodeTaint
+from partage.model.node_labels import NodeTaint, WrittenLabels
 
 if TYPE_CHECKING:
     from partage.kubernetes.agent.rollout import RolloutMember

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 
-from partage.model.node_taints import NodeTaint
+from partage.model.node_labels import NodeTaint
 from partage.plan.cluster.conditions import GPUS_HEALTHY, READY, node_conditions
 from partage.plan.report import Report
 

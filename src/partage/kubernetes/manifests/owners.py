@@ -10,8 +10,8 @@ from partage.edges.host.read_file import files_below
 from partage.errors import InputError, Problem
 from partage.kubernetes.manifests.input_files import ManifestInput, read_input_file
 from partage.kubernetes.manifests.pods import POD_SPEC_AT, objects_of
-from partage.model.choice_rules import POLICY_SUFFIXES
 from partage.plan.history.evidence import workload_of
+from partage.plan.offer.policy_choice import POLICY_SUFFIXES
 from partage.values import Frozen
 
 

@@ -44,7 +44,7 @@ def _check_cell(cell: BenchCell) -> None:
     if (
         cell.processes < 1
         or not cell.repeats
-        or any(len(one.samples) != cell.processes for one in cell.repeats)
+        or any(len(repeat.samples) != cell.processes for repeat in cell.repeats)
     ):
         raise ValueError(f"{cell} has no repeats, or one without {cell.processes} turns")
     if cell.experiment is not Experiment.INFERENCE:

@@ -70,12 +70,16 @@ class Repeat(Frozen):
     @property
     def makespan_s(self) -> float:
         """From the first start to the last end."""
-        return max(one.ended_s for one in self.samples) - min(one.started_s for one in self.samples)
+        return max(sample.ended_s for sample in self.samples) - min(
+            sample.started_s for sample in self.samples
+        )
 
     @property
     def overlap(self) -> float:
         """The part of the makespan in which all tenants computed, 0 to 1."""
-        together = min(one.ended_s for one in self.samples) - max(one.started_s for one in self.samples)
+        together = min(sample.ended_s for sample in self.samples) - max(
+            sample.started_s for sample in self.samples
+        )
         return max(0.0, together) / self.makespan_s if self.makespan_s else 0.0
 
 

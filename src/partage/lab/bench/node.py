@@ -63,7 +63,7 @@ def gpu_place(gpu: Gpu, settings: BenchSettings, pipe: Path | None) -> TenantPla
         device, memory_bytes = gpu.mig_devices[0].uuid, gpu.mig_devices[0].memory_bytes
     return TenantPlace(
         device=device,
-        mig=tuple(one.uuid for one in gpu.mig_devices),
+        mig=tuple(mig.uuid for mig in gpu.mig_devices),
         pipe=pipe,
         guard=guard_directory() if settings.guard else None,
         memory_bytes=memory_bytes,

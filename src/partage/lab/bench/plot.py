@@ -126,7 +126,9 @@ def _groups(
     bench: BenchReport, experiment: Experiment, bar: Callable[[BenchCell], PlotBar]
 ) -> tuple[tuple[str, tuple[PlotBar, ...]], ...]:
     """One group for each number of processes."""
-    cells = [one for one in bench.cells if one.experiment is experiment and one.mode in _COLOURS and one.good]
+    cells = [
+        cell for cell in bench.cells if cell.experiment is experiment and cell.mode in _COLOURS and cell.good
+    ]
     return tuple(
         (
             count_of(count, "process", "processes"),

@@ -90,33 +90,33 @@ class BenchRunner(Struct):
         failures: list[TenantFailure] = []
         for mode in modes:
             environment = self.place.environment(mode)
-            async with tenant_group(self.launch, [environment], self.settings.deadline_s) as one:
-                failure = await self._calibrate_with(one)
+            async with tenant_group(self.launch, [environment], self.settings.deadline_s) as group:
+                failure = await self._calibrate_with(group)
             if failure is None:
                 return
             failures.append(failure)
         raise HardwareError(f"not even one process alone can compute: {_said(failures[0])}")
 
-    async def _calibrate_with(self, one: TenantGroup) -> TenantFailure | None:
-        (only,) = one.tenants
+    async def _calibrate_with(self, group: TenantGroup) -> TenantFailure | None:
+        (only,) = group.tenants
         if isinstance(only, TenantFailure):
             return only
-        self.facts[TenantMode.ALONE] = one.facts
+        self.facts[TenantMode.ALONE] = group.facts
         for experiment in experiments_of(self.settings):
             if experiment is Experiment.INFERENCE:
                 continue
-            rounds = await self._rounds_of(experiment, one)
+            rounds = await self._rounds_of(experiment, group)
             if isinstance(rounds, TenantFailure):
                 return rounds
             self._rounds[experiment] = rounds
             self.say(f"{experiment}: {rounds} rounds of {self.settings.points(experiment)} points")
         return None
 
-    async def _rounds_of(self, experiment: Experiment, one: TenantGroup) -> int | TenantFailure:
+    async def _rounds_of(self, experiment: Experiment, group: TenantGroup) -> int | TenantFailure:
         rounds = 1
         while True:
             job = f"pi {self.settings.points(experiment)} {rounds}"
-            (sample,) = (await one.together(job, 0, self.settings.deadline_s)).samples
+            (sample,) = (await group.together(job, 0, self.settings.deadline_s)).samples
             if sample.failure is not None:
                 return sample.failure
             if sample.seconds >= min(_CALIBRATED_S, self.settings.seconds / 2) or rounds >= _MOST_ROUNDS:

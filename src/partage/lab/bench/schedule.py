@@ -71,9 +71,9 @@ def _of_pass(
     settings: BenchSettings, place: TenantPlace, number: int, repeats: int
 ) -> Iterator[BenchSession]:
     for processes in settings.processes:
-        found = possible_modes(place, processes)
-        plain = tuple(mode for mode in found if mode in PLAIN)
-        for together in (plain, *((mode,) for mode in found if mode not in PLAIN)):
+        modes = possible_modes(place, processes)
+        plain = tuple(mode for mode in modes if mode in PLAIN)
+        for together in (plain, *((mode,) for mode in modes if mode not in PLAIN)):
             keys = tuple(
                 CellKey(experiment, mode, processes)
                 for experiment in experiments_of(settings)

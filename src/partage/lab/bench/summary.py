@@ -44,14 +44,17 @@ def total_time(cell: BenchCell) -> Spread:
 
 def time_of_each(cell: BenchCell) -> Spread:
     """Seconds that one process took, the median of those of a repeat."""
-    return spread_of([statistics.median(one.seconds for one in repeat.samples) for repeat in cell.good])
+    return spread_of([statistics.median(sample.seconds for sample in repeat.samples) for repeat in cell.good])
 
 
 def throughput(cell: BenchCell) -> Spread:
     """Of all processes together: points a second, or requests a second."""
     if cell.experiment is Experiment.INFERENCE:
         return spread_of(
-            [sum((one.requests or 0) / one.seconds for one in repeat.samples) for repeat in cell.good]
+            [
+                sum((sample.requests or 0) / sample.seconds for sample in repeat.samples)
+                for repeat in cell.good
+            ]
         )
     work = cell.points * cell.rounds * cell.processes
     return spread_of([work / seconds for seconds in cell.times_s])
@@ -59,7 +62,7 @@ def throughput(cell: BenchCell) -> Spread:
 
 def latency_ms(cell: BenchCell, percentile: int) -> Spread:
     """A percentile of the latencies of all processes of a repeat; over the repeats."""
-    return spread_of([quantile(_latencies_us(one), percentile) / 1e3 for one in cell.good])
+    return spread_of([quantile(_latencies_us(repeat), percentile) / 1e3 for repeat in cell.good])
 
 
 def quantile(values: Sequence[float], percentile: int) -> float:
@@ -74,7 +77,7 @@ def three_digits(value: float) -> str:
 
 
 def _latencies_us(repeat: Repeat) -> list[float]:
-    return [value for one in repeat.samples for value in one.latencies_us]
+    return [value for sample in repeat.samples for value in sample.latencies_us]
 
 
 def ratio(above: Spread, below: Spread) -> Spread:
@@ -124,9 +127,9 @@ def _compared(
     name: str,
 ) -> Iterator[BenchFigure]:
     experiment, above, below, processes = key
-    one, other = bench.cell(experiment, above, processes), bench.cell(experiment, below, processes)
-    if one is not None and other is not None:
-        yield BenchFigure(name, "times", ratio(measure(one), measure(other)))
+    cell, other = bench.cell(experiment, above, processes), bench.cell(experiment, below, processes)
+    if cell is not None and other is not None:
+        yield BenchFigure(name, "times", ratio(measure(cell), measure(other)))
 
 
 def _as_cost(figure: BenchFigure) -> BenchFigure:
@@ -164,4 +167,4 @@ def _guard(bench: BenchReport) -> Iterator[BenchFigure]:
 
 
 def _starts(cell: BenchCell) -> Spread:
-    return spread_of([one.start_s or 0.0 for repeat in cell.good for one in repeat.samples])
+    return spread_of([sample.start_s or 0.0 for repeat in cell.good for sample in repeat.samples])

@@ -37,7 +37,7 @@ def bench_lines(bench: BenchReport) -> Iterator[RenderableType]:
 
 def _tables(bench: BenchReport) -> Iterator[Table]:
     for experiment in Experiment:
-        cells = [one for one in bench.cells if one.experiment is experiment]
+        cells = [cell for cell in bench.cells if cell.experiment is experiment]
         if cells:
             yield (_latency_table if experiment is Experiment.INFERENCE else _pi_table)(bench, cells)
     if bench.memory:

@@ -39,7 +39,7 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, value: str) -> tupl
 
 def _chosen(ctx: click.Context, parameter: click.Parameter, value: str) -> tuple[str, ...]:
     del ctx, parameter
-    found = tuple(one for one in _EXPERIMENTS if one in value.split(","))
+    found = tuple(experiment for experiment in _EXPERIMENTS if experiment in value.split(","))
     if len(found) != len(set(value.split(","))):
         raise click.BadParameter(f"{value!r} is no list of experiments; they are {','.join(_EXPERIMENTS)}")
     return found

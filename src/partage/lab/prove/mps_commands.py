@@ -1,12 +1,12 @@
-"""MPS: a tenant that gives commands to the daemon whose pipe it has, or keeps others from giving any.
-
-Only against a simulated daemon, which answers as NVIDIA's programs do: a daemon that is there is left alone.
+"""MPS: a tenant that works beside the daemon, gives commands to the daemon whose pipe it has, or keeps others
+from giving any.
 """
 
 from __future__ import annotations
 
 import asyncio
 
+from partage.lab.place import TenantMode
 from partage.lab.prove.attack import attack
 from partage.lab.prove.model import AttackOutcome, broken, kept
 from partage.lab.prove.mps_memory import is_mps
@@ -21,8 +21,36 @@ from partage.lab.prove.outcomes import (
 )
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage, allocate_in_pieces
+from partage.lab.tenant import NotConnected
 from partage.model.share import Guarantee
-from partage.units import MIB
+from partage.units import MIB, format_bytes
+
+
+@attack(
+    "mps-without-pipe", "MPS", Guarantee.GUARDED, AttackNeed.GPU,
+    promised=(
+        "In exclusive-process mode a tenant that does not use the daemon gets no context; in default mode it "
+        "has all of the GPU, and the share is advisory."
+    ),
+    tried="A tenant sets CUDA_MPS_PIPE_DIRECTORY to a directory without a daemon, while a client works.",
+    on=is_mps,
+)  # fmt: skip
+async def _no_pipe(stage: ExperimentStage) -> AttackOutcome:
+    share = stage.share
+    mode = "exclusive-process mode" if share.exclusive else "default mode"
+    most = above_limit(share.bytes, share.device_bytes)
+    # Exclusive-process mode lets the first process in, so a server has to have the GPU.
+    await stage.tenant()
+    try:
+        bypassing = await stage.tenant(mode=TenantMode.ALONE)
+    except NotConnected as refused:
+        return kept(f"it got no context ({refused}); the GPU is in {mode}")
+    got = await allocate_in_pieces(bypassing, share.bytes, most)
+    if was_limited(got, share.bytes):
+        return kept(f"{allocated_words(got)}: something else than the daemon limits it")
+    return limit_avoided(
+        share, f"{allocated_words(got)}, over {format_bytes(share.bytes)}; the GPU is in {mode}"
+    )
 
 
 def _has_whole_pipe(share: PromisedShare) -> bool:
@@ -105,11 +133,11 @@ async def _hold(stage: ExperimentStage) -> AttackOutcome:
         outcome = allocation_outcome(
             await allocate_in_pieces(tenant, limit_bytes, most), limit_bytes, "the limit of the daemon"
         )
-    said = "answered all the same" if answers else "answered nobody"
-    seen = f"the daemon {said}; a new client {new} meanwhile; a client of before: {outcome.seen}"
+    text = "answered all the same" if answers else "answered nobody"
+    seen = f"the daemon {text}; a new client {new} meanwhile; a client of before: {outcome.seen}"
     if not await stage.daemon.answers(_AGAIN_S):
         return broken(f"{seen}; the daemon did not answer after the process had gone, either")
     return AttackOutcome(outcome.verdict, f"{seen}; the daemon answered again after the process had gone")
 
 
-ATTACKS = (_as_user, _as_root, _hold)
+ATTACKS = (_no_pipe, _as_user, _as_root, _hold)

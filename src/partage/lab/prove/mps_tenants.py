@@ -38,8 +38,8 @@ def _has_ceiling(share: PromisedShare) -> bool:
 async def _two_processes(stage: ExperimentStage) -> AttackOutcome:
     share = stage.share
     each = at_most_of_device(2 * (share.bytes * 5 // 6), share.device_bytes) // 2
-    one, other = await stage.tenant(), await stage.tenant()
-    got = [await allocate_in_pieces(tenant, share.bytes, each) for tenant in (one, other)]
+    process, other = await stage.tenant(), await stage.tenant()
+    got = [await allocate_in_pieces(tenant, share.bytes, each) for tenant in (process, other)]
     together, size = sum(one.bytes for one in got), format_bytes(share.bytes)
     if together > share.bytes:
         return kept(f"two processes got {format_bytes(together)} together, with a share of {size}")

@@ -1,11 +1,16 @@
-"""Texts of a report of ``prove``: shares, numbers of verdicts, what was run and where."""
+"""A report of ``prove`` for people: a table for each share in the terminal, or a Markdown page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 
+from rich.console import RenderableType
+from rich.table import Table
+from rich.text import Text
+
+from partage.answers.render.tables import plain_table, report_lines
 from partage.lab.prove.model import AttackedShare, ProofReport, ProofRow, ProofVerdict
-from partage.text import count_of
+from partage.text import count_of, printable
 from partage.units import format_bytes
 
 
@@ -59,3 +64,82 @@ def head(report: ProofReport) -> Iterator[str]:
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     yield f"{report.at}, {versions}"
     yield " ".join(report.command)
+
+
+_STYLES = {
+    ProofVerdict.KEPT: "green",
+    ProofVerdict.WEAKER: "yellow",
+    ProofVerdict.BROKEN: "bold red",
+    ProofVerdict.NOT_TRIED: "dim",
+}
+
+
+def proof_lines(report: ProofReport) -> Iterator[RenderableType]:
+    """The machine, the tables, the number of verdicts, and what they mean."""
+    tables = [_table(title, rows) for title, rows in by_share(report)]
+    yield from report_lines(head(report), tables, report.remarks)
+    yield Text(summary(report), style="bold")
+    yield Text(meaning(report))
+
+
+def _table(title: str, rows: list[ProofRow]) -> Table:
+    table = plain_table(title, "Attack", "States", "Promised, and what was seen", "Verdict", "Evidence")
+    for column in (0, 1, 3, 4):
+        table.columns[column].no_wrap = True
+    for row in rows:
+        told = Text(row.promised)
+        if row.share is not None:
+            told.append(f"\n→ {row.found}", style="dim")
+        verdict = Text(str(row.verdict), style=_STYLES[row.verdict])
+        table.add_row(row.attack, str(row.guarantee), told, verdict, str(row.evidence))
+    return table
+
+
+_READING = (
+    "**kept**: what was seen is at least what was promised, also where nothing is promised. "
+    "**weaker-than-promised**: it holds against a tenant that only works, and not against one that tries "
+    "to avoid it. "
+    "**broken**: it does not even hold against a tenant that only works. "
+    "Evidence: **hardware** was seen on this node's GPU, **simulated** on a simulated MPS control daemon, "
+    "**documented** was not tried here and rests on documents."
+)
+
+
+def proof_page(report: ProofReport) -> str:
+    """The page."""
+    return "\n".join(_lines(report)) + "\n"
+
+
+def _lines(report: ProofReport) -> Iterator[str]:
+    yield "# What the shares of this node guarantee"
+    yield ""
+    yield from (f"- {_escaped(line)}" for line in head(report))
+    yield ""
+    yield f"**{summary(report)}.**"
+    yield meaning(report)
+    yield from (f"\n> {_escaped(remark)}" for remark in report.remarks)
+    for title, rows in by_share(report):
+        yield ""
+        yield f"## {_escaped(title)}"
+        yield ""
+        yield "| attack | states | promised | tried | seen | verdict | evidence |"
+        yield "|---|---|---|---|---|---|---|"
+        yield from map(_row, rows)
+    yield ""
+    yield _READING
+
+
+def _row(row: ProofRow) -> str:
+    verdict = str(row.verdict)
+    strong = verdict if row.verdict in (ProofVerdict.KEPT, ProofVerdict.NOT_TRIED) else f"**{verdict}**"
+    seen = row.seen or f"not tried: {row.reason}"
+    cells = (row.attack, str(row.guarantee), row.promised, row.tried, seen)
+    return f"| {' | '.join(map(_escaped, cells))} | {strong} | {row.evidence} |"
+
+
+def _escaped(text: str) -> str:
+    """One line, with the characters escaped that are special in Markdown."""
+    line = printable(" ".join(text.split()))
+    for special in "\\|`*<>[]":
+        line = line.replace(special, f"\\{special}")
+    return line

@@ -7,14 +7,12 @@ from contextlib import AsyncExitStack
 
 from partage.errors import InputError, PartageError
 from partage.lab.prove import (
-    exclusive,
-    mig,
-    mps_bypass,
     mps_commands,
     mps_faults,
     mps_memory,
     mps_tenants,
     slicing,
+    whole_devices,
 )
 from partage.lab.prove.attack import Attack
 from partage.lab.prove.model import AttackOutcome, EvidenceKind, ProofRow, ProofVerdict, not_tried
@@ -24,11 +22,9 @@ from partage.lab.tenant import NotConnected, TenantFailed
 from partage.text import count_of
 
 CATALOGUE: tuple[Attack, ...] = (
-    *exclusive.ATTACKS,
-    *mig.ATTACKS,
+    *whole_devices.ATTACKS,
     *mps_memory.ATTACKS,
     *mps_tenants.ATTACKS,
-    *mps_bypass.ATTACKS,
     *mps_commands.ATTACKS,
     *mps_faults.ATTACKS,
     *slicing.ATTACKS,

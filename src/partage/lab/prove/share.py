@@ -52,15 +52,19 @@ class PromisedShare(Frozen):
     @property
     def attacked(self) -> AttackedShare:
         """For a report."""
-        one = self.offering
-        return AttackedShare(str(one.resource), one.gpu_index, one.device, one.replicas, self.bytes)
+        offering = self.offering
+        return AttackedShare(
+            str(offering.resource), offering.gpu_index, offering.device, offering.replicas, self.bytes
+        )
 
     @property
     def daemon_spec(self) -> DaemonSpec:
         """What the agent asks of the MPS daemon of this share."""
         memory_bytes = self.largest_bytes // MIB * MIB
-        one = self.offering
-        return DaemonSpec(one.gpu, one.device, memory_bytes, self.largest_threads, namespaces=self.namespaces)
+        offering = self.offering
+        return DaemonSpec(
+            offering.gpu, offering.device, memory_bytes, self.largest_threads, namespaces=self.namespaces
+        )
 
     def place(self, pipe: Path | None, driver_root: Path, guard: Path | None = None) -> TenantPlace:
         """Where its tenants run. pipe: of the MPS daemon."""

@@ -178,7 +178,7 @@ class ExperimentStage:
         ending = tenants or tuple(self._tenants)
         self._tenants = [tenant for tenant in self._tenants if tenant not in ending]
         self._clients.difference_update(ending)
-        await asyncio.gather(*(one.end() for one in ending))
+        await asyncio.gather(*(process.end() for process in ending))
 
     async def others(self) -> int | None:
         """How many clients the daemon has while no tenant of ours is there; None: it cannot be asked."""

@@ -112,7 +112,7 @@ def command(
     """
     from partage.errors import Problem
     from partage.lab.prove.document import PROOF
-    from partage.lab.prove.proof_tables import proof_lines
+    from partage.lab.prove.proof_text import proof_lines
 
     if report is not None:
         _make_folder(report)
@@ -141,7 +141,7 @@ def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> ProveOpti
 async def _prove(options: ProveOptions) -> ProofReport:
     """Observe, choose GPUs, run the attacks. Raises Unsatisfiable where something else uses the GPUs."""
     from partage.answers.documents.lab import command_line, now
-    from partage.lab.prove.free_gpus import free_gpus, holders, require_visible_processes
+    from partage.lab.gpus import free_gpus, holders, require_visible_processes
     from partage.lab.prove.model import DriverVersions, ProofReport
     from partage.lab.prove.runner import attacks_named, run_attacks
     from partage.lab.prove.share import shares_of
@@ -264,7 +264,7 @@ def _make_folder(path: Path) -> None:
 
 def _write(report: ProofReport, folder: Path) -> None:
     from partage.lab.prove.document import PROOF
-    from partage.lab.prove.proof_page import proof_page
+    from partage.lab.prove.proof_text import proof_page
 
     text = json.dumps(PROOF.to_document(report), indent=2, ensure_ascii=False) + "\n"
     common_output.write_file(str(folder / "prove.json"), text)

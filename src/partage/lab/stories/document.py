@@ -84,7 +84,9 @@ def _pod_row(status: PodStatus, run_dir: str) -> PodRow:
 def _repeatable(container: ContainerStatus, run_dir: str) -> ContainerStatus:
     """The same without what depends on chance: the order of ids and variables, the run directory."""
     ids = {resource: tuple(sorted(ids)) for resource, ids in container.ids.items()}
-    mounts = tuple(replace(one, host_path=host_path(one.host_path, run_dir)) for one in container.mounts)
+    mounts = tuple(
+        replace(mount, host_path=host_path(mount.host_path, run_dir)) for mount in container.mounts
+    )
     return replace(container, ids=ids, env=dict(sorted(container.env.items())), mounts=mounts)
 
 

@@ -13,8 +13,9 @@ from typing import assert_never
 
 from msgspec.structs import replace
 
-from partage.answers.share_names import shares_of
+from partage.answers.wording import shares_of
 from partage.errors import InputError, Problem, Unsatisfiable
+from partage.lab.stories.expectations import NodeSnapshot, unmet_expectations
 from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,
@@ -40,7 +41,6 @@ from partage.lab.stories.sentences import (
     waiting_sentences,
 )
 from partage.lab.stories.stage import StoryStage
-from partage.lab.stories.unmet_expectations import NodeSnapshot, unmet_expectations
 from partage.model.gpu import Inventory
 from partage.sim.kubelet.pod_status import PodPhase, PodStatus
 from partage.values import Frozen
@@ -256,9 +256,9 @@ class StoryPlayer:
         await (self.stage.eventually(noticed) if policy.files is None else self.stage.noticed())
         await self.stage.eventually(self.stage.at_rest)
         problems = self._problems()
-        said = "is refused, the last good one stays" if problems else "is taken over"
+        text = "is refused, the last good one stays" if problems else "is taken over"
         details = [str(problem) for problem in problems] or self._waiting()
-        self._report("policy", f"{Path(policy.name).name} {said}", details=tuple(details))
+        self._report("policy", f"{Path(policy.name).name} {text}", details=tuple(details))
 
     def _waiting(self) -> list[str]:
         report = self.stage.agent_status.report

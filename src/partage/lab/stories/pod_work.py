@@ -34,7 +34,7 @@ class PodWork:
 
     async def update(self, pods: Iterable[PodStatus]) -> None:
         """Begin the work of pods that run, end that of pods that do not any more."""
-        running = {one.pod.key: one for one in pods if one.phase is PodPhase.RUNNING}
+        running = {pod.pod.key: pod for pod in pods if pod.phase is PodPhase.RUNNING}
         for key in self._busy.keys() - running.keys():
             for gpu in self._busy.pop(key):
                 await self._hardware.inject(Vacate(gpu, _name(key)))

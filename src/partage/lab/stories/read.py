@@ -15,7 +15,7 @@ from partage.codec.yaml_document import read_document
 from partage.edges.files.input_file import read_input, read_regular_input
 from partage.edges.files.policy_directory import read_policies
 from partage.errors import InputError, Unsatisfiable
-from partage.lab.stories.expectation import read_expectation
+from partage.lab.stories.expectations import read_expectation
 from partage.lab.stories.model import (
     ChangePolicy,
     EndPods,
@@ -110,7 +110,7 @@ def _check_kinds(top: Table, policy: PolicyText | None, steps: Sequence[StorySte
     """The agent's ``--policy`` names a file or a directory, and does not change."""
     policies = [policy] if policy is not None else []
     policies += [step.policy for step in steps if isinstance(step, ChangePolicy)]
-    if len({one.files is None for one in policies}) > 1:
+    if len({text.files is None for text in policies}) > 1:
         top.whole.error("some of its policies are files, and some are directories", "take one kind")
 
 

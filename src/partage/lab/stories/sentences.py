@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partage.answers.share_names import NamedShare
+from partage.answers.wording import NamedShare
 from partage.lab.stories.model import Expect, short_key
 from partage.model.ids import ShareId
 from partage.plan.report import Report
@@ -31,13 +31,13 @@ def share_lines(container: ContainerStatus, shares: Mapping[ShareId, NamedShare]
 
 def _where(ids: tuple[ShareId, ...], shares: Mapping[ShareId, NamedShare]) -> str:
     """``GPUs 0-3`` for whole GPUs, ``GPU 2 #3`` for shares, ``GPU 2, 12 GiB`` for units of memory."""
-    known = [shares[one] for one in ids if one in shares]
+    known = [shares[share] for share in ids if share in shares]
     if known and len(known) == len(ids) and all(share.offering.by_memory for share in known):
         first = known[0].offering
         return f"GPU {first.gpu_index}, {format_bytes(len(ids) * first.memory_bytes)}"
     if known and len(known) == len(ids) and all(share.words == f"GPU {share.gpu_index}" for share in known):
         return gpus(share.gpu_index for share in known)
-    return ", ".join(sorted(shares[one].words if one in shares else one for one in ids))
+    return ", ".join(sorted(shares[share].words if share in shares else share for share in ids))
 
 
 def refusal_sentence(status: PodStatus) -> str:
@@ -50,7 +50,9 @@ def waiting_sentences(report: Report) -> list[str]:
     lines = []
     for gpu in report.gpus:
         entries = gpu.plan.waiting_for if gpu.plan else ()
-        pods = {short_key(f"{one.namespace}/{one.pod}") for entry in entries for one in entry.holders}
+        pods = {
+            short_key(f"{holder.namespace}/{holder.pod}") for entry in entries for holder in entry.holders
+        }
         awaited = [*sorted(pods), *(gpu.plan.processes if gpu.plan else ())]
         if gpu.waits and awaited:
             lines.append(f"GPU {gpu.index} waits for {listed(awaited, 4)}")

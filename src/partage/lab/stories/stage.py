@@ -11,10 +11,10 @@ from partage.agent import compose
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.errors import InputError, Unreachable
+from partage.lab.stories.expectations import NodeSnapshot
 from partage.lab.stories.model import ChangePolicy, PolicyText, Story
 from partage.lab.stories.pod_work import PodWork
 from partage.lab.stories.rest import at_rest
-from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.model.node_labels import NodeLabels
 from partage.model.pod import Pod
 from partage.sim.kubelet.kubelet import EmbeddedKubelet

@@ -9,13 +9,12 @@ from pathlib import Path
 
 from rich.text import Text
 
-from partage.answers.share_names import NamedShare, shares_of
-from partage.answers.wording import product_word
+from partage.answers.wording import NamedShare, product_word, shares_of
 from partage.lab.stories.document import host_path
+from partage.lab.stories.expectations import NodeSnapshot
 from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.lab.stories.sentences import share_lines
-from partage.lab.stories.unmet_expectations import NodeSnapshot
 from partage.model.ids import ShareId
 from partage.sim.kubelet.pod_status import ContainerStatus, PodStatus
 from partage.text import count_of
@@ -44,8 +43,8 @@ def title_lines(story: Story) -> list[Text]:
     products = Counter(product_word(gpu.product) for gpu in story.machine.inventory)
     machine = " + ".join(f"{count} x {product}" for product, count in products.items())
     policy = Path(story.policy.name).name if story.policy else "none, every GPU exclusive"
-    said = f"machine: {machine or 'no GPU'}; policy: {policy}"
-    return [Text(story.title, style="bold"), Text(said, style="dim"), Text()]
+    text = f"machine: {machine or 'no GPU'}; policy: {policy}"
+    return [Text(story.title, style="bold"), Text(text, style="dim"), Text()]
 
 
 def scene_lines(scene: StoryScene, width: int) -> list[Text]:
@@ -232,6 +231,6 @@ def verdict(ending: StoryEnding) -> Text:
     for protocol_error in ending.protocol_errors:
         return Text(f"✗ the agent broke the kubelet's protocol: {protocol_error}", style="bold red")
     if failed:
-        said = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} not met"
-        return Text(said, style="bold red")
+        text = f"✗ {len(failed)} of {count_of(len(judged), 'expectation')} not met"
+        return Text(text, style="bold red")
     return Text(f"✓ {count_of(len(judged), 'expectation')}, all met", style="bold green")

@@ -174,17 +174,17 @@ class ChoiceFinder:
         """Every choice of the one combined with every choice of the other, within the demand."""
         result: Choices = {}
         costs: dict[Served, tuple[int, int, int]] = {}
-        for a, one in left.items():
+        for a, choice in left.items():
             for b, other in right.items():
                 served = tuple(map(add, a, b))
                 cost = (
-                    one.disturbed + other.disturbed,
-                    one.created + other.created,
-                    one.opened + other.opened,
+                    choice.disturbed + other.disturbed,
+                    choice.created + other.created,
+                    choice.opened + other.opened,
                 )
                 if (served not in costs or cost < costs[served]) and all(map(le, served, self._most)):
                     costs[served] = cost
-                    result[served] = Choice(*cost, one.uses + other.uses)
+                    result[served] = Choice(*cost, choice.uses + other.uses)
         return result
 
 

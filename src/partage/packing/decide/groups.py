@@ -86,7 +86,9 @@ def exact_groups(members: Sequence[CapableGpu]) -> tuple[Group, ...]:
     """Groups for a program that serves exactly the demand: members have equal choices."""
 
     def everything(member: CapableGpu) -> object:
-        return frozenset((served, one.disturbed, one.created) for served, one in member.choices.items())
+        return frozenset(
+            (served, choice.disturbed, choice.created) for served, choice in member.choices.items()
+        )
 
     return groups_by(members, everything)
 
@@ -97,9 +99,9 @@ def exact_program(
     """Objectives as before, then new devices; without choices that are in no solution with so few GPUs."""
     at_first = {id(member): at for at, group in enumerate(covering) for member in group}
     columns = tuple(
-        Column(at, served, (1, one.disturbed, group[0].mode_changes, one.created))
+        Column(at, served, (1, choice.disturbed, group[0].mode_changes, choice.created))
         for at, group in enumerate(groups)
-        for served, one in sorted(group[0].choices.items(), reverse=True)
+        for served, choice in sorted(group[0].choices.items(), reverse=True)
         if prices.possible(at_first[id(group[0])], served, gpus)
     )
     return IntegerProgram(tuple(map(len, groups)), columns, demand.counts, exact=True)

@@ -1,18 +1,21 @@
-"""Where new GPU instances can be created, and which existing ones must be destroyed for them.
+"""Where new GPU instances can be created, and which existing ones must be destroyed for them; and the layouts
+to which none can be added.
 
 Everything is enumerated: a GPU has at most a few thousand layouts, and GPUs of one model share the results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from operator import le, sub
 
 from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
+from partage.model.layout import LayoutItem
 from partage.model.profile import MigProfile
 from partage.packing.decide.candidates import CandidateInstance
-from partage.values import Frozen
+from partage.values import Answer, Frozen
 
 Amounts = tuple[int, ...]
 """Amounts of everything that is limited on a GPU: compute slices, instances, engines, and each profile."""
@@ -203,3 +206,35 @@ def _less(amounts: Amounts, taken: Iterable[Amounts]) -> Amounts:
 
 def _mask(start: int, size: int) -> int:
     return ((1 << size) - 1) << start
+
+
+class MaximalLayout(Answer):
+    """A layout to which nothing can be added. layout: with starts. ways: number of placements."""
+
+    profiles: Mapping[str, int]
+    layout: tuple[str, ...]
+    ways: int
+
+
+def maximal_layouts(geometry: Geometry) -> tuple[MaximalLayout, ...]:
+    """All of them, each set of profiles once: layouts with larger instances first."""
+    quota = tuple((spec.profile, spec.max_count) for spec in geometry.profiles)
+    by_kinds = {ways[0].kinds: ways for ways in new_instances_of(geometry, quota)}
+    counts = {kinds: Counter(kinds) for kinds in by_kinds}
+    maximal = [kinds for kinds in by_kinds if not any(counts[kinds] < other for other in counts.values())]
+    sizes = {spec.profile: (spec.size, spec.compute_slices) for spec in geometry.profiles}
+    maximal.sort(
+        key=lambda kinds: [(*sizes[kind], not kind.attributes, kind.gigabytes) for kind in kinds],
+        reverse=True,
+    )
+    return tuple(_layout(counts[kinds], by_kinds[kinds]) for kinds in maximal)
+
+
+def _layout(counts: Mapping[MigProfile, int], ways: Sequence[NewInstances]) -> MaximalLayout:
+    """The layout of these profiles, with the starts that placing prefers. ways: all placements of it."""
+    instances = sorted(ways[0].instances, key=lambda new: new.start)
+    return MaximalLayout(
+        {str(profile): counts[profile] for profile in sorted(counts, reverse=True)},
+        tuple(str(LayoutItem(new.spec.profile, new.start)) for new in instances),
+        len(ways),
+    )

@@ -91,10 +91,10 @@ def memory_annotation(memory: NodeMemory) -> str:
 def read_memory(annotation: str) -> NodeMemory | None:
     """The value of the annotation; None where it is none of ours."""
     try:
-        found = decode(NodeMemory, annotation.encode(errors="replace"), strict=False)
+        memory = decode(NodeMemory, annotation.encode(errors="replace"), strict=False)
     except CodecError:
         return None
-    return found if all(len(pod.units) == len(found.cards) for pod in found.pods) else None
+    return memory if all(len(pod.units) == len(memory.cards) for pod in memory.pods) else None
 
 
 def count_cards(offer: NodeOffer) -> int:

@@ -156,7 +156,7 @@ def _behind_canaries(wish: Wish, fleet: KnownFleet, settings: RolloutSettings) -
     if not fleet.canaries:
         return _waits(f"no node that has an agent has the labels of canaries, {settings.canary_text}")
     concerned = [canary for canary in fleet.canaries if canary.policy == wish.policy]
-    if all(one.done and digest_of(one.revision) == digest_of(wish.revision) for one in concerned):
+    if all(node.done and digest_of(node.revision) == digest_of(wish.revision) for node in concerned):
         return None
     return _waits(f"canary nodes ({settings.canary_text}) change first")
 

@@ -86,11 +86,11 @@ def _progress(gpus: tuple[GpuReport, ...]) -> tuple[NodeProgress, str]:
 def note_of(report: Report, let_go: str) -> RolloutNote:
     """What the Node says. let_go: a revision whose failure a person has taken note of."""
     now = standing_of(report)
-    said = report.policy.message
+    text = report.policy.message
     if now.waits:
         phase, why = NodePhase.WAITING, report.policy.problems[0].message
     elif report.policy.problems or now.progress is NodeProgress.FAILED:
-        phase, why = NodePhase.FAILED, said if report.policy.problems else now.why
+        phase, why = NodePhase.FAILED, text if report.policy.problems else now.why
     elif now.progress is NodeProgress.CHANGING:
         phase, why = NodePhase.CHANGING, now.why
     else:

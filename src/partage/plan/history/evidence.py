@@ -112,10 +112,10 @@ def _evidence(name: str, runs: Sequence[Run], step_s: float | None) -> Evidence:
     activity = sorted(value for run in runs for value in run.sm)
     shares = [run.share_bytes for run in runs if run.share_bytes is not None]
     top = max(range(len(highest.used_bytes)), key=highest.used_bytes.__getitem__)
-    devices = max(_at_once(one) for one in _containers(runs))
+    devices = max(_at_once(container) for container in _containers(runs))
     return Evidence(
         workload=name,
-        runs=sum(-(-len(one) // _at_once(one)) for one in _containers(runs)),
+        runs=sum(-(-len(container) // _at_once(container)) for container in _containers(runs)),
         samples=sum(len(run.at_s) for run in runs),
         span_s=last - first,
         coverage=_coverage(runs, step_s),

@@ -36,10 +36,9 @@ from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import GpuDevices, devices_of
 from partage.plan.offer.memory_units import check_unit_names, units_of
-from partage.plan.offer.resource_names import device_name
+from partage.plan.offer.resource_names import device_name, warn_of_unlike_shares
 from partage.plan.offer.select import GeometryOf, select, select_layouts
 from partage.plan.offer.target import Target
-from partage.plan.offer.unlike_shares import warn_of_unlike_shares
 from partage.text import gpus
 from partage.values import Frozen
 
@@ -298,8 +297,8 @@ def _check_single(
     hint = f"{key}: mixed names MIG devices by their profile, and takes GPUs of all kinds"
     if whole:
         message = "all devices on the node must be configured with the same migEnabled value"
-        said = f"{message} under MIG strategy single: {gpus(whole)} without MIG"
-        findings.add("impossible", path, said, hint)
+        text = f"{message} under MIG strategy single: {gpus(whole)} without MIG"
+        findings.add("impossible", path, text, hint)
     for gpu in cut:
         if not presented[gpu.uuid].devices:
             message = f"device {gpu.index} has no MIG devices configured, and MIG strategy is single"

@@ -98,8 +98,8 @@ def _evidence(toolkit: ToolkitConfig | None) -> str:
     """What was seen, in brackets; empty for a simulated node."""
     if toolkit is None:
         return ""
-    said = f"{ACCEPTS_ENV} = true" if toolkit.stated else f"{ACCEPTS_ENV} is not set, which means true"
-    return f" ({toolkit.path}: {said})"
+    text = f"{ACCEPTS_ENV} = true" if toolkit.stated else f"{ACCEPTS_ENV} is not set, which means true"
+    return f" ({toolkit.path}: {text})"
 
 
 def refused_ways(toolkit: ToolkitConfig | None, ways: Collection[DeviceListStrategy]) -> str:

@@ -25,10 +25,10 @@ def for_node(policy: Policy, labels: NodeLabels | None) -> Policy:
     if not conditional:
         return policy
     if labels is None:
-        said = "depends on the labels of the node, which are not known"
+        text = "depends on the labels of the node, which are not known"
         hint = "--node-labels KEY=VALUE,... says them; --node-labels '' is a node without labels"
         raise InputError(
-            [Problem(policy.source, f"{one.origin}.when", "error", said, hint) for one in conditional]
+            [Problem(policy.source, f"{entry.origin}.when", "error", text, hint) for entry in conditional]
         )
     counting = (
         replace(entry, when=(), in_place_of=_in_place_of(entry, labels))
@@ -74,8 +74,10 @@ def _labellings(values: Mapping[str, Mapping[str, None]]) -> Iterator[NodeLabels
 
 def _in_place_of(entry: GpuEntry, labels: NodeLabels) -> str:
     asked = labels.get(ACK_SCHEDULE, "")
-    return asked if asked in STOOD_FOR and any(one.key == ACK_SCHEDULE for one in entry.when) else ""
+    return (
+        asked if asked in STOOD_FOR and any(condition.key == ACK_SCHEDULE for condition in entry.when) else ""
+    )
 
 
 def _holds(conditions: tuple[LabelCondition, ...], labels: NodeLabels) -> bool:
-    return all(labels.get(one.key) in one.values for one in conditions)
+    return all(labels.get(condition.key) in condition.values for condition in conditions)

@@ -74,7 +74,7 @@ def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> De
 
 def existing_offer(offer: NodeOffer) -> dict[GpuUuid, GpuOffer]:
     """The devices of an offer that exist."""
-    return {gpu: tuple(one for one in devices if not one.planned) for gpu, devices in offer.items()}
+    return {gpu: tuple(device for device in devices if not device.planned) for gpu, devices in offer.items()}
 
 
 def with_driver_root(policy: Policy, driver_root: str | None) -> Policy:

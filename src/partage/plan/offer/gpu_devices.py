@@ -7,11 +7,10 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from partage.model.geometry import Geometry, instance_memory
+from partage.model.geometry import Geometry, Placement, instance_memory
 from partage.model.gpu import Gpu, MigDevice
 from partage.model.layout import DoesNotFit, LayoutItem, PlacedItem, matches, place
 from partage.model.named_layouts import resolve_layout
-from partage.model.placement import Placement
 from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
 from partage.plan.offer.findings import Findings
 from partage.text import counted
@@ -70,7 +69,7 @@ def device_memory(gpu: Gpu, mig: MigDevice | PlannedDevice | None) -> ShareableM
     if isinstance(mig, PlannedDevice):
         devices = mig.siblings
     else:
-        devices = sum(one.gi_id == mig.gi_id for one in gpu.mig_devices)
+        devices = sum(device.gi_id == mig.gi_id for device in gpu.mig_devices)
     if devices <= 1:
         return ShareableMemory(mig.memory_bytes, alone=True)
     return ShareableMemory(mig.memory_bytes // devices // MIB * MIB, alone=False)
@@ -145,10 +144,10 @@ def _spelled_out(
         raise _not_plannable(gpu)
     if geometry is None:
         return desired
-    said = resolve_layout(geometry, desired.items, desired.named)
-    if said.doubt:
-        findings.add("doubtful", path, said.doubt, gpus=[gpu.index])
-    return DesiredMig(said.items)
+    layout = resolve_layout(geometry, desired.items, desired.named)
+    if layout.doubt:
+        findings.add("doubtful", path, layout.doubt, gpus=[gpu.index])
+    return DesiredMig(layout.items)
 
 
 def _live_or_planned(gpu: Gpu, desired: DesiredMig, geometry: Geometry | None) -> GpuDevices:
@@ -166,15 +165,15 @@ def _live_or_planned(gpu: Gpu, desired: DesiredMig, geometry: Geometry | None) -
 
 def _planned(placed: Sequence[PlacedItem], geometry: Geometry, total_bytes: int) -> tuple[PlannedDevice, ...]:
     """By placement."""
-    siblings = Counter(one.instance for one in placed)
+    siblings = Counter(item.instance for item in placed)
     devices = (
         PlannedDevice(
-            item=one.item,
-            placement=one.placement,
-            memory_bytes=instance_memory(one.spec, geometry, total_bytes),
-            siblings=siblings[one.instance],
+            item=item.item,
+            placement=item.placement,
+            memory_bytes=instance_memory(item.spec, geometry, total_bytes),
+            siblings=siblings[item.instance],
         )
-        for one in placed
+        for item in placed
     )
     return tuple(sorted(devices, key=lambda device: device.placement))
 

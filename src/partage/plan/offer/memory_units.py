@@ -108,10 +108,10 @@ def check_unit_names(targets: Iterable[Target], findings: Findings) -> None:
     for name, unlike in kinds.items():
         if len(unlike) < 2 or all(units_of(some[0].sharing) is None for some in unlike.values()):
             continue
-        said = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
+        text = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
         origin = next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
         hint = "one unit and one placement for a resource; give the others a 'name' of their own"
-        findings.add("wrong", origin, f"a pod that asks for {name} cannot know what it gets: {said}", hint)
+        findings.add("wrong", origin, f"a pod that asks for {name} cannot know what it gets: {text}", hint)
 
 
 def _kind(sharing: Sharing) -> str:

@@ -6,12 +6,37 @@ The rules for default and fallback are those of NVIDIA's config-manager.
 from __future__ import annotations
 
 from collections.abc import Collection
+from enum import StrEnum
 
 from partage.codec.fields import nearest_word
-from partage.model.choice_rules import DEFAULT_NAME, POLICY_SUFFIXES, ChoiceRules, Fallback
 from partage.model.node_labels import POLICY_LABELS, NodeLabels
 from partage.text import listed
-from partage.values import Tagged
+from partage.values import Frozen, Tagged
+
+DEFAULT_NAME = "default"
+"""The name that the fallback ``named`` takes."""
+POLICY_SUFFIXES = (".yaml", ".yml", ".json")
+"""What policy files are called in a directory of people. A label may leave it out."""
+
+
+class Fallback(StrEnum):
+    """What a node takes that has no label, where no default is given.
+
+    named: the policy that is called ``default``. single: the only one there is. empty: none, every GPU is
+    exclusive.
+    """
+
+    NAMED = "named"
+    SINGLE = "single"
+    EMPTY = "empty"
+
+
+class ChoiceRules(Frozen):
+    """default: a name. fallback: tried in this order; the default of NVIDIA's chart."""
+
+    default: str | None = None
+    fallback: tuple[Fallback, ...] = (Fallback.NAMED, Fallback.SINGLE)
+
 
 _MOST_SHOWN = 20
 

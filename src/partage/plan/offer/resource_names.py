@@ -1,4 +1,6 @@
-"""The names of resources: NVIDIA's, unless the policy has patterns of its own."""
+"""The names of resources: NVIDIA's, unless the policy has patterns of its own; and a warning where the shares
+of one name differ.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +8,15 @@ from collections.abc import Sequence
 
 from partage.model.gpu import Gpu, MigDevice
 from partage.model.ids import VENDOR, ResourceName
-from partage.model.policy import MigStrategy, NamePattern, Options
+from partage.model.policy import Exclusive, MigStrategy, Mps, NamePattern, Options, Policy, TimeSlicing
+from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import PlannedDevice
+from partage.plan.offer.memory_units import units_of
+from partage.plan.offer.mps_shares import Portions, client_resource, limits_clients, portions
 from partage.plan.offer.select import glob_matches
+from partage.plan.offer.target import Target
+from partage.text import gpus
+from partage.units import format_bytes
 
 GPU_RESOURCE = ResourceName(f"{VENDOR}/gpu")
 
@@ -40,3 +48,60 @@ def device_name(gpu: Gpu, mig: MigDevice | PlannedDevice | None, options: Option
 
 def _by_pattern(text: str, patterns: Sequence[NamePattern]) -> ResourceName | None:
     return next((pattern.name for pattern in patterns if glob_matches(pattern.pattern, text)), None)
+
+
+def warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: Findings) -> None:
+    """Shares that differ under one name: a pod that asks by name cannot know which it gets."""
+    kinds: dict[ResourceName, dict[str, list[Target]]] = {}
+    for target in targets:
+        for name, kind in _named_kinds(target):
+            kinds.setdefault(name, {}).setdefault(kind, []).append(target)
+    rename = "'rename'" if policy.format.startswith("nvidia") else "'name'"
+    for name, unlike in kinds.items():
+        if len(unlike) < 2:
+            continue
+        text = "; ".join(f"{kind} on {gpus(t.gpu.index for t in some)}" for kind, some in unlike.items())
+        origin = next((t.origin for some in reversed(unlike.values()) for t in some if t.origin), "")
+        findings.add(
+            "doubtful",
+            origin,
+            f"{name} holds shares that guarantee different things: {text}",
+            f"give each kind a {rename} of its own, so that pods can choose",
+        )
+
+
+def _named_kinds(target: Target) -> Sequence[tuple[ResourceName, str]]:
+    """The kinds of shares of a device with their names: several if its MPS clients differ."""
+    sharing = target.sharing
+    if not isinstance(sharing, Mps) or not sharing.clients:
+        return [(target.resource, _kind(target))]
+    shares = portions(sharing, target.gpu.memory_bytes)
+    if not isinstance(shares, Portions):
+        return ()
+    try:
+        kinds = [
+            (client_resource(target.resource, client.name), shares.described(client))
+            for client in shares.clients
+        ]
+    except ValueError:  # an invalid name, which ``advertise`` reports
+        return ()
+    return tuple(dict.fromkeys(kinds))
+
+
+def _kind(target: Target) -> str:
+    """A share in words; equal for equal shares."""
+    on = f"{target.mig.profile} " if target.mig is not None else ""
+    units = units_of(target.sharing)
+    each = "" if units is None else f"{format_bytes(units.unit_bytes)} each, "
+    match target.sharing:
+        case Exclusive():
+            return f"{on}exclusive"
+        case TimeSlicing() if each:
+            return f"{on}{each}time-slicing"
+        case Mps(protocol=protocol) if each:
+            return f"{on}{each}MPS, {'namespaces' if protocol >= 3 else 'limits in the environment'}"
+        case TimeSlicing(replicas=replicas):
+            return f"{on}time-slicing x {replicas}"
+        case Mps(replicas=replicas, exclusive_process=alone):
+            older = "" if limits_clients(target.gpu) else " without limits"
+            return f"{on}MPS x {replicas}{'' if alone else ' without exclusive-process mode'}{older}"

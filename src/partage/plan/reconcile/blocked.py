@@ -8,11 +8,11 @@ from enum import StrEnum
 
 from msgspec.structs import replace
 
+from partage.model.geometry import Placement
 from partage.model.gpu import Gpu
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import MisfitKind
-from partage.model.placement import Placement
 from partage.model.policy import DesiredMig
 from partage.model.step import SetMigMode
 from partage.plan.reconcile.live_instances import LiveInstance
@@ -102,9 +102,9 @@ def check_users(
 ) -> Blocked | None:
     """Users of the GPU, or of instances on it, if the change would take them away; None: no one is."""
     assert gpu.mig_mode is not None
-    if all_go and any(one.busy for one in live):
+    if all_go and any(instance.busy for instance in live):
         why = "all instances have to go" if desired.enabled else "MIG mode is to be off"
-        blockers = [_blocker(gpu, one, why) for one in live if one.busy]
+        blockers = [_blocker(gpu, instance, why) for instance in live if instance.busy]
         return blocked_by_users(gpu, "cannot be changed", blockers)
     turned = mode is not None and gpu.mig_mode.current != desired.enabled
     first = desired.enabled and gpu.mig_mode.current and not live and (desired.items or desired.named)
@@ -130,7 +130,7 @@ def blocked_by_instances(gpu: Gpu, layout: PlacedLayout, live: Sequence[LiveInst
             blockers.append(_blocker(gpu, part, "the wanted layout has no such MIG device in its place"))
     devices = (device for instance in layout.instances for device in instance.devices)
     names = counted(devices) or "no MIG device"
-    kept = tuple(one.uuid for instance in layout.instances for one in instance.kept)
+    kept = tuple(compute.uuid for instance in layout.instances for compute in instance.kept)
     return replace(blocked_by_users(gpu, f"cannot have {names}", blockers), kept=kept)
 
 
@@ -138,23 +138,24 @@ def _why(lost: LiveInstance, instances: Sequence[PlannedInstance], live: Sequenc
     wanted = [instance.wanted for instance in instances if instance.wanted.spec.profile == lost.profile]
     if not wanted:
         return f"the wanted layout has no {lost.profile}"
-    if sum(one.profile == lost.profile and one.busy > 0 for one in live) > len(wanted):
+    if sum(instance.profile == lost.profile and instance.busy > 0 for instance in live) > len(wanted):
         return f"the wanted layout has only {len(wanted)} x {lost.profile}"
-    if all(one.start is not None for one in wanted):
+    if all(instance.start is not None for instance in wanted):
         return f"the wanted layout has {lost.profile} at other memory slices"
     return "the rest of the wanted layout cannot be placed around it"
 
 
-def _blocker(gpu: Gpu, one: LiveInstance, why: str) -> Blocker:
-    devices = tuple(compute.uuid for compute in one.computes if compute.users)
-    return Blocker(gpu.uuid, one.all_users, why, devices, str(one.profile), one.placement)
+def _blocker(gpu: Gpu, instance: LiveInstance, why: str) -> Blocker:
+    devices = tuple(compute.uuid for compute in instance.computes if compute.users)
+    return Blocker(gpu.uuid, instance.all_users, why, devices, str(instance.profile), instance.placement)
 
 
 def _sentences(blockers: Iterable[Blocker]) -> str:
     return "; ".join(
-        f"{_thing(one)} is used by {', '.join(map(str, one.users))}, and {one.why}" for one in blockers
+        f"{_thing(blocker)} is used by {', '.join(map(str, blocker.users))}, and {blocker.why}"
+        for blocker in blockers
     )
 
 
-def _thing(one: Blocker) -> str:
-    return f"{one.profile} at {one.placement}" if one.profile else "it"
+def _thing(blocker: Blocker) -> str:
+    return f"{blocker.profile} at {blocker.placement}" if blocker.profile else "it"

@@ -42,7 +42,7 @@ class NodeDraft(Frozen):
     def transactions(self) -> tuple[Transaction, ...]:
         """Each once."""
         found = (draft.transaction for draft in self.gpus.values())
-        return tuple(dict.fromkeys(one for one in found if one is not None))
+        return tuple(dict.fromkeys(transaction for transaction in found if transaction is not None))
 
     @property
     def settled(self) -> bool:
@@ -90,7 +90,9 @@ class _NodeDrafter:
         self._settings = settings
         self._geometry_of = geometry_of
         self._offer: NodeOffer = existing_offer(desired.offer)
-        self._transactions = {gpu: one for one in mig.transactions for gpu in one.gpus}
+        self._transactions = {
+            gpu: transaction for transaction in mig.transactions for gpu in transaction.gpus
+        }
 
     def gpu(self, gpu: Gpu) -> GpuDraft:
         """One GPU. The MIG layout comes first; settings change only if no layout has to be made."""
@@ -166,7 +168,7 @@ class _NodeDrafter:
     def _kept(self, uuid: GpuUuid, devices: Collection[MigUuid]) -> GpuOffer:
         """The offer of devices that stay, until the layout is made."""
         rows = self._desired.existing.get(uuid) or self._offer.get(uuid, ())
-        return tuple(one for one in rows if one.device in devices)
+        return tuple(row for row in rows if row.device in devices)
 
     def _wanted(self, uuid: GpuUuid, kept: Collection[MigUuid]) -> GpuSettings:
         """Settings until the layout is made: daemons of the devices that stay."""

@@ -60,7 +60,7 @@ def steps_after(
     """
     made = gpu_after(gpu, first, geometry)
     stopped = {step.device for step in first if isinstance(step, StopDaemon)}
-    left = [one for one in daemons if one.device not in stopped]
+    left = [daemon for daemon in daemons if daemon.device not in stopped]
     steps = settings_steps(made, want, left, original)
     there = {device.uuid for device in gpu.mig_devices}
     new: dict[DeviceUuid, MigDevice] = {
@@ -93,7 +93,9 @@ def _after_one(gpu: Gpu, step: Step, geometry: Geometry | None) -> Gpu:
         case SetComputeMode(mode=mode):
             return replace(gpu, compute_mode=mode)
         case DestroyCompute(uuid=uuid):
-            return replace(gpu, mig_devices=tuple(one for one in gpu.mig_devices if one.uuid != uuid))
+            return replace(
+                gpu, mig_devices=tuple(device for device in gpu.mig_devices if device.uuid != uuid)
+            )
         case CreateCompute():
             devices = (*gpu.mig_devices, _device(gpu, step, geometry))
             return replace(gpu, mig_devices=tuple(sorted(devices, key=lambda one: one.index)))
@@ -108,9 +110,9 @@ def _reset(gpu: Gpu, enabled: bool) -> Gpu:
 
 
 def _device(gpu: Gpu, step: CreateCompute, geometry: Geometry | None) -> MigDevice:
-    taken = {one.index for one in gpu.mig_devices}
+    taken = {device.index for device in gpu.mig_devices}
     index = next(number for number in count() if number not in taken)
-    siblings = [one for one in gpu.mig_devices if one.placement == step.placement]
+    siblings = [device for device in gpu.mig_devices if device.placement == step.placement]
     spec = geometry.spec(MigProfile.parse(step.instance)) if geometry is not None else None
     assert geometry is not None
     assert spec is not None, "steps that make a MIG device were planned with its profile"

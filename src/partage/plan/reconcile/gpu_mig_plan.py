@@ -76,8 +76,10 @@ class GpuMigSteps(Frozen):
         """The plan with these steps."""
         if self.idle:
             layout = tuple(map(str, live_layout(self.gpu).items))
-            return GpuMigPlan(self.gpu.uuid, (), tuple(one.uuid for one in self.gpu.mig_devices), (), layout)
-        kept = [one.uuid for instance in self.instances for one in instance.kept]
+            return GpuMigPlan(
+                self.gpu.uuid, (), tuple(device.uuid for device in self.gpu.mig_devices), (), layout
+            )
+        kept = [compute.uuid for instance in self.instances for compute in instance.kept]
         gone = tuple(device.uuid for device in self.gpu.mig_devices if device.uuid not in kept)
         return GpuMigPlan(self.gpu.uuid, tuple(steps), tuple(kept), gone, _listing(self.instances))
 
@@ -101,8 +103,10 @@ def live_layout(gpu: Gpu) -> DesiredMig:
     """
     devices = sorted(gpu.mig_devices, key=_order)
     items = tuple(
-        LayoutItem(MigProfile.parse(one.profile), None if one.placement is None else one.placement.start)
-        for one in devices
+        LayoutItem(
+            MigProfile.parse(device.profile), None if device.placement is None else device.placement.start
+        )
+        for device in devices
     )
     return DesiredMig(items, enabled=gpu.mig_enabled)
 
@@ -141,22 +145,24 @@ def gpu_mig_steps(
     if refusal := check_users(gpu, desired, mode, live, uses, all_go=all_go):
         return refusal
     try:
-        found = _placement(gpu, desired, geometry, () if all_go else live)
+        layout = _placement(gpu, desired, geometry, () if all_go else live)
     except DoesNotFit as misfit:
         return _misfit(gpu, misfit)
-    if found is None:
+    if layout is None:
         reason = f"GPU {gpu.index}: not plannable: no MIG placements are known for {gpu.product}"
         return Blocked(gpu.uuid, BlockKind.UNKNOWN_GEOMETRY, reason)
-    if found.lost:
-        return blocked_by_instances(gpu, found, live)
+    if layout.lost:
+        return blocked_by_instances(gpu, layout, live)
     if crowded := [
-        instance for instance in found.instances if instance.live and instance.live.renew and instance.missing
+        instance
+        for instance in layout.instances
+        if instance.live and instance.live.renew and instance.missing
     ]:
         return _crowded(gpu, crowded)
-    creates = tuple(step for instance in found.instances for step in _creates(gpu, instance))
-    verify = Verify(gpu.uuid, desired.enabled, _listing(found.instances))
+    creates = tuple(step for instance in layout.instances for step in _creates(gpu, instance))
+    verify = Verify(gpu.uuid, desired.enabled, _listing(layout.instances))
     return GpuMigSteps(
-        gpu, found.instances, _destroys(gpu, found.instances, live), mode, reset, creates, verify
+        gpu, layout.instances, _destroys(gpu, layout.instances, live), mode, reset, creates, verify
     )
 
 
@@ -200,10 +206,12 @@ def _placement(
     if geometry is None and desired.named is not None:
         return None
     items = resolve_layout(geometry, desired.items, desired.named).items if geometry else desired.items
-    as_wanted = live and not any(one.renew for one in live) and matches(gpu.mig_devices, items)
+    as_wanted = live and not any(instance.renew for instance in live) and matches(gpu.mig_devices, items)
     if as_wanted or not items:
-        stay = [one for one in live if one.computes and items]
-        return PlacedLayout(tuple(map(_as_it_is, stay)), sum(one.busy for one in live if one not in stay))
+        stay = [instance for instance in live if instance.computes and items]
+        return PlacedLayout(
+            tuple(map(_as_it_is, stay)), sum(instance.busy for instance in live if instance not in stay)
+        )
     plannable = geometry is not None and any(spec.starts for spec in geometry.profiles)
     return best_placement(geometry, items, live) if geometry and plannable else None
 
@@ -212,7 +220,7 @@ def _crowded(gpu: Gpu, instances: Sequence[PlannedInstance]) -> Blocked:
     """GPU instances that would have to be made again, but a part of them is in use."""
     blockers = []
     for live in (instance.live for instance in instances if instance.live):
-        devices = tuple(one.uuid for one in live.computes if one.users)
+        devices = tuple(compute.uuid for compute in live.computes if compute.users)
         place = (str(live.profile), live.placement)
         blockers.append(Blocker(gpu.uuid, live.all_users, "the driver has no room in it", devices, *place))
     missing = ", ".join(str(profile) for instance in instances for profile in instance.missing)
@@ -223,7 +231,7 @@ def _as_it_is(live: LiveInstance) -> PlannedInstance:
     """The plan entry of a live instance that stays, also if the catalogue does not know its profile."""
     start, size = live.placement.start, live.placement.size
     spec = ProfileSpec(live.profile, live.profile.gpu_slices, size, (start,), (start,), 1)
-    computes = sorted((one.profile.compute_slices for one in live.computes), reverse=True)
+    computes = sorted((compute.profile.compute_slices for compute in live.computes), reverse=True)
     return PlannedInstance(WantedInstance(spec, tuple(computes)), live.placement, live)
 
 
@@ -253,5 +261,7 @@ def _creates(gpu: Gpu, instance: PlannedInstance) -> tuple[Step, ...]:
 
 def _listing(instances: Iterable[PlannedInstance]) -> tuple[str, ...]:
     return tuple(
-        str(LayoutItem(one, instance.placement.start)) for instance in instances for one in instance.devices
+        str(LayoutItem(device, instance.placement.start))
+        for instance in instances
+        for device in instance.devices
     )

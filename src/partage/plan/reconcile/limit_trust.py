@@ -27,9 +27,9 @@ from partage.values import Frozen
 
 def why_commanded(daemon: DaemonState, tenants: PipeTenants, driver: Driver | NoDriver) -> str:
     """Who may change the limits of this daemon, and what to change, a sentence; empty: nobody can."""
-    ours = [one for one in tenants.rows if one.device == daemon.device]
+    ours = [row for row in tenants.rows if row.device == daemon.device]
     if daemon.limits.namespaces:  # what is mounted into a container has no socket of the daemon's
-        ours = [one for one in ours if one.whole]
+        ours = [tenant for tenant in ours if tenant.whole]
         return tenants.unseen or _first(ours)
     if why := why_any_user_commands(driver):
         return why
@@ -145,13 +145,16 @@ def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
     rows = now.look.tenants.rows
     running = {identity for row in rows for identity in (row.container, *row.beside) if identity}
     pods = {pod for held in entries.values() for entry in held for pod in entry.pods}
-    named = {one for one, holder in now.look.names.items() if (holder.namespace, holder.pod) in pods}
+    named = {
+        container for container, holder in now.look.names.items() if (holder.namespace, holder.pod) in pods
+    }
     if not before.known:  # nobody looked before: what those may have done is suspected below
         before = LimitTrust(told_apart=frozenset(now.look.names) - running)
     missing = {
-        one: before.missing.get(one, now.look.at_s) for one in sorted(named - before.told_apart - running)
+        container: before.missing.get(container, now.look.at_s)
+        for container in sorted(named - before.told_apart - running)
     }
-    ended = {one for one, since_s in missing.items() if now.look.at_s - since_s >= UNSEEN_S}
+    ended = {container for container, since_s in missing.items() if now.look.at_s - since_s >= UNSEEN_S}
     told_apart = (before.told_apart | ended | running) & (frozenset(now.look.names) | running)
     waiting, suspected, doubts = {}, {}, {}
     exposed, to_set = {}, set()
@@ -163,7 +166,7 @@ def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
         )
         unseen = _unseen(waiting[device])
         commanded = bool(why_commanded(daemon, now.look.tenants, now.driver) or unseen)
-        had = device not in before.known and any(one.device == device for one in rows)
+        had = device not in before.known and any(row.device == device for row in rows)
         if commanded or ended_here or had:
             exposed[device] = daemon.set_ns
         elif before.exposed.get(device, -1) >= daemon.set_ns:
@@ -176,13 +179,13 @@ def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
             exposure = Exposure(who)
         elif device in before.to_set:  # set since the last turn: clients may have come before it
             exposure = Exposure("", over=True)
-        found = _suspicion(_earlier(before, now, device), now, daemon, exposure)
-        if found is not None:
-            suspected[device] = found
+        suspicion = _suspicion(_earlier(before, now, device), now, daemon, exposure)
+        if suspicion is not None:
+            suspected[device] = suspicion
         still = _SET_AGAIN if device in to_set else ""
-        if why := may_now or unseen or (found.reason if found else still):
+        if why := may_now or unseen or (suspicion.reason if suspicion else still):
             doubts[device] = why
-    kept = {one: since_s for one, since_s in missing.items() if one not in ended}
+    kept = {container: since_s for container, since_s in missing.items() if container not in ended}
     known = frozenset(one.device for one in now.daemons)
     return LimitTrust(known, told_apart, kept, waiting, suspected, exposed, frozenset(to_set), doubts)
 
@@ -195,10 +198,12 @@ def with_trust(daemons: Iterable[DaemonState], trust: LimitTrust) -> tuple[Daemo
     (seen with 535, 550 and 555).
     """
     return tuple(
-        replace(one, unsettled=_SET_AGAIN)
-        if not one.unsettled and one.device in trust.to_set and trust.exposed[one.device] >= one.set_ns
-        else one
-        for one in daemons
+        replace(daemon, unsettled=_SET_AGAIN)
+        if not daemon.unsettled
+        and daemon.device in trust.to_set
+        and trust.exposed[daemon.device] >= daemon.set_ns
+        else daemon
+        for daemon in daemons
     )
 
 
@@ -207,9 +212,9 @@ _SET_AGAIN = "a process that no longer has its pipe, or was not seen yet, may ha
 
 def _may_now(now: Now, daemon: DaemonState) -> str:
     """Why the limits are or may be changed at this moment."""
-    said = daemon.unsettled or daemon.doubt
-    if said:
-        return f"the limits of its MPS daemon are not certain: {said}"
+    text = daemon.unsettled or daemon.doubt
+    if text:
+        return f"the limits of its MPS daemon are not certain: {text}"
     return (OUTDATED if daemon.outdated else "") or why_commanded(daemon, now.look.tenants, now.driver)
 
 
@@ -278,7 +283,7 @@ def _waiting(
 
 
 def _has(entry: LedgerEntry, names: Mapping[ContainerId, Holder], seen: Collection[ContainerId]) -> bool:
-    return any(names.get(one) == entry.holder for one in seen)
+    return any(names.get(container) == entry.holder for container in seen)
 
 
 def _unseen(waiting: Collection[Answered]) -> str:
@@ -296,8 +301,8 @@ def _of(
 ) -> str:
     """Which container of a pod with a share ended unseen, a clause; empty: none."""
     pods = {pod for entry in entries for pod in entry.pods}
-    for one in sorted(ended):
-        holder = names[one]
+    for container in sorted(ended):
+        holder = names[container]
         if (holder.namespace, holder.pod) in pods:
             return f"container {holder.container} of {holder.namespace}/{holder.pod} ended before it was seen"
     return ""

@@ -6,10 +6,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from partage.errors import InsufficientResources, PartageError
+from partage.model.geometry import Placement
 from partage.model.gpu import Gpu, Inventory, MigDevice
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, MigUuid
-from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import CreateCompute, Step
 from partage.values import Frozen
@@ -40,12 +40,14 @@ class LiveInstance(Frozen):
     @property
     def busy(self) -> int:
         """How many of its parts are in use."""
-        return sum(bool(one.users) for one in self.computes) + bool(self.users)
+        return sum(bool(compute.users) for compute in self.computes) + bool(self.users)
 
     @property
     def all_users(self) -> tuple[GpuUse, ...]:
         """All users of any part of it."""
-        return tuple(dict.fromkeys([*self.users, *(use for one in self.computes for use in one.users)]))
+        return tuple(
+            dict.fromkeys([*self.users, *(use for compute in self.computes for use in compute.users)])
+        )
 
 
 def live_instances(gpu: Gpu, uses: Iterable[GpuUse], renew: Collection[int] = ()) -> tuple[LiveInstance, ...]:
@@ -62,16 +64,16 @@ def live_instances(gpu: Gpu, uses: Iterable[GpuUse], renew: Collection[int] = ()
     filled = [_filled(gi_id, group, tenants, gi_id in renew) for gi_id, group in devices.items()]
     empty = [
         LiveInstance(
-            one.gi_id,
-            MigProfile.parse(one.profile),
-            one.placement,
-            users=tuple(use for use in tenants if use.whole or (use.gi_id == one.gi_id)),
-            renew=one.gi_id in renew,
+            instance.gi_id,
+            MigProfile.parse(instance.profile),
+            instance.placement,
+            users=tuple(use for use in tenants if use.whole or (use.gi_id == instance.gi_id)),
+            renew=instance.gi_id in renew,
         )
-        for one in gpu.empty_instances
-        if one.gi_id not in devices
+        for instance in gpu.empty_instances
+        if instance.gi_id not in devices
     ]
-    return tuple(sorted([*filled, *empty], key=lambda one: one.placement))
+    return tuple(sorted([*filled, *empty], key=lambda instance: instance.placement))
 
 
 def to_renew(inventory: Inventory, step: Step, error: PartageError) -> dict[GpuUuid, frozenset[int]]:
@@ -84,7 +86,11 @@ def to_renew(inventory: Inventory, step: Step, error: PartageError) -> dict[GpuU
     if gpu is None or not isinstance(step, CreateCompute) or not isinstance(error, InsufficientResources):
         return {}
     place = (step.instance, step.placement)
-    found = {one.gi_id for one in live_instances(gpu, ()) if (str(one.profile), one.placement) == place}
+    found = {
+        instance.gi_id
+        for instance in live_instances(gpu, ())
+        if (str(instance.profile), instance.placement) == place
+    }
     return {gpu.uuid: frozenset(found)} if found else {}
 
 

@@ -71,7 +71,9 @@ class Observed(Frozen):
     def daemons_of(self, gpu: GpuUuid) -> tuple[DaemonState, ...]:
         """The MPS daemons of a GPU and of its MIG devices. Without a record, the inventory says which GPU."""
         gpu_of = gpu_of_mig_devices(self.node.known.values())
-        return tuple(one for one in self.daemons or () if gpu in (one.gpu, gpu_of.get(one.device)))
+        return tuple(
+            daemon for daemon in self.daemons or () if gpu in (daemon.gpu, gpu_of.get(daemon.device))
+        )
 
 
 class Snapshot(Frozen):
@@ -143,7 +145,7 @@ class GpuPlan(Frozen):
         """What is in the way and holds no share, or is left of a former holder, without repeats:
         ``process python3 (pid 4711)``."""
         blockers = self.blocked.blockers if self.blocked else ()
-        users = [str(use) for one in blockers for use in one.users if use.kind is not UseKind.POD]
+        users = [str(use) for blocker in blockers for use in blocker.users if use.kind is not UseKind.POD]
         left = [str(process) for entry in self.waiting_for for process in entry.left]
         return tuple(dict.fromkeys([*users, *left]))
 

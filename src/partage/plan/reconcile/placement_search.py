@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partage.model.geometry import Geometry
+from partage.model.geometry import Geometry, Placement
 from partage.model.layout import LayoutItem, place
-from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.plan.reconcile.live_instances import LiveCompute, LiveInstance
 from partage.plan.reconcile.wanted_instances import WantedInstance, groupings, wanted_instances
@@ -40,15 +39,17 @@ class PlannedInstance(Frozen):
     @property
     def removed(self) -> tuple[LiveCompute, ...]:
         """Compute instances of the reused GPU instance that must be destroyed."""
-        kept = {one.ci_id for one in self.kept}
-        return tuple(one for one in self.live.computes if one.ci_id not in kept) if self.live else ()
+        kept = {compute.ci_id for compute in self.kept}
+        return (
+            tuple(compute for compute in self.live.computes if compute.ci_id not in kept) if self.live else ()
+        )
 
     @property
     def missing(self) -> tuple[MigProfile, ...]:
         """Compute instances to create, largest first, so that each finds room in the GPU instance."""
         left = list(self.devices)
-        for one in self.kept:
-            left.remove(_named(self.wanted, one.profile.compute_slices))
+        for compute in self.kept:
+            left.remove(_named(self.wanted, compute.profile.compute_slices))
         return tuple(left)
 
     @property
@@ -57,9 +58,9 @@ class PlannedInstance(Frozen):
         return tuple(_named(self.wanted, slices) for slices in self.wanted.computes)
 
 
-def _named(one: WantedInstance, slices: int) -> MigProfile:
+def _named(instance: WantedInstance, slices: int) -> MigProfile:
     """The profile of a compute instance with this many slices (the ``g`` of a profile)."""
-    return replace(one.spec.profile, compute_slices=slices)
+    return replace(instance.spec.profile, compute_slices=slices)
 
 
 class PlacedLayout(Frozen):
@@ -75,14 +76,15 @@ def best_placement(
     """The best placement of ``items``. Raises DoesNotFit if even an empty GPU has no room for them."""
     placed = place(geometry, items)
     if not live:
-        starts = {one.instance: one.placement for one in placed}
+        starts = {item.instance: item.placement for item in placed}
         instances = [
-            PlannedInstance(one, starts[number]) for number, one in enumerate(wanted_instances(placed))
+            PlannedInstance(instance, starts[number])
+            for number, instance in enumerate(wanted_instances(placed))
         ]
         return PlacedLayout(tuple(instances))
     found = [
         (_first(answer.score, len(bundles)), -at, search, answer)
-        for at, bundles in enumerate(groupings(geometry, placed, {one.profile for one in live}))
+        for at, bundles in enumerate(groupings(geometry, placed, {instance.profile for instance in live}))
         if (answer := (search := _PlacementSearch(geometry, bundles, live)).best())
     ]
     _, _, search, answer = max(found, key=lambda one: one[:2])
@@ -119,8 +121,8 @@ class _PlacementSearch:
         self._wanted = tuple(counts[kind] for kind in self._kinds)
         self._sizes = tuple(kind.spec.size for kind in self._kinds)
         self._live = tuple(live)
-        self._at = {one.placement.start: position for position, one in enumerate(live)}
-        self._end = max([geometry.memory_slices, *(one.placement.slices.stop for one in live)])
+        self._at = {instance.placement.start: position for position, instance in enumerate(live)}
+        self._end = max([geometry.memory_slices, *(instance.placement.slices.stop for instance in live)])
         self._known: dict[tuple[int, tuple[int, ...]], _Partial | None] = {}
         self._offers: dict[int, list[tuple[Score, int] | None]] = {}
 
@@ -206,15 +208,17 @@ def _serves(live: LiveInstance, kind: WantedInstance) -> bool:
 
 def _gain(live: LiveInstance, kind: WantedInstance) -> Score:
     kept = _kept(live, kind)
-    lost = sum(bool(one.users) for one in live.computes) - sum(bool(one.users) for one in kept)
+    lost = sum(bool(compute.users) for compute in live.computes) - sum(
+        bool(compute.users) for compute in kept
+    )
     return (-lost, len(kept), live.placement.size if kept else 0, 1)
 
 
 def _kept(live: LiveInstance, kind: WantedInstance) -> tuple[LiveCompute, ...]:
     left = Counter(kind.computes)
     kept = []
-    for one in sorted(live.computes, key=lambda one: (not one.users, one.ci_id)):
-        if left[one.profile.compute_slices] > 0:
-            left[one.profile.compute_slices] -= 1
-            kept.append(one)
+    for compute in sorted(live.computes, key=lambda one: (not one.users, one.ci_id)):
+        if left[compute.profile.compute_slices] > 0:
+            left[compute.profile.compute_slices] -= 1
+            kept.append(compute)
     return tuple(kept)

@@ -24,9 +24,8 @@ from partage.plan.reconcile.gpu_draft import GpuDraft
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
-from partage.plan.reconcile.recognised import recognised
+from partage.plan.reconcile.recognised import recognised, unknown_terms
 from partage.plan.reconcile.transition import GpuServing, awaited_entries, next_due_s, transition
-from partage.plan.reconcile.unknown_terms import unknown_terms
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.text import listed
 
@@ -70,7 +69,9 @@ class Planner(Struct):
             uuid: _gpu_plan(uuid, one, now, waits, conflict.found.get(uuid, ""))
             for uuid, one in draft.gpus.items()
         }
-        ready = tuple(one for one in draft.transactions if _is_ready(one, draft, now, serving))
+        ready = tuple(
+            transaction for transaction in draft.transactions if _is_ready(transaction, draft, now, serving)
+        )
         return NodePlan(
             gpus=gpus,
             transactions=draft.transactions,
@@ -88,7 +89,7 @@ class Planner(Struct):
 
         While the node is settled, uses of GPUs do not matter, unless a daemon waits for their end.
         """
-        renew = {gpu: one.renew for gpu, one in now.attempts.items() if one.renew}
+        renew = {gpu: attempt.renew for gpu, attempt in now.attempts.items() if attempt.renew}
         observed = now.observed
         key = (
             observed.node.lost,
@@ -102,7 +103,7 @@ class Planner(Struct):
         uses = (*observed.uses, *entry_uses(now.entries, desired.inventory))
         if self._last is not None and self._last[0] is desired:
             _, (last_key, last_uses), last = self._last
-            waits = any(one.outdated for one in observed.daemons or ())
+            waits = any(daemon.outdated for daemon in observed.daemons or ())
             if last_key == key and ((last.settled and not waits) or last_uses == uses):
                 return last
         draft = _draft(desired, now, self.geometry_of, uses, renew)

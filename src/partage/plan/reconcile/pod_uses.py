@@ -16,7 +16,7 @@ NOT_NAMED = "(not named by the kubelet)"
 def entry_uses(entries: Iterable[LedgerEntry], inventory: Inventory) -> tuple[GpuUse, ...]:
     """The uses of held shares. If an id has several holders, one of them holds it."""
     named = (
-        (" or ".join(f"{one.namespace}/{one.pod}" for one in entry.holders) or NOT_NAMED, entry.id)
+        (" or ".join(f"{holder.namespace}/{holder.pod}" for holder in entry.holders) or NOT_NAMED, entry.id)
         for entry in entries
     )
     return _uses(named, inventory)

@@ -1,9 +1,10 @@
-"""GPUs under MPS that serve nothing yet, and whose held shares are known all the same. Pure.
+"""GPUs that serve nothing yet and of which shares are held, because the agent's state was lost, or another
+plugin gave them: whose holds are known all the same, and whose may have been given as something else.
+Pure.
 
-The agent's state was lost, and then a daemon or the driver under the pods. The ids alone do not say what they
-were given as (ADR 20): under time-slicing, or with another number of shares, they may be the same. A daemon
-of Partage on their device says so by its limits, also one that has ended: it is removed when a device is no
-longer shared by MPS.
+The id of a share does not say into how many its device was split, or by what (ADR 20): ``<uuid>::0`` is in
+every offer of shares. An id without a number is a whole device. A daemon of Partage on the device says it by
+its limits, also one that has ended: it is removed when a device is no longer shared by MPS.
 """
 
 from __future__ import annotations
@@ -11,13 +12,59 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from partage.model.ids import DeviceUuid, GpuUuid, device_of
+from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of, parse_share_id
 from partage.model.mps import DaemonState
-from partage.model.share import GpuOffer
+from partage.model.share import GpuOffer, NodeOffer
 from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.reconcile.node_plan import Snapshot
 from partage.plan.reconcile.transition import GpuServing, foreign_holds
 from partage.plan.reconcile.verification import limits_share
+from partage.plan.serve.held_ids import HeldIds
+from partage.plan.serve.ledger_entry import Hold
+
+Listed = Mapping[ResourceName, frozenset[ShareId]]
+"""Ids in the last lists that plugins sent to the kubelet."""
+
+
+def unknown_terms(
+    offers: NodeOffer, held: HeldIds, listed: Listed, gpu_of: Mapping[DeviceUuid, GpuUuid]
+) -> frozenset[GpuUuid]:
+    """GPUs that have to wait until their holders have ended, whatever fits their offer.
+
+    offers: what those GPUs would serve that serve nothing yet. listed: before the first list of this agent.
+    A device that was listed with just the shares that it is to have was split into so many.
+    """
+    if not offers:
+        return frozenset()
+    shared = {device for ids in held.ids.values() for share in ids if (device := _shared_device(share))}
+    before = _by_device(listed) if shared else {}
+    waiting: set[GpuUuid] = set()
+    for device in shared:
+        gpu = gpu_of.get(device) or GpuUuid(device)
+        if gpu in offers and not _was_listed_so(device, offers[gpu], before.get(device)):
+            waiting.add(gpu)
+    return frozenset(waiting)
+
+
+def _shared_device(share: ShareId) -> DeviceUuid | None:
+    device, number = parse_share_id(share)
+    return None if number is None else device
+
+
+def _by_device(listed: Listed) -> Mapping[DeviceUuid, set[Hold]]:
+    devices: dict[DeviceUuid, set[Hold]] = defaultdict(set)
+    for resource, ids in listed.items():
+        for share in ids:
+            devices[parse_share_id(share)[0]].add((resource, share))
+    return devices
+
+
+def _was_listed_so(device: DeviceUuid, offer: GpuOffer, listed: set[Hold] | None) -> bool:
+    """Shares of several sizes, and units, are not known by their number."""
+    rows = [offering for offering in offer if offering.device == device]
+    if len(rows) != 1 or rows[0].by_memory:
+        return False
+    return listed == {(rows[0].resource, share) for share in rows[0].share_ids}
 
 
 def recognised(
@@ -57,5 +104,5 @@ def _devices_shared_so(offer: GpuOffer, daemons: Iterable[DaemonState]) -> set[D
     return {
         daemon.device
         for daemon in daemons
-        if all(limits_share(daemon, one) for one in offer if one.device == daemon.device)
+        if all(limits_share(daemon, offering) for offering in offer if offering.device == daemon.device)
     }

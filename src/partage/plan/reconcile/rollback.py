@@ -12,10 +12,10 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from partage.errors import DriverUnavailable, HardwareTimeout, PartageError
+from partage.model.geometry import Placement
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem
-from partage.model.placement import Placement
 from partage.model.policy import DesiredMig
 from partage.model.profile import MigProfile
 from partage.model.step import (
@@ -66,7 +66,7 @@ def foreign_parts(
     for step, made in done:
         match step:
             case Reset(gpus):
-                instances = {one for one in instances if one[0] not in gpus}
+                instances = {instance for instance in instances if instance[0] not in gpus}
             case DestroyInstance(gpu, _, _, int() as gi_id):
                 instances.discard((gpu, gi_id))  # the driver may give this id to another one
             case CreateInstance(gpu) if made is not None:
@@ -100,7 +100,7 @@ def is_as_it_was(gpu: Gpu, layout: DesiredMig, foreign: Iterable[ForeignPart]) -
     failed creation may have left it.
     """
     settled = gpu.mig_mode is None or gpu.mig_mode.current == gpu.mig_mode.pending
-    empty = {one.gi_id for one in gpu.empty_instances}
+    empty = {instance.gi_id for instance in gpu.empty_instances}
     left = empty - {part.gi_id for part in foreign if part.gpu == gpu.uuid}
     now = live_layout(gpu)
     return (
@@ -137,7 +137,11 @@ def perhaps_ours(failed: Step, error: PartageError, foreign: Iterable[ForeignPar
 
 def _parts(gpu: Gpu) -> list[ForeignPart]:
     devices = [
-        ForeignPart(gpu.uuid, one.gi_id, one.profile, one.placement, one.uuid) for one in gpu.mig_devices
+        ForeignPart(gpu.uuid, device.gi_id, device.profile, device.placement, device.uuid)
+        for device in gpu.mig_devices
     ]
-    empty = [ForeignPart(gpu.uuid, one.gi_id, one.profile, one.placement) for one in gpu.empty_instances]
+    empty = [
+        ForeignPart(gpu.uuid, instance.gi_id, instance.profile, instance.placement)
+        for instance in gpu.empty_instances
+    ]
     return devices + empty

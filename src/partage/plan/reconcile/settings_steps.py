@@ -53,10 +53,10 @@ def settings_steps(
     make: list[Step] = []
     wanted = {spec.device: spec for spec in want.daemons}
     running = {one.device: one for one in daemons}
-    for device, one in running.items():
-        silent = one.phase is DaemonPhase.SILENT  # ended when nobody can be its client, and started again
-        if silent or device not in wanted or not _is_as_wanted(one, wanted[device]):
-            end.append(StopDaemon(gpu.uuid, device, _spec(gpu.uuid, one)))
+    for device, daemon in running.items():
+        silent = daemon.phase is DaemonPhase.SILENT  # ended when nobody can be its client, and started again
+        if silent or device not in wanted or not _is_as_wanted(daemon, wanted[device]):
+            end.append(StopDaemon(gpu.uuid, device, _spec(gpu.uuid, daemon)))
     stopping = {step.device for step in end if isinstance(step, StopDaemon)}
     if want.exclusive_process and gpu.compute_mode is not _EXCLUSIVE:
         make.append(SetComputeMode(gpu.uuid, _EXCLUSIVE, gpu.compute_mode))
@@ -74,10 +74,10 @@ def renewal(gpu: Gpu, want: GpuSettings, daemons: Iterable[DaemonState]) -> Sett
     holds a share. Nothing waits for them: until then they serve as they are.
     """
     wanted = {spec.device: spec for spec in want.daemons}
-    old = [one for one in daemons if one.outdated and one.device in wanted and not one.clients]
+    old = [daemon for daemon in daemons if daemon.outdated and daemon.device in wanted and not daemon.clients]
     return SettingsSteps(
-        tuple(StopDaemon(gpu.uuid, one.device, _spec(gpu.uuid, one)) for one in old),
-        tuple(StartDaemon(gpu.uuid, wanted[one.device]) for one in old),
+        tuple(StopDaemon(gpu.uuid, daemon.device, _spec(gpu.uuid, daemon)) for daemon in old),
+        tuple(StartDaemon(gpu.uuid, wanted[daemon.device]) for daemon in old),
     )
 
 
@@ -86,32 +86,32 @@ def _is_set_by_us(gpu: Gpu, before: OriginalSettings) -> bool:
     return before.mode not in (None, _EXCLUSIVE) and gpu.compute_mode is _EXCLUSIVE
 
 
-def _is_as_wanted(one: DaemonState, spec: DaemonSpec) -> bool:
+def _is_as_wanted(daemon: DaemonState, spec: DaemonSpec) -> bool:
     """Its settings match, or are not known: a daemon that does not run is started with the wanted ones."""
-    if one.phase in (DaemonPhase.DEAD, DaemonPhase.STARTING):
+    if daemon.phase in (DaemonPhase.DEAD, DaemonPhase.STARTING):
         return True
-    users = spec.multi_user is None or spec.multi_user is one.multi_user
-    return users and one.limits == spec.limits
+    users = spec.multi_user is None or spec.multi_user is daemon.multi_user
+    return users and daemon.limits == spec.limits
 
 
-def _is_running(one: DaemonState | None) -> bool:
+def _is_running(daemon: DaemonState | None) -> bool:
     """It need not be started. A silent daemon runs: its clients may be working."""
-    return one is not None and one.phase not in (DaemonPhase.DEAD, DaemonPhase.STARTING)
+    return daemon is not None and daemon.phase not in (DaemonPhase.DEAD, DaemonPhase.STARTING)
 
 
-def _is_settled(one: DaemonState | None) -> bool:
+def _is_settled(daemon: DaemonState | None) -> bool:
     """It runs, and its limits are those that were set."""
-    return _is_running(one) and not (one and one.unsettled and one.phase is DaemonPhase.SERVING)
+    return _is_running(daemon) and not (daemon and daemon.unsettled and daemon.phase is DaemonPhase.SERVING)
 
 
-def _spec(gpu: GpuUuid, one: DaemonState) -> DaemonSpec | None:
+def _spec(gpu: GpuUuid, daemon: DaemonState) -> DaemonSpec | None:
     """The spec to start the daemon again; None if it does not answer."""
-    if one.phase in (DaemonPhase.DEAD, DaemonPhase.SILENT):
+    if daemon.phase in (DaemonPhase.DEAD, DaemonPhase.SILENT):
         return None
-    limits = one.limits
-    multi_user = one.multi_user or None
+    limits = daemon.limits
+    multi_user = daemon.multi_user or None
     return DaemonSpec(
-        gpu, one.device, limits.memory_bytes, limits.threads_percent, multi_user, limits.namespaces
+        gpu, daemon.device, limits.memory_bytes, limits.threads_percent, multi_user, limits.namespaces
     )
 
 
@@ -119,11 +119,13 @@ def clients_in_the_way(steps: Iterable[Step], daemons: Iterable[DaemonState]) ->
     """Which daemons cannot be started again yet, because they run and have clients; empty if all can."""
     starting = {step.spec.device for step in steps if isinstance(step, StartDaemon)}
     # Where somebody else has given commands, limits are set again, and nothing is replaced.
-    busy = [one for one in daemons if one.device in starting and one.clients and not one.unsettled]
+    busy = [
+        daemon for daemon in daemons if daemon.device in starting and daemon.clients and not daemon.unsettled
+    ]
     return "; ".join(
-        f"the MPS daemon of {one.device} has to be started again, and has "
-        f"{', '.join(map(str, one.clients))}: {one.reason}"
-        for one in busy
+        f"the MPS daemon of {daemon.device} has to be started again, and has "
+        f"{', '.join(map(str, daemon.clients))}: {daemon.reason}"
+        for daemon in busy
     )
 
 
@@ -132,11 +134,11 @@ def unusable_devices(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[
     running = {one.device: one for one in daemons}
     reasons = {}
     for spec in want.daemons:
-        one = running.get(spec.device)
-        if one is None:
+        daemon = running.get(spec.device)
+        if daemon is None:
             reasons[spec.device] = "its MPS daemon has not been started yet"
-        elif one.phase is not DaemonPhase.SERVING:
-            reasons[spec.device] = one.reason or f"its MPS daemon is {one.phase}"
+        elif daemon.phase is not DaemonPhase.SERVING:
+            reasons[spec.device] = daemon.reason or f"its MPS daemon is {daemon.phase}"
     return reasons
 
 

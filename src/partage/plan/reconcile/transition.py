@@ -92,7 +92,9 @@ def transition(
     Planned MIG devices are not served. gpu_of: MIG device UUID to GPU UUID, for held ids of devices that are
     in no offer.
     """
-    live = {gpu: tuple(one for one in offer if not one.planned) for gpu, offer in wanted.items()}
+    live = {
+        gpu: tuple(offering for offering in offer if not offering.planned) for gpu, offer in wanted.items()
+    }
     loads = _loads({**live, **answerable_offer(serving)}, held, gpu_of or {})
     for gpu in in_conflict:
         loads.setdefault(gpu, _GpuHolds()).in_conflict = True
@@ -222,7 +224,7 @@ def _once_more(now: GpuServing, waiting: GpuOffer, load: _GpuHolds) -> tuple[Hol
     held = {hold for hold, offering in load.own if offering in waiting}
     if not load.drained_in_vain or load.must_end or not held:
         return None
-    free = [(one.resource, share) for one in waiting for share in one.share_ids]
+    free = [(offering.resource, share) for offering in waiting for share in offering.share_ids]
     return tuple(hold for hold in (free if now.once_more is None else now.once_more) if hold not in held)
 
 
@@ -238,7 +240,7 @@ def _change_in_place(
     now: GpuServing, wanted: GpuOffer, load: _GpuHolds, now_s: float, withdraw_s: float
 ) -> GpuServing:
     """Take the wanted offer at once; MIG devices that are no longer part of it leave when not held."""
-    stay = {one.device for one in wanted}
+    stay = {offering.device for offering in wanted}
     leaving = tuple(row for row in (*now.offer, *now.leaving) if row.device not in stay)
     if not leaving:
         return GpuServing(wanted)
@@ -272,10 +274,24 @@ def terms_of(offer: GpuOffer) -> dict[DeviceUuid, set[tuple[object, ...]]]:
     changes under running containers, and rules for new requests (``single``).
     """
     terms: dict[DeviceUuid, set[tuple[object, ...]]] = {}
-    for one in offer:
-        share = (one.resource, one.strategy, one.shared, one.replicas, one.first, one.count, one.by_memory)
-        promise = (one.memory_bytes, one.threads_percent, one.guarantee, one.guard, one.profile)
-        terms.setdefault(one.device, set()).add(share + promise)
+    for offering in offer:
+        share = (
+            offering.resource,
+            offering.strategy,
+            offering.shared,
+            offering.replicas,
+            offering.first,
+            offering.count,
+            offering.by_memory,
+        )
+        promise = (
+            offering.memory_bytes,
+            offering.threads_percent,
+            offering.guarantee,
+            offering.guard,
+            offering.profile,
+        )
+        terms.setdefault(offering.device, set()).add(share + promise)
     return terms
 
 

@@ -34,8 +34,8 @@ class WantedInstance(Frozen):
 def wanted_instances(placed: Iterable[PlacedItem]) -> tuple[WantedInstance, ...]:
     """The grouping that ``place`` makes."""
     members: dict[int, list[PlacedItem]] = defaultdict(list)
-    for one in placed:
-        members[one.instance].append(one)
+    for item in placed:
+        members[item.instance].append(item)
     return tuple(
         WantedInstance(
             group[0].spec,
@@ -56,26 +56,26 @@ def groupings(
     """
     usual = wanted_instances(placed)
     yield usual
-    split = {one.spec.profile for one in usual if _is_split(one)} & set(live)
+    split = {instance.spec.profile for instance in usual if _is_split(instance)} & set(live)
     if not split:
         return
-    rest = tuple(one for one in usual if one.spec.profile not in split)
+    rest = tuple(instance for instance in usual if instance.spec.profile not in split)
     fillings = [
-        list(_fillings([one for one in placed if one.spec.profile == name])) for name in sorted(split)
+        list(_fillings([item for item in placed if item.spec.profile == name])) for name in sorted(split)
     ]
     for chosen in islice(product(*fillings), _MOST):
-        bundles = (*rest, *(one for filling in chosen for one in filling))
+        bundles = (*rest, *(instance for filling in chosen for instance in filling))
         if _possible(geometry, bundles):
             yield bundles
 
 
-def _is_split(one: WantedInstance) -> bool:
-    return one.computes != (one.spec.compute_slices,)
+def _is_split(instance: WantedInstance) -> bool:
+    return instance.computes != (instance.spec.compute_slices,)
 
 
 def _possible(geometry: Geometry, bundles: Iterable[WantedInstance]) -> bool:
     try:
-        place(geometry, [LayoutItem(one.spec.profile, one.start) for one in bundles])
+        place(geometry, [LayoutItem(bundle.spec.profile, bundle.start) for bundle in bundles])
     except DoesNotFit:
         return False
     return True
@@ -86,8 +86,10 @@ def _fillings(items: Sequence[PlacedItem]) -> Iterator[tuple[WantedInstance, ...
     spec = items[0].spec
     fixed: dict[int, list[int]] = defaultdict(list)
     loose: list[int] = []
-    for one in items:
-        (loose if one.item.start is None else fixed[one.item.start]).append(one.item.profile.compute_slices)
+    for item in items:
+        (loose if item.item.start is None else fixed[item.item.start]).append(
+            item.item.profile.compute_slices
+        )
     fixed_bins = tuple(sorted((start, _descending(sizes)) for start, sizes in fixed.items()))
     fillings: set[tuple[_Bin, ...]] = {fixed_bins}
     for size in sorted(loose, reverse=True):

@@ -78,14 +78,14 @@ class Refusals:
         """The amounts that count now, by resource."""
         found = {}
         for name, amounts in self._last.items():
-            now = {units: one for units, one in amounts.items() if now_s < one.until_s}
+            now = {units: refusal for units, refusal in amounts.items() if now_s < refusal.until_s}
             if now:
-                found[name] = RefusedAmounts(frozenset(now), any(one.ignored for one in now.values()))
+                found[name] = RefusedAmounts(frozenset(now), any(refusal.ignored for refusal in now.values()))
         return found
 
     def due_s(self, now_s: float) -> float | None:
         """When the next one ends to count; None: none does."""
-        ends = (one.until_s for amounts in self._last.values() for one in amounts.values())
+        ends = (amount.until_s for amounts in self._last.values() for amount in amounts.values())
         return min((until_s for until_s in ends if until_s > now_s), default=None)
 
 

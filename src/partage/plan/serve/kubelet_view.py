@@ -240,10 +240,10 @@ def _healthy(offer: NodeOffer, condition: ShareHealth) -> dict[DeviceUuid, bool]
         device.uuid: device.gi_id for gpu in known.values() for device in gpu.mig_devices
     }
     return {
-        one.device: one.device not in away and health[uuid].offered(instances.get(one.device))
+        device.device: device.device not in away and health[uuid].offered(instances.get(device.device))
         for uuid, devices in offer.items()
         for away in [condition.unusable.keys() | _gone(devices, known.get(uuid), whole=condition.whole)]
-        for one in devices
+        for device in devices
     }
 
 
@@ -254,4 +254,4 @@ def _gone(offer: GpuOffer, gpu: Gpu | None, *, whole: bool) -> set[DeviceUuid]:
     there: set[DeviceUuid] = {device.uuid for device in gpu.mig_devices}
     if not gpu.mig_enabled or whole:
         there.add(gpu.uuid)
-    return {one.device for one in offer} - there
+    return {offering.device for offering in offer} - there

@@ -25,8 +25,7 @@ from msgspec.structs import replace
 from partage.model.allocation import CheckpointHolds, ContainerHold
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
-from partage.plan.serve.ending_holds import EndingHolds
-from partage.plan.serve.former_names import FormerNames
+from partage.plan.serve.ending_holds import EndingHolds, FormerNames
 from partage.plan.serve.held_ids import HeldIds, held_ids
 from partage.plan.serve.ledger_entry import NAMED, Certainty, EndingHold, Hold, Holder, LedgerEntry
 
@@ -247,11 +246,11 @@ class Ledger:
 
     def former_pods(self, resource: ResourceName, ids: Iterable[ShareId]) -> frozenset[PodUid]:
         """The pods of holders of these ids whose end has not been seen."""
-        found: set[PodUid] = set()
+        pods: set[PodUid] = set()
         for share in ids:
             hold = resource, share
-            found |= self._pods.get(hold, frozenset()) | self._ending.pods_of(hold)
-        return frozenset(found)
+            pods |= self._pods.get(hold, frozenset()) | self._ending.pods_of(hold)
+        return frozenset(pods)
 
     def looked(self, pods: frozenset[PodUid], left: Collection[LeftProcess]) -> None:
         """It was looked for processes of these pods, and only these are left."""

@@ -177,7 +177,10 @@ def check_usage(
     )
     violations = (_violation(usage, watch_of.get(usage.gpu, WatchAction.WARN)) for usage in usages)
     return WatchResult(
-        usages, tuple(unattributed), tuple(one for one in violations if one is not None), processes.hidden
+        usages,
+        tuple(unattributed),
+        tuple(violation for violation in violations if violation is not None),
+        processes.hidden,
     )
 
 

@@ -19,15 +19,15 @@ def judge_groups(
 ) -> list[RuleViolation]:
     """Everything that breaks a rule. one_node: the groups are entries of one policy, which is that of a node;
     else they are worker groups of one cluster."""
-    found = [
+    violations = [
         violation
         for rule in provider.rules
         for violation in _together(groups, rule, provider, one_node=one_node)
     ]
     for group in groups:
         for rule in provider.rules:
-            found += _alone(group, rule, provider, tables, one_node=one_node)
-    return list(dict.fromkeys(found))
+            violations += _alone(group, rule, provider, tables, one_node=one_node)
+    return list(dict.fromkeys(violations))
 
 
 def _together(
@@ -39,13 +39,13 @@ def _together(
             for group in groups:
                 types.setdefault(group.mig if group.mig.mig else MigType.NONE, []).append(group)
             if len(types) > 1:
-                said = "; ".join(f"{kind}: {', '.join(g.who for g in them)}" for kind, them in types.items())
+                text = "; ".join(f"{kind}: {', '.join(g.who for g in them)}" for kind, them in types.items())
                 later = [them[0] for them in types.values()][1]
                 yield _violation(
                     rule,
                     (*later.at, "mig"),
                     f"{provider.title} has one kind of MIG for all worker groups of a cluster, here there "
-                    f"are {len(types)} ({said})",
+                    f"are {len(types)} ({text})",
                     "give all groups the same, or make a second cluster",
                 )
         case kinds.OneWayPerNode() if one_node:
@@ -115,15 +115,15 @@ def _replicas(group: Group, rule: kinds.Replicas, provider: Provider) -> Iterato
     word = rule.sharing.traits.word
     if count < rule.least or (rule.most is not None and count > rule.most):
         allowed = f"{rule.least} or more" if rule.most is None else f"{rule.least} to {rule.most}"
-        said = f"{provider.title} allows {allowed} shares under {word}, not {count}"
+        text = f"{provider.title} allows {allowed} shares under {word}, not {count}"
         hint = "sharing: exclusive for GPUs that nobody shares" if count < 2 else f"replicas: {rule.most}"
-        yield _violation(rule, group.at, said, hint)
+        yield _violation(rule, group.at, text, hint)
     elif rule.doubtful_over is not None and count > rule.doubtful_over:
-        said = (
+        text = (
             f"{count} shares under {word} work on newer drivers only; up to {rule.doubtful_over} on every one"
         )
         hint = rule.hint or f"replicas: {rule.doubtful_over}, or look at the drivers of these nodes"
-        yield RuleViolation("warning", group.at, said, hint)
+        yield RuleViolation("warning", group.at, text, hint)
 
 
 def _tables(tables: Sequence[LayoutTable], model: str) -> list[LayoutTable]:
@@ -140,16 +140,16 @@ def _layout_of_gpu(
         yield _violation(rule, (*group.at, "mig"), f"{model.id} has no MIG", "take mps or time-slicing")
         return
     if (group.layout is not None or group.profiles) and not group.mig.mig:
-        said = f"{group.who} has a layout, but its MIG type is {group.mig}"
-        yield _violation(rule, (*group.at, "layout"), said, "mig: single or mixed, or remove the layout")
+        text = f"{group.who} has a layout, but its MIG type is {group.mig}"
+        yield _violation(rule, (*group.at, "layout"), text, "mig: single or mixed, or remove the layout")
     geometry = model.geometry
     if geometry is None:
         return
     meant = {name for table in _tables(tables, model.id) for name in table.wrong}
     named = named_layouts(geometry)
     if group.layout is not None and group.layout not in named and group.layout not in meant:
-        said = f"{model.id} has no layout {group.layout}"
-        yield _violation(rule, (*group.at, "layout"), said, f"it has: {', '.join(named)}")
+        text = f"{model.id} has no layout {group.layout}"
+        yield _violation(rule, (*group.at, "layout"), text, f"it has: {', '.join(named)}")
     for profile in dict.fromkeys(group.profiles):
         if geometry.spec(MigProfile.parse(profile)) is None:
             has = ", ".join(str(spec.profile) for spec in geometry.profiles)
@@ -185,8 +185,8 @@ def _listed(
             )
         elif group.layout not in table.names and _exists(group):
             listed = ", ".join(table.names)
-            said = f"{provider.title} does not list {group.layout} for the {table.title}, which could have it"
-            yield _violation(rule, at, said, f"it lists: {listed}")
+            text = f"{provider.title} does not list {group.layout} for the {table.title}, which could have it"
+            yield _violation(rule, at, text, f"it lists: {listed}")
 
 
 def _exists(group: Group) -> bool:
@@ -211,8 +211,8 @@ def profiles_of(group: Group) -> tuple[str, ...] | None:
 def _uniform(group: Group, rule: kinds.UniformSingle) -> Iterator[RuleViolation]:
     found = profiles_of(group)
     if group.mig is MigType.SINGLE and found and len(set(found)) > 1:
-        said = f"{group.who} has MIG type single, but several profiles: {counted(found)}"
-        yield _violation(rule, group.at, said, "mig: mixed, or a layout of one profile")
+        text = f"{group.who} has MIG type single, but several profiles: {counted(found)}"
+        yield _violation(rule, group.at, text, "mig: mixed, or a layout of one profile")
 
 
 def _mode_label(group: Group, rule: kinds.ModeLabel, provider: Provider) -> Iterator[RuleViolation]:
@@ -221,15 +221,15 @@ def _mode_label(group: Group, rule: kinds.ModeLabel, provider: Provider) -> Iter
     fitting = [name for name, mode in rule.modes.items() if mode is group.sharing]
     if value is None:
         if group.sharing in rule.needed:
-            said = f"{group.who} has {group.sharing.traits.word}, and no label {rule.key}"
-            yield _violation(rule, (*group.at, "labels"), said, f"add {rule.key}={' or '.join(fitting)}")
+            text = f"{group.who} has {group.sharing.traits.word}, and no label {rule.key}"
+            yield _violation(rule, (*group.at, "labels"), text, f"add {rule.key}={' or '.join(fitting)}")
     elif value not in rule.modes:
-        said = f"{value!r} is no value of {rule.key} at {provider.title}"
-        yield _violation(rule, at, said, f"one of {', '.join(rule.modes)}")
+        text = f"{value!r} is no value of {rule.key} at {provider.title}"
+        yield _violation(rule, at, text, f"one of {', '.join(rule.modes)}")
     elif rule.modes[value] is not group.sharing:
-        said = f"{rule.key}={value} means {rule.modes[value].traits.word}, and {group.who} has "
+        text = f"{rule.key}={value} means {rule.modes[value].traits.word}, and {group.who} has "
         hint = f"{rule.key}={' or '.join(fitting)}" if fitting else "change the sharing"
-        yield _violation(rule, at, said + group.sharing.traits.word, hint)
+        yield _violation(rule, at, text + group.sharing.traits.word, hint)
 
 
 def judge_label(
@@ -241,22 +241,22 @@ def judge_label(
     """The value of a label of a node, or of a node selector. group: whose label it is, None of a selector."""
     match rule:
         case kinds.LabelValues() if value not in rule.values:
-            said = f"{value!r} is no value of {rule.key}"
-            yield _violation(rule, at, said, f"one of {', '.join(rule.values)}")
+            text = f"{value!r} is no value of {rule.key}"
+            yield _violation(rule, at, text, f"one of {', '.join(rule.values)}")
         case kinds.CountLabel():
             number = int(value) if value.isascii() and value.isdigit() and len(value) < 10 else -1
             if not rule.least <= number <= rule.most:
-                said = f"{rule.key} has to be {rule.least} to {rule.most}, not {value}"
-                yield _violation(rule, at, said, "correct the label")
+                text = f"{rule.key} has to be {rule.least} to {rule.most}, not {value}"
+                yield _violation(rule, at, text, "correct the label")
             elif group is not None and group.replicas not in (None, number):
-                said = f"{rule.key} says {number} shares, and {group.who} has {group.replicas}"
-                yield _violation(rule, at, said, "make them equal")
+                text = f"{rule.key} says {number} shares, and {group.who} has {group.replicas}"
+                yield _violation(rule, at, text, "make them equal")
         case kinds.ProfileLabel():
             geometry = group.model.geometry if group and group.model else None
             has = [str(spec.profile) for spec in geometry.profiles] if geometry else []
             if geometry is not None and value not in has:
-                said = f"{geometry.model} has no MIG profile {value}"
-                yield _violation(rule, at, said, f"it has: {', '.join(has)}")
+                text = f"{geometry.model} has no MIG profile {value}"
+                yield _violation(rule, at, text, f"it has: {', '.join(has)}")
         case _:
             pass
 

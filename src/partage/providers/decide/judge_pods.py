@@ -20,32 +20,32 @@ def judge_pod(pod: ManifestPod, provider: Provider, groups: Sequence[Group]) -> 
     the node selector says how the GPUs are shared."""
     selected = _selected(pod, groups)
     places = selected if groups else _from_selector(pod, provider)
-    found: list[RuleViolation] = []
+    violations: list[RuleViolation] = []
     for rule in provider.rules:
         if isinstance(rule, kinds.LabelValues | kinds.CountLabel | kinds.ProfileLabel):
             if rule.key in pod.selector:
                 at = (*pod.at, "nodeSelector", rule.key)
-                found += judge_label(rule, pod.selector[rule.key], at, None)
+                violations += judge_label(rule, pod.selector[rule.key], at, None)
         elif isinstance(rule, kinds.ModeLabel) and pod.selector.get(rule.key, "") not in ("", *rule.modes):
-            said = f"{pod.selector[rule.key]!r} is no value of {rule.key} at {provider.title}"
-            found.append(
-                _violation(rule, (*pod.at, "nodeSelector", rule.key), said, f"one of {', '.join(rule.modes)}")
+            text = f"{pod.selector[rule.key]!r} is no value of {rule.key} at {provider.title}"
+            violations.append(
+                _violation(rule, (*pod.at, "nodeSelector", rule.key), text, f"one of {', '.join(rule.modes)}")
             )
         elif isinstance(rule, kinds.HostIpc):
-            found += _host_ipc(pod, rule, provider, places)
+            violations += _host_ipc(pod, rule, provider, places)
         elif isinstance(rule, kinds.OneOfResources):
             asked = [n for n in rule.resources if any(n in one.limits for one in pod.containers)]
             if len(asked) > 1:
-                said = f"asks for {' and '.join(asked)}, which no node of {provider.title} offers together"
-                found.append(_violation(rule, pod.at, said, "ask for one of them"))
+                text = f"asks for {' and '.join(asked)}, which no node of {provider.title} offers together"
+                violations.append(_violation(rule, pod.at, text, "ask for one of them"))
         for container in pod.containers:
-            found += _container(container, pod, rule, provider, places, known=bool(groups))
+            violations += _container(container, pod, rule, provider, places, known=bool(groups))
     if groups and not selected and any(_gpus(one) for one in pod.containers):
-        said = "no worker group has the labels of its node selector: the pod would stay pending"
-        found.append(
-            RuleViolation("error", (*pod.at, "nodeSelector"), said, "use the labels of a worker group")
+        text = "no worker group has the labels of its node selector: the pod would stay pending"
+        violations.append(
+            RuleViolation("error", (*pod.at, "nodeSelector"), text, "use the labels of a worker group")
         )
-    return list(dict.fromkeys(found))
+    return list(dict.fromkeys(violations))
 
 
 def _gpus(container: ManifestContainer) -> list[str]:
@@ -95,8 +95,8 @@ def _host_ipc(
     serving = [g for g in places if any(_may_serve(container, g, provider) for container in pod.containers)]
     hit = [g for g in serving if g.sharing is rule.sharing]
     if hit:
-        said = f"has no hostIPC: true, without which it does not reach the MPS daemon of {_names(hit)}"
-        yield _violation(rule, pod.at, said, "hostIPC: true in the pod's spec", sure=len(hit) == len(serving))
+        text = f"has no hostIPC: true, without which it does not reach the MPS daemon of {_names(hit)}"
+        yield _violation(rule, pod.at, text, "hostIPC: true in the pod's spec", sure=len(hit) == len(serving))
 
 
 def _container(
@@ -130,11 +130,11 @@ def _request(
     for name in _gpus(container):
         amount = whole_quantity(container.limits[name])
         if hit and amount is not None and amount > rule.most:
-            said = (
+            text = (
                 f"asks for {amount} of {name}; under {rule.sharing.traits.word} ({_names(hit)}) a container "
                 f"of {provider.title} asks for exactly {rule.most}"
             )
-            yield _violation(rule, (*container.at, name), said, f"ask for {rule.most}", sure=sure)
+            yield _violation(rule, (*container.at, name), text, f"ask for {rule.most}", sure=sure)
 
 
 def _names_exist(
@@ -146,9 +146,9 @@ def _names_exist(
     there = set().union(*(names for names in offers if names))
     for name in _gpus(container):
         if name not in there:
-            said = f"no worker group that it can run on offers {name}"
+            text = f"no worker group that it can run on offers {name}"
             yield _violation(
-                rule, (*container.at, name), said, f"offered: {', '.join(sorted(there)) or 'nothing'}"
+                rule, (*container.at, name), text, f"offered: {', '.join(sorted(there)) or 'nothing'}"
             )
 
 
@@ -167,8 +167,8 @@ def _amount(
         yield _violation(rule, at, f"{rule.resource} has to be {range_}{steps}, not {amount}", "correct it")
     sizes = [group.model.memory_bytes // GIB for group in places if group.model]
     if rule.gpu_memory and sizes and len(sizes) == len(places) and amount > max(sizes):
-        said = f"asks for {amount} GiB of one GPU, and the largest has {max(sizes)} GiB"
-        yield _violation(rule, at, said, "ask for less")
+        text = f"asks for {amount} GiB of one GPU, and the largest has {max(sizes)} GiB"
+        yield _violation(rule, at, text, "ask for less")
 
 
 def _needs(
@@ -185,8 +185,8 @@ def _needs(
         return
     if places and not any(v in rule.values or (v is None and rule.absent) for v in values):
         have = ", ".join(sorted({f"{rule.key}={v}" if v else f"no {rule.key}" for v in values}))
-        said = f"{rule.resource} is offered by nodes with {rule.key}={' or '.join(rule.values)}; here: {have}"
-        yield _violation(rule, (*container.at, rule.resource), said, "ask for what these nodes offer")
+        text = f"{rule.resource} is offered by nodes with {rule.key}={' or '.join(rule.values)}; here: {have}"
+        yield _violation(rule, (*container.at, rule.resource), text, "ask for what these nodes offer")
 
 
 def _names(groups: Sequence[Group]) -> str:

@@ -126,25 +126,26 @@ def recommend(evidence: Evidence, gpu: GpuSize, unattributed: float = 0.0) -> Re
     )
 
 
-def _refusal(one: Evidence, unattributed: float) -> tuple[Doubt, str, str] | None:
-    if one.samples < FEWEST_SAMPLES:
+def _refusal(evidence: Evidence, unattributed: float) -> tuple[Doubt, str, str] | None:
+    if evidence.samples < FEWEST_SAMPLES:
         return (
             Doubt.TOO_FEW_SAMPLES,
-            f"it has only {count_of(one.samples, 'sample')}",
+            f"it has only {count_of(evidence.samples, 'sample')}",
             f"observe it longer: {FEWEST_SAMPLES} samples at least, better a day or three runs; or ask "
             "Prometheus for a shorter --window, in which it has more of them",
         )
-    if one.peak_bytes == 0:
+    if evidence.peak_bytes == 0:
         return (
             Doubt.UNUSED,
             "it held a share and used no GPU memory",
             "ask whether it needs a GPU; or observe it while it works",
         )
-    if one.devices > 1:
+    if evidence.devices > 1:
         return (
             Doubt.SEVERAL_DEVICES,
-            f"one container uses {one.devices} GPUs or MIG devices at a time, and a share is a part of one",
-            f"leave it whole GPUs; on each it used {format_bytes(one.peak_bytes)} at most",
+            f"one container uses {evidence.devices} GPUs or MIG devices at a time, and a share is a part "
+            "of one",
+            f"leave it whole GPUs; on each it used {format_bytes(evidence.peak_bytes)} at most",
         )
     if unattributed > _MOST_UNATTRIBUTED:
         return (
@@ -152,10 +153,11 @@ def _refusal(one: Evidence, unattributed: float) -> tuple[Doubt, str, str] | Non
             f"{unattributed:.0%} of the used GPU memory belongs to no container that is known",
             "let the exporter see all processes (host's process ids), or measure it alone on a GPU",
         )
-    if preallocates(one):
+    if preallocates(evidence):
         return (
             Doubt.PREALLOCATES,
-            f"its memory stays at {one.full:.0%} of what it sees, as programs do that take it in advance",
+            f"its memory stays at {evidence.full:.0%} of what it sees, as programs do that take it in "
+            "advance",
             "read its own figure (vLLM: vllm:kv_cache_usage_perc; JAX: device.memory_stats()), or "
             "run it once without: XLA_PYTHON_CLIENT_PREALLOCATE=false, TF_FORCE_GPU_ALLOW_GROWTH=true, a "
             "lower --gpu-memory-utilization, no pool of RMM",
@@ -163,17 +165,17 @@ def _refusal(one: Evidence, unattributed: float) -> tuple[Doubt, str, str] | Non
     return None
 
 
-def preallocates(one: Evidence) -> bool:
+def preallocates(evidence: Evidence) -> bool:
     """Whether its memory looks as if it was taken in advance."""
-    near = any(abs(one.full - part) <= _NEAR for part in _GRABS)
-    return one.steady < _FLAT and (one.full >= _FULL or near)
+    near = any(abs(evidence.full - part) <= _NEAR for part in _GRABS)
+    return evidence.steady < _FLAT and (evidence.full >= _FULL or near)
 
 
-def _headroom(one: Evidence) -> float:
+def _headroom(evidence: Evidence) -> float:
     """More where less is known."""
-    if one.growing or (one.runs < 3 and one.span_s < DAY_S):
+    if evidence.growing or (evidence.runs < 3 and evidence.span_s < DAY_S):
         return 0.3
-    return 0.1 if one.runs >= 20 and one.exact else 0.2
+    return 0.1 if evidence.runs >= 20 and evidence.exact else 0.2
 
 
 def _replicas(need: int, gpu: GpuSize, slack: int) -> int:
@@ -199,41 +201,45 @@ def _profile(need: int, sm: float | None, gpu: GpuSize) -> tuple[ProfileSpec | N
     return best, best.max_count
 
 
-def _confidence(one: Evidence, unattributed: float) -> Confidence:
-    if one.growing or one.coverage < 0.5 or (one.runs < 3 and one.span_s < DAY_S):
+def _confidence(evidence: Evidence, unattributed: float) -> Confidence:
+    if evidence.growing or evidence.coverage < 0.5 or (evidence.runs < 3 and evidence.span_s < DAY_S):
         return Confidence.LOW
-    good = one.exact and one.coverage >= 0.9 and unattributed < 0.05 and not one.coarse
-    return Confidence.HIGH if good and (one.runs >= 3 or one.span_s >= 7 * DAY_S) else Confidence.MEDIUM
+    good = evidence.exact and evidence.coverage >= 0.9 and unattributed < 0.05 and not evidence.coarse
+    return (
+        Confidence.HIGH
+        if good and (evidence.runs >= 3 or evidence.span_s >= 7 * DAY_S)
+        else Confidence.MEDIUM
+    )
 
 
-def _risks(one: Evidence, unattributed: float) -> Sequence[str]:
+def _risks(evidence: Evidence, unattributed: float) -> Sequence[str]:
     risks = []
-    if one.growing:
+    if evidence.growing:
         risks.append("its memory still grows: the peak may not be the last one")
-    if not one.exact:
+    if not evidence.exact:
         risks.append("peaks between two samples may be missing: the exporter's own peaks are not there")
-    if one.coarse:
+    if evidence.coarse:
         risks.append("only its peaks and a coarse course were kept, not its samples: sure is medium at most")
-    if one.coverage < 0.9:
-        risks.append(f"samples cover {one.coverage:.0%} of its time")
-    if one.runs < 3 and one.span_s < DAY_S:
-        risks.append(f"only {count_of(one.runs, 'run')} and {one.span_s / 3600:.1f} h were seen")
-    if one.sm_p95 is None:
+    if evidence.coverage < 0.9:
+        risks.append(f"samples cover {evidence.coverage:.0%} of its time")
+    if evidence.runs < 3 and evidence.span_s < DAY_S:
+        risks.append(f"only {count_of(evidence.runs, 'run')} and {evidence.span_s / 3600:.1f} h were seen")
+    if evidence.sm_p95 is None:
         risks.append("how busy it keeps the GPU is not known: shares are sized by memory alone")
-    if one.processes > 1:
-        risks.append(f"{one.processes} processes: each has a context of its own, which is in the peak")
+    if evidence.processes > 1:
+        risks.append(f"{evidence.processes} processes: each has a context of its own, which is in the peak")
     if unattributed >= 0.05:
         risks.append(f"{unattributed:.0%} of the used GPU memory belongs to no container that is known")
     return risks
 
 
-def units_needed(one: Recommendation, unit_bytes: int, gpu: GpuSize) -> int | None:
+def units_needed(recommendation: Recommendation, unit_bytes: int, gpu: GpuSize) -> int | None:
     """How many units of memory a container of this workload asks for. None: nothing is recommended, or no
     GPU has so many.
     """
-    if one.doubt is not None:
+    if recommendation.doubt is not None:
         return None
-    number = -(-one.need_bytes // unit_bytes)
+    number = -(-recommendation.need_bytes // unit_bytes)
     return number if number <= count_units(MemoryUnits(unit_bytes), gpu.memory_bytes) else None
 
 

@@ -50,15 +50,15 @@ def _memory(name: str) -> Callable[[GpuSample | MigSample], float | None]:
 
 
 def _rows(name: str) -> Callable[[GpuSample], float | None]:
-    return lambda one: None if one.rows is None else float(getattr(one.rows, name))
+    return lambda sample: None if sample.rows is None else float(getattr(sample.rows, name))
 
 
 def _ecc(name: str) -> Callable[[GpuSample], float | None]:
-    return lambda one: getattr(one.ecc, name)
+    return lambda sample: getattr(sample.ecc, name)
 
 
 def _time(cause: ThrottleTime) -> Callable[[GpuSample], float | None]:
-    return lambda one: one.throttled_s.get(cause)
+    return lambda sample: sample.throttled_s.get(cause)
 
 
 _OF_DEVICES: tuple[tuple[_Field, Callable[[GpuSample | MigSample], float | None]], ...] = (
@@ -71,14 +71,14 @@ _OF_DEVICES: tuple[tuple[_Field, Callable[[GpuSample | MigSample], float | None]
     (_Field("FB_TOTAL", "FB_CAPACITY_BYTES", "Framebuffer memory", 1 / MIB), _memory("total_bytes")),
 )
 _OF_GPUS: tuple[tuple[_Field, Callable[[GpuSample], float | None]], ...] = (
-    (_Field("SM_CLOCK", "SM_CLOCK_HERTZ", "SM clock", _MHZ), lambda one: one.sm_clock_hz),
-    (_Field("MEM_CLOCK", "MEMORY_CLOCK_HERTZ", "Memory clock", _MHZ), lambda one: one.memory_clock_hz),
-    (_Field("GPU_TEMP", "GPU_TEMP_CELSIUS", "GPU temperature"), lambda one: one.temperature_c),
+    (_Field("SM_CLOCK", "SM_CLOCK_HERTZ", "SM clock", _MHZ), lambda sample: sample.sm_clock_hz),
+    (_Field("MEM_CLOCK", "MEMORY_CLOCK_HERTZ", "Memory clock", _MHZ), lambda sample: sample.memory_clock_hz),
+    (_Field("GPU_TEMP", "GPU_TEMP_CELSIUS", "GPU temperature"), lambda sample: sample.temperature_c),
     (
         _Field("MEMORY_TEMP", "MEMORY_TEMP_CELSIUS", "Memory temperature"),
-        lambda one: one.memory_temperature_c,
+        lambda sample: sample.memory_temperature_c,
     ),
-    (_Field("POWER_USAGE", "BOARD_POWER_WATTS", "Power of the board"), lambda one: one.power_w),
+    (_Field("POWER_USAGE", "BOARD_POWER_WATTS", "Power of the board"), lambda sample: sample.power_w),
     (
         _Field(
             "TOTAL_ENERGY_CONSUMPTION",
@@ -87,19 +87,19 @@ _OF_GPUS: tuple[tuple[_Field, Callable[[GpuSample], float | None]], ...] = (
             _MILLI,
             counts=True,
         ),
-        lambda one: one.energy_j,
+        lambda sample: sample.energy_j,
     ),
     (
         _Field("PCIE_REPLAY_COUNTER", "PCIE_REPLAY_TOTAL", "PCIe retries", counts=True),
-        lambda one: one.pcie_replays,
+        lambda sample: sample.pcie_replays,
     ),
-    (_UTILISATION, lambda one: one.utilisation),
+    (_UTILISATION, lambda sample: sample.utilisation),
     (
         _Field("MEM_COPY_UTIL", "MEMORY_UTIL_RATIO", "Memory utilization", _PERCENT),
-        lambda one: one.memory_utilisation,
+        lambda sample: sample.memory_utilisation,
     ),
-    (_Field("ENC_UTIL", "ENC_UTIL_RATIO", "Encoder utilization", _PERCENT), lambda one: one.encoder),
-    (_Field("DEC_UTIL", "DEC_UTIL_RATIO", "Decoder utilization", _PERCENT), lambda one: one.decoder),
+    (_Field("ENC_UTIL", "ENC_UTIL_RATIO", "Encoder utilization", _PERCENT), lambda sample: sample.encoder),
+    (_Field("DEC_UTIL", "DEC_UTIL_RATIO", "Decoder utilization", _PERCENT), lambda sample: sample.decoder),
     (
         _Field("UNCORRECTABLE_REMAPPED_ROWS", "ROW_REMAP_UNCORRECTABLE_TOTAL", "Remapped rows", counts=True),
         _rows("uncorrected"),
@@ -142,14 +142,23 @@ _OF_GPUS: tuple[tuple[_Field, Callable[[GpuSample], float | None]], ...] = (
 _OF_ACTIVITY: tuple[tuple[_Field, Callable[[Activity], float | None]], ...] = (
     (
         _Field("GR_ENGINE_ACTIVE", "GR_ENGINE_UTIL_RATIO", "Graphics engine active"),
-        lambda one: one.graphics,
+        lambda activity: activity.graphics,
     ),
-    (_Field("PIPE_TENSOR_ACTIVE", "TENSOR_UTIL_RATIO", "Tensor pipe active"), lambda one: one.tensor),
-    (_Field("DRAM_ACTIVE", "DRAM_UTIL_RATIO", "Memory interface active"), lambda one: one.dram),
-    (_Field("SM_ACTIVE", "SM_UTIL_RATIO", "SM active"), lambda one: one.sm),
-    (_Field("SM_OCCUPANCY", "SM_OCCUPANCY", "SM occupancy"), lambda one: one.sm_occupancy),
-    (_Field("PCIE_TX_BYTES", "PCIE_TX_BYTES", "PCIe bytes sent per second"), lambda one: one.pcie_tx),
-    (_Field("PCIE_RX_BYTES", "PCIE_RX_BYTES", "PCIe bytes received per second"), lambda one: one.pcie_rx),
+    (
+        _Field("PIPE_TENSOR_ACTIVE", "TENSOR_UTIL_RATIO", "Tensor pipe active"),
+        lambda activity: activity.tensor,
+    ),
+    (_Field("DRAM_ACTIVE", "DRAM_UTIL_RATIO", "Memory interface active"), lambda activity: activity.dram),
+    (_Field("SM_ACTIVE", "SM_UTIL_RATIO", "SM active"), lambda activity: activity.sm),
+    (_Field("SM_OCCUPANCY", "SM_OCCUPANCY", "SM occupancy"), lambda activity: activity.sm_occupancy),
+    (
+        _Field("PCIE_TX_BYTES", "PCIE_TX_BYTES", "PCIe bytes sent per second"),
+        lambda activity: activity.pcie_tx,
+    ),
+    (
+        _Field("PCIE_RX_BYTES", "PCIE_RX_BYTES", "PCIe bytes received per second"),
+        lambda activity: activity.pcie_rx,
+    ),
 )
 
 _LAST_XID = _Field("XID_ERRORS", "XID_ERROR", "The XID that came last")
@@ -169,7 +178,7 @@ class DcgmFamilies:
 
     def __init__(
         self,
-        found: UsageObservation,
+        usage: UsageObservation,
         inventory: Inventory,
         names: DcgmNames,
         *,
@@ -177,7 +186,7 @@ class DcgmFamilies:
         shared: Set[DeviceUuid] = frozenset(),
     ) -> None:
         """shared: the devices that have several shares."""
-        self._found = found
+        self._found = usage
         self._names, self._hostname = names, hostname
         driver = inventory.driver
         self._driver = "" if isinstance(driver, NoDriver) else driver.version
@@ -187,7 +196,7 @@ class DcgmFamilies:
         }
         self._shared = shared
         self._by_device: dict[DeviceUuid, list[ContainerUse]] = {}
-        for use in found.use.containers:
+        for use in usage.use.containers:
             if use.grant is not None:
                 self._by_device.setdefault(use.device, []).append(use)
 
@@ -195,27 +204,29 @@ class DcgmFamilies:
         """All families, the newer spelling beside the older where both are asked for. xids: the last of each
         GPU.
         """
-        gpus = [(self._device(one), one) for one in self._found.samples.gpus if one.gpu in self._gpus]
-        migs = [(self._mig(one), one) for one in self._found.samples.migs if one.gpu in self._gpus]
-        with_migs = {one.gpu for _, one in migs}
+        gpus = [(self._device(gpu), gpu) for gpu in self._found.samples.gpus if gpu.gpu in self._gpus]
+        migs = [(self._mig(mig), mig) for mig in self._found.samples.migs if mig.gpu in self._gpus]
+        with_migs = {sample.gpu for _, sample in migs}
         containers = list(self._containers())
         for field, figure in _OF_GPUS:
-            rows: list[_Row] = [(labels, figure(one)) for labels, one in gpus]
+            rows: list[_Row] = [(labels, figure(sample)) for labels, sample in gpus]
             if field is _UTILISATION:
                 rows += [(labels, use.amount.sm) for labels, use in containers]
             yield from self._both("DEV", field, rows)
         for field, of_device in _OF_DEVICES:
-            rows = [(labels, of_device(one)) for labels, one in gpus if one.gpu not in with_migs]
-            rows += [(labels, of_device(one)) for labels, one in migs]
+            rows = [(labels, of_device(sample)) for labels, sample in gpus if sample.gpu not in with_migs]
+            rows += [(labels, of_device(sample)) for labels, sample in migs]
             if field is _USED:
                 rows += [(labels, use.amount.used_bytes) for labels, use in containers]
             yield from self._both("DEV", field, rows)
-        active = [(labels, one.activity) for labels, one in gpus if one.activity is not None]
-        active += [(labels, one.activity) for labels, one in migs if one.activity is not None]
+        active = [(labels, sample.activity) for labels, sample in gpus if sample.activity is not None]
+        active += [(labels, sample.activity) for labels, sample in migs if sample.activity is not None]
         for field, of_activity in _OF_ACTIVITY:
-            yield from self._both("PROF", field, [(labels, of_activity(one)) for labels, one in active])
+            yield from self._both(
+                "PROF", field, [(labels, of_activity(activity)) for labels, activity in active]
+            )
         yield from self._both(
-            "DEV", _LAST_XID, [self._last_xid(one, xids.get(one.gpu, 0)) for _, one in gpus]
+            "DEV", _LAST_XID, [self._last_xid(sample, xids.get(sample.gpu, 0)) for _, sample in gpus]
         )
 
     def _both(self, kind: str, field: _Field, rows: Iterable[_Row]) -> Iterator[Family]:
@@ -245,20 +256,22 @@ class DcgmFamilies:
             labels |= {"hostname": self._hostname, "DCGM_FI_SYSTEM_DRIVER_VERSION": self._driver}
         return labels
 
-    def _device(self, one: GpuSample) -> str:
-        return _text(self._labels(self._gpus[one.gpu]) | self._alone(one.gpu))
+    def _device(self, sample: GpuSample) -> str:
+        return _text(self._labels(self._gpus[sample.gpu]) | self._alone(sample.gpu))
 
-    def _last_xid(self, one: GpuSample, code: int) -> _Row:
+    def _last_xid(self, sample: GpuSample, code: int) -> _Row:
         """The XID is the figure, and with its meaning in labels, which messages of alerts name."""
         meaning = RESET_XIDS.get(code, f"XID {code}") if code else "No Error"
-        labels = self._labels(self._gpus[one.gpu]) | self._alone(one.gpu)
+        labels = self._labels(self._gpus[sample.gpu]) | self._alone(sample.gpu)
         return _text({**labels, "err_code": str(code), "err_msg": meaning}), code
 
-    def _mig(self, one: MigSample) -> str:
-        return _text(self._labels(self._gpus[one.gpu]) | self._instance(one) | self._alone(one.device))
+    def _mig(self, sample: MigSample) -> str:
+        return _text(
+            self._labels(self._gpus[sample.gpu]) | self._instance(sample) | self._alone(sample.device)
+        )
 
-    def _instance(self, one: MigSample) -> dict[str, str]:
-        return {"GPU_I_PROFILE": self._profiles.get(one.device, ""), "GPU_I_ID": str(one.gi_id)}
+    def _instance(self, sample: MigSample) -> dict[str, str]:
+        return {"GPU_I_PROFILE": self._profiles.get(sample.device, ""), "GPU_I_ID": str(sample.gi_id)}
 
     def _alone(self, device: DeviceUuid) -> dict[str, str]:
         """The names of the one container that has the device alone."""
@@ -267,7 +280,7 @@ class DcgmFamilies:
 
     def _containers(self) -> Iterator[tuple[str, ContainerUse]]:
         """Those that share a device, with their labels."""
-        migs: dict[DeviceUuid, MigSample] = {one.device: one for one in self._found.samples.migs}
+        migs: dict[DeviceUuid, MigSample] = {sample.device: sample for sample in self._found.samples.migs}
         for device, users in self._by_device.items():
             if users[0].gpu not in self._gpus or self._alone(device):
                 continue

@@ -43,7 +43,8 @@ def wants_openmetrics(accept: str) -> bool:
         kind, *parameters = (part.strip().lower() for part in item.split(";"))
         if kind == _OPENMETRICS_TYPE:
             return not any(
-                one.startswith("q=") and one.removeprefix("q=").strip("0.") == "" for one in parameters
+                parameter.startswith("q=") and parameter.removeprefix("q=").strip("0.") == ""
+                for parameter in parameters
             )
     return False
 
@@ -64,16 +65,16 @@ def filled(template: str, values: Sequence[str]) -> str:
 def write(families: Iterable[Family], *, openmetrics: bool) -> bytes:
     """The whole text. Families without samples are left out."""
     lines: list[str] = []
-    for one in families:
-        if not one.rows:
+    for family in families:
+        if not family.rows:
             continue
-        counter = one.kind == "counter"
-        sample = f"{one.name}_total" if counter else one.name
-        declared = one.name if openmetrics else sample
-        kind = "untyped" if one.kind == "unknown" and not openmetrics else one.kind
-        text = one.text.translate(_VALUE_ESCAPES if openmetrics else _HELP_ESCAPES)
+        counter = family.kind == "counter"
+        sample = f"{family.name}_total" if counter else family.name
+        declared = family.name if openmetrics else sample
+        kind = "untyped" if family.kind == "unknown" and not openmetrics else family.kind
+        text = family.text.translate(_VALUE_ESCAPES if openmetrics else _HELP_ESCAPES)
         lines.append(f"# HELP {declared} {text}\n# TYPE {declared} {kind}\n")
-        lines += _samples(sample, one.rows)
+        lines += _samples(sample, family.rows)
     if openmetrics:
         lines.append("# EOF\n")
     return "".join(lines).encode("utf-8", errors="replace")

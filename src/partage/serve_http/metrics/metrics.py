@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import itertools
+import os
 import platform
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from resource import RLIMIT_NOFILE, getpagesize, getrlimit
 
 from msgspec.structs import fields
 
@@ -26,8 +29,7 @@ from partage.plan.report import MigConfigState, PolicyReason, PolicyState, Repor
 from partage.plan.serve.ledger_entry import Certainty
 from partage.plan.serve.watchdog import GrantKind
 from partage.serve_http.metrics.exposition import OPENMETRICS, TEXT, Family, wants_openmetrics, write
-from partage.serve_http.metrics.families import Row, figure, metric
-from partage.serve_http.metrics.process_metrics import process_families
+from partage.serve_http.metrics.metric_definitions import Row, figure, metric
 from partage.serve_http.metrics.usage_metrics import share_families, usage_families
 
 HelperOf = Callable[[], HelperState]
@@ -71,10 +73,10 @@ class ReportCollector:
         yield from _daemons(report)
         yield from _shares(report)
         yield from self._shares_of(report)
-        found = self._status.usage()
-        if found is not None and (age_s := self._status.clock() - found.at_s) <= OUTDATED_S:
+        usage = self._status.usage()
+        if usage is not None and (age_s := self._status.clock() - usage.at_s) <= OUTDATED_S:
             inventory = report.node.inventory
-            yield from usage_families(found, inventory, age_s)
+            yield from usage_families(usage, inventory, age_s)
             if self._dcgm is not DcgmNames.OFF:
                 from partage.serve_http.metrics.dcgm_metrics import DcgmFamilies
 
@@ -83,7 +85,7 @@ class ReportCollector:
                 }
                 last = dict(self._status.counts.last_xids)
                 found_by_dcgm = DcgmFamilies(
-                    found, inventory, self._dcgm, hostname=self._hostname, shared=shared
+                    usage, inventory, self._dcgm, hostname=self._hostname, shared=shared
                 )
                 yield from found_by_dcgm.families(last)
         since_s = max(0.0, self._status.clock() - report.made.clock_s)
@@ -135,13 +137,13 @@ class ReportCollector:
         )
 
 
-def _watch(found: WatchObservation | None) -> Iterator[Family]:
+def _watch(observation: WatchObservation | None) -> Iterator[Family]:
     """Containers that hold shares of watched GPUs. A container without any figure has no sample of memory."""
-    if found is None:
+    if observation is None:
         return
-    yield figure("watchdog_processes_hidden", bool(found.hidden))
+    yield figure("watchdog_processes_hidden", bool(observation.hidden))
     over: dict[tuple[str, ...], float] = {}
-    for usage in found.watched.usages:
+    for usage in observation.watched.usages:
         if usage.grant is not GrantKind.HELD or (holder := usage.holder) is None:
             continue
         who = (holder.namespace, holder.pod, holder.container, usage.gpu)
@@ -213,8 +215,10 @@ def _daemons(report: Report) -> Iterator[Family]:
     rows = [
         ((gpu.uuid, str(gpu.index), daemon.device), daemon) for gpu in report.gpus for daemon in gpu.daemons
     ]
-    yield metric("mps_daemon_serving", [(who, float(one.phase is DaemonPhase.SERVING)) for who, one in rows])
-    yield metric("mps_clients", [(who, float(len(one.clients))) for who, one in rows])
+    yield metric(
+        "mps_daemon_serving", [(who, float(daemon.phase is DaemonPhase.SERVING)) for who, daemon in rows]
+    )
+    yield metric("mps_clients", [(who, float(len(daemon.clients))) for who, daemon in rows])
 
 
 def _shares(report: Report) -> Iterator[Family]:
@@ -258,3 +262,43 @@ def writer_of(collect: Callable[[], Iterator[Family]]) -> MetricsWriter:
         return write(families, openmetrics=openmetrics), OPENMETRICS if openmetrics else TEXT
 
     return written
+
+
+_UTIME, _STIME, _START, _VSIZE, _RSS = 11, 12, 19, 20, 21
+"""Indexes after the name in ``/proc/self/stat`` (proc_pid_stat(5))."""
+
+
+def process_families(proc: Path = Path("/proc")) -> Iterator[Family]:
+    """Nothing where /proc cannot be read."""
+    try:
+        words = (proc / "self/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()
+        boot = (proc / "stat").read_text(encoding="utf-8").partition("\nbtime ")[2].split()[0]
+        descriptors = sum(1 for _ in (proc / "self/fd").iterdir())
+        ticks, page = os.sysconf("SC_CLK_TCK"), getpagesize()
+        figures = (
+            ("virtual_memory_bytes", "Virtual memory size in bytes.", "gauge", int(words[_VSIZE])),
+            ("resident_memory_bytes", "Resident memory size in bytes.", "gauge", int(words[_RSS]) * page),
+            (
+                "start_time_seconds",
+                "Start time of the process since unix epoch in seconds.",
+                "gauge",
+                int(words[_START]) / ticks + int(boot),
+            ),
+            (
+                "cpu_seconds",
+                "Total user and system CPU time spent in seconds.",
+                "counter",
+                (int(words[_UTIME]) + int(words[_STIME])) / ticks,
+            ),
+            ("open_fds", "Number of open file descriptors.", "gauge", descriptors),
+            (
+                "max_fds",
+                "Maximum number of open file descriptors.",
+                "gauge",
+                getrlimit(RLIMIT_NOFILE)[0],
+            ),
+        )
+    except (OSError, ValueError, IndexError):
+        return
+    for name, text, kind, value in figures:
+        yield Family(f"process_{name}", text, kind, [("", float(value))])

@@ -13,17 +13,17 @@ from partage.plan.report import Report
 from partage.plan.serve.watchdog import GrantKind
 from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.serve_http.metrics.exposition import Family
-from partage.serve_http.metrics.families import Labels, Row, figure, metric, text_of
+from partage.serve_http.metrics.metric_definitions import Labels, Row, figure, metric, text_of
 
 _UNITS = ("graphics", "sm", "sm_occupancy", "tensor", "dram", "fp64", "fp32", "fp16")
 _LIMITS = (Guarantee.HARD, Guarantee.GUARDED)
 """Guarantees under which a share's memory is a limit. The others only say how much it should be."""
 
 
-def usage_families(found: UsageObservation, inventory: Inventory, age_s: float) -> Iterator[Family]:
+def usage_families(usage: UsageObservation, inventory: Inventory, age_s: float) -> Iterator[Family]:
     """All families of one observation. inventory: says what the devices are."""
     index = {gpu.uuid: str(gpu.index) for gpu in inventory.gpus}
-    samples, use = found.samples, found.use
+    samples, use = usage.samples, usage.use
     yield from _gpus([(((sample.gpu, index.get(sample.gpu, ""))), sample) for sample in samples.gpus])
     yield from _migs(
         inventory, [((mig.gpu, index.get(mig.gpu, ""), mig.device), mig) for mig in samples.migs]
@@ -92,35 +92,39 @@ _GPU_FIGURES: Mapping[str, Callable[[GpuSample], float | None]] = {
 def _gpus(gpus: _Gpus) -> Iterator[Family]:
     yield from _memory("gpu", gpus)
     for name, figure_of in _GPU_FIGURES.items():
-        yield metric(name, _known((who, figure_of(one)) for who, one in gpus))
+        yield metric(name, _known((who, figure_of(sample)) for who, sample in gpus))
     yield metric("gpu_activity_ratio", _active(gpus))
     yield metric(
         "gpu_pcie_bytes_per_second",
         _known(
-            ((*who, direction), getattr(one.activity, f"pcie_{direction}"))
-            for who, one in gpus
-            if one.activity
+            ((*who, direction), getattr(sample.activity, f"pcie_{direction}"))
+            for who, sample in gpus
+            if sample.activity
             for direction in ("tx", "rx")
         ),
     )
     yield metric(
         "gpu_throttled",
         [
-            ((*who, str(reason)), float(reason in one.throttle))
-            for who, one in gpus
-            if one.throttle is not None
+            ((*who, str(reason)), float(reason in sample.throttle))
+            for who, sample in gpus
+            if sample.throttle is not None
             for reason in Throttle
         ],
     )
     yield metric(
         "gpu_throttled_seconds",
-        [((*who, str(cause)), seconds) for who, one in gpus for cause, seconds in one.throttled_s.items()],
+        [
+            ((*who, str(cause)), seconds)
+            for who, sample in gpus
+            for cause, seconds in sample.throttled_s.items()
+        ],
     )
     yield metric(
         "gpu_ecc_errors",
         _known(
-            ((*who, kind, since), getattr(one.ecc, f"{kind}_{scope}"))
-            for who, one in gpus
+            ((*who, kind, since), getattr(sample.ecc, f"{kind}_{scope}"))
+            for who, sample in gpus
             for kind in ("corrected", "uncorrected")
             for since, scope in (("driver", "volatile"), ("ever", "aggregate"))
         ),
@@ -128,9 +132,9 @@ def _gpus(gpus: _Gpus) -> Iterator[Family]:
     yield metric(
         "gpu_remapped_rows",
         [
-            ((*who, kind), float(getattr(one.rows, kind)))
-            for who, one in gpus
-            if one.rows
+            ((*who, kind), float(getattr(sample.rows, kind)))
+            for who, sample in gpus
+            if sample.rows
             for kind in ("corrected", "uncorrected")
         ],
     )
@@ -140,10 +144,13 @@ def _migs(inventory: Inventory, migs: list[tuple[tuple[str, ...], MigSample]]) -
     profiles = {mig.uuid: str(mig.profile) for gpu in inventory.gpus for mig in gpu.mig_devices}
     yield metric(
         "mig_info",
-        [((*who, profiles.get(one.device, ""), str(one.gi_id), str(one.ci_id)), 1.0) for who, one in migs],
+        [
+            ((*who, profiles.get(sample.device, ""), str(sample.gi_id), str(sample.ci_id)), 1.0)
+            for who, sample in migs
+        ],
     )
     yield from _memory("mig", migs)
-    yield metric("mig_memory_peak_bytes", _known((who, one.peak_bytes) for who, one in migs))
+    yield metric("mig_memory_peak_bytes", _known((who, sample.peak_bytes) for who, sample in migs))
     yield metric("mig_activity_ratio", _active(migs))
 
 
@@ -158,7 +165,7 @@ def _active(devices: Iterable[tuple[tuple[str, ...], GpuSample | MigSample]]) ->
     known: Iterable[tuple[tuple[str, ...], Activity]] = (
         (who, one.activity) for who, one in devices if one.activity is not None
     )
-    return _known(((*who, unit), getattr(one, unit)) for who, one in known for unit in _UNITS)
+    return _known(((*who, unit), getattr(activity, unit)) for who, activity in known for unit in _UNITS)
 
 
 def _known(rows: Iterable[tuple[Labels, float | None]]) -> list[Row]:

@@ -40,8 +40,8 @@ def _in_words(card: GpuCard) -> str:
     parts = []
     for block in card.blocks:
         if block.cells:
-            said = block.held_text
-            parts.append(f"{block.label}, {said}" if block.label else said)
+            text = block.held_text
+            parts.append(f"{block.label}, {text}" if block.label else text)
         else:
             parts.append(f"{block.label}, not offered" if block.label else "no MIG device")
     return "; ".join(parts)
@@ -87,8 +87,8 @@ def _share(cell: ShareCell, block: DeviceBlock, *, named: bool) -> Iterator[Elem
         word = "not usable" if cell.withdrawn else kind
         yield _box(kind, element("title", f"{word}{amount}"))
         if named and amount:
-            said = f"{block.amount(cell.count)} {word}"
-            yield element("text", said, x="6", y="33" if block.label else "25", class_="ink")
+            text = f"{block.amount(cell.count)} {word}"
+            yield element("text", text, x="6", y="33" if block.label else "25", class_="ink")
 
 
 def _stripe(block: DeviceBlock) -> Iterator[Element]:
@@ -101,8 +101,8 @@ def _stripe(block: DeviceBlock) -> Iterator[Element]:
             yield element(
                 "rect", x=f"{left:.3f}%", y=str(_MEMORY - 10), width=f"{width:.3f}%", height="10", class_=kind
             )
-    said = block.held_text + (f", {gone} not usable" if gone else "")
-    yield element("text", said, x="6", y="27" if block.label else "20", class_="ink")
+    text = block.held_text + (f", {gone} not usable" if gone else "")
+    yield element("text", text, x="6", y="27" if block.label else "20", class_="ink")
 
 
 def _compute(card: GpuCard) -> Iterator[Element]:

@@ -46,23 +46,23 @@ class HeldShares(Frozen):
 def sampled(report: ReportDocument) -> Uses:
     """What was sampled last. A container with several MIG devices of one GPU has their sum."""
     uses: dict[tuple[GpuUuid, str], MemoryUse] = {}
-    for one in () if report.use is None else report.use.containers:
-        if one.used_bytes is not None:
-            key = one.gpu, f"{one.namespace}/{one.pod}/{one.container}"
-            here = MemoryUse(one.used_bytes, one.peak_bytes, one.at_least, one.utilisation)
+    for row in () if report.use is None else report.use.containers:
+        if row.used_bytes is not None:
+            key = row.gpu, f"{row.namespace}/{row.pod}/{row.container}"
+            here = MemoryUse(row.used_bytes, row.peak_bytes, row.at_least, row.utilisation)
             uses[key] = _sum(uses[key], here) if key in uses else here
     return uses
 
 
-def _sum(one: MemoryUse, other: MemoryUse) -> MemoryUse:
-    peaks = (one.peak_bytes, other.peak_bytes)
+def _sum(use: MemoryUse, other: MemoryUse) -> MemoryUse:
+    peaks = (use.peak_bytes, other.peak_bytes)
     known = [peak for peak in peaks if peak is not None]
     peak = sum(known) if len(known) == len(peaks) else None
-    parts = [busy for busy in (one.utilisation, other.utilisation) if busy is not None]
+    parts = [busy for busy in (use.utilisation, other.utilisation) if busy is not None]
     return MemoryUse(
-        one.used_bytes + other.used_bytes,
+        use.used_bytes + other.used_bytes,
         peak,
-        one.at_least or other.at_least,
+        use.at_least or other.at_least,
         sum(parts) if parts else None,
     )
 
@@ -70,8 +70,8 @@ def _sum(one: MemoryUse, other: MemoryUse) -> MemoryUse:
 def watched(report: ReportDocument) -> Uses:
     """What the watchdog saw last."""
     return {
-        (one.gpu, f"{one.namespace}/{one.pod}/{one.container}"): MemoryUse(one.used_bytes, None, one.at_least)
-        for one in (report.watch.containers if report.watch else ())
+        (row.gpu, f"{row.namespace}/{row.pod}/{row.container}"): MemoryUse(row.used_bytes, None, row.at_least)
+        for row in (report.watch.containers if report.watch else ())
     }
 
 
@@ -105,9 +105,9 @@ def holdings(report: ReportDocument) -> dict[int, list[HeldShares]]:
                 since=min(entry.since for entry in entries),
                 certainty=entries[0].certainty,
                 use=seen.get((uuids[index], alone)) if alone else None,
-                promised_bytes=sum(one.memory_bytes for one in offered) if offered else None,
+                promised_bytes=sum(offering.memory_bytes for offering in offered) if offered else None,
                 guarantee=offered[0].guarantee if offered else None,
-                by_memory=any(one.by_memory for one in offered),
+                by_memory=any(offering.by_memory for offering in offered),
             )
         )
     return found

@@ -46,7 +46,7 @@ _SHARE_WORDS = {
     "free": "The next pod gets it.",
     "not usable": "No pod gets it now: its GPU is lost, unhealthy, cordoned or about to change.",
     "lost": "The GPU does not answer the driver.",
-    **{str(one): said for one, said in _HEALTH_WORDS.items()},
+    **{str(state): text for state, text in _HEALTH_WORDS.items()},
     "pending changes": "GPUs that are not yet as the policy wants them.",
 }
 _DAEMON_WORDS = {
@@ -64,9 +64,9 @@ _NODE_WORDS = {
     MARKS["uncut"]: "Slices of which no MIG device is made.",
     MARKS["idle"]: "It goes with the memory of a MIG device that has fewer compute slices.",
     "cordoned": "An administrator has closed the GPU: no pod gets a share of it, and pods on it keep theirs.",
-    **{f"guarantee {one}": f"Of the memory of a share: {one.means}." for one in Guarantee},
-    **{CERTAINTIES[one]: said for one, said in _CERTAINTY_WORDS.items()},
-    **{f"MPS daemon {one}": said for one, said in _DAEMON_WORDS.items()},
+    **{f"guarantee {guarantee}": f"Of the memory of a share: {guarantee.means}." for guarantee in Guarantee},
+    **{CERTAINTIES[certainty]: text for certainty, text in _CERTAINTY_WORDS.items()},
+    **{f"MPS daemon {phase}": text for phase, text in _DAEMON_WORDS.items()},
     "utilisation": "Part of the time in which a GPU worked; of its busiest MIG device, on Hopper and later.",
     "busy": "The part of the GPU's time that a container took.",
     "peak": "The most memory that a container used since it began.",
@@ -101,7 +101,7 @@ def fleet_legend(standings: Mapping[str, str]) -> Element:
 
 def _legend(marks: Sequence[Element], words: Mapping[str, str]) -> Element:
     """The colours, always to be seen, and the words, to be opened."""
-    pairs = (made for word, said in words.items() for made in (element("dt", word), element("dd", said)))
+    pairs = (made for word, text in words.items() for made in (element("dt", word), element("dd", text)))
     return element(
         "div",
         element("details", element("summary", "What the words mean"), element("dl", *pairs), class_="words"),

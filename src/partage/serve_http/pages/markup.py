@@ -1,11 +1,11 @@
-"""HTML as a tree of elements, written by the standard library, which escapes all text and attributes.
-
-Names of pods come from users, so nothing here puts a text into markup by itself.
+"""HTML as a tree of elements, written by the standard library, which escapes all text and attributes; and the
+parts of which the pages are made: tables, lists, times.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Sequence
 from xml.etree.ElementTree import Element, tostring
 
 Child = Element | str | None
@@ -64,3 +64,30 @@ def _attribute(name: str) -> str:
 def _clean(text: str) -> str:
     marked = _DIRECTION.sub(lambda mark: f"\\u{ord(mark[0]):04x}", text)
     return _CONTROL.sub("\N{REPLACEMENT CHARACTER}", marked)
+
+
+def table(caption: str, heads: Sequence[str], rows: Iterable[Sequence[Child]]) -> Element:
+    """A table; on a narrow screen each cell stands below the other, with its column's name."""
+    head = element("tr", *(element("th", name, scope="col") for name in heads))
+    body = [
+        element(
+            "tr",
+            *(element("td", cell, data_name=name) for name, cell in zip(heads, cells, strict=True)),
+        )
+        for cells in rows
+    ]
+    return element(
+        "table", element("caption", caption, class_="unseen"), element("thead", head), element("tbody", *body)
+    )
+
+
+def bullets(lines: Iterable[str], kind: str) -> Element | None:
+    """A list of sentences; None where there are none. kind: class of the style sheet."""
+    items = [element("li", line) for line in lines]
+    return element("ul", *items, class_=kind) if items else None
+
+
+def moment(at: str) -> Element:
+    """RFC 3339 in UTC, to the second; the script adds how long ago that is."""
+    shown = at.partition(".")[0].replace("T", " ").removesuffix("Z") + " UTC"
+    return element("time", shown, datetime=at)

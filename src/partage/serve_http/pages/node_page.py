@@ -10,7 +10,7 @@ from partage.answers.node_problems import problems_of_node, troubles_of_gpu
 from partage.answers.render.cards import GpuCard, HeldOnNode, cards_of
 from partage.answers.render.rows import pending_lines, waiting_lines, withdrawn_lines
 from partage.answers.share_counts import any_usable, count_by_resource, not_usable
-from partage.answers.use_words import part
+from partage.answers.wording import part
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName
 from partage.plan.offer.select import GeometryOf
@@ -20,9 +20,16 @@ from partage.plan.serve.ledger_entry import Certainty
 from partage.serve_http.pages.card import drawing
 from partage.serve_http.pages.holdings import HeldShares, holdings
 from partage.serve_http.pages.legend import CERTAINTIES
-from partage.serve_http.pages.markup import Child, element, foreign, foreign_path, html
-from partage.serve_http.pages.moment import moment
-from partage.serve_http.pages.parts import bullets, table
+from partage.serve_http.pages.markup import (
+    Child,
+    bullets,
+    element,
+    foreign,
+    foreign_path,
+    html,
+    moment,
+    table,
+)
 from partage.serve_http.pages.use import gpu_use, hour_details, sampled
 from partage.text import count_of
 from partage.units import format_bytes
@@ -97,12 +104,12 @@ def _policy(report: ReportDocument) -> Element:
     policy = report.policy
     source = foreign(policy.source) if policy.source else "none: every GPU is exclusive"
     refused = policy.message and policy.reason is not PolicyReason.IN_FORCE
-    problems = [f"{one.severity}: {one}" for one in policy.problems]
+    problems = [f"{problem.severity}: {problem}" for problem in policy.problems]
     asked = report.mig_config
     layout: Child = None
     if asked is not None:
-        said = f": {asked.state or 'not begun'}{'. ' + asked.reason if asked.reason else ''}"
-        layout = element("p", "MIG layout by label ", foreign(asked.name), said)
+        text = f": {asked.state or 'not begun'}{'. ' + asked.reason if asked.reason else ''}"
+        layout = element("p", "MIG layout by label ", foreign(asked.name), text)
     return element(
         "section",
         element("h2", "Policy in force"),
@@ -166,10 +173,10 @@ def _gpu(
     troubles = [*([lost] if lost else []), *troubles_of_gpu(gpu)]
     standing = report.standings.get(gpu.uuid, "")
     offered = report.offer.get(gpu.uuid, ())
-    resources = list(dict.fromkeys(one.resource for one in offered))
+    resources = list(dict.fromkeys(offering.resource for offering in offered))
     said = _SaidOnce(
         resource=card is not None and len(resources) == 1,
-        guarantee=card is not None and len({one.guarantee for one in offered}) == 1,
+        guarantee=card is not None and len({offering.guarantee for offering in offered}) == 1,
     )
     heading = f"gpu-{gpu.index}-name"
     return element(
@@ -214,7 +221,7 @@ def _offered(card: GpuCard, resources: Sequence[ResourceName]) -> Element:
 def _use(gpu: ReportedGpuRow, report: ReportDocument) -> Element | None:
     if report.use is None:
         return None
-    now = next((one for one in report.use.gpus if one.gpu == gpu.uuid), None)
+    now = next((row for row in report.use.gpus if row.gpu == gpu.uuid), None)
     return gpu_use(gpu.index, now, report.use.hour.get(gpu.uuid))
 
 
@@ -229,10 +236,10 @@ def _hours(report: ReportDocument) -> dict[str, Element]:
 
 def _daemons(gpu: ReportedGpuRow) -> Element | None:
     lines = []
-    for one in gpu.mps_daemons:
-        which = "" if one.device == gpu.uuid else f" of {one.device}"
-        why = f": {one.reason}" if one.reason else ""
-        lines.append(f"MPS daemon{which}: {one.state}, {count_of(one.clients, 'client')}{why}")
+    for daemon in gpu.mps_daemons:
+        which = "" if daemon.device == gpu.uuid else f" of {daemon.device}"
+        why = f": {daemon.reason}" if daemon.reason else ""
+        lines.append(f"MPS daemon{which}: {daemon.state}, {count_of(daemon.clients, 'client')}{why}")
     return bullets(lines, "dim small")
 
 
@@ -298,8 +305,8 @@ def _memory(one: HeldShares) -> tuple[Element | None, list[Child]]:
     promised = "" if one.promised_bytes is None else format_bytes(one.promised_bytes)
     use = one.use
     if use is None:
-        said = f"memory used not known, of {promised}" if promised else "memory used not known"
-        return None, [element("span", said)]
+        text = f"memory used not known, of {promised}" if promised else "memory used not known"
+        return None, [element("span", text)]
     used = ("at least " if use.at_least else "") + format_bytes(use.used_bytes)
     if not one.promised_bytes:
         return None, [element("span", used)]
@@ -336,15 +343,17 @@ def _resources(report: ReportDocument) -> Element:
     counts = count_by_resource(report)
     rows: list[tuple[Child, ...]] = [
         (
-            foreign(one.name),
-            str(counts[one.name].held),
-            str(counts[one.name].free),
-            str(counts[one.name].not_usable),
-            one.strategy or "",
-            element("span", str(one.guarantee), title=one.guarantee.means) if one.guarantee else "",
-            "yes" if one.registered else f"no: {one.last_error or 'not yet'}",
+            foreign(resource.name),
+            str(counts[resource.name].held),
+            str(counts[resource.name].free),
+            str(counts[resource.name].not_usable),
+            resource.strategy or "",
+            element("span", str(resource.guarantee), title=resource.guarantee.means)
+            if resource.guarantee
+            else "",
+            "yes" if resource.registered else f"no: {resource.last_error or 'not yet'}",
         )
-        for one in report.resources
+        for resource in report.resources
     ]
     return element(
         "section",

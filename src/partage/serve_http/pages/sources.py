@@ -16,8 +16,7 @@ from partage.codec.values import CodecError, decode
 from partage.edges.host.read_file import read_regular
 from partage.edges.kube.objects import second
 from partage.errors import InputError, Problem
-from partage.serve_http.pages.markup import Child, element, html
-from partage.serve_http.pages.moment import moment
+from partage.serve_http.pages.markup import Child, element, html, moment
 from partage.text import printable
 from partage.values import Frozen
 
@@ -79,7 +78,7 @@ class ReportFolder:
             name = printable(name)  # not all names of files are UTF-8
             found[name] = self._file(name, path)
         now_s = self._clock()
-        found = {name: _aged(one, now_s) for name, one in found.items()}
+        found = {name: _aged(report, now_s) for name, report in found.items()}
         self._known = found
         return tuple(found[name] for name in sorted(found))
 
@@ -95,17 +94,17 @@ class ReportFolder:
             return NodeReport(name, before.report, f"{path}: {error.strerror}", before.version)
 
 
-def _aged(one: NodeReport, now_s: float) -> NodeReport:
+def _aged(report: NodeReport, now_s: float) -> NodeReport:
     """The node; with trouble where nothing but the age of its report is wrong. A file tells nothing of a node
     that has been switched off meanwhile.
     """
-    if one.report is None or one.trouble:
-        return one
-    age_s = now_s - datetime.fromisoformat(one.report.at).timestamp()
+    if report.report is None or report.trouble:
+        return report
+    age_s = now_s - datetime.fromisoformat(report.report.at).timestamp()
     if age_s < OLDEST_S:
-        return one
+        return report
     trouble = f"its report is more than {OLDEST_S // 3600} hours old"
-    return replace(one, trouble=trouble, since=one.report.at, old=True)
+    return replace(report, trouble=trouble, since=report.report.at, old=True)
 
 
 def read_answer(name: str, content: bytes, before: NodeReport, version: object) -> NodeReport:
@@ -128,7 +127,9 @@ def _check_amounts(report: ReportDocument) -> None:
     observed = () if planned is None else planned.snapshot.observed.node.inventory.gpus
     gpus = max(len(report.gpus), len(report.offer), len(observed))
     served = (
-        [] if planned is None else [(*one.offer, *one.leaving) for one in planned.snapshot.served.values()]
+        []
+        if planned is None
+        else [(*serving.offer, *serving.leaving) for serving in planned.snapshot.served.values()]
     )
     shares = max(
         sum(max(0, offering.count) for offers in known for offering in offers)
@@ -166,7 +167,7 @@ class FleetReports:
 
     def read(self) -> None:
         """Read all of them now."""
-        self.nodes = {one.name: one for one in self._source.read()}
+        self.nodes = {report.name: report for report in self._source.read()}
         self._read_at = time.time()
         self.mark += 1
 

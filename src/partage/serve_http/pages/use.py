@@ -8,9 +8,8 @@ from itertools import groupby
 from xml.etree.ElementTree import Element
 
 from partage.answers.documents.use import HourRow, SampledGpuRow, UseRow
-from partage.answers.use_words import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
-from partage.serve_http.pages.markup import Child, element
-from partage.serve_http.pages.moment import moment
+from partage.answers.wording import UNKNOWN, WHEN_SAMPLED, degrees, part, watts
+from partage.serve_http.pages.markup import Child, element, moment
 from partage.units import format_bytes
 
 _TOP = 100
@@ -112,9 +111,9 @@ def _busy_curve(index: int, hour: HourRow | None) -> Element | None:
     known = [one for one in hour.utilisation if one is not None]
     if not known:
         return None
-    said = f"{part(min(known))} to {part(max(known))}"
+    text = f"{part(min(known))} to {part(max(known))}"
     return _curve(
-        [None if one is None else min(1.0, one) for one in hour.utilisation], index, "utilisation", said
+        [None if one is None else min(1.0, one) for one in hour.utilisation], index, "utilisation", text
     )
 
 
@@ -123,12 +122,12 @@ def _memory_curve(index: int, hour: HourRow | None, total: int | None) -> Elemen
     if hour is None or not known:
         return None
     top = total or max(known) or 1
-    said = f"{format_bytes(min(known))} to {format_bytes(max(known))}"
+    text = f"{format_bytes(min(known))} to {format_bytes(max(known))}"
     parts = [None if one is None else min(1.0, one / top) for one in hour.memory_used_bytes]
-    return _curve(parts, index, "memory used", said)
+    return _curve(parts, index, "memory used", text)
 
 
-def _curve(parts: Sequence[float | None], index: int, what: str, said: str) -> Element:
+def _curve(parts: Sequence[float | None], index: int, what: str, text: str) -> Element:
     """A bar for each minute, without gaps between them: 0 to 1; None: no bar. It leads to its numbers."""
     bars = "".join(
         f"M{minute} {_TOP}v{-max(_LEAST, height * _TOP):.0f}h1V{_TOP}z"
@@ -142,9 +141,9 @@ def _curve(parts: Sequence[float | None], index: int, what: str, said: str) -> E
         viewBox=f"0 0 {len(parts)} {_TOP}",
         preserveAspectRatio="none",
         role="img",
-        aria_label=f"GPU {index}, {what} in the last hour: {said}. All numbers",
+        aria_label=f"GPU {index}, {what} in the last hour: {text}. All numbers",
     )
-    return element("a", drawn, href=f"#hour-{index}", title=f"{what} in the last hour: {said}")
+    return element("a", drawn, href=f"#hour-{index}", title=f"{what} in the last hour: {text}")
 
 
 # --- numbers -------------------------------------------------------------------------------------
@@ -171,5 +170,5 @@ def _table_rows(hour: HourRow) -> Iterator[Element]:
 
 
 def _row(when: str, *cells: Child) -> Element:
-    made = (one if isinstance(one, Element) else element("td", one) for one in cells)
+    made = (cell if isinstance(cell, Element) else element("td", cell) for cell in cells)
     return element("tr", element("th", when, scope="row"), *made)

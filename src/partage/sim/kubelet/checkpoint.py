@@ -12,7 +12,7 @@ from pathlib import Path
 
 from partage.edges.kubelet.checkpoint import CHECKPOINT
 from partage.model.ids import PodUid, ShareId
-from partage.sim.kubelet.holding import Holdings
+from partage.sim.kubelet.pod_status import Holdings
 
 
 def write_checkpoint(

@@ -28,8 +28,8 @@ from partage.edges.kubelet.messages import HEALTHY
 from partage.model.allocation import ContainerAllocation
 from partage.model.ids import ShareId
 from partage.model.pod import Container, Pod
-from partage.sim.kubelet.holding import Holding, Holdings
 from partage.sim.kubelet.plugin_client import PluginClient, PluginError
+from partage.sim.kubelet.pod_status import Holding, Holdings
 from partage.values import Frozen
 
 GRACE_S = 300.0
@@ -135,7 +135,7 @@ class DeviceManager:
             return
         endpoint.stopped_at = self._clock()
         devices = self._devices.get(resource, {})
-        self._devices[resource] = {name: Device(False, one.numa_nodes) for name, one in devices.items()}
+        self._devices[resource] = {name: Device(False, device.numa_nodes) for name, device in devices.items()}
 
     def restart(self) -> None:
         """The kubelet starts again: holders are known from the checkpoint, devices are not known yet."""

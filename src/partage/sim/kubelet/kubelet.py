@@ -25,11 +25,10 @@ from partage.model.pod import Pod
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.checkpoint import write_checkpoint
 from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager, KubeletPanic
-from partage.sim.kubelet.holding import waiting_container
 from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
 from partage.sim.kubelet.pod_resources import PodResourcesService, TokenBucket, device_message, pod_message
-from partage.sim.kubelet.pod_status import ContainerState, PodPhase, PodStatus
+from partage.sim.kubelet.pod_status import ContainerState, PodPhase, PodStatus, waiting_container
 from partage.sim.kubelet.scheduler import SimulatedScheduler
 from partage.sim.node.machine import derived_uuid
 
@@ -164,7 +163,9 @@ class EmbeddedKubelet:
         await self._awake.wait()
         known, self._unknown = self._unknown, set()
         for status in [status for key, status in self._pods.items() if key in known]:
-            running = {one.name for one in status.containers if one.state is ContainerState.RUNNING}
+            running = {
+                container.name for container in status.containers if container.state is ContainerState.RUNNING
+            }
             try:
                 if status.holds:
                     self._manager.readmit(status.pod, running)
@@ -258,7 +259,8 @@ class EmbeddedKubelet:
         finally:
             self._write_checkpoint()
         containers = tuple(
-            waiting_container(one.name, self._manager.holdings(pod, one.name)) for one in pod.containers
+            waiting_container(container.name, self._manager.holdings(pod, container.name))
+            for container in pod.containers
         )
         self._put(PodStatus(pod, PodPhase.PENDING, containers=containers, uid=self._uids[pod.key]))
         await self._make_ready(pod)
@@ -345,7 +347,7 @@ class EmbeddedKubelet:
             return status
         self._ended.append(pod)
         self._scheduler.unbind(pod)
-        ended = tuple(replace(one, state=ContainerState.TERMINATED) for one in status.containers)
+        ended = tuple(replace(container, state=ContainerState.TERMINATED) for container in status.containers)
         return self._put(replace(status, phase=phase, reason=reason, message=message, containers=ended))
 
     async def delete(self, pod: Pod, *, force: bool = False) -> None:
@@ -353,7 +355,7 @@ class EmbeddedKubelet:
         self._scheduler.give_up(pod)
         if pod.key in self._pods:
             status = self._pods[pod.key]
-            if force and any(one.state is ContainerState.RUNNING for one in status.containers):
+            if force and any(container.state is ContainerState.RUNNING for container in status.containers):
                 self._left.append(status)
             await self.end(pod)
             del self._pods[pod.key]

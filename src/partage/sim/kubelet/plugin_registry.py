@@ -139,9 +139,9 @@ class PluginRegistry(RegistrationBase):
         finally:
             opened.set()
         await self._awake.wait()
-        for found in self._table.pop(self._place(plugin), [])[:1]:
-            self._close(found)
-            self._manager.disconnected(found)
+        for client in self._table.pop(self._place(plugin), [])[:1]:
+            self._close(client)
+            self._manager.disconnected(client)
             self._gone()
 
     def _close(self, plugin: PluginClient) -> None:

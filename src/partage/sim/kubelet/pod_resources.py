@@ -25,7 +25,9 @@ NumaNodes = Callable[[str, ShareId], tuple[int, ...]]
 
 def pod_message(status: PodStatus, numa_nodes: NumaNodes) -> pb.PodResources:
     """One pod as List answers it: without ordinary init containers, one entry for each device."""
-    containers = [_container(status.container(one.name), numa_nodes) for one in status.pod.lasting]
+    containers = [
+        _container(status.container(container.name), numa_nodes) for container in status.pod.lasting
+    ]
     return pb.PodResources(name=status.pod.name, namespace=status.pod.namespace, containers=containers)
 
 

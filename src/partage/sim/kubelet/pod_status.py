@@ -1,14 +1,17 @@
-"""The status of pods as the embedded kubelet knows them, in the words of Kubernetes."""
+"""The status of pods as the embedded kubelet knows them, in the words of Kubernetes; and what a container
+holds of each resource, from which its status follows.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import StrEnum
+from typing import TypeVar
 
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.model.allocation import DeviceNode, Mount
+from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import PodUid, ShareId
 from partage.model.pod import Pod
 from partage.values import Frozen
@@ -79,10 +82,51 @@ class PodStatus(Frozen):
 
     def with_container(self, changed: ContainerStatus) -> PodStatus:
         """The same with one container's status replaced."""
-        containers = (changed if one.name == changed.name else one for one in self.containers)
+        containers = (
+            changed if container.name == changed.name else container for container in self.containers
+        )
         return replace(self, containers=tuple(containers))
 
     @property
     def waiting(self) -> tuple[ContainerStatus, ...]:
         """The containers that have not started, in the pod's order."""
-        return tuple(one for one in self.containers if one.state is ContainerState.WAITING)
+        return tuple(container for container in self.containers if container.state is ContainerState.WAITING)
+
+
+class Holding(Frozen):
+    """What one container holds of one resource. The answer is kept for restarts."""
+
+    ids: tuple[ShareId, ...]
+    answer: ContainerAllocation
+
+
+Holdings = dict[str, Holding]
+"""Resource name to holding, of one container, in the order of its requests."""
+
+
+def waiting_container(name: str, holdings: Holdings) -> ContainerStatus:
+    """The status of a container that has its devices and waits for its start.
+
+    Where two resources set the same thing, the first one counts: a kubelet keeps one and logs that.
+    """
+    answers = [holding.answer for holding in holdings.values()]
+    return ContainerStatus(
+        name,
+        ids={resource: holding.ids for resource, holding in holdings.items()},
+        env={key: value for answer in reversed(answers) for key, value in answer.envs.items()},
+        mounts=_distinct(mount for answer in answers for mount in answer.mounts),
+        devices=_distinct(node for answer in answers for node in answer.devices),
+        annotations={key: value for answer in reversed(answers) for key, value in answer.annotations.items()},
+        cdi_devices=tuple(dict.fromkeys(name for answer in answers for name in answer.cdi_devices)),
+    )
+
+
+_AtPath = TypeVar("_AtPath", Mount, DeviceNode)
+
+
+def _distinct(things: Iterable[_AtPath]) -> tuple[_AtPath, ...]:
+    """One thing for each path in the container, the first."""
+    at: dict[str, _AtPath] = {}
+    for thing in things:
+        at.setdefault(thing.container_path, thing)
+    return tuple(at.values())

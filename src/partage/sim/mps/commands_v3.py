@@ -88,9 +88,17 @@ def _list_servers(state: NamedState, pipe: str, call: _Call) -> str:
     if only is not None and state.named(only) is None:
         raise CommandError(f"there is no server {only!r}")
     rows = [
-        (one.name, one.uid, one.pid, _STATUS[one.status], f"{pipe}/{one.name}", _ABSENT, _ABSENT)
-        for one in _servers(state)
-        if only in (None, one.name) and one.pid
+        (
+            server.name,
+            server.uid,
+            server.pid,
+            _STATUS[server.status],
+            f"{pipe}/{server.name}",
+            _ABSENT,
+            _ABSENT,
+        )
+        for server in _servers(state)
+        if only in (None, server.name) and server.pid
     ]
     columns = ("name", "uid", "pid", "status", "pipe-directory", "allowed-devices", "context-ids")
     return _listed(columns, rows, call)
@@ -174,7 +182,7 @@ def _end_client(state: NamedState, _pipe: str, call: _Call) -> str:
 
 
 def _servers(state: NamedState) -> list[NamedServer]:
-    return [one for one in state.servers if isinstance(one, NamedServer)]
+    return [server for server in state.servers if isinstance(server, NamedServer)]
 
 
 def _listed(columns: Sequence[str], rows: Sequence[Sequence[object]], call: _Call) -> str:

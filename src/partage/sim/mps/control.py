@@ -145,8 +145,8 @@ def _in_background(run: Callable[[Callable[[str], None]], int]) -> int:
     os.close(writing)
     os.wait()
     with os.fdopen(reading, encoding="utf-8") as outcome:
-        said = outcome.read()
-    return 0 if said == "started" else _fail(said or "The control daemon ended at its start")
+        text = outcome.read()
+    return 0 if text == "started" else _fail(text or "The control daemon ended at its start")
 
 
 def _report(writing: int, error: str) -> None:

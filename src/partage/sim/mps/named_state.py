@@ -168,7 +168,10 @@ class NamedState(MpsControlState):
 
     def named(self, name: str) -> NamedServer | None:
         """The server of this name."""
-        return next((one for one in self.servers if isinstance(one, NamedServer) and one.name == name), None)
+        return next(
+            (server for server in self.servers if isinstance(server, NamedServer) and server.name == name),
+            None,
+        )
 
     def _server_named(self, name: str) -> NamedServer:
         server = self.named(name)

@@ -130,8 +130,8 @@ class MpsControlState:
         restarted. What state the server then has is not known; here it is FAULT.
         """
         server.status, server.wedged = ServerStatus.FAULT, True
-        for one in server.clients:
-            one.error = one.error or ILLEGAL_ADDRESS
+        for client in server.clients:
+            client.error = client.error or ILLEGAL_ADDRESS
 
     def fault(self, client: SimulatedClient) -> None:
         """A fatal fault of one client: every client of its server gets the error."""

@@ -35,7 +35,7 @@ def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
     """Raises GpuInUse, GpuLost, NotFound, Unsupported (the control program is too old for namespaces)."""
     spec = step.spec
     gpu = answering_gpu(state, spec.gpu)
-    if spec.device not in {gpu.uuid, *(one.uuid for one in gpu.mig_devices)}:
+    if spec.device not in {gpu.uuid, *(device.uuid for device in gpu.mig_devices)}:
         raise NotFound(f"GPU {gpu.index} has no MIG device {spec.device}")
     if spec.namespaces and (too_old := too_old_for_namespaces(state.driver)):
         raise Unsupported(f"cannot {step}: {too_old}")
@@ -57,7 +57,9 @@ def stop_daemon(state: SimulatedNode, step: StopDaemon) -> SimulatedNode:
         return state
     if now.phase is not DaemonPhase.DEAD:
         _refuse_clients(state, step.device)
-    return replace(state, daemons={device: one for device, one in state.daemons.items() if one is not now})
+    return replace(
+        state, daemons={device: daemon for device, daemon in state.daemons.items() if daemon is not now}
+    )
 
 
 def end_client(state: SimulatedNode, step: EndClient) -> SimulatedNode:
@@ -69,24 +71,26 @@ def end_client(state: SimulatedNode, step: EndClient) -> SimulatedNode:
 
 def daemons_of(state: SimulatedNode) -> tuple[DaemonState, ...]:
     """All of them, by device."""
-    return tuple(_found(state, one) for _, one in sorted(state.daemons.items()))
+    return tuple(_found(state, daemon) for _, daemon in sorted(state.daemons.items()))
 
 
-def _found(state: SimulatedNode, one: SimulatedDaemon) -> DaemonState:
-    spec = one.spec
-    if one.phase is DaemonPhase.DEAD:
+def _found(state: SimulatedNode, daemon: SimulatedDaemon) -> DaemonState:
+    spec = daemon.spec
+    if daemon.phase is DaemonPhase.DEAD:
         return DaemonState(
             spec.gpu, spec.device, DaemonPhase.DEAD, limits=spec.limits, reason="its MPS daemon has ended"
         )
-    faulty = one.phase is DaemonPhase.FAULT
+    faulty = daemon.phase is DaemonPhase.FAULT
     status = ServerStatus.FAULT if faulty else ServerStatus.ACTIVE
     name = SERVER if spec.namespaces else ""
-    server = MpsServer(one.pid + 1, 0, status, tuple(_clients(state, spec.device)), name)
-    reason = _REASONS.get(one.phase, "")
-    limits = ClientLimits() if one.phase is DaemonPhase.STARTING else spec.limits
+    server = MpsServer(daemon.pid + 1, 0, status, tuple(_clients(state, spec.device)), name)
+    reason = _REASONS.get(daemon.phase, "")
+    limits = ClientLimits() if daemon.phase is DaemonPhase.STARTING else spec.limits
     multi_user = spec.multi_user is not False
-    known = DaemonState(spec.gpu, spec.device, one.phase, one.pid, (server,), limits, multi_user, reason)
-    return replace(known, set_ns=one.set_ns)
+    known = DaemonState(
+        spec.gpu, spec.device, daemon.phase, daemon.pid, (server,), limits, multi_user, reason
+    )
+    return replace(known, set_ns=daemon.set_ns)
 
 
 def _clients(state: SimulatedNode, device: DeviceUuid) -> Iterable[ConnectedClient]:

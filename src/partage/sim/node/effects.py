@@ -131,7 +131,7 @@ def _after_xid(state: SimulatedNode, xid: RaiseXid) -> SimulatedNode:
 
 
 def _require_instance(gpu: Gpu, gi: int | None) -> None:
-    live = {one.gi_id for one in gpu.mig_devices} | {one.gi_id for one in gpu.empty_instances}
+    live = {device.gi_id for device in gpu.mig_devices} | {instance.gi_id for instance in gpu.empty_instances}
     if gi is not None and gi not in live:
         raise InputError(f"GPU {gpu.index} has no GPU instance {gi}")
 
@@ -162,7 +162,7 @@ def _change_processes(
 def _new_use(state: SimulatedNode, fault: Occupy) -> GpuUse:
     gpu = gpu_at(state, fault.gpu)
     _require_instance(gpu, fault.gi)
-    inside = [one for one in gpu.mig_devices if (one.gi_id, one.ci_id) == (fault.gi, fault.ci)]
+    inside = [device for device in gpu.mig_devices if (device.gi_id, device.ci_id) == (fault.gi, fault.ci)]
     if fault.ci is not None and not inside:
         raise InputError(f"GPU {fault.gpu} has no compute instance {fault.ci} in GPU instance {fault.gi}")
     uuid = inside[0].uuid if inside else None

@@ -176,7 +176,7 @@ class SimulatedHardware:
         self._apply(fault)
 
     def __str__(self) -> str:
-        faults = [f"{one.fault.call} will {_described(one.fault)}" for one in self._call_faults]
+        faults = [f"{fault.fault.call} will {_described(fault.fault)}" for fault in self._call_faults]
         return "\n".join([describe_node(self._state), *faults, *self._impossible])
 
     # --- faults of calls -------------------------------------------------------------------------
@@ -185,7 +185,7 @@ class SimulatedHardware:
         """Count the call, and let it fail or hang. The answer: an error to raise once the step is done."""
         self.calls[call] += 1
         self._apply_timed_faults()
-        active = next((one for one in self._call_faults if one.fault.call == call), None)
+        active = next((fault for fault in self._call_faults if fault.fault.call == call), None)
         if active is None:
             return None
         if active.left is not None:

@@ -96,7 +96,7 @@ def _level(load: Load, age_s: float) -> float:
 def _point(load: Load, age_s: float) -> LoadPoint:
     last_s = load.points[-1].at_s
     at_s = age_s % last_s if load.repeat and last_s > 0 else age_s
-    return max((one for one in load.points if one.at_s <= at_s), key=_when, default=load.points[0])
+    return max((point for point in load.points if point.at_s <= at_s), key=_when, default=load.points[0])
 
 
 def _when(point: LoadPoint) -> float:

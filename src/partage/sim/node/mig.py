@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from partage.model.geometry import Geometry, instance_memory
+from partage.model.geometry import Geometry, Placement, instance_memory
 from partage.model.gpu import Gpu, MigDevice
 from partage.model.ids import MigUuid
 from partage.model.layout import LayoutItem, PlacedItem, place
-from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.sim.node.machine import derived_uuid
 
@@ -29,13 +28,13 @@ def create_layout(
     return tuple(
         new_device(
             gpu,
-            one.item.profile,
-            one.placement,
+            item.item.profile,
+            item.placement,
             ids=(index, gi, ci),
-            memory_bytes=instance_memory(one.spec, geometry, gpu.memory_bytes),
+            memory_bytes=instance_memory(item.spec, geometry, gpu.memory_bytes),
             seed=seed,
         )
-        for index, (one, gi, ci) in enumerate(rows)
+        for index, (item, gi, ci) in enumerate(rows)
     )
 
 
@@ -66,11 +65,11 @@ def new_device(
 def _with_ids(placed: Sequence[PlacedItem], geometry: Geometry) -> Iterator[tuple[PlacedItem, int, int]]:
     """Each placed MIG device with its GPU instance id and its compute instance id."""
     next_ci: dict[int, int] = {}
-    for one in placed:
-        gi = instance_id(one.placement, geometry.memory_slices)
+    for item in placed:
+        gi = instance_id(item.placement, geometry.memory_slices)
         ci = next_ci.get(gi, 0)
         next_ci[gi] = ci + 1
-        yield one, gi, ci
+        yield item, gi, ci
 
 
 def instance_id(placement: Placement, memory_slices: int) -> int:
@@ -99,9 +98,9 @@ def compute_starts(devices: Sequence[MigDevice], known: Mapping[MigUuid, int]) -
     """
     starts: dict[MigUuid, int] = {}
     following = 0
-    for one in sorted(devices, key=lambda device: device.ci_id):
-        starts[one.uuid] = known.get(one.uuid, following)
-        following = starts[one.uuid] + MigProfile.parse(one.profile).compute_slices
+    for mig in sorted(devices, key=lambda device: device.ci_id):
+        starts[mig.uuid] = known.get(mig.uuid, following)
+        following = starts[mig.uuid] + MigProfile.parse(mig.profile).compute_slices
     return starts
 
 
@@ -113,8 +112,8 @@ def free_compute_start(
     Which starts a real GPU allows, NVML says. That the slices lie side by side is true for all models.
     """
     taken = {
-        starts[one.uuid] + number
-        for one in devices
-        for number in range(MigProfile.parse(one.profile).compute_slices)
+        starts[device.uuid] + number
+        for device in devices
+        for number in range(MigProfile.parse(device.profile).compute_slices)
     }
     return next((at for at in range(total - slices + 1) if taken.isdisjoint(range(at, at + slices))), None)

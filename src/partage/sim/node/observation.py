@@ -48,7 +48,7 @@ def inventory_of(state: SimulatedNode) -> Inventory:
 def _with_files(state: SimulatedNode, gpu: Gpu) -> Gpu:
     if gpu.index not in state.without_files:
         return gpu
-    devices = (replace(one, missing_file=one.capability_files[0]) for one in gpu.mig_devices)
+    devices = (replace(device, missing_file=device.capability_files[0]) for device in gpu.mig_devices)
     return replace(gpu, mig_devices=tuple(devices))
 
 
@@ -84,10 +84,13 @@ def describe_node(state: SimulatedNode) -> str:
             f"  mig {mig.index}  {mig.profile} {mig.placement}  gi {mig.gi_id} ci {mig.ci_id}  {mig.uuid}"
             for mig in gpu.mig_devices
         ]
-        lines += [f"  empty  {one.profile} {one.placement}  gi {one.gi_id}" for one in gpu.empty_instances]
+        lines += [
+            f"  empty  {instance.profile} {instance.placement}  gi {instance.gi_id}"
+            for instance in gpu.empty_instances
+        ]
         lines += [f"  used by {use}{_part(use)}" for use in state.uses if use.gpu == gpu.uuid]
-        daemons = (one for one in state.daemons.values() if one.spec.gpu == gpu.uuid)
-        lines += [f"  mps daemon of {one.spec.device}: {one.phase}" for one in daemons]
+        daemons = (daemon for daemon in state.daemons.values() if daemon.spec.gpu == gpu.uuid)
+        lines += [f"  mps daemon of {daemon.spec.device}: {daemon.phase}" for daemon in daemons]
     return "\n".join(lines)
 
 

@@ -49,7 +49,7 @@ def reboot(state: SimulatedNode) -> SimulatedNode:
     for gpu in state.gpus.values():
         state = reset_gpu(state, gpu)
     state = _without_mig(state)
-    conditions = {index: replace(one, resets=0) for index, one in state.conditions.items()}
+    conditions = {index: replace(condition, resets=0) for index, condition in state.conditions.items()}
     return replace(state, conditions=conditions, boots=state.boots + 1, driver=state.last_driver, daemons={})
 
 
@@ -80,8 +80,8 @@ def daemons_in_phase(
 ) -> dict[DeviceUuid, SimulatedDaemon]:
     """All daemons; those of one GPU (None: of all GPUs) are in that phase."""
     return {
-        device: replace(one, phase=phase) if gpu in (None, one.spec.gpu) else one
-        for device, one in state.daemons.items()
+        device: replace(daemon, phase=phase) if gpu in (None, daemon.spec.gpu) else daemon
+        for device, daemon in state.daemons.items()
     }
 
 

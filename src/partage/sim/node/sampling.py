@@ -47,13 +47,20 @@ class _Moment:
             for device in {row.gpu, row.device or row.gpu} & self.used.keys():
                 self.used[device] += row.used_bytes or 0
         self.busy: dict[GpuUuid, float] = dict.fromkeys((gpu.uuid for gpu in state.gpus.values()), 0.0)
-        for one in self.activities:
-            self.busy[one.gpu] = min(1.0, self.busy[one.gpu] + one.sm)
+        for activity in self.activities:
+            self.busy[activity.gpu] = min(1.0, self.busy[activity.gpu] + activity.sm)
 
     def instance_activity(self, gpu: Gpu, gi_id: int) -> Activity:
         """Of the processes in one GPU instance."""
         inside = {row.pid for row in self.rows if row.gpu == gpu.uuid and row.gi_id == gi_id}
-        busy = min(1.0, sum(one.sm for one in self.activities if one.gpu == gpu.uuid and one.pid in inside))
+        busy = min(
+            1.0,
+            sum(
+                activity.sm
+                for activity in self.activities
+                if activity.gpu == gpu.uuid and activity.pid in inside
+            ),
+        )
         return Activity(graphics=busy, sm=busy, tensor=busy / 2, dram=busy / 2)
 
 
@@ -98,12 +105,12 @@ class SimulatedSampler:
         in_mig = {gpu.uuid for gpu in state.gpus.values() if gpu.mig_enabled}
         seen = {(row.gpu, row.pid) for row in processes.rows}
         # The driver measures single processes only where there is no MIG, and lists those that did something.
-        listed = (one for one in now.activities if one.gpu not in in_mig and one.sm)
+        listed = (activity for activity in now.activities if activity.gpu not in in_mig and activity.sm)
         return Samples(
             gpus=tuple(self._gpu(state, gpu, now) for gpu in gpus),
-            migs=tuple(one for gpu in gpus for one in self._migs(gpu, now)),
+            migs=tuple(mig for gpu in gpus for mig in self._migs(gpu, now)),
             processes=processes,
-            activities=tuple(one for one in listed if (one.gpu, one.pid) in seen),
+            activities=tuple(activity for activity in listed if (activity.gpu, activity.pid) in seen),
             active=() if processes.hidden else tuple(g.uuid for g in gpus if not g.mig_enabled),
             peaks=self._peaks.owners(),
         )

@@ -114,8 +114,8 @@ class SimulatedNode(Frozen):
     @property
     def all_uses(self) -> tuple[GpuUse, ...]:
         """Who has something open: ``uses``, and the servers of MPS daemons that run."""
-        running = (one for one in self.daemons.values() if one.phase is not DaemonPhase.DEAD)
-        return (*self.uses, *(one.server for one in running))
+        running = (daemon for daemon in self.daemons.values() if daemon.phase is not DaemonPhase.DEAD)
+        return (*self.uses, *(daemon.server for daemon in running))
 
     def holders(self, gpu: str) -> list[GpuUse]:
         """Who has this GPU or a part of it open and does not give way to a change of it."""

@@ -20,10 +20,9 @@ from partage.errors import (
     StateMismatch,
     Unsupported,
 )
-from partage.model.geometry import Geometry, ProfileSpec, instance_memory
+from partage.model.geometry import Geometry, Placement, ProfileSpec, instance_memory
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice, MigMode
 from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
-from partage.model.placement import Placement
 from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
@@ -116,12 +115,13 @@ def verify(state: SimulatedNode, step: Verify) -> SimulatedNode:
             f"GPU {gpu.index}: MIG mode is {_word(mode)}, not {'on' if step.enabled else 'off'}"
         )
     live = sorted(
-        str(LayoutItem(MigProfile.parse(one.profile), one.known_placement.start)) for one in gpu.mig_devices
+        str(LayoutItem(MigProfile.parse(device.profile), device.known_placement.start))
+        for device in gpu.mig_devices
     )
     if live != sorted(step.devices):
         raise StateMismatch(f"GPU {gpu.index} has {_listed(live)}, not {_listed(sorted(step.devices))}")
     if gpu.empty_instances:
-        names = [f"{one.profile}@{one.placement.start}" for one in gpu.empty_instances]
+        names = [f"{instance.profile}@{instance.placement.start}" for instance in gpu.empty_instances]
         raise StateMismatch(f"GPU {gpu.index} has GPU instances without MIG devices: {_listed(names)}")
     return state
 
@@ -154,7 +154,7 @@ def create_instance(state: SimulatedNode, step: CreateInstance) -> tuple[Simulat
     ids = {gi_id for gi_id, _, _ in _instances(gpu)}
     usual = instance_id(step.placement, geometry.memory_slices)
     new = EmptyInstance(_lowest_free(ids) if usual in ids else usual, step.profile, step.placement)
-    empty = sorted([*gpu.empty_instances, new], key=lambda one: one.gi_id)
+    empty = sorted([*gpu.empty_instances, new], key=lambda instance: instance.gi_id)
     return with_gpu(state, replace(gpu, empty_instances=tuple(empty))), Created(new.gi_id)
 
 
@@ -162,20 +162,23 @@ def destroy_instance(state: SimulatedNode, step: DestroyInstance) -> SimulatedNo
     """Raises GpuInUse, NotFound, Unsupported."""
     gpu = gpu_in_mig_mode(state, step.gpu, may_leave=True)
     gi_id = _instance_at(gpu, step.profile, step.placement, step.gi_id)
-    if inside := [one.uuid for one in gpu.mig_devices if one.gi_id == gi_id]:
+    if inside := [device.uuid for device in gpu.mig_devices if device.gi_id == gi_id]:
         raise GpuInUse(f"GPU instance {gi_id} of GPU {gpu.index} still has MIG devices: {', '.join(inside)}")
     if uses := [use for use in state.all_uses if use.gpu == gpu.uuid and use.gi_id == gi_id]:
         raise in_use_error(f"GPU instance {gi_id} of GPU {gpu.index} is in use", uses)
-    rest = tuple(one for one in gpu.empty_instances if one.gi_id != gi_id)
+    rest = tuple(instance for instance in gpu.empty_instances if instance.gi_id != gi_id)
     return with_gpu(state, replace(gpu, empty_instances=rest))
 
 
 def _instances(gpu: Gpu) -> list[tuple[int, MigProfile, Placement]]:
     """Id, profile and placement of every GPU instance, by id."""
-    rows = {one.gi_id: (MigProfile.parse(one.profile), one.placement) for one in gpu.empty_instances}
+    rows = {
+        instance.gi_id: (MigProfile.parse(instance.profile), instance.placement)
+        for instance in gpu.empty_instances
+    }
     rows |= {
-        one.gi_id: (MigProfile.parse(one.profile).gpu_instance, one.known_placement)
-        for one in gpu.mig_devices
+        device.gi_id: (MigProfile.parse(device.profile).gpu_instance, device.known_placement)
+        for device in gpu.mig_devices
     }
     return [(gi_id, *rows[gi_id]) for gi_id in sorted(rows)]
 
@@ -202,15 +205,15 @@ def create_compute(state: SimulatedNode, step: CreateCompute) -> tuple[Simulated
     possible = compute_choices(spec.compute_slices)
     if profile.gpu_instance != spec.profile or profile.compute_slices not in possible:
         raise Unsupported(f"a GPU instance {step.instance} has no compute instances {step.profile}")
-    inside = [one for one in gpu.mig_devices if one.gi_id == gi_id]
+    inside = [mig for mig in gpu.mig_devices if mig.gi_id == gi_id]
     starts = compute_starts(inside, state.compute_starts)
     start = free_compute_start(inside, starts, profile.compute_slices, spec.compute_slices)
     if start is None:
         raise InsufficientResources(f"GPU instance {gi_id} of GPU {gpu.index} {_room(inside, spec, profile)}")
     ids = (
-        _lowest_free(one.index for one in gpu.mig_devices),
+        _lowest_free(mig.index for mig in gpu.mig_devices),
         gi_id,
-        _lowest_free(one.ci_id for one in inside),
+        _lowest_free(mig.ci_id for mig in inside),
     )
     seed = f"{state.boots}/{state.created}"
     memory_bytes = instance_memory(spec, geometry, gpu.memory_bytes)
@@ -218,7 +221,7 @@ def create_compute(state: SimulatedNode, step: CreateCompute) -> tuple[Simulated
     changed = replace(
         gpu,
         mig_devices=tuple(sorted([*gpu.mig_devices, device], key=lambda one: one.index)),
-        empty_instances=tuple(one for one in gpu.empty_instances if one.gi_id != gi_id),
+        empty_instances=tuple(instance for instance in gpu.empty_instances if instance.gi_id != gi_id),
     )
     starts = {**state.compute_starts, **starts, device.uuid: start}
     node = replace(with_gpu(state, changed), created=state.created + 1, compute_starts=starts)
@@ -226,7 +229,7 @@ def create_compute(state: SimulatedNode, step: CreateCompute) -> tuple[Simulated
 
 
 def _room(inside: Iterable[MigDevice], spec: ProfileSpec, profile: MigProfile) -> str:
-    left = spec.compute_slices - sum(MigProfile.parse(one.profile).compute_slices for one in inside)
+    left = spec.compute_slices - sum(MigProfile.parse(mig.profile).compute_slices for mig in inside)
     apart = ", and not side by side" if left >= profile.compute_slices else ""
     return f"has {left} compute slices left{apart}"
 
@@ -237,14 +240,14 @@ def destroy_compute(state: SimulatedNode, step: DestroyCompute) -> SimulatedNode
     device = _device_at(gpu, step)
     if uses := [use for use in state.all_uses if use.is_of(gpu.uuid, device)]:
         raise in_use_error(f"{device.uuid} is in use", uses)
-    rest = tuple(one for one in gpu.mig_devices if one is not device)
+    rest = tuple(mig for mig in gpu.mig_devices if mig is not device)
     # The other compute instances keep their slices.
-    inside = [one for one in gpu.mig_devices if one.gi_id == device.gi_id]
+    inside = [mig for mig in gpu.mig_devices if mig.gi_id == device.gi_id]
     starts = {**state.compute_starts, **compute_starts(inside, state.compute_starts)}
     empty = gpu.empty_instances
-    if not any(one.gi_id == device.gi_id for one in rest):
+    if not any(mig.gi_id == device.gi_id for mig in rest):
         host = EmptyInstance(device.gi_id, step.instance, device.known_placement)
-        empty = tuple(sorted([*empty, host], key=lambda one: one.gi_id))
+        empty = tuple(sorted([*empty, host], key=lambda instance: instance.gi_id))
     changed = replace(gpu, mig_devices=rest, empty_instances=empty)
     return replace(with_gpu(state, changed), compute_starts=starts)
 

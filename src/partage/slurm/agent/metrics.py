@@ -13,7 +13,7 @@ from partage.model.dcgm_names import DcgmNames
 from partage.model.gpu import NoDriver
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.serve_http.metrics.exposition import Family
-from partage.serve_http.metrics.families import figure, metric
+from partage.serve_http.metrics.metric_definitions import figure, metric
 from partage.serve_http.metrics.metrics import OUTDATED_S, HelperOf, MetricsWriter, writer_of, xid_rows
 from partage.serve_http.metrics.usage_metrics import usage_families
 

@@ -183,8 +183,8 @@ class SlurmService(NodeService):
             dependencies=DependencyProblems(
                 hardware=self.hardware.trouble,
                 state_dir=self.state_writer.trouble,
-                slurm=move.why if isinstance(move, Rest) else "",
                 history=self.history_trouble,
             ),
+            slurm_waits=move.why if isinstance(move, Rest) else "",
         )
         self.publish(report, log)

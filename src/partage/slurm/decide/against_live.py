@@ -77,8 +77,10 @@ def _of_node(name: str, line: NodeLine, live: LiveCluster) -> list[tuple[bool, s
     if node is None:
         return [(True, "slurmctld has no {which}", _read_anew(version))]
     wanted = ",".join(
-        ":".join(part for part in (one.name, one.type, str(1 if one.count is None else one.count)) if part)
-        for one in line.gres
+        ":".join(
+            part for part in (gres.name, gres.type, str(1 if gres.count is None else gres.count)) if part
+        )
+        for gres in line.gres
     )
     found = []
     other = counts_differ(node.gres, wanted)

@@ -83,8 +83,12 @@ class GresConf(Frozen):
 
     def detected(self, node: str) -> str:
         """How this node finds its GPUs by itself; empty: it does not."""
-        own = [one.how for one in self.detections if one.nodes is not None and node in one.nodes]
-        everywhere = [one.how for one in self.detections if one.nodes is None]
+        own = [
+            detection.how
+            for detection in self.detections
+            if detection.nodes is not None and node in detection.nodes
+        ]
+        everywhere = [detection.how for detection in self.detections if detection.nodes is None]
         how = (own or everywhere or ["off"])[-1]
         return "" if how == "off" else how
 

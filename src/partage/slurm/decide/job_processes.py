@@ -26,9 +26,9 @@ def job_processes(
     live: Iterable[LiveJob] = (),
 ) -> tuple[JobProcess, ...]:
     """By GPU, device and pid."""
-    recorded, said = {str(one.job): one for one in records}, {str(one.job): one for one in live}
-    found = _found(rows, inventory, recorded, said)
-    return tuple(sorted(found, key=lambda one: (one.gpu, one.device, one.pid)))
+    recorded, said = {str(record.job): record for record in records}, {str(job.job): job for job in live}
+    processes = _found(rows, inventory, recorded, said)
+    return tuple(sorted(processes, key=lambda process: (process.gpu, process.device, process.pid)))
 
 
 def of_jobs(rows: Iterable[GpuProcess]) -> tuple[str, ...]:
@@ -42,7 +42,7 @@ def of_jobs(rows: Iterable[GpuProcess]) -> tuple[str, ...]:
 
 def unrecorded(rows: Iterable[GpuProcess], records: Iterable[JobRecord]) -> frozenset[str]:
     """Jobs with processes on GPUs of which there is no record."""
-    known = {str(one.job) for one in records}
+    known = {str(record.job) for record in records}
     steps = (parse_cgroup(row.cgroups).job for row in rows)
     return frozenset(step.job for step in steps if step is not None and step.job not in known)
 
@@ -58,7 +58,7 @@ def _found(
         gpu = gpus.get(row.gpu)
         if gpu is None:
             continue
-        mig = next((one for one in gpu.mig_devices if one.uuid == row.device), None)
+        mig = next((device for device in gpu.mig_devices if device.uuid == row.device), None)
         step = parse_cgroup(row.cgroups).job or SlurmStep("")
         record, job = recorded.get(step.job), said.get(step.job)
         owner = next((one.uid for one in (record, job) if one is not None), None)

@@ -126,8 +126,8 @@ def start_job(
     record = replace(record, devices=devices, guard_dir=guard_dir)
     held = [other for other in others if other.job != request.job and not other.refused]
     conflicts = (said for other in held for said in _conflicts(devices, other))
-    said = next(conflicts, "") or next(_overfull(record, held), "")
-    return replace(record, refused=f"{said}. Slurm {node.slurm} gave it away twice") if said else record
+    text = next(conflicts, "") or next(_overfull(record, held), "")
+    return replace(record, refused=f"{text}. Slurm {node.slurm} gave it away twice") if text else record
 
 
 # --- its devices ------------------------------------------------------------------------------

@@ -188,14 +188,14 @@ class _NodeFiles:
             self._notes.warn(self._line.file, self._line.line, f"{message}: no job gets the rest", hint)
 
     def _placed(
-        self, kind: str, mine: Sequence[GresLine], said: GresCount | None, gpus: Sequence[SeenGpu]
+        self, kind: str, mine: Sequence[GresLine], gres: GresCount | None, gpus: Sequence[SeenGpu]
     ) -> tuple[int, ...]:
         by_file, even = [line for line in mine if line.files], [line for line in mine if not line.files]
         if by_file and even:
             message = f"some lines of {kind} have File, and this one has none: slurmd does not start"
             self._notes.error(even[0].file, even[0].line, message, "File on all of them, or one line without")
         if not by_file:
-            total = sum(line.count or 0 for line in even) or (said.count or 0 if said else 0)
+            total = sum(line.count or 0 for line in even) or (gres.count or 0 if gres else 0)
             each, rest = divmod(total, len(gpus))
             return tuple(each + (at < rest) for at in range(len(gpus)))
         units = [0] * len(gpus)

@@ -23,7 +23,9 @@ def node_devices(name: str, gres: NodeGres, desired: DesiredState, version: Slur
     return NodeDevices(
         node=name,
         slurm=version,
-        devices=tuple(_device(one, rows[one.uuid], gpus[rows[one.uuid].gpu], users) for one in gres.devices),
+        devices=tuple(
+            _device(device, rows[device.uuid], gpus[rows[device.uuid].gpu], users) for device in gres.devices
+        ),
     )
 
 

@@ -75,5 +75,5 @@ def _differ(is_now: str, wanted: str) -> bool:
 
 
 def _indexes(text: str) -> list[tuple[object, ...]]:
-    found = decode(NodeDevices, text.encode())
-    return [(one.index, one.uuid, one.shares, one.units) for one in found.devices]
+    devices = decode(NodeDevices, text.encode())
+    return [(device.index, device.uuid, device.shares, device.units) for device in devices.devices]

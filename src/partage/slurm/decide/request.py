@@ -70,11 +70,11 @@ def judge_request(
             request, Outcome.REFUSED, "it asks for nothing", "write it as gpu:h200:1", _INVALID
         )
     asked = tuple(
-        {(one.name, one.type): one for one in asked}.values()
+        {(gres.name, gres.type): gres for gres in asked}.values()
     )  # of one that is said twice, the last
-    if [one.name.lower() for one in asked] == ["none"]:
+    if [gres.name.lower() for gres in asked] == ["none"]:
         asked = ()
-    asked = tuple(one for one in asked if one.count != 0)
+    asked = tuple(gres for gres in asked if gres.count != 0)
     if not asked:
         names = tuple(node.name for node in nodes)
         return RequestVerdict(request, Outcome.ACCEPTED, "it asks for no GRES, and gets none", nodes=names)
@@ -94,13 +94,13 @@ def _misformed(
     version: SlurmVersion,
 ) -> RequestVerdict | None:
     names = [one.name for one in asked]
-    for one in asked:
-        if one.name not in types:
+    for gres in asked:
+        if gres.name not in types:
             known = f"GRES here are {', '.join(types)}" if types else "the cluster has no GRES"
-            return RequestVerdict(request, Outcome.REFUSED, f"there is no GRES {one.name}", known, _INVALID)
-        if one.type[:1].isdigit() and one.count is None and version < _DIGIT_TYPE_READ:
-            why = f"Slurm {version} reads {one.type} as a number"
-            hint = f"write the count: {one.name}:{one.type}:1"
+            return RequestVerdict(request, Outcome.REFUSED, f"there is no GRES {gres.name}", known, _INVALID)
+        if gres.type[:1].isdigit() and gres.count is None and version < _DIGIT_TYPE_READ:
+            why = f"Slurm {version} reads {gres.type} as a number"
+            hint = f"write the count: {gres.name}:{gres.type}:1"
             return RequestVerdict(
                 request, Outcome.REFUSED, why, hint, "Invalid Trackable RESource (TRES) specification"
             )
@@ -122,24 +122,24 @@ def _misformed(
     return None
 
 
-def _without_type(one: GresCount, nodes: Sequence[SlurmNodeView]) -> str:
+def _without_type(gres: GresCount, nodes: Sequence[SlurmNodeView]) -> str:
     """The request for shares that works. Only of what a node has: with another feature no job is accepted."""
-    plain = f"--gres={one.name}:{_amount(one)}"
-    there = {feature for node in nodes if node.shares.get(one.name) for feature in node.features}
-    for feature in (one.type, one.type.removesuffix(SHARED_SUFFIX)):
+    plain = f"--gres={gres.name}:{_amount(gres)}"
+    there = {feature for node in nodes if node.shares.get(gres.name) for feature in node.features}
+    for feature in (gres.type, gres.type.removesuffix(SHARED_SUFFIX)):
         if feature in there:
             return f"choose the kind of GPU by a feature of the node: {plain} --constraint={feature}"
     return f"leave the type out: {plain}"
 
 
-def _amount(one: GresCount) -> int:
-    return 1 if one.count is None else one.count
+def _amount(gres: GresCount) -> int:
+    return 1 if gres.count is None else gres.count
 
 
-def _has(node: SlurmNodeView, one: GresCount) -> int:
-    if one.name == "gpu":
-        return sum(not one.type or gpu.type == one.type for gpu in node.gpus)
-    return sum(node.shares.get(one.name, ()))
+def _has(node: SlurmNodeView, gres: GresCount) -> int:
+    if gres.name == "gpu":
+        return sum(not gres.type or gpu.type == gres.type for gpu in node.gpus)
+    return sum(node.shares.get(gres.name, ()))
 
 
 def _impossible(
@@ -147,29 +147,29 @@ def _impossible(
 ) -> RequestVerdict | None:
     if any(all(_has(node, one) >= _amount(one) for one in asked) for node in nodes):
         return None
-    for one in asked:
-        most = max((_has(node, one) for node in nodes), default=0)
-        if most < _amount(one):
-            return RequestVerdict(request, Outcome.REFUSED, *_why_not(one, most, nodes), _NOT_AVAILABLE)
+    for gres in asked:
+        most = max((_has(node, gres) for node in nodes), default=0)
+        if most < _amount(gres):
+            return RequestVerdict(request, Outcome.REFUSED, *_why_not(gres, most, nodes), _NOT_AVAILABLE)
     return RequestVerdict(request, Outcome.REFUSED, "no node has all of it", "", _NOT_AVAILABLE)
 
 
-def _why_not(one: GresCount, most: int, nodes: Sequence[SlurmNodeView]) -> tuple[str, str]:
-    name = ":".join(part for part in (one.name, one.type) if part)
+def _why_not(gres: GresCount, most: int, nodes: Sequence[SlurmNodeView]) -> tuple[str, str]:
+    name = ":".join(part for part in (gres.name, gres.type) if part)
     types = sorted({gpu.type for node in nodes for gpu in node.gpus if gpu.type})
-    if most or not one.type:
+    if most or not gres.type:
         has = f"no node has more than {most}" if most else "no node has any"
         hint = f"ask for {most} at most, or for several nodes" if most else ""
-        return f"{_amount(one)} x {name} on one node, and {has}", hint
-    same = next((kind for kind in types if kind.lower() == one.type.lower()), None)
-    alike = [kind for kind in types if one.type in kind or kind in one.type]
+        return f"{_amount(gres)} x {name} on one node, and {has}", hint
+    same = next((kind for kind in types if kind.lower() == gres.type.lower()), None)
+    alike = [kind for kind in types if gres.type in kind or kind in gres.type]
     if same is not None:
         return (
-            f"no node has a gpu of type {one.type}",
+            f"no node has a gpu of type {gres.type}",
             f"types are compared letter by letter: write gpu:{same}",
         )
     hint = f"there is {listed(alike or types, 6)}" if types else "the GPUs here have no types"
-    return f"no node has a gpu of type {one.type}", hint
+    return f"no node has a gpu of type {gres.type}", hint
 
 
 def _too_large_for_one(
@@ -178,14 +178,14 @@ def _too_large_for_one(
     """A job's shares come from one GPU: more than that passes every check and never starts."""
     if spread:
         return None
-    for one in asked:
-        if one.name not in SHARED:
+    for gres in asked:
+        if gres.name not in SHARED:
             continue
-        largest = max((max(node.shares.get(one.name, (0,))) for node in nodes), default=0)
-        if _amount(one) > largest:
-            why = f"a job's {one.name} come from one GPU, and none has more than {largest}"
+        largest = max((max(node.shares.get(gres.name, (0,))) for node in nodes), default=0)
+        if _amount(gres) > largest:
+            why = f"a job's {gres.name} come from one GPU, and none has more than {largest}"
             return RequestVerdict(
-                request, Outcome.WAITS, why, f"ask for {one.name}:{largest} at most, or for a whole GPU"
+                request, Outcome.WAITS, why, f"ask for {gres.name}:{largest} at most, or for a whole GPU"
             )
     return None
 
@@ -193,8 +193,8 @@ def _too_large_for_one(
 def _accepted(
     request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView], version: SlurmVersion
 ) -> RequestVerdict:
-    able = [node for node in nodes if all(_fits(node, one) for one in asked)] or [
-        node for node in nodes if all(_has(node, one) >= _amount(one) for one in asked)
+    able = [node for node in nodes if all(_fits(node, gres) for gres in asked)] or [
+        node for node in nodes if all(_has(node, gres) >= _amount(gres) for gres in asked)
     ]
     names = tuple(node.name for node in able)
     why = f"it can run on {format_hostlist(names)}"
@@ -203,41 +203,41 @@ def _accepted(
     )
 
 
-def _fits(node: SlurmNodeView, one: GresCount) -> bool:
-    if one.name == "gpu":
-        return _has(node, one) >= _amount(one)
-    return max(node.shares.get(one.name, (0,))) >= _amount(one)
+def _fits(node: SlurmNodeView, gres: GresCount) -> bool:
+    if gres.name == "gpu":
+        return _has(node, gres) >= _amount(gres)
+    return max(node.shares.get(gres.name, (0,))) >= _amount(gres)
 
 
 def _doubts(
     asked: Sequence[GresCount], able: Sequence[SlurmNodeView], version: SlurmVersion
 ) -> Iterator[str]:
-    for one in asked:
-        if one.name == "mps":
-            percents = sorted({max(1, _amount(one) * 100 // units) for units in _sizes(able, one)})
-            if percents and percents != [_amount(one)]:
+    for gres in asked:
+        if gres.name == "mps":
+            percents = sorted({max(1, _amount(gres) * 100 // units) for units in _sizes(able, gres)})
+            if percents and percents != [_amount(gres)]:
                 shown = " or ".join(f"{percent} %" for percent in percents)
-                yield f"mps:{_amount(one)} is {shown} of a GPU here"
+                yield f"mps:{_amount(gres)} is {shown} of a GPU here"
             if not percents:  # no GPU has so many
                 yield "a task can use mps of one GPU only: start one task for each GPU (srun -n)"
         if (
-            one.name == "gpu"
-            and _amount(one) > 1
+            gres.name == "gpu"
+            and _amount(gres) > 1
             and any(
                 len(gpu.files) > 1 or _PROFILE.search(gpu.type)
                 for node in able
                 for gpu in node.gpus
-                if gpu.type == one.type
+                if gpu.type == gres.type
             )
         ):
             yield "a process sees one MIG device only: start one process for each (--gpus-per-task=1)"
-        if one.name == "gpu" and not one.type and len({gpu.type for node in able for gpu in node.gpus}) > 1:
+        if gres.name == "gpu" and not gres.type and len({gpu.type for node in able for gpu in node.gpus}) > 1:
             kinds = listed(sorted({gpu.type for node in able for gpu in node.gpus}), 6)
             yield f"without a type it may be any of {kinds}, MIG devices too"
         shares = any(node.shares for node in able)
-        if one.name == "gpu" and shares and (said := releases.double_booking(version)):
+        if gres.name == "gpu" and shares and (said := releases.double_booking(version)):
             yield said[0]
 
 
-def _sizes(able: Sequence[SlurmNodeView], one: GresCount) -> set[int]:
-    return {units for node in able for units in node.shares.get(one.name, ()) if units >= _amount(one)}
+def _sizes(able: Sequence[SlurmNodeView], gres: GresCount) -> set[int]:
+    return {units for node in able for units in node.shares.get(gres.name, ()) if units >= _amount(gres)}

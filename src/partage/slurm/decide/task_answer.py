@@ -63,7 +63,7 @@ class TaskAnswer(Frozen):
 
     def text(self) -> str:
         """The lines. A value with a character that is not printable is left out, with its name."""
-        lines = [f"print {said}" for said in self.prints if _is_plain(said)]
+        lines = [f"print {text}" for text in self.prints if _is_plain(text)]
         lines += [f"unset {name}" for name in self.unset]
         lines += [f"export {name}={value}" for name, value in self.exports.items() if _is_plain(value)]
         return "".join(f"{line}\n" for line in lines)
@@ -82,18 +82,18 @@ def task_answer(record: JobRecord, variables: Mapping[str, str], run_dir: str) -
     """
     stale = _stale(variables, run_dir)
     if record.refused:
-        said = f"partage: this job does not run here: {record.refused}; submit it again"
-        return TaskAnswer({}, stale, (said,), 1)
+        text = f"partage: this job does not run here: {record.refused}; submit it again"
+        return TaskAnswer({}, stale, (text,), 1)
     exports: dict[str, str] = {}
     prints: tuple[str, ...] = ()
     if variables.get("CUDA_VISIBLE_DEVICES"):
         devices = _of_task(record, variables)
         if not devices:
             return TaskAnswer({}, stale, (UNTOLD,), 1)
-        held, prints = _of_one_daemon([_of_step(one, variables) for one in devices], variables)
-        exports["CUDA_VISIBLE_DEVICES"] = ",".join(one.uuid for one in held)
+        held, prints = _of_one_daemon([_of_step(device, variables) for device in devices], variables)
+        exports["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in held)
         exports |= _mps_of(held, f"{run_dir}/mps")
-        guarded = any(one.guard for one in held) and _guard(exports, variables, record.guard_dir)
+        guarded = any(device.guard for device in held) and _guard(exports, variables, record.guard_dir)
         exports |= _facts(held, guarded=guarded)
     return TaskAnswer(exports, tuple(name for name in stale if name not in exports), prints)
 
@@ -130,9 +130,9 @@ def _of_task(record: JobRecord, variables: Mapping[str, str]) -> list[JobDevice]
     the shares alone (24.11.5): it has these.
     """
     count = variables["CUDA_VISIBLE_DEVICES"].count(",") + 1
-    own = {one.index: one for one in record.devices}
+    own = {device.index: device for device in record.devices}
     said = [indexes for name in _INDEXES if (indexes := _listed(variables.get(name, "")))]
-    shares = all(one.units for one in record.devices)
+    shares = all(device.units for device in record.devices)
     for indexes in said:
         if len(indexes) == count and (own.keys() >= set(indexes) or (shares and own.keys() < set(indexes))):
             return [own[index] for index in indexes if index in own]
@@ -155,7 +155,7 @@ def _of_step(device: JobDevice, variables: Mapping[str, str]) -> JobDevice:
         per_task = _PER_TASK.findall(variables.get("SLURM_TRES_PER_TASK", ""))
         said += [count for gres, count in per_task if gres == device.gres.value]
     counts = [int(one) for one in said if one.isascii() and one.isdecimal() and len(one) <= 9]
-    units = min((one for one in counts if 0 < one < device.units), default=0)
+    units = min((count for count in counts if 0 < count < device.units), default=0)
     if not units:
         return device
     memory = device.total_bytes * units // device.units_of // MIB * MIB
@@ -174,19 +174,19 @@ def _of_one_daemon(
     its own, and a process has one: of ``mps`` of several GPUs a task has one GPU, the tasks of a node take
     turns.
     """
-    if len(held) < 2 or any(one.gres is not GresName.MPS for one in held):
+    if len(held) < 2 or any(device.gres is not GresName.MPS for device in held):
         return held, ()
     task = variables.get("SLURM_LOCALID", "")
     turn = int(task) if task.isascii() and task.isdecimal() and len(task) <= 9 else 0
     mine = held[turn % len(held)]
-    rest = " and ".join(f"mps:{one.units} of GPU {one.name}" for one in held if one is not mine)
-    said = f"this task has mps:{mine.units} of GPU {mine.name}, and not {rest}"
-    return [mine], (f"partage: {said}: a process can use mps of one GPU; start one task for each GPU",)
+    rest = " and ".join(f"mps:{device.units} of GPU {device.name}" for device in held if device is not mine)
+    text = f"this task has mps:{mine.units} of GPU {mine.name}, and not {rest}"
+    return [mine], (f"partage: {text}: a process can use mps of one GPU; start one task for each GPU",)
 
 
 def _mps_of(held: Sequence[JobDevice], mps_dir: str) -> dict[str, str]:
     """By ordinal: the task sees no other device."""
-    share = next((one for one in held if one.gres is GresName.MPS), None)
+    share = next((device for device in held if device.gres is GresName.MPS), None)
     if share is None:
         return {}
     return {
@@ -209,8 +209,8 @@ def _guard(exports: dict[str, str], variables: Mapping[str, str], guard_dir: str
 
 def _facts(held: Sequence[JobDevice], *, guarded: bool) -> dict[str, str]:
     by_gpu: dict[GpuUuid, list[JobDevice]] = {}
-    for one in held:
-        by_gpu.setdefault(one.gpu, []).append(one)
+    for device in held:
+        by_gpu.setdefault(device.gpu, []).append(device)
     strategies = {one.strategy.value for one in held}
     names = dict.fromkeys(one.gres.value if one.units else f"gpu:{one.type}" for one in held)
     guarantees = (Guarantee.NONE if one.guard and not guarded else one.guarantee for one in held)

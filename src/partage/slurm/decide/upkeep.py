@@ -265,7 +265,7 @@ def _advice(now: UpkeepInput) -> str:
 
 
 def _listed(jobs: list[LiveJob]) -> str:
-    words = [f"{one.job}{f' of {one.user}' if one.user else ''}" for one in jobs[:_SOME]]
+    words = [f"{job.job}{f' of {job.user}' if job.user else ''}" for job in jobs[:_SOME]]
     more = f" and {len(jobs) - _SOME} more" if len(jobs) > _SOME else ""
     return f"{'job' if len(jobs) == 1 else 'jobs'} {', '.join(words)}{more}"
 
@@ -289,10 +289,10 @@ def counts_differ(says: str, wanted: str) -> bool:
 def _counted(text: str) -> _Counted:
     gpus: dict[str, int] = {}
     shares: dict[str, int] = {}
-    for one in parse_gres(re.sub(r"\([^()]*\)", "", text)):
-        count = 1 if one.count is None else one.count
-        if one.name in SHARED and count:
-            shares[one.name] = shares.get(one.name, 0) + count
-        elif one.name == "gpu" and count:
-            gpus[one.type] = gpus.get(one.type, 0) + count
+    for gres in parse_gres(re.sub(r"\([^()]*\)", "", text)):
+        count = 1 if gres.count is None else gres.count
+        if gres.name in SHARED and count:
+            shares[gres.name] = shares.get(gres.name, 0) + count
+        elif gres.name == "gpu" and count:
+            gpus[gres.type] = gpus.get(gres.type, 0) + count
     return _Counted(gpus, shares)

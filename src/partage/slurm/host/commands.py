@@ -53,8 +53,8 @@ class SlurmCommands:
         output = done.stdout.decode("utf-8", "replace")
         if done.returncode == 0:
             return output
-        said = " ".join((done.stderr.decode("utf-8", "replace") or output).split())[-300:]
-        message = f"{what}: {said or f'exit code {done.returncode}'}"
+        text = " ".join((done.stderr.decode("utf-8", "replace") or output).split())[-300:]
+        message = f"{what}: {text or f'exit code {done.returncode}'}"
         if any(word in message for word in _AWAY):
             raise Unreachable(message)
         raise (Absent if any(word in message for word in _ABSENT) else Rejected)(message)

@@ -91,9 +91,9 @@ class _ConfReader:
 
 
 def _parsed(content: bytes, name: str, kind: ConfKind) -> ConfFile:
-    found = parse_conf(_text(content), name, kind)
-    assert found is not None
-    return found
+    file = parse_conf(_text(content), name, kind)
+    assert file is not None
+    return file
 
 
 def _text(content: bytes) -> str:

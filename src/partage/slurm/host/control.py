@@ -64,15 +64,15 @@ class SlurmControl:
         which a configless node has once slurmd runs.
         """
         try:
-            said = self._commands.run("scontrol", "--version")
+            text = self._commands.run("scontrol", "--version")
         except ClusterError:
-            said = ""
+            text = ""
             with contextlib.suppress(PartageError):
-                said = self._commands.run("slurmd", "-V")
-            if not said:
+                text = self._commands.run("slurmd", "-V")
+            if not text:
                 raise
         try:
-            return SlurmVersion.parse(said)
+            return SlurmVersion.parse(text)
         except ValueError as error:
             raise Rejected(f"scontrol --version: {error}") from error
 

@@ -28,14 +28,14 @@ def devices_text(devices: NodeDevices) -> str:
 def read_devices(path: Path) -> NodeDevices:
     """The file, which only root can have written. Raises InputError."""
     try:
-        found = decode(NodeDevices, read_root_file(path, _LARGEST_BYTES))
+        devices = decode(NodeDevices, read_root_file(path, _LARGEST_BYTES))
     except OSError as error:
         raise _wrong(error.filename or path, f"cannot be read: {error.strerror}") from error
     except CodecError as error:
         raise _wrong(path, f"is no file of 'partage slurm config': {error}") from error
-    if [one.index for one in found.devices] != list(range(len(found.devices))):
+    if [device.index for device in devices.devices] != list(range(len(devices.devices))):
         raise _wrong(path, "has indexes that are not 0, 1, 2 and so on")
-    return found
+    return devices
 
 
 def _wrong(path: Path | str, message: str) -> InputError:

@@ -47,7 +47,7 @@ class Records(Frozen):
     def without(self, *jobs: JobId) -> Records:
         """The others."""
         left = {job: why for job, why in self.unreadable.items() if job not in jobs}
-        return Records(tuple(one for one in self.jobs if one.job not in jobs), left)
+        return Records(tuple(job for job in self.jobs if job.job not in jobs), left)
 
     def same(self, job: JobId, others: Records) -> bool:
         """Whether these have the same of a job as ``others``."""
@@ -55,7 +55,7 @@ class Records(Frozen):
 
     def of(self, job: JobId) -> JobRecord | str | None:
         """The record of a job; a sentence: why it cannot be read; None: there is none."""
-        return next((one for one in self.jobs if one.job == job), None) or self.unreadable.get(job)
+        return next((record for record in self.jobs if record.job == job), None) or self.unreadable.get(job)
 
 
 class JobRecords:
@@ -104,29 +104,29 @@ class JobRecords:
         own = self._records([job])
         if own.jobs or own.unreadable:
             return own
-        return Records(tuple(one for one in self.read().jobs if one.leader == job))
+        return Records(tuple(record for record in self.read().jobs if record.leader == job))
 
     def _records(self, jobs: Iterable[JobId]) -> Records:
-        found: list[JobRecord] = []
+        records: list[JobRecord] = []
         unreadable: dict[JobId, str] = {}
         for job in sorted(jobs):
             try:
-                found.append(self._read(job))
+                records.append(self._read(job))
             except FileNotFoundError:
                 continue  # its job has ended meanwhile
             except (OSError, CodecError) as error:
                 why = getattr(error, "strerror", None) or error
                 unreadable[job] = f"{self._directory.path / _file(job)} cannot be read: {why}"
-        return Records(tuple(found), unreadable)
+        return Records(tuple(records), unreadable)
 
     def _read(self, job: JobId) -> JobRecord:
         # Not strict: a job that an older Partage started may still run, and its record has no later keys.
-        found = decode(JobRecord, self._directory.read(_file(job), _LARGEST_BYTES), strict=False)
-        if found.version != RECORD_VERSION:
-            raise CodecError(f"its version is {found.version}, not {RECORD_VERSION}")
-        if found.job != job:
-            raise CodecError(f"it is the record of job {found.job}")
-        return found
+        record = decode(JobRecord, self._directory.read(_file(job), _LARGEST_BYTES), strict=False)
+        if record.version != RECORD_VERSION:
+            raise CodecError(f"its version is {record.version}, not {RECORD_VERSION}")
+        if record.job != job:
+            raise CodecError(f"it is the record of job {record.job}")
+        return record
 
     def put(self, record: JobRecord) -> None:
         """Write one."""

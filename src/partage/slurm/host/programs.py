@@ -17,7 +17,7 @@ from partage.errors import PartageError, Rejected, Unreachable
 from partage.slurm.host.commands import SlurmCommands
 from partage.slurm.model.job import HeldDevices, JobId
 from partage.slurm.text.answers import held_in_json
-from partage.slurm.text.job_text import NAMES_FORMAT, has_gpus_on, held_on, parse_job_names
+from partage.slurm.text.queue import NAMES_FORMAT, has_gpus_on, held_on, parse_job_names
 
 DEADLINE_S = 5.0
 ASK_S = 60.0
@@ -57,12 +57,12 @@ class SlurmPrograms:
 
         By its text, which is quick. Where that is not clear, as JSON: 22.05 prints all jobs then.
         """
-        said = self._show(job)
-        held = None if said is None else held_on(said, self._node)
-        if said is not None and held is None:
-            said = self._answer(self._ask_s, "squeue", "--json", f"--job={job}")
+        text = self._show(job)
+        held = None if text is None else held_on(text, self._node)
+        if text is not None and held is None:
+            text = self._answer(self._ask_s, "squeue", "--json", f"--job={job}")
             try:
-                held = None if said is None else held_in_json(said, job, self._node)
+                held = None if text is None else held_in_json(text, job, self._node)
             except CodecError:
                 held = None
         return held if held is not None and held.indexes else None
@@ -72,15 +72,15 @@ class SlurmPrograms:
 
         job: as its tasks know it.
         """
-        said = self._show(job)
-        return None if said is None else has_gpus_on(said, self._node)
+        text = self._show(job)
+        return None if text is None else has_gpus_on(text, self._node)
 
     def jobs(self) -> frozenset[JobId] | None:
         """The jobs that are on this node, also those that are about to leave it; None: Slurm does not say.
         It is asked once. Never raises.
         """
-        said = self._say(*self._names())
-        found = None if said is None else parse_job_names(said)
+        text = self._say(*self._names())
+        found = None if text is None else parse_job_names(text)
         return None if found is None else frozenset(found)
 
     def requeue(self, job: JobId, why: str) -> bool:
@@ -93,8 +93,8 @@ class SlurmPrograms:
         ``_clear_expired_job_states`` in src/common/slurm_cred.c). why: for the job's AdminComment, which
         ``scontrol show job`` prints.
         """
-        said = self._answer(self._requeue_s, *self._names())
-        name = ((said and parse_job_names(said)) or {}).get(job)
+        text = self._answer(self._requeue_s, *self._names())
+        name = ((text and parse_job_names(text)) or {}).get(job)
         if name is None:
             return False
         settings = self._answer(self._requeue_s, "scontrol", "show", "config") or ""

@@ -150,9 +150,9 @@ def _opened(handle: int, part: str, path: Path) -> int:
         raise OSError(error.errno, error.strerror, str(path)) from error
 
 
-def _check_owner(found: os.stat_result, path: Path, *, sticky: bool = False) -> None:
+def _check_owner(status: os.stat_result, path: Path, *, sticky: bool = False) -> None:
     """sticky: others may make files beside it, as in /tmp, but cannot exchange what is there."""
-    if found.st_uid not in (0, os.geteuid()):
-        raise PermissionError(errno.EPERM, f"belongs to user {found.st_uid}, not to root", str(path))
-    if found.st_mode & _OTHERS_MAY_WRITE and not (sticky and found.st_mode & stat.S_ISVTX):
+    if status.st_uid not in (0, os.geteuid()):
+        raise PermissionError(errno.EPERM, f"belongs to user {status.st_uid}, not to root", str(path))
+    if status.st_mode & _OTHERS_MAY_WRITE and not (sticky and status.st_mode & stat.S_ISVTX):
         raise PermissionError(errno.EPERM, "can be written by other users than its owner", str(path))

@@ -86,7 +86,7 @@ class JobRecord(Frozen):
 def as_request(devices: Iterable[JobDevice]) -> str:
     """What a job with these devices asked for: ``mps:25``, ``gpu:h100:2``."""
     counts: dict[str, int] = {}
-    for one in devices:
-        key = one.gres.value if one.units else f"gpu:{one.type}"
-        counts[key] = counts.get(key, 0) + (one.units or 1)
+    for device in devices:
+        key = device.gres.value if device.units else f"gpu:{device.type}"
+        counts[key] = counts.get(key, 0) + (device.units or 1)
     return ",".join(f"{name}:{count}" for name, count in counts.items())

@@ -103,8 +103,8 @@ def parse_settings(text: str) -> LiveSettings:
 
 def parse_jobs(content: str, node: str) -> tuple[LiveJob, ...]:
     """The jobs on a node, by number, from ``squeue --json``. Raises CodecError."""
-    found = [job for row in rows_of(content) if (job := _job(row, node)) is not None]
-    return tuple(sorted(found, key=lambda one: one.job))
+    jobs = [job for row in rows_of(content) if (job := _job(row, node)) is not None]
+    return tuple(sorted(jobs, key=lambda one: one.job))
 
 
 def rows_of(content: str) -> list[Mapping[str, Any]]:
@@ -132,13 +132,13 @@ def _job(row: Mapping[str, Any], node: str) -> LiveJob | None:
     detail = detail_of(row.get("gres_detail"), nodes, node)
     return LiveJob(
         job=JobId(number),
-        state="+".join(str(one) for one in states),
+        state="+".join(str(state) for state in states),
         uid=user if isinstance(user, int) else None,
         user=name if isinstance(name, str) else "",
         gpus=None
         if detail is None
-        else tuple(sorted({index for one in detail for index in indexes_of(one)})),
-        gres="" if detail is None else ",".join(held_gres(one) for one in detail),
+        else tuple(sorted({index for match in detail for index in indexes_of(match)})),
+        gres="" if detail is None else ",".join(held_gres(match) for match in detail),
         name=called if isinstance(called, str) else "",
     )
 
@@ -174,15 +174,15 @@ def held_devices(found: Iterable[re.Match[str]]) -> HeldDevices | None:
     """
     indexes: set[int] = set()
     units: dict[int, int] = {}
-    for one in found:
-        own = list(indexes_of(one))
+    for match in found:
+        own = list(indexes_of(match))
         indexes |= set(own)
-        if one[1] != "gpu":
-            parts = one[4].split(",")
-            if not one[4].startswith("IDX:"):
+        if match[1] != "gpu":
+            parts = match[4].split(",")
+            if not match[4].startswith("IDX:"):
                 units |= {at: int(parts[at].partition("/")[0]) for at in own}
             elif len(own) == 1:
-                units[own[0]] = int(one[3])
+                units[own[0]] = int(match[3])
             else:
                 return None
     return HeldDevices(tuple(sorted(indexes)), units)
@@ -225,4 +225,4 @@ def parse_job_lines(text: str) -> tuple[LiveJob, ...]:
         if len(words) == 4 and words[0].isdecimal() and words[1] not in _ENDED:
             uid = int(words[2]) if words[2].isdecimal() else None
             found.append(LiveJob(JobId(int(words[0])), words[1], uid, words[3]))
-    return tuple(sorted(found, key=lambda one: one.job))
+    return tuple(sorted(found, key=lambda job: job.job))

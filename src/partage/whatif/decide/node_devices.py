@@ -28,9 +28,11 @@ class NodeAllocator:
     def __init__(self, offer: NodeOffer) -> None:
         self.offer = offer
         self.held: dict[ResourceName, set[ShareId]] = {name: set() for name in offer.resources}
-        self.free: dict[ResourceName, int] = {name: len(one.ids) for name, one in offer.resources.items()}
+        self.free: dict[ResourceName, int] = {
+            name: len(resource.ids) for name, resource in offer.resources.items()
+        }
         self.free_milli: dict[ResourceName, float] = {
-            name: sum(one.milli_of.values()) for name, one in offer.resources.items()
+            name: sum(resource.milli_of.values()) for name, resource in offer.resources.items()
         }
         self.held_milli = 0.0
         self._refusals = Refusals()
@@ -52,11 +54,11 @@ class NodeAllocator:
         return tuple(given)
 
     def _ids(self, name: ResourceName, count: int, now_s: float) -> tuple[ShareId, ...]:
-        one, available = self.offer.resources[name], self._available(name)
+        resource, available = self.offer.resources[name], self._available(name)
         if len(available) < count:
             raise AllocationRefused(f"{count} devices of {name} are asked for, {len(available)} are free")
         try:
-            return tuple(one.choice.shares(available, count))
+            return tuple(resource.choice.shares(available, count))
         except NoRoom as refusal:
             self._refusals.noted(name, refusal.units, now_s, ignored=refusal.ignored)
             self.look(now_s)
@@ -64,10 +66,10 @@ class NodeAllocator:
 
     def _available(self, name: ResourceName) -> list[ShareId]:
         """Free ids that are listed as healthy, in the order of the list."""
-        one, held = self.offer.resources[name], self.held[name]
+        resource, held = self.offer.resources[name], self.held[name]
         if name not in self._refused:
-            return [id_ for id_ in one.ids if id_ not in held]
-        rows = one_device_where_needed(one.rows, held, self._refused[name])
+            return [id_ for id_ in resource.ids if id_ not in held]
+        rows = one_device_where_needed(resource.rows, held, self._refused[name])
         return [row.id for row in rows if row.healthy and row.id not in held]
 
     def release(self, holding: Holding) -> None:

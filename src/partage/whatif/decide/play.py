@@ -17,12 +17,11 @@ from partage.model.allocation import AllocationRefused
 from partage.plan.offer.desired import DesiredState
 from partage.plan.serve.unit_allocation import NoRoom
 from partage.values import Frozen, Tagged
-from partage.whatif.decide.demand import Demand, Unmet
-from partage.whatif.decide.needs import need_of, never_fits
+from partage.whatif.decide.demand import Cause, Demand, Unmet, demand_on, nearness
 from partage.whatif.decide.node import Node, PodClass
 from partage.whatif.decide.node_devices import Holding, NodeAllocator
 from partage.whatif.decide.node_offer import NodeOffer
-from partage.whatif.decide.pods import WHOLE_MILLI, Fleet, PodWants, TracePod
+from partage.whatif.decide.pods import WHOLE_MILLI, Fleet, NodeKind, PodWants, TracePod
 from partage.whatif.decide.scheduler import Draw, KubeScheduler, drawn
 from partage.whatif.decide.usage import Usage
 
@@ -107,7 +106,7 @@ class _Play:
     ) -> None:
         self._pods = pods
         self._fleet = fleet
-        self._offers = [NodeOffer(one) for one in desired]
+        self._offers = [NodeOffer(state) for state in desired]
         self._nodes = [
             Node(name, kind, fleet.kinds[kind], NodeAllocator(self._offers[kind]))
             for name, kind in zip(fleet.names, fleet.kind_of, strict=True)
@@ -294,3 +293,31 @@ class _Play:
             name, ids = holding[0]
             return wants.gpus * WHOLE_MILLI * wants.gpu_memory_bytes / resources[name].gpu_bytes_of[ids[0]]
         return sum(resources[name].milli_of[id_] for name, ids in holding for id_ in ids)
+
+
+def need_of(wants: PodWants, kind: NodeKind, offer: NodeOffer) -> Demand | Unmet:
+    """What a pod asks for on a node of that kind, or why it fits on none, which may be empty."""
+    need = demand_on(wants, kind, offer)
+    if isinstance(need, Unmet):
+        return need
+    if kind.cpu_milli is not None and wants.cpu_milli > kind.cpu_milli:
+        return Unmet(Cause.CPU, kind.cpu_milli)
+    if kind.memory_bytes is not None and wants.memory_bytes > kind.memory_bytes:
+        return Unmet(Cause.MEMORY, kind.memory_bytes)
+    for name, count in need:
+        offered = len(offer.resources[name].ids)
+        if count > offered:
+            return Unmet(Cause.GPUS, offered)
+    try:
+        NodeAllocator(offer).allocate(need, 0.0)
+    except AllocationRefused as refusal:
+        return Unmet(Cause.REFUSED, text=str(refusal))
+    return need
+
+
+def never_fits(needs: Sequence[Demand | Unmet]) -> Unmet | None:
+    """Why it fits on no kind of node; None: it fits on one. The reason that is nearest to fitting."""
+    unmet = [need for need in needs if isinstance(need, Unmet)]
+    if not unmet or len(unmet) < len(needs):
+        return None
+    return max(unmet, key=nearness)

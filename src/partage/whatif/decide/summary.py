@@ -117,9 +117,9 @@ def _waits(ordered: Sequence[float]) -> Waits | None:
 
 def _never(pods: Sequence[TracePod], played: Played) -> Iterator[NeverFitting]:
     """The most frequent cause first, each with a pod that is nearest to fitting."""
-    counts = Counter(one.cause for one in played.never.values())
+    counts = Counter(unmet.cause for unmet in played.never.values())
     for cause, count in counts.most_common():
-        same = [(number, one) for number, one in played.never.items() if one.cause is cause]
+        same = [(number, unmet) for number, unmet in played.never.items() if unmet.cause is cause]
         number, nearest = max(same, key=lambda pair: (pair[1].most, -pair[0]))
         example = pods[number]
         yield NeverFitting(cause, count, example.name, never_sentence(nearest, example), HINTS[cause])

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import InputError
+from partage.model.geometry import Placement
 from partage.model.gpu import (
     ComputeMode,
     Driver,
@@ -25,7 +26,6 @@ from partage.model.gpu import (
 )
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonSpec, MpsNamespace
-from partage.model.placement import Placement
 from partage.model.policy import Interval
 from partage.sim.node.faults import LoseGpu, RaiseXid, Reboot, TimedFault
 from partage.sim.node.files.load import load_machine

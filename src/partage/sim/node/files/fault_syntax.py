@@ -141,8 +141,8 @@ def _fault(words: Table) -> Fault:
 
 
 def _gpu(words: Table) -> int:
-    found = words.required("gpu", "its index, as in gpu: 2")
-    return (read_index(found) if found else None) or 0
+    field = words.required("gpu", "its index, as in gpu: 2")
+    return (read_index(field) if field else None) or 0
 
 
 def _number(words: Table, key: str) -> int | None:

@@ -19,9 +19,8 @@ from partage.model.gpu import (
     architecture_name,
 )
 from partage.model.policy import Interval
-from partage.sim.node.files.geometry_syntax import read_geometry
 from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
-from partage.sim.node.files.mig_syntax import read_instances
+from partage.sim.node.files.mig_syntax import read_geometry, read_instances
 from partage.sim.node.machine import new_gpu
 from partage.sim.node.topology import numa_node
 from partage.units import MIB
@@ -160,8 +159,8 @@ def _pci_device_id(field: Field) -> str | None:
 
 def _numa(row: Table, default: int | None) -> int | None:
     """NUMA node; the kernel's -1 means none."""
-    found = row.get("numa-node")
-    return None if found and found.value == -1 else row.nullable("numa-node", read_index, default)
+    field = row.get("numa-node")
+    return None if field and field.value == -1 else row.nullable("numa-node", read_index, default)
 
 
 def _architecture(field: Field) -> str | None:

@@ -48,7 +48,7 @@ def read_bytes(field: Field) -> int | None:
 def _points(field: Field) -> tuple[LoadPoint, ...] | None:
     rows = [row.table(_POINT) for row in field.items(MOST_POINTS) or ()]
     points = [_point(row) for row in rows if row is not None]
-    if any(later.at_s <= one.at_s for one, later in pairwise(points)):
+    if any(later.at_s <= point.at_s for point, later in pairwise(points)):
         field.error("points have to be in the order of their times")
         return None
     return tuple(points)
@@ -74,7 +74,7 @@ def _ratio(field: Field) -> float | None:
 
 
 def _times(field: Field) -> dict[ThrottleTime, float]:
-    causes = {one.value: one for one in ThrottleTime}
+    causes = {time.value: time for time in ThrottleTime}
     words = field.table(tuple(causes))
     if words is None:
         return {}

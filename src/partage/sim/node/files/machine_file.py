@@ -11,9 +11,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 
 from partage.codec.fields import Dialect, Field, Notes, Table
-from partage.codec.reader import number, word_of
+from partage.codec.reader import Reader, number, word_of
 from partage.codec.yaml_document import YamlDocument, describe, read_document
-from partage.errors import InputError
+from partage.errors import HardwareError, InputError
 from partage.model.gpu import (
     Driver,
     Gpu,
@@ -25,13 +25,16 @@ from partage.model.gpu import (
     VgpuHost,
     cuda_version,
 )
+from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.mps import DaemonSpec, MpsNamespace
 from partage.model.policy import Interval
+from partage.model.step import StartDaemon
+from partage.sim.node.daemons import start_daemon
 from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault
 from partage.sim.node.files.fault_syntax import read_timed_fault
 from partage.sim.node.files.gpu_syntax import ReadGpu, read_gpu
 from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
-from partage.sim.node.files.mps_syntax import read_daemons
 from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
 from partage.sim.node.state import power_on
 from partage.sim.node.topology import has_nvswitch, links_between
@@ -103,9 +106,9 @@ def _machine(top: Table, name: str) -> Machine:
 
 def _header(top: Table) -> None:
     for key, word in (("version", VERSION), ("kind", KIND)):
-        found = top.get(key)
-        if found and found.value != word:
-            found.error(f"{describe(found.value)} is not the {key} of a machine", f"write {key}: {word}")
+        field = top.get(key)
+        if field and field.value != word:
+            field.error(f"{describe(field.value)} is not the {key} of a machine", f"write {key}: {word}")
 
 
 def _recorded(top: Table) -> str:
@@ -167,7 +170,7 @@ def _lost_gpus(top: Table) -> tuple[LostGpu, ...]:
         for row in rows
         if row
     ]
-    return tuple(sorted(lost, key=lambda one: one.index))
+    return tuple(sorted(lost, key=lambda gpu: gpu.index))
 
 
 def _nothing_twice(top: Table, gpus: Sequence[Gpu], lost: Sequence[LostGpu]) -> None:
@@ -216,3 +219,57 @@ def _faults(top: Table, inventory: Inventory) -> Iterator[TimedFault]:
             place.error(str(error))
         else:
             yield timed
+
+
+_DAEMON_KEYS = ("device", "memory-bytes", "threads-percent", "multi-user", "namespaces")
+_MOST_BYTES = 2**60
+
+
+def read_daemons(top: Table, inventory: Inventory) -> Iterator[DaemonSpec]:
+    """The daemons that serve, in the order of the file. Each has to be possible on the node, and is the only
+    one of its device.
+    """
+    state = power_on(Machine("", inventory))
+    homes: dict[str, tuple[GpuUuid, DeviceUuid]] = {}
+    for gpu in inventory:
+        homes[gpu.uuid] = gpu.uuid, gpu.uuid
+        homes |= {mig.uuid: (gpu.uuid, mig.uuid) for mig in gpu.mig_devices}
+    for place in top.value("mps-daemons", Field.items, []):
+        row = place.table(_DAEMON_KEYS)
+        device = row.needed("device", Field.some_text) if row else None
+        if row is None or device is None:
+            continue
+        if device not in homes:
+            row.here("device").error(f"no GPU and no MIG device of this machine has the UUID {device}")
+            continue
+        if device in state.daemons:
+            row.here("device").error(f"{device} has a daemon already")
+            continue
+        try:
+            home, uuid = homes[device]
+            spec = _DAEMON.fill(row, gpu=home, device=uuid)
+            state = start_daemon(state, StartDaemon(spec.gpu, spec))
+        except (ValueError, HardwareError) as error:
+            place.error(str(error))
+        else:
+            yield spec
+
+
+def _namespaces(field: Field) -> tuple[MpsNamespace, ...]:
+    """Raises ValueError."""
+    tables = (place.table(_NAMESPACE.keys) for place in field.items() or ())
+    return tuple(
+        _NAMESPACE.fill(table, name=name)
+        for table in tables
+        if table and (name := table.needed("name", Field.some_text)) is not None
+    )
+
+
+_LIMITS = {"memory_bytes": number(1, _MOST_BYTES), "threads_percent": number(1, 100)}
+_NAMESPACE = Reader(MpsNamespace, reads=_LIMITS, nulls=True)
+_DAEMON = Reader(
+    DaemonSpec,
+    ("multi_user", "memory_bytes", "threads_percent", "namespaces"),
+    reads={**_LIMITS, "namespaces": _namespaces},
+    nulls=True,
+)

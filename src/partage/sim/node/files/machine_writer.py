@@ -114,7 +114,7 @@ def _gpu(gpu: Gpu) -> dict[str, Any]:
         "numa-node": gpu.numa_node,
         "mig-mode": [int(mode.current), int(mode.pending)] if mode else None,
         "mig-devices": [_mig_device(device) for device in gpu.mig_devices],
-        "empty-instances": [_empty_instance(one) for one in gpu.empty_instances],
+        "empty-instances": [_empty_instance(instance) for instance in gpu.empty_instances],
         "compute-mode": int(gpu.compute_mode),
         "recovery": None if gpu.recovery is None else int(gpu.recovery),
         "persistence": gpu.persistence,
@@ -139,7 +139,7 @@ def _daemon(spec: DaemonSpec) -> dict[str, Any]:
         "device": spec.device,
         **_limits(spec),
         "multi-user": spec.multi_user,
-        "namespaces": [{"name": one.name, **_limits(one)} for one in spec.namespaces],
+        "namespaces": [{"name": namespace.name, **_limits(namespace)} for namespace in spec.namespaces],
     }
 
 
@@ -166,9 +166,9 @@ def _profile(spec: ProfileSpec) -> dict[str, Any]:
     }
 
 
-def _empty_instance(one: EmptyInstance) -> dict[str, Any]:
-    place = one.placement
-    return {"gi": one.gi_id, "profile": one.profile, "start": place.start, "size": place.size}
+def _empty_instance(instance: EmptyInstance) -> dict[str, Any]:
+    place = instance.placement
+    return {"gi": instance.gi_id, "profile": instance.profile, "start": place.start, "size": place.size}
 
 
 def _mig_device(device: MigDevice) -> dict[str, Any]:

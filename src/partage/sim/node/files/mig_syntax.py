@@ -1,21 +1,180 @@
-"""Reads the MIG instances of a machine file. What a row leaves out follows from the GPU's model."""
+"""Reads what a machine file says of MIG: what it allows on a GPU, as the GPU's driver said it (``mig-
+geometry``), and the instances, which have to be possible there. What a row leaves out follows from the
+GPU's model.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
 
 from partage.codec.fields import Field, Table
 from partage.codec.reader import number, parsed
 from partage.edges.files.catalogue import geometry_of
-from partage.model.geometry import instance_memory
+from partage.model.geometry import (
+    ENGINE_KINDS,
+    Engines,
+    Geometry,
+    Placement,
+    ProfileSpec,
+    driver_geometry,
+    instance_memory,
+)
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.ids import MigUuid
-from partage.model.placement import Placement
+from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
 from partage.model.profile import MigProfile
 from partage.sim.node.files.identifiers import mig_uuid, read_index
-from partage.sim.node.files.mig_checks import device_problem, layout_problems
 from partage.sim.node.machine import derived_uuid
 from partage.sim.node.mig import ci_minor, gi_minor
 from partage.units import MIB
 from partage.values import Frozen
+
+
+def device_problem(geometry: Geometry, profile: MigProfile, placement: Placement) -> str | None:
+    """Why no MIG device of that profile can have that placement; None where one can."""
+    try:
+        place(geometry, [LayoutItem(profile, placement.start)])
+    except DoesNotFit as error:
+        return str(error)
+    spec = geometry.spec(profile)
+    if spec is not None and spec.size != placement.size:
+        return f"{spec.profile} occupies {spec.size} memory slices of {geometry.model}, not {placement.size}"
+    return None
+
+
+def layout_problems(
+    geometry: Geometry | None, devices: Sequence[MigDevice], empty: Sequence[EmptyInstance] = ()
+) -> Iterator[str]:
+    """Why these MIG devices and empty GPU instances cannot exist together; each alone is possible."""
+    hosts: dict[int, list[MigDevice]] = {}
+    for device in devices:
+        hosts.setdefault(device.gi_id, []).append(device)
+    unclear = [gi for gi, members in hosts.items() if len({_host(device) for device in members}) > 1]
+    if unclear:
+        yield f"GPU instance {unclear[0]} has several profiles or places"
+        return
+    for gi, members in hosts.items():
+        yield from _instance_problems(gi, members)
+    ids = [*hosts, *(instance.gi_id for instance in empty)]
+    if len(set(ids)) < len(ids):
+        yield "an empty GPU instance has an id that another one has"
+        return
+    instances: list[MigDevice | EmptyInstance] = [*(members[0] for members in hosts.values()), *empty]
+    if geometry is None:
+        yield from _overlaps(instances)
+        return
+    try:
+        place(geometry, [LayoutItem(*_host(instance)) for instance in instances])
+    except DoesNotFit as error:
+        yield str(error)
+
+
+def _host(device: MigDevice | EmptyInstance) -> tuple[MigProfile, int]:
+    return MigProfile.parse(device.profile).gpu_instance, _place(device).start
+
+
+def _place(device: MigDevice | EmptyInstance) -> Placement:
+    return device.known_placement if isinstance(device, MigDevice) else device.placement
+
+
+def _instance_problems(gi: int, members: Sequence[MigDevice]) -> Iterator[str]:
+    profiles = [MigProfile.parse(device.profile) for device in members]
+    ids = [device.ci_id for device in members]
+    slices = profiles[0].gpu_slices
+    if len(set(ids)) < len(ids):
+        yield f"GPU instance {gi} has a compute instance id twice"
+    used = sum(profile.compute_slices for profile in profiles)
+    if used > slices:
+        yield f"the compute instances of GPU instance {gi} need {used} compute slices, and it has {slices}"
+    if any(profile.compute_slices not in compute_choices(slices) for profile in profiles):
+        yield f"GPU instance {gi} has a compute instance of a size that does not exist"
+
+
+def _overlaps(devices: Sequence[MigDevice | EmptyInstance]) -> Iterator[str]:
+    for position, device in enumerate(devices):
+        for other in devices[:position]:
+            if _place(device).overlaps(_place(other)):
+                yield f"GPU instances {other.gi_id} and {device.gi_id} overlap"
+
+
+_KEYS = ("most-instances", "profiles")
+_PROFILE_KEYS = ("profile", "slices", "size", "starts", "count", "memory-bytes", "engines")
+_MOST_SLICES, _MOST_PROFILES = 64, 64
+_PROFILE = "a GPU instance profile such as 3g.40gb"
+
+
+def read_geometry(place: Field, model: str) -> Geometry | None:
+    """The geometry; None where problems leave none. model: product of the GPU."""
+    row = place.table(_KEYS)
+    if row is None:
+        return None
+    before = place.notes.errors
+    places = row.needed("profiles", lambda field: field.items(at_most=_MOST_PROFILES)) or []
+    specs = [spec for field in places if (spec := _spec(field))]
+    _each_once(row, specs)
+    most = row.value("most-instances", _amount, 0)
+    if place.notes.errors > before:
+        return None
+    geometry = driver_geometry(model, specs, most)
+    if geometry is None:
+        row.here("profiles").error("has to name at least one profile")
+    return geometry
+
+
+def _spec(place: Field) -> ProfileSpec | None:
+    row = place.table(_PROFILE_KEYS)
+    if row is None:
+        return None
+    profile, starts = row.needed("profile", _geometry_profile), row.needed("starts", _starts)
+    size = row.needed("size", _amount)
+    if profile is None or size is None or not starts:
+        return None
+    return ProfileSpec(
+        profile=profile,
+        compute_slices=row.value("slices", _amount, profile.gpu_slices),
+        size=size,
+        starts=starts,
+        preferred_starts=starts,
+        max_count=row.value("count", _amount, len(starts)),
+        memory_bytes=row.nullable("memory-bytes", number(0), None),
+        engines=row.nullable("engines", _engines, None),
+    )
+
+
+def _each_once(row: Table, specs: Sequence[ProfileSpec]) -> None:
+    names = [str(spec.profile) for spec in specs]
+    for name in sorted({name for name in names if names.count(name) > 1}):
+        row.here("profiles").error(f"profile {name} occurs twice")
+
+
+def _geometry_profile(field: Field) -> MigProfile | None:
+    profile = field.parsed(MigProfile.parse, "3g.40gb")
+    if profile is not None and profile != profile.gpu_instance:
+        field.unfit(_PROFILE)
+        return None
+    return profile
+
+
+def _starts(field: Field) -> tuple[int, ...] | None:
+    items = field.items(at_most=_MOST_SLICES)
+    if items is None:
+        return None
+    if not items:
+        field.error("has to name at least one first memory slice", "starts: [0]")
+    numbers = [item.integer(0, _MOST_SLICES - 1) for item in items]
+    return tuple(sorted({number for number in numbers if number is not None}))
+
+
+def _amount(field: Field) -> int | None:
+    return field.integer(1, _MOST_SLICES)
+
+
+def _engines(field: Field) -> Engines | None:
+    row = field.table(ENGINE_KINDS)
+    if row is None:
+        return None
+    return Engines(**{kind: row.nullable(kind, number(0), None) for kind in ENGINE_KINDS})
+
 
 EMPTY_KEYS = ("gi", "profile", "start", "size")
 MIG_KEYS = (
@@ -54,15 +213,15 @@ def read_instances(row: Table, gpu: Gpu) -> tuple[tuple[MigDevice, ...], tuple[E
     notes = row.whole.notes
     before = notes.errors
     rows = [place.table(MIG_KEYS) for place in row.value("mig-devices", Field.items, [])]
-    devices = [_mig_device(one, gpu, index) for index, one in enumerate(rows) if one]
+    devices = [_mig_device(table, gpu, index) for index, table in enumerate(rows) if table]
     rows = [place.table(EMPTY_KEYS) for place in row.value("empty-instances", Field.items, [])]
-    empty = [_empty_instance(one, gpu) for one in rows if one]
+    empty = [_empty_instance(table, gpu) for table in rows if table]
     if notes.errors > before:
         return (), ()
     whole, hosts = tuple(filter(None, devices)), tuple(filter(None, empty))
     for problem in layout_problems(geometry_of(gpu), whole, hosts):
         row.here("mig-devices" if whole else "empty-instances").error(problem)
-    return whole, tuple(sorted(hosts, key=lambda one: one.gi_id))
+    return whole, tuple(sorted(hosts, key=lambda instance: instance.gi_id))
 
 
 def _empty_instance(row: Table, gpu: Gpu) -> EmptyInstance | None:
