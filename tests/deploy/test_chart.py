@@ -17,8 +17,8 @@ import jsonschema
 import pytest
 import yaml
 
-from partage.cli import hardware_options
 from partage.claims.model.names import DRIVER, Mode
+from partage.cli import hardware_options
 from partage.cli.agent import command as agent_command
 from partage.model.node_labels import NodeTaint
 from partage.plan.cluster.rollout import RolloutSettings, settings_of
@@ -264,8 +264,8 @@ def test_each_way_to_ask_by_claim_has_one_class_and_no_other_driver_has_it() -> 
     classes = {name: one["spec"] for (kind, name), one in objects.items() if kind == "DeviceClass"}
     modes = []
     for spec in classes.values():
-        ((selector,),) = (spec["selectors"],)
-        # The driver is asked for first: a device of another one has no such attribute, which would be an error.
+        (selector,) = spec["selectors"]
+        # The driver is asked for first: devices of another one have no such attribute, which is an error.
         found = re.fullmatch(
             rf"""device\.driver == "{DRIVER}" && device\.attributes\["{DRIVER}"\]\.mode in (\[.*\])""",
             selector["cel"]["expression"],
