@@ -68,12 +68,12 @@ def claims(plane: ControlPlane) -> Iterator[None]:
     """Removes what a test asked for: pods first, and claims as their controller would."""
     yield
     plane.ask("DELETE", PODS, {"gracePeriodSeconds": 0})
-    for claim in plane.ask("GET", CLAIMS)["items"]:
-        claim["status"] = {}
-        place = f"{CLAIMS}/{claim['metadata']['name']}"
-        claim = plane.ask("PUT", f"{place}/status", claim)
-        claim["metadata"]["finalizers"] = []
-        plane.ask("PUT", place, claim)
+    for found in plane.ask("GET", CLAIMS)["items"]:
+        found["status"] = {}
+        place = f"{CLAIMS}/{found['metadata']['name']}"
+        freed = plane.ask("PUT", f"{place}/status", found)
+        freed["metadata"]["finalizers"] = []
+        plane.ask("PUT", place, freed)
     plane.ask("DELETE", CLAIMS)
     until("no claim is left", lambda: not plane.ask("GET", CLAIMS)["items"])
 
@@ -161,7 +161,9 @@ def test_the_api_server_keeps_all_that_is_published(
         assert kept == slice_of_json(sent)
 
 
-MEMORY = f"device.capacity['{DRIVER}'].memory.isGreaterThan(quantity('60Gi'))"
+AMOUNTS = f"device.attributes['{DRIVER}'].mode == 'amounts'"
+"""Else a whole GPU is as good for an amount: it has more memory than is asked for."""
+LARGE = f"{AMOUNTS} && device.capacity['{DRIVER}'].memory.isGreaterThan(quantity('60Gi'))"
 PROFILE = f"device.attributes['{DRIVER}'].profile == '1g.10gb'"
 VERSION = f"device.attributes['{DRIVER}'].driverVersion.isGreaterThan(semver('500.0.0'))"
 WHOLE = f"device.attributes['{DRIVER}'].mode == 'whole'"
@@ -172,8 +174,8 @@ WHOLE = f"device.attributes['{DRIVER}'].mode == 'whole'"
     [
         (exactly(DRIVER, expression=WHOLE), 0, 1, 0),
         (exactly(DRIVER, {"memory": "10Gi", "cores": "25"}), 1, 10, 25),
-        (exactly(DRIVER, {"memory": "9.5Gi"}, MEMORY), 1, 10, 0),
-        (exactly(DRIVER, {"memory": "2Gi"}, MEMORY.replace("isGreater", "isLess")), 4, 2, 0),
+        (exactly(DRIVER, {"memory": "9.5Gi"}, LARGE), 1, 10, 0),
+        (exactly(DRIVER, {"memory": "2Gi"}, LARGE.replace("isGreater", "isLess")), 4, 2, 0),
         (exactly("share.partage.dev"), 2, 1, 0),
         (exactly("share.partage.dev", {"shares": "3"}, VERSION), 2, 3, 0),
         (exactly("mig.partage.dev", expression=PROFILE), 3, 1, 0),
@@ -193,15 +195,14 @@ def test_what_the_scheduler_gives_is_granted(
 @pytest.mark.usefixtures("claims")
 def test_the_scheduler_and_the_node_count_the_same(plane: ControlPlane) -> None:
     """40 + 30 of 79 GiB: no whole GPU is left of it, nor 10 GiB, but 9."""
-    here = MEMORY + f" && device.attributes['{DRIVER}'].mode == 'amounts'"
     kept: list[Granted] = []
     for name, memory in (("forty", "40Gi"), ("thirty", "30Gi")):
-        ask_for(plane, name, exactly=exactly(DRIVER, {"memory": memory}, here))
+        ask_for(plane, name, exactly=exactly(DRIVER, {"memory": memory}, LARGE))
         kept.append(granted(allocated(plane, name), *kept))
     for name, capacity in (("whole", None), ("ten", {"memory": "10Gi"})):
-        ask_for(plane, name, exactly=exactly(DRIVER, capacity, here))
+        ask_for(plane, name, exactly=exactly(DRIVER, capacity, LARGE))
         until(f"{name} waits", lambda name=name: "cannot allocate all claims" in why_not(plane, name), 20)  # type: ignore[misc]
-    ask_for(plane, "nine", exactly=exactly(DRIVER, {"memory": "9Gi"}, here))
+    ask_for(plane, "nine", exactly=exactly(DRIVER, {"memory": "9Gi"}, LARGE))
     kept.append(granted(allocated(plane, "nine"), *kept))
     ids = [id_ for one in kept for share in one.shares for id_ in share.ids]
     assert len(ids) == len(set(ids)) == 79
@@ -210,7 +211,7 @@ def test_the_scheduler_and_the_node_count_the_same(plane: ControlPlane) -> None:
 @pytest.mark.usefixtures("claims")
 def test_the_first_that_is_there_of_several(plane: ControlPlane) -> None:
     hard = {"name": "hard", **exactly("mig.partage.dev", expression=PROFILE)}
-    soft = {"name": "soft", **exactly(DRIVER, {"memory": "10Gi"}, MEMORY)}
+    soft = {"name": "soft", **exactly(DRIVER, {"memory": "10Gi"}, LARGE)}
     kept: list[Granted] = []
     for name in ("first", "second", "third"):
         ask_for(plane, name, firstAvailable=[hard, soft])
