@@ -28,8 +28,8 @@ REAL_PARTS := build/.slurm-tried build/.browser-tried build/.prometheus-tried bu
 # Which tests `make e2e` runs; `E2E=slow`: those that wait for a minute or more.
 E2E ?= not slow
 STORY  ?= examples/07-mixed-node/story.yaml
-# Two workers: the tests mostly wait for sockets and processes, not for a core.
-PYTEST ?= $(BIN)/python -m pytest -n 2 --dist loadgroup
+# Twice as many workers as two cores: half of the time a test waits for sockets and processes.
+PYTEST ?= $(BIN)/python -m pytest -n 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo image wheel test test-all test-313 walks mutate check format lint types contracts pictures docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
@@ -70,7 +70,7 @@ wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 test: $(READY)  ## the tests that need nothing but Python (10 to 15 minutes on two cores)
 	@$(PYTEST) -m "not real" || { test $$? -eq 1 && $(FAILED_ALONE); }
 
-test-all: $(READY) $(REAL_PARTS)  ## all tests, those with real Slurms, Chromium, Prometheus, NVIDIA's programs, too (20 minutes)
+test-all: $(READY) $(REAL_PARTS)  ## all tests, also those with real Slurms, Chromium, Prometheus, NVIDIA's programs, and those marked real (20 minutes)
 	@$(PYTEST) || { test $$? -eq 1 && $(FAILED_ALONE); }
 
 # The environment is a folder of its own: .venv stays as it is.

@@ -121,7 +121,7 @@ def _is_found(root: Path, path: Path, number: int, index: int) -> bool:
 
 def _failed(root: Path, tests: list[str]) -> str:
     """The first test that fails; empty: none does."""
-    options = ["-x", "-n", "2", "--dist", "loadgroup", "-m", "not real", "-p", "no:cacheprovider"]
+    options = ["-x", "-n", "4", "--dist", "loadgroup", "-m", "not real", "-p", "no:cacheprovider"]
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=root,

@@ -108,27 +108,11 @@ def place() -> Iterator[Place]:
 
 
 @dataclass(slots=True)
-class AgentProcess:
-    """One agent. ``log``: lines of its stderr so far."""
+class Agent:
+    """One agent, as its pages show it. ``log``: lines of its log so far, where somebody reads them."""
 
-    process: subprocess.Popen[str]
     url: str = ""
     log: list[str] = field(default_factory=list)
-    _readers: list[threading.Thread] = field(default_factory=list)
-
-    @property
-    def pid(self) -> int:
-        return self.process.pid
-
-    def helper_pid(self) -> int | None:
-        """The helper that it spawned."""
-        try:
-            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
-        except OSError:
-            return None
-        return int(children[0]) if children else None
-
-    # --- what it says over HTTP ---
 
     def get(self, path: str) -> tuple[int, bytes]:
         """Status and body; status 0 where nobody answers (yet)."""
@@ -179,7 +163,29 @@ class AgentProcess:
         except AssertionError as error:
             raise AssertionError(f"{error}\nthe agent logged:\n{''.join(self.log[-40:])}") from None
 
-    # --- its end ---
+
+@dataclass(slots=True)
+class AgentProcess(Agent):
+    """An agent in a process of its own. ``log``: lines of its stderr so far."""
+
+    process: subprocess.Popen[str] = field(kw_only=True)
+    _readers: list[threading.Thread] = field(default_factory=list)
+
+    @property
+    def pid(self) -> int:
+        return self.process.pid
+
+    @property
+    def runs(self) -> bool:
+        return self.process.poll() is None
+
+    def helper_pid(self) -> int | None:
+        """The helper that it spawned."""
+        try:
+            children = Path(f"/proc/{self.pid}/task/{self.pid}/children").read_text(encoding="ascii").split()
+        except OSError:
+            return None
+        return int(children[0]) if children else None
 
     def stop(self) -> int:
         """SIGTERM, as a supervisor does; its exit code."""
@@ -242,7 +248,7 @@ def spawn(
         cwd=REPOSITORY,
         env={**os.environ, "PYTHONWARNINGS": "default", **(env or {})},
     )
-    agent = AgentProcess(process)
+    agent = AgentProcess(process=process)
     agent.read()
     return agent
 

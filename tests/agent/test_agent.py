@@ -27,6 +27,7 @@ from tests.agent.harness import (
     running,
     spawn,
 )
+from tests.agent.hosted import hosted
 from tests.kubelet_script import ScriptedKubelet, held, scripted_kubelet, wait_for
 
 GPU = "nvidia.com/gpu"
@@ -70,7 +71,7 @@ def test_a_pod_gets_a_share_and_the_ledger_learns_whose_it_is(node: Place, kubel
 def test_a_share_that_is_not_listed_is_refused_in_nvidias_words(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node)) as agent:
+    with hosted(node) as agent:
         calls = registered(kubelet, GPU).calls
         assert calls is not None
         words = f'invalid allocation request for "{GPU}": invalid request: unknown device: GPU-none'
@@ -96,7 +97,7 @@ def test_a_long_id_is_refused_in_few_words_and_holds_up_nobody(node: Place, kube
 
 
 def test_a_start_with_an_unknown_id_holds_nothing(node: Place, kubelet: ScriptedKubelet) -> None:
-    with running(spawn(node)) as agent:
+    with hosted(node) as agent:
         calls = registered(kubelet, GPU).calls
         assert calls is not None
         calls.pre_start(["GPU-none", "x" * 10**6])
@@ -107,7 +108,7 @@ def test_a_start_with_an_unknown_id_holds_nothing(node: Place, kubelet: Scripted
 
 
 def test_a_held_gpu_waits_and_the_others_change_at_once(node: Place, kubelet: ScriptedKubelet) -> None:
-    with running(spawn(node)) as agent:
+    with hosted(node) as agent:
         calls = registered(kubelet, GPU).calls
         first, second = ids(kubelet, GPU)[:2]
         assert calls is not None
@@ -117,10 +118,9 @@ def test_a_held_gpu_waits_and_the_others_change_at_once(node: Place, kubelet: Sc
 
         node.write_policy(native("{select: {index: [0, 1]}, time-slicing: {replicas: 4}}"))
         registered(kubelet, GPU)
-        agent.process.send_signal(signal.SIGTERM)
-        assert agent.finish() == 0
+        assert agent.stop() == 0
 
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         registered(kubelet, SHARED)
         agent.wait(lambda: agent.gpu(0).get("phase") == "waiting", "the held GPU waits after a restart, too")
         waiting = agent.gpu(0)
@@ -139,7 +139,7 @@ def test_a_held_gpu_waits_and_the_others_change_at_once(node: Place, kubelet: Sc
 def test_a_reload_changes_free_gpus_and_leaves_streams_of_others_alone(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         calls = registered(kubelet, SHARED).calls
         registered(kubelet, GPU)
         share = ids(kubelet, SHARED)[0]
@@ -166,7 +166,7 @@ def test_a_reload_changes_free_gpus_and_leaves_streams_of_others_alone(
 def test_scenario_12_an_invalid_reload_changes_nothing_and_says_so(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         registered(kubelet, SHARED)
         node.write_policy("version: partage/v1\ngpus:\n  - {select: all, time-slicing: {replicas: 1}}\n")
         agent.wait(lambda: "policy-refused" in agent.degraded(), "the refusal reported")
@@ -195,7 +195,7 @@ def test_a_config_map_swap_is_noticed(node: Place, kubelet: ScriptedKubelet) -> 
         (folder / "policy.yaml").write_text(text, encoding="utf-8")
     (node.root / "..data").symlink_to(first.name)
     node.policy.symlink_to("..data/policy.yaml")
-    with running(spawn(node, f"--policy={node.policy}")) as agent:
+    with hosted(node, policy=node.policy) as agent:
         registered(kubelet, SHARED)
         (node.root / "..tmp").symlink_to(second.name)
         (node.root / "..tmp").rename(node.root / "..data")
@@ -219,7 +219,7 @@ def test_a_kubelet_that_never_answers_is_told_by_healthz(node: Place) -> None:
     with scripted_kubelet(node.kubelet_dir, node.pod_resources, started=False) as kubelet:
         kubelet.answers = False
         kubelet.start()
-        with running(spawn(node)) as agent:
+        with hosted(node) as agent:
             wait_for(lambda: kubelet.registered, what="an attempt to register")
             agent.wait(lambda: agent.health()[0] == 503, "not healthy")
             assert set(agent.health()[1]) <= {"not-registered", "kubelet-silent"}
@@ -230,7 +230,7 @@ def test_pod_resources_that_refuses_every_call_costs_names_and_nothing_else(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
     kubelet.pod_resources = grpc.StatusCode.RESOURCE_EXHAUSTED
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         calls = registered(kubelet, SHARED).calls
         assert calls is not None
         for share in ids(kubelet, SHARED)[:3]:
@@ -282,11 +282,11 @@ def test_a_bad_policy_ends_the_agent_before_anything_is_registered(
 def test_the_last_good_policy_stands_in_for_a_bad_one_at_the_start(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         registered(kubelet, SHARED)
         assert agent.stop() == 0
     kubelet.registered.clear()
-    with running(spawn(node, policy="nonsense")) as agent:
+    with hosted(node, policy="nonsense") as agent:
         registered(kubelet, SHARED)
         assert len(healthy(kubelet, SHARED)) == 16
         agent.wait(lambda: agent.report().get("policy", {}).get("state") == "last-good", "told")
@@ -369,7 +369,7 @@ def test_of_two_new_agents_one_waits_for_the_end_of_the_other(node: Place, kubel
 def test_a_read_only_state_directory_costs_a_warning(node: Place, kubelet: ScriptedKubelet) -> None:
     """Root may write everywhere, so the directory lies where a file is."""
     node.root.joinpath("file").write_text("", encoding="utf-8")
-    with running(spawn(node, f"--state-dir={node.root}/file/state")) as agent:
+    with hosted(node, state_dir=node.root / "file/state") as agent:
         registered(kubelet, GPU)
         agent.wait(lambda: "state-not-saved" in agent.degraded(), "told")
         assert agent.health()[0] == 200
@@ -386,13 +386,13 @@ def test_a_path_need_not_be_utf_8(node: Place, kubelet: ScriptedKubelet) -> None
 
 
 def test_a_state_file_that_holds_half_a_surrogate_is_set_aside(node: Place, kubelet: ScriptedKubelet) -> None:
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         registered(kubelet, SHARED)
         assert agent.stop() == 0
     state = node.state_dir / "state.json"
     state.write_text(state.read_text(encoding="utf-8").replace("policy.yaml", "\\udcff"), encoding="utf-8")
     (node.run_dir / "report.json").unlink(missing_ok=True)
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         registered(kubelet, SHARED)
         agent.wait((node.run_dir / "report.json").exists, "the report file")
         assert agent.stop() == 0
@@ -455,13 +455,12 @@ def test_agent_and_helper_load_no_openssl(node: Place, kubelet: ScriptedKubelet)
 
 def test_a_report_of_another_machine_brings_no_gpus(node: Place, kubelet: ScriptedKubelet) -> None:
     """The state is lost, and the run directory is of a disk that was moved, or of a test."""
-    with running(spawn(node, machine="4xa100-sxm4-40gb")) as agent:
+    with hosted(node, machine="4xa100-sxm4-40gb") as agent:
         registered(kubelet, GPU)
         node.in_report_file("A100")
-        agent.process.send_signal(signal.SIGTERM)
-        assert agent.finish() == 0
+        assert agent.stop() == 0
     shutil.rmtree(node.state_dir)
-    with running(spawn(node)) as agent:
+    with hosted(node) as agent:
         agent.wait(lambda: len(healthy(kubelet, GPU)) == 8, "the GPUs of this machine")
         agent.wait(lambda: len(agent.report()["gpus"]) == 8, "no GPU that is not there")
         agent.wait(lambda: len(ids(kubelet, GPU)) == 8, "nor an id of one")

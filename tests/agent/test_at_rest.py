@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from bench.processes import at_rest
 from tests.agent.harness import Place, native, registered, running, spawn
 from tests.kubelet_script import ScriptedKubelet
@@ -12,6 +14,7 @@ MOST_WAKE_UPS = 1.5
 moment. Processor time depends on the machine, and is left to ``make bench``."""
 
 
+@pytest.mark.real
 def test_agent_and_helper_sleep_while_nothing_happens(node: Place, kubelet: ScriptedKubelet) -> None:
     half = native("{select: all, time-slicing: {replicas: 48}}")
     with running(spawn(node, policy=half)) as agent:

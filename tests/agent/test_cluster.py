@@ -20,7 +20,8 @@ from partage.model.node_labels import WrittenLabels
 from partage.sim.node.faults import Reboot
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine import Machine
-from tests.agent.harness import Place, native, place, running, simulated_helper, spawn
+from tests.agent.harness import Place, native, place, simulated_helper
+from tests.agent.hosted import hosted_beside
 from tests.edges.kube.scripted import PKI, Answer, ScriptedServer, Stream, api_server, node, quick, status
 from tests.kubelet_script import ScriptedKubelet, scripted_kubelet
 
@@ -164,12 +165,13 @@ def _kubeconfig(root: Path, url: str) -> Path:
 @asynccontextmanager
 async def _agent(
     policy: str | None = None,
-    *more: str,
+    *,
     kubelet: bool = False,
     refuse_status: Answer | None = None,
     prepare: Callable[[NodeServer], None] = lambda _: None,
     machine: str | None = FOUR,
     helper: Machine | str = FOUR,
+    **options: Any,
 ) -> AsyncIterator[tuple[Any, ...]]:
     """An agent beside an API server, and beside a kubelet if it is asked for. machine: None: ``helper`` is
     that of a helper of the test.
@@ -182,9 +184,9 @@ async def _agent(
             beside: tuple[Any, ...] = (stack.enter_context(_kubelet(here)),) if kubelet else ()
             if machine is None:
                 beside = (*beside, stack.enter_context(simulated_helper(here, helper)))
-            options = [f"--cluster={_kubeconfig(here.root, server.url)}", "--node-name=n1", *more]
-            agent = stack.enter_context(running(spawn(here, *options, machine=machine, policy=policy)))
-            yield here, api, agent, *beside
+            where = {"kubeconfig": _kubeconfig(here.root, server.url), "node_name": "n1"}
+            async with hosted_beside(here, machine=machine, policy=policy, **where, **options) as agent:
+                yield here, api, agent, *beside
 
 
 def _kubelet(here: Place) -> AbstractContextManager[ScriptedKubelet]:
@@ -199,7 +201,7 @@ async def _until(true_of, what: str, agent=None) -> None:
         async with asyncio.timeout(60):  # a busy machine is no fault
             while not true_of():
                 await asyncio.sleep(0.01)
-                assert agent is None or agent.process.poll() is None, told()
+                assert agent is None or agent.runs, told()
     except TimeoutError:
         raise AssertionError(told()) from None
 
@@ -258,7 +260,7 @@ async def test_beside_nvidias_feature_discovery_only_own_labels_are_written():
     async with _agent(prepare=by_nvidia) as (_, api, agent):
         await asyncio.to_thread(agent.wait, lambda: "labels-written-twice" in agent.degraded(), "told")
         await _until(lambda: "nvidia.com/gpu.count" in api.labels, "labels", agent)
-    async with _agent(None, "--labels=own", prepare=by_nvidia) as (_, api, agent):
+    async with _agent(None, labels=WrittenLabels.OWN, prepare=by_nvidia) as (_, api, agent):
         await _until(lambda: api.applied, "labels", agent)
         assert {key.partition("/")[0] for key in api.applied[-1]} == {"partage.dev"}
         await asyncio.to_thread(agent.wait, lambda: agent.report()["policy"], "a report")
@@ -343,8 +345,8 @@ async def test_a_label_of_the_node_chooses_the_policy_and_a_layout():
             policies.mkdir()
             (policies / "default.yaml").write_text(native())
             (policies / "fours.yaml").write_text(native("{select: all, time-slicing: {replicas: 4}}"))
-            options = [f"--cluster={_kubeconfig(here.root, server.url)}", "--node-name=n1"]
-            with running(spawn(here, *options, f"--policy={policies}", machine=FOUR)) as agent:
+            where = {"kubeconfig": _kubeconfig(here.root, server.url), "node_name": "n1"}
+            async with hosted_beside(here, policy=policies, machine=FOUR, **where) as agent:
                 await _until(lambda: api.labels.get("nvidia.com/gpu.replicas") == "1", "default", agent)
                 await api.edit(**{CHOICE: "fours"})
                 await _until(lambda: api.labels.get("nvidia.com/gpu.replicas") == "4", "fours", agent)

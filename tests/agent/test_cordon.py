@@ -3,11 +3,13 @@
 import asyncio
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 
 from partage.cli.main import run
-from tests.agent.harness import MACHINE, healthy, ids, native, registered, running, spawn
+from tests.agent.harness import MACHINE, healthy, ids, native, registered
+from tests.agent.hosted import hosted
 from tests.agent.test_cluster import _agent, _kubeconfig, _until
 from tests.kubelet_script import held, wait_for
 
@@ -20,7 +22,7 @@ def _cordon(node, *words: str) -> int:
 
 
 def test_held_shares_stay_healthy_and_free_ones_are_given_to_nobody(node, kubelet, capsys):
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         calls = registered(kubelet, SHARED).calls
         share = ids(kubelet, SHARED)[0]
         assert calls is not None
@@ -41,7 +43,7 @@ def test_held_shares_stay_healthy_and_free_ones_are_given_to_nobody(node, kubele
         assert run(["show", f"--machine={MACHINE}", f"--run-dir={node.run_dir}"]) == 0
         assert "GPU 0 is cordoned" in capsys.readouterr().out
         agent.stop()
-    with running(spawn(node, policy=HALF)) as agent:
+    with hosted(node, policy=HALF) as agent:
         registered(kubelet, SHARED)
         wait_for(lambda: len(healthy(kubelet, SHARED)) == 15, what="cordoned from the first list on")
         assert _cordon(node, "uncordon", "0") == 0
@@ -53,8 +55,10 @@ def test_held_shares_stay_healthy_and_free_ones_are_given_to_nobody(node, kubele
 def test_what_the_node_said_last_counts_while_the_api_server_is_away(node, kubelet, cluster, healthy_ones):
     node.state_dir.mkdir()
     (node.state_dir / "cordoned-by-node").write_text("0\n")
-    away = [f"--cluster={_kubeconfig(node.root, 'https://127.0.0.1:1')}", "--node-name=n1"]
-    with running(spawn(node, *(away if cluster else []))) as agent:
+    away: dict[str, Any] = (
+        {"kubeconfig": _kubeconfig(node.root, "https://127.0.0.1:1"), "node_name": "n1"} if cluster else {}
+    )
+    with hosted(node, **away) as agent:
         registered(kubelet, GPU)
         agent.wait(lambda: len(healthy(kubelet, GPU)) == healthy_ones, "from the first list on")
 

@@ -36,10 +36,9 @@ from tests.agent.harness import (
     ids,
     native,
     registered,
-    running,
     simulated_helper,
-    spawn,
 )
+from tests.agent.hosted import hosted
 from tests.kubelet_script import ScriptedKubelet, until
 
 SHARED = "nvidia.com/gpu.shared"
@@ -53,7 +52,7 @@ FOURS = native("{select: all, time-slicing: {replicas: 4}}")
 def test_scenario_11_a_gpu_off_the_bus_takes_all_its_shares_and_no_others(
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, machine=None, policy=FOURS)) as agent:
+    with hosted(node, machine=None, policy=FOURS) as agent:
         registered(kubelet, SHARED)
         before = ids(kubelet, SHARED)
         helper.inject(RaiseXid(2, 79), LoseGpu(2, "GPU has fallen off the bus"))
@@ -73,7 +72,7 @@ def test_a_nameless_lost_gpu_is_recognised_by_its_place(
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
     """NVML cannot read the UUID of a GPU that has fallen off the bus."""
-    with running(spawn(node, machine=None)) as agent:
+    with hosted(node, machine=None) as agent:
         registered(kubelet, GPU)
         before = ids(kubelet, GPU)
         helper.inject(RaiseXid(None, 79), LoseGpu(5, nameless=True))
@@ -84,7 +83,7 @@ def test_a_nameless_lost_gpu_is_recognised_by_its_place(
 def test_a_fault_that_the_driver_reports_without_an_xid_is_found(
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, machine=None)) as agent:
+    with hosted(node, machine=None) as agent:
         registered(kubelet, GPU)
         helper.inject(SetCondition(1, recovery=RecoveryAction.GPU_RESET))
         agent.wait(lambda: len(healthy(kubelet, GPU)) == 7, "found by the poll of conditions", 15)
@@ -94,7 +93,7 @@ def test_a_fault_that_the_driver_reports_without_an_xid_is_found(
 def test_scenario_11_an_applications_own_fault_costs_nothing(
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet, xid: int
 ) -> None:
-    with running(spawn(node, machine=None)) as agent:
+    with hosted(node, machine=None) as agent:
         registered(kubelet, GPU)
         uuid = ids(kubelet, GPU)[0]
         helper.inject(RaiseXid(0, xid))
@@ -110,7 +109,7 @@ def test_scenario_11_an_applications_own_fault_costs_nothing(
 def test_a_driver_that_goes_and_comes_back_ends_no_registration(
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, machine=None)) as agent:
+    with hosted(node, machine=None) as agent:
         calls = registered(kubelet, GPU).calls
         assert calls is not None
         helper.inject(DriverGone())
@@ -125,7 +124,7 @@ def test_a_driver_that_goes_and_comes_back_ends_no_registration(
 def test_an_agent_without_a_driver_waits_for_one(node: Place, kubelet: ScriptedKubelet) -> None:
     with simulated_helper(node) as helper:
         helper.inject(DriverGone())
-        with running(spawn(node, machine=None, policy=FOURS)) as agent:
+        with hosted(node, machine=None, policy=FOURS) as agent:
             agent.wait(lambda: agent.health() == (503, ["driver-missing"]), "told")
             assert agent.report()["policy"]["state"] == "none"
             assert kubelet.registered == []
@@ -138,7 +137,7 @@ def test_an_agent_without_a_driver_waits_for_one(node: Place, kubelet: ScriptedK
 def test_a_helper_that_is_away_costs_no_admission(
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, machine=None)) as agent:
+    with hosted(node, machine=None) as agent:
         calls = registered(kubelet, GPU).calls
         assert calls is not None
         helper.stop()

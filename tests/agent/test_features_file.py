@@ -39,7 +39,7 @@ async def _kept(path: Path, status: AgentStatus, writes: WrittenLabels = Written
 async def test_the_file_follows_what_is_offered_and_the_node_gets_no_labels(tmp_path: Path):
     file = tmp_path / "features"
     policy = native("{select: all, time-slicing: {replicas: 4}}")
-    async with _agent(policy, f"--features-file={file}") as (here, api, agent):
+    async with _agent(policy, features_file=file) as (here, api, agent):
         await _until(lambda: file.exists() and REPLICAS in file.read_text(), "labels", agent)
         assert file.stat().st_mode & 0o777 == 0o644
         here.write_policy(native())

@@ -10,7 +10,8 @@ import pytest
 from msgspec.structs import replace
 
 from partage.agent.endpoints.guard_files import GuardFiles, guard_files, write_guard
-from tests.agent.harness import Place, ids, native, registered, running, spawn
+from tests.agent.harness import Place, ids, native, registered
+from tests.agent.hosted import hosted
 from tests.guard.pythons import READY, STATE, environment, said
 from tests.kubelet_script import ScriptedKubelet
 from tests.plan.offers import offering
@@ -95,7 +96,7 @@ def test_what_cannot_be_written_is_said_and_tried_again(tmp_path: Path) -> None:
 def test_a_pod_with_a_guarded_share_has_the_guard(node: Place, kubelet: ScriptedKubelet) -> None:
     """From the policy to a Python that runs in what the kubelet was answered."""
     policy = native(f"{{select: all, name: {NAME}, guard: true, time-slicing: {{replicas: 4}}}}")
-    with running(spawn(node, policy=policy)) as agent:
+    with hosted(node, policy=policy) as agent:
         calls = registered(kubelet, NAME).calls
         assert calls is not None
         answer = calls.allocate(ids(kubelet, NAME)[:1])
@@ -116,7 +117,7 @@ def test_an_agent_that_cannot_write_the_guard_promises_less_and_says_so(
     policy = native(f"{{select: all, name: {NAME}, guard: true, time-slicing: {{replicas: 4}}}}")
     node.run_dir.mkdir(parents=True, exist_ok=True)
     (node.run_dir / "guard").write_text("in the way")
-    with running(spawn(node, policy=policy)) as agent:
+    with hosted(node, policy=policy) as agent:
         calls = registered(kubelet, NAME).calls
         assert calls is not None
         answer = calls.allocate(ids(kubelet, NAME)[:1])

@@ -58,7 +58,9 @@ def agent_of(node: Place, *options: str) -> Iterator[AgentProcess]:
     command = [sys.executable, "-c", SHORT, "agent", *node.options(), *options]
     command += [f"--hardware-socket={node.hardware_socket}", "--http=127.0.0.1:0", "--node-name=node-a"]
     pipe = subprocess.PIPE
-    agent = AgentProcess(subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=REPOSITORY))
+    agent = AgentProcess(
+        process=subprocess.Popen(command, stdout=pipe, stderr=pipe, text=True, cwd=REPOSITORY)
+    )
     agent.read()
     with running(agent):
         yield agent

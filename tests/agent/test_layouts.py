@@ -6,7 +6,7 @@ from partage.errors import InsufficientResources
 from partage.model.gpu_use import UseKind
 from partage.sim.node.faults import FailCall, LoseGpu, Occupy, Vacate
 from tests.agent.harness import (
-    AgentProcess,
+    Agent,
     Place,
     SimulatedHelper,
     healthy,
@@ -18,6 +18,7 @@ from tests.agent.harness import (
     simulated_helper,
     spawn,
 )
+from tests.agent.hosted import hosted
 from tests.kubelet_script import ScriptedKubelet, held, wait_for
 
 GPU = "nvidia.com/gpu"
@@ -36,7 +37,7 @@ def with_layout(*profiles: str) -> str:
     return native(*OTHERS, f"{{select: {{index: [2]}}, mig: {{layout: [{', '.join(profiles)}]}}}}")
 
 
-def made(agent: AgentProcess, ending: str = "done") -> int:
+def made(agent: Agent, ending: str = "done") -> int:
     return int(agent.metric(f'partage_gpu_changes_total{{ending="{ending}"}}') or 0)
 
 
@@ -56,7 +57,7 @@ def allocate(kubelet: ScriptedKubelet, resource: str, share: str) -> None:
 def test_a_layout_that_does_not_live_yet_is_made_and_then_offered(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, policy=with_layout("3g.40gb", "1g.10gb", "1g.10gb"))) as agent:
+    with hosted(node, policy=with_layout("3g.40gb", "1g.10gb", "1g.10gb")) as agent:
         offered(kubelet, LARGE, 1)
         offered(kubelet, SMALL, 2)
         offered(kubelet, MIDDLE, 6)
@@ -69,7 +70,7 @@ def test_scenario_14_a_layout_changes_and_nobody_else_hears_a_word(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
     """Eight GPUs: the layout of one is changed while the other seven hold pods."""
-    with running(spawn(node, policy=with_layout("3g.40gb", "1g.10gb", "1g.10gb"))) as agent:
+    with hosted(node, policy=with_layout("3g.40gb", "1g.10gb", "1g.10gb")) as agent:
         for resource, count in ((LARGE, 1), (SMALL, 2), (MIDDLE, 6), (GPU, 3), (SHARED, 4)):
             offered(kubelet, resource, count)
         pods = {GPU: ids(kubelet, GPU), SHARED: ids(kubelet, SHARED)[::2], MIDDLE: ids(kubelet, MIDDLE)}
@@ -105,7 +106,7 @@ def test_devices_that_fit_the_new_layout_stay_offered_throughout(
 ) -> None:
     only = "{{select: {{index: [0]}}, mig: {{layout: [{}]}}}}"
     policy = native(only.format("3g.40gb, 1g.10gb, 1g.10gb"))
-    with running(spawn(node, policy=policy)) as agent:
+    with hosted(node, policy=policy) as agent:
         offered(kubelet, LARGE, 1)
         offered(kubelet, SMALL, 2)
         large, small = ids(kubelet, LARGE), ids(kubelet, SMALL)
@@ -120,7 +121,7 @@ def test_devices_that_fit_the_new_layout_stay_offered_throughout(
 
 def test_a_layout_waits_for_the_pod_that_is_in_its_way(node: Place, kubelet: ScriptedKubelet) -> None:
     only = "{{select: {{index: [0]}}, mig: {{layout: [{}]}}}}"
-    with running(spawn(node, policy=native(only.format("3g.40gb, 3g.40gb")))) as agent:
+    with hosted(node, policy=native(only.format("3g.40gb, 3g.40gb"))) as agent:
         offered(kubelet, LARGE, 2)
         mine, _ = ids(kubelet, LARGE)
         allocate(kubelet, LARGE, mine)
@@ -138,7 +139,7 @@ def test_a_process_that_is_no_pod_is_waited_for_and_named(
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
     only = "{{select: {{index: [0]}}, mig: {{layout: [{}]}}}}"
-    with running(spawn(node, machine=None, policy=native(only.format("7g.80gb")))) as agent:
+    with hosted(node, machine=None, policy=native(only.format("7g.80gb"))) as agent:
         offered(kubelet, "nvidia.com/mig-7g.80gb", 1)
         helper.inject(Occupy(0, "python3", UseKind.PROCESS, pid=4711))
         node.write_policy(native(only.format("1g.10gb")))
@@ -151,7 +152,7 @@ def test_a_process_that_is_no_pod_is_waited_for_and_named(
 def test_mig_mode_is_turned_off_where_the_policy_says_so(node: Place, kubelet: ScriptedKubelet) -> None:
     on = native("{select: {index: [0]}, mig: {layout: [7g.80gb]}}")
     off = "version: v1\nmig-configs:\n  off:\n    - {devices: all, mig-enabled: false}\n"
-    with running(spawn(node, policy=on)) as agent:
+    with hosted(node, policy=on) as agent:
         offered(kubelet, "nvidia.com/mig-7g.80gb", 1)
         offered(kubelet, GPU, 7)
         node.write_policy(off)
@@ -163,7 +164,7 @@ def test_a_layout_that_the_hardware_refuses_is_taken_back_reported_and_tried_aga
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
     only = "{{select: {{index: [0]}}, mig: {{layout: [{}]}}}}"
-    with running(spawn(node, machine=None, policy=native(only.format("3g.40gb")))) as agent:
+    with hosted(node, machine=None, policy=native(only.format("3g.40gb"))) as agent:
         offered(kubelet, LARGE, 1)
         helper.inject(FailCall("perform", InsufficientResources("no room, says the driver")))
         node.write_policy(native(only.format("1g.10gb")))
@@ -175,8 +176,9 @@ def test_a_layout_that_the_hardware_refuses_is_taken_back_reported_and_tried_aga
 def test_a_gpu_that_dies_while_its_layout_waits_is_unhealthy_and_the_others_go_on(
     node: Place, helper: SimulatedHelper, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, machine=None, policy=with_layout("3g.40gb", "3g.40gb"))) as agent:
-        offered(kubelet, LARGE, 2)
+    with hosted(node, machine=None, policy=with_layout("3g.40gb", "3g.40gb")) as agent:
+        for resource, count in ((LARGE, 2), (MIDDLE, 6), (GPU, 3)):
+            offered(kubelet, resource, count)
         mine, _ = ids(kubelet, LARGE)
         allocate(kubelet, LARGE, mine)
         kubelet.pod_resources = held({"default/train": {"main": {LARGE: [mine]}}})

@@ -15,7 +15,8 @@ from partage.edges.kubelet.checkpoint import CHECKPOINT
 from partage.errors import NotPermitted
 from partage.model.ids import ContainerId, PodUid
 from partage.sim.node.faults import FailCall, HangCall, HealCall, HideProcesses, Occupy, Vacate
-from tests.agent.harness import MACHINE, AgentProcess, healthy, ids, native, registered, running, spawn
+from tests.agent.harness import MACHINE, Agent, healthy, ids, native, registered
+from tests.agent.hosted import hosted
 from tests.kubelet_script import PluginCalls, held, wait_for
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -40,7 +41,7 @@ def books(directory: Path, **pods: Iterable[str]) -> None:
 def agent(node, kubelet, helper):
     """On it, a pod holds GPU 0, and one process of it has the GPU open."""
     books(node.kubelet_dir)
-    with running(spawn(node, machine=None, policy=WHOLE)) as one:
+    with hosted(node, machine=None, policy=WHOLE) as one:
         share = first(kubelet)
         calls(kubelet).allocate([share])
         books(node.kubelet_dir, **{FORMER: [share]})
@@ -61,7 +62,7 @@ def first(kubelet) -> str:
     return ids(kubelet, GPU)[0]
 
 
-def entry(agent: AgentProcess) -> dict[str, Any]:
+def entry(agent: Agent) -> dict[str, Any]:
     return next(iter(agent.report()["held"]), {})
 
 
@@ -181,7 +182,7 @@ def test_without_an_answer_in_time_the_kubelets_word_counts(node, kubelet, helpe
 def test_where_nobody_can_look_it_is_said_and_the_kubelets_word_decides(node, kubelet, helper) -> None:
     books(node.kubelet_dir)
     helper.inject(HideProcesses())
-    with running(spawn(node, machine=None, policy=WHOLE)) as agent:
+    with hosted(node, machine=None, policy=WHOLE) as agent:
         share = first(kubelet)
         agent.wait(lambda: agent.degraded() == ["processes-unseen"], "said")
         calls(kubelet).allocate([share])

@@ -12,7 +12,8 @@ import pytest
 from partage.cli.main import run
 from partage.model.ids import ShareId, device_of
 from partage.plan.cluster.gpu_memory import GPU_MEMORY
-from tests.agent.harness import healthy, ids, native, registered, running, spawn
+from tests.agent.harness import healthy, ids, native, registered
+from tests.agent.hosted import hosted
 from tests.agent.test_cluster import _agent, _kubeconfig
 from tests.kubelet_script import held, until, wait_for
 
@@ -28,7 +29,7 @@ def free_cards(kubelet, taken):
 
 
 def test_amounts_over_the_kubelets_sockets(node, kubelet, capsys):
-    with running(spawn(node, policy=BY_MEMORY, machine=MACHINE)) as agent:
+    with hosted(node, policy=BY_MEMORY, machine=MACHINE) as agent:
         calls = registered(kubelet, MEMORY).calls
         assert calls is not None
         wait_for(lambda: len(healthy(kubelet, MEMORY)) == 158, what="79 units of each")
@@ -65,7 +66,7 @@ def test_amounts_over_the_kubelets_sockets(node, kubelet, capsys):
 
 
 def test_a_kubelet_that_chooses_of_several_gpus_is_refused_and_left_one(node, kubelet):
-    with running(spawn(node, policy=BY_MEMORY, machine=MACHINE)):
+    with hosted(node, policy=BY_MEMORY, machine=MACHINE):
         calls = registered(kubelet, MEMORY).calls
         assert calls is not None
         wait_for(lambda: len(healthy(kubelet, MEMORY)) == 158, what="79 units of each")
@@ -80,7 +81,7 @@ def test_a_kubelet_that_chooses_of_several_gpus_is_refused_and_left_one(node, ku
 
 def test_an_init_container_that_asks_for_less_costs_one_pod(node, kubelet):
     """It binds its pod to a GPU where the rest may not be free, as it would the next pod."""
-    with running(spawn(node, policy=BY_MEMORY, machine=MACHINE)):
+    with hosted(node, policy=BY_MEMORY, machine=MACHINE):
         calls = registered(kubelet, MEMORY).calls
         assert calls is not None
         wait_for(lambda: len(healthy(kubelet, MEMORY)) == 158, what="79 units of each")

@@ -42,7 +42,8 @@ async def test_a_node_says_which_gpu_waits_for_which_pod_until_it_has_changed():
         gpu, *_ = json.loads(api.annotations[PLAN])["gpus"]
         assert (gpu["index"], gpu["phase"], gpu["pods"]) == (0, "waiting", ["team/train"])
         assert gpu["since"].endswith("Z")
-        await _until(lambda: len(api.events) >= 3, "events", agent)
+        awaited = {"ChangeWaits", "ChangeWaitsForPod"}
+        await _until(lambda: awaited <= {event["reason"] for event in api.events}, "events", agent)
         told = {(event["reason"], event["regarding"]["kind"]): event for event in api.events}
         assert told["ChangeWaits", "Node"]["note"] == "GPU 0 waits for pod team/train"
         on_pod = told["ChangeWaitsForPod", "Pod"]

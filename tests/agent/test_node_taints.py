@@ -2,6 +2,7 @@
 
 import asyncio
 
+from partage.model.node_labels import NodeTaint
 from partage.sim.node.faults import LoseGpu, RaiseXid
 from tests.agent.test_cluster import NodeServer, _agent, _until
 
@@ -19,8 +20,8 @@ def registered_with_taints(api: NodeServer) -> None:
 
 
 async def test_a_node_is_tainted_while_it_is_asked_for_and_true_and_not_afterwards():
-    options = ["--taint=not-ready", "--taint=gpu-unhealthy"]
-    async with _agent(None, *options, prepare=registered_with_taints, machine=None) as (
+    taints = frozenset(NodeTaint)
+    async with _agent(None, taints=taints, prepare=registered_with_taints, machine=None) as (
         _,
         api,
         agent,

@@ -23,7 +23,6 @@ from partage.model.policy import (
     Exclusive,
     GpuCriteria,
     GpuEntry,
-    Interval,
     Mps,
     Policy,
     Sharing,
@@ -41,6 +40,7 @@ from partage.model.step import (
     Step,
     gpus_of,
 )
+from partage.model.strategy import Interval
 from partage.plan.offer.desired import resolve
 from partage.plan.reconcile.node_plan import NodePlan
 from partage.plan.reconcile.planner import plan_node

@@ -13,7 +13,7 @@ import pytest
 from tests.agent.harness import (
     MACHINE,
     REPOSITORY,
-    AgentProcess,
+    Agent,
     Place,
     healthy,
     ids,
@@ -24,6 +24,7 @@ from tests.agent.harness import (
     simulated_helper,
     spawn,
 )
+from tests.agent.hosted import hosted
 from tests.kubelet_script import ScriptedKubelet, held, scripted_kubelet, wait_for
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"
@@ -34,7 +35,7 @@ PLAIN = native()
 class Beside:
     """A node with an agent, and the verbs beside it."""
 
-    def __init__(self, node: Place, kubelet: ScriptedKubelet, agent: AgentProcess) -> None:
+    def __init__(self, node: Place, kubelet: ScriptedKubelet, agent: Agent) -> None:
         self.node, self.kubelet, self.agent = node, kubelet, agent
 
     def verb(self, verb: str, *options: str) -> subprocess.CompletedProcess[str]:
@@ -78,7 +79,7 @@ def beside() -> Iterator[Beside]:
         place() as node,
         scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet,
         simulated_helper(node),
-        running(spawn(node, machine=None, policy=MPS)) as agent,
+        hosted(node, machine=None, policy=MPS) as agent,
     ):
         wait_for(lambda: len(healthy(kubelet, SHARED)) == 4, what="four shares")
         found = Beside(node, kubelet, agent)

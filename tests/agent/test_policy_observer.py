@@ -333,10 +333,13 @@ def config_map(tmp_path: Path) -> ConfigMap:
 
 
 def of_directory(
-    config_map: ConfigMap, saved: SavedPolicy | None = None, policy_s: float = 60.0, **options: Any
+    config_map: ConfigMap, saved: SavedPolicy | None = None, rest_s: float = 10.0, **options: Any
 ) -> PolicyObserver:
     settings = AgentOptions(
-        policy=config_map.path, intervals=Intervals(policy_s=policy_s), awaits_labels=True, **options
+        policy=config_map.path,
+        intervals=Intervals(policy_s=60.0, rest_s=rest_s),
+        awaits_labels=True,
+        **options,
     )
     return PolicyObserver(settings, geometry_of, lambda: None, saved, DirectoryChanges())
 
@@ -627,7 +630,7 @@ def test_a_config_map_that_is_deleted_while_it_is_in_use_changes_no_gpu(
     config_map: ConfigMap, fallback: tuple[Fallback, ...]
 ) -> None:
     """The kubelet empties the directory of one that may be missing."""
-    one, node = of_directory(config_map, policy_s=0.01, fallback=fallback), node_of()
+    one, node = of_directory(config_map, rest_s=0.01, fallback=fallback), node_of()
     one.start()
     one.know_labels({CHOICE: "shared"})
     one.resolve_on(node)
@@ -641,7 +644,7 @@ def test_a_config_map_that_is_deleted_while_it_is_in_use_changes_no_gpu(
         assert (replicas(one), state(one), one.saved) == (2, PolicyState.LAST_GOOD, saved)
         assert one.report.problems[0].severity == "error"
 
-    after = of_directory(config_map, saved, policy_s=0.01, fallback=fallback)
+    after = of_directory(config_map, saved, rest_s=0.01, fallback=fallback)
     after.start()
     after.resolve_on(node)
     assert (replicas(after), state(after)) == (2, PolicyState.LAST_GOOD), (

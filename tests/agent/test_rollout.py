@@ -8,7 +8,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import AsyncIterator
-from contextlib import ExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, ExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -18,7 +18,8 @@ from partage.edges.kube.leases import Rollout, RolloutPlace
 from partage.kubernetes.agent.rollout import RolloutMember
 from partage.plan.report import UNASKED
 from partage.sim.kubelet.checkpoint import write_checkpoint
-from tests.agent.harness import AgentProcess, Place, native, place, running, spawn
+from tests.agent.harness import Agent, AgentProcess, Place, native, place, running, spawn
+from tests.agent.hosted import hosted_beside
 from tests.agent.test_cluster import _kubeconfig
 from tests.edges.kube.store import (
     NODES,
@@ -42,8 +43,10 @@ class Fleet:
 
     store: ObjectStore
     stack: ExitStack
+    hosts: AsyncExitStack
     places: dict[str, Place] = field(default_factory=dict)
-    agents: dict[str, AgentProcess] = field(default_factory=dict)
+    agents: dict[str, Agent] = field(default_factory=dict)
+    processes: dict[str, AgentProcess] = field(default_factory=dict)
     holders: list[str] = field(default_factory=list)
 
     def noticed(self, collection: str, found: dict[str, Any]) -> None:
@@ -51,16 +54,31 @@ class Fleet:
         if collection == LEASES and holder and self.holders[-1:] != [holder]:
             self.holders.append(holder)
 
-    def start(self, name: str, machine: str = "1xl4", policy: str | None = None, **labels: str) -> None:
+    async def start(
+        self,
+        name: str,
+        machine: str = "1xl4",
+        policy: str | None = None,
+        *,
+        killed_later: bool = False,
+        **labels: str,
+    ) -> None:
+        """killed_later: in a process of its own."""
         if name not in self.places:
             here = self.places[name] = self.stack.enter_context(place())
             write_checkpoint(here.kubelet_dir, {}, {})
             self.store.node(name, **labels)
         here = self.places[name]
         kubeconfig = _kubeconfig(here.root, self.store.server.url)
-        options = [f"--cluster={kubeconfig}", f"--node-name={name}", f"--rollout={NAME}"]
-        agent = spawn(here, *options, machine=machine, policy=policy)
-        self.agents[name] = self.stack.enter_context(running(agent))
+        if killed_later:
+            options = [f"--cluster={kubeconfig}", f"--node-name={name}", f"--rollout={NAME}"]
+            process = spawn(here, *options, machine=machine, policy=policy)
+            self.agents[name] = self.processes[name] = self.stack.enter_context(running(process))
+            return
+        where = {"kubeconfig": kubeconfig, "node_name": name, "rollout": NAME}
+        self.agents[name] = await self.hosts.enter_async_context(
+            hosted_beside(here, machine=machine, policy=policy, **where)
+        )
 
     def note(self, name: str) -> dict[str, Any]:
         meta = self.store.objects[NODES][name]["metadata"]
@@ -109,9 +127,10 @@ async def fleet(slots: int = 1, **settings: str) -> AsyncIterator[Fleet]:
     async with object_store() as store:
         rollout_objects(store, NAMESPACE, NAME, slots, **settings)
         with ExitStack() as stack:
-            found = Fleet(store, stack)
-            store.noticed = found.noticed
-            yield found
+            async with AsyncExitStack() as hosts:
+                found = Fleet(store, stack, hosts)
+                store.noticed = found.noticed
+                yield found
 
 
 def _all(found: Fleet, phase: str) -> Any:
@@ -121,7 +140,7 @@ def _all(found: Fleet, phase: str) -> Any:
 async def test_one_edit_changes_one_node_after_the_other_the_canary_first() -> None:
     async with fleet(canary="pool=canary") as nodes:
         for name, pool in (("n1", "a"), ("n2", "canary"), ("n3", "a")):
-            nodes.start(name, policy=shared(2), pool=pool)
+            await nodes.start(name, policy=shared(2), pool=pool)
         await nodes.until(_all(nodes, "done"), "the first policy waits for nobody")
         assert (nodes.holders, set(nodes.replicas().values())) == ([], {"2"})
 
@@ -160,8 +179,8 @@ def _plan(here: Place) -> str:
 
 async def test_a_pause_holds_those_that_have_not_begun_also_after_a_restart() -> None:
     async with fleet() as nodes:
-        nodes.start("n1", policy=shared(2))
-        nodes.start("n2", policy=shared(2))
+        await nodes.start("n1", policy=shared(2))
+        await nodes.start("n2", policy=shared(2), killed_later=True)
         await nodes.until(_all(nodes, "done"), "the first policy")
         assert (await asyncio.to_thread(_verb, nodes))[0] == 0
         code, told = await asyncio.to_thread(_verb, nodes, "pause")
@@ -184,8 +203,8 @@ async def test_a_pause_holds_those_that_have_not_begun_also_after_a_restart() ->
         assert "the rollout is paused" in await asyncio.to_thread(_plan, nodes.places["n1"])
         await nodes.until(lambda: nodes.policy_condition("n1") == "RolloutPaused", "the condition")
 
-        nodes.agents["n2"].kill()
-        nodes.start("n2", policy=shared(4))
+        nodes.processes["n2"].kill()
+        await nodes.start("n2", policy=shared(4))
         await asyncio.to_thread(
             nodes.agents["n2"].wait, lambda: "rollout-paused" in nodes.agents["n2"].degraded(), "it waits"
         )
@@ -205,8 +224,8 @@ async def test_a_node_that_cannot_have_it_stops_the_others_until_a_person_or_an_
 ):
     second_gpu = native("{select: {index: [1]}, time-slicing: {replicas: 3}}")
     async with fleet() as nodes:
-        nodes.start("n1", "1xl4", policy=shared(2))
-        nodes.start("n2", "2xl4", policy=shared(2))
+        await nodes.start("n1", "1xl4", policy=shared(2), killed_later=True)
+        await nodes.start("n2", "2xl4", policy=shared(2))
         await nodes.until(_all(nodes, "done"), "the first policy")
         nodes.edit(second_gpu, "n1")
         await nodes.until(lambda: nodes.note("n1")["phase"] == "failed", "it does not fit")
@@ -223,9 +242,9 @@ async def test_a_node_that_cannot_have_it_stops_the_others_until_a_person_or_an_
         await nodes.until(lambda: nodes.note("n2")["phase"] == "done", "it goes on")
         await nodes.until(lambda: nodes.free, "and is done")
         await nodes.until(lambda: nodes.note("n1").get("accepted"), "its failure is taken note of")
-        nodes.agents["n1"].kill()
+        nodes.processes["n1"].kill()
         begun = len(nodes.store.server.requests)
-        nodes.start("n1", "1xl4", policy=second_gpu)
+        await nodes.start("n1", "1xl4", policy=second_gpu)
 
         def asked(method: str, what: str) -> bool:
             return any(one.method == method and what in one.path for one in requests[begun:])
@@ -241,16 +260,16 @@ async def test_a_node_that_cannot_have_it_stops_the_others_until_a_person_or_an_
 
 async def test_an_agent_that_is_killed_while_it_changes_goes_on_when_it_comes_back() -> None:
     async with fleet() as nodes:
-        nodes.start("n1", policy=shared(2))
-        nodes.start("n2", policy=shared(2))
+        await nodes.start("n1", policy=shared(2), killed_later=True)
+        await nodes.start("n2", policy=shared(2))
         await nodes.until(_all(nodes, "done"), "the first policy")
         nodes.edit(shared(4), "n1")
         await nodes.until(lambda: nodes.holders == ["n1"], "it has a slot")
-        nodes.agents["n1"].process.send_signal(signal.SIGKILL)
+        nodes.processes["n1"].process.send_signal(signal.SIGKILL)
         nodes.edit(shared(4), "n2")
         await nodes.until(lambda: nodes.note("n2")["phase"] == "waiting", "the other one waits")
-        await asyncio.to_thread(nodes.agents["n1"].finish)
-        nodes.start("n1", policy=shared(4))
+        await asyncio.to_thread(nodes.processes["n1"].finish)
+        await nodes.start("n1", policy=shared(4))
         await nodes.until(_all(nodes, "done"), "both are done")
         await nodes.until(lambda: nodes.free, "and have let go of their slots")
         assert nodes.holders == ["n1", "n2"]
@@ -259,7 +278,7 @@ async def test_an_agent_that_is_killed_while_it_changes_goes_on_when_it_comes_ba
 async def test_a_lease_that_is_deleted_while_a_node_holds_it_is_no_slot_any_more() -> None:
     """An upgrade of the chart to fewer slots deleted it; the node takes another one for its next change."""
     async with fleet(2) as nodes:
-        nodes.start("n1", policy=shared(2))
+        await nodes.start("n1", policy=shared(2))
         await nodes.until(_all(nodes, "done"), "the first policy")
         nodes.edit(native("{select: {index: [1]}, time-slicing: {replicas: 3}}"))
         await nodes.until(lambda: nodes.note("n1")["phase"] == "failed" and not nodes.free, "it holds a slot")
@@ -293,7 +312,7 @@ async def test_a_slot_that_is_found_after_a_reboot_does_not_count_before_it_is_r
 
 async def test_what_disturbs_nobody_goes_at_once_and_a_settled_fleet_asks_nothing() -> None:
     async with fleet(paused="true") as nodes:
-        nodes.start("n1", policy=shared(2))
+        await nodes.start("n1", policy=shared(2))
         await nodes.until(_all(nodes, "done"), "the first policy")
         before = nodes.note("n1")["inForce"]
         nodes.edit("# why\n" + shared(2))
@@ -307,7 +326,7 @@ async def test_what_disturbs_nobody_goes_at_once_and_a_settled_fleet_asks_nothin
 
 async def test_while_the_api_server_is_away_a_node_waits_and_goes_on_afterwards() -> None:
     async with fleet() as nodes:
-        nodes.start("n1", policy=shared(2))
+        await nodes.start("n1", policy=shared(2))
         await nodes.until(_all(nodes, "done"), "the first policy")
         await nodes.store.server.stop()
         nodes.edit(shared(4))

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
+import re
 import subprocess
 import sys
+from contextlib import AbstractContextManager
 from typing import Any
 
 import pytest
@@ -14,7 +16,7 @@ from partage.errors import DriverUnavailable, Unsupported
 from partage.model.gpu import ComputeMode
 from partage.model.gpu_use import UseKind
 from partage.model.mps import DaemonPhase, DaemonState
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.sim.node.faults import (
     FailCall,
     HealCall,
@@ -27,7 +29,6 @@ from partage.sim.node.faults import (
 from tests.agent.harness import (
     MACHINE,
     REPOSITORY,
-    AgentProcess,
     Place,
     SimulatedHelper,
     healthy,
@@ -39,6 +40,7 @@ from tests.agent.harness import (
     simulated_helper,
     spawn,
 )
+from tests.agent.hosted import HostedAgent, hosted
 from tests.kubelet_script import LIMIT_S, ScriptedKubelet, held, wait_for
 
 GPU = "nvidia.com/gpu"
@@ -48,8 +50,8 @@ ONE = "{{select: {{index: [0]}}, {}}}"
 PLAIN = native()
 
 
-def agent_of(node: Place, *entries: str) -> AgentProcess:
-    return spawn(node, machine=None, policy=native(*entries))
+def agent_of(node: Place, *entries: str) -> AbstractContextManager[HostedAgent]:
+    return hosted(node, machine=None, policy=native(*entries))
 
 
 def asked(helper: SimulatedHelper, question: str) -> Any:
@@ -84,7 +86,7 @@ def shown(node: Place) -> str:
 def test_four_cards_of_eight_under_mps_have_four_daemons_and_a_fault_leaves_three_serving(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    with running(agent_of(node, FOUR)) as agent:
+    with agent_of(node, FOUR) as agent:
         offered(kubelet, SHARED, 16)
         offered(kubelet, GPU, 4)
         assert {index: one.phase for index, one in daemons(helper).items()} == dict.fromkeys(
@@ -108,7 +110,7 @@ def test_four_cards_of_eight_under_mps_have_four_daemons_and_a_fault_leaves_thre
 def test_limits_are_those_of_the_shares(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    with running(agent_of(node, FOUR)):
+    with agent_of(node, FOUR):
         offered(kubelet, SHARED, 16)
         calls = registered(kubelet, SHARED).calls
         assert calls is not None
@@ -132,7 +134,7 @@ def test_unequal_clients_are_guarded_by_namespaces_where_the_driver_has_them(
     )
     with (
         simulated_helper(node, str(machine)) as helper,
-        running(agent_of(node, ONE.format("mps: {replicas: 2}"))),
+        agent_of(node, ONE.format("mps: {replicas: 2}")),
     ):
         offered(kubelet, SHARED, 2)
         pid = daemons(helper)[0].pid
@@ -155,7 +157,7 @@ def test_unequal_clients_are_guarded_by_namespaces_where_the_driver_has_them(
 def test_a_driver_that_has_no_namespaces_is_told_so_and_serves_as_before(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
+    with agent_of(node, ONE.format("mps: {replicas: 2}")) as agent:
         offered(kubelet, SHARED, 2)
         node.write_policy(native(ONE.format("mps: {replicas: 2, protocol: 3}")))
         agent.wait(lambda: "branch 615" in json.dumps(agent.report()), "the reason told")
@@ -167,7 +169,7 @@ def test_a_daemon_is_there_before_its_shares_are_offered(
 ) -> None:
     helper.start()
     helper.inject(FailCall("perform", Unsupported("no control program"), times=2))
-    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
+    with agent_of(node, ONE.format("mps: {replicas: 2}")) as agent:
         offered(kubelet, GPU, 7)
         agent.wait(lambda: "no control program" in (agent.gpu(0)["reason"] or ""), "the failure told")
         assert not ids(kubelet, SHARED)
@@ -177,7 +179,7 @@ def test_a_daemon_is_there_before_its_shares_are_offered(
 def test_what_was_set_is_given_back_when_nobody_wants_it_any_more(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))):
+    with agent_of(node, ONE.format("mps: {replicas: 2}")):
         offered(kubelet, SHARED, 2)
         node.write_policy(PLAIN)
         offered(kubelet, GPU, 8)
@@ -188,16 +190,16 @@ def test_what_was_set_is_given_back_when_nobody_wants_it_any_more(
 def test_daemons_outlive_the_agent_and_are_given_back_by_the_next_one(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
+    with running(spawn(node, machine=None, policy=native(ONE.format("mps: {replicas: 2}")))) as agent:
         offered(kubelet, SHARED, 2)
         pid = daemons(helper)[0].pid
         agent.kill()
-    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
+    with running(spawn(node, machine=None, policy=native(ONE.format("mps: {replicas: 2}")))) as agent:
         offered(kubelet, SHARED, 2)
         agent.wait(lambda: not agent.gpu(0)["reason"], "all is as wanted")
         assert daemons(helper)[0].pid == pid, "the daemon was started anew"
         agent.kill()
-    with running(agent_of(node)):
+    with agent_of(node):
         offered(kubelet, GPU, 8)
         wait_for(lambda: not daemons(helper), what="the daemon stopped")
         wait_for(lambda: set(modes(helper)) == {ComputeMode.DEFAULT}, what="the mode given back")
@@ -206,7 +208,7 @@ def test_daemons_outlive_the_agent_and_are_given_back_by_the_next_one(
 def test_a_compute_mode_that_somebody_else_had_set_is_left_alone(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    with running(agent_of(node, ONE.format("mps: {replicas: 2, exclusive-process: false}"))):
+    with agent_of(node, ONE.format("mps: {replicas: 2, exclusive-process: false}")):
         offered(kubelet, SHARED, 2)
         assert set(modes(helper)) == {ComputeMode.DEFAULT}
         calls = registered(kubelet, SHARED).calls
@@ -217,7 +219,7 @@ def test_a_compute_mode_that_somebody_else_had_set_is_left_alone(
 def test_a_dead_daemon_is_started_again_under_its_shares(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))):
+    with agent_of(node, ONE.format("mps: {replicas: 2}")):
         offered(kubelet, SHARED, 2)
         calls = registered(kubelet, SHARED).calls
         assert calls is not None
@@ -242,7 +244,7 @@ def test_a_compute_mode_that_went_with_the_last_client_is_set_again_under_held_s
     machine.write_text(json.dumps({"version": "partage/v1", "kind": "Machine", "gpus": [gpu]}))
     with (
         simulated_helper(node, str(machine)) as helper,
-        running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent,
+        agent_of(node, ONE.format("mps: {replicas: 2}")) as agent,
     ):
         offered(kubelet, SHARED, 2)
         calls = registered(kubelet, SHARED).calls
@@ -265,7 +267,7 @@ def test_a_compute_mode_that_went_with_the_last_client_is_set_again_under_held_s
 def test_a_daemon_without_its_limits_loses_guarantee_and_free_shares_and_is_replaced_when_idle(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
+    with agent_of(node, ONE.format("mps: {replicas: 2}")) as agent:
         offered(kubelet, SHARED, 2)
         first = daemons(helper)[0].pid
         helper.inject(Occupy(0, "greedy", UseKind.PROCESS, pid=4711, mps=True))
@@ -284,7 +286,7 @@ def test_a_daemon_without_its_limits_loses_guarantee_and_free_shares_and_is_repl
 def test_mps_makes_room_for_a_layout_and_comes_back(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))):
+    with agent_of(node, ONE.format("mps: {replicas: 2}")):
         offered(kubelet, SHARED, 2)
         node.write_policy(native(ONE.format("mig: {layout: [3g.40gb, 3g.40gb]}")))
         offered(kubelet, "nvidia.com/mig-3g.40gb", 2)
@@ -302,7 +304,7 @@ def test_mps_on_mig_devices_has_a_daemon_for_each_and_no_compute_mode(
 ) -> None:
     entry = ONE.format("mig: {layout: [3g.40gb, 3g.40gb], mps: {replicas: 3}}")
     resource = "nvidia.com/mig-3g.40gb.shared"
-    with running(agent_of(node, entry)):
+    with agent_of(node, entry):
         offered(kubelet, resource, 6)
         devices = {one.device for one in asked(helper, "daemons")}
         assert devices == {share.partition("::")[0] for share in ids(kubelet, resource)}
@@ -320,10 +322,11 @@ def test_a_context_in_the_way_is_named_and_waited_for(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
     helper.inject(Occupy(0, "python3", UseKind.PROCESS, pid=4711))
-    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))) as agent:
+    with agent_of(node, ONE.format("mps: {replicas: 2}")) as agent:
         agent.wait(lambda: "python3" in (agent.gpu(0)["reason"] or ""), "the context named")
         assert not ids(kubelet, SHARED)
-        agent.wait(lambda: "! GPU 0: " in shown(node) and "python3 (pid 4711)" in shown(node), "and shown")
+        node.in_report_file("python3 (pid 4711)")
+        assert re.search(r"! GPU 0: .*python3 \(pid 4711\)", shown(node)), "and shown"
         helper.inject(Vacate(0, "python3"))
         offered(kubelet, SHARED, 2)
 
@@ -332,7 +335,7 @@ def test_time_slices_are_set_and_given_back(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
     sliced = ONE.format("time-slicing: {replicas: 2, interval: long}")
-    with running(agent_of(node, sliced)):
+    with agent_of(node, sliced):
         offered(kubelet, SHARED, 2)
         wait_for(lambda: slices(helper)[0] is Interval.LONG, what="the slice set")
         node.write_policy(native(ONE.format("time-slicing: {replicas: 2}")))
@@ -347,7 +350,7 @@ def test_a_gpu_that_keeps_its_slice_is_offered_all_the_same_and_says_so(
     path = node.root / "machine.json"
     path.write_text(json.dumps({"version": "partage/v1", "kind": "Machine", "gpus": [gpu]}), encoding="utf-8")
     policy = native(ONE.format("time-slicing: {replicas: 2, interval: short}"))
-    with running(spawn(node, machine=str(path), policy=policy)) as agent:
+    with hosted(node, machine=str(path), policy=policy) as agent:
         offered(kubelet, SHARED, 2)
         agent.wait(lambda: "time slice" in (agent.gpu(0)["reason"] or ""), "it is said")
 
@@ -355,7 +358,7 @@ def test_a_gpu_that_keeps_its_slice_is_offered_all_the_same_and_says_so(
 def test_after_a_reboot_daemons_are_there_again(
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
-    with running(agent_of(node, ONE.format("mps: {replicas: 2}"))):
+    with agent_of(node, ONE.format("mps: {replicas: 2}")):
         offered(kubelet, SHARED, 2)
         helper.inject(Reboot())
         wait_for(lambda: daemons(helper).keys() == {0}, what="the daemon started again")

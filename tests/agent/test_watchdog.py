@@ -27,6 +27,7 @@ from tests.agent.harness import (
     simulated_helper,
     spawn,
 )
+from tests.agent.hosted import hosted
 from tests.agent.tenants import NOTEBOOK, works, write_logs
 from tests.kubelet_script import ScriptedKubelet, held, until
 
@@ -109,7 +110,7 @@ def test_an_agent_whose_helper_sees_no_processes_says_so_and_promises_less(
     policy = native("{select: all, mps: {replicas: 4}}")
     with simulated_helper(node, MACHINE) as helper:
         helper.inject(HideProcesses())
-        with running(spawn(node, machine=None, policy=policy)) as agent:
+        with hosted(node, machine=None, policy=policy) as agent:
             calls = registered(kubelet, SHARED).calls
             assert calls is not None
             answer = calls.allocate(ids(kubelet, SHARED)[:1])

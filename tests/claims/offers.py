@@ -7,9 +7,8 @@ from msgspec.structs import replace
 from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid, ResourceName
-from partage.model.policy import Via
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
-from partage.model.strategy import Strategy
+from partage.model.strategy import Strategy, Via
 from partage.units import GIB
 from tests.plan.offers import gpu, node, offering, unit_row
 

@@ -48,7 +48,6 @@ from partage.model.mps import (
     MpsServer,
     ServerStatus,
 )
-from partage.model.policy import Interval
 from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
 from partage.model.step import (
     CreateCompute,
@@ -68,6 +67,7 @@ from partage.model.step import (
     TimeSlice,
     Verify,
 )
+from partage.model.strategy import Interval
 from partage.units import MIB
 from partage.values import Frozen
 

@@ -143,6 +143,14 @@ ROLLOUT = {
     ("", "configmaps", "watch"),
 }
 VIEWER = {("", kind, verb) for kind in ("nodes", "pods") for verb in ("list", "watch")}
+_DRA = "resource.k8s.io"
+CLAIMS = {
+    *((_DRA, "resourceslices", verb) for verb in ("get", "list", "watch", "create", "update", "delete")),
+    (_DRA, "resourceclaims", "get"),
+    (_DRA, "resourceclaims", "list"),
+    (_DRA, "resourceclaims/status", "patch"),
+    (_DRA, "resourceclaims/driver", "associated-node:patch"),
+}
 DRAIN = {("", "pods", "list"), ("", "pods/eviction", "create")}
 CLAIMS = {
     *(("resource.k8s.io", "resourceslices", verb) for verb in ("get", "list", "watch")),

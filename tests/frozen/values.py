@@ -8,7 +8,7 @@ from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import DaemonSpec, MpsNamespace
-from partage.model.policy import DesiredMig, Interval
+from partage.model.policy import DesiredMig
 from partage.model.share import Guarantee
 from partage.model.step import (
     CreateCompute,
@@ -26,7 +26,7 @@ from partage.model.step import (
     StopDaemon,
     Verify,
 )
-from partage.model.strategy import Strategy
+from partage.model.strategy import Interval, Strategy
 from partage.model.usage_day import RunNow, UsageDay, WorkloadDay
 from partage.slurm.model.job import JobDevice, JobId, JobRecord
 from partage.slurm.model.version import GresName

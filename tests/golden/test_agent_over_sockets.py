@@ -1,4 +1,4 @@
-"""The same recordings once more, against a real agent: a process, real sockets, an independent gRPC client.
+"""The same recordings once more, against a real agent: real sockets, an independent gRPC client.
 
 What the ground decides is compared in ``test_device_plugin``; here it is compared as a kubelet receives it.
 """
@@ -14,7 +14,8 @@ import pytest
 from google.protobuf.json_format import MessageToDict
 
 from partage.edges.kubelet.sockets import plain_name
-from tests.agent.harness import Place, place, registered, run_to_end, running, spawn
+from tests.agent.harness import Place, place, registered, run_to_end
+from tests.agent.hosted import hosted
 from tests.golden import test_device_plugin as golden
 from tests.kubelet_script import Registered, ScriptedKubelet, scripted_kubelet
 
@@ -34,6 +35,11 @@ def _files(node: Place, machine: str, name: str) -> dict[str, Any]:
     }
 
 
+def _hosted(files: dict[str, Any]) -> dict[str, Any]:
+    """The same for an agent in this process."""
+    return {"machine": files["machine"], "policy": files["policy"], "environ": files["env"]}
+
+
 @pytest.mark.parametrize(("machine", "name"), golden._cases(refused=True))
 def test_the_agent_ends_at_once_where_nvidias_does(machine: str, name: str) -> None:
     with place() as node, scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet:
@@ -47,7 +53,7 @@ def test_the_kubelet_receives_what_nvidias_plugin_sends(machine: str, name: str)
     with (
         place() as node,
         scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet,
-        running(spawn(node, **_files(node, machine, name))),
+        hosted(node, **_hosted(_files(node, machine, name))),
     ):
         _check_answers(node, kubelet, machine, name)
 
@@ -63,7 +69,7 @@ def test_the_kubelet_receives_what_nvidias_plugin_sends(machine: str, name: str)
 def test_variables_without_a_file_bring_the_answers_of_the_file(name: str, env: dict[str, str]) -> None:
     with place() as node, scripted_kubelet(node.kubelet_dir, node.pod_resources) as kubelet:
         files = {**_files(node, "h100", name), "policy": None, "env": env}
-        with running(spawn(node, **files)):
+        with hosted(node, **_hosted(files)):
             _check_answers(node, kubelet, "h100", name)
 
 

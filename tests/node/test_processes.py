@@ -25,6 +25,7 @@ from tests.node.truth import Truth
 from tests.node.world import World
 
 RUNS = max(3, int(os.environ.get("PARTAGE_EXAMPLES", "25")) // 20)
+SEEDS = [0, *(pytest.param(seed, marks=pytest.mark.real) for seed in range(1, RUNS))]
 STEPS = 12
 MACHINE = "3xl40s"
 SETTLES_WITHIN_S = 180.0
@@ -172,7 +173,7 @@ class Run:
 
 
 @pytest.mark.timeout(400)
-@pytest.mark.parametrize("seed", range(RUNS))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_killed_agents_and_helpers_leave_the_node_true_to_its_laws(seed: int) -> None:
     with place() as somewhere, asyncio.Runner(loop_factory=Loop) as runner:
         behaviour = Behaviour(unlisted_s=0.2, start_delay_s=0.2, grace_s=5.0)

@@ -44,6 +44,7 @@ def files(folder: Path) -> set[str]:
     return {str(path.relative_to(folder)) for path in folder.rglob("*")}
 
 
+@pytest.mark.real
 def test_it_is_small_and_has_the_libraries_of_each_python(kit: Path):
     assert sum(path.stat().st_size for path in kit.rglob("*") if path.is_file()) <= MOST_BYTES
     pythons = ("cp311-x86_64", "cp312-x86_64", "cp313-x86_64")
@@ -53,6 +54,7 @@ def test_it_is_small_and_has_the_libraries_of_each_python(kit: Path):
             assert (kit / "lib" / python / library).is_dir()
 
 
+@pytest.mark.real
 def test_without_a_network_it_sees_the_gpu_and_writes_nothing_into_its_folder(carried: Machine):
     before = files(carried.folder / "carried")
     carried.run("--only", "driver,compare,record,exporter,geometry,time-slicing")
@@ -63,6 +65,7 @@ def test_without_a_network_it_sees_the_gpu_and_writes_nothing_into_its_folder(ca
     assert carried.left() == []
 
 
+@pytest.mark.real
 def test_its_results_are_beside_it(carried: Machine):
     argv = [*carried.command, "--driver-root", str(carried.node.root), "--state-dir", str(carried.state)]
     subprocess.run(
@@ -73,11 +76,13 @@ def test_its_results_are_beside_it(carried: Machine):
     assert result.name in (results / "hardware.md").read_text()
 
 
+@pytest.mark.real
 def test_on_a_machine_without_a_gpu_it_refuses(carried: Machine):
     carried.node.library.unlink()
     assert "there is no GPU to look at here" in carried.run(code=4)
 
 
+@pytest.mark.real
 def test_another_python_is_told_which_it_takes(kit: Path, tmp_path: Path):
     shutil.copytree(kit, tmp_path / "kit")
     for path in (tmp_path / "kit/lib").glob("cp*"):

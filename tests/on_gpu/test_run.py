@@ -103,6 +103,7 @@ def test_a_run_that_is_killed_in_a_change_is_put_back_by_the_next_one(machine: M
     assert machine.findings()["slices-set"][0] == SEEN, "it is done after all"
 
 
+@pytest.mark.real
 @root_only
 def test_a_run_that_is_killed_with_mig_mode_on_is_put_back_by_the_next_one(machine: Machine):
     machine.node.write(**{"hang.nvmlGpuInstanceCreateComputeInstance": 60_000})
@@ -132,6 +133,7 @@ def test_a_run_that_is_asked_to_end_puts_back_at_once(machine: Machine):
     assert machine.left() == []
 
 
+@pytest.mark.real
 def test_two_runs_at_once_are_one_too_many(machine: Machine):
     machine.node.write(**{"hang.nvmlDeviceGetName": 3000})
     process = machine.start("--only", "driver")
@@ -142,6 +144,7 @@ def test_two_runs_at_once_are_one_too_many(machine: Machine):
     assert machine.left() == []
 
 
+@pytest.mark.real
 def test_it_goes_on_where_it_was_and_does_nothing_twice(machine: Machine):
     machine.run("--only", "driver,geometry")
     machine.run("--only", "driver,compare,geometry")
@@ -150,6 +153,7 @@ def test_it_goes_on_where_it_was_and_does_nothing_twice(machine: Machine):
     assert [run["step"] for run in machine.document()["runs"]][-1] == "geometry"
 
 
+@pytest.mark.real
 def test_on_another_machine_what_is_its_own_is_done_anew(machine: Machine):
     machine.run("--only", "driver,geometry")
     machine.node.write(**{"gpu.0.uuid": "GPU-99999999-1111-2222-3333-444444444444"})
@@ -167,6 +171,7 @@ def test_on_another_machine_what_is_its_own_is_done_anew(machine: Machine):
     )
 
 
+@pytest.mark.real
 def test_a_driver_that_lacks_things_loses_only_their_rows(machine: Machine):
     machine.node.lacks("nvmlDeviceGetMemoryAffinity", "nvmlDeviceGetGpuFabricInfoV")
     (machine.node.root / "usr/bin/nvidia-smi").unlink()
@@ -197,6 +202,7 @@ def test_a_gpu_that_others_use_gets_no_tenants(machine: Machine):
         assert "a GPU that nothing else uses" in found[row][1]
 
 
+@pytest.mark.real
 def test_tenants_work_beside_each_other(machine: Machine):
     machine.run("--only", "time-slicing", STUB_BYTES=str(80 * GIB))
     assert machine.findings()["time-slicing"][0] == SEEN
@@ -204,6 +210,7 @@ def test_tenants_work_beside_each_other(machine: Machine):
     assert machine.findings()["time-slicing"][0] == CONTRADICTED
 
 
+@pytest.mark.real
 def test_bench_needs_nothing_but_the_driver(machine: Machine):
     """``partage bench --engine cuda``: pi by a kernel of its own, and no model."""
     save = machine.folder / "bench.json"

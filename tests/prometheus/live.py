@@ -14,7 +14,7 @@ import yaml
 from partage.model.ids import ContainerId, PodUid, ShareId, device_of
 from partage.model.samples import ThrottleTime
 from partage.sim.node.faults import Occupy, SetSensors
-from partage.sim.node.load import Load, LoadShape
+from partage.sim.node.load import Load, LoadShape, Sensors
 from partage.units import GIB
 from tests.agent.harness import (
     AgentProcess,
@@ -123,7 +123,7 @@ class Lab:
             wave = Load(shape, to_bytes=5 * GIB, idle=0.05, busy=0.2, every_s=4.0, seed=number)
             self.run(f"team/infer-{number}", SHARED, 4, 2, load=wave, mps=True)
             self.run(f"team/notebook-{number}", SLICES, 2, 2, load=wave)
-        sensors = SetSensors(3, temperature_c=88.0, throttled_s={ThrottleTime.THERMAL: 3.0})
+        sensors = SetSensors(3, Sensors(temperature_c=88.0, throttled_s={ThrottleTime.THERMAL: 3.0}))
         self.helper.inject(sensors)
         self.run("research/train", WHOLE, 1, 60, load=Load(busy=0.9))
         self.run("research/mig", MIG, 6, 20, load=Load(busy=0.5))

@@ -17,9 +17,8 @@ from tests.agent.harness import (
     native,
     offered,
     registered,
-    running,
-    spawn,
 )
+from tests.agent.hosted import hosted
 from tests.agent.tenants import HOLDERS, works, write_logs
 from tests.kubelet_script import LIMIT_S, ScriptedKubelet, held, wait_for
 
@@ -45,7 +44,7 @@ def test_scenario_13_an_mps_daemon_with_three_clients_dies_and_then_its_limits_c
     node: Place, kubelet: ScriptedKubelet, helper: SimulatedHelper
 ) -> None:
     write_logs(node.container_logs)
-    with running(spawn(node, machine=None, policy=native(MPS.format(3)))) as agent:
+    with hosted(node, machine=None, policy=native(MPS.format(3))) as agent:
         offered(kubelet, SHARED, 6)
         calls = registered(kubelet, SHARED).calls
         assert calls is not None
@@ -98,7 +97,7 @@ def test_scenario_21_a_state_file_of_another_version_costs_no_pod_its_share(
 ) -> None:
     """Upgraded, and back again. What the kubelet knows is not in the file; MPS daemons are no children."""
     policy = native(MPS.format(3))
-    with running(spawn(node, machine=None, policy=policy)) as agent:
+    with hosted(node, machine=None, policy=policy) as agent:
         offered(kubelet, SHARED, 6)
         before = ids(kubelet, SHARED)
         calls = registered(kubelet, SHARED).calls
@@ -113,7 +112,7 @@ def test_scenario_21_a_state_file_of_another_version_costs_no_pod_its_share(
     written = json.loads(file.read_text()) | {"version": other, "notKnownYet": {"a": 1}}
     file.write_text(json.dumps(written))
     kubelet.registered.clear()
-    with running(spawn(node, machine=None, policy=policy)) as agent:
+    with hosted(node, machine=None, policy=policy) as agent:
         offered(kubelet, SHARED, 6)
         assert ids(kubelet, SHARED) == before
         agent.wait(lambda: agent.gpu(0).get("held") == 1, "still held")

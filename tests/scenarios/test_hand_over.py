@@ -20,7 +20,7 @@ from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod_status import ContainerStatus
 from partage.sim.node.faults import Reboot
 from tests.agent.harness import (
-    AgentProcess,
+    Agent,
     Place,
     SimulatedHelper,
     ids,
@@ -30,6 +30,7 @@ from tests.agent.harness import (
     running,
     spawn,
 )
+from tests.agent.hosted import hosted
 from tests.kubelet_script import PluginCalls, ScriptedKubelet, held, until
 
 FOUR = "4xh100-sxm5-80gb"
@@ -50,7 +51,7 @@ def pods(given: Mapping[str, Iterable[str]]) -> Any:
     return held({f"default/{pod}": {"main": {SHARED: some}} for pod, some in given.items()})
 
 
-def ledger(agent: AgentProcess) -> dict[str, dict[str, set[str]]]:
+def ledger(agent: Agent) -> dict[str, dict[str, set[str]]]:
     """Pod to container to its ids, as the agent reports them."""
     found: dict[str, dict[str, set[str]]] = {}
     for row in agent.report()["held"]:
@@ -59,7 +60,7 @@ def ledger(agent: AgentProcess) -> dict[str, dict[str, set[str]]]:
     return found
 
 
-def certainties(agent: AgentProcess) -> set[str]:
+def certainties(agent: Agent) -> set[str]:
     return {row["certainty"] for row in agent.report()["held"]}
 
 
@@ -70,7 +71,7 @@ def test_scenario_01_ten_equal_pods_at_once_each_have_what_the_ledger_says(
     """The kubelet follows the preference or not, and calls for all pods at once, in any order."""
     random = Random(seed)
     names = [f"pod-{number}" for number in range(10)]
-    with running(spawn(node, machine=FOUR, policy=THIRDS)) as agent:
+    with hosted(node, machine=FOUR, policy=THIRDS) as agent:
         offered(kubelet, SHARED, 12)
         calls = calls_of(kubelet)
         free = ids(kubelet, SHARED)
@@ -122,7 +123,7 @@ def test_scenario_02_the_agent_is_killed_between_allocate_and_the_start(
 def test_scenario_02_the_kubelet_restarts_and_does_not_know_its_pods_at_first(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, machine=FOUR, policy=THIRDS)) as agent:
+    with hosted(node, machine=FOUR, policy=THIRDS) as agent:
         offered(kubelet, SHARED, 12)
         share = ids(kubelet, SHARED)[4]
         calls_of(kubelet).allocate([share])
@@ -197,7 +198,7 @@ async def test_scenario_03_two_gpu_containers_a_sidecar_and_an_init_container_of
     kubelet = EmbeddedKubelet(node.kubelet_dir, node.pod_resources)
     await kubelet.start()
     try:
-        with running(spawn(node, machine=FOUR, policy=MIXED)) as agent:
+        with hosted(node, machine=FOUR, policy=MIXED) as agent:
             everything = {SHARED: 4, BIG: 1, SMALL_MIG: 1, "nvidia.com/gpu": 1}
             await until(lambda: everything.items() <= kubelet.allocatable().items(), what="all is offered")
             status = await kubelet.admit(pod)
@@ -228,7 +229,7 @@ def test_scenario_04_a_pod_that_is_deleted_before_allocate_keeps_nothing_from_th
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
     """Partage reserves nothing before Allocate, and takes no lock that a deleted pod could leave behind."""
-    with running(spawn(node, machine=FOUR, policy=THIRDS)) as agent:
+    with hosted(node, machine=FOUR, policy=THIRDS) as agent:
         offered(kubelet, SHARED, 12)
         calls = calls_of(kubelet)
         every = ids(kubelet, SHARED)

@@ -12,7 +12,8 @@ from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.units import GIB
-from tests.agent.harness import Place, native, registered, running, spawn
+from tests.agent.harness import Place, native, registered
+from tests.agent.hosted import hosted
 from tests.agent.tenants import HOLDERS, NOTEBOOK, TRAIN, UIDS, write_logs
 from tests.edges.hardware.conftest import stub_library as stub_library  # noqa: PLC0414 - a fixture
 from tests.edges.hardware.stub import StubNode
@@ -76,7 +77,7 @@ def test_scenario_17_what_another_plugin_serves_is_refused_until_that_plugin_has
     with ExitStack() as until_it_ends:
         until_it_ends.enter_context(listening_child(path))
         socket = path.stat()
-        with running(spawn(node)) as agent:
+        with hosted(node) as agent:
             agent.wait(lambda: "other-plugin" in agent.health()[1], "told")
             (row,) = agent.report()["resources"]
             assert f"another process serves {path}" in row["lastError"]

@@ -14,9 +14,8 @@ from tests.agent.harness import (
     offered,
     registered,
     run_to_end,
-    running,
-    spawn,
 )
+from tests.agent.hosted import hosted
 from tests.kubelet_script import LIMIT_S, ScriptedKubelet, held, wait_for
 
 SHARED = "nvidia.com/gpu.shared"
@@ -30,7 +29,7 @@ def test_scenario_05_the_number_that_a_quota_counts_is_the_number_that_the_pod_h
     """A quota adds up requests. Each share is one, of one size, so the sum is also that of the memory."""
     policy = native("{select: {index: [0]}, time-slicing: {replicas: 8}}")
     policy += "resources: {fail-requests-greater-than-one: false}\n"
-    with running(spawn(node, policy=policy)) as agent:
+    with hosted(node, policy=policy) as agent:
         offered(kubelet, SHARED, 8)
         calls = registered(kubelet, SHARED).calls
         assert calls is not None
@@ -56,7 +55,7 @@ def test_scenario_06_a_share_of_a_small_gpu_is_limited_by_the_memory_of_that_gpu
     gpus = [{"name": "NVIDIA L4"}, {"name": "NVIDIA H100 80GB HBM3"}]
     machine.write_text(json.dumps({"version": "partage/v1", "kind": "Machine", "gpus": gpus}))
     policy = native("{select: all, mps: {replicas: 4}}")
-    with running(spawn(node, machine=str(machine), policy=policy)) as agent:
+    with hosted(node, machine=str(machine), policy=policy) as agent:
         offered(kubelet, SHARED, 8)
         calls = registered(kubelet, SHARED).calls
         assert calls is not None
@@ -84,7 +83,7 @@ def test_scenario_07_shares_of_a_mebibyte_on_eight_gpus_of_80_gb_are_refused_wit
 def test_scenario_07_the_longest_list_that_fits_reaches_the_kubelet(
     node: Place, kubelet: ScriptedKubelet
 ) -> None:
-    with running(spawn(node, policy=native("{select: all, time-slicing: {replicas: 7929}}"))) as agent:
+    with hosted(node, policy=native("{select: all, time-slicing: {replicas: 7929}}")) as agent:
         wait_for(lambda: len(ids(kubelet, SHARED)) == 8 * 7929, 3 * LIMIT_S, "the list")
         watch = registered(kubelet, SHARED).watch
         assert watch is not None

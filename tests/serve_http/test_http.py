@@ -420,6 +420,42 @@ def test_pages_are_served_with_and_without_their_body(agent: Agent) -> None:
         assert ask(port, "POST", "/healthz")[0] == HTTPStatus.NOT_IMPLEMENTED
 
 
+def statuses(port: int, content: bytes) -> list[int]:
+    """Of all answers to what is sent at once on one connection, until the server closes it."""
+    with socket.create_connection(("127.0.0.1", port), timeout=5) as client:
+        client.sendall(content)
+        answers = client.makefile("rb").read()
+    return [int(line.split()[1]) for line in answers.splitlines() if line.startswith(b"HTTP/1.1 ")]
+
+
+HEAD = b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (HEAD + HEAD + b"GET /no HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n", [200, 200, 421]),
+        (HEAD + b"garbage\r\n\r\n" + HEAD, [200, 400]),
+        (b"GET / HTTP/1.1\r\n\r\n", [400]),
+        (b"GET / HTTP/1.0\r\n\r\n" + HEAD, [200]),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nX: " + 65536 * b"x" + b"\r\n\r\n", [431]),
+        (b"PUT / HTTP/1.1\r\nHost: localhost\r\n\r\n" + HEAD, [501]),
+    ],
+    ids=["in order", "garbage", "no host", "1.0", "too long", "method"],
+)
+def test_requests_of_one_connection_are_answered_in_order_until_one_is_wrong(
+    content: bytes, expected: list[int]
+) -> None:
+    with served({"/": lambda _: json_answer({})}) as port:
+        assert statuses(port, content) == expected
+
+
+def test_a_stream_that_ends_ends_as_http_says() -> None:
+    with served({"/": lambda _: Stream(lambda _: iter(["first", ""]))}) as port:
+        assert ask(port, "GET", "/")[2] == b"data: first\n\n:\n\n"
+        assert ask(port, "HEAD", "/")[2] == b""
+
+
 def test_a_client_that_dawdles_holds_up_nobody() -> None:
     with (
         served({"/": lambda _: json_answer({})}) as port,
@@ -436,7 +472,7 @@ def test_clients_that_are_silent_make_room_for_new_ones() -> None:
         silent = []
         for _ in range(3 * MOST_CLIENTS):
             silent.append(clients.enter_context(socket.create_connection(("127.0.0.1", port), timeout=5)))
-            kept.sendall(b"HEAD / HTTP/1.1\r\n\r\n")
+            kept.sendall(b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             assert kept.recv(4096).startswith(b"HTTP/1.1 200 "), "a client that asks is not silent"
         assert ask(port, "GET", "/")[0] == 200
         assert silent[0].recv(1) == b"", "cut off"
@@ -491,7 +527,7 @@ def test_without_a_free_descriptor_nothing_spins() -> None:
         try:
             client.settimeout(0.6)
             client.connect(("127.0.0.1", port))
-            client.sendall(b"HEAD / HTTP/1.1\r\n\r\n")
+            client.sendall(b"HEAD / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             began = time.process_time()
             with pytest.raises(TimeoutError):
                 client.recv(1)

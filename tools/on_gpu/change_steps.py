@@ -14,8 +14,8 @@ from partage.edges.files import catalogue
 from partage.errors import HardwareError, Unsupported
 from partage.lab.tenant import OK, TenantFailed
 from partage.model.gpu import ComputeMode, Gpu
-from partage.model.policy import Interval
 from partage.model.step import SetComputeMode, SetTimeSlice
+from partage.model.strategy import Interval
 from tools.on_gpu.look_steps import smi
 from tools.on_gpu.notes import Notes, StepPlace, ask, partage
 from tools.on_gpu.put_back import found, opened

@@ -15,7 +15,7 @@ from partage.edges.host.replace_file import replace_file
 from partage.errors import InputError, Problem
 from partage.model.gpu import ComputeMode
 from partage.model.ids import GpuUuid
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.values import Frozen
 
 FILE = "on-gpu.json"

@@ -34,8 +34,7 @@ from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import may_exist, socket_identity
 from partage.model.gpu import Inventory, devices_of
-from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
-from partage.model.share import plugin_resources
+from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName
 from partage.plan.reconcile.node_plan import NodePlan
 from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.serve.fragmentation import Refusals
@@ -282,7 +281,9 @@ class KubeletService(NodeService):
     def _resources(self) -> set[ResourceName]:
         """What is offered, or is to be."""
         desired = self.policies.desired
-        return {*self.plugins.by_name, *(plugin_resources(desired.offer) if desired else ())}
+        offers = desired.offer.values() if desired else ()
+        names = {offering.resource for offer in offers for offering in offer} - DEVICE_CLASSES
+        return {*self.plugins.by_name, *names}
 
     def _resend(self) -> bool:
         """Send the lists that the kubelet watches once more. False: it watches none."""

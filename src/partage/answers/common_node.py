@@ -203,7 +203,7 @@ def need_driver(inventory: Inventory) -> Inventory:
 
 
 def _report_file(machine: str | None, run_dir: str | None) -> Path | None:
-    """Where the report of the agent that runs on this node would be; None for a simulated node."""
+    """The place of the report of an agent that runs on this node; None for a simulated node."""
     if run_dir is None and machine is not None:
         return None
     return Path(run_dir or DEFAULT_RUN_DIR) / "report.json"

@@ -7,12 +7,9 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 _OPTIONAL = ("ssl", "_hashlib", "bz2", "lzma", "typing_extensions")
-"""asyncio, grpclib and http.client use TLS if it can be imported, shutil uses compression; hashlib has
+"""asyncio and grpclib use TLS if it can be imported, shutil uses compression; hashlib has
 functions of its own in place of OpenSSL's, and typing has what msgspec takes from typing_extensions. Agent
 and helper speak to unix sockets, and plain HTTP; only where there is a cluster, the agent needs TLS."""
-
-_HALF = "http.client"
-"""Without TLS it lacks what later imports may need: it is imported anew when they come."""
 
 
 @contextmanager
@@ -22,7 +19,6 @@ def lean_imports(*, tls: bool = False) -> Iterator[None]:
     tls: asyncio is to be able to use TLS.
     """
     absent = [name for name in _OPTIONAL if name not in sys.modules and not (tls and name == "ssl")]
-    had_half = _HALF in sys.modules
     for name in absent:
         sys.modules[name] = None  # type: ignore[assignment]
     try:
@@ -30,5 +26,3 @@ def lean_imports(*, tls: bool = False) -> Iterator[None]:
     finally:
         for name in absent:
             del sys.modules[name]
-        if not had_half:
-            sys.modules.pop(_HALF, None)

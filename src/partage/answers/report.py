@@ -127,7 +127,9 @@ def _daemon_row(daemon: DaemonState, doubts: Mapping[DeviceUuid, str]) -> Daemon
 
 
 def _resource_rows(report: Report, status: AgentStatus) -> tuple[ReportedResourceRow, ...]:
-    offered = {one.name: one for one in resource_rows(report.offer, verify_of(report))}
+    offered = {
+        resource_row.name: resource_row for resource_row in resource_rows(report.offer, verify_of(report))
+    }
     states = {state.resource: state for state in status.endpoints()}
     return tuple(
         _resource_row(resource, offered.get(resource.name), states.get(resource.name))

@@ -81,7 +81,7 @@ _path = partial(directory_option, metavar="PATH")
 )
 @click.option(
     "--dcgm-names",
-    type=click.Choice([one.value for one in DcgmNames]),
+    type=click.Choice([dcgm_names.value for dcgm_names in DcgmNames]),
     default=DcgmNames.OFF.value,
     show_default=True,
     help="Serve metrics also under the names of dcgm-exporter, so that dashboards and alerts made for it "
@@ -104,7 +104,7 @@ _path = partial(directory_option, metavar="PATH")
 )
 @click.option(
     "--labels",
-    type=click.Choice([one.value for one in WrittenLabels]),
+    type=click.Choice([labels.value for labels in WrittenLabels]),
     default=WrittenLabels.ALL.value,
     show_default=True,
     help="Which labels are written to the Node: all; own: only those that NVIDIA's feature discovery does "

@@ -149,7 +149,9 @@ def _leave_it_to_the_agent(policy: str, config: str | None, options: ApplyOption
     gpus = [
         (gpu.index, plan.plan.gpus[gpu.uuid]) for gpu in plan.inventory if gpu.uuid in plan.plan.unsettled
     ]
-    would = [f"GPU {index}: {'; '.join(map(str, one.steps)) or one.reason}" for index, one in gpus]
+    would = [
+        f"GPU {index}: {'; '.join(map(str, gpu_plan.steps)) or gpu_plan.reason}" for index, gpu_plan in gpus
+    ]
     message = "the agent of this node owns it; with this policy it would do: " + (
         " | ".join(would) or "nothing"
     )

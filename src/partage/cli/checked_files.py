@@ -195,14 +195,14 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
 
 
 def _object(
-    paper: ManifestInput, one: ManifestObject, context: CheckContext, offer: PolicyOffer | None
+    paper: ManifestInput, manifest_object: ManifestObject, context: CheckContext, offer: PolicyOffer | None
 ) -> Iterator[CheckedProblem]:
     from partage.cli.dialects import dialect_findings
     from partage.cli.manifest_amounts import amount_findings
     from partage.kubernetes.manifests.manifest import findings
     from partage.providers.check import judge_manifest
 
-    path, document, line_of = one
+    path, document, line_of = manifest_object
     offered = None if offer is None else offer.offered
     yield from findings(
         document,

@@ -23,6 +23,7 @@ if TYPE_CHECKING:
 
     from partage.cli.hardware_options import HardwareOptions
     from partage.edges.hardware.port import Hardware
+    from partage.edges.mps.keeper import MpsKeeper
     from partage.errors import PartageError
 
 _HUNG = 4
@@ -147,14 +148,23 @@ def _hardware(options: HardwareOptions) -> Hardware:
     from partage.answers.unknown_models import lacks_geometry
     from partage.edges.hardware.driver_pause import read_pause
     from partage.edges.hardware.nvml import NvmlHardware
-    from partage.edges.mps.home import DaemonHost
-    from partage.edges.mps.keeper import MpsKeeper
+    from partage.edges.mps.on_demand import KeeperOnDemand
+
+    keeper = KeeperOnDemand(options.run_dir, lambda: _keeper(options))
+    paused = partial(read_pause, options.run_dir)
+    return NvmlHardware(options.driver_root, keeper=keeper, lacks_geometry=lacks_geometry, paused=paused)
+
+
+def _keeper(options: HardwareOptions) -> MpsKeeper:
+    from partage.answers.lean_imports import lean_imports
+
+    with lean_imports():
+        from partage.edges.mps.home import DaemonHost
+        from partage.edges.mps.keeper import MpsKeeper
 
     host = DaemonHost(choice=options.mps_daemons)
     on_node = options.driver_root_on_node
-    keeper = MpsKeeper(options.run_dir, options.driver_root, driver_on_node=on_node, host=host)
-    paused = partial(read_pause, options.run_dir)
-    return NvmlHardware(options.driver_root, keeper=keeper, lacks_geometry=lacks_geometry, paused=paused)
+    return MpsKeeper(options.run_dir, options.driver_root, driver_on_node=on_node, host=host)
 
 
 def _stop_at_end_of_input(loop: asyncio.AbstractEventLoop, stop: asyncio.Event) -> None:

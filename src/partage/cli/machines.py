@@ -38,7 +38,7 @@ def command(model: str | None, output: str) -> None:
         names = catalogue.variants(model) or ((found[0].id,) if found else ())
         if not names:
             raise InputError(f"no GPU model is called {model!r}", catalogue.advice(model))
-        chosen = tuple(one for one in chosen if one.id in names)
+        chosen = tuple(gpu_model for gpu_model in chosen if gpu_model.id in names)
     document = machines_document(chosen, catalogue.simulated_models())
     if output == "name":
         common_output.say_names(row.id for row in document.models)

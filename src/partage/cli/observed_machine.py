@@ -5,7 +5,7 @@ from __future__ import annotations
 from partage.edges.hardware.port import Hardware
 from partage.model.gpu import NoDriver
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.sim.node.machine import Machine
 
 
@@ -17,11 +17,11 @@ async def observed_machine(hardware: Hardware) -> Machine:
     if isinstance(inventory.driver, NoDriver):
         return Machine("", inventory)
     slices: dict[int, Interval | None] = {}
-    for one in await hardware.time_slices():
-        gpu = inventory.gpu(one.gpu)
-        keeps_its_own = one.interval is None and inventory.simulated and gpu and not gpu.mig_enabled
-        if gpu and (keeps_its_own or one.interval not in (None, Interval.DEFAULT)):
-            slices[gpu.index] = one.interval
+    for time_slice in await hardware.time_slices():
+        gpu = inventory.gpu(time_slice.gpu)
+        keeps_its_own = time_slice.interval is None and inventory.simulated and gpu and not gpu.mig_enabled
+        if gpu and (keeps_its_own or time_slice.interval not in (None, Interval.DEFAULT)):
+            slices[gpu.index] = time_slice.interval
     daemons = [_spec(daemon) for daemon in await hardware.daemons()]
     return Machine("", inventory, time_slices=slices, daemons=tuple(filter(None, daemons)))
 

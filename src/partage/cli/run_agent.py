@@ -35,7 +35,7 @@ log = logging.getLogger(__name__)
 
 
 class HttpAddress(Frozen):
-    """Where HTTP is served, ``HOST:PORT``, and who may read it."""
+    """The address of HTTP, ``HOST:PORT``, and who may read it."""
 
     address: str
     protection: HttpOptions

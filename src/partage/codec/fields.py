@@ -97,7 +97,7 @@ class Notes:
 
 
 class Place(Frozen):
-    """Where a value stands. file: ``environment`` for variables. line: 0 where there is none."""
+    """The place of a value. file: ``environment`` for variables. line: 0 where there is none."""
 
     file: str
     path: str

@@ -1,7 +1,9 @@
 """Reading values by the annotations of their class: keys, types and defaults are said once.
 
 What a type does not say (a limit, an example, another key) is given for the field. Wrong things are noted as
-by ``codec.fields``, in the order in which the fields stand in the class.
+by ``codec.fields``, in the order in which the fields stand in the class. It is a loop over ``Table``, and no
+second way to read: where keys exclude each other, or what is left out follows from something else (a GPU's
+model), ``Table`` and ``Field`` are used themselves.
 """
 
 from __future__ import annotations

@@ -95,7 +95,7 @@ def _refuse_not_finite(value: object) -> None:
 
 
 def _not_finite(value: object) -> str | None:
-    """Where in a value there is NaN or infinity; None if nowhere."""
+    """The place in a value of NaN or infinity; None if there is none."""
     if isinstance(value, float):
         return None if isfinite(value) else ""
     for key, inner in _members(value):

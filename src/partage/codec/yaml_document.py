@@ -39,7 +39,7 @@ __all__ = [
 
 LIMIT_BYTES = 1 << 20 if HAS_LIBYAML else 1 << 16
 _MARKER = re.compile(rb"^---(?=\s|$)", re.MULTILINE)
-"""Where a document begins. A line that starts so ends every YAML value, block texts included."""
+"""The beginning of a document. A line that starts so ends every YAML value, block texts included."""
 _NO_CONTENT = re.compile(rb"^---|(?m:#.*$)")
 _TAG_DIRECTIVE = re.compile(r"^%TAG", re.MULTILINE)
 
@@ -56,7 +56,7 @@ class YamlDocument(Frozen):
     duplicates: tuple[Problem, ...] = ()
 
     def line(self, container: Value, key: str | int) -> int | None:
-        """Where ``container[key]`` stands; None where that is not known."""
+        """The place of ``container[key]``; None where that is not known."""
         return self.lines.get((id(container), key))
 
 

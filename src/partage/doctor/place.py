@@ -1,4 +1,4 @@
-"""Where the doctor looks: the node's root, and the directories of kubelet and agent on it."""
+"""What the doctor looks at: the node's root, and the directories of kubelet and agent on it."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class DoctorPlace(Frozen):
 
 
 def driver_root(place: DoctorPlace) -> Path:
-    """Where the driver is, here."""
+    """The root of the driver, here."""
     return place.driver_root or place.root.path
 
 

@@ -105,7 +105,7 @@ def _remove_socket(place: DoctorPlace, path: Path) -> str:
 
 
 def _remove_cdi(place: DoctorPlace, path: str) -> str:
-    file = next((one for one in cdi_files(place.root) if one.path == path), None)
+    file = next((cdi_file for cdi_file in cdi_files(place.root) if cdi_file.path == path), None)
     if file is None or not file.ours:
         return "somebody else has written it since"
     if not cdi_problem(file, host(place).kernel_module_version() or ""):

@@ -141,7 +141,7 @@ class _SpecReader:
         if not mains:
             self._wrong(spec.at("containers"), "the pod has no containers", "a Pod, Deployment, Job, ...")
         self._refused(gpus_of_whole_pod(spec, None))
-        found = PodNeeds(
+        pod_needs = PodNeeds(
             namespace=namespace,
             name=name,
             title=title,
@@ -156,7 +156,7 @@ class _SpecReader:
         )
         if self._problems:
             raise InputError(self._problems)
-        return found
+        return pod_needs
 
     def _init(self, place: ManifestNode) -> Container:
         sidecar = place.at("restartPolicy").value == "Always"

@@ -28,7 +28,7 @@ def answer_job(name: str, run_dir: str | None, programs: Path | None, output: st
     control = SlurmControl(programs)
     now = SlurmNow(control.settings(), control.nodes(), control.queue())
     number = int(name)
-    job = next((one for one in now.queue if one.job == number), None)
+    job = next((queued_job for queued_job in now.queue if queued_job.job == number), None)
     if job is None:
         raise Unsatisfiable(
             f"Slurm has no job {number} in its queue: it has ended, or there was none",

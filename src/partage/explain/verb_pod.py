@@ -163,6 +163,6 @@ def _running(needs: PodNeeds, pod: Object, seen: SeenNodes) -> ExplainedPodRow:
     report = seen.reports.get(node)
     holds = () if report is None else pod_holdings(node, report, needs.key)
     if not holds:
-        view = next((one for one in seen.nodes if one.name == node), None)
+        view = next((node_view for node_view in seen.nodes if node_view.name == node), None)
         standing += holdings_on_node(needs, view)
     return replace(explained_pod(needs, (), {}, standing), holds=holds, runs=True)

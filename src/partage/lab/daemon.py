@@ -30,7 +30,7 @@ from partage.model.mps import CONTROL_PROGRAM, MULTI_USER_OPTIONS, DaemonSpec
 from partage.sim.mps.node import MpsNode, install_programs
 
 PROGRAMS = "usr/bin"
-"""Where the programs of a simulated driver are, below its root."""
+"""The directory of the programs of a simulated driver, below its root."""
 _ANSWER_S, _START_S = 5.0, 20.0
 
 

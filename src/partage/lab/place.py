@@ -1,4 +1,4 @@
-"""Where a tenant runs: the device, and the environment that a container there has in each mode."""
+"""The place of a tenant: the device, and the environment that a container there has in each mode."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an MPS control daemon lives: what else ends when something on the node ends. Pure.
+"""The home of an MPS control daemon: what else ends when something on the node ends. Pure.
 
 A daemon in a cgroup or a pid namespace of a container ends with that container. In a private cgroup namespace
 the container's own cgroup is called ``/``, so a path says nothing about that.
@@ -54,7 +54,7 @@ class Surroundings(Frozen):
 
 
 class DaemonHome(Frozen):
-    """Where a daemon is to live. roots: host root cgroups to join, v2 first; in v2 it gets one of its own
+    """The home of a daemon. roots: host root cgroups to join, v2 first; in v2 it gets one of its own
     below. reason: why it is not better, a clause.
     """
 
@@ -65,7 +65,7 @@ class DaemonHome(Frozen):
 
 
 def choose_home(found: Surroundings, choice: HomeChoice = HomeChoice.AUTO) -> DaemonHome:
-    """Where a daemon is to live. Raises Unsupported if it is to be a unit, and cannot be one."""
+    """The home of a daemon. Raises Unsupported if it is to be a unit, and cannot be one."""
     if choice is not HomeChoice.POD and not found.no_systemd:
         return DaemonHome(HomeKind.UNIT)
     if choice is HomeChoice.SYSTEMD:

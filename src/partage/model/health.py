@@ -218,7 +218,7 @@ def keep_instances(health: Health, gi_ids: frozenset[int]) -> Health:
     """Remove GPU instances that no longer exist (the driver reuses their ids)."""
     if health.instances.keys() <= gi_ids:
         return health
-    return replace(health, instances={gi: one for gi, one in health.instances.items() if gi in gi_ids})
+    return replace(health, instances={gi: status for gi, status in health.instances.items() if gi in gi_ids})
 
 
 # --- events to findings --------------------------------------------------------------------------
@@ -237,8 +237,8 @@ def _after_xid(health: Health, xid: Xid, now_s: float, rules: XidRules) -> Healt
     if xid.gi_id is None:
         return replace(health, gpu=_after_finding(health.gpu, finding, describe(xid.code), now_s))
     own = health.instances.get(xid.gi_id, HealthStatus(since_s=now_s))
-    found = _after_finding(own, finding, describe(xid.code), now_s)
-    return replace(health, instances={**health.instances, xid.gi_id: found})
+    status = _after_finding(own, finding, describe(xid.code), now_s)
+    return replace(health, instances={**health.instances, xid.gi_id: status})
 
 
 def _at_count(health: Health, resets: int | None) -> Health:
@@ -247,7 +247,7 @@ def _at_count(health: Health, resets: int | None) -> Health:
         return health
     if health.resets is None:
         return replace(health, resets=resets)
-    instances = {gi: _proven(one) for gi, one in health.instances.items()}
+    instances = {gi: _proven(status) for gi, status in health.instances.items()}
     return Health(_proven(health.gpu), instances, resets)
 
 
@@ -259,8 +259,8 @@ def _proven(status: HealthStatus) -> HealthStatus:
 def _after_silence(health: Health, reason: str, now_s: float) -> Health:
     gpu = _after_finding(health.gpu, HealthFinding.NO_ANSWER, reason, now_s)
     instances = {
-        gi: _after_finding(one, HealthFinding.NO_ANSWER, reason, now_s)
-        for gi, one in health.instances.items()
+        gi: _after_finding(status, HealthFinding.NO_ANSWER, reason, now_s)
+        for gi, status in health.instances.items()
     }
     return replace(health, gpu=gpu, instances=instances)
 
@@ -272,15 +272,15 @@ def _after_condition(health: Health, condition: GpuCondition, now_s: float, rule
     gpu = _after_finding(_with_proof(health.gpu, condition, was_reset, now_s), finding, reason, now_s)
     # The driver reports about the whole GPU; for an instance that can only be an improvement.
     instances = {
-        gi: _after_finding(_with_proof(one, condition, was_reset, now_s), HealthFinding.OK, "", now_s)
-        for gi, one in health.instances.items()
+        gi: _after_finding(_with_proof(status, condition, was_reset, now_s), HealthFinding.OK, "", now_s)
+        for gi, status in health.instances.items()
     }
     return Health(
         gpu=_remember_action(gpu, condition),
         instances={
-            gi: _remember_action(one, condition)
-            for gi, one in instances.items()
-            if one.state is not HealthState.HEALTHY or not _is_forgiven(one, now_s)
+            gi: _remember_action(status, condition)
+            for gi, status in instances.items()
+            if status.state is not HealthState.HEALTHY or not _is_forgiven(status, now_s)
         },
         resets=health.resets if condition.resets is None else condition.resets,
     )

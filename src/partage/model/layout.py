@@ -42,7 +42,7 @@ class LayoutItem(Frozen):
 
 
 class PlacedItem(Frozen):
-    """Where one MIG device of a layout is placed. spec, placement: of its GPU instance, which it may share.
+    """The place of one MIG device of a layout. spec, placement: of its GPU instance, which it may share.
 
     instance: number of the GPU instance in the layout, from 0, ordered by first memory slice.
     """

@@ -105,7 +105,7 @@ class DaemonSpec(Frozen):
         if not is_device_uuid(self.device):
             raise ValueError(f"{self.device[:_LONGEST_DEVICE]!r} is not the UUID of a GPU or MIG device")
         _check(self.memory_bytes, self.threads_percent)
-        names = [one.name for one in self.namespaces]
+        names = [mps_namespace.name for mps_namespace in self.namespaces]
         for namespace in self.namespaces:
             if (
                 namespace.name == DEFAULT_NAMESPACE

@@ -15,7 +15,7 @@ LIBRARY_DIRECTORIES = (
     "lib/x86_64-linux-gnu",
     "lib/aarch64-linux-gnu",
 )
-"""Where NVIDIA's device plugin looks for the driver's libraries below the driver root."""
+"""The paths at which NVIDIA's device plugin looks for the driver's libraries below the driver root."""
 
 CONTROL_NODES = ("/dev/nvidiactl", "/dev/nvidia-uvm", "/dev/nvidia-uvm-tools", "/dev/nvidia-modeset")
 """Device files that belong to no GPU, as paths in a container, in the order of NVIDIA's device plugin."""

@@ -14,17 +14,8 @@ from msgspec import field
 
 from partage.model.ids import ResourceName
 from partage.model.layout import LayoutItem
-from partage.model.strategy import Strategy
+from partage.model.strategy import Interval, Strategy, Via
 from partage.values import Frozen, Tagged
-
-
-class Interval(StrEnum):
-    """Length of a time slice (``nvidia-smi compute-policy --set-timeslice``)."""
-
-    DEFAULT = "default"
-    SHORT = "short"
-    MEDIUM = "medium"
-    LONG = "long"
 
 
 class Exclusive(Tagged):
@@ -156,15 +147,6 @@ DeviceSelector = AllDevices | LowestIndexes | ListedDevices
 
 
 # --- entries -----------------------------------------------------------------------------------
-
-
-class Via(StrEnum):
-    """How pods ask for shares of a GPU: from the device plugin, by an amount in ``limits``; or by a
-    ResourceClaim, from the DRA driver. A GPU is offered in one way only.
-    """
-
-    DEVICE_PLUGIN = "device-plugin"
-    CLAIMS = "claims"
 
 
 class LabelCondition(Frozen):

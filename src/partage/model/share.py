@@ -7,8 +7,7 @@ from enum import StrEnum
 
 from partage.model.geometry import Placement
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
-from partage.model.policy import Interval, Via
-from partage.model.strategy import Strategy, StrategyTraits
+from partage.model.strategy import Interval, Strategy, StrategyTraits, Via
 from partage.values import Frozen
 
 

@@ -10,7 +10,7 @@ from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import ClientLimits, DaemonSpec
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.values import Frozen, Tagged
 
 # --- the steps -----------------------------------------------------------------------------------

@@ -11,6 +11,24 @@ from enum import StrEnum
 from partage.values import Frozen
 
 
+class Interval(StrEnum):
+    """Length of a time slice (``nvidia-smi compute-policy --set-timeslice``)."""
+
+    DEFAULT = "default"
+    SHORT = "short"
+    MEDIUM = "medium"
+    LONG = "long"
+
+
+class Via(StrEnum):
+    """How pods ask for shares of a GPU: from the device plugin, by an amount in ``limits``; or by a
+    ResourceClaim, from the DRA driver. A GPU is offered in one way only.
+    """
+
+    DEVICE_PLUGIN = "device-plugin"
+    CLAIMS = "claims"
+
+
 class StrategyTraits(Frozen):
     """What a strategy is like.
 

@@ -98,19 +98,20 @@ def packing_document(packing: Packing, unavailable: Sequence[UnavailableGpu]) ->
     )
 
 
-def _assignment_row(one: PackedGpu) -> AssignmentRow:
-    gpu = one.candidate.gpu
+def _assignment_row(packed_gpu: PackedGpu) -> AssignmentRow:
+    gpu = packed_gpu.candidate.gpu
     return row(
         AssignmentRow,
         gpu,
-        machine=one.candidate.machine,
+        machine=packed_gpu.candidate.machine,
         gpu=gpu.index,
         mig_mode_change=not gpu.mig_enabled,
-        layout=tuple(map(str, one.layout)),
-        serves=served_counts(one.serves),
-        reused=tuple(PackedDeviceRow(device.uuid, str(device.profile)) for device in one.reused),
+        layout=tuple(map(str, packed_gpu.layout)),
+        serves=served_counts(packed_gpu.serves),
+        reused=tuple(PackedDeviceRow(device.uuid, str(device.profile)) for device in packed_gpu.reused),
         disturbed=tuple(
-            PackedDeviceRow(gone.uuid, str(gone.item.profile), gone.item.start) for gone in one.disturbed
+            PackedDeviceRow(gone.uuid, str(gone.item.profile), gone.item.start)
+            for gone in packed_gpu.disturbed
         ),
     )
 

@@ -41,15 +41,18 @@ def mig_config_report(
     inventory = desired.inventory
     named = [gpu.uuid for gpu in inventory if gpu.uuid in desired.labelled]
     plans = [(uuid, plan.gpus.get(uuid, GpuPlan(Phase.UNKNOWN))) for uuid in named]
-    unsettled = [(uuid, one) for uuid, one in plans if one.phase is not Phase.SETTLED]
+    unsettled = [(uuid, gpu_plan) for uuid, gpu_plan in plans if gpu_plan.phase is not Phase.SETTLED]
     if not unsettled:
         return MigConfigReport(asked, _SUCCESS)
-    if any(one.phase is Phase.UNKNOWN for _, one in unsettled):
+    if any(gpu_plan.phase is Phase.UNKNOWN for _, gpu_plan in unsettled):
         return last
-    reason = "; ".join(_sentence(inventory, uuid, one) for uuid, one in unsettled)
+    reason = "; ".join(_sentence(inventory, uuid, gpu_plan) for uuid, gpu_plan in unsettled)
     if any(_needs_reboot(inventory, uuid) for uuid, _ in unsettled):
         return MigConfigReport(asked, _REBOOTING, reason)
-    if any(one.phase in (Phase.FAILED, Phase.BLOCKED) for _, one in unsettled) or last.state is _FAILED:
+    if (
+        any(gpu_plan.phase in (Phase.FAILED, Phase.BLOCKED) for _, gpu_plan in unsettled)
+        or last.state is _FAILED
+    ):
         return MigConfigReport(asked, _FAILED, reason)
     return MigConfigReport(asked, _PENDING, reason)
 

@@ -49,7 +49,7 @@ def _gathered(events: Iterable[tuple[GpuReport, ReportEvent]]) -> Iterator[Repor
     """The same event of several GPUs as one, which names their indexes."""
     alike: list[tuple[ReportEvent, list[GpuReport]]] = []
     for gpu, event in events:
-        gpus = next((gpus for one, gpus in alike if one == event), None)
+        gpus = next((gpus for report_event, gpus in alike if report_event == event), None)
         if gpus is None:
             alike.append((event, [gpu]))
         else:

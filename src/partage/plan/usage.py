@@ -26,7 +26,7 @@ MOST_ROWS = 2048
 
 
 class OtherMemory(StrEnum):
-    """Where memory is that belongs to no container with a name and to no Slurm job.
+    """The place of memory that belongs to no container with a name and to no Slurm job.
 
     host: processes in no container and no job. mps-server: MPS servers, with what the driver counts for them.
     unnamed: containers that the kubelet has not named. no-process: the rest of what is used on the device:

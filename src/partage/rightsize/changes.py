@@ -52,11 +52,11 @@ def check_unit(unit_bytes: int | None, gpu: GpuSize) -> None:
         )
 
 
-def policy(found: Sequence[Recommendation], wanted: Wanted) -> dict[str, Any]:
+def policy(recommendations: Sequence[Recommendation], wanted: Wanted) -> dict[str, Any]:
     """A policy into which every workload fits: whole GPUs for those that need one each, and shares for the
     others. Raises Unsatisfiable where there is none.
     """
-    alone, sharing = _groups(found, wanted)
+    alone, sharing = _groups(recommendations, wanted)
     if not sharing:
         _check_alone(max(alone, key=lambda recommendation: recommendation.need_bytes), wanted)
         return {"version": "partage/v1", "gpus": [{"select": "all", "exclusive": {}}]}
@@ -82,10 +82,10 @@ def _check_alone(largest: Recommendation, wanted: Wanted) -> None:
 
 
 def _groups(
-    found: Sequence[Recommendation], wanted: Wanted
+    recommendations: Sequence[Recommendation], wanted: Wanted
 ) -> tuple[list[Recommendation], list[Recommendation]]:
     """Those that need a GPU of their own, and those that share one."""
-    sure = _sure(found)
+    sure = _sure(recommendations)
     alone = [recommendation for recommendation in sure if _needs_a_gpu(recommendation, wanted)]
     return alone, [recommendation for recommendation in sure if recommendation not in alone]
 
@@ -112,9 +112,9 @@ def _shared_entry(sharing: Sequence[Recommendation], wanted: Wanted) -> dict[str
     }
 
 
-def policy_remarks(found: Sequence[Recommendation], wanted: Wanted) -> Iterator[str]:
+def policy_remarks(recommendations: Sequence[Recommendation], wanted: Wanted) -> Iterator[str]:
     """What is to be known of the policy: which workload decided, and which ones are not in it."""
-    alone, sharing = _groups(found, wanted)
+    alone, sharing = _groups(recommendations, wanted)
     largest = max(sharing or alone, key=lambda one: one.need_bytes)
     which = "The largest workload that shares a GPU" if alone and sharing else "The largest workload"
     yield f"For {wanted.gpu.product}. {which}: {_needs(largest)}"
@@ -125,7 +125,7 @@ def policy_remarks(found: Sequence[Recommendation], wanted: Wanted) -> Iterator[
             f"the policy gives each of them one GPU ({count_of(len(alone), 'GPU')}): add indexes where more "
             "of their pods run at a time; the node needs more GPUs than that"
         )
-    doubtful = [one for one in found if one.doubt is not None]
+    doubtful = [one for one in recommendations if one.doubt is not None]
     for one in doubtful:
         yield f"not counted, since its need is not known ({one.doubt}): {one.evidence.workload}"
     if doubtful:
@@ -146,13 +146,13 @@ def _number(recommendation: Recommendation, strategy: str) -> int:
 
 
 def patches(
-    found: Sequence[Recommendation], wanted: Wanted, owners: Sequence[PodOwner] = ()
+    recommendations: Sequence[Recommendation], wanted: Wanted, owners: Sequence[PodOwner] = ()
 ) -> Iterator[Patch]:
     """For each workload that is sure: a patch of what makes its pods. owners: of the manifests. Raises
     Unsatisfiable as ``policy``, whose resources they ask for.
     """
-    alone, sharing = _groups(found, wanted)
-    for recommendation in found:
+    alone, sharing = _groups(recommendations, wanted)
+    for recommendation in recommendations:
         if recommendation.doubt is None:
             asked = (
                 {f"{VENDOR}/gpu": 1} if recommendation in alone else _asked(recommendation, wanted, sharing)
@@ -160,8 +160,8 @@ def patches(
             yield _patch(recommendation, asked, owners)
 
 
-def _sure(found: Sequence[Recommendation]) -> list[Recommendation]:
-    sure = [recommendation for recommendation in found if recommendation.doubt is None]
+def _sure(recommendations: Sequence[Recommendation]) -> list[Recommendation]:
+    sure = [recommendation for recommendation in recommendations if recommendation.doubt is None]
     if not sure:
         raise Unsatisfiable("nothing can be recommended", "partage rightsize without -o says why")
     return sure

@@ -81,7 +81,7 @@ _EARLIEST_S = 1_000_000_000
 
 
 def rightsize_document(
-    found: Sequence[Recommendation],
+    recommendations: Sequence[Recommendation],
     gpu: GpuSize,
     source: str,
     unattributed: float,
@@ -93,8 +93,8 @@ def rightsize_document(
         gpu_memory_bytes=gpu.memory_bytes,
         source=source,
         unattributed=unattributed,
-        workloads=tuple(_row(recommendation, gpu, unit_bytes) for recommendation in found),
-        fleet=_fleet(found, gpu),
+        workloads=tuple(_row(recommendation, gpu, unit_bytes) for recommendation in recommendations),
+        fleet=_fleet(recommendations, gpu),
         unit_bytes=unit_bytes,
     )
 
@@ -138,14 +138,14 @@ def _moment(at_s: float) -> str | None:
     return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ") if at_s >= _EARLIEST_S else None
 
 
-def _fleet(found: Sequence[Recommendation], gpu: GpuSize) -> FleetTotal:
+def _fleet(recommendations: Sequence[Recommendation], gpu: GpuSize) -> FleetTotal:
     """Workloads in doubt keep what they have."""
-    containers = sum(recommendation.evidence.at_once for recommendation in found)
+    containers = sum(recommendation.evidence.at_once for recommendation in recommendations)
     if containers > _MOST_CONTAINERS:
         return FleetTotal(containers, None, None)
     each = [
         recommendation
-        for recommendation in found
+        for recommendation in recommendations
         for _ in range(recommendation.evidence.at_once * recommendation.evidence.devices)
     ]
     now = [recommendation.evidence.share_bytes for recommendation in each]

@@ -38,12 +38,14 @@ def _plot(answer: RightsizeDocument, ending: str) -> bytes:
         else:
             right = max(row.peak_bytes, row.now_bytes or 0) / GIB
             axes.text(right, place, f"  cannot tell: {row.doubt}", va="center", color=TROUBLE, fontsize=8)
-    if any(one.now_bytes is not None for one in rows):
+    if any(workload_row.now_bytes is not None for workload_row in rows):
         axes.barh(0, 0, color=_NOW, label="its share now")
     axes.barh(0, 0, color=_PEAK, label="highest use")
     axes.plot([], [], color=INK, linewidth=2, label="needs, with headroom")
     axes.axvline(answer.gpu_memory_bytes / GIB, color=DIM, linestyle=":", label=answer.gpu)
-    axes.set_yticks(range(len(rows)), [shorten(printable(one.name), 48) for one in rows], fontsize=8)
+    axes.set_yticks(
+        range(len(rows)), [shorten(printable(workload_row.name), 48) for workload_row in rows], fontsize=8
+    )
     more = len(answer.workloads) - len(rows)
     axes.set_xlabel("GPU memory, GiB" + (f"   ({more} more workloads are not drawn)" if more else ""))
     axes.spines[["top", "right"]].set_visible(False)

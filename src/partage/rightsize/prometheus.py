@@ -128,8 +128,8 @@ def read_history(
 
     def ask(name: str, query: str) -> dict[tuple[str, ...], Series]:
         on_query(name)
-        found = server.query_range(query, window.end_s - window.length_s, window.end_s, step_s)
-        return {_key(one.labels): one for one in found if one.points}
+        serieses = server.query_range(query, window.end_s - window.length_s, window.end_s, step_s)
+        return {_key(series.labels): series for series in serieses if series.points}
 
     def container(name: str, *more: str) -> str:
         return f"partage_container_{name}{{{','.join((*filter(None, (window.selector,)), *more))}}}"
@@ -150,14 +150,14 @@ def read_history(
     total = ask("used by GPUs", "sum(partage_gpu_memory_used_bytes)")
     sizes = {key[3]: int(_highest(one)) for key, one in devices.items()}
     runs = []
-    for key, one in used.items():
+    for key, series in used.items():
         namespace, pod, name, device, _, node = key
         share, activity = shares.get(key), busy.get(key)
         runs.append(
             Run(
                 workload=f"{namespace}/{workload_of(pod)}/{name}",
-                at_s=tuple(at for at, _ in one.points),
-                used_bytes=tuple(int(value) for _, value in one.points),
+                at_s=tuple(at for at, _ in series.points),
+                used_bytes=tuple(int(value) for _, value in series.points),
                 device_bytes=sizes.get(device, device_bytes),
                 peak_bytes=int(_highest(peaks[key])) if key in peaks else None,
                 sm=tuple(value for _, value in activity.points) if activity else (),

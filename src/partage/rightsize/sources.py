@@ -1,4 +1,4 @@
-"""Where ``rightsize`` takes its evidence from: a trace, a Prometheus, or the history of agents."""
+"""The evidence of ``rightsize``: a trace, a Prometheus, or the history of agents."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def from_history(paths: Sequence[Path], gpu: str | None, namespace: str | None) 
     source = f"The agents' history of {count_of(len(nodes), 'node')}, {dates[0]} to {dates[-1]}."
     if left_out := sum(day.left_out for day in days):
         source += f" On some days there were too many workloads: {left_out} were left out."
-    products = sorted({one.product for day in days for one in day.gpus})
+    products = sorted({gpu_seen.product for day in days for gpu_seen in day.gpus})
     if gpu is None and len(products) != 1:
         which = f"of several GPU models: {listed(products, 5)}" if products else "of no GPU model"
         raise InputError(f"the history is {which}", "--gpu says for which one to size")

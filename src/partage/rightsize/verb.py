@@ -196,7 +196,7 @@ def _print(size: GpuSize, answer: RightsizeDocument) -> None:
 
 
 def _print_yaml(
-    found: Sequence[Recommendation], wanted: Wanted, output: str, manifests: Sequence[Path]
+    recommendations: Sequence[Recommendation], wanted: Wanted, output: str, manifests: Sequence[Path]
 ) -> None:
     import yaml
 
@@ -204,11 +204,11 @@ def _print_yaml(
     from partage.rightsize.changes import commented, patches, policy, policy_remarks
 
     if output == "policy":
-        made = policy(found, wanted)
-        common_output.say_lines("".join(map(commented, policy_remarks(found, wanted))))
+        made = policy(recommendations, wanted)
+        common_output.say_lines("".join(map(commented, policy_remarks(recommendations, wanted))))
         common_output.say_lines(yaml.safe_dump(made, sort_keys=False))
         return
-    for patch in list(patches(found, wanted, read_owners(manifests))):
+    for patch in list(patches(recommendations, wanted, read_owners(manifests))):
         common_output.say_lines("---\n" + commented(patch.comment))
         if patch.body is not None:
             common_output.say_lines(yaml.safe_dump(patch.body, sort_keys=False))

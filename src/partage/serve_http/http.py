@@ -1,7 +1,8 @@
 """The HTTP server: pages by path, each answered by a thread of its own.
 
 The thread holds no lock and asks the loop nothing, so it also answers while the loop hangs, which is when a
-probe matters. Imported after the agent has registered: ``http.server`` costs 30 ms.
+probe matters. h11 has the protocol, socketserver the threads: ``http.server`` takes 1.4 MiB more, because it
+reads headers with a library for mail (docs/adr/0004). Imported after the agent has registered.
 """
 
 from __future__ import annotations
@@ -12,14 +13,16 @@ import logging
 import resource
 import select
 import socket
+import socketserver
 import sys
 import threading
-from collections.abc import Callable, Iterator, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from http import HTTPStatus
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qsl
 
+import h11
 from msgspec import field
 
 from partage import __version__
@@ -60,12 +63,12 @@ MOST_STREAMS = 8
 """Live pages at a time: each keeps a connection."""
 RESERVED_DESCRIPTORS = 64
 """So many descriptors are left for the kubelet, the helper and files, also if something else takes them."""
-_ONCE = ("Host", "Authorization", "Content-Length")
-"""Headers of which a proxy may take another one than this server."""
+_READ_BYTES = 1 << 16
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 1.0
 """How long nobody is accepted when the system is exhausted."""
 _STOP_WITHIN_S = 1.0
+_CHALLENGE = ("WWW-Authenticate", 'Basic realm="partage: any name, the token as password"')
 
 log = logging.getLogger(__name__)
 
@@ -75,7 +78,7 @@ def json_answer(document: object, status: HTTPStatus = HTTPStatus.OK) -> Answer:
     return status, "application/json; charset=utf-8", encode_replacing(document) + b"\n"
 
 
-class _BoundServer(ThreadingHTTPServer):
+class _BoundServer(socketserver.ThreadingTCPServer):
     """Takes over a socket that is already bound, so that a bad address is known before anything starts."""
 
     daemon_threads = True
@@ -156,76 +159,97 @@ class _BoundServer(ThreadingHTTPServer):
             log.warning("tls with a client failed", extra={**extra, "reason": str(error)})
 
 
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    server_version = f"partage/{__version__}"
-    sys_version = ""
-    timeout = _IDLE_CLIENT_S
+class _Handler(socketserver.BaseRequestHandler):
+    """One client, whose requests come one after the other."""
+
     server: _BoundServer
 
     def setup(self) -> None:
         """The handshake of TLS, in the client's own thread. Raises OSError."""
-        super().setup()
+        self.request.settimeout(_IDLE_CLIENT_S)
+        self._http = h11.Connection(h11.SERVER)
         self._certified = False
         if self.server.access.scheme == "https":
-            self.connection.do_handshake()
+            self.request.do_handshake()
             # Later, when the connection has ended, it cannot be asked for any more.
-            self._certified = bool(self.connection.getpeercert())
+            self._certified = bool(self.request.getpeercert())
 
-    def do_GET(self) -> None:
-        """Answer, with the body."""
-        self._answer(with_body=True)
+    def handle(self) -> None:
+        """Answer until the client goes, or has to. Raises OSError."""
+        try:
+            while (asked := self._next()) is not None:
+                self.server.active(self.request)
+                self._answer(asked)
+                if self._http.states != {h11.CLIENT: h11.DONE, h11.SERVER: h11.DONE}:
+                    return
+                self._http.start_next_cycle()
+        except h11.RemoteProtocolError as error:
+            self._send(*json_answer({"error": str(error)}, HTTPStatus(error.error_status_hint)), last=True)
 
-    def do_HEAD(self) -> None:
-        """Answer, without it."""
-        self._answer(with_body=False)
+    def _next(self) -> h11.Request | None:
+        """The next request; None if there is none any more. Raises RemoteProtocolError."""
+        self._is_head = False
+        while not isinstance(event := self._http.next_event(), h11.Request):
+            content = self.request.recv(_READ_BYTES)
+            if not content:
+                return None
+            self._http.receive_data(content)
+        return event
 
-    def _answer(self, *, with_body: bool) -> None:
-        self.server.active(self.connection)
-        path, _, query = self.path.partition("?")
-        refused = self.server.access.refusal(self._asked_by(path))
+    def _answer(self, asked: h11.Request) -> None:
+        self._is_head = asked.method == b"HEAD"
+        headers: dict[bytes, list[str]] = {}
+        for name, value in asked.headers:  # h11 writes all names in lower case
+            headers.setdefault(name, []).append(value.decode("latin-1"))
+        path, _, query = asked.target.decode("latin-1").partition("?")
+        refused = self.server.access.refusal(self._asked_by(path, headers))
         if refused is not None:
-            answer: Answer | Stream = json_answer({"error": refused.reason}, refused.status)
+            malformed = refused.status is HTTPStatus.BAD_REQUEST  # where the next request begins is not known
+            more = [_CHALLENGE] if refused.challenge else []
+            self._send(*json_answer({"error": refused.reason}, refused.status), *more, last=malformed)
+        elif asked.method not in (b"GET", b"HEAD"):
+            told = {"error": f"nothing here can be asked with {asked.method.decode()[:20]}"}
+            self._send(*json_answer(told, HTTPStatus.NOT_IMPLEMENTED), last=True)
         else:
-            answer = self._page(path, query)
-        if isinstance(answer, Stream):
-            self._stream(answer, with_body=with_body)
-            return
-        status, content_type, body = answer
-        self.send_response(status)
-        if refused is not None and refused.status is HTTPStatus.BAD_REQUEST:
-            self.send_header("Connection", "close")  # where the next request begins is not known
-        if refused is not None and refused.challenge:
-            self.send_header("WWW-Authenticate", 'Basic realm="partage: any name, the token as password"')
-        self._headers(content_type)
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        if with_body:
-            self.wfile.write(body)
+            self._http.next_event()  # the end of the request, which has no body
+            answer = self._page(path, query, headers)
+            if isinstance(answer, Stream):
+                self._stream(answer)
+            else:
+                self._send(*answer)
 
-    def _headers(self, content_type: str) -> None:
-        self.send_header("Content-Type", content_type)
-        self.send_header("Cache-Control", "no-store")
-        self.send_header("X-Content-Type-Options", "nosniff")
-        if content_type.startswith("text/html"):
-            self.send_header("Content-Security-Policy", CONTENT_SECURITY_POLICY)
-            self.send_header("Referrer-Policy", "no-referrer")
+    def _send(
+        self,
+        status: HTTPStatus,
+        content_type: str,
+        body: bytes,
+        *more: tuple[str, str],
+        last: bool = False,
+    ) -> None:
+        """A whole answer. last: of this connection."""
+        headers = [*_headers(content_type), *more, ("Content-Length", str(len(body)))]
+        begun = self._begin(status, headers, last=last)
+        content = b"" if self._is_head else self._http.send(h11.Data(body)) or b""
+        self.request.sendall(begun + content + (self._http.send(h11.EndOfMessage()) or b""))
 
-    def _stream(self, stream: Stream, *, with_body: bool) -> None:
+    def _begin(self, status: HTTPStatus, headers: list[tuple[str, str]], *, last: bool) -> bytes:
+        closing = [("Connection", "close")] if last else []
+        answer = h11.Response(status_code=status, reason=status.phrase, headers=[*headers, *closing])
+        return self._http.send(answer) or b""
+
+    def _stream(self, stream: Stream) -> None:
         """Send events until the client goes, or the server stops."""
         if not self.server.streams.acquire(blocking=False):
-            self.send_error(HTTPStatus.SERVICE_UNAVAILABLE, "too many live pages are open")
+            told = {"error": "too many live pages are open"}
+            self._send(*json_answer(told, HTTPStatus.SERVICE_UNAVAILABLE), last=True)
             return
         try:
-            self.close_connection = True
-            self.send_response(HTTPStatus.OK)
-            self._headers("text/event-stream")
-            self.end_headers()
-            if with_body:
-                for data in stream.events(self._goes_on):
-                    self.server.active(self.connection)
-                    self.wfile.write(f"data: {data}\n\n".encode() if data else b":\n\n")
-                    self.wfile.flush()
+            self.request.sendall(self._begin(HTTPStatus.OK, _headers("text/event-stream"), last=True))
+            for data in () if self._is_head else stream.events(self._goes_on):
+                self.server.active(self.request)
+                event = f"data: {data}\n\n".encode() if data else b":\n\n"
+                self.request.sendall(self._http.send(h11.Data(event)) or b"")
+            self.request.sendall(self._http.send(h11.EndOfMessage()) or b"")
         finally:
             self.server.streams.release()
 
@@ -234,37 +258,48 @@ class _Handler(BaseHTTPRequestHandler):
         at once, and not when the next event cannot be written.
         """
         poll = select.poll()
-        poll.register(self.connection, select.POLLRDHUP)
+        poll.register(self.request, select.POLLRDHUP)
         return not self.server.closing.is_set() and not poll.poll(0)
 
-    def _asked_by(self, path: str) -> AskedBy:
-        """The headers by their names, which have no case."""
-        headers = self.headers
+    def _asked_by(self, path: str, headers: Mapping[bytes, Sequence[str]]) -> AskedBy:
+        """What decides whether it is answered. h11 has refused what is no header, and a second Host."""
         malformed = ""
-        if twice := [name for name in _ONCE if len(headers.get_all(name, [])) > 1]:
-            malformed = f"a request has one {twice[0]}"
-        elif headers.defects:
-            malformed = "a header is a name, a colon and a value"
-        elif "Transfer-Encoding" in headers or headers.get("Content-Length", "0") != "0":
+        if len(headers.get(b"authorization", ())) > 1:  # a proxy may take another one than this server
+            malformed = "a request has one Authorization"
+        elif b"transfer-encoding" in headers or headers.get(b"content-length", ["0"]) != ["0"]:
             malformed = "nothing here takes a body"
         return AskedBy(
             path=path,
-            host=headers.get("Host", ""),
-            authorization=headers.get("Authorization", ""),
+            host=_one(headers, b"host"),
+            authorization=_one(headers, b"authorization"),
             malformed=malformed,
             certified=self._certified,
         )
 
-    def _page(self, path: str, query: str) -> Answer | Stream:
+    def _page(self, path: str, query: str, headers: Mapping[bytes, Sequence[str]]) -> Answer | Stream:
         page = self.server.pages.get(path)
         if page is not None:
             asked = dict(parse_qsl(query, keep_blank_values=True))
-            return page(PageRequest(path, asked, self.headers.get("Accept", "")))
+            return page(PageRequest(path, asked, _one(headers, b"accept")))
         paths = {"error": f"there is no {path[:200]}", "paths": sorted(self.server.pages)}
         return json_answer(paths, HTTPStatus.NOT_FOUND)
 
-    def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - the base class's name
-        """Probes and scrapes are not news."""
+
+def _one(headers: Mapping[bytes, Sequence[str]], name: bytes) -> str:
+    return next(iter(headers.get(name, ())), "")
+
+
+def _headers(content_type: str) -> list[tuple[str, str]]:
+    headers = [
+        ("Server", f"partage/{__version__}"),
+        ("Date", time.strftime("%a, %d %b %Y %H:%M:%S GMT", time.gmtime())),
+        ("Content-Type", content_type),
+        ("Cache-Control", "no-store"),
+        ("X-Content-Type-Options", "nosniff"),
+    ]
+    if content_type.startswith("text/html"):
+        headers += [("Content-Security-Policy", CONTENT_SECURITY_POLICY), ("Referrer-Policy", "no-referrer")]
+    return headers
 
 
 class HttpServer:

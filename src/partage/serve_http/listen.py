@@ -1,4 +1,4 @@
-"""Where HTTP is served: the address taken, printed, and served until a signal comes."""
+"""The address of HTTP: taken, printed, and served until a signal comes."""
 
 from __future__ import annotations
 

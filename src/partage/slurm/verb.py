@@ -125,9 +125,9 @@ def config_command(
 def _cluster(file: str) -> tuple[tuple[NodeSource, ...], SlurmVersion | None]:
     from partage.slurm.cluster import read_cluster
 
-    found = read_cluster(file)
-    common_output.print_problems(found.warnings)
-    return found.sources, found.slurm
+    cluster_file = read_cluster(file)
+    common_output.print_problems(cluster_file.warnings)
+    return cluster_file.sources, cluster_file.slurm
 
 
 def _one_node(

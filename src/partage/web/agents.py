@@ -69,7 +69,7 @@ class FleetAgents:
 
     @property
     def words(self) -> str:
-        """Where the reports come from."""
+        """The origin of the reports."""
         return f"Asked of {count_of(len(self._urls), 'agent')}, one for each node."
 
     @property

@@ -74,12 +74,12 @@ class ClusterFleet:
 
     @property
     def words(self) -> str:
-        """Where the nodes come from."""
+        """The origin of the nodes."""
         return "What agents and pods say in the cluster. This page changes nothing."
 
     @property
     def news(self) -> Sections:
-        """Where all this comes from, and how old it is."""
+        """The origin of all this, and how old it is."""
         with self._lock:
             self._make()
             without = sum(one.node is None for one in self._known.values())

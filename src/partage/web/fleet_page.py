@@ -53,7 +53,7 @@ class ShownFleet(Protocol[N_co]):
 
     @property
     def words(self) -> str:
-        """Where they come from, a sentence for the foot of the page."""
+        """Their origin, a sentence for the foot of the page."""
 
     @property
     def news(self) -> Sections:
@@ -261,14 +261,18 @@ def totals_section(glances: Sequence[Glance]) -> str:
     """GPUs, shares of each resource, and what is held and does nothing."""
     known = [glance.totals for glance in glances if glance.totals is not None]
     shares: dict[ResourceName, ShareCount] = {}
-    for one in known:
-        for name, count in one.shares.items():
+    for totals in known:
+        for name, count in totals.shares.items():
             shares[name] = shares.get(name, ShareCount()) + count
     old = len(glances) - len(known)
-    broken = sum(one.broken for one in known)
+    broken = sum(node_totals.broken for node_totals in known)
     tiles = [
         _tile("Nodes", str(len(glances)), f"{old} not counted here: not up to date" if old else ""),
-        _tile("GPUs", str(sum(one.gpus for one in known)), f"{broken} lost or unhealthy" if broken else ""),
+        _tile(
+            "GPUs",
+            str(sum(node_totals.gpus for node_totals in known)),
+            f"{broken} lost or unhealthy" if broken else "",
+        ),
         _idle_tile(known),
         *(_shares_tile(name, shares[name]) for name in sorted(shares)),
     ]
@@ -294,12 +298,12 @@ def _shares_tile(name: str, count: ShareCount) -> Element:
 
 
 def _idle_tile(known: Sequence[NodeTotals]) -> Element:
-    told = [one for one in known if one.idle is not None]
+    told = [totals for totals in known if totals.idle is not None]
     name = "Held but idle for an hour"
     if known and not told:
         return _tile(name, "not known", "agents do not publish it")
-    unknown = sum(one.unknown for one in told)
-    idle = sum(one.idle or 0 for one in told)
+    unknown = sum(totals.unknown for totals in told)
+    idle = sum(totals.idle or 0 for totals in told)
     return _tile(name, count_of(idle, "GPU"), f"not known of {count_of(unknown, 'GPU')}" if unknown else "")
 
 

@@ -132,6 +132,29 @@ async def test_equal_wishes_ask_nothing_of_the_server() -> None:
         assert len(node.requests) - requests < 20
 
 
+async def test_what_is_obsolete_goes_first_and_what_is_new_comes_last() -> None:
+    """Between two writes the pool is not complete; client-go's helper for drivers has this order."""
+    async with published() as node:
+        node.publisher.want(slices((PLAIN,)))
+        await node.settled(["plain"])
+        first = [*node.store.objects[SLICES]]
+        node.publisher.want(slices((OTHER,), ()))
+        await node.settled(["other"], [])
+        node.publisher.want(slices(()))
+        await node.settled([])
+        writes = [(kind, found["metadata"]["name"]) for at, kind, found in node.store.log if at == SLICES]
+        new = writes[2][1]
+        assert writes == [
+            ("ADDED", *first),
+            ("MODIFIED", *first),
+            ("ADDED", new),
+            ("DELETED", new),
+            ("MODIFIED", *first),
+        ]
+        assert new.startswith("00001-gpu.partage.dev-n1-")
+        assert [one["pool"]["generation"] for one in node.specs] == [3]
+
+
 async def test_a_node_made_anew_is_the_owner() -> None:
     async with published() as node:
         node.publisher.want(slices((PLAIN,)))

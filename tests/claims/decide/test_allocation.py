@@ -12,14 +12,14 @@ from msgspec.structs import replace
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
-from partage.claims.model.grant import Granted, RefusalReason, Refused
+from partage.claims.model.grant import Granted, RefusalReason, RefusedClaim
 from partage.claims.model.names import DRIVER
 from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
 from partage.model.ids import GpuUuid, ResourceName, ShareId, device_of
-from partage.model.policy import Interval, WatchAction
+from partage.model.policy import WatchAction
 from partage.model.share import DeviceOffer, Guarantee
-from partage.model.strategy import Strategy
+from partage.model.strategy import Interval, Strategy
 from partage.plan.serve.ledger_entry import Hold
 from partage.units import GIB, MIB
 from tests.claims.offers import AMOUNTS, amounts, devices, mig, replicas, slices, whole
@@ -50,7 +50,7 @@ def config(
     return ClaimConfig(source, requests, driver, parameters.encode())
 
 
-def asks(one: Claim, node: ClaimDevices, *kept: Granted, **more) -> Granted | Refused:
+def asks(one: Claim, node: ClaimDevices, *kept: Granted, **more) -> Granted | RefusedClaim:
     return grant(one, one.ref, node, kept, **more)
 
 
@@ -62,7 +62,7 @@ def granted(one: Claim, node: ClaimDevices, *kept: Granted, **more) -> Granted:
 
 def refused(one: Claim, node: ClaimDevices, *kept: Granted, **more) -> tuple[str, str]:
     found = asks(one, node, *kept, **more)
-    assert isinstance(found, Refused), found
+    assert isinstance(found, RefusedClaim), found
     start = f"claim team-a/{one.ref.name} "
     assert found.text.startswith(start)
     assert len(found.text) <= LONGEST_REFUSAL
@@ -162,7 +162,7 @@ def test_the_claim_itself() -> None:
     row = whole(0)
     node, one = devices(row), claim("a", result(row))
     new = grant(one, replace(one.ref, uid="uid-old"), node)
-    assert isinstance(new, Refused)
+    assert isinstance(new, RefusedClaim)
     assert (new.reason, "uid-old" in new.text, "uid-a" in new.text) == (RefusalReason.REPLACED, True, True)
     assert refused(replace(one, allocated=False, results=()), node)[0] == "not-allocated"
     assert refused(claim("a", replace(result(row), driver="gpu.nvidia.com")), node)[0] == "not-ours"
@@ -332,7 +332,7 @@ def test_the_same_share_twice_is_no_allocation() -> None:
 def test_what_is_no_uid_gets_into_no_name(uid: str) -> None:
     row = amounts(0, 8)
     found = grant(Claim(ClaimRef("a", "b", uid), allocated=True), ClaimRef("a", "b", uid), devices(row))
-    assert isinstance(found, Refused)
+    assert isinstance(found, RefusedClaim)
     assert found.reason is RefusalReason.UNREADABLE
     assert refused(claim("a", replace(result(row), share_id=uid)), devices(row))[0] == "unreadable"
 

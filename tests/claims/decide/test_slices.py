@@ -18,9 +18,8 @@ from partage.edges.files.catalogue import geometry_of
 from partage.model.geometry import Placement
 from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.ids import GpuUuid, MigUuid
-from partage.model.policy import Via
 from partage.model.share import DeviceOffer
-from partage.model.strategy import Strategy
+from partage.model.strategy import Strategy, Via
 from partage.plan.serve.claim_offer import Closed
 from partage.units import GIB, MIB
 from tests.claims.api_rules import faults, single_tenant

@@ -20,7 +20,6 @@ from partage.model.policy import (
     Exclusive,
     GpuCriteria,
     GpuEntry,
-    Interval,
     MigStrategy,
     Mps,
     MpsClient,
@@ -29,9 +28,9 @@ from partage.model.policy import (
     RemainingGpus,
     SparedPods,
     TimeSlicing,
-    Via,
     WatchAction,
 )
+from partage.model.strategy import Interval, Via
 from partage.units import GIB
 from tests.edges.files.policy_texts import NATIVE
 

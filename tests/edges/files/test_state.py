@@ -34,9 +34,8 @@ from partage.model.geometry import Placement
 from partage.model.gpu import RecoveryAction
 from partage.model.health import GpuCondition, Health, Xid, next_health
 from partage.model.ids import GpuUuid, ResourceName
-from partage.model.policy import Interval, Via
 from partage.model.share import DeviceOffer, Guarantee
-from partage.model.strategy import Strategy
+from partage.model.strategy import Interval, Strategy, Via
 from partage.plan.reconcile.transition import GpuServing
 
 GPU_0 = GpuUuid("GPU-0")

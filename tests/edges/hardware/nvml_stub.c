@@ -109,11 +109,21 @@ static void cut(char *content) {
     }
 }
 
-/* Read the file again whenever another file has taken its place. Called with the lock held. */
+static const char *value_of(const char *key) {
+    size_t length = strlen(key);
+    for (size_t at = 0; at < line_count; at++)
+        if (lines[at].length == length && !memcmp(lines[at].key, key, length)) return lines[at].value;
+    return NULL;
+}
+
+/* Read the file again whenever another file has taken its place. Called with the lock held. A quiet machine stays as
+   it is: to look at its file for each value would be a tenth of what an agent at rest is measured to cost. */
 static void machine(void) {
     static char path[4096], *content;
     static struct stat seen;
+    static int stays;
     struct stat now;
+    if (stays) return;
     if (!*path) beside(path, sizeof path, "machine.txt");
     if (stat(path, &now)) {
         line_count = 0, seen.st_ino = 0;
@@ -127,20 +137,19 @@ static void machine(void) {
     content[fread(content, 1, (size_t)seen.st_size, file)] = 0;
     fclose(file);
     cut(content);
+    stays = value_of("quiet") != NULL;
 }
 
 static const char *lookup(const char *key) {
     static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
     static __thread char value[256];
-    size_t length = strlen(key);
-    const char *found = NULL;
     pthread_mutex_lock(&lock);
     machine();
-    for (size_t at = 0; at < line_count && !found; at++)
-        if (lines[at].length == length && !memcmp(lines[at].key, key, length)) {
-            snprintf(value, sizeof value, "%s", lines[at].value);
-            found = value;
-        }
+    const char *found = value_of(key);
+    if (found) {
+        snprintf(value, sizeof value, "%s", found);
+        found = value;
+    }
     pthread_mutex_unlock(&lock);
     return found;
 }

@@ -305,6 +305,21 @@ def test_the_drivers_word_on_each_gpu(node: StubNode) -> None:
 # --- MIG -------------------------------------------------------------------------------------------
 
 
+def test_the_name_of_a_known_gpu_is_not_asked_for_with_its_health(node: StubNode) -> None:
+    node.add_h100s(2).write()
+    nvml = Nvml(node.host)
+    assert nvml.open() is None
+    discovery = Discovery(nvml, node.host)
+    first = discovery.conditions()
+    asked = node.calls("nvmlDeviceGetName")
+    assert asked >= 2, "nothing is known yet"
+    discovery.inventory()
+    known = node.calls("nvmlDeviceGetName")
+    assert discovery.conditions() == first
+    assert node.calls("nvmlDeviceGetName") == known
+    nvml.close()
+
+
 def with_mig(node: StubNode) -> StubNode:
     """An H100 in MIG mode: 3g.40gb cut in 1c and 2c, a hole in the list, 1g.10gb+me."""
     node.add_h100s(1)

@@ -20,8 +20,8 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.gpu import ComputeMode
-from partage.model.policy import Interval
 from partage.model.step import Reset, SetComputeMode, SetTimeSlice, TimeSlice
+from partage.model.strategy import Interval
 from tests.edges.hardware.stub import StubNode
 
 GPU, OTHER = StubNode.uuid(0), StubNode.uuid(1)

@@ -17,9 +17,8 @@ import pytest
 from partage.cli.hardware import helper_argv
 from partage.edges.hardware import frames, helper_server
 from partage.edges.hardware import helper_connection as connection_module
-from partage.edges.hardware.frames import Peer
+from partage.edges.hardware.frames import PROTOCOL, Peer
 from partage.edges.hardware.helper_client import RemoteHardware
-from partage.edges.hardware.helper_server import PROTOCOL
 from partage.edges.hardware.port import Events
 from partage.errors import DriverUnavailable, GpuInUse, HardwareTimeout, InputError, NotFound
 from partage.model.gpu import Driver

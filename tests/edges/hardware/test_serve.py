@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from partage.edges.hardware import frames
-from partage.edges.hardware.helper_server import PROTOCOL, VERBS, HelperServer, listen
+from partage.edges.hardware.frames import PROTOCOL
+from partage.edges.hardware.helper_server import VERBS, HelperServer, listen
 from partage.edges.hardware.port import Events
 from partage.errors import HardwareTimeout, InputError
 from partage.model.gpu import Inventory

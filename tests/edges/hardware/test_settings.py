@@ -22,9 +22,9 @@ from partage.errors import (
 )
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.ids import ContainerId
-from partage.model.policy import Interval
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import EndProcess, SetComputeMode, SetMigMode, SetTimeSlice, Step, TimeSlice
+from partage.model.strategy import Interval
 from partage.model.undo import reverse
 from partage.units import GIB
 from tests.edges.hardware.conftest import Subject, Work

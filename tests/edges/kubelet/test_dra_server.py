@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import socket
 from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -157,6 +159,84 @@ async def test_sockets_that_are_gone_are_made_again(short_dir: Path, monkeypatch
         registry = DriverSocket(where.registration)
         assert (await asyncio.to_thread(registry.info)).name == DRIVER
         await asyncio.to_thread(registry.close)
+
+
+async def test_directories_that_were_emptied_are_filled_again(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The service is there before the registry names it: the kubelet calls it at once."""
+    monkeypatch.setattr("partage.edges.kubelet.dra_server.LOOK_S", 0.02)
+    where = sockets(short_dir)
+    async with running(Answers(), where):
+        shutil.rmtree(where.plugins)
+        where.registration.unlink()
+        await until(where.registration.exists)
+        assert where.service.exists()
+        calls = DriverSocket(where.service)
+        assert (await asyncio.to_thread(calls.prepare, WHOLE))[WHOLE.uid].devices
+        await asyncio.to_thread(calls.close)
+
+
+async def test_a_registry_that_is_not_there_yet_is_waited_for(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partage.edges.kubelet.dra_server.LOOK_S", 0.02)
+    where = sockets(short_dir)
+    where.registry.rmdir()
+    async with running(Answers(), where, ready=False) as (server, _):
+        await until(lambda: str(where.registry) in server.trouble)
+        where.registry.mkdir()
+        await until(where.registration.exists)
+        registry = DriverSocket(where.registration)
+        await asyncio.to_thread(registry.notify)
+        assert server.trouble == ""
+        await asyncio.to_thread(registry.close)
+
+
+@pytest.mark.parametrize("version", ["v1", "v1beta1"])
+async def test_many_claims_with_many_devices_are_one_answer(short_dir: Path, version: str) -> None:
+    """More than the window of an HTTP/2 stream holds (64 KiB)."""
+    answers = Answers()
+    claims = [ClaimRef("team", f"c{number}", f"uid-{number}") for number in range(100)]
+    ids = tuple(f"gpu.partage.dev/claim={number:0100d}" for number in range(8))
+    for claim in claims:
+        devices = tuple(PreparedDevice(f"r{n}", "n-partage", f"gpu-{n}", ids, SHARE) for n in range(8))
+        answers.prepared[claim.uid] = devices
+    async with running(answers, sockets(short_dir)) as (_, calls):
+        said = await asyncio.to_thread(calls.prepare, *claims, version=version)
+        assert {uid: len(said[uid].devices) for uid in said} == {claim.uid: 8 for claim in claims}
+        assert sum(one.ByteSize() for one in said.values()) > 500_000
+
+
+@pytest.mark.parametrize("version", ["v1", "v1alpha1"])
+async def test_health_is_told_again_though_nothing_changed(
+    short_dir: Path, version: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partage.edges.kubelet.dra_server.HEALTH_EVERY_S", 0.02)
+    async with running(Answers(), sockets(short_dir)) as (_, calls):
+        watch = await asyncio.to_thread(calls.watch_health, version)
+        await until(lambda: len(watch.lists) > 2)
+        await asyncio.to_thread(watch.close)
+
+
+async def test_a_driver_that_is_slow_to_say_who_it_is_keeps_its_socket(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It is alive: without its socket the kubelet would forget it, and delete its slices."""
+    monkeypatch.setattr("partage.edges.kubelet.dra_server._INFO_S", 0.05)
+    monkeypatch.setattr("partage.edges.kubelet.dra_server.LOOK_S", 0.02)
+    where, slow = sockets(short_dir, "pod-b"), sockets(short_dir, "pod-a")
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(str(slow.registration))
+        listener.listen(64)
+        async with running(Answers(), where, ready=False) as (server, _):
+            await until(lambda: server.trouble or where.registration.exists())
+            assert slow.registration.exists()
+            assert not where.registration.exists()
+            assert "did not answer in time" in server.trouble
+            assert "may be registered" in server.trouble
+    async with running(Answers(), where):
+        assert not slow.registration.exists()
 
 
 async def test_another_driver_of_this_name_keeps_it(short_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -21,6 +21,8 @@ from tests.nvidia.packages import BRANCHES, unpacked
 
 NAMED_SINCE = 615
 """Driver branch from which a control program speaks version 3 of its language."""
+BETWEEN = BRANCHES[1:]
+"""What they can lies between the first branch and the ``simulated`` subject, which can all of version 2."""
 
 _REAL_ONLY = [
     pytest.mark.real,
@@ -29,7 +31,11 @@ _REAL_ONLY = [
 ]
 SUBJECTS = [
     *(
-        pytest.param(("simulated", branch), id=f"simulated {branch}")
+        pytest.param(
+            ("simulated", branch),
+            marks=[pytest.mark.real] if branch in BETWEEN else [],
+            id=f"simulated {branch}",
+        )
         for branch in (*BRANCHES, str(NAMED_SINCE))
     ),
     *(

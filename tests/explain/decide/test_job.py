@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from partage.codec.values import CodecError
 from partage.explain.decide.fewest import fewest
-from partage.explain.decide.job import JobVerdict, SlurmNow, explain_job
-from partage.explain.decide.slurm_words import WORDS, said_by_slurm
+from partage.explain.decide.job import WORDS, JobVerdict, SlurmNow, explain_job, said_by_slurm
 from partage.slurm.decide.node_view import live_view
 from partage.slurm.model.job import JobId
 from partage.slurm.model.live import HeldGres, LiveNode, QueuedJob

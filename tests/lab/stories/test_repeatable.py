@@ -7,7 +7,7 @@ import pytest
 from partage.cli.main import run
 
 EXAMPLES = Path(__file__).parents[3] / "examples"
-TIMES = 3
+TIMES = 2
 
 
 @pytest.mark.parametrize(

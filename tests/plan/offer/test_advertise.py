@@ -14,10 +14,10 @@ from partage.model.geometry import Placement
 from partage.model.gpu import Inventory
 from partage.model.ids import share_id
 from partage.model.layout import LayoutItem
-from partage.model.policy import Interval, MemoryUnits, Mps, MpsClient, Policy, Sharing, TimeSlicing
+from partage.model.policy import MemoryUnits, Mps, MpsClient, Policy, Sharing, TimeSlicing
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, Guarantee, resources_of
-from partage.model.strategy import Strategy
+from partage.model.strategy import Interval, Strategy
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import Assignment
 from partage.plan.offer.gpu_devices import PlannedDevice

@@ -7,8 +7,8 @@ import pytest
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.model.ids import GPU_CLASS, MIG_CLASS, SHARE_CLASS, ResourceName
-from partage.model.policy import Via
 from partage.model.share import DeviceOffer, plugin_resources, resources_of
+from partage.model.strategy import Via
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.transition import GpuServing, listed_shares, transition
 from partage.plan.serve.held_ids import HeldIds, held_ids

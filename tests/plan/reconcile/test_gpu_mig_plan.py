@@ -21,7 +21,7 @@ from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import ContainerId, GpuUuid, MigUuid
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec
-from partage.model.policy import DesiredMig, Interval
+from partage.model.policy import DesiredMig
 from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
@@ -39,6 +39,7 @@ from partage.model.step import (
     StopDaemon,
     Verify,
 )
+from partage.model.strategy import Interval
 from partage.model.undo import undo
 from partage.plan.reconcile.blocked import Blocked, BlockKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout

@@ -18,7 +18,6 @@ from partage.model.gpu import ComputeMode, Inventory, NoDriver
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, ResourceName, ShareId, share_id
 from partage.model.mps import ClientLimits, ConnectedClient, DaemonPhase, DaemonState, MpsServer
-from partage.model.policy import Interval
 from partage.model.step import (
     CreateCompute,
     CreateInstance,
@@ -31,6 +30,7 @@ from partage.model.step import (
     StartDaemonAt,
     StopDaemon,
 )
+from partage.model.strategy import Interval
 from partage.plan.offer.desired import DesiredState, existing_offer, resolve
 from partage.plan.reconcile.attempts import FailedAttempt
 from partage.plan.reconcile.known_node import KnownNode, with_observed

@@ -27,12 +27,12 @@ from partage.model.policy import (
     DesiredMig,
     Exclusive,
     GpuEntry,
-    Interval,
     Mps,
     MpsClient,
     Policy,
 )
 from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon
+from partage.model.strategy import Interval
 from partage.model.undo import reverse
 from partage.plan.offer.desired import resolve
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of

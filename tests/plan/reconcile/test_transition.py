@@ -9,9 +9,8 @@ from msgspec.structs import replace
 
 from partage.model.geometry import Placement
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId, share_id
-from partage.model.policy import Interval
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
-from partage.model.strategy import Strategy
+from partage.model.strategy import Interval, Strategy
 from partage.plan.reconcile.transition import (
     GpuServing,
     answerable_offer,

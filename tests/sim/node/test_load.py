@@ -11,7 +11,7 @@ from partage.model.samples import Throttle, ThrottleTime
 from partage.sim.node.faults import Occupy, SetSensors
 from partage.sim.node.files.machine_file import read_machine
 from partage.sim.node.hardware import SimulatedHardware
-from partage.sim.node.load import Load, LoadPoint, LoadShape, load_at
+from partage.sim.node.load import Load, LoadPoint, LoadShape, Sensors, load_at
 from partage.units import GIB
 
 SPIKES = Load(LoadShape.SPIKES, to_bytes=9 * GIB, idle=0.1, busy=0.8, every_s=30.0, for_s=2.0)
@@ -73,10 +73,12 @@ def test_loads_and_sensors_stand_in_files() -> None:
     shown = "temperature: 90, throttle: [sw_thermal], throttled-s: {thermal: 30}, ecc-uncorrected: 1"
     assert fault(f"sensors: {{{shown}}}") == SetSensors(
         0,
-        temperature_c=90.0,
-        throttle=(Throttle.SW_THERMAL,),
-        throttled_s={ThrottleTime.THERMAL: 30.0},
-        uncorrected=1,
+        Sensors(
+            temperature_c=90.0,
+            throttle=(Throttle.SW_THERMAL,),
+            throttled_s={ThrottleTime.THERMAL: 30.0},
+            uncorrected=1,
+        ),
     )
 
 

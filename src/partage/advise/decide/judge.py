@@ -1,4 +1,6 @@
-"""Judges one strategy for a situation: its policy is resolved on the GPU."""
+"""Judges one strategy for a situation: its policy is resolved on the GPU; under MIG, which devices tenants
+get.
+"""
 
 from __future__ import annotations
 
@@ -15,10 +17,9 @@ from partage.advise.decide.candidate import (
     WayRefusal,
     fewer_or_larger,
 )
-from partage.advise.decide.mig_profiles import equal_profiles, unequal_profiles
-from partage.advise.decide.situation import GpuFacts, Preference, Scheduler, Situation, Way
+from partage.advise.decide.situation import GpuFacts, Preference, Scheduler, Situation, Way, Workload
 from partage.errors import InputError, Unsatisfiable
-from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.geometry import Geometry, ProfileSpec, instance_memory
 from partage.model.gpu import Driver, Inventory
 from partage.model.layout import LayoutItem
 from partage.model.policy import (
@@ -26,7 +27,6 @@ from partage.model.policy import (
     Exclusive,
     GpuCriteria,
     GpuEntry,
-    Interval,
     MemoryUnits,
     Mps,
     Policy,
@@ -35,12 +35,67 @@ from partage.model.policy import (
     TimeSlicing,
 )
 from partage.model.share import DeviceOffer, Guarantee, weakest
+from partage.model.strategy import Interval
 from partage.plan.offer.desired import resolve
 from partage.plan.offer.guarantees import promised
 from partage.plan.offer.mps_shares import limits_clients, no_namespaces
 from partage.text import count_of
 from partage.units import GIB, MIB, format_bytes
 from partage.values import Frozen
+
+_GRAPHICS = "gfx"
+
+
+def equal_profiles(
+    geometry: Geometry, situation: Situation, facts: GpuFacts
+) -> tuple[ProfileSpec, ...] | WayRefusal:
+    """MIG devices of one profile: the largest of which there are enough."""
+    specs = _suitable(geometry, situation)
+    enough = [spec for spec in specs if spec.max_count >= situation.tenants]
+    if not enough:
+        most = max(spec.max_count for spec in specs)
+        return WayRefusal(
+            Way.MIG,
+            f"{facts.gpu.product} has at most {count_of(most, 'MIG device')}, and there are "
+            f"{situation.tenants} tenants",
+            f"at most {count_of(most, 'tenant')} on each GPU, or less isolation",
+        )
+    best = max(enough, key=lambda spec: (spec.compute_slices, spec.size))
+    has = instance_memory(best, geometry, facts.gpu.memory_bytes)
+    if situation.memory_bytes is not None and has < situation.memory_bytes:
+        return WayRefusal(
+            Way.MIG,
+            f"each of {count_of(situation.tenants, 'MIG device')} has {format_bytes(has)} "
+            f"({best.profile}), and a tenant needs {format_bytes(situation.memory_bytes)}",
+            fewer_or_larger(situation, facts),
+        )
+    return (best,) * best.max_count
+
+
+def unequal_profiles(
+    geometry: Geometry, situation: Situation, facts: GpuFacts
+) -> tuple[tuple[ProfileSpec, ...], ...] | WayRefusal:
+    """For each tenant the profiles with the least memory that is enough, those with less compute first."""
+    specs = sorted(_suitable(geometry, situation), key=lambda spec: (spec.size, spec.compute_slices))
+    has = {spec: instance_memory(spec, geometry, facts.gpu.memory_bytes) for spec in specs}
+    choices = []
+    for needed in situation.sizes:
+        fitting = [spec for spec in specs if has[spec] >= needed]
+        if not fitting:
+            most = format_bytes(max(has.values()))
+            why = f"the largest MIG device has {most}, and a tenant needs {format_bytes(needed)}"
+            return WayRefusal(Way.MIG, why, LARGER)
+        choices.append(tuple(spec for spec in fitting if spec.size == fitting[0].size))
+    return tuple(choices)
+
+
+def _suitable(geometry: Geometry, situation: Situation) -> list[ProfileSpec]:
+    """With graphics for rendering, where the GPU has that."""
+    graphics = [spec for spec in geometry.profiles if spec.profile.attributes == (_GRAPHICS,)]
+    if situation.workload is Workload.RENDERING and graphics:
+        return graphics
+    return [spec for spec in geometry.profiles if not spec.profile.attributes]
+
 
 _IN_MACHINE = "inside of its virtual machine; the hypervisor keeps the machines apart"
 UNIT_BYTES = GIB

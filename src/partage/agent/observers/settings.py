@@ -12,7 +12,7 @@ from partage.edges.hardware.port import Hardware
 from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonState
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.plan.offer.desired import DesiredState
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import Observed

@@ -68,9 +68,9 @@ def compared_row(desired: DesiredState) -> ComparedRow:
 
     return ComparedRow(
         mig_layouts=tuple(gpu.index for gpu in gpus if gpu.uuid in desired.layouts),
-        mps_daemons=those(lambda one: one.daemons),
-        compute_modes=those(lambda one: one.exclusive_process),
-        time_slices=those(lambda one: one.interval),
+        mps_daemons=those(lambda settings: settings.daemons),
+        compute_modes=those(lambda settings: settings.exclusive_process),
+        time_slices=those(lambda settings: settings.interval),
     )
 
 

@@ -7,9 +7,8 @@ from typing import Any
 
 from partage.answers.documents.document import row
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
-from partage.model.policy import Interval
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, Resource, resources_of, weakest
-from partage.model.strategy import Strategy
+from partage.model.strategy import Interval, Strategy
 from partage.plan.reconcile.verification import stated_guarantee
 from partage.values import Frozen
 

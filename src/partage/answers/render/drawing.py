@@ -136,7 +136,9 @@ def _ruler(slices: GpuSlices, x: int, y: int) -> Iterator[Shape]:
 
 
 def _memory(card: GpuCard, x: int, y: int) -> Iterator[Shape]:
-    for block, (left, width) in zip(card.blocks, _spans([one.weight for one in card.blocks]), strict=True):
+    for block, (left, width) in zip(
+        card.blocks, _spans([device_block.weight for device_block in card.blocks]), strict=True
+    ):
         yield from _block(block, x + left, y, width, _colours(card))
 
 
@@ -206,9 +208,11 @@ def _compute(card: GpuCard, slices: GpuSlices, x: int, y: int) -> Iterator[Shape
         for (_, instance), block in zip(slices.memory_row, card.blocks, strict=True)
         if instance is not None
     }
-    for one, (left, width) in zip(row, _spans([one.width for one in row]), strict=True):
-        block = drawn[one.instance.placement] if one.instance is not None else None
-        yield from _compute_slice(one, Box(x + left, y, width, _COMPUTE, PAPER), _colours(card), block)
+    for compute_slice, (left, width) in zip(row, _spans([one.width for one in row]), strict=True):
+        block = drawn[compute_slice.instance.placement] if compute_slice.instance is not None else None
+        yield from _compute_slice(
+            compute_slice, Box(x + left, y, width, _COMPUTE, PAPER), _colours(card), block
+        )
 
 
 def _compute_slice(

@@ -122,10 +122,10 @@ def _compute_bar(slices: GpuSlices, blocks: Sequence[DeviceBlock], inner: int, c
     row = slices.compute_row
     spans = _spans([one.width for one in row], inner + 1) if row else []
     bar = Text()
-    for one, span in zip(row, spans, strict=True):
-        owner = one.instance
-        mark = _compute_mark(one, None if owner is None else drawn[owner.placement])
-        style = colour if one.use is SliceUse.RUNS else "bright_black"
+    for compute_slice, span in zip(row, spans, strict=True):
+        owner = compute_slice.instance
+        mark = _compute_mark(compute_slice, None if owner is None else drawn[owner.placement])
+        style = colour if compute_slice.use is SliceUse.RUNS else "bright_black"
         bar.append(mark * (span - 1) + " ", style=style)
     return bar
 

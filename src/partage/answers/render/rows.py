@@ -96,7 +96,7 @@ def pending_lines(inventory: Inventory, pending: Mapping[GpuUuid, str]) -> list[
 def unsettled_lines(plan: NodePlan, inventory: Inventory) -> list[str]:
     """GPUs whose steps cannot be carried out now, and why, a line for each."""
     stuck = (Phase.WAITING, Phase.BLOCKED, Phase.UNKNOWN, Phase.FAILED)
-    reasons = {uuid: _reason(one) for uuid, one in plan.gpus.items() if one.phase in stuck}
+    reasons = {uuid: _reason(gpu_plan) for uuid, gpu_plan in plan.gpus.items() if gpu_plan.phase in stuck}
     return [f"not now: {line}" for line in pending_lines(inventory, reasons)]
 
 

@@ -187,13 +187,13 @@ def jobs_table(processes: Iterable[JobProcess]) -> Table:
     table = plain_table(
         "Processes of Slurm jobs", "GPU", "Process", "Memory", "Job", "User", "Share", right=("Memory",)
     )
-    for one in processes:
-        memory = "" if one.used_bytes is None else format_bytes(one.used_bytes)
-        job = ".".join(part for part in (one.job, one.step) if part) or "no job"
-        user = one.user or ("" if one.uid is None else str(one.uid))
-        process = f"{one.name or '?'} ({one.pid})"
-        cells = (one.device or str(one.gpu), process, memory, job, user, one.share)
-        table.add_row(*cells, style=None if one.job else "dim")
+    for job_process in processes:
+        memory = "" if job_process.used_bytes is None else format_bytes(job_process.used_bytes)
+        job = ".".join(part for part in (job_process.job, job_process.step) if part) or "no job"
+        user = job_process.user or ("" if job_process.uid is None else str(job_process.uid))
+        process = f"{job_process.name or '?'} ({job_process.pid})"
+        cells = (job_process.device or str(job_process.gpu), process, memory, job, user, job_process.share)
+        table.add_row(*cells, style=None if job_process.job else "dim")
     return table
 
 

@@ -18,7 +18,7 @@ from partage.claims.decide.allocation import grant
 from partage.claims.decide.cdi import ClaimCdi, claim_cdi
 from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.claims.model.claim import Claim
-from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, Refused
+from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim
 from partage.claims.model.names import pool_of
 from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepared
 from partage.edges.files.catalogue import geometry_of
@@ -42,7 +42,7 @@ class ClaimReader(Protocol):
         """As it is now. Raises Absent, Unreachable, Rejected; CodecError for what is no claim."""
 
 
-class Records(Protocol):
+class ClaimRecords(Protocol):
     """What is kept of claims on the disk. It flushes the disk: call it in a thread."""
 
     def save(self, records: Iterable[ClaimRecord]) -> None:
@@ -73,7 +73,7 @@ class ClaimDriver:
         ask: Callable[[], None],
         *,
         reader: ClaimReader,
-        records: Records,
+        records: ClaimRecords,
         cdi: CdiFiles,
         kept: Sequence[ClaimRecord] = (),
     ) -> None:
@@ -181,57 +181,59 @@ class ClaimDriver:
         record = self.kept.get(ref.uid)
         return record is not None and record.state is ClaimState.PREPARED
 
-    async def _read(self, ref: ClaimRef) -> Claim | Refused:
+    async def _read(self, ref: ClaimRef) -> Claim | RefusedClaim:
         try:
             return await self._reader.claim(ref.namespace, ref.name)
         except Absent:
-            return Refused(
+            return RefusedClaim(
                 RefusalReason.REPLACED, f"claim {ref.namespace}/{ref.name} does not exist any more"
             )
         except (ClusterError, ValueError) as error:
-            return Refused(
+            return RefusedClaim(
                 RefusalReason.UNREADABLE, f"claim {ref.namespace}/{ref.name} cannot be read: {error}"
             )
 
     async def _prepared(
-        self, ref: ClaimRef, claim: Claim | Refused | None
+        self, ref: ClaimRef, claim: Claim | RefusedClaim | None
     ) -> tuple[PreparedDevice, ...] | str:
         record = self.kept.get(ref.uid)
         if record is not None and record.state is ClaimState.PREPARED:
             return record.answer
         judged = self._judged(ref, claim)
-        if isinstance(judged, Refused):
+        if isinstance(judged, RefusedClaim):
             return self._refused(judged)
         granted, cdi = judged
         try:
             return await self._carried_out(granted, cdi)
         except PartageError as error:
             await self._taken_back(ref.uid)
-            return self._refused(Refused(RefusalReason.STEP, str(error)))
+            return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
 
-    def _refused(self, refused: Refused) -> str:
+    def _refused(self, refused: RefusedClaim) -> str:
         self.counts.refused[refused.reason] += 1
         log.warning("a claim is refused", extra={"reason": refused.text})
         return refused.text
 
-    def _judged(self, ref: ClaimRef, claim: Claim | Refused | None) -> tuple[Granted, ClaimCdi] | Refused:
+    def _judged(
+        self, ref: ClaimRef, claim: Claim | RefusedClaim | None
+    ) -> tuple[Granted, ClaimCdi] | RefusedClaim:
         """What the claim gets, and its CDI file. Nothing is changed."""
-        if claim is None or isinstance(claim, Refused):
-            return claim or Refused(RefusalReason.UNREADABLE, "the claim was taken back meanwhile")
+        if claim is None or isinstance(claim, RefusedClaim):
+            return claim or RefusedClaim(RefusalReason.UNREADABLE, "the claim was taken back meanwhile")
         if (terms := self._terms) is None:
-            return Refused(
+            return RefusedClaim(
                 RefusalReason.STEP, "the node has not been observed yet; it is tried again by itself"
             )
         guard = bool(terms.guard_dir)
         granted = grant(
             claim, ref, self.devices, [one.granted for one in self.kept.values()], self._held(), guard=guard
         )
-        if isinstance(granted, Refused):
+        if isinstance(granted, RefusedClaim):
             return granted
         for share in granted.shares:
             if (closed := self._offer.closed.get(share.uuid)) is not None:
                 text = f"claim {ref.namespace}/{ref.name} was given {share.device}, which {closed.reason}"
-                return Refused(RefusalReason.HELD, f"{text}; it is tried again by itself")
+                return RefusedClaim(RefusalReason.HELD, f"{text}; it is tried again by itself")
         return granted, claim_cdi(granted, self.devices, self._responder, guard=guard)
 
     def _responder(self, resource: Resource) -> AllocateResponder:

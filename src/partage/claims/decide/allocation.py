@@ -16,7 +16,7 @@ from partage.claims.decide.config import ConfigError, share_config
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.decide.slices import usable_memory
 from partage.claims.model.claim import Claim, ClaimResult
-from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, Refused, ShareConfig
+from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim, ShareConfig
 from partage.claims.model.names import CORES, DRIVER, MEMORY, SHARES, Mode, mode_of
 from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
@@ -33,7 +33,7 @@ _ANEW = "delete the pod, so that it is scheduled anew"
 _LATER = "it is tried again by itself, and succeeds once that has ended"
 
 
-class _Refusal(Exception):
+class _ClaimRefusal(Exception):
     def __init__(self, reason: RefusalReason, text: str) -> None:
         super().__init__(text)
         self.reason = reason
@@ -49,7 +49,7 @@ def grant(
     recorded: Mapping[str, DeviceUuid] | None = None,
     guard: bool = True,
     driver: str = DRIVER,
-) -> Granted | Refused:
+) -> Granted | RefusedClaim:
     """The shares of a claim, or a refusal of all of it.
 
     asked: what the kubelet asks for. kept: what claims have on this node, also claims of pods that were
@@ -69,8 +69,10 @@ def grant(
             so_far = (*others, Granted(claim.ref, tuple(mine)))
             mine.append(_share(result, row, config, _Taken(row, devices, so_far, held or {})))
         _check_together(mine, devices)
-    except _Refusal as refusal:
-        return Refused(refusal.reason, shortened(f"claim {_named(claim.ref)} {refusal}", LONGEST_REFUSAL))
+    except _ClaimRefusal as refusal:
+        return RefusedClaim(
+            refusal.reason, shortened(f"claim {_named(claim.ref)} {refusal}", LONGEST_REFUSAL)
+        )
     return Granted(claim.ref, tuple(mine))
 
 
@@ -90,20 +92,20 @@ def configured(row: DeviceOffer, config: ShareConfig, *, guard: bool) -> DeviceO
 
 def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices, driver: str) -> list[ClaimResult]:
     if claim.ref.uid != asked.uid:
-        raise _Refusal(
+        raise _ClaimRefusal(
             RefusalReason.REPLACED,
             f"was deleted and made again: the pod means the one with UID {asked.uid[:36]}, and there is "
             f"{claim.ref.uid[:36]} now. Make the pod anew, too",
         )
     _check_uid(claim.ref.uid)
     if not claim.allocated:
-        raise _Refusal(RefusalReason.NOT_ALLOCATED, "has no allocation yet; it is tried again by itself")
+        raise _ClaimRefusal(RefusalReason.NOT_ALLOCATED, "has no allocation yet; it is tried again by itself")
     ours = [one for one in claim.results if one.driver == driver]
     if not ours:
-        raise _Refusal(RefusalReason.NOT_OURS, f"has no device of the driver {driver}")
+        raise _ClaimRefusal(RefusalReason.NOT_OURS, f"has no device of the driver {driver}")
     for one in ours:
         if one.pool != devices.pool:
-            raise _Refusal(
+            raise _ClaimRefusal(
                 RefusalReason.POOL,
                 f"was given {one.device} of the pool {one.pool}, and the pool of this node is "
                 f"{devices.pool}; {_ANEW}",
@@ -112,33 +114,35 @@ def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices, driver: str) 
             _check_uid(one.share_id)
     shares = [(one.device, one.share_id) for one in ours if not one.admin_access]
     if twice := next((share for share in shares if shares.count(share) > 1), None):
-        raise _Refusal(RefusalReason.UNREADABLE, f"was given the same share of {twice[0]} twice; {_ANEW}")
+        raise _ClaimRefusal(
+            RefusalReason.UNREADABLE, f"was given the same share of {twice[0]} twice; {_ANEW}"
+        )
     return ours
 
 
 def _check_uid(uid: str) -> None:
     """It becomes a part of names, also of a file's."""
     if _UID.fullmatch(uid) is None:
-        raise _Refusal(RefusalReason.UNREADABLE, f"has {uid[:64]!r} in place of a UID")
+        raise _ClaimRefusal(RefusalReason.UNREADABLE, f"has {uid[:64]!r} in place of a UID")
 
 
 def _row(result: ClaimResult, devices: ClaimDevices, recorded: Mapping[str, DeviceUuid]) -> DeviceOffer:
     row = devices.named(result.device)
     if row is None:
         there = listed(list(devices.rows), _MOST_NAMED) or "none"
-        raise _Refusal(
+        raise _ClaimRefusal(
             RefusalReason.DEVICE,
             f"was given {result.device}, and this node has no such device for claims now (it has {there}); "
             f"{_ANEW}",
         )
     before = recorded.get(result.device, row.device)
     if before != row.device:
-        raise _Refusal(
+        raise _ClaimRefusal(
             RefusalReason.OTHER_GPU,
             f"was given {result.device} when that was {before}; now it is {row.device}: {_ANEW}",
         )
     if not result.admin_access and (now := _other_kind(result, row)):
-        raise _Refusal(RefusalReason.KIND, f"was given {now}; {_ANEW}")
+        raise _ClaimRefusal(RefusalReason.KIND, f"was given {now}; {_ANEW}")
     return row
 
 
@@ -172,7 +176,7 @@ def _config(claim: Claim, result: ClaimResult, driver: str) -> ShareConfig:
     try:
         return share_config(claim.configs, result.request, driver)
     except ConfigError as wrong:
-        raise _Refusal(
+        raise _ClaimRefusal(
             RefusalReason.CONFIG, f"cannot be prepared for its request {result.request}: {wrong}"
         ) from None
 
@@ -180,7 +184,7 @@ def _config(claim: Claim, result: ClaimResult, driver: str) -> ShareConfig:
 def _check_need(row: DeviceOffer, config: ShareConfig) -> None:
     if config.need is None or row.guarantee.strength >= config.need.strength:
         return
-    raise _Refusal(
+    raise _ClaimRefusal(
         RefusalReason.NEED,
         f"needs memory that is {config.need}, and a share of {name_of(row)} is {row.guarantee}: "
         f"{row.guarantee.means}. Ask for a device whose attribute 'guarantee' is strong enough, or let "
@@ -283,13 +287,13 @@ def _wanted(result: ClaimResult, row: DeviceOffer) -> int:
             what = f"{wanted} bytes of memory" if wanted % unit else format_exactly(wanted)
     if wanted <= 0 or wanted % unit:
         grid = f"a multiple of {format_exactly(unit)}" if row.by_memory else "one or more"
-        raise _Refusal(
+        raise _ClaimRefusal(
             RefusalReason.AMOUNT,
             f"was given {shortened(what, 60)} of {name_of(row)} ({result.device}), which is not {grid}; "
             f"{_ANEW}",
         )
     if wanted > unit * row.count:
-        raise _Refusal(
+        raise _ClaimRefusal(
             RefusalReason.AMOUNT,
             f"was given {shortened(what, 60)} of {name_of(row)} ({result.device}), which has "
             f"{_amount(row, row.count)} in all; {_ANEW}",
@@ -300,14 +304,14 @@ def _wanted(result: ClaimResult, row: DeviceOffer) -> int:
 def _cores(result: ClaimResult, row: DeviceOffer, taken: _Taken) -> int:
     cores = result.consumed.get(CORES, 0)
     if cores > 100:
-        raise _Refusal(
+        raise _ClaimRefusal(
             RefusalReason.AMOUNT,
             f"was given {cores} % of the cores of {name_of(row)}, which has 100 %; {_ANEW}",
         )
     given = sum(taken.cores.values())
     if given + cores > 100:
         whose = listed([f"{who} has {part} %" for who, part in taken.cores.items() if part], _MOST_NAMED)
-        raise _Refusal(
+        raise _ClaimRefusal(
             RefusalReason.SUM,
             f"was given {cores} % of the cores of {name_of(row)}, of which {100 - given} % are free: "
             f"{whose}; {_LATER}",
@@ -315,12 +319,12 @@ def _cores(result: ClaimResult, row: DeviceOffer, taken: _Taken) -> int:
     return cores
 
 
-def _too_much(result: ClaimResult, row: DeviceOffer, wanted: int, free: int, taken: _Taken) -> _Refusal:
+def _too_much(result: ClaimResult, row: DeviceOffer, wanted: int, free: int, taken: _Taken) -> _ClaimRefusal:
     if mode_of(row) in (Mode.WHOLE, Mode.MIG):
         return _held(result, row, taken.who())
     reason = RefusalReason.SUM if {*taken.ids.values()} <= taken.by_claims else RefusalReason.HELD
     left = _amount(row, free) if free else "nothing"
-    return _Refusal(
+    return _ClaimRefusal(
         reason,
         f"was given {_amount(row, wanted)} of {name_of(row)} ({result.device}), of which {left} is free of "
         f"{_amount(row, row.count)}: {taken.who()} {'has' if len({*taken.ids.values()}) == 1 else 'have'} "
@@ -328,8 +332,8 @@ def _too_much(result: ClaimResult, row: DeviceOffer, wanted: int, free: int, tak
     )
 
 
-def _held(result: ClaimResult, row: DeviceOffer, who: str) -> _Refusal:
-    return _Refusal(
+def _held(result: ClaimResult, row: DeviceOffer, who: str) -> _ClaimRefusal:
+    return _ClaimRefusal(
         RefusalReason.HELD, f"was given {name_of(row)} ({result.device}), which is held by {who}; {_LATER}"
     )
 
@@ -348,7 +352,7 @@ def _check_together(shares: Sequence[GrantedShare], devices: ClaimDevices) -> No
         ]
         if len(rows) > 1 and any(row.traits.through_daemon for row in rows):
             named = listed([name_of(row) for row in rows], _MOST_NAMED)
-            raise _Refusal(
+            raise _ClaimRefusal(
                 RefusalReason.TOGETHER,
                 f"has in its request {request} shares of {named}, and a container can use one GPU through "
                 "MPS, alone. Ask for one device, or for GPUs that are not shared through MPS",

@@ -13,8 +13,9 @@ from msgspec import structs
 from partage.claims.model.claim import ClaimConfig, ConfigSource
 from partage.claims.model.grant import ShareConfig
 from partage.codec.values import CodecError, decode
-from partage.model.policy import Interval, WatchAction
+from partage.model.policy import WatchAction
 from partage.model.share import Guarantee
+from partage.model.strategy import Interval
 from partage.text import printable, shortened
 from partage.values import Frozen
 

@@ -13,9 +13,9 @@ from partage.claims.model.names import pool_of
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, MigDevice, gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.policy import Via
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, NodeOffer, node_order
+from partage.model.strategy import Via
 from partage.plan.offer.select import GeometryOf
 from partage.values import Frozen
 

@@ -8,8 +8,9 @@ from msgspec import field
 
 from partage.model.claim import ClaimRef
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
-from partage.model.policy import Interval, WatchAction
+from partage.model.policy import WatchAction
 from partage.model.share import Guarantee
+from partage.model.strategy import Interval
 from partage.values import Frozen
 
 
@@ -89,7 +90,7 @@ class RefusalReason(StrEnum):
     STEP = "step"
 
 
-class Refused(Frozen):
+class RefusedClaim(Frozen):
     """text: one sentence or two, for the events of the pod: why, and what helps."""
 
     reason: RefusalReason

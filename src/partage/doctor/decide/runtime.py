@@ -48,7 +48,7 @@ def _without_nvidia(now: Observation) -> Finding | Unseen | None:
             "runtime-without-nvidia",
             f"{runtime.name} does not know NVIDIA's runtime: containers start, and see no GPU",
             (
-                f"{runtime.file} has the handlers {listed([one.name for one in runtime.handlers], _SHOWN)}"
+                f"{runtime.file} has the handlers {listed([each.name for each in runtime.handlers], _SHOWN)}"
                 if runtime.handlers
                 else f"{runtime.file} has no handler of NVIDIA",
                 f"the policy hands over GPUs by {_ways(options)}, which only NVIDIA's runtime understands",

@@ -14,7 +14,7 @@ from partage.doctor.host.root import NodeRoot
 from partage.errors import InputError
 
 DIRECTORIES = ("/etc/cdi", "/var/run/cdi")
-"""Where runtimes look, in their order."""
+"""The directories of runtimes, in their order."""
 
 _OURS = "k8s.device-plugin.nvidia.com-"
 _VERSION = re.compile(r"\.so\.(\d{3,}\.\d+(?:\.\d+)?)$", re.ASCII)

@@ -129,7 +129,7 @@ def clock_seen() -> Clock | Unseen:
 
 def disks_seen(root: NodeRoot, directories: Iterable[str]) -> tuple[Disk, ...]:
     """The file systems of directories; of one that does not exist, that of the next one above it."""
-    found = []
+    disks = []
     for directory in directories:
         path = root.at(directory)
         while not os.access(path, os.F_OK) and path != path.parent:
@@ -138,7 +138,7 @@ def disks_seen(root: NodeRoot, directories: Iterable[str]) -> tuple[Disk, ...]:
             told = os.statvfs(path)
         except OSError:
             continue
-        found.append(
+        disks.append(
             Disk(
                 directory,
                 told.f_bavail * told.f_frsize,
@@ -146,4 +146,4 @@ def disks_seen(root: NodeRoot, directories: Iterable[str]) -> tuple[Disk, ...]:
                 bool(told.f_flag & os.ST_RDONLY),
             )
         )
-    return tuple(found)
+    return tuple(disks)

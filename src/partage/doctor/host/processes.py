@@ -33,15 +33,15 @@ class KubeletProcess(Frozen):
 
 def agent_processes(root: NodeRoot) -> tuple[AgentProcess, ...]:
     """Agents on real hardware; one that simulates a node (``--machine``) disturbs nobody."""
-    found = []
+    processes = []
     for pid, words in _commands(root):
         if not _name(words[0]).startswith(_RUNS_US):  # not sudo, tini or a shell, which wait for it
             continue
         at = next((place for place, word in enumerate(words[:4]) if _name(word) == "partage"), None)
         if at is not None and words[at + 1 : at + 2] == ["agent"] and "--machine" not in words:
             command = " ".join(["partage", *words[at + 1 :]][:_MOST_WORDS])
-            found.append(AgentProcess(pid, redact_text(command)))
-    return tuple(found)
+            processes.append(AgentProcess(pid, redact_text(command)))
+    return tuple(processes)
 
 
 def kubelet_process(root: NodeRoot) -> KubeletProcess | Unseen | None:
@@ -60,7 +60,7 @@ def mps_processes(root: NodeRoot) -> tuple[MpsProcess, ...] | Unseen:
     """Control daemons and servers of MPS, with their pipe directories."""
     if not procfs.sees_all_pids(root.proc):
         return HIDDEN
-    found = []
+    processes = []
     for pid in procfs.pids(root.proc):
         if not procfs.name_of(root.proc, pid).startswith(_MPS):
             continue
@@ -68,8 +68,8 @@ def mps_processes(root: NodeRoot) -> tuple[MpsProcess, ...] | Unseen:
         if pipe is None:
             return Unseen(f"only root may see which pipe directory MPS process {pid} has")
         words = _words(root.proc, pid)
-        found.append(MpsProcess(pid, _name(words[0]) if words else _MPS, pipe))
-    return tuple(found)
+        processes.append(MpsProcess(pid, _name(words[0]) if words else _MPS, pipe))
+    return tuple(processes)
 
 
 def _pipe(proc: Path, pid: int) -> str | None:

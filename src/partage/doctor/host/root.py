@@ -30,7 +30,7 @@ class NodeRoot(Frozen):
         return self.path / "dev"
 
     def at(self, place: str | Path) -> Path:
-        """Where a path of the node is here. Links lead to where they lead on the node, not here."""
+        """A path of the node, here. Links lead to where they lead on the node, not here."""
         if self.path == Path("/"):
             return Path(place)
         left, done = list(reversed(PurePosixPath(place).parts)), list[str]()

@@ -23,7 +23,7 @@ KINDS = ("nvidia.com/gpu", "management.nvidia.com/gpu")
 """Kinds of the specs of NVIDIA's toolkit and of the GPU Operator that hold the driver's libraries."""
 
 STATIC_DIRECTORY, DIRECTORY = DIRECTORIES = (Path("/etc/cdi"), Path("/var/run/cdi"))
-"""Where container runtimes look for specs; those in ``/etc/cdi`` stay after a reboot."""
+"""The directories of container runtimes for specs; those in ``/etc/cdi`` stay after a reboot."""
 
 _SUFFIXES = (".json", ".yaml", ".yml")
 _LARGEST_BYTES = 16 * 2**20

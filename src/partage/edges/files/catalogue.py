@@ -6,12 +6,13 @@ precedence. ``load_catalogue().models`` is the list of all models with their fac
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
+import msgspec.json
+from msgspec import Raw
 from msgspec.structs import replace
 
 from partage.edges.files.providers import misprints_of
@@ -67,6 +68,15 @@ class GpuModel(Frozen):
             return UNKNOWN_DEVICE_ID
         position = self.products.index(product) if product in self.products else 0
         return self.pci_device_ids[min(position, len(self.pci_device_ids) - 1)]
+
+
+class _MigFile(Frozen):
+    """``mig.json``. Its models are read one at a time: at rest, a process keeps the memory that all rows take
+    at once.
+    """
+
+    geometries: Mapping[str, Any]
+    models: tuple[Raw, ...]
 
 
 class Catalogue(Frozen):
@@ -159,10 +169,10 @@ class Catalogue(Frozen):
 @cache
 def load_catalogue() -> Catalogue:
     """The catalogue; read once."""
-    mig = _read("mig.json")
-    preferred = {name: row["preferred_starts"] for name, row in mig["geometries"].items()}
-    models = [model for row in mig["models"] for model in _mig_models(row, preferred)]
-    return Catalogue((*models, *_plain_models(_read("gpus.json"))))
+    mig = msgspec.json.decode((FOLDER / "mig.json").read_bytes(), type=_MigFile)
+    preferred = {name: row["preferred_starts"] for name, row in mig.geometries.items()}
+    models = [model for row in mig.models for model in _mig_models(msgspec.json.decode(row), preferred)]
+    return Catalogue((*models, *_plain_models(msgspec.json.decode((FOLDER / "gpus.json").read_bytes()))))
 
 
 def model_named(name: str, *others: str) -> tuple[GpuModel, str]:
@@ -220,10 +230,6 @@ def why_no_geometry(gpu: Gpu) -> str:
         name = f"{gpu.product} ({gpu.pci_device_id})"
         return f"{name} is not in the catalogue: its MIG layouts cannot be planned offline; {ASK_THE_DRIVER}"
     return model.no_geometry
-
-
-def _read(name: str) -> Any:  # noqa: ANN401  JSON
-    return json.loads((FOLDER / name).read_text(encoding="utf-8"))
 
 
 @lru_cache(maxsize=1024)  # every look-up of a GPU compares with every name of the catalogue

@@ -34,10 +34,9 @@ from partage.model.policy import (
     RemainingGpus,
     Sharing,
     SparedPods,
-    Via,
     WatchAction,
 )
-from partage.model.strategy import Strategy
+from partage.model.strategy import Strategy, Via
 from partage.units import parse_duration
 
 T = TypeVar("T")
@@ -352,10 +351,16 @@ def _one_strategy(table: Table, key: str) -> tuple[Sharing, DesiredMig | None]:
 def _contradictions(read: list[tuple[Field, GpuEntry]], options: Options) -> None:
     """Contradictions that do not depend on a node. Entries with unlike ``when`` are judged on the node."""
     first: dict[tuple[str, object], list[GpuEntry]] = {}
-    everything = [(at, one) for at, (_, one) in enumerate(read) if isinstance(one.select, AllDevices)]
+    everything = [
+        (at, gpu_entry) for at, (_, gpu_entry) in enumerate(read) if isinstance(gpu_entry.select, AllDevices)
+    ]
     for position, (field, entry) in enumerate(read):
-        others = (one for at, one in everything if at < position or not isinstance(entry.select, AllDevices))
-        if taken := next((one for one in others if _leaves_nothing(one, entry)), None):
+        others = (
+            gpu_entry
+            for at, gpu_entry in everything
+            if at < position or not isinstance(entry.select, AllDevices)
+        )
+        if taken := next((gpu_entry for gpu_entry in others if _leaves_nothing(gpu_entry, entry)), None):
             field.error(
                 f"{taken.origin} selects all GPUs already",
                 f"write 'select: rest' in {taken.origin}: what no other entry selects",
@@ -363,7 +368,7 @@ def _contradictions(read: list[tuple[Field, GpuEntry]], options: Options) -> Non
             continue
         for criterion in _sole_criterion(entry.select):
             before = first.setdefault(criterion, [])
-            if owner := next((one for one in before if _meet(one, entry)), None):
+            if owner := next((gpu_entry for gpu_entry in before if _meet(gpu_entry, entry)), None):
                 field.error(
                     f"{criterion[0]} {criterion[1]} is selected by {owner.origin} already".replace("  ", " ")
                 )

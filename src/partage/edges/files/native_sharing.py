@@ -17,7 +17,6 @@ from partage.model.named_layouts import DISABLED, ENABLED, parse_layout_name
 from partage.model.policy import (
     DesiredMig,
     Exclusive,
-    Interval,
     MemoryUnits,
     Mps,
     MpsClient,
@@ -25,6 +24,7 @@ from partage.model.policy import (
     TimeSlicing,
     UnitPlacement,
 )
+from partage.model.strategy import Interval
 from partage.units import GIB, MIB, parse_bytes, parse_gpu_memory, parse_percent
 
 MOST_ITEMS = 512
@@ -219,7 +219,11 @@ def _layout(field: Field) -> DesiredMig:
     if items is not None and not items:
         field.error("is empty", "for a GPU that is not shared write exclusive: {}")
     return DesiredMig(
-        tuple(one for item in items or () if (one := item.parsed(LayoutItem.parse, "3g.40gb")) is not None)
+        tuple(
+            layout_item
+            for item in items or ()
+            if (layout_item := item.parsed(LayoutItem.parse, "3g.40gb")) is not None
+        )
     )
 
 

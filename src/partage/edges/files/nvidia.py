@@ -326,7 +326,7 @@ def _without_repeated(notes: Notes, entries: tuple[ResourceEntry, ...]) -> tuple
         if earlier is not entry:
             text = f"{entry.resource} is shared twice, also in {earlier.origin}; the larger number counts"
             notes.note(Place(notes.file, entry.origin), "warning", text, "remove one of the two")
-            kept[same] = max(earlier, entry, key=lambda one: one.sharing.replicas)
+            kept[same] = max(earlier, entry, key=lambda resource_entry: resource_entry.sharing.replicas)
     return tuple(kept.values())
 
 

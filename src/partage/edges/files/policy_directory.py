@@ -1,4 +1,4 @@
-"""Where policies are: one file, or a directory of named ones.
+"""The places of policies: one file, or a directory of named ones.
 
 Named policies are regular files, symlinks followed. In a ConfigMap that the kubelet has mounted each key is
 one, as for NVIDIA's config-manager; names that begin with ``..`` are the kubelet's own. In other directories
@@ -113,7 +113,7 @@ class PolicyFiles(Struct):
         return True
 
     def directories(self) -> tuple[Path, ...]:
-        """Where the kernel tells that something has changed: of a link, also where it leads."""
+        """What the kernel watches for changes: of a link, also where it leads."""
         if self.path.is_dir():
             return (self.path,)
         return tuple({self.path.parent, self.path.resolve().parent})

@@ -125,12 +125,12 @@ class WrittenHealth(Frozen):
     @classmethod
     def of(cls, health: Health, now_s: float) -> WrittenHealth:
         """What is written of it."""
-        instances = {gi: WrittenStatus.of(one, now_s) for gi, one in health.instances.items()}
+        instances = {gi: WrittenStatus.of(status, now_s) for gi, status in health.instances.items()}
         return cls(WrittenStatus.of(health.gpu, now_s), instances, health.resets)
 
     def health(self, now_s: float) -> Health:
         """Inverse of ``of``."""
-        instances = {gi: one.status(now_s) for gi, one in self.instances.items()}
+        instances = {gi: status.status(now_s) for gi, status in self.instances.items()}
         return Health(self.gpu.status(now_s), instances, self.resets)
 
 
@@ -258,9 +258,9 @@ def served_by_report(report: Path, now_s: float) -> Mapping[GpuUuid, GpuServing]
     except (OSError, ValueError):
         return {}
     return {
-        gpu: replace(one, draining_since_s=now_s if one.draining else None)
-        for gpu, one in served.items()
-        if one.empty_since_s is None
+        gpu: replace(gpu_serving, draining_since_s=now_s if gpu_serving.draining else None)
+        for gpu, gpu_serving in served.items()
+        if gpu_serving.empty_since_s is None
     }
 
 

@@ -12,7 +12,6 @@ from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
 from partage.edges.hardware.mig_devices import read_mig_devices, with_files
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.edges.hardware.session_memory import StaticGpuFacts
 from partage.edges.hardware.topology import Topology
 from partage.errors import DriverUnavailable, GpuLost, HardwareError
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
@@ -128,65 +127,54 @@ class Discovery:
         nvml = self._nvml
         handle = nvml.handle(index)
         uuid = nvml.gpu_uuid(handle)
-        facts = self._facts(index, handle, uuid)
-        minor = index if facts.minor is None else facts.minor
-        in_mig_mode = facts.mig_mode is not None and facts.mig_mode.current
-        devices = self._mig_devices(handle, minor, facts.memory_bytes, minors) if in_mig_mode else ()
-        empty = empty_instances(nvml, handle, facts.memory_bytes, devices) if in_mig_mode else ()
-        gpu = Gpu(
+        known = self._known(index, handle, uuid)
+        in_mig_mode = known.mig_enabled
+        devices = self._mig_devices(handle, known.minor, known.memory_bytes, minors) if in_mig_mode else ()
+        empty = empty_instances(nvml, handle, known.memory_bytes, devices) if in_mig_mode else ()
+        gpu = replace(
+            known,
             index=index,
-            uuid=uuid,
-            minor=minor,
-            product=facts.product,
-            architecture=facts.architecture,
-            compute_capability=facts.compute_capability,
-            memory_bytes=facts.memory_bytes,
-            pci_bus_id=facts.pci_bus_id,
-            pci_device_id=facts.pci_device_id,
-            pci_subsystem_id=facts.pci_subsystem_id,
-            numa_node=facts.numa_node,
-            mig_mode=facts.mig_mode,
             mig_devices=devices,
             mig_hidden=empty is None or any(device.placement is None for device in devices),
             empty_instances=empty or (),
             compute_mode=nvml.compute_mode(handle),
             recovery=nvml.fields(handle).recovery,
             persistence=nvml.persistence(handle),
-            pci_class=self._host.pci_class(facts.pci_bus_id),
+            pci_class=self._host.pci_class(known.pci_bus_id),
             clique=nvml.clique(handle),
-            serial=facts.serial,
-            board_part_number=facts.board_part_number,
-            vbios_version=facts.vbios_version,
         )
         return gpu, handle
 
-    def _facts(self, index: int, handle: Handle, uuid: GpuUuid) -> StaticGpuFacts:
+    def _known(self, index: int, handle: Handle, uuid: GpuUuid) -> Gpu:
         """What does not change on a GPU. After a change of its MIG mode it may be another device file."""
         nvml, memory = self._nvml, self._nvml.memory
         mig_mode = nvml.mig_mode(handle)
-        known = memory.facts.get(uuid)
+        known = memory.gpus.get(uuid)
         if known is not None and known.mig_mode == mig_mode:
             self._seen[index] = GpuIdentity(uuid, known.pci_bus_id)
             return known
         memory.forget_gpu(uuid, nvml.address(handle))
         pci = nvml.pci(handle)
         self._seen[index] = GpuIdentity(uuid, pci.bus_id)
-        facts = memory.facts[uuid] = StaticGpuFacts(
-            mig_mode=mig_mode,
-            pci_bus_id=pci.bus_id,
-            pci_device_id=pci.device_id,
-            pci_subsystem_id=pci.subsystem_id,
-            minor=nvml.minor(handle),
+        minor = nvml.minor(handle)
+        known = memory.gpus[uuid] = Gpu(
+            index=index,
+            uuid=uuid,
+            minor=index if minor is None else minor,  # WSL says none
             product=nvml.product(handle),
             architecture=nvml.architecture(handle),
             compute_capability=nvml.compute_capability(handle),
             memory_bytes=nvml.memory_bytes(handle),
+            pci_bus_id=pci.bus_id,
+            pci_device_id=pci.device_id,
+            pci_subsystem_id=pci.subsystem_id,
             numa_node=self._numa_node(handle, pci.bus_id),
+            mig_mode=mig_mode,
             serial=nvml.board_text("nvmlDeviceGetSerial", handle),
             board_part_number=nvml.board_text("nvmlDeviceGetBoardPartNumber", handle),
             vbios_version=nvml.board_text("nvmlDeviceGetVbiosVersion", handle),
         )
-        return facts
+        return known
 
     def _numa_node(self, handle: Handle, pci_bus_id: PciBusId) -> int | None:
         """As the kernel says; where it says none, as in many virtual machines, as the driver does."""
@@ -204,9 +192,10 @@ class Discovery:
     def _condition(self, index: int, count: int) -> GpuCondition | None:
         try:
             handle = self._nvml.handle(index)
-            if self._nvml.product(handle) in _NO_GPUS:
-                return None
             uuid = self._nvml.gpu_uuid(handle)
+            known = self._nvml.memory.gpus.get(uuid)
+            if (known.product if known else self._nvml.product(handle)) in _NO_GPUS:
+                return None
             fields = self._nvml.fields(handle)
             mig_mode = self._nvml.mig_mode(handle)
             return GpuCondition(

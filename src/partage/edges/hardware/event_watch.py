@@ -12,7 +12,7 @@ from partage.errors import GpuLost, HardwareError
 from partage.model.health import Xid
 from partage.model.ids import GpuUuid
 
-_SLICE_MS = 1000
+_SLICE_MS = 2000
 """Longest single wait in the driver. A new session waits for its end, the end of the process does not."""
 
 _PAUSE_S = 0.2

@@ -41,6 +41,9 @@ T = TypeVar("T")
 _LENGTH = struct.Struct(">I")
 _NULL = Raw(b"null")
 
+PROTOCOL = 7
+"""Agent and helper may have different versions during an upgrade; both sides check this number."""
+
 MOST_REQUEST_BYTES = 64 * 1024
 """A request is a verb with few arguments."""
 

@@ -13,7 +13,6 @@ from partage.codec.errors import to_error
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.hardware import frames
 from partage.edges.hardware.frames import peer_of
-from partage.edges.hardware.helper_server import PROTOCOL
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, NotPermitted
 
 
@@ -93,7 +92,7 @@ class HelperConnection:
             hello = decode(frames.Greeting, answer, strict=False)
         except CodecError:
             hello = frames.Greeting(0, 0)
-        if hello.protocol != PROTOCOL:
+        if hello.protocol != frames.PROTOCOL:
             raise DriverUnavailable("the helper has another version of Partage", "restart the helper")
         self.helper_pid, self.cold_s = hello.pid, hello.cold_s
 

@@ -39,9 +39,6 @@ from partage.model.paths import check_socket_path
 from partage.model.pipe_tenants import PipeTenants
 from partage.model.step import Step
 
-PROTOCOL = 7
-"""Agent and helper may have different versions during an upgrade; both sides check this number."""
-
 LONGEST_WAIT_S = 60.0
 _PROC = Path("/proc")
 _MOST_REQUESTS = 32
@@ -58,7 +55,7 @@ Wait = Annotated[float, Meta(ge=0, le=LONGEST_WAIT_S)]
 
 async def _hello(hardware: Hardware, arguments: bytes) -> frames.Greeting:
     del hardware, arguments
-    return frames.Greeting(PROTOCOL, os.getpid())
+    return frames.Greeting(frames.PROTOCOL, os.getpid())
 
 
 def _query(ask: Callable[[Hardware], Awaitable[object]]) -> Verb:

@@ -38,7 +38,7 @@ machines.
 """
 
 _CAPABILITIES = 0x34
-"""Where a PCI configuration space says at which byte its list of capabilities begins."""
+"""The byte of a PCI configuration space that says at which byte its list of capabilities begins."""
 
 _VENDOR_CAPABILITY = 0x09
 
@@ -54,7 +54,7 @@ CapabilityMinors = Mapping[tuple[int, int, int | None], int]
 
 
 class Host(Frozen):
-    """Where the node's files are. run: Partage's directory, empty after a reboot."""
+    """The places of the node's files. run: Partage's directory, empty after a reboot."""
 
     driver: Path = Path("/")
     proc: Path = Path("/proc")

@@ -69,15 +69,15 @@ def profile_names(profiles: Mapping[int, GiProfile], gpu_memory_bytes: int) -> d
 def gpu_instances(nvml: Nvml, gpu: Handle, gpu_memory_bytes: int) -> tuple[GpuInstance, ...]:
     """All GPU instances of a GPU, by placement. Raises HardwareError."""
     kinds = nvml.gi_profiles(gpu)
-    found = []
+    instances = []
     for profile_id, (name, gigabytes) in profile_names(kinds, gpu_memory_bytes).items():
         for handle in _listed(nvml, "nvmlDeviceGetGpuInstances", "c_nvmlGpuInstance_t", gpu, profile_id):
             info = nvml.optional("nvmlGpuInstanceGetInfo", handle, absent=_GONE)
             if info is not None:
                 gi_id = int(info.id)
                 place = placement_of(gi_id, info)
-                found.append(GpuInstance(handle, gi_id, name, place, kinds[profile_id], gigabytes))
-    return tuple(sorted(found, key=lambda instance: instance.placement))
+                instances.append(GpuInstance(handle, gi_id, name, place, kinds[profile_id], gigabytes))
+    return tuple(sorted(instances, key=lambda instance: instance.placement))
 
 
 def compute_profiles(nvml: Nvml, instance: GpuInstance) -> dict[int, int]:
@@ -101,7 +101,7 @@ def compute_profiles(nvml: Nvml, instance: GpuInstance) -> dict[int, int]:
 
 def compute_instances(nvml: Nvml, gpu: Handle, instance: GpuInstance) -> tuple[ComputeInstance, ...]:
     """All compute instances of a GPU instance, by id. Raises HardwareError."""
-    found = []
+    instances = []
     for profile_id, slices in compute_profiles(nvml, instance).items():
         for handle in _listed(
             nvml,
@@ -115,8 +115,8 @@ def compute_instances(nvml: Nvml, gpu: Handle, instance: GpuInstance) -> tuple[C
                 ci_id = int(info.id)
                 name = str(profile_of(slices, instance.kind, instance.gigabytes))
                 uuid = _uuid(nvml, gpu, Handle(info.device), instance.gi_id, ci_id)
-                found.append(ComputeInstance(handle, ci_id, name, slices, uuid))
-    return tuple(sorted(found, key=lambda one: one.ci_id))
+                instances.append(ComputeInstance(handle, ci_id, name, slices, uuid))
+    return tuple(sorted(instances, key=lambda compute_instance: compute_instance.ci_id))
 
 
 def empty_instances(

@@ -49,7 +49,10 @@ def mig_uuid(nvml: Nvml, gpu: Handle, gi_id: int, ci_id: int) -> MigUuid | None:
     for mig in (*remembered.values(),):
         if _is(mig, gi_id, ci_id) and _is_listed(nvml, mig):
             return mig.attributes.uuid
-    return next((one.attributes.uuid for one in known_migs(nvml, gpu) if _is(one, gi_id, ci_id)), None)
+    return next(
+        (known_mig.attributes.uuid for known_mig in known_migs(nvml, gpu) if _is(known_mig, gi_id, ci_id)),
+        None,
+    )
 
 
 def _read(nvml: Nvml, gpu: Handle, index: int, handle: Handle, uuid: MigUuid) -> KnownMig:

@@ -124,7 +124,7 @@ class MigInstances:
         profile_id = next((i for i, n in compute_profiles(self._nvml, instance).items() if n == slices), None)
         if profile_id is None:
             raise Unsupported(f"on GPU {gpu.uuid} {instance} cannot hold a {step.profile}")
-        before = {one.ci_id for one in self._compute_instances(gpu, instance)}
+        before = {compute_instance.ci_id for compute_instance in self._compute_instances(gpu, instance)}
 
         new: list[int] = []
 
@@ -133,11 +133,11 @@ class MigInstances:
             new.append(int(self._nvml.call("nvmlComputeInstanceGetInfo", handle).id))
 
         def created() -> Created | None:
-            for one in self._compute_instances(gpu, instance):
+            for compute_instance in self._compute_instances(gpu, instance):
                 # Of several new ones, only the driver's answer says which is ours.
-                is_ours = one.ci_id in new if new else one.ci_id not in before
-                if is_ours and one.profile == step.profile:
-                    return Created(instance.gi_id, one.ci_id, one.uuid)
+                is_ours = compute_instance.ci_id in new if new else compute_instance.ci_id not in before
+                if is_ours and compute_instance.profile == step.profile:
+                    return Created(instance.gi_id, compute_instance.ci_id, compute_instance.uuid)
             return None
 
         return self._attempt(
@@ -148,9 +148,12 @@ class MigInstances:
         self, gpu: MigGpu, instance: GpuInstance, step: CreateCompute
     ) -> InsufficientResources | None:
         existing = self._compute_instances(gpu, instance)
-        if sum(one.slices for one in existing) + _slices(step.profile) <= instance.slices:
+        if (
+            sum(compute_instance.slices for compute_instance in existing) + _slices(step.profile)
+            <= instance.slices
+        ):
             return None
-        names = ", ".join(one.profile for one in existing)
+        names = ", ".join(compute_instance.profile for compute_instance in existing)
         return InsufficientResources(f"cannot {step} on {gpu.uuid}: the GPU instance holds {names}")
 
     # --- destroy ---------------------------------------------------------------------------------
@@ -171,15 +174,21 @@ class MigInstances:
         """The compute instance of the step. Raises NotFound if there is none, or more than one."""
         existing = self._compute_instances(gpu, instance)
         matching = [
-            one
-            for one in existing
-            if one.profile == step.profile
-            and (step.ci_id is None or one.ci_id == step.ci_id)
-            and (not step.uuid or one.uuid == step.uuid)
+            compute_instance
+            for compute_instance in existing
+            if compute_instance.profile == step.profile
+            and (step.ci_id is None or compute_instance.ci_id == step.ci_id)
+            and (not step.uuid or compute_instance.uuid == step.uuid)
         ]
         if len(matching) == 1:
             return matching[0]
-        there = ", ".join(f"{one.profile} {one.uuid} (id {one.ci_id})" for one in existing) or "nothing"
+        there = (
+            ", ".join(
+                f"{compute_instance.profile} {compute_instance.uuid} (id {compute_instance.ci_id})"
+                for compute_instance in existing
+            )
+            or "nothing"
+        )
         reason = "several match" if matching else "it does not exist"
         raise NotFound(f"cannot {step} on {gpu.uuid}: {reason}; {instance} holds {there}")
 
@@ -189,7 +198,7 @@ class MigInstances:
         instance = self._instance_at(gpu, step.profile, step.placement, step.gi_id)
 
         def destroyed() -> bool | None:
-            return all(one.gi_id != instance.gi_id for one in self._instances(gpu)) or None
+            return all(gpu_instance.gi_id != instance.gi_id for gpu_instance in self._instances(gpu)) or None
 
         def not_empty() -> GpuInUse | None:
             left = ", ".join(instance.profile for instance in self._compute_instances(gpu, instance))
@@ -218,7 +227,10 @@ class MigInstances:
         found: list[str] = []
         for instance in self._instances(gpu):
             start = instance.placement.start
-            devices = [f"{one.profile}@{start}" for one in self._compute_instances(gpu, instance)]
+            devices = [
+                f"{compute_instance.profile}@{start}"
+                for compute_instance in self._compute_instances(gpu, instance)
+            ]
             found += devices or [f"an empty GPU instance {instance.profile}@{start}"]
         return found
 

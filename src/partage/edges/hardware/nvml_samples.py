@@ -131,7 +131,9 @@ class NvmlSampler:
                     active.append(gpu)
                     activities += done
         memory = tuple(
-            GpuMemory(gpu, None if (found := reading.memory[gpu]) is None else found.used_bytes)
+            GpuMemory(
+                gpu, None if (device_memory := reading.memory[gpu]) is None else device_memory.used_bytes
+            )
             for gpu in reading.devices.handles
         )
         hidden = why_hidden(self._host.proc, self._cache.seen, reading.rows, memory)
@@ -165,7 +167,10 @@ class NvmlSampler:
                 memory[mig.attributes.uuid] = None
                 with skip_failures():
                     memory[mig.attributes.uuid] = memory_of(self._nvml, mig.handle)
-        used = {device: None if one is None else one.used_bytes for device, one in memory.items()}
+        used = {
+            device: None if device_memory is None else device_memory.used_bytes
+            for device, device_memory in memory.items()
+        }
         self._peaks.add(rows, used, self._clock())
         return _Reading(devices, migs, rows, memory)
 

@@ -207,13 +207,13 @@ def _belongs(process: _Process, tenant: PipeTenant) -> bool:
 
 def _mounts(proc: Path, process: str) -> list[_Mount]:
     """Everything that a process has mounted; later ones lie over earlier ones."""
-    found = []
+    mounts = []
     for line in procfs.mount_lines(proc, process):
         words = line.split(" ")
         place = KernelDirectory(words[2], _path(words[3]))
         if not words[3].endswith(_DELETED):
-            found.append(_Mount(place, _path(words[4])))
-    return found
+            mounts.append(_Mount(place, _path(words[4])))
+    return mounts
 
 
 def _path(word: str) -> PurePosixPath:
@@ -221,7 +221,7 @@ def _path(word: str) -> PurePosixPath:
 
 
 def _place_of(directory: Path, mounts: Sequence[_Mount]) -> KernelDirectory | None:
-    """Where a directory of this process is for the kernel; None if that cannot be said."""
+    """A directory of this process as the kernel knows it; None if that cannot be said."""
     try:
         path = PurePosixPath(directory.resolve(strict=True))
     except OSError:

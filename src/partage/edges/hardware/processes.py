@@ -81,8 +81,19 @@ def _merged(running: Iterable[RunningProcess]) -> list[RunningProcess]:
     parts: dict[int, set[GpuPart]] = {}
     for part, pid in found:
         parts.setdefault(pid, set()).add(part)
-    narrow = [one for one in found.values() if not any(other.within(one.part) for other in parts[one.pid])]
-    return sorted(narrow, key=lambda one: (one.pid, one.part.gi_id or 0, one.part.ci_id or 0))
+    narrow = [
+        running_process
+        for running_process in found.values()
+        if not any(other.within(running_process.part) for other in parts[running_process.pid])
+    ]
+    return sorted(
+        narrow,
+        key=lambda running_process: (
+            running_process.pid,
+            running_process.part.gi_id or 0,
+            running_process.part.ci_id or 0,
+        ),
+    )
 
 
 def _row(process: RunningProcess, devices: NvmlDevices, seen: ProcessInfo | None) -> GpuProcess:
@@ -121,7 +132,7 @@ def why_hidden(
     memory: Iterable[GpuMemory],
 ) -> str:
     """Why processes may be missing; empty if none can be missing."""
-    missing = (pid for pid, one in seen.items() if one is None)
+    missing = (pid for pid, process_info in seen.items() if process_info is None)
     hidden = [pid for pid in missing if procfs.start_of(proc, pid) is None and procfs.exists(pid)]
     if hidden:
         return f"/proc hides processes (hidepid), for example process {min(hidden)}"
@@ -130,7 +141,14 @@ def why_hidden(
     accounted: dict[GpuUuid, int] = {}
     for row in rows:
         accounted[row.gpu] = accounted.get(row.gpu, 0) + (row.used_bytes or 0)
-    rest = max((one.used_bytes - accounted.get(one.gpu, 0) for one in memory if one.used_bytes), default=0)
+    rest = max(
+        (
+            gpu_memory.used_bytes - accounted.get(gpu_memory.gpu, 0)
+            for gpu_memory in memory
+            if gpu_memory.used_bytes
+        ),
+        default=0,
+    )
     unseen = f"; {rest // MIB} MiB of a GPU belong to no visible process" if rest >= MIB else ""
     return f"without the node's process ids (hostPID) the driver hides other processes{unseen}"
 
@@ -143,6 +161,6 @@ def sees_other_pods(proc: Path, seen: Mapping[int, ProcessInfo | None]) -> bool:
     pod can share one pid namespace among its containers.
     """
     own = parse_cgroup(procfs.self_cgroups(proc))
-    listed_first = (parse_cgroup(one.cgroups) for one in seen.values() if one)
+    listed_first = (parse_cgroup(process_info.cgroups) for process_info in seen.values() if process_info)
     others = (parse_cgroup(procfs.cgroups_of(proc, pid)) for pid in procfs.pids(proc))
     return any(owner.pod and owner.pod != own.pod for found in (listed_first, others) for owner in found)

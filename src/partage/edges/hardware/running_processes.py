@@ -86,8 +86,8 @@ class NvmlDevices:
                 mode = nvml.mig_mode(handle)
                 if mode and mode.current:
                     self._in_mig_mode.add(uuid)
-                facts = nvml.memory.facts.get(uuid)
-                minor = facts.minor if facts and facts.mig_mode == mode else nvml.minor(handle)
+                known = nvml.memory.gpus.get(uuid)
+                minor = known.minor if known and known.mig_mode == mode else nvml.minor(handle)
                 if minor is not None:
                     self.minors[minor] = uuid
 
@@ -124,14 +124,14 @@ class NvmlDevices:
         """Whether the list of a GPU in MIG mode may lack processes, or their instances."""
         return not self._nvml.memory.names_instances or listed is None or not _named_all(listed)
 
-    def _learn(self, listed: Sequence[RunningProcess] | None, found: Sequence[RunningProcess]) -> None:
+    def _learn(self, listed: Sequence[RunningProcess] | None, processes: Sequence[RunningProcess]) -> None:
         """Whether the list of the GPU has all that the lists of its MIG devices have. Without processes on
         MIG devices nothing can be learned.
         """
         memory = self._nvml.memory
         if listed is None or not _named_all(listed):
             memory.names_instances = False
-        elif found and {(process.pid, process.part) for process in found} <= {
+        elif processes and {(process.pid, process.part) for process in processes} <= {
             (process.pid, process.part) for process in listed
         }:
             memory.names_instances = True

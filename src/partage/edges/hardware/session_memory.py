@@ -11,33 +11,13 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from partage.model.geometry import Placement
-from partage.model.gpu import MigMode
-from partage.model.ids import GpuUuid, MigUuid, PciBusId
+from partage.model.gpu import Gpu
+from partage.model.ids import GpuUuid, MigUuid
 from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.edges.hardware.gpu_queries import Handle
     from partage.edges.hardware.nvml_queries import GiProfile, MigAttributes
-
-
-class StaticGpuFacts(Frozen):
-    """What stays as it is on one GPU as long as its MIG mode does. minor: None under WSL. The others as in
-    ``Gpu``.
-    """
-
-    mig_mode: MigMode | None
-    pci_bus_id: PciBusId
-    pci_device_id: str
-    pci_subsystem_id: str | None
-    minor: int | None
-    product: str
-    architecture: str
-    compute_capability: tuple[int, int]
-    memory_bytes: int
-    numa_node: int | None
-    serial: str | None
-    board_part_number: str | None
-    vbios_version: str | None
 
 
 class MigInstance(Frozen):
@@ -62,6 +42,7 @@ class KnownMig(Frozen):
 class SessionMemory:
     """All of it. GPUs without UUID here are known by the address of their handle.
 
+    gpus: what stays on a GPU as long as its MIG mode does; the rest of these values is not read.
     names_instances: the process lists of GPUs in MIG mode were seen to name the instances of processes; else
     the MIG devices have to be asked for theirs.
     """
@@ -69,7 +50,7 @@ class SessionMemory:
     def __init__(self) -> None:
         self.names_instances = False
         self.is_stale = False
-        self.facts: dict[GpuUuid, StaticGpuFacts] = {}
+        self.gpus: dict[GpuUuid, Gpu] = {}
         self.migs: dict[int, Mapping[MigUuid, KnownMig]] = {}
         self.profiles: dict[int, Mapping[int, GiProfile]] = {}
         self.places: dict[int, tuple[Placement, ...] | None] = {}
@@ -77,11 +58,11 @@ class SessionMemory:
     def forget(self) -> None:
         """Forget all GPUs and MIG devices: something has changed them."""
         self.is_stale = False
-        for kept in (self.facts, self.migs, self.profiles, self.places):
+        for kept in (self.gpus, self.migs, self.profiles, self.places):
             kept.clear()
 
     def forget_gpu(self, uuid: GpuUuid, address: int) -> None:
         """Forget one GPU and its MIG devices. address: of its handle."""
-        self.facts.pop(uuid, None)
+        self.gpus.pop(uuid, None)
         for kept in (self.migs, self.profiles, self.places):
             kept.pop(address, None)

@@ -15,8 +15,8 @@ from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvidia_smi import SmiOutput, run_nvidia_smi
 from partage.errors import HardwareError, NotPermitted, StateMismatch, Unsupported
 from partage.model.ids import GpuUuid
-from partage.model.policy import Interval
 from partage.model.step import SetTimeSlice, TimeSlice
+from partage.model.strategy import Interval
 
 DEADLINE_S = 8.0
 """For one call of nvidia-smi, which takes about a second without persistence mode; less than a call's

@@ -72,7 +72,7 @@ class ApiCluster:
 
     async def nodes(self) -> tuple[ClusterNode, ...]:
         found = await all_rows(self._connection, NodeList, "/api/v1/nodes", {})
-        return tuple(one.value() for one in found)
+        return tuple(node_json.value() for node_json in found)
 
     async def set_gpu_count(self, name: str, count: int | None) -> None:
         amount = {GPU_COUNT: None if count is None else str(count)}
@@ -124,15 +124,15 @@ class ApiCluster:
     async def _patch(
         self, path: str, body: Json, media_type: str, parameters: Mapping[str, str]
     ) -> ClusterNode:
-        found = await self._connection.call(
+        node_json = await self._connection.call(
             NodeJson, "PATCH", path, parameters=parameters, body=body, media_type=media_type
         )
-        return found.value()
+        return node_json.value()
 
     async def pods(self, node: str) -> tuple[ClusterPod, ...]:
         selection = {"fieldSelector": f"spec.nodeName={node}"}
         found = await all_rows(self._connection, PodList, "/api/v1/pods", selection)
-        return tuple(one.value() for one in found)
+        return tuple(pod_json.value() for pod_json in found)
 
     async def annotate_pod(self, namespace: str, name: str, annotations: Mapping[str, str]) -> None:
         path = f"/api/v1/namespaces/{namespace}/pods/{name}"

@@ -1,4 +1,4 @@
-"""Where the API server is and how to be known there: the account of a pod, or a kubeconfig."""
+"""The address of the API server, and how to be known there: the account of a pod, or a kubeconfig."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from partage.errors import InputError, Problem
 from partage.values import Frozen
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
-"""Where the kubelet mounts a pod's token, the CA of the API server, and the pod's namespace."""
+"""The directory with a pod's token, the CA of the API server, and the pod's namespace, from the kubelet."""
 
 _LIMIT_BYTES = 1 << 20
 
@@ -193,7 +193,7 @@ def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
     except CodecError as error:
         raise _wrong(name, "", f"is not a kubeconfig: {error}") from error
     wanted = context or file.current_context
-    contexts = {one.name: one.context for one in file.contexts or ()}
+    contexts = {named_context.name: named_context.context for named_context in file.contexts or ()}
     if wanted not in contexts:
         names = ", ".join(contexts) or "none"
         raise _wrong(
@@ -203,7 +203,10 @@ def from_kubeconfig(path: Path, context: str = "") -> ClusterConfig:
     server = next(
         (cluster.cluster for cluster in file.clusters or () if cluster.name == chosen.cluster), None
     )
-    user = next((one.user for one in file.users or () if one.name == chosen.user), None) or _User()
+    user = (
+        next((named_user.user for named_user in file.users or () if named_user.name == chosen.user), None)
+        or _User()
+    )
     if server is None or not server.server.startswith(("https://", "http://")):
         raise _wrong(name, "clusters", f"has no cluster {chosen.cluster!r} with a server")
     if user.exec is not None or user.auth_provider is not None or user.username:

@@ -86,8 +86,8 @@ class DevicePlugins:
 
     async def label(self, node: str) -> str | None:
         """The value of the label on a node; None: it has none. Raises ClusterError."""
-        found = await self._connection.call(NodeJson, "GET", f"/api/v1/nodes/{node}")
-        return (found.metadata.labels or {}).get(DEPLOY_LABEL)
+        node_json = await self._connection.call(NodeJson, "GET", f"/api/v1/nodes/{node}")
+        return (node_json.metadata.labels or {}).get(DEPLOY_LABEL)
 
     async def set_label(self, node: str, value: str | None) -> None:
         """Set the label on a node, or remove it. Raises ClusterError."""

@@ -44,7 +44,7 @@ UNANSWERED = "the API server has not answered yet"
 
 
 class RolloutPlace(Frozen):
-    """Where a rollout is: the namespace and the name of its ConfigMap."""
+    """The place of a rollout: the namespace and the name of its ConfigMap."""
 
     namespace: str
     name: str
@@ -88,8 +88,8 @@ class Rollout:
     async def leases(self) -> tuple[Lease, ...]:
         """All of it, in the order of their numbers."""
         asked = self._place.leases
-        found = await self._connection.call(LeaseList, "GET", asked.path, parameters=asked.selection)
-        return in_order(one.value() for one in found.items or ())
+        lease_list = await self._connection.call(LeaseList, "GET", asked.path, parameters=asked.selection)
+        return in_order(lease_json.value() for lease_json in lease_list.items or ())
 
     async def write(self, lease: Lease, slot: Slot) -> Lease:
         """Make the Lease say what the slot says, renewed now. Conflict if it has changed meanwhile."""
@@ -123,8 +123,8 @@ class Rollout:
 
     async def nodes(self) -> tuple[ClusterNode, ...]:
         """All Nodes."""
-        found = await self._connection.call(NodeList, "GET", _NODES)
-        return tuple(one.value() for one in found.items or ())
+        node_list = await self._connection.call(NodeList, "GET", _NODES)
+        return tuple(node_json.value() for node_json in node_list.items or ())
 
     async def follow(self, seen: Callable[[SeenRollout], None], *, all_nodes: bool = False) -> None:
         """Settings and Leases, and the Nodes of canaries, or all: ``seen`` is called at every change. Never

@@ -188,7 +188,14 @@ class PodJson(Frozen):
             *(container.value(init=True) for container in spec.init_containers or ()),
             *(container.value(init=False) for container in spec.containers or ()),
         )
-        owner = next((one for one in meta.owner_references or () if one.controller), OwnerReference())
+        owner = next(
+            (
+                owner_reference
+                for owner_reference in meta.owner_references or ()
+                if owner_reference.controller
+            ),
+            OwnerReference(),
+        )
         return ClusterPod(
             namespace=meta.namespace,
             name=meta.name,

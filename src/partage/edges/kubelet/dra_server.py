@@ -109,7 +109,7 @@ class DraServer:
             _HealthV1(health),
             _HealthV1Alpha1(health),
         ]
-        self._servers: list[_Served] = []
+        self._servers: list[_ServedSocket] = []
         self.registered = False
         self.trouble = ""
 
@@ -143,15 +143,19 @@ class DraServer:
             await self._stop()
             self._say(
                 registered=False,
-                trouble=f"cannot serve {error.filename or self._paths.service}: {error.strerror or error}",
+                trouble=f"cannot serve {error.filename}: {error.strerror}",
             )
 
     async def _serve(self, path: Path, services: list[Any]) -> None:
         logging.getLogger("grpclib.server").setLevel(logging.WARNING)
         server = ClosingServer(services)
-        _remove(path)
-        await server.start(path=str(path))
-        self._servers.append(_Served(path, socket_identity(path), server))
+        try:
+            _remove(path)
+            await server.start(path=str(path))
+        except OSError as error:
+            why = error.strerror or str(error)
+            raise OSError(error.errno, why, str(path)) from error  # asyncio does not say which
+        self._servers.append(_ServedSocket(path, socket_identity(path), server))
 
     async def _stop(self) -> None:
         for served in reversed(self._servers):
@@ -168,9 +172,14 @@ class DraServer:
                 continue
             try:
                 info = await plugin_info(path)
-            except Unreachable:
-                if path.name.startswith(f"{self._sockets.driver}-"):
-                    _remove(path)
+            except Unreachable as error:
+                if not path.name.startswith(f"{self._sockets.driver}-"):
+                    continue
+                if not isinstance(
+                    error.__cause__, (ConnectionRefusedError, FileNotFoundError)
+                ):  # somebody is there
+                    return f"another driver may be registered as {self._sockets.driver}: {error}"
+                _remove(path)
                 continue
             except ClusterError:
                 continue
@@ -209,7 +218,7 @@ class _Paths(NamedTuple):
     registration: Path
 
 
-class _Served(NamedTuple):
+class _ServedSocket(NamedTuple):
     path: Path
     identity: SocketIdentity | None
     server: ClosingServer

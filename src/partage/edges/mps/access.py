@@ -13,7 +13,7 @@ from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, find_daemon, observe_daemon
 from partage.edges.mps.holders import Programs, file_ids
 from partage.edges.mps.home import DaemonHost
-from partage.edges.mps.paths import DaemonPaths, DriverFiles
+from partage.edges.mps.paths import DaemonPaths, DriverFiles, homes_below
 from partage.edges.mps.processes import ProcessTable
 from partage.edges.mps.program import DEADLINE_S
 from partage.model.ids import DeviceUuid
@@ -67,11 +67,7 @@ class DaemonAccess:
 
     def homes(self) -> list[DaemonPaths]:
         """The paths of all devices that have or had a daemon. Blocking."""
-        try:
-            names = sorted(entry.name for entry in (self.run_dir / "mps").iterdir() if entry.is_dir())
-        except OSError:
-            return []
-        return [DaemonPaths.of(self.run_dir, name) for name in names if is_device_uuid(name)]
+        return homes_below(self.run_dir)
 
     def programs(self) -> Programs:
         """The programs that a daemon and its servers can have. Blocking."""

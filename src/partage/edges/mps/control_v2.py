@@ -87,13 +87,13 @@ class ControlV2(ControlProgram):
 
         One that is not ready has none, and is not asked: the answer may not come (seen with 550).
         """
-        found = []
+        servers = []
         for pid in await self.servers():
             status = await self._status_if_there(pid)
             if status is not None:
-                found.append(MpsServer(pid, None, status))
-        clients = await self.clients(tuple(server.pid for server in found if server.is_ready))
-        return tuple(replace(server, clients=clients.get(server.pid, ())) for server in found)
+                servers.append(MpsServer(pid, None, status))
+        clients = await self.clients(tuple(server.pid for server in servers if server.is_ready))
+        return tuple(replace(server, clients=clients.get(server.pid, ())) for server in servers)
 
     async def limits(self, spec: DaemonSpec, servers: Sequence[MpsServer] = ()) -> ClientLimits:
         """The limits of ``spec`` as the daemon reports them; limits that ``spec`` does not set are not

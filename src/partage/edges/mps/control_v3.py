@@ -58,7 +58,9 @@ class ControlV3(ControlProgram):
         ours = {row.name: row for row in rows if row.server == SERVER}
         others = _as_found(MpsNamespace(DEFAULT_NAMESPACE, spec.memory_bytes, spec.threads_percent), ours)
         namespaces = tuple(
-            namespace for one in spec.namespaces if (namespace := _as_found(one, ours)) is not None
+            namespace
+            for mps_namespace in spec.namespaces
+            if (namespace := _as_found(mps_namespace, ours)) is not None
         )
         if others is None:
             return ClientLimits(namespaces=namespaces)

@@ -81,7 +81,7 @@ class DaemonHost(Frozen):
         )
 
     def home(self, shared: Iterable[tuple[Path, Path]] = ()) -> DaemonHome:
-        """Where a daemon is to live. shared: as for ``HostSystemd.absent``. Blocking. Raises Unsupported."""
+        """The home of a daemon. shared: as for ``HostSystemd.absent``. Blocking. Raises Unsupported."""
         return choose_home(self.surroundings(shared), self.choice)
 
     def make_cgroups(self, home: DaemonHome, paths: DaemonPaths) -> tuple[str, ...]:
@@ -163,7 +163,7 @@ def _own_cgroup(root: Path, paths: DaemonPaths) -> Path:
 
 
 def _cgroups(home: DaemonHome, paths: DaemonPaths) -> tuple[str, ...]:
-    """Where the daemon is to be. Of v2 that is a cgroup of its own, which may not be there."""
+    """The home that the daemon is to have. Of v2 that is a cgroup of its own, which may not be there."""
     own = [str(_own_cgroup(Path(home.roots[0]), paths))] if home.unified else []
     return (*own, *home.roots[len(own) :])
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from partage.errors import Unsupported
 from partage.model.ids import DeviceUuid, device_uuid
-from partage.model.mps import CONTROL_PROGRAM, SERVER
+from partage.model.mps import CONTROL_PROGRAM, SERVER, is_device_uuid
 from partage.model.paths import LIBRARY_DIRECTORIES, check_socket_path
 from partage.values import Frozen
 
@@ -95,6 +95,15 @@ class NodeProgram(Frozen):
     environment: Mapping[str, str]
 
 
+def homes_below(run_dir: Path) -> list[DaemonPaths]:
+    """The paths of all devices that have or had a daemon. Blocking."""
+    try:
+        names = sorted(entry.name for entry in (run_dir / "mps").iterdir() if entry.is_dir())
+    except OSError:
+        return []
+    return [DaemonPaths.of(run_dir, name) for name in names if is_device_uuid(name)]
+
+
 class DriverFiles(Frozen):
     """The programs of a driver that is installed below ``root``.
 
@@ -106,7 +115,7 @@ class DriverFiles(Frozen):
 
     @property
     def places(self) -> tuple[Path, Path]:
-        """Where the driver is here, and where on the node."""
+        """The driver's root here, and on the node."""
         return self.root, self.on_node or self.root
 
     def files_of(self, name: str) -> list[Path]:

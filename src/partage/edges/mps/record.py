@@ -23,10 +23,10 @@ from partage.model.mps import DaemonSpec
 from partage.values import Frozen
 
 CLIENTS = "control"
-"""Where clients connect."""
+"""The socket of clients."""
 
 COMMANDS = "control_privileged"
-"""Where NVIDIA's program sends root's commands; the simulated one has only the other."""
+"""The socket to which NVIDIA's program sends root's commands; the simulated one has only the other."""
 
 SocketId = tuple[int, int, int]
 """Device, inode, and time of the last change in nanoseconds."""

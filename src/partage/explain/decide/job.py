@@ -1,6 +1,9 @@
 """Why a job of Slurm waits, node by node and GPU by GPU, and what would let it start. Pure.
 
-What becomes of its request is judged by the rules of ``plan.slurm.request``; who holds what is as Slurm says.
+What becomes of its request is judged by the rules of ``slurm.decide.request``; who holds what is as Slurm
+says.
+
+Slurm's words: enum job_state_reason and job_state_reason_string of Slurm 22.05 and 24.11.
 """
 
 from __future__ import annotations
@@ -9,13 +12,100 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 
 from partage.explain.decide.fewest import fewest
-from partage.explain.decide.slurm_words import BEHIND, SlurmWord, said_by_slurm
 from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, live_view, parse_gres
 from partage.slurm.decide.request import Outcome, RequestVerdict, judge_request
 from partage.slurm.model.job import JobId
 from partage.slurm.model.live import LiveNode, LiveSettings, QueuedJob
 from partage.text import listed
 from partage.values import Answer, Frozen
+
+
+class SlurmWord(Frozen):
+    """why: a sentence; todo: what to do, with ``{job}`` for the job's number."""
+
+    why: str
+    todo: str
+
+
+_RELEASE = "scontrol release {job}"
+_SHOW = "scontrol show job {job} says more"
+
+WORDS = {
+    "JobHeldUser": SlurmWord("its user holds it back", _RELEASE),
+    "JobHeldAdmin": SlurmWord(
+        "an administrator holds it back", "ask an administrator for scontrol release {job}"
+    ),
+    "BeginTime": SlurmWord(
+        "it may not begin before the time that it was given",
+        "wait, if its node has put it back into the queue (AdminComment in scontrol show job {job}); else "
+        "scontrol update jobid={job} starttime=now",
+    ),
+    "Dependency": SlurmWord(
+        "another job has to end first", "wait, or scontrol update jobid={job} dependency="
+    ),
+    "DependencyNeverSatisfied": SlurmWord(
+        "what it depends on of another job can no longer happen",
+        "scancel {job}, or scontrol update jobid={job} dependency=",
+    ),
+    "PartitionDown": SlurmWord(
+        "its partition is down", "ask an administrator, or scontrol update jobid={job} partition=OTHER"
+    ),
+    "PartitionInactive": SlurmWord(
+        "its partition is inactive", "ask an administrator, or scontrol update jobid={job} partition=OTHER"
+    ),
+    "PartitionTimeLimit": SlurmWord(
+        "it asks for more time than its partition allows", "scontrol update jobid={job} timelimit=LESS"
+    ),
+    "PartitionNodeLimit": SlurmWord(
+        "it asks for more nodes than its partition allows", "ask for fewer nodes, or for another partition"
+    ),
+    "Licenses": SlurmWord(
+        "licenses that it asks for are in use", "wait; scontrol show licenses says who has them"
+    ),
+    "Reservation": SlurmWord("its reservation has not begun", "scontrol show reservation says when it does"),
+    "ReservationDeleted": SlurmWord(
+        "its reservation is gone", "scontrol update jobid={job} reservationname="
+    ),
+    "BadConstraints": SlurmWord(
+        "no node has what it asks for", "change its request: partage slurm check --request"
+    ),
+    "InvalidAccount": SlurmWord("its account is not valid", "scontrol update jobid={job} account=ANOTHER"),
+    "InvalidQOS": SlurmWord("its QOS is not valid", "scontrol update jobid={job} qos=ANOTHER"),
+    "JobArrayTaskLimit": SlurmWord(
+        "its job array runs as many tasks as it may at once", "wait, or raise the limit of the array (%)"
+    ),
+    "JobHoldMaxRequeue": SlurmWord(
+        "it was started in vain too often", "look at its output, then " + _RELEASE
+    ),
+    "JobLaunchFailure": SlurmWord(
+        "it could not be started", "look at the log of slurmd on its node, then " + _RELEASE
+    ),
+    "Prolog": SlurmWord("the prolog of its node still runs", "wait a moment"),
+    "Cleaning": SlurmWord("it is being started again, and its last run is cleaned up", "wait a moment"),
+}
+
+NODES = ("Resources", "ReqNodeNotAvail", "Nodes", "")
+"""Words after which the nodes say more."""
+
+BEHIND = "Priority"
+"""Other jobs are before it in the queue."""
+
+
+def said_by_slurm(reason: str) -> SlurmWord | None:
+    """The word as a sentence; None where the nodes or the queue have to be looked at."""
+    word = reason.partition(",")[0].strip()
+    if word in WORDS:
+        return WORDS[word]
+    if word.startswith(("Assoc", "QOS", "MaxJobs", "Grp")):
+        what = "GPUs or other GRES" if "GRES" in word.upper() else "what its account or QOS may have at once"
+        return SlurmWord(
+            f"a limit is reached on {what} (Slurm's word for the limit: {word})",
+            "wait until jobs of this account end; sacctmgr show assoc, or show qos, says the limits",
+        )
+    if any(word.startswith(one) for one in (*NODES[:-1], BEHIND)) or not word:
+        return None
+    return SlurmWord(f"Slurm gives a reason that is not known here: {word}", _SHOW)
+
 
 _SHOWN = 6
 
@@ -107,14 +197,14 @@ def _behind(job: QueuedJob, now: SlurmNow, nodes: tuple[JobNodeVerdict, ...]) ->
         for one in now.queue
         if one.waits and one.job != job.job and one.partition == job.partition and _holds_others_up(one)
     ]
-    for one in ahead:
-        verdict = judged(one, now)
+    for queued_job in ahead:
+        verdict = judged(queued_job, now)
         if verdict is not None and verdict.outcome is Outcome.WAITS:
             return JobVerdict(
                 "waits",
-                f"job {one.job} of {one.user or '?'} is before it in partition {job.partition}, and waits "
-                f"for ever: {verdict.why}",
-                f"its owner or an administrator ends it: scancel {one.job}",
+                f"job {queued_job.job} of {queued_job.user or '?'} is before it in partition "
+                f"{job.partition}, and waits for ever: {verdict.why}",
+                f"its owner or an administrator ends it: scancel {queued_job.job}",
                 job.reason,
                 nodes,
             )
@@ -227,7 +317,7 @@ def _gpus(
     view: SlurmNodeView, asked: GresCount, now: SlurmNow
 ) -> tuple[tuple[JobGpu, ...], dict[int, int], Counter[JobId]]:
     """Each GPU; what is free of it; and how many GPUs of the wanted kind each job holds."""
-    found, free, holders = [], dict[int, int](), Counter[JobId]()
+    gpus, free, holders = [], dict[int, int](), Counter[JobId]()
     need = 1 if asked.count is None else asked.count
     for index, gpu in enumerate(view.gpus):
         users = _users(view.name, index, now)
@@ -236,23 +326,23 @@ def _gpus(
             units = view.shares.get(asked.name, ())
             total = units[index] if index < len(units) else 0
             if not total:
-                found.append(JobGpu(index, f"it is {_kind(gpu.type)}, without {asked.name}"))
+                gpus.append(JobGpu(index, f"it is {_kind(gpu.type)}, without {asked.name}"))
                 continue
             whole = any(gres.startswith("gpu") for _, gres, _ in users)
             left = 0 if whole else total - sum(count for _, _, count in users)
             free[index] = left
             jobs = _fewest_here(users, need - left, whole=whole)
             why = "" if left >= need else f"{left} of {total} {asked.name} is free; held by {names}"
-            found.append(JobGpu(index, why, "" if not why else _end(jobs)))
+            gpus.append(JobGpu(index, why, "" if not why else _end(jobs)))
             continue
         if asked.type and gpu.type != asked.type:
-            found.append(JobGpu(index, f"it is {_kind(gpu.type)}"))
+            gpus.append(JobGpu(index, f"it is {_kind(gpu.type)}"))
             continue
         free[index] = int(not users)
         holders.update(dict.fromkeys((job.job for job, _, _ in users), 1))
         ends = tuple(job.job for job, _, _ in users)
-        found.append(JobGpu(index, f"held by {names}" if users else "", _end(ends) if users else ""))
-    return tuple(found), free, holders
+        gpus.append(JobGpu(index, f"held by {names}" if users else "", _end(ends) if users else ""))
+    return tuple(gpus), free, holders
 
 
 def _kind(gpu_type: str) -> str:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from partage.edges.kube.cluster import ApiCluster
     from partage.edges.kube.config import ClusterConfig
     from partage.edges.kube.port import ClusterNode
+    from partage.kubernetes.agent.node_writer import ClusterIntervals
     from partage.kubernetes.agent.own_node import OwnNode
     from partage.kubernetes.agent.rollout import RolloutMember
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 class ClusterConnection(Struct):
     """Made after the start. know: told what the own Node says. judge_again: the rollout may have moved on.
 
-    ask: for a turn of the loop.
+    ask: for a turn of the loop. intervals: None: the usual ones.
     """
 
     options: AgentOptions
@@ -35,6 +36,7 @@ class ClusterConnection(Struct):
     know: Callable[[ClusterNode], None]
     judge_again: Callable[[], None]
     own_node: OwnNode | None = None
+    intervals: ClusterIntervals | None = None
 
     async def run(self, config: ClusterConfig, pause_s: float) -> None:
         """Keep the own Node up to date, ``pause_s`` after the first turn, which must not wait for it."""
@@ -87,6 +89,7 @@ class ClusterConnection(Struct):
             writes=WrittenLabels.NONE if self.options.features_file else self.options.labels,
             holds=lambda: CheckpointFile(self.options.kubelet_dir).held() or {},
             rollout=rollout,
+            intervals=self.intervals,
         )
 
     def _new_rollout(self, cluster: ApiCluster, config: ClusterConfig) -> RolloutMember:

@@ -8,10 +8,10 @@ from typing import TYPE_CHECKING
 
 from partage.agent.status.status import AgentStatus
 from partage.edges.host.own_task import unending
-from partage.edges.kube.port import Cluster, ClusterNode
+from partage.edges.kube.port import Cluster, ClusterNode, WatchState
 from partage.kubernetes.agent.node_news import NodeNews
 from partage.kubernetes.agent.node_taints import NodeTaints
-from partage.kubernetes.agent.node_writer import NodeWriter
+from partage.kubernetes.agent.node_writer import ClusterIntervals, NodeWriter
 from partage.kubernetes.agent.pod_drain import PodDrain
 from partage.kubernetes.agent.pod_notes import PodNotes
 from partage.model.allocation import CheckpointHolds
@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 class OwnNode:
     """Follows the own Node, and keeps it up to date. ask: asks for a turn. know: told the Node, at first
     and whenever it changes. taints: which are asked for. writes: which labels. holds: see ``NodeNews``.
-    rollout: its part in a rollout over a fleet, where there is one.
+    rollout: its part in a rollout over a fleet, where there is one. intervals: None: the usual ones.
     """
 
     def __init__(
@@ -39,17 +39,26 @@ class OwnNode:
         writes: WrittenLabels = WrittenLabels.ALL,
         holds: Callable[[], CheckpointHolds] = dict,
         rollout: RolloutMember | None = None,
+        intervals: ClusterIntervals | None = None,
     ) -> None:
         self._know = know
         self.rollout = rollout
         more = rollout.annotations if rollout is not None else None
-        self.labels = NodeWriter(cluster, name, status, ask, know=self._seen, writes=writes, annotations=more)
-        self.news = NodeNews(cluster, name, status, watched=lambda: self.labels.watched, ask=ask, holds=holds)
+        self.labels = NodeWriter(
+            cluster, name, status, ask, intervals, know=self._seen, writes=writes, annotations=more
+        )
+
+        def watched() -> WatchState:
+            return self.labels.watched
+
+        self.news = NodeNews(
+            cluster, name, status, watched=watched, ask=ask, holds=holds, intervals=intervals
+        )
         self.taints = NodeTaints(
-            cluster, name, status, asked=taints, watched=lambda: self.labels.watched, ask=ask
+            cluster, name, status, asked=taints, watched=watched, ask=ask, intervals=intervals
         )
         self.notes = PodNotes(cluster, status)
-        self.drain = PodDrain(cluster, name, status, tell=self.news.tell, ask=ask)
+        self.drain = PodDrain(cluster, name, status, tell=self.news.tell, ask=ask, intervals=intervals)
 
     def _seen(self, node: ClusterNode) -> None:
         if self.rollout is not None:

@@ -49,7 +49,7 @@ def gpu_machine(inventory: Inventory, gpu: Gpu, uses: Sequence[GpuUse]) -> Bench
 
 
 def gpu_place(gpu: Gpu, settings: BenchSettings, pipe: Path | None) -> TenantPlace:
-    """Where to measure on a GPU: under MIG on its devices, the first standing for "a GPU".
+    """The places to measure on a GPU: under MIG on its devices, the first standing for "a GPU".
 
     Raises Unsatisfiable where the GPU is in MIG mode and has no MIG device.
     """

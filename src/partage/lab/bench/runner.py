@@ -55,9 +55,11 @@ class BenchRunner(Struct):
         """The allocations up to the limit and over it, in every mode there is."""
         found: list[MemoryTry] = []
         if "memory" in self.settings.experiments:
-            async for one in try_memory(self.settings, self.place, self.launch):
-                self.say(f"memory, {one.mode}, {one.thirds:g} thirds of the limit: {one.seen}")
-                found.append(one)
+            async for memory_try in try_memory(self.settings, self.place, self.launch):
+                self.say(
+                    f"memory, {memory_try.mode}, {memory_try.thirds:g} thirds of the limit: {memory_try.seen}"
+                )
+                found.append(memory_try)
         return tuple(found)
 
     def versions(self) -> dict[str, str]:

@@ -115,16 +115,16 @@ def _memory_table(bench: BenchReport) -> Table:
     table = plain_table(
         "Tensors of a third of the limit", "How", "Limit", "By", "Promise", "Tensors", "Promised", "Seen"
     )
-    for one in bench.memory:
-        bad = one.expected not in ("", one.seen)
+    for memory_try in bench.memory:
+        bad = memory_try.expected not in ("", memory_try.seen)
         table.add_row(
-            one.mode.words,
-            format_bytes(one.limit_bytes),
-            one.source,
-            one.promise,
-            f"{one.thirds:g}",
-            one.expected or "nothing",
-            Text(one.seen, style="red" if bad else "green"),
+            memory_try.mode.words,
+            format_bytes(memory_try.limit_bytes),
+            memory_try.source,
+            memory_try.promise,
+            f"{memory_try.thirds:g}",
+            memory_try.expected or "nothing",
+            Text(memory_try.seen, style="red" if bad else "green"),
         )
     return table
 
@@ -151,9 +151,10 @@ def _warnings(bench: BenchReport) -> Iterator[str]:
     for text, count in failures.items():
         yield text + (f" ({count} times)" if count > 1 else "")
     yield from _wrong_pi(bench)
-    for one in bench.memory:
-        if one.seen not in ("fits", "oom"):
-            yield f"memory, {one.mode.words}, {one.thirds:g} thirds: {one.seen}, {one.message}"
+    for memory_try in bench.memory:
+        if memory_try.seen not in ("fits", "oom"):
+            what = f"{memory_try.mode.words}, {memory_try.thirds:g} thirds"
+            yield f"memory, {what}: {memory_try.seen}, {memory_try.message}"
     for cell in bench.cells:
         if cell.mode is TenantMode.MPS and cell.clients_seen not in (None, cell.processes):
             yield f"{cell}: the MPS daemon listed {cell.clients_seen} clients more than before them"

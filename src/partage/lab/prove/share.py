@@ -67,7 +67,7 @@ class PromisedShare(Frozen):
         )
 
     def place(self, pipe: Path | None, driver_root: Path, guard: Path | None = None) -> TenantPlace:
-        """Where its tenants run. pipe: of the MPS daemon."""
+        """The place of its tenants. pipe: of the MPS daemon."""
         return TenantPlace(
             device=self.offering.device,
             mig=self.mig,
@@ -110,7 +110,7 @@ def _kind(share: PromisedShare) -> object:
 def _on(gpu: Gpu, offerings: tuple[DeviceOffer, ...]) -> Iterator[PromisedShare]:
     sizes: dict[DeviceUuid, int] = {device.uuid: device.memory_bytes for device in gpu.mig_devices}
     for offering in offerings:
-        own = [one for one in offerings if one.device == offering.device]
+        own = [device_offer for device_offer in offerings if device_offer.device == offering.device]
         threads = [row.threads_percent for row in own if row.threads_percent is not None]
         others = tuple(uuid for uuid in sizes if uuid != offering.device)
         largest = offering.memory_bytes if offering.pipe else max(row.memory_bytes for row in own)

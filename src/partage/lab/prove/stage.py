@@ -1,4 +1,4 @@
-"""Where an attack takes place: tenants of one share, started as its containers are, and ended afterwards."""
+"""The stage of an attack: tenants of one share, started as its containers are, and ended afterwards."""
 
 from __future__ import annotations
 

@@ -117,19 +117,19 @@ def command(
     if report is not None:
         _make_folder(report)
     if read is not None:
-        found = PROOF.read(read)
+        proof_report = PROOF.read(read)
     else:
         loaded = None if policy is None and config is None else common_node.read_policy(policy, config)
         common_output.print_problems(loaded.warnings if loaded is not None else ())
-        found = asyncio.run(_prove(_options(loaded, asked)))
+        proof_report = asyncio.run(_prove(_options(loaded, asked)))
     if report is not None:
-        _write(found, report)
-    lab.print_report(found, PROOF, output, proof_lines)
-    if found.untried:
+        _write(proof_report, report)
+    lab.print_report(proof_report, PROOF, output, proof_lines)
+    if proof_report.untried:
         common_output.print_problems(
-            [Problem("", "", "error", f"nothing was tried: {'; '.join(found.untried)}")]
+            [Problem("", "", "error", f"nothing was tried: {'; '.join(proof_report.untried)}")]
         )
-    return found.exit_code
+    return proof_report.exit_code
 
 
 def _options(loaded: LoadedPolicy | None, asked: dict[str, object]) -> ProveOptions:

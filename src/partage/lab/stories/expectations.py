@@ -136,8 +136,10 @@ def _environments(expect: Expect, now: NodeSnapshot) -> Iterator[str]:
         if not matching:
             yield f"no pod is called {pattern}"
         for status in matching:
-            for found in _containers(status, container):
-                yield from _variables(f"{status.pod.key}:{found.name}", variables, found.env)
+            for container_status in _containers(status, container):
+                yield from _variables(
+                    f"{status.pod.key}:{container_status.name}", variables, container_status.env
+                )
 
 
 def _containers(status: PodStatus, name: str) -> list[ContainerStatus]:

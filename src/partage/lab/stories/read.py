@@ -100,10 +100,10 @@ def read_story(
 
 def _policy_text(path: str, read: Callable[[str], bytes]) -> PolicyText:
     """A policy, or a directory of them. Raises InputError."""
-    found = read_policies(path, read)
-    if not found.directory:
-        return PolicyText(path, found.text(path))
-    return PolicyText(path, files={name: found.text(name) for name in found.names})
+    policy_texts = read_policies(path, read)
+    if not policy_texts.directory:
+        return PolicyText(path, policy_texts.text(path))
+    return PolicyText(path, files={name: policy_texts.text(name) for name in policy_texts.names})
 
 
 def _check_kinds(top: Table, policy: PolicyText | None, steps: Sequence[StoryStep]) -> None:

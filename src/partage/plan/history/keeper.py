@@ -291,15 +291,25 @@ class HistoryKeeper:
                 is_longest=row is not None and row.longest is run,
             )
 
-    def _resume(self, one: RunNow, date: str) -> None:
-        known = 0 < len(one.lows) == len(one.highs) <= MOST_PARTS and 0 < one.last <= one.width
-        curve = Curve.of(one.lows, one.highs, one.width, one.last) if known else Curve.of()
-        run = _Run(one.workload, one.first_s, one.last_s, curve, one.peak_bytes, one.peak_at_s, date)
-        self._runs[one.run] = run
-        row = self._rows.get(one.workload)
+    def _resume(self, run_now: RunNow, date: str) -> None:
+        known = (
+            0 < len(run_now.lows) == len(run_now.highs) <= MOST_PARTS and 0 < run_now.last <= run_now.width
+        )
+        curve = Curve.of(run_now.lows, run_now.highs, run_now.width, run_now.last) if known else Curve.of()
+        run = _Run(
+            run_now.workload,
+            run_now.first_s,
+            run_now.last_s,
+            curve,
+            run_now.peak_bytes,
+            run_now.peak_at_s,
+            date,
+        )
+        self._runs[run_now.run] = run
+        row = self._rows.get(run_now.workload)
         if row is not None and date == self.date:
-            row.highest = run if one.has_peak else row.highest
-            row.longest = run if one.is_longest else row.longest
+            row.highest = run if run_now.has_peak else row.highest
+            row.longest = run if run_now.is_longest else row.longest
 
 
 def _empty(workload: str, now_s: int) -> WorkloadDay:

@@ -28,10 +28,9 @@ from partage.model.policy import (
     Policy,
     ResourceEntry,
     Sharing,
-    Via,
     WatchAction,
 )
-from partage.model.strategy import Strategy
+from partage.model.strategy import Strategy, Via
 from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import GpuDevices, devices_of

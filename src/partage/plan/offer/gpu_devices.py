@@ -116,7 +116,7 @@ def _desired_devices(
 
 
 def _layout_path(origin: str) -> str:
-    """Where the layout stands: below an entry of Partage's or mig-parted's format, or in a label."""
+    """The place of the layout: below an entry of Partage's or mig-parted's format, or in a label."""
     if origin.startswith("label "):
         return origin
     return f"{origin}.{'mig-devices' if 'mig-configs' in origin else 'mig.layout'}"

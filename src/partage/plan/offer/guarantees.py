@@ -46,7 +46,9 @@ def gpus_unwatched(offer: NodeOffer, seen: Collection[GpuUuid]) -> frozenset[Gpu
 def served_by_own_users(settings: Mapping[GpuUuid, GpuSettings]) -> frozenset[GpuUuid]:
     """GPUs where each user is to have an MPS server of its own (``users: single``), and commands it."""
     return frozenset(
-        gpu for gpu, one in settings.items() if any(spec.multi_user is False for spec in one.daemons)
+        gpu
+        for gpu, gpu_settings in settings.items()
+        if any(spec.multi_user is False for spec in gpu_settings.daemons)
     )
 
 

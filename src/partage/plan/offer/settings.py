@@ -9,7 +9,8 @@ from msgspec.structs import replace
 from partage.model.gpu import MigDevice
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec
-from partage.model.policy import Interval, MemoryUnits, Mps, TimeSlicing
+from partage.model.policy import MemoryUnits, Mps, TimeSlicing
+from partage.model.strategy import Interval
 from partage.plan.offer.gpu_devices import device_memory
 from partage.plan.offer.memory_units import count_units, unit_namespaces
 from partage.plan.offer.mps_shares import Portions, limits_clients, portions

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from partage.model.gpu import Gpu, MigDevice
 from partage.model.ids import ResourceName
-from partage.model.policy import Sharing, Via, WatchAction
-from partage.model.strategy import Strategy
+from partage.model.policy import Sharing, WatchAction
+from partage.model.strategy import Strategy, Via
 from partage.plan.offer.gpu_devices import PlannedDevice
 from partage.values import Frozen
 

@@ -121,12 +121,12 @@ def blocked_by_instances(gpu: Gpu, layout: PlacedLayout, live: Sequence[LiveInst
     """Who uses instances that have no place in the best placement, which loses as few users as possible."""
     instances = {instance.live.gi_id: instance for instance in layout.instances if instance.live}
     blockers = []
-    for one in live:
-        instance = instances.get(one.gi_id)
-        if instance is None and one.busy:
-            blockers.append(_blocker(gpu, one, _why(one, layout.instances, live)))
+    for live_instance in live:
+        instance = instances.get(live_instance.gi_id)
+        if instance is None and live_instance.busy:
+            blockers.append(_blocker(gpu, live_instance, _why(live_instance, layout.instances, live)))
         elif instance is not None and (lost := [compute for compute in instance.removed if compute.users]):
-            part = replace(one, computes=tuple(lost), users=())
+            part = replace(live_instance, computes=tuple(lost), users=())
             blockers.append(_blocker(gpu, part, "the wanted layout has no such MIG device in its place"))
     devices = (device for instance in layout.instances for device in instance.devices)
     names = counted(devices) or "no MIG device"

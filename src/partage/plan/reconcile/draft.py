@@ -65,7 +65,7 @@ def draft_node(
     uses: by pods and by processes. renew: GPU instances that are not to be reused, by GPU UUID.
     """
     lost, uses = observed.node.lost, tuple(uses)
-    layouts = {uuid: one for uuid, one in desired.layouts.items() if uuid not in lost}
+    layouts = {uuid: desired_mig for uuid, desired_mig in desired.layouts.items() if uuid not in lost}
     mig = plan_mig(desired.inventory, layouts, geometry_of, uses, renew=renew) if layouts else MigPlan()
     settings = SettingsDrafter(observed, served, original, uses)
     node = _NodeDrafter(desired, observed, mig, settings, geometry_of)

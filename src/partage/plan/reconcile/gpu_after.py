@@ -11,7 +11,6 @@ from partage.model.geometry import Geometry, instance_memory
 from partage.model.gpu import ComputeMode, Gpu, MigDevice, MigMode
 from partage.model.ids import DeviceUuid, planned_uuid
 from partage.model.mps import DaemonState
-from partage.model.policy import Interval
 from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
@@ -26,6 +25,7 @@ from partage.model.step import (
     StopDaemon,
     gpus_of,
 )
+from partage.model.strategy import Interval
 from partage.plan.offer.settings import GpuSettings
 from partage.plan.reconcile.settings_steps import OriginalSettings, settings_steps, slice_steps
 

@@ -240,16 +240,16 @@ def _destroys(
 ) -> tuple[Step, ...]:
     reused = {instance.live.gi_id: instance for instance in instances if instance.live}
     steps: list[Step] = []
-    for one in live:
-        instance = reused.get(one.gi_id)
-        place = (str(one.profile), one.placement)
+    for live_instance in live:
+        instance = reused.get(live_instance.gi_id)
+        place = (str(live_instance.profile), live_instance.placement)
         for compute in sorted(
-            instance.removed if instance else one.computes, key=lambda compute: -compute.ci_id
+            instance.removed if instance else live_instance.computes, key=lambda compute: -compute.ci_id
         ):
             name, ci_id, uuid = str(compute.profile), compute.ci_id, compute.uuid
-            steps.append(DestroyCompute(gpu.uuid, *place, name, one.gi_id, ci_id, uuid))
+            steps.append(DestroyCompute(gpu.uuid, *place, name, live_instance.gi_id, ci_id, uuid))
         if instance is None:
-            steps.append(DestroyInstance(gpu.uuid, *place, one.gi_id))
+            steps.append(DestroyInstance(gpu.uuid, *place, live_instance.gi_id))
     return tuple(steps)
 
 

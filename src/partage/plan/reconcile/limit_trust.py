@@ -55,7 +55,7 @@ def why_tenant_commands(tenant: PipeTenant) -> str:
     """Why this tenant may command the daemon as root, and what to change; empty if it cannot."""
     if tenant.more:
         return f"{tenant} has too many kinds of processes to judge"
-    why = next((found for one in tenant.rights if (found := one.why_root)), "")
+    why = next((found for rights in tenant.rights if (found := rights.why_root)), "")
     if not why and not tenant.rights:
         why = "none of its processes could be read"
     change = "NoNewPrivs for its processes" if tenant.job else RESTRICTED
@@ -138,7 +138,7 @@ class Now(Frozen):
 
 def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
     """What is to be remembered, with the reasons why limits are doubted. The look may be an older one."""
-    entries: dict[DeviceUuid, list[LedgerEntry]] = {one.device: [] for one in now.daemons}
+    entries: dict[DeviceUuid, list[LedgerEntry]] = {daemon_state.device: [] for daemon_state in now.daemons}
     for entry in now.entries:
         if (device := device_of(entry.id)) in entries:
             entries[device].append(entry)
@@ -186,7 +186,7 @@ def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
         if why := may_now or unseen or (suspicion.reason if suspicion else still):
             doubts[device] = why
     kept = {container: since_s for container, since_s in missing.items() if container not in ended}
-    known = frozenset(one.device for one in now.daemons)
+    known = frozenset(daemon_state.device for daemon_state in now.daemons)
     return LimitTrust(known, told_apart, kept, waiting, suspected, exposed, frozenset(to_set), doubts)
 
 

@@ -15,9 +15,9 @@ from partage.model.gpu import gpu_of_mig_devices
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.mps import DaemonState
-from partage.model.policy import Interval
 from partage.model.share import GpuOffer, NodeOffer
 from partage.model.step import PlannedStep, Transaction
+from partage.model.strategy import Interval
 from partage.plan.reconcile.attempts import FailedAttempt
 from partage.plan.reconcile.blocked import Blocked
 from partage.plan.reconcile.known_node import KnownNode

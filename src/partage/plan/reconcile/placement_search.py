@@ -217,7 +217,9 @@ def _gain(live: LiveInstance, kind: WantedInstance) -> Score:
 def _kept(live: LiveInstance, kind: WantedInstance) -> tuple[LiveCompute, ...]:
     left = Counter(kind.computes)
     kept = []
-    for compute in sorted(live.computes, key=lambda one: (not one.users, one.ci_id)):
+    for compute in sorted(
+        live.computes, key=lambda live_compute: (not live_compute.users, live_compute.ci_id)
+    ):
         if left[compute.profile.compute_slices] > 0:
             left[compute.profile.compute_slices] -= 1
             kept.append(compute)

@@ -66,8 +66,8 @@ class Planner(Struct):
         serving = _next_serving(draft, now, self.withdraw_s, gpu_of, conflict.found, seen=seen)
         waits = awaited_entries(serving, now.entries, gpu_of)
         gpus = {
-            uuid: _gpu_plan(uuid, one, now, waits, conflict.found.get(uuid, ""))
-            for uuid, one in draft.gpus.items()
+            uuid: _gpu_plan(uuid, gpu_draft, now, waits, conflict.found.get(uuid, ""))
+            for uuid, gpu_draft in draft.gpus.items()
         }
         ready = tuple(
             transaction for transaction in draft.transactions if _is_ready(transaction, draft, now, serving)
@@ -158,7 +158,9 @@ def _next_serving(
     starts = {gpu for gpu, serving in seen.items() if draft.gpus[gpu].offer == serving.offer}
     moving = {gpu: serving for gpu, serving in now.served.items() if gpu not in still | starts}
     wanted = {
-        gpu: one.offer for gpu, one in draft.gpus.items() if gpu not in still and gpu not in now.unknown
+        gpu: gpu_draft.offer
+        for gpu, gpu_draft in draft.gpus.items()
+        if gpu not in still and gpu not in now.unknown
     }
     new = {gpu: offer for gpu, offer in wanted.items() if gpu not in now.served and gpu not in starts}
     doubtful = unknown_terms(new, now.held, now.listed_before, gpu_of)

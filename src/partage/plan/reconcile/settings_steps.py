@@ -13,8 +13,8 @@ from msgspec.structs import replace
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
-from partage.model.policy import Interval
 from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon
+from partage.model.strategy import Interval
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings
 from partage.values import Frozen
 
@@ -52,7 +52,7 @@ def settings_steps(
     end: list[Step] = []
     make: list[Step] = []
     wanted = {spec.device: spec for spec in want.daemons}
-    running = {one.device: one for one in daemons}
+    running = {daemon_state.device: daemon_state for daemon_state in daemons}
     for device, daemon in running.items():
         silent = daemon.phase is DaemonPhase.SILENT  # ended when nobody can be its client, and started again
         if silent or device not in wanted or not _is_as_wanted(daemon, wanted[device]):
@@ -131,7 +131,7 @@ def clients_in_the_way(steps: Iterable[Step], daemons: Iterable[DaemonState]) ->
 
 def unusable_devices(want: GpuSettings, daemons: Iterable[DaemonState]) -> dict[DeviceUuid, str]:
     """Devices whose daemon takes no clients now, and why."""
-    running = {one.device: one for one in daemons}
+    running = {daemon_state.device: daemon_state for daemon_state in daemons}
     reasons = {}
     for spec in want.daemons:
         daemon = running.get(spec.device)

@@ -315,7 +315,12 @@ def _loads(
             gpu = offerings[0].gpu if offerings else gpu_of.get(device)
             load = loads.setdefault(gpu if gpu in offers else None, _GpuHolds())
             own = next(
-                (one for one in offerings if one.resource == resource and _has(one, share, replica)), None
+                (
+                    device_offer
+                    for device_offer in offerings
+                    if device_offer.resource == resource and _has(device_offer, share, replica)
+                ),
+                None,
             )
             if own is None:
                 load.foreign.append((resource, share))

@@ -35,7 +35,7 @@ def verified_guarantee(
     if not share.traits.through_daemon:
         return share.guarantee
     daemons = observed.daemons or ()
-    daemon = next((one for one in daemons if one.device == share.device), None)
+    daemon = next((daemon_state for daemon_state in daemons if daemon_state.device == share.device), None)
     if daemon is None or daemon.phase in (DaemonPhase.DEAD, DaemonPhase.SILENT) or daemon.pid is None:
         return None
     if share.guarantee is Guarantee.GUARDED and not limits_share(daemon, share):

@@ -39,8 +39,10 @@ def wanted_instances(placed: Iterable[PlacedItem]) -> tuple[WantedInstance, ...]
     return tuple(
         WantedInstance(
             group[0].spec,
-            _descending(one.item.profile.compute_slices for one in group),
-            next((one.item.start for one in group if one.item.start is not None), None),
+            _descending(placed_item.item.profile.compute_slices for placed_item in group),
+            next(
+                (placed_item.item.start for placed_item in group if placed_item.item.start is not None), None
+            ),
         )
         for _, group in sorted(members.items())
     )

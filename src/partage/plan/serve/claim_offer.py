@@ -11,8 +11,9 @@ from msgspec.structs import replace
 from partage.model.gpu import Gpu
 from partage.model.health import Health
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid
-from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, Via
+from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer
+from partage.model.strategy import Via
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.kubelet_view import KubeletView
 from partage.values import Frozen

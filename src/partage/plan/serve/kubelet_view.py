@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from partage.model.gpu import Gpu, gpu_of_mig_devices
 from partage.model.health import Health
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
-from partage.model.policy import Via
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
+from partage.model.strategy import Via
 from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable_offer, listed_shares
 from partage.plan.serve.fragmentation import RefusedAmounts, one_device_where_needed
 from partage.plan.serve.held_ids import HeldIds

@@ -122,6 +122,9 @@ class ShareGrants(Frozen):
 
 def grants_of(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
     """The ledger's entries joined with their offers. offer: everything that can be held now."""
+    entries = tuple(entries)
+    if not entries:  # at rest nothing is held, and an offer has hundreds of ids
+        return ShareGrants({}, frozenset(), frozenset())
     offerings = {
         (offering.resource, share): offering
         for gpu_offer in offer.values()

@@ -34,13 +34,17 @@ def judge_pod(pod: ManifestPod, provider: Provider, groups: Sequence[Group]) -> 
         elif isinstance(rule, kinds.HostIpc):
             violations += _host_ipc(pod, rule, provider, places)
         elif isinstance(rule, kinds.OneOfResources):
-            asked = [n for n in rule.resources if any(n in one.limits for one in pod.containers)]
+            asked = [
+                n
+                for n in rule.resources
+                if any(n in manifest_container.limits for manifest_container in pod.containers)
+            ]
             if len(asked) > 1:
                 text = f"asks for {' and '.join(asked)}, which no node of {provider.title} offers together"
                 violations.append(_violation(rule, pod.at, text, "ask for one of them"))
         for container in pod.containers:
             violations += _container(container, pod, rule, provider, places, known=bool(groups))
-    if groups and not selected and any(_gpus(one) for one in pod.containers):
+    if groups and not selected and any(_gpus(manifest_container) for manifest_container in pod.containers):
         text = "no worker group has the labels of its node selector: the pod would stay pending"
         violations.append(
             RuleViolation("error", (*pod.at, "nodeSelector"), text, "use the labels of a worker group")

@@ -46,7 +46,7 @@ _UTILISATION = _Field("GPU_UTIL", "GPU_UTIL_RATIO", "GPU utilization", _PERCENT)
 
 
 def _memory(name: str) -> Callable[[GpuSample | MigSample], float | None]:
-    return lambda one: None if one.memory is None else getattr(one.memory, name)
+    return lambda sample: None if sample.memory is None else getattr(sample.memory, name)
 
 
 def _rows(name: str) -> Callable[[GpuSample], float | None]:

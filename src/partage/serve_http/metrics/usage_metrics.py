@@ -30,7 +30,10 @@ def usage_families(usage: UsageObservation, inventory: Inventory, age_s: float) 
     )
     yield from _containers(use)
     yield from _jobs(use)
-    rest = [((one.gpu, one.device, str(one.reason)), float(one.used_bytes)) for one in use.rest]
+    rest = [
+        ((rest_use.gpu, rest_use.device, str(rest_use.reason)), float(rest_use.used_bytes))
+        for rest_use in use.rest
+    ]
     yield metric("unattributed_memory_bytes", rest)
     yield figure("usage_processes_hidden", bool(use.hidden))
     yield figure("usage_age_seconds", age_s)
@@ -157,13 +160,13 @@ def _migs(inventory: Inventory, migs: list[tuple[tuple[str, ...], MigSample]]) -
 def _memory(kind: str, devices: Iterable[tuple[tuple[str, ...], GpuSample | MigSample]]) -> Iterator[Family]:
     devices = tuple(devices)
     for part in ("total", "used", "free", *(("reserved",) if kind == "gpu" else ())):
-        rows = ((who, getattr(one.memory, f"{part}_bytes")) for who, one in devices if one.memory)
+        rows = ((who, getattr(sample.memory, f"{part}_bytes")) for who, sample in devices if sample.memory)
         yield metric(f"{kind}_memory_{part}_bytes", _known(rows))
 
 
 def _active(devices: Iterable[tuple[tuple[str, ...], GpuSample | MigSample]]) -> list[Row]:
     known: Iterable[tuple[tuple[str, ...], Activity]] = (
-        (who, one.activity) for who, one in devices if one.activity is not None
+        (who, sample.activity) for who, sample in devices if sample.activity is not None
     )
     return _known(((*who, unit), getattr(activity, unit)) for who, activity in known for unit in _UNITS)
 
@@ -185,23 +188,39 @@ _AMOUNTS: Mapping[str, Callable[[DeviceUse], float | None]] = {
 def _containers(use: NodeUse) -> Iterator[Family]:
     rows = [(text_of("container_processes", _who(container)), container) for container in use.containers]
     for name, figure_of in _AMOUNTS.items():
-        yield metric(f"container_{name}", _known((who, figure_of(one.amount)) for who, one in rows))
-    activity = ((who, one.amount.memory_activity) for who, one in rows)
+        yield metric(
+            f"container_{name}", _known((who, figure_of(container_use.amount)) for who, container_use in rows)
+        )
+    activity = ((who, container_use.amount.memory_activity) for who, container_use in rows)
     yield metric("container_memory_activity_ratio", _known(activity))
-    live = [(who, one) for who, one in rows if one.grant is not None]
+    live = [(who, container_use) for who, container_use in rows if container_use.grant is not None]
     yield metric(
         "container_processes",
-        [(who, one.amount.processes) for who, one in live if not use.hidden or one.amount.processes],
+        [
+            (who, container_use.amount.processes)
+            for who, container_use in live
+            if not use.hidden or container_use.amount.processes
+        ],
     )
-    yield metric("container_memory_share_bytes", _known((who, one.share_bytes) for who, one in live))
-    limits = ((who, one.share_bytes) for who, one in live if one.guarantee in _LIMITS)
+    yield metric(
+        "container_memory_share_bytes",
+        _known((who, container_use.share_bytes) for who, container_use in live),
+    )
+    limits = (
+        (who, container_use.share_bytes) for who, container_use in live if container_use.guarantee in _LIMITS
+    )
     yield metric("container_memory_limit_bytes", _known(limits))
-    yield metric("container_shares", [(who, one.shares) for who, one in live if one.shares])
+    yield metric(
+        "container_shares",
+        [(who, container_use.shares) for who, container_use in live if container_use.shares],
+    )
     guarantees: list[Row] = [
-        ((*_who(one), str(one.guarantee)), 1.0) for _, one in live if one.guarantee is not None
+        ((*_who(container_use), str(container_use.guarantee)), 1.0)
+        for _, container_use in live
+        if container_use.guarantee is not None
     ]
     yield metric("container_guarantee", guarantees)
-    ungranted = [(who, 1.0) for who, one in live if one.grant is GrantKind.NONE]
+    ungranted = [(who, 1.0) for who, container_use in live if container_use.grant is GrantKind.NONE]
     yield metric("container_ungranted", ungranted)
 
 

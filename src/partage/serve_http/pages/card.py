@@ -54,7 +54,9 @@ def _bar(height: int, shapes: Iterator[Element], label: str) -> Element:
 
 
 def _memory(blocks: Sequence[DeviceBlock]) -> Iterator[Element]:
-    for block, (left, width) in zip(blocks, _spans([one.weight for one in blocks]), strict=True):
+    for block, (left, width) in zip(
+        blocks, _spans([device_block.weight for device_block in blocks]), strict=True
+    ):
         yield _cell(left, width, _MEMORY, *_block(block))
 
 
@@ -115,14 +117,14 @@ def _compute(card: GpuCard) -> Iterator[Element]:
         if instance is not None
     }
     row: Sequence[ComputeSlice] = slices.compute_row
-    for one, (left, width) in zip(row, _spans([one.width for one in row]), strict=True):
-        if one.use is SliceUse.ABSENT:
+    for compute_slice, (left, width) in zip(row, _spans([one.width for one in row]), strict=True):
+        if compute_slice.use is SliceUse.ABSENT:
             continue
-        kind = {SliceUse.RUNS: "free", SliceUse.IDLE: "idle", SliceUse.UNCUT: "uncut"}[one.use]
-        if one.use is SliceUse.RUNS and one.instance is not None:
-            block = drawn[one.instance.placement]
+        kind = {SliceUse.RUNS: "free", SliceUse.IDLE: "idle", SliceUse.UNCUT: "uncut"}[compute_slice.use]
+        if compute_slice.use is SliceUse.RUNS and compute_slice.instance is not None:
+            block = drawn[compute_slice.instance.placement]
             kind = "planned" if block.planned else "held" if block.held else "free" if block.cells else "cut"
-        title = MARKS["idle"] if one.use is SliceUse.IDLE else None
+        title = MARKS["idle"] if compute_slice.use is SliceUse.IDLE else None
         yield _cell(left, width, _COMPUTE, _box(kind, element("title", title) if title else None))
 
 

@@ -174,7 +174,7 @@ def _gpu(
     standing = report.standings.get(gpu.uuid, "")
     offered = report.offer.get(gpu.uuid, ())
     resources = list(dict.fromkeys(offering.resource for offering in offered))
-    said = _SaidOnce(
+    said_once = _SaidOnce(
         resource=card is not None and len(resources) == 1,
         guarantee=card is not None and len({offering.guarantee for offering in offered}) == 1,
     )
@@ -191,7 +191,7 @@ def _gpu(
         element("p", standing, class_="unsettled") if standing else None,
         _offered(card, resources) if card is not None and offered else None,
         _use(gpu, report),
-        *_holders(gpu.index, held, said),
+        *_holders(gpu.index, held, said_once),
         _daemons(gpu),
         element("p", gpu.uuid, class_="dim small uuid"),
         id=f"gpu-{gpu.index}",

@@ -65,7 +65,7 @@ class ReportFolder:
 
     @property
     def words(self) -> str:
-        """Where the reports come from."""
+        """The origin of the reports."""
         return f"Report files in {self._folder}. Each says how old it is."
 
     def read(self) -> Sequence[NodeReport]:
@@ -157,7 +157,7 @@ class FleetReports:
 
     @property
     def words(self) -> str:
-        """Where they come from."""
+        """Their origin."""
         return self._source.words
 
     @property

@@ -188,7 +188,7 @@ class EmbeddedKubelet:
 
     @property
     def panics(self) -> tuple[str, ...]:
-        """Where a real kubelet would have crashed; the pod that it admitted has failed here."""
+        """A real kubelet would have crashed; the pod that it admitted has failed here."""
         return tuple(self._panics)
 
     def capacity(self) -> dict[str, int]:

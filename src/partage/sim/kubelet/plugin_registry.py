@@ -60,7 +60,7 @@ class PluginRegistry(RegistrationBase):
         self._tasks: set[asyncio.Task[None]] = set()
 
     def _place(self, plugin: PluginClient) -> tuple[str, Path | None]:
-        """Where the table has it."""
+        """Its place in the table."""
         return plugin.resource, plugin.path if self._by_path else None
 
     # --- registration -------------------------------------------------------------------------

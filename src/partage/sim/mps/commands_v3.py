@@ -129,10 +129,17 @@ def _set(state: NamedState, server: str, name: str, call: _Call) -> str:
 def _list_namespaces(state: NamedState, pipe: str, call: _Call) -> str:
     server = call.value("server")
     rows = [
-        (name, one.name, _STATUS[one.status], *_amounts(limits), "0", f"{pipe}/{one.name}/{name}")
-        for one in _servers(state)
-        for name, limits in one.namespaces.items()
-        if server in (None, one.name) and one.pid
+        (
+            name,
+            named_server.name,
+            _STATUS[named_server.status],
+            *_amounts(limits),
+            "0",
+            f"{pipe}/{named_server.name}/{name}",
+        )
+        for named_server in _servers(state)
+        for name, limits in named_server.namespaces.items()
+        if server in (None, named_server.name) and named_server.pid
     ]
     columns = ("name", "server", "server-status", "pinned-memory-limit", "active-thread-percentage")
     return _listed((*columns, "client-priority", "pipe-directory"), rows, call)
@@ -167,10 +174,10 @@ def _list_clients(state: NamedState, _pipe: str, call: _Call) -> str:
     if not call.flag("all") and server is None:
         raise CommandError("--server or --all is missing")
     rows = [
-        (client.pid, one.name, 0, client.route[1] or DEFAULT_NAMESPACE, client.command)
-        for one in _servers(state)
-        for client in one.clients
-        if server in (None, one.name)
+        (client.pid, named_server.name, 0, client.route[1] or DEFAULT_NAMESPACE, client.command)
+        for named_server in _servers(state)
+        for client in named_server.clients
+        if server in (None, named_server.name)
     ]
     return _listed(("pid", "server", "device", "namespace", "cmd"), rows, call)
 

@@ -52,10 +52,10 @@ class DaemonLimits(Frozen):
 
     def with_environment(self, env: Mapping[str, str]) -> DaemonLimits:
         """The same with the limits of a daemon's environment, its defaults from its start."""
-        found = self.with_threads(env.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
+        daemon_limits = self.with_threads(env.get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", ""))
         for name, value in _entries(env.get("CUDA_MPS_PINNED_DEVICE_MEM_LIMIT", "")):
-            found = found.with_memory(name, value)
-        return found
+            daemon_limits = daemon_limits.with_memory(name, value)
+        return daemon_limits
 
     def device(self, name: str) -> str | None:
         """The UUID of the device with that ordinal or UUID; None where the daemon sees no such device."""

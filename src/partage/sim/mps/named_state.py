@@ -149,7 +149,11 @@ class NamedState(MpsControlState):
         self._admit_pending()
 
     def ended(self, pid: int, code: int) -> None:
-        for server in [one for one in self.servers if isinstance(one, NamedServer) and one.pid == pid]:
+        for server in [
+            simulated_server
+            for simulated_server in self.servers
+            if isinstance(simulated_server, NamedServer) and simulated_server.pid == pid
+        ]:
             if server.status is ServerStatus.INITIALIZING:
                 self.actions.append(WriteServerLog(server.name, "no CUDA-capable device is detected"))
             self.actions.append(WriteLog(f"Server {server.name} {pid} exited with status {code}"))

@@ -138,13 +138,15 @@ class MpsControlState:
         for server in self.servers:
             if client in server.clients:
                 server.status = ServerStatus.FAULT
-                for one in server.clients:
-                    one.error = one.error or LAUNCH_FAILED
+                for simulated_client in server.clients:
+                    simulated_client.error = simulated_client.error or LAUNCH_FAILED
 
     def terminate(self, server_pid: int, client_pid: int) -> bool:
         """Destroy the contexts of a client; whether there was such a client."""
         for server in self._with_pid(server_pid):
-            for client in [one for one in server.clients if one.pid == client_pid]:
+            for client in [
+                simulated_client for simulated_client in server.clients if simulated_client.pid == client_pid
+            ]:
                 client.error, client.used_bytes, client.working = TERMINATED, 0, False
                 server.clients.remove(client)
                 self._recover(server)
@@ -157,7 +159,9 @@ class MpsControlState:
         if client.error:
             return client.error
         device = self.defaults.devices[0]
-        used = sum(one.used_bytes for server in self.servers for one in server.clients)
+        used = sum(
+            simulated_client.used_bytes for server in self.servers for simulated_client in server.clients
+        )
         over = client.limit_bytes is not None and client.used_bytes + amount_bytes > client.limit_bytes
         if over or used + amount_bytes > self.node.gpus[device]:
             return OUT_OF_MEMORY

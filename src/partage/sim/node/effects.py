@@ -48,7 +48,7 @@ from partage.sim.node.resets import (
     without_clients,
     without_lost,
 )
-from partage.sim.node.state import Sensors, SimulatedNode, SimulatedProcess, gpu_at, with_gpu
+from partage.sim.node.state import SimulatedNode, SimulatedProcess, gpu_at, with_gpu
 
 
 def apply_fault(state: SimulatedNode, fault: Fault) -> SimulatedNode:
@@ -109,15 +109,7 @@ def _set_values(state: SimulatedNode, fault: SetCondition | SetSensors) -> Simul
     if isinstance(fault, SetCondition):
         return _set_condition(state, fault)
     gpu_at(state, fault.gpu)
-    shown = Sensors(
-        fault.temperature_c,
-        fault.power_w,
-        fault.throttle,
-        fault.throttled_s,
-        fault.corrected,
-        fault.uncorrected,
-    )
-    return replace(state, sensors={**state.sensors, fault.gpu: shown})
+    return replace(state, sensors={**state.sensors, fault.gpu: fault.sensors})
 
 
 def _after_xid(state: SimulatedNode, xid: RaiseXid) -> SimulatedNode:

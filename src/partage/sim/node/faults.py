@@ -5,10 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Literal
-
-from msgspec import field
 
 from partage.errors import HardwareError
 from partage.model.gpu import RecoveryAction
@@ -16,8 +14,7 @@ from partage.model.gpu_use import UseKind
 from partage.model.ids import ContainerId, PodUid
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonPhase
-from partage.model.samples import Throttle, ThrottleTime
-from partage.sim.node.load import Load
+from partage.sim.node.load import Load, Sensors
 from partage.values import Frozen
 
 Call = Literal[
@@ -206,19 +203,10 @@ class Vacate(Frozen):
 
 
 class SetSensors(Frozen):
-    """What the sensors of the GPU show from now on. None, and an empty tuple: what its load gives.
-
-    throttle: why its clocks are lowered. throttled_s: time so far, by cause. corrected, uncorrected: ECC
-    errors.
-    """
+    """What the sensors of the GPU show from now on."""
 
     gpu: int
-    temperature_c: float | None = None
-    power_w: float | None = None
-    throttle: tuple[Throttle, ...] = ()
-    throttled_s: Mapping[ThrottleTime, float] = field(default_factory=dict)
-    corrected: int = 0
-    uncorrected: int = 0
+    sensors: Sensors
 
     def __str__(self) -> str:
         return f"the sensors of GPU {self.gpu} show other values"

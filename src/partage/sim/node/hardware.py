@@ -264,7 +264,9 @@ class SimulatedHardware:
             case FailCall() | HangCall():
                 self._call_faults.append(_CallFault(fault, fault.times))
             case HealCall(call):
-                self._call_faults = [one for one in self._call_faults if one.fault.call != call]
+                self._call_faults = [
+                    call_fault for call_fault in self._call_faults if call_fault.fault.call != call
+                ]
             case RaiseXid(gpu, code, gi, ci):
                 uuid = None if gpu is None else gpu_at(self._state, gpu).uuid
                 resets = None if gpu is None else self._state.conditions[gpu].resets

@@ -1,11 +1,17 @@
-"""What a simulated process does over time: memory and activity as a function of its age. Deterministic."""
+"""What a simulated process does over time: memory and activity as a function of its age; and sensors that
+show something else than that. Deterministic.
+"""
 
 from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Mapping
 from enum import StrEnum
 
+from msgspec import field
+
+from partage.model.samples import Throttle, ThrottleTime
 from partage.values import Frozen
 
 
@@ -113,3 +119,19 @@ def _noise(load: Load, what: str, age_s: float) -> float:
 
 def _ratio(value: float) -> float:
     return max(0.0, min(1.0, value))
+
+
+class Sensors(Frozen):
+    """What the sensors of a GPU show in place of what its load would give. None, and an empty tuple: what it
+    gives.
+
+    throttle: why its clocks are lowered. throttled_s: time so far, by cause. corrected, uncorrected: ECC
+    errors.
+    """
+
+    temperature_c: float | None = None
+    power_w: float | None = None
+    throttle: tuple[Throttle, ...] = ()
+    throttled_s: Mapping[ThrottleTime, float] = field(default_factory=dict)
+    corrected: int = 0
+    uncorrected: int = 0

@@ -12,7 +12,7 @@ from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
 from partage.model.ids import GpuUuid, PciBusId
 from partage.model.mps import DaemonSpec
 from partage.model.paths import CONTROL_NODES
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.sim.node.faults import TimedFault
 from partage.sim.node.topology import has_nvswitch, links_between
 from partage.values import Frozen

@@ -72,7 +72,9 @@ def tenants_of(state: SimulatedNode) -> PipeTenants:
             tenant = PipeTenant(device, owner.pod, owner.container, job)
             whole = not state.daemons[device].spec.namespaces
             found.setdefault(replace(tenant, whole=whole), {})[rights] = None
-    return PipeTenants(tuple(replace(one, rights=tuple(rights)) for one, rights in found.items()))
+    return PipeTenants(
+        tuple(replace(pipe_tenant, rights=tuple(rights)) for pipe_tenant, rights in found.items())
+    )
 
 
 def end_process(state: SimulatedNode, step: EndProcess) -> SimulatedNode:

@@ -17,8 +17,9 @@ from partage.model.samples import (
     Samples,
     Throttle,
 )
+from partage.sim.node.load import Sensors
 from partage.sim.node.processes import activities_of, all_rows, processes_of
-from partage.sim.node.state import Sensors, SimulatedNode
+from partage.sim.node.state import SimulatedNode
 
 _MEASURES_ACTIVITY = ("hopper", "blackwell")
 """GPUs with GPM."""

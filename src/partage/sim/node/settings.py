@@ -11,8 +11,8 @@ from partage.edges.hardware.compute_mode import refuse_if_blocked
 from partage.edges.hardware.time_slice import HINT
 from partage.errors import StateMismatch, Unsupported
 from partage.model.gpu import ComputeMode, Gpu
-from partage.model.policy import Interval
 from partage.model.step import SetComputeMode, SetTimeSlice, TimeSlice
+from partage.model.strategy import Interval
 from partage.sim.node.preconditions import answering_gpu
 from partage.sim.node.processes import processes_of
 from partage.sim.node.state import SimulatedNode, with_gpu

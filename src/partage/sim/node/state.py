@@ -13,9 +13,8 @@ from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec
-from partage.model.policy import Interval
-from partage.model.samples import Throttle, ThrottleTime
-from partage.sim.node.load import Load
+from partage.model.strategy import Interval
+from partage.sim.node.load import Load, Sensors
 from partage.sim.node.machine import DRIVER, Machine, derived_uuid
 from partage.sim.node.topology import has_nvswitch
 from partage.values import Frozen
@@ -33,17 +32,6 @@ class SimulatedProcess(Frozen):
     uid: int = 0
     load: Load | None = None
     since_s: float = 0.0
-
-
-class Sensors(Frozen):
-    """What the sensors of a GPU show in place of what its load would give. See ``faults.SetSensors``."""
-
-    temperature_c: float | None = None
-    power_w: float | None = None
-    throttle: tuple[Throttle, ...] = ()
-    throttled_s: Mapping[ThrottleTime, float] = field(default_factory=dict)
-    corrected: int = 0
-    uncorrected: int = 0
 
 
 _FIRST_DAEMON_PID = 900_000

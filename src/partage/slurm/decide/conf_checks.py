@@ -67,8 +67,8 @@ def check_slurm_conf(
     _check_lines(files, notes)
     _check_once(nodes, notes)
     settings = Settings(files)
-    used = {one.name for node in nodes for one in node.gres} | {
-        one.name for one in (gres.records if gres else ())
+    used = {gres_count.name for node in nodes for gres_count in node.gres} | {
+        gres_line.name for gres_line in (gres.records if gres else ())
     }
     shared = sorted(used & set(SHARED))
     _check_types(files, nodes, gres, version, notes)
@@ -94,7 +94,9 @@ def check_slurm_conf(
 
 
 def _check_lines(files: Sequence[ConfFile], notes: Notebook) -> None:
-    for name, line in ((file.name, one) for file in files for one in file.lines if one.rest):
+    for name, line in (
+        (file.name, conf_line) for file in files for conf_line in file.lines if conf_line.rest
+    ):
         message = f"{line.rest[:60]!r} is no key and value: slurmd does not start"
         notes.error(name, line.number, message, "write Key=value; a value with spaces in quotes")
 
@@ -124,7 +126,7 @@ def _check_types(
     found = gres_types(files)
     if found is None:
         known: tuple[str, ...] = ()
-        for node in (one for one in nodes if one.gres):
+        for node in (node_line for node_line in nodes if node_line.gres):
             notes.error(
                 node.file, node.line, "nodes have GRES, and there is no GresTypes", "add GresTypes=gpu"
             )
@@ -143,18 +145,18 @@ def _check_types(
                 "no version can do both; keep one of them for the whole cluster",
             )
     for node in nodes:
-        for one in node.gres:
-            if known and one.name not in known:
-                message = f"{one.name} is not in GresTypes: slurmd and slurmctld ignore it"
+        for gres_count in node.gres:
+            if known and gres_count.name not in known:
+                message = f"{gres_count.name} is not in GresTypes: slurmd and slurmctld ignore it"
                 notes.error(
-                    node.file, node.line, message, f"add it: GresTypes={','.join((*known, one.name))}"
+                    node.file, node.line, message, f"add it: GresTypes={','.join((*known, gres_count.name))}"
                 )
     for record in gres.records if gres else ():
         if known and record.name not in known:
             message = f"{record.name} is not in GresTypes: slurmd ignores this line"
             notes.error(record.file, record.line, message, f"GresTypes is {','.join(known)}")
     loaded = [kind for kind in SHARED if kind in known]
-    first = next((one for one in (gres.records if gres else ()) if one.multiple), None)
+    first = next((gres_line for gres_line in (gres.records if gres else ()) if gres_line.multiple), None)
     if loaded and first is not None and version < releases.MIG_BESIDE_SHARES:
         message = (
             f"with {loaded[0]} in GresTypes Slurm {version} reads each file of this MIG device as one GPU"
@@ -184,7 +186,7 @@ def check_cgroup_conf(
 ) -> None:
     """cgroup.conf, with what it includes; no files: there is none."""
     constrains = False
-    for file, line in [(one, line) for one in files for line in one.lines]:
+    for file, line in [(conf_file, line) for conf_file in files for line in conf_file.lines]:
         if line.rest:
             notes.error(
                 file.name, line.number, f"{line.rest[:60]!r} is no key and value: slurmd does not start"

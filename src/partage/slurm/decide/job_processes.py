@@ -88,7 +88,7 @@ def _share(row: GpuProcess, device: DeviceUuid, record: JobRecord | None, job: L
     if row.kind is ProcessKind.MPS_SERVER:
         return MPS_SERVER
     if record is not None:
-        own = next((one for one in record.devices if one.uuid == device), None)
+        own = next((job_device for job_device in record.devices if job_device.uuid == device), None)
         return NOT_ITS_OWN if own is None else _held(own)
     return "" if job is None else job.gres
 

@@ -269,4 +269,4 @@ def idle_daemons(devices: Iterable[DeviceUuid], left: Iterable[JobRecord]) -> tu
 
 
 def _has(record: JobRecord, device: DeviceUuid) -> bool:
-    return any(one.uuid == device for one in record.devices)
+    return any(job_device.uuid == device for job_device in record.devices)

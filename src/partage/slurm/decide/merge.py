@@ -80,11 +80,11 @@ class _NodeFiles:
 
     # --- GPUs ---------------------------------------------------------------------------------
 
-    def _merged(self, found: Sequence[SeenGpu]) -> tuple[SeenGpu, ...]:
+    def _merged(self, gpus: Sequence[SeenGpu]) -> tuple[SeenGpu, ...]:
         """Slurm's list: by type in the order of slurm.conf, then by line."""
         if self._line is None:
-            return tuple(found)
-        left, merged = list(found), []
+            return tuple(gpus)
+        left, merged = list(gpus), []
         for wanted in (gres for gres in self._line.gres if gres.name == "gpu"):
             count = 1 if wanted.count is None else wanted.count
             taken = [gpu for gpu in left if not wanted.type or gpu.type == wanted.type][:count]
@@ -131,15 +131,15 @@ class _NodeFiles:
     def _units(self, kind: str, gpus: Sequence[SeenGpu]) -> tuple[int, ...]:
         """The units of each GPU; () where the node has none."""
         mine = [record for record in self._records if record.name == kind]
-        said = (
+        gres_count = (
             None
             if self._line is None
             else next((gres for gres in self._line.gres if gres.name == kind), None)
         )
         where = mine[0] if mine else self._line
-        if where is None or (not mine and said is None):
+        if where is None or (not mine and gres_count is None):
             return ()
-        if said is None and self._line is not None:
+        if gres_count is None and self._line is not None:
             message = f"{kind} is not in Gres= of node {self._name}: no job gets it"
             hint = f"add it in {self._line.file}, line {self._line.line}"
             self._notes.warn(where.file, where.line, message, hint)
@@ -149,9 +149,9 @@ class _NodeFiles:
                 message = f"node {self._name} has {kind}, and no gpu: slurmd does not start"
                 self._notes.error(where.file, where.line, message, "add a line Name=gpu")
             return ()
-        units = self._placed(kind, mine, said, gpus)
-        if said is not None and self._line is not None:
-            self._check_sum(kind, said.count or 1, sum(units))
+        units = self._placed(kind, mine, gres_count, gpus)
+        if gres_count is not None and self._line is not None:
+            self._check_sum(kind, gres_count.count or 1, sum(units))
         if kind == "mps" and sum(amount > 0 for amount in units) > 1:
             self._check_spread(where, mine, [gpu for gpu, n in zip(gpus, units, strict=True) if not n])
         return units

@@ -32,7 +32,7 @@ def node_devices(name: str, gres: NodeGres, desired: DesiredState, version: Slur
 def _device(
     device: SlurmDevice, row: DeviceOffer, gpu: Gpu, users: dict[DeviceUuid, bool | None]
 ) -> NodeDevice:
-    mig = next((one for one in gpu.mig_devices if one.uuid == device.uuid), None)
+    mig = next((mig_device for mig_device in gpu.mig_devices if mig_device.uuid == device.uuid), None)
     memory = device_memory(gpu, mig)
     return NodeDevice(
         index=device.index,

@@ -115,10 +115,10 @@ def _misformed(
     if shared and "gpu" in names:
         why = f"a whole GPU and {shared[0]} exclude each other in one job"
         return RequestVerdict(request, Outcome.REFUSED, why, "ask for one of them", _INVALID)
-    for one in asked:
-        if one.name in SHARED and one.type:
-            why = f"{one.name} has no type of its own: the job is started, and its steps are refused"
-            return RequestVerdict(request, Outcome.FAILS, why, _without_type(one, nodes), _INVALID)
+    for gres_count in asked:
+        if gres_count.name in SHARED and gres_count.type:
+            why = f"{gres_count.name} has no type of its own: the job is started, and its steps are refused"
+            return RequestVerdict(request, Outcome.FAILS, why, _without_type(gres_count, nodes), _INVALID)
     return None
 
 
@@ -145,7 +145,7 @@ def _has(node: SlurmNodeView, gres: GresCount) -> int:
 def _impossible(
     request: str, asked: Sequence[GresCount], nodes: Sequence[SlurmNodeView]
 ) -> RequestVerdict | None:
-    if any(all(_has(node, one) >= _amount(one) for one in asked) for node in nodes):
+    if any(all(_has(node, gres_count) >= _amount(gres_count) for gres_count in asked) for node in nodes):
         return None
     for gres in asked:
         most = max((_has(node, gres) for node in nodes), default=0)

@@ -211,9 +211,13 @@ def _facts(held: Sequence[JobDevice], *, guarded: bool) -> dict[str, str]:
     by_gpu: dict[GpuUuid, list[JobDevice]] = {}
     for device in held:
         by_gpu.setdefault(device.gpu, []).append(device)
-    strategies = {one.strategy.value for one in held}
-    names = dict.fromkeys(one.gres.value if one.units else f"gpu:{one.type}" for one in held)
-    guarantees = (Guarantee.NONE if one.guard and not guarded else one.guarantee for one in held)
+    strategies = {job_device.strategy.value for job_device in held}
+    names = dict.fromkeys(
+        job_device.gres.value if job_device.units else f"gpu:{job_device.type}" for job_device in held
+    )
+    guarantees = (
+        Guarantee.NONE if job_device.guard and not guarded else job_device.guarantee for job_device in held
+    )
     facts = {
         "PARTAGE_RESOURCE": ",".join(names),
         "PARTAGE_SHARES": as_request(held),
@@ -221,12 +225,12 @@ def _facts(held: Sequence[JobDevice], *, guarded: bool) -> dict[str, str]:
         "PARTAGE_STRATEGY": strategies.pop() if len(strategies) == 1 else "mixed",
         "PARTAGE_REPLICAS": one_or_each([_replicas(same[0]) for same in by_gpu.values()]),
         "PARTAGE_MEMORY_BYTES": one_or_each(
-            [sum(one.memory_bytes for one in same) for same in by_gpu.values()]
+            [sum(job_device.memory_bytes for job_device in same) for same in by_gpu.values()]
         ),
         "PARTAGE_GUARANTEE": weakest(guarantees).value,
     }
     if guarded:
-        totals = [sum(one.total_bytes for one in same) for same in by_gpu.values()]
+        totals = [sum(job_device.total_bytes for job_device in same) for same in by_gpu.values()]
         facts["PARTAGE_TOTAL_BYTES"] = one_or_each(totals)
     return facts
 

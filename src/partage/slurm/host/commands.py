@@ -23,7 +23,7 @@ class SlurmCommands:
         self._deadline_s = deadline_s
 
     def found(self, program: str) -> str | None:
-        """Where a program is; None: it is not there."""
+        """The path of a program; None: it is not there."""
         return shutil.which(program, path=self._path)
 
     def run(self, program: str, *arguments: str) -> str:

@@ -31,7 +31,7 @@ PATH = (
     "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin:/opt/slurm/sbin:/opt/slurm/bin"
     ":/cm/shared/apps/slurm/current/bin"
 )
-"""Where Slurm's programs are, if no directory is named."""
+"""The directories of Slurm's programs, if none is named."""
 
 DEADLINE_S = 15.0
 

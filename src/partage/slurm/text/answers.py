@@ -104,7 +104,7 @@ def parse_settings(text: str) -> LiveSettings:
 def parse_jobs(content: str, node: str) -> tuple[LiveJob, ...]:
     """The jobs on a node, by number, from ``squeue --json``. Raises CodecError."""
     jobs = [job for row in rows_of(content) if (job := _job(row, node)) is not None]
-    return tuple(sorted(jobs, key=lambda one: one.job))
+    return tuple(sorted(jobs, key=lambda live_job: live_job.job))
 
 
 def rows_of(content: str) -> list[Mapping[str, Any]]:
@@ -219,10 +219,10 @@ def indexes_of(match: re.Match[str]) -> Iterator[int]:
 
 def parse_job_lines(text: str) -> tuple[LiveJob, ...]:
     """The same from ``squeue --format`` with JOB_FORMAT: what the jobs hold is not known."""
-    found = []
+    jobs = []
     for line in text.splitlines():
         words = line.split("|")
         if len(words) == 4 and words[0].isdecimal() and words[1] not in _ENDED:
             uid = int(words[2]) if words[2].isdecimal() else None
-            found.append(LiveJob(JobId(int(words[0])), words[1], uid, words[3]))
-    return tuple(sorted(found, key=lambda job: job.job))
+            jobs.append(LiveJob(JobId(int(words[0])), words[1], uid, words[3]))
+    return tuple(sorted(jobs, key=lambda job: job.job))

@@ -34,7 +34,7 @@ _NOT_GRES = re.compile(r"(?:cpu|mem|node|billing|energy|license)[=:]")
 def parse_queue(content: str) -> tuple[QueuedJob, ...]:
     """The jobs, by number. Raises CodecError."""
     jobs = [job for row in rows_of(content) if (job := _job(row)) is not None]
-    return tuple(sorted(jobs, key=lambda one: one.job))
+    return tuple(sorted(jobs, key=lambda queued_job: queued_job.job))
 
 
 def _job(row: Mapping[str, Any]) -> QueuedJob | None:

@@ -26,7 +26,7 @@ from partage.model.gpu import (
 )
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonSpec, MpsNamespace
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.sim.node.faults import LoseGpu, RaiseXid, Reboot, TimedFault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.machine_file import read_machine

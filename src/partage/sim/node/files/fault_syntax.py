@@ -49,6 +49,7 @@ from partage.sim.node.faults import (
 )
 from partage.sim.node.files.identifiers import read_index
 from partage.sim.node.files.load_syntax import read_bytes, read_load, read_sensors
+from partage.sim.node.load import Sensors
 
 _CALLS: dict[str, Call] = {verb: verb for verb in get_args(Call)}
 _ERRORS: dict[str, type[HardwareError]] = {
@@ -249,8 +250,7 @@ _OCCUPY = Reader(
 
 
 def _sensors(words: Table) -> Fault:
-    gpu = _gpu(words)
-    return words.needed("sensors", lambda field: read_sensors(gpu, field)) or SetSensors(gpu)
+    return SetSensors(_gpu(words), words.needed("sensors", read_sensors) or Sensors())
 
 
 def _left_by(words: Table) -> Fault:

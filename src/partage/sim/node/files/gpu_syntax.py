@@ -18,7 +18,7 @@ from partage.model.gpu import (
     RecoveryAction,
     architecture_name,
 )
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
 from partage.sim.node.files.mig_syntax import read_geometry, read_instances
 from partage.sim.node.machine import new_gpu

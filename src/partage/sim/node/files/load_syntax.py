@@ -7,8 +7,7 @@ from itertools import pairwise
 from partage.codec.fields import Field, Table
 from partage.codec.reader import Reader, by_type, one_or_many
 from partage.model.samples import Throttle, ThrottleTime
-from partage.sim.node.faults import SetSensors
-from partage.sim.node.load import Load, LoadPoint
+from partage.sim.node.load import Load, LoadPoint, Sensors
 from partage.units import parse_bytes
 
 _POINT = ("at-s", "memory", "busy", "reading")
@@ -31,13 +30,12 @@ def read_load(place: Field) -> Load | None:
     return _LOAD.fill(words, every_s=every_s)
 
 
-def read_sensors(gpu: int, place: Field) -> SetSensors | None:
+def read_sensors(place: Field) -> Sensors | None:
     """What the sensors of a GPU show: ``{temperature: 85, power: 650, throttle: [sw_thermal], throttled-s:
     {thermal: 30},
     ecc-corrected: 2, ecc-uncorrected: 1}``.
     """
-    words = place.table(_SENSORS.keys, "{temperature: 85}")
-    return None if words is None else _SENSORS.fill(words, gpu=gpu)
+    return _SENSORS.read(place, "{temperature: 85}")
 
 
 def read_bytes(field: Field) -> int | None:
@@ -87,8 +85,7 @@ _LOAD = Reader(
     reads={"to_bytes": read_bytes, "idle": _ratio, "busy": _ratio, "noise": _ratio, "points": _points},
 )
 _SENSORS = Reader(
-    SetSensors,
-    ("temperature_c", "power_w", "throttle", "throttled_s", "corrected", "uncorrected"),
+    Sensors,
     named={
         "temperature_c": "temperature",
         "power_w": "power",

@@ -27,8 +27,8 @@ from partage.model.gpu import (
 )
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec, MpsNamespace
-from partage.model.policy import Interval
 from partage.model.step import StartDaemon
+from partage.model.strategy import Interval
 from partage.sim.node.daemons import start_daemon
 from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault

@@ -11,7 +11,7 @@ from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
 from partage.model.gpu import Driver, EmptyInstance, Gpu, Inventory, Link, MigDevice
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonSpec, MpsNamespace
-from partage.model.policy import Interval
+from partage.model.strategy import Interval
 from partage.sim.node.files.gpu_syntax import NOT_SUPPORTED
 from partage.sim.node.files.machine_file import KIND, VERSION
 from partage.sim.node.machine import Machine
