@@ -17,6 +17,7 @@ import jsonschema
 import pytest
 import yaml
 
+from partage.claims.model.names import DRIVER, Mode
 from partage.cli import hardware_options
 from partage.cli.agent import command as agent_command
 from partage.model.node_labels import NodeTaint
@@ -151,6 +152,13 @@ CLAIMS = {
     (_DRA, "resourceclaims/driver", "associated-node:patch"),
 }
 DRAIN = {("", "pods", "list"), ("", "pods/eviction", "create")}
+CLAIMS = {
+    *(("resource.k8s.io", "resourceslices", verb) for verb in ("get", "list", "watch")),
+    *(("resource.k8s.io", "resourceslices", verb) for verb in ("create", "update", "delete")),
+    *(("resource.k8s.io", "resourceclaims", verb) for verb in ("get", "list")),
+    ("resource.k8s.io", "resourceclaims/status", "patch"),
+    ("resource.k8s.io", "resourceclaims/driver", "associated-node:patch"),
+}
 
 
 @pytest.mark.parametrize(
@@ -259,6 +267,52 @@ def test_a_rollout_can_be_read_by_agents_and_only_its_leases_be_written() -> Non
     assert not any("rollout" in name for _, name in _objects(DEFAULT))
 
 
+def test_each_way_to_ask_by_claim_has_one_class_and_no_other_driver_has_it() -> None:
+    objects = _objects(ALL)
+    classes = {name: one["spec"] for (kind, name), one in objects.items() if kind == "DeviceClass"}
+    modes = []
+    for spec in classes.values():
+        (selector,) = spec["selectors"]
+        # The driver is asked for first: devices of another one have no such attribute, which is an error.
+        found = re.fullmatch(
+            rf"""device\.driver == "{DRIVER}" && device\.attributes\["{DRIVER}"\]\.mode in (\[.*\])""",
+            selector["cel"]["expression"],
+        )
+        assert found, selector
+        modes += json.loads(found[1])
+    assert sorted(modes) == sorted(Mode)
+    assert {name: spec.get("extendedResourceName") for name, spec in classes.items()} == {
+        "gpu.partage.dev": "nvidia.com/gpu",
+        "share.partage.dev": None,
+        "mig.partage.dev": None,
+    }
+    assert not any(kind == "DeviceClass" for kind, _ in _objects(DEFAULT))
+
+
+def test_an_agent_writes_only_what_claims_have_of_its_own_driver() -> None:
+    rules = _objects(ALL)["ClusterRole", "partage-claims"]["rules"]
+    named = [rule.get("resourceNames") for rule in rules if "resourceclaims/driver" in rule["resources"]]
+    assert named == [[DRIVER]]
+    policy = _objects(ALL)["ValidatingAdmissionPolicy", "partage-own-slices-only"]["spec"]
+    (asked,) = policy["matchConstraints"]["resourceRules"]
+    written = {verb for group, kind, verb in CLAIMS if kind == "resourceslices"} - {"get", "list", "watch"}
+    assert {operation.lower() for operation in asked["operations"]} == written
+    (condition,) = policy["matchConditions"]
+    (account,) = _objects(ALL)["ClusterRoleBinding", "partage-claims"]["subjects"]
+    who = f"system:serviceaccount:{account['namespace']}:{account['name']}"
+    assert condition["expression"] == f'request.userInfo.username == "{who}"'
+    assert policy["failurePolicy"] == "Fail"
+    binding = _objects(ALL)["ValidatingAdmissionPolicyBinding", "partage-own-slices-only"]["spec"]
+    assert binding == {"policyName": "partage-own-slices-only", "validationActions": ["Deny"]}
+
+
+def test_the_sockets_of_an_agent_have_the_name_of_its_pod() -> None:
+    (uid,) = (one for one in _container(ALL, "agent")["env"] if one["name"] == "POD_UID")
+    assert uid["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
+    assert "--dra" in _container(ALL, "agent")["args"]
+    assert "--dra" not in _container(DEFAULT, "agent")["args"]
+
+
 def test_without_an_api_server_there_is_no_token() -> None:
     assert _pod(ALONE, "agent")["automountServiceAccountToken"] is False
     assert _pod(DEFAULT, "agent")["automountServiceAccountToken"] is True
@@ -351,6 +405,9 @@ def test_the_schema_has_the_values_of_the_chart_and_no_others() -> None:
         ("rollout: {maxChanging: 101}", "$.rollout.maxChanging"),
         ("metrics: {dcgmNames: off}", "$.metrics.dcgmNames"),
         ("driverRoot: run/nvidia/driver", "$.driverRoot"),
+        ("dra: {counters: always}", "$.dra"),
+        ("dra: {extendedResources: {nvidia.com/gpu: gpu.nvidia.com}}", "$.dra.extendedResources"),
+        ("dra: {extendedResources: {gpu: gpu.partage.dev}}", "$.dra.extendedResources"),
     ],
 )
 def test_values_that_would_have_no_effect_or_break_the_pods_are_refused(text: str, said: str) -> None:

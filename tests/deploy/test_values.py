@@ -18,6 +18,9 @@ HELM = shutil.which("helm", path=f"{ROOT / 'build' / 'cluster'}") or shutil.whic
 pytestmark = pytest.mark.skipif(HELM is None, reason="needs helm: make chart")
 
 
+DRA = "--kube-version=1.37.2 --set=dra.enabled=true --set=cdi.enabled=true"
+
+
 def _template(*options: str) -> subprocess.CompletedProcess[str]:
     assert HELM is not None
     command = [HELM, "template", "partage", str(CHART), "--namespace=partage", *options]
@@ -48,6 +51,16 @@ def _template(*options: str) -> subprocess.CompletedProcess[str]:
             "--kube-version=1.29 --set=cluster.enabled=false --set=admission.restrictedMps.enabled=true",
             "admission.restrictedMps needs Kubernetes 1.30",
         ),
+        ("--set=dra.driverName=gpu.nvidia.com", "has only the name gpu.partage.dev yet"),
+        (f"{DRA} --set=cluster.enabled=false", "dra.enabled needs cluster.enabled"),
+        ("--kube-version=1.37.2 --set=dra.enabled=true", "dra.enabled needs cdi.enabled"),
+        (f"{DRA} --kube-version=1.35.9", "dra.enabled needs Kubernetes 1.36.4, and this is v1.35.9"),
+        ("--set=dra.extendedResources.a\\.b/c=gpu.partage.dev", "dra.extendedResources needs dra.enabled"),
+        (
+            f"{DRA} --set=dra.extendedResources.a\\.b/c=gpu.partage.dev"
+            " --set=dra.extendedResources.a\\.b/d=gpu.partage.dev",
+            "one class is named twice",
+        ),
         ("--kube-version=1.26", "kubeVersion: >=1.27"),
     ],
 )
@@ -64,6 +77,8 @@ def test_what_cannot_work_is_refused_before_anything_is_installed(options: str, 
         "--set=affinity=null",
         "--set=cluster.podAnnotations=true",
         "--set=rollout.maxChanging=1 --set=rollout.canary.pool=true",
+        f"{DRA} --set=dra.extendedResources.nvidia\\.com/gpu=gpu.partage.dev",
+        f"{DRA} --kube-version=1.36.4-gke.1",
         f"--values={CHART / 'presets' / 'gpu-operator.yaml'}",
     ],
 )

@@ -7,12 +7,18 @@ them, and has device files that stand for GPUs.
 from __future__ import annotations
 
 import json
+import re
+import ssl
+import urllib.error
+import urllib.request
 from collections.abc import Iterator
 from typing import Any
 
 import pytest
+import yaml
 
-from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
+from tests.doc_blocks import blocks_of
+from tests.e2e.cluster import MACHINE, NAMESPACE, ROOT, Cluster, Json
 from tests.e2e.tenants import pod
 
 pytestmark = pytest.mark.usefixtures("tenants", "claims")
@@ -28,6 +34,9 @@ gpus:
 """
 UNITS = 39
 OTHER = "team-b"
+EXTENDED = "example.com/whole-gpu"
+"""No device plugin lists it."""
+PAGE = ROOT / "docs" / "how-to" / "share-by-claim.md"
 WHOLE = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
 EVEN = {"name": "gpu", "exactly": {"deviceClassName": "share.partage.dev"}}
 
@@ -77,7 +86,7 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
         hardware={"machine": MACHINE},
         config={"map": {"default": POLICY}},
         cdi={"enabled": True},
-        dra={"enabled": True},
+        dra={"enabled": True, "extendedResources": {EXTENDED: DRIVER}},
     )
     try:
         cluster.until("slices of three GPUs", lambda: len(devices(cluster)) == 5)
@@ -93,7 +102,8 @@ def claims(node: Cluster) -> Iterator[None]:
     yield
     for namespace in ("default", OTHER):
         node.kubectl("delete", "pods", "--all", "-n", namespace, "--force", "--grace-period=0", check=False)
-    node.until("no claim holds anything", lambda: not claimed(node))
+    if node.get("pods", "-n", NAMESPACE)["items"]:
+        node.until("no claim holds anything", lambda: not claimed(node))
     for namespace in ("default", OTHER):
         for kind in ("resourceclaimtemplates", "resourceclaims"):
             node.kubectl("delete", kind, "--all", "-n", namespace, "--wait=false", check=False)
@@ -136,6 +146,14 @@ def refused(cluster: Cluster, name: str) -> str:
     return cluster.until("it is not scheduled", lambda: cluster.events("FailedScheduling", name))[-1]
 
 
+def agents_token(cluster: Cluster) -> tuple[str, str]:
+    """The API server's address, and a token for the agent's pod, which names the node."""
+    agent = cluster.component("agent")["metadata"]["name"]
+    bound = ("--bound-object-kind", "Pod", "--bound-object-name", agent)
+    token = cluster.kubectl("create", "token", "partage-agent", "-n", NAMESPACE, *bound).strip()
+    return cluster.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"), token
+
+
 def test_parts_of_one_gpu_in_two_namespaces(node: Cluster) -> None:
     ours = claiming("first", "ten")
     theirs = claiming("second", "twenty", namespace=OTHER)
@@ -154,13 +172,54 @@ def test_parts_of_one_gpu_in_two_namespaces(node: Cluster) -> None:
     assert len(claimed(node)) == 2
 
     node.apply(template("whole", WHOLE), claiming("whole", "whole"))
-    refused(node, "whole")
+    assert "cannot allocate all claims" in refused(node, "whole")
     node.kubectl("delete", "pod", "first", "--wait")
     node.kubectl("delete", "pod", "second", "-n", OTHER, "--wait")
     node.until_phase("whole", "Running", timeout_s=90)
     assert node.environment("whole")["PARTAGE_MEMORY_BYTES"] == str(UNITS << 30)
     node.apply(claiming("late", "ten"))
     refused(node, "late")
+
+
+def test_the_examples_of_the_page_run(node: Cluster) -> None:
+    """With an image and a profile that are here."""
+    shown = {block.file_name: block.text.replace("3g.40gb", "3g.20gb") for block in blocks_of(PAGE)}
+    objects = [
+        found
+        for name in ("part.yaml", "best.yaml", "together.yaml")
+        for found in yaml.safe_load_all(shown[name])
+    ]
+    for found in objects:
+        if found["kind"] == "Pod":
+            base = pod("any", {})["spec"]
+            for container in found["spec"]["containers"]:
+                container |= {
+                    key: base["containers"][0][key] for key in ("image", "imagePullPolicy", "command")
+                }
+            found["spec"]["terminationGracePeriodSeconds"] = 0
+            found["metadata"]["labels"] = {"partage-e2e": "tenant"}
+    node.apply(*objects)
+    for name in ("part", "best", "trainer", "watcher"):
+        node.until_phase(name, "Running")
+    part_of_it = node.environment("part")
+    assert part_of_it["PARTAGE_MEMORY_BYTES"] == str(10 << 30)
+    assert part_of_it["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert node.environment("best")["PARTAGE_GUARANTEE"] == "hard"
+    common = {
+        node.environment(name, container)["PARTAGE_SHARES"]
+        for name, container in (("trainer", "main"), ("trainer", "viewer"), ("watcher", "main"))
+    }
+    assert len(common) == 1
+
+
+def test_an_extended_resource_is_a_whole_gpu_by_a_claim(node: Cluster) -> None:
+    node.apply(pod("limits", {EXTENDED: 1}), pod("waits", {EXTENDED: 1}))
+    running = node.until("one of them runs", lambda: [n for n, p in node.phases().items() if p == "Running"])
+    environment = node.environment(running[0])
+    assert environment["PARTAGE_MEMORY_BYTES"] == str(UNITS << 30)
+    assert EXTENDED not in node.allocatable()
+    (other,) = {"limits", "waits"} - {*running}
+    assert refused(node, other)
 
 
 def test_four_even_shares_and_no_fifth(node: Cluster) -> None:
@@ -258,18 +317,82 @@ def test_a_gpu_passes_to_the_device_plugin_and_back(node: Cluster) -> None:
     node.until_allocatable({"nvidia.com/gpu": 1})
 
 
-def test_an_agent_writes_slices_of_its_own_node_only(node: Cluster) -> None:
-    """As the agent's account, without the token of a pod, which names the node."""
-    account = f"system:serviceaccount:{NAMESPACE}:partage-agent"
-    slice_ = {
-        "apiVersion": "resource.k8s.io/v1",
-        "kind": "ResourceSlice",
-        "metadata": {"name": "foreign"},
-        "spec": {
-            "driver": DRIVER,
-            "nodeName": "node9",
-            "pool": {"name": "node9-partage", "generation": 1, "resourceSliceCount": 1},
-        },
-    }
-    said = node.kubectl("create", "--as", account, "-f", "-", stdin=node.json(slice_), check=False)
-    assert "own node only" in said
+def test_an_agent_writes_slices_of_its_own_node_and_driver_only(node: Cluster) -> None:
+    """With a token for the agent's pod, which names the node; and as its account, without one."""
+    server, token = agents_token(node)
+    config = ("--kubeconfig", "/dev/null", "--server", server, "--insecure-skip-tls-verify")
+    with_token = (*config, "--token", token)
+    as_account = ("--as", f"system:serviceaccount:{NAMESPACE}:partage-agent")
+
+    def said(who: tuple[str, ...], *command: str, stdin: Json | None = None) -> str:
+        return node.kubectl(*who, *command, stdin=node.json(stdin) if stdin else None, check=False)
+
+    def slice_of(name: str, driver: str = DRIVER) -> Json:
+        pool = {"name": f"{name}-tried", "generation": 1, "resourceSliceCount": 1}
+        return {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceSlice",
+            "metadata": {"name": "tried"},
+            "spec": {"driver": driver, "nodeName": name, "pool": pool},
+        }
+
+    everywhere = slice_of("anywhere")
+    del everywhere["spec"]["nodeName"]
+    everywhere["spec"]["allNodes"] = True
+    create = ("create", "-f", "-")
+    for foreign in (slice_of("node9"), everywhere):
+        assert "own node only" in said(with_token, *create, stdin=foreign)
+    assert "own driver only" in said(with_token, *create, stdin=slice_of(node.node, "gpu.example.com"))
+    assert "own node only" in said(as_account, *create, stdin=slice_of(node.node))
+
+    node.kubectl(*create, stdin=node.json(slice_of("node9")))
+    try:
+        assert "own node only" in said(with_token, "delete", "resourceslice", "tried")
+    finally:
+        node.kubectl("delete", "resourceslice", "tried")
+    for name in [one["metadata"]["name"] for one in node.get("resourceslices")["items"]]:
+        assert "deleted" in said(with_token, "delete", "resourceslice", name)
+    node.until("its own are back", lambda: devices(node), timeout_s=2)
+
+
+def test_an_agent_says_of_claims_what_they_have_of_its_own_driver_only(node: Cluster) -> None:
+    node.apply(template("even", EVEN), claiming("holds", "even"))
+    node.until_phase("holds", "Running")
+    (claim,) = node.get("resourceclaims")["items"]
+    name = claim["metadata"]["name"]
+    (result,) = claim["status"]["allocation"]["devices"]["results"]
+
+    server, token = agents_token(node)
+    unverified = ssl._create_unverified_context()  # what is tried is the token's rights
+
+    def tried(status: Json) -> int:
+        """The answer to a patch of the claim's status. kubectl would read it first, for which is no right."""
+        place = f"{server}/apis/resource.k8s.io/v1/namespaces/default/resourceclaims/{name}/status"
+        headers = {"Authorization": f"Bearer {token}", "Content-Type": "application/merge-patch+json"}
+        body = node.json({"status": status}).encode()
+        request = urllib.request.Request(place, body, headers, method="PATCH")
+        try:
+            with urllib.request.urlopen(request, context=unverified, timeout=30) as answer:
+                return int(answer.status)
+        except urllib.error.HTTPError as error:
+            return error.code
+
+    device = {key: result[key] for key in ("driver", "pool", "device", "shareID") if key in result}
+    assert tried({"devices": [device]}) == 200
+    assert tried({"allocation": None}) == 403
+    assert tried({"reservedFor": None}) == 403
+
+
+def test_uninstalled_nothing_is_left_of_it(node: Cluster) -> None:
+    """The last test of the module: the chart is gone afterwards."""
+    node.uninstall()
+    classes = {one["metadata"]["name"] for one in node.get("deviceclasses")["items"]}
+    assert not any(name.endswith("partage.dev") for name in classes)
+    # The kubelet takes a driver's slices away that has been gone for 30 s.
+    node.until("no slice is left", lambda: not devices(node), timeout_s=60)
+    registry = node.path_on_node("/var/lib/kubelet/plugins_registry")
+    assert not [path.name for path in registry.iterdir() if DRIVER in path.name]
+    named = re.compile(r"claim|partage")
+    specs = node.path_on_node("/var/run/cdi")
+    left = [path.name for path in specs.iterdir() if named.search(path.name)] if specs.exists() else []
+    assert left == []
