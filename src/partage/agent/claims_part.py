@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Protocol
 
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import AgentOptions
+from partage.agent.status.status import ClaimFigures
 from partage.plan.serve.claim_offer import ClaimOffer
 from partage.plan.serve.ledger import Ledger
 
@@ -32,6 +33,9 @@ class ClaimsPart(Protocol):
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims, and no others."""
 
+    def figures(self) -> ClaimFigures | None:
+        """For metrics, which are asked on another thread; None: there is no driver."""
+
     @property
     def trouble(self) -> str:
         """Why claims get nothing, or not all; empty: they do."""
@@ -46,6 +50,10 @@ class NoClaims:
     async def run(self) -> None:
         """There is nothing to run."""
         raise NotImplementedError
+
+    def figures(self) -> ClaimFigures | None:
+        """There are none."""
+        return None
 
     def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         """What claims could get, nobody gets."""

@@ -127,6 +127,7 @@ class KubeletService(NodeService):
         status.endpoints = self.endpoints.states
         status.mps_clients = MpsClientsSeen() if options.mps_pipe_read_only else None
         status.counts.asked = self.plugins.asked
+        status.claims = self.claims.figures
 
     # --- see NodeService ---
 

@@ -18,7 +18,7 @@ from partage.agent.status.status import AgentStatus
 from partage.claims.agent.part import ClaimsOfNode
 from partage.model.claim import ClaimRef
 from partage.plan.report import Report
-from partage.sim.node.faults import RaiseXid
+from partage.sim.node.faults import RaiseXid, Reboot
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.agent.harness import Place, place
@@ -348,3 +348,56 @@ async def test_the_ledger_names_the_container_of_a_claim() -> None:
         assert [(one.claim, one.holders[0].pod, one.holders[0].container) for one in entries] == [
             ("team/whole", "train", "main")
         ]
+
+
+async def test_a_claims_status_says_what_it_has_and_metrics_count_it() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(2), "the device")
+        whole = node.claim("whole", {"device": node.device(2)["name"]})
+        assert await node.refusal(whole) == ""
+
+        def said() -> Any:
+            return node.store.objects[claims_path("team")]["whole"]["status"].get("devices")
+
+        (entry,) = await node.until(said, "the status of the claim")
+        assert (entry["driver"], entry["pool"], entry["device"]) == (
+            "gpu.partage.dev",
+            POOL,
+            node.device(2)["name"],
+        )
+        ((enforced,), data) = entry["conditions"], entry["data"]
+        assert (enforced["type"], enforced["status"], enforced["reason"]) == ("Enforced", "True", "Hard")
+        assert data["uuid"] == node.device(2)["attributes"]["uuid"]["string"]
+
+        late = node.claim("late", {"device": node.device(2)["name"]})
+        assert "held by claim team/whole" in await node.refusal(late)
+        assert node.status is not None
+        figures = node.status.claims()
+        assert figures is not None
+        assert (figures.states, figures.refused["held"]) == ({"started": 0, "prepared": 1}, 1)
+        assert (figures.prepares, figures.slices) == (2, 1)
+
+
+@pytest.mark.parametrize("key", ["watch", "interval"])
+async def test_what_only_the_policy_can_say_is_refused(key: str) -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(2), "the device")
+        config = {
+            "apiVersion": "partage.dev/v1",
+            "kind": "ShareConfig",
+            key: {"watch": "kill", "interval": "long"}[key],
+        }
+        claim = node.claim("asks", {"device": node.device(2)["name"]}, config=config)
+        assert f"has {key} in its ShareConfig" in await node.refusal(claim)
+
+
+async def test_after_a_reboot_claims_hold_nothing_until_they_are_prepared_again() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(2), "the device")
+        whole = node.claim("whole", {"device": node.device(2)["name"]})
+        assert await node.refusal(whole) == ""
+        await node.hardware.inject(Reboot())
+        await node.until(lambda: not node.report.entries, "nothing is held")
+        await node.until(lambda: "taints" not in (node.device(2) or {"taints": []}), "no taint")
+        assert await node.refusal(whole) == ""
+        await node.until(lambda: [one.claim for one in node.report.entries] == ["team/whole"], "it is held")

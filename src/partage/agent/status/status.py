@@ -76,6 +76,19 @@ class UseSeen(Frozen):
     hour: LastHour = field(default_factory=dict)
 
 
+class ClaimFigures(Frozen):
+    """What metrics say of ResourceClaims. states: how many are started, and prepared. refused: since the
+    start, by reason. prepares: calls of the kubelet; prepare_s: how long they took in all, in seconds.
+    slices: how many there are, as wanted.
+    """
+
+    states: Mapping[str, int]
+    refused: Mapping[str, int]
+    prepares: int
+    prepare_s: float
+    slices: int
+
+
 class AgentStatus(Struct):
     """The last report, the pulse of the loop, and values that are read live.
 
@@ -87,6 +100,7 @@ class AgentStatus(Struct):
     history: reads the days of the history of use as they are on the disk; None: none is kept.
     mps_clients: of which MPS daemons clients were seen; None: their pipes can be written.
     job_names: of the jobs that use GPUs now, by number; of a compute node of Slurm.
+    claims: of the DRA driver; None: there is none.
     news: set at the next report; then another event is in its place.
     use_seen: what was sampled last, for whoever wanted it; asks nothing.
     usage: asks what is used now. Takes some milliseconds, a second at most; never call it in the agent's
@@ -107,6 +121,7 @@ class AgentStatus(Struct):
     history: Callable[[], Iterable[Raw]] | None = None
     mps_clients: MpsClientsSeen | None = None
     job_names: Callable[[], Mapping[str, JobName]] = dict
+    claims: Callable[[], ClaimFigures | None] = lambda: None
     news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def publish(self, report: Report) -> None:

@@ -18,7 +18,7 @@ from partage.claims.decide.allocation import grant
 from partage.claims.decide.cdi import ClaimCdi, claim_cdi
 from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.claims.model.claim import Claim
-from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim
+from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim, ShareConfig
 from partage.claims.model.names import pool_of
 from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepared
 from partage.edges.files.catalogue import geometry_of
@@ -76,10 +76,13 @@ class ClaimDriver:
         records: ClaimRecords,
         cdi: CdiFiles,
         kept: Sequence[ClaimRecord] = (),
+        say: Callable[[ClaimRecord], None] = lambda _: None,
     ) -> None:
-        """ask: for a turn of the loop. kept: what an agent before has recorded in this boot."""
+        """ask: for a turn of the loop. kept: what an agent before has recorded. say: told of each claim that
+        is prepared."""
         self._node, self._ledger, self._clock, self._ask = node, ledger, clock, ask
-        self._reader, self._records, self._cdi = reader, records, cdi
+        self._reader, self._records, self._cdi, self._say = reader, records, cdi, say
+        self._before_boot: Mapping[str, ClaimRecord] = {}
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._holders: Mapping[str, tuple[Holder, ...]] = {}
@@ -97,7 +100,7 @@ class ClaimDriver:
     def booted(self, boot_id: str) -> None:
         """The node runs since this boot: claims that were prepared before it hold nothing. The kubelet asks
         for them again."""
-        self.kept, _ = by_boot(self.kept.values(), boot_id)
+        self.kept, self._before_boot = by_boot(self.kept.values(), boot_id)
         self._note_holds()
 
     def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
@@ -224,13 +227,21 @@ class ClaimDriver:
             return RefusedClaim(
                 RefusalReason.STEP, "the node has not been observed yet; it is tried again by itself"
             )
-        guard = bool(terms.guard_dir)
+        guard, before = bool(terms.guard_dir), self._before_boot.get(ref.uid)
         granted = grant(
-            claim, ref, self.devices, [one.granted for one in self.kept.values()], self._held(), guard=guard
+            claim,
+            ref,
+            self.devices,
+            [one.granted for one in self.kept.values()],
+            self._held(),
+            recorded=before.uuids if before else {},
+            guard=guard,
         )
         if isinstance(granted, RefusedClaim):
             return granted
         for share in granted.shares:
+            if reason := _only_by_policy(share.config):
+                return RefusedClaim(RefusalReason.CONFIG, f"claim {ref.namespace}/{ref.name} {reason}")
             if (closed := self._offer.closed.get(share.uuid)) is not None:
                 text = f"claim {ref.namespace}/{ref.name} was given {share.device}, which {closed.reason}"
                 return RefusedClaim(RefusalReason.HELD, f"{text}; it is tried again by itself")
@@ -268,6 +279,7 @@ class ClaimDriver:
         done = prepared(started, cdi.ids)
         await self._keep(done)
         log.info("a claim is prepared", extra={"claim": _name(granted), "devices": _devices(granted.shares)})
+        self._say(done)
         return done.answer
 
     async def _keep(self, record: ClaimRecord) -> None:
@@ -301,6 +313,16 @@ class ClaimDriver:
             for record in [*self.kept.values()]:
                 if record.state is ClaimState.STARTED:
                     await self._taken_back(record.claim.uid)
+
+
+def _only_by_policy(config: ShareConfig) -> str:
+    """What the claim's configuration asks for in vain: the watchdog and time slices know GPUs, and not yet
+    the claims that share one. Empty: nothing.
+    """
+    asked = [key for key in ("interval", "watch") if getattr(config, key) is not None]
+    if not asked:
+        return ""
+    return f"has {' and '.join(asked)} in its ShareConfig, which only the policy can say until now"
 
 
 def _name(granted: Granted) -> str:

@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import AgentOptions
+from partage.agent.status.status import ClaimFigures
 from partage.claims.agent.driver import ClaimDriver
 from partage.claims.agent.publisher import Publisher
+from partage.claims.agent.status_writer import ClaimStatusWriter
 from partage.claims.decide.slices import slices_of
 from partage.claims.host.cdi_files import ClaimCdiFiles
 from partage.claims.host.records import RecordsFile
 from partage.claims.model.claim import Claim, parse_claim
+from partage.claims.model.grant import RefusalReason
 from partage.claims.model.names import DRIVER
+from partage.claims.model.record import ClaimState
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Connection
@@ -56,6 +61,7 @@ class ClaimsOfNode:
         for problem in loaded.problems:
             log.warning("records of claims", extra={"problem": problem})
         api = ResourceApi(Connection(options.cluster))
+        self._status = ClaimStatusWriter(api)
         self._driver = ClaimDriver(
             options.node_name,
             ledger,
@@ -65,6 +71,7 @@ class ClaimsOfNode:
             records=self._records,
             cdi=self._cdi,
             kept=loaded.records,
+            say=self._status.say,
         )
         self._publisher = Publisher(api, options.node_name, ask)
         sockets = DraSockets(options.plugins_dir, options.registry_dir, DRIVER, options.pod_uid)
@@ -76,6 +83,18 @@ class ClaimsOfNode:
     def trouble(self) -> str:
         """Why claims get nothing, or not all; empty: they do."""
         return self._server.trouble or self._publisher.trouble
+
+    def figures(self) -> ClaimFigures:
+        """For metrics, which are asked on another thread: what is replaced as a whole is read once."""
+        kept, counts = self._driver.kept, self._driver.counts
+        states = Counter(record.state for record in kept.values())
+        return ClaimFigures(
+            states={state.value: states[state] for state in ClaimState},
+            refused={reason.value: counts.refused[reason] for reason in RefusalReason},
+            prepares=counts.prepares,
+            prepare_s=counts.prepare_s,
+            slices=self._publisher.current,
+        )
 
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims, and no others."""
@@ -105,6 +124,7 @@ class ClaimsOfNode:
         async with asyncio.TaskGroup() as group:
             group.create_task(unending("kubelet", self._server.run()))
             group.create_task(unending("slices", self._publisher.run()))
+            group.create_task(unending("status of claims", self._status.run()))
 
     def _remove_unknown_files(self) -> None:
         """CDI files of claims that are not recorded: of an agent that was killed between the two."""

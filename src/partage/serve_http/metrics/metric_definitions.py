@@ -197,6 +197,12 @@ METRICS = {
         ),
         counter("allocations", "Allocate calls that were answered.", "resource"),
         counter("allocations_refused", "Allocate calls that were refused.", "resource"),
+        # ResourceClaims; absent without --dra.
+        MetricDefinition("claims", "ResourceClaims that hold something of the node.", ("state",)),
+        counter("claims_refused", "ResourceClaims that were refused, at each try.", "reason"),
+        counter("claim_prepares", "Calls in which the kubelet asked for claims."),
+        counter("claim_prepare_seconds", "How long these calls took in all."),
+        MetricDefinition("slices_current", "ResourceSlices of the node that are as they should be."),
         # GPUs.
         MetricDefinition("gpu_info", "The GPU.", (*_GPU, "product")),
         MetricDefinition("gpu_health", "1 for the health state of the GPU.", (*_GPU, "state")),

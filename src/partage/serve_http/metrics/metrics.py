@@ -15,7 +15,7 @@ from msgspec.structs import fields
 from partage import __version__
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import readiness_of, stall_reason
-from partage.agent.status.status import AgentStatus, WatchObservation
+from partage.agent.status.status import AgentStatus, ClaimFigures, WatchObservation
 from partage.edges.hardware.supervisor import HelperState
 from partage.model.dcgm_names import DcgmNames
 from partage.model.gpu import NoDriver
@@ -126,6 +126,7 @@ class ReportCollector:
                 for ending in ("done", "rolled-back", "partial", "not-started", "pending-reboot")
             ],
         )
+        yield from _claims(self._status.claims())
         asked = counts.asked()
         yield metric("allocations", [((name,), row.allocations) for name, row in asked.items()])
         yield metric("allocations_refused", [((name,), row.refusals) for name, row in asked.items()])
@@ -135,6 +136,16 @@ class ReportCollector:
         yield metric(
             "watchdog_kills_failed", [((gpu,), number) for gpu, number in counts.not_killed.copy().items()]
         )
+
+
+def _claims(claims: ClaimFigures | None) -> Iterator[Family]:
+    if claims is None:
+        return
+    yield metric("claims", [((state,), count) for state, count in claims.states.items()])
+    yield metric("claims_refused", [((reason,), count) for reason, count in claims.refused.items()])
+    yield metric("claim_prepares", [((), claims.prepares)])
+    yield metric("claim_prepare_seconds", [((), claims.prepare_s)])
+    yield figure("slices_current", claims.slices)
 
 
 def _watch(observation: WatchObservation | None) -> Iterator[Family]:
