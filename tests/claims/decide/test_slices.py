@@ -281,6 +281,13 @@ def test_a_closed_device_is_tainted_and_another_is_not() -> None:
     assert found == [None, [{"key": "gpu.partage.dev/unhealthy", "value": "95", "effect": "NoSchedule"}]]
 
 
+def test_whole_gpus_come_last() -> None:
+    """The scheduler takes the first that fits: an amount also fits into a whole GPU."""
+    (spec,) = published(whole(0), amounts(1), whole(2), replicas(3))
+    modes = [one["attributes"]["mode"]["string"] for one in spec["devices"]]
+    assert modes == ["amounts", "replicas", "whole", "whole"]
+
+
 # --- versions ------------------------------------------------------------------------------------
 
 

@@ -70,13 +70,14 @@ def slices_of(
     """The slices of a node's pool, in generation 0. Without devices there is one that is empty: the driver is
     here. None at all for a server that is too old (``ServerVersion.too_old``).
 
-    inventory, geometry_of: those with which ``devices`` was made. closed: devices
-    of which no claim gets anything now.
+    inventory, geometry_of: those with which ``devices`` was made. closed: devices of which no claim gets
+    anything now. The scheduler takes the first device that fits, so whole GPUs come last: a claim for an
+    amount would be given one of them, all of it.
     """
     if server.too_old:
         return ()
     found = []
-    for name, row in devices.rows.items():
+    for name, row in sorted(devices.rows.items(), key=lambda one: mode_of(one[1]) is Mode.WHOLE):
         gpu = inventory.gpu(row.gpu)
         assert gpu is not None, "devices of other GPUs are left out by claim_devices"
         board = (boards or {}).get(row.gpu, BoardFacts())
