@@ -376,9 +376,13 @@ async def test_a_claims_status_says_what_it_has_and_metrics_count_it() -> None:
         assert figures is not None
         assert (figures.states, figures.refused["held"]) == ({"started": 0, "prepared": 1}, 1)
         assert figures.prepares == 2
-        await node.until(
-            lambda: node.status and node.status.claims().slices == 1, "the slice is as it should be"
-        )
+        claims = node.status.claims
+
+        def slices() -> int:
+            now = claims()
+            return now.slices if now else 0
+
+        await node.until(lambda: slices() == 1, "the slice is as it should be")
 
 
 @pytest.mark.parametrize("key", ["watch", "interval"])
