@@ -51,7 +51,8 @@ def test_amounts_over_the_kubelets_sockets(node, kubelet, capsys):
         assert len(ids(kubelet, MEMORY)) == 158
 
         capsys.readouterr()
-        node.in_report_file('"held":50')
+        node.in_report_file('"pod":"train"')
+        node.in_report_file('"pod":"serve"')
         assert run(["inspect", "-d", f"--machine={MACHINE}", f"--run-dir={node.run_dir}"]) == 0
         said = capsys.readouterr().out
         assert "train  a          40               0" in said

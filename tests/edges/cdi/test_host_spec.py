@@ -165,8 +165,10 @@ async def test_what_the_nodes_own_toolkit_wrote_is_taken(
     kept = await _writer(static, dynamic).update(inventory, options, now_s=0)
     assert (kept.complete, kept.reason) == (True, "")
     spec = _written(dynamic)
-    names = [gpu.uuid if by is DeviceIdStrategy.UUID else str(gpu.index) for gpu in inventory]
-    assert [device["name"] for device in spec["devices"]] == names
+    names = {gpu.uuid for gpu in inventory}  # by which claims ask, whatever the policy says
+    if by is DeviceIdStrategy.INDEX:
+        names |= {str(gpu.index) for gpu in inventory}
+    assert {device["name"] for device in spec["devices"]} == names
     mounted = {mount["containerPath"] for mount in spec["containerEdits"]["mounts"]}
     assert "/usr/lib64/libcuda.so.550.163.01" in mounted
     assert {hook["path"] for hook in spec["containerEdits"]["hooks"]} == {

@@ -90,6 +90,8 @@ def holdings(report: ReportDocument) -> dict[int, list[HeldShares]]:
     grouped: dict[tuple[int, str, tuple[str, ...]], list[EntryRow]] = {}
     for entry in report.held:
         names = tuple(map(container_name, entry.holders))
+        if entry.claim and not names:
+            names = (f"claim {entry.claim}",)
         # Shares whose holder is not known are not known to be one container's.
         key = index_of.get(entry.id, -1), entry.resource, names or (f"\0{entry.id}",)
         grouped.setdefault(key, []).append(entry)

@@ -27,12 +27,14 @@ CERTAINTIES: Mapping[Certainty, str] = {
     Certainty.TENTATIVE: "pod not known yet",
     Certainty.UNCONFIRMED: "not confirmed",
     Certainty.ENDING: "pod ended",
+    Certainty.CLAIMED: "by claim",
 }
 """What is said beside a holder. Nothing is where the kubelet names it."""
 
 _CERTAINTY_WORDS = {
     Certainty.TENTATIVE: "The kubelet has given the share away, and has not named the container yet.",
     Certainty.UNCONFIRMED: "The kubelet has just started, and does not name the container yet.",
+    Certainty.CLAIMED: "A ResourceClaim has the share, until no pod needs the claim any more.",
     Certainty.ENDING: "The kubelet has forgotten the pod. The share is free when no process of it is left.",
 }
 _HEALTH_WORDS = {
