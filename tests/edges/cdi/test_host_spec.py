@@ -165,7 +165,7 @@ async def test_what_the_nodes_own_toolkit_wrote_is_taken(
     kept = await _writer(static, dynamic).update(inventory, options, now_s=0)
     assert (kept.complete, kept.reason) == (True, "")
     spec = _written(dynamic)
-    names = {gpu.uuid for gpu in inventory}  # by which claims ask, whatever the policy says
+    names: set[str] = {gpu.uuid for gpu in inventory}  # by which claims ask, whatever the policy says
     if by is DeviceIdStrategy.INDEX:
         names |= {str(gpu.index) for gpu in inventory}
     assert {device["name"] for device in spec["devices"]} == names
