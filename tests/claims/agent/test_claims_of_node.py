@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -408,3 +409,48 @@ async def test_after_a_reboot_claims_hold_nothing_until_they_are_prepared_again(
         await node.until(lambda: "taints" not in (node.device(2) or {"taints": []}), "no taint")
         assert await node.refusal(whole) == ""
         await node.until(lambda: [one.claim for one in node.report.entries] == ["team/whole"], "it is held")
+
+
+async def test_a_claim_that_is_gone_is_taken_back_unless_a_container_has_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kubelet has lost its record of it, and never asks for its end."""
+    monkeypatch.setattr("partage.claims.agent.part.GONE_S", 0.05)
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        first, second = node.amount("first", "10Gi"), node.amount("second", "10Gi")
+        answer = held({"team/train": {"main": {}}})
+        resources = answer.pod_resources[0].containers[0].dynamic_resources
+        resources.add(claim_name="first", claim_namespace="team")
+        node.kubelet.pod_resources = answer
+        assert [await node.refusal(claim) for claim in (first, second)] == ["", ""]
+        await node.until(lambda: any(one.holders for one in node.report.entries), "a named holder")
+        for claim in (first, second):
+            node.store.remove(claims_path("team"), claim.name)
+        await node.until(lambda: node.cdi(second.uid) is None, "the second is taken back")
+        assert node.cdi(first.uid) is not None
+        assert {one.claim for one in node.report.entries} >= {"team/first"}
+
+
+async def test_shares_are_held_while_the_record_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    from partage.claims.host.records import RecordsFile
+
+    async with dra_node() as node:
+        await node.until(lambda: node.device(2), "the device")
+        whole = node.claim("whole", {"device": node.device(2)["name"]})
+        real, goes_on, seen = RecordsFile.save, threading.Event(), threading.Event()
+
+        def slow(*arguments: Any) -> None:
+            seen.set()
+            goes_on.wait(10)
+            real(*arguments)
+
+        monkeypatch.setattr(RecordsFile, "save", slow)
+        asked = asyncio.create_task(node.refusal(whole))
+        await node.until(seen.is_set, "the disk is asked")
+        node.place.write_policy(GPUS.replace("via: claims, exclusive", "exclusive"))
+        await node.until(lambda: "taints" in (node.device(2) or {}), "the GPU is to change")
+        assert [one.claim for one in node.report.entries] == ["team/whole"]
+        goes_on.set()
+        assert await asked == ""
+        assert node.device(2) is not None

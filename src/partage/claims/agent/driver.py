@@ -283,12 +283,20 @@ class ClaimDriver:
         return done.answer
 
     async def _keep(self, record: ClaimRecord) -> None:
-        """Raises HardwareError, and then nothing has changed."""
-        kept = {**self.kept, record.claim.uid: record}
-        await asyncio.to_thread(self._records.save, kept.values())
-        self.kept = kept
+        """It holds its shares from now on, also while the disk is slow: no GPU changes meanwhile.
+
+        Raises HardwareError, and then nothing has changed.
+        """
+        before = self.kept
+        self.kept = {**before, record.claim.uid: record}
         self._since_s.setdefault(record.claim.uid, self._clock())
         self._note_holds()
+        try:
+            await asyncio.to_thread(self._records.save, self.kept.values())
+        except PartageError:
+            self.kept = before
+            self._note_holds()
+            raise
 
     async def _taken_back(self, uid: str) -> str:
         """Why it cannot be taken back; empty: nothing is left of it."""
@@ -306,6 +314,21 @@ class ClaimDriver:
         self._note_holds()
         log.info("a claim is taken back", extra={"claim": _name(record.granted)})
         return ""
+
+    async def forget_gone(self) -> None:
+        """Take back claims that do not exist any more and that no container has: nobody else will, if the
+        kubelet has lost its record of them."""
+        for record in [*self.kept.values()]:
+            ref = record.claim
+            try:
+                gone = (await self._reader.claim(ref.namespace, ref.name)).ref.uid != ref.uid
+            except Absent:
+                gone = True
+            except (ClusterError, ValueError):
+                continue
+            if gone and f"{ref.namespace}/{ref.name}" not in self._holders:
+                async with self._turn:
+                    await self._taken_back(ref.uid)
 
     async def roll_back_started(self) -> None:
         """Take back what an agent that was killed had only begun."""

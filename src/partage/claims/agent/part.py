@@ -32,6 +32,9 @@ from partage.plan.serve.ledger import Ledger
 
 log = logging.getLogger(__name__)
 
+GONE_S = 600.0
+"""How often it is looked for claims that are gone, in seconds. A kubelet that works tells of each one."""
+
 
 class ApiClaims:
     """Claims as the API server has them."""
@@ -125,6 +128,12 @@ class ClaimsOfNode:
             group.create_task(unending("kubelet", self._server.run()))
             group.create_task(unending("slices", self._publisher.run()))
             group.create_task(unending("status of claims", self._status.run()))
+            group.create_task(unending("claims that are gone", self._forget_gone()))
+
+    async def _forget_gone(self) -> None:
+        while True:
+            await asyncio.sleep(GONE_S)
+            await self._driver.forget_gone()
 
     def _remove_unknown_files(self) -> None:
         """CDI files of claims that are not recorded: of an agent that was killed between the two."""
