@@ -48,6 +48,12 @@ def container_name(holder: Holder) -> str:
     return f"{pod_name(holder)}/{holder.container}"
 
 
+def who_holds(holders: Iterable[Holder], claim: str | None) -> tuple[str, ...]:
+    """The containers that hold a share; the claim where none is named. claim: ``namespace/name``, or none."""
+    names = tuple(map(container_name, holders))
+    return names if names or not claim else (f"claim {claim}",)
+
+
 def standing(
     gpu_index: int, phase: Phase | None, reason: str, pods: Iterable[str], processes: Iterable[str]
 ) -> str:

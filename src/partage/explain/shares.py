@@ -11,14 +11,14 @@ from partage.agent.status.readiness import PIPE_READ_ONLY
 from partage.answers import common_output
 from partage.answers.documents.report import EntryRow, ReportDocument
 from partage.answers.documents.resources import ResourceDeviceRow, ResourceGpuRow
-from partage.answers.wording import container_name, pod_name
+from partage.answers.wording import container_name, pod_name, who_holds
 from partage.errors import InputError
 from partage.explain.decide.gpus import obstacle_words
 from partage.explain.decide.node import GpuView, NodeView
 from partage.explain.document import ExplainedShareRow
 from partage.explain.node_views import view_of_report
 from partage.explain.verb_nodes import Where, need_reports, see_nodes
-from partage.model.ids import DeviceUuid, ResourceName, ShareId, device_of, parse_share_id
+from partage.model.ids import DEVICE_CLASSES, DeviceUuid, ResourceName, ShareId, device_of, parse_share_id
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy
 from partage.plan.serve.ledger_entry import Certainty
@@ -87,7 +87,7 @@ def _row(
         resource=row.resource,
         shares=shares,
         state=state,
-        holders=() if entry is None else tuple(map(container_name, entry.holders)),
+        holders=() if entry is None else who_holds(entry.holders, entry.claim),
         certainty=None if entry is None else entry.certainty,
         since=None if entry is None else entry.since,
         memory_bytes=row.memory_bytes * len(shares),
@@ -131,7 +131,7 @@ def _not_offered(report: ReportDocument, view: NodeView, what: str) -> Iterator[
             resource=entry.resource,
             shares=(entry.id,),
             state=state,
-            holders=tuple(map(container_name, entry.holders)),
+            holders=who_holds(entry.holders, entry.claim),
             certainty=entry.certainty,
             since=entry.since,
             memory_bytes=None,
@@ -208,6 +208,8 @@ def _standing(view: NodeView, row: DeviceOffer, entry: EntryRow | None, at: str)
     if obstacles:
         reason, change = obstacle_words(view, gpu, obstacles[0])
         return "not given", f"nobody holds it, and nobody gets it: {reason}", str(change)
+    if row.resource in DEVICE_CLASSES:
+        return "free", "free", f"ask by a ResourceClaim of the class {row.resource}"
     return "free", "free", f"ask for {row.resource}: 1"
 
 
@@ -216,7 +218,13 @@ def _held(entry: EntryRow, at: str) -> tuple[str, str, str]:
     text = f"held{f' by {pods}' if pods else ''} since {_moment(entry.since)}{_age(entry.since, at)}: "
     if entry.left or entry.unseen:
         return "held", text + _of_forgotten_pod(entry, at), f"wait, or: partage free {entry.id}"
-    step = f"kubectl describe pod {_kubectl(entry)}" if entry.holders else "wait a moment, then ask again"
+    if entry.holders:
+        step = f"kubectl describe pod {_kubectl(entry)}"
+    elif entry.claim:
+        namespace, _, name = entry.claim.partition("/")
+        step = f"kubectl describe resourceclaim -n {namespace} {name}"
+    else:
+        step = "wait a moment, then ask again"
     return "held", text + _CERTAINTY[entry.certainty], step
 
 

@@ -15,8 +15,12 @@ import pytest
 
 from partage.agent.compose import run
 from partage.agent.options import AgentOptions, Intervals
+from partage.agent.status.readiness import readiness_of
 from partage.agent.status.status import AgentStatus
+from partage.answers.documents.plan import held_row
+from partage.answers.report import report_document
 from partage.claims.agent.part import ClaimsOfNode
+from partage.explain.shares import share_rows
 from partage.model.claim import ClaimRef
 from partage.plan.report import Report
 from partage.sim.node.faults import RaiseXid, Reboot
@@ -454,3 +458,19 @@ async def test_shares_are_held_while_the_record_is_written(monkeypatch: pytest.M
         goes_on.set()
         assert await asked == ""
         assert node.device(2) is not None
+
+
+async def test_show_and_explain_name_the_claim() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(2), "the device")
+        whole = node.claim("whole", {"device": node.device(2)["name"]})
+        assert await node.refusal(whole) == ""
+        await node.until(lambda: node.report.entries, "it is held")
+        assert node.status is not None
+        document = report_document(node.report, node.status, readiness_of(node.status, Intervals()))
+        assert [held_row(entry).holders for entry in document.held] == [("claim team/whole",)]
+        (row,) = share_rows("n1", document, "2")
+        assert "held by claim team/whole since" in row.standing
+        assert row.next == "kubectl describe resourceclaim -n team whole"
+        (free,) = share_rows("n1", document, "1")
+        assert free.next == "ask by a ResourceClaim of the class share.partage.dev"

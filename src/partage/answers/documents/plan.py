@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from partage.answers.documents.document import Document, PolicySource, row
 from partage.answers.documents.node import DriverRow
 from partage.answers.documents.resources import ResourceRow
-from partage.answers.wording import container_name
+from partage.answers.wording import who_holds
 from partage.errors import Problem
 from partage.model.gpu import Gpu, Inventory
 from partage.model.gpu_use import GpuUse, UseKind
@@ -141,7 +141,7 @@ def _gpu_row(gpu: Gpu, plan: NodePlan, inventory: Inventory) -> PlannedGpuRow:
 
 def held_row(entry: LedgerEntry | EntryRow) -> HeldRow:
     """The row of one held share."""
-    return row(HeldRow, entry, holders=tuple(map(container_name, entry.holders)))
+    return row(HeldRow, entry, holders=who_holds(entry.holders, entry.claim))
 
 
 def layout_fields(mig: GpuMigPlan | Blocked | None) -> dict[str, Any]:

@@ -94,8 +94,9 @@ class EntryRow(Frozen):
 
     @property
     def pods(self) -> str:
-        """The pods that may hold it; empty if none is known."""
-        return " or ".join(map(pod_name, self.holders))
+        """The pods that may hold it, or the claim; empty if none is known."""
+        claim = f"claim {self.claim}" if self.claim else ""
+        return " or ".join(map(pod_name, self.holders)) or claim
 
 
 class DaemonRow(Frozen):

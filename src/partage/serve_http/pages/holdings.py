@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partage.answers.documents.report import EntryRow, ReportDocument
-from partage.answers.wording import container_name
+from partage.answers.wording import who_holds
 from partage.model.ids import GpuUuid, ShareId
 from partage.model.share import Guarantee
 from partage.plan.serve.ledger_entry import Certainty
@@ -89,9 +89,7 @@ def holdings(report: ReportDocument) -> dict[int, list[HeldShares]]:
     }
     grouped: dict[tuple[int, str, tuple[str, ...]], list[EntryRow]] = {}
     for entry in report.held:
-        names = tuple(map(container_name, entry.holders))
-        if entry.claim and not names:
-            names = (f"claim {entry.claim}",)
+        names = who_holds(entry.holders, entry.claim)
         # Shares whose holder is not known are not known to be one container's.
         key = index_of.get(entry.id, -1), entry.resource, names or (f"\0{entry.id}",)
         grouped.setdefault(key, []).append(entry)
