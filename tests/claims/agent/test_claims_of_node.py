@@ -165,9 +165,12 @@ class DraNode:
         }
         return self.claim(name, result)
 
+    def cdi_path(self, uid: str) -> Path:
+        return self.place.run_dir / "cdi" / f"gpu.partage.dev-claim_{uid}.json"
+
     def cdi(self, uid: str) -> Any:
         """The CDI file of a claim; None: there is none."""
-        path = self.place.run_dir / "cdi" / f"gpu.partage.dev-claim_{uid}.json"
+        path = self.cdi_path(uid)
         return json.loads(path.read_text()) if path.exists() else None
 
 
@@ -474,3 +477,19 @@ async def test_show_and_explain_name_the_claim() -> None:
         assert row.next == "kubectl describe resourceclaim -n team whole"
         (free,) = share_rows("n1", document, "1")
         assert free.next == "ask by a ResourceClaim of the class share.partage.dev"
+
+
+async def test_a_cdi_file_that_somebody_removed_is_written_again() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        claim = node.amount("first", "10Gi")
+        assert await node.refusal(claim) == ""
+        written = node.cdi(claim.uid)
+        for restarted in (False, True):
+            node.cdi_path(claim.uid).unlink()
+            if restarted:
+                await node.end(kill=True)
+                await node.start()
+            else:
+                assert await node.refusal(claim) == ""
+            await node.until(lambda: node.cdi(claim.uid) == written, "the file")

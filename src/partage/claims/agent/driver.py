@@ -24,6 +24,7 @@ from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepar
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.kubelet.dra_port import ConditionList
 from partage.errors import Absent, ClusterError, PartageError
+from partage.model.allocation import AllocationRefused
 from partage.model.claim import ClaimHold, ClaimRef, DeviceCondition, PreparedDevice
 from partage.model.share import Resource
 from partage.plan.offer.guarantees import with_current_guarantees
@@ -57,6 +58,9 @@ class CdiFiles(Protocol):
 
     def remove(self, uid: str) -> None:
         """If it is there. Raises HardwareError."""
+
+    def has(self, uid: str) -> bool:
+        """Whether it is there. Raises HardwareError."""
 
 
 class ClaimDriver:
@@ -201,6 +205,7 @@ class ClaimDriver:
     ) -> tuple[PreparedDevice, ...] | str:
         record = self.kept.get(ref.uid)
         if record is not None and record.state is ClaimState.PREPARED:
+            await self._mend_file(record)
             return record.answer
         judged = self._judged(ref, claim)
         if isinstance(judged, RefusedClaim):
@@ -314,6 +319,28 @@ class ClaimDriver:
         self._note_holds()
         log.info("a claim is taken back", extra={"claim": _name(record.granted)})
         return ""
+
+    async def mend_files(self) -> None:
+        """Write CDI files again that somebody has removed: a container that is started again needs them."""
+        async with self._turn:
+            for record in [*self.kept.values()]:
+                if record.state is ClaimState.PREPARED:
+                    await self._mend_file(record)
+
+    async def _mend_file(self, record: ClaimRecord) -> None:
+        """Without a device of it there is nothing to write, and the containers keep what they have."""
+        terms, devices = self._terms, self.devices
+        if terms is None or not all(devices.named(share.device) for share in record.shares):
+            return
+        try:
+            if not await asyncio.to_thread(self._cdi.has, record.claim.uid):
+                cdi = claim_cdi(record.granted, devices, self._responder, guard=bool(terms.guard_dir))
+                await asyncio.to_thread(self._cdi.write, record.claim.uid, cdi)
+        except (PartageError, AllocationRefused) as error:
+            log.warning(
+                "the CDI file of a claim is missing",
+                extra={"claim": _name(record.granted), "reason": str(error)},
+            )
 
     async def forget_gone(self) -> None:
         """Take back claims that do not exist any more and that no container has: nobody else will, if the

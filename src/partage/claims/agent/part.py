@@ -33,7 +33,8 @@ from partage.plan.serve.ledger import Ledger
 log = logging.getLogger(__name__)
 
 GONE_S = 600.0
-"""How often it is looked for claims that are gone, in seconds. A kubelet that works tells of each one."""
+"""How often it is looked for claims that are gone, which a kubelet that works tells, and for CDI files that
+are, in seconds."""
 
 
 class ApiClaims:
@@ -128,10 +129,11 @@ class ClaimsOfNode:
             group.create_task(unending("kubelet", self._server.run()))
             group.create_task(unending("slices", self._publisher.run()))
             group.create_task(unending("status of claims", self._status.run()))
-            group.create_task(unending("claims that are gone", self._forget_gone()))
+            group.create_task(unending("upkeep of claims", self._upkeep()))
 
-    async def _forget_gone(self) -> None:
+    async def _upkeep(self) -> None:
         while True:
+            await self._driver.mend_files()
             await asyncio.sleep(GONE_S)
             await self._driver.forget_gone()
 

@@ -39,6 +39,10 @@ class ClaimCdiFiles:
         except OSError as error:
             raise HardwareError(f"cannot remove the CDI file {path}: {error.strerror}") from error
 
+    def has(self, uid: str) -> bool:
+        """Whether a claim has a file."""
+        return self._path(uid).exists()
+
     def uids(self) -> Collection[str]:
         """The claims that have a file here."""
         try:
