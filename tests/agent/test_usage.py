@@ -18,7 +18,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from partage.agent.compose import run
 from partage.agent.options import AgentOptions, Intervals
-from partage.agent.status.status import AgentStatus
+from partage.agent.status.status import AgentStatus, ClaimFigures
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.hardware.supervisor import HelperState
 from partage.model.dcgm_names import DcgmNames
@@ -443,6 +443,7 @@ async def test_without_the_switch_no_name_of_dcgm_is_served(stage: Stage) -> Non
 
 async def test_the_metrics_that_are_defined_are_those_that_are_made(stage: Stage) -> None:
     await stage.until(lambda: stage.status.watch_observation() is not None)
+    stage.status.claims = lambda: ClaimFigures({"prepared": 1}, {"held": 2}, 3, 0.5, 1)
     collector = ReportCollector(stage.status, INTERVALS, lambda: HelperState(up=True))
     made = await asyncio.to_thread(lambda: {one.name.removeprefix("partage_") for one in collector.collect()})
     # No label asks for a layout here, and no agent of a compute node knows jobs.
