@@ -67,7 +67,7 @@ wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
-test: $(READY)  ## the tests that need nothing but Python (10 to 15 minutes on two cores)
+test: $(READY)  ## the tests that need nothing but Python (7 minutes on two cores)
 	@$(PYTEST) -m "not real" || { test $$? -eq 1 && $(FAILED_ALONE); }
 
 test-all: $(READY) $(REAL_PARTS)  ## all tests, also those with real Slurms, Chromium, Prometheus, NVIDIA's programs, and those marked real (20 minutes)
