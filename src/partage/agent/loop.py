@@ -215,7 +215,7 @@ class Loop(Struct):
             inventory, options = node.inventory, desired.policy.options
             by_claim = asked_by_claim(desired.offer) or asked_by_claim(self.view.offer)
             for_claims = options_for_claims(options)
-            parts.cdi.request(inventory, for_claims if by_claim else options)
+            parts.cdi.request(inventory, for_claims if by_claim and not options.uses_cdi else options)
             parts.guard.request(one for devices in self.view.offer.values() for one in devices)
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
             unheld = parts.watchdog.unwatched | served_by_own_users(desired.settings)

@@ -493,3 +493,13 @@ async def test_a_cdi_file_that_somebody_removed_is_written_again() -> None:
             else:
                 assert await node.refusal(claim) == ""
             await node.until(lambda: node.cdi(claim.uid) == written, "the file")
+
+
+async def test_a_policy_that_names_devices_by_index_in_cdi_keeps_these_names() -> None:
+    """The device plugin answers with them; claims ask by UUID."""
+    options = "resources: {device-list-strategy: cdi-cri, device-id-strategy: index}\n"
+    async with dra_node(GPUS + options) as node:
+        await node.until(lambda: node.device(0), "the device")
+        specs = (node.place.run_dir / "cdi").glob("*.json")
+        names = {one["name"] for path in specs for one in json.loads(path.read_text())["devices"]}
+        assert {"0", "3", node.device(2)["attributes"]["uuid"]["string"]} <= names

@@ -122,10 +122,6 @@ class ResourceApi:
         """A ResourceClaim, as JSON, as it is now."""
         return bytes(await self._connection.call(Raw, "GET", _claim(namespace, name)))
 
-    async def claims(self) -> bytes:
-        """All ResourceClaims, a list as JSON."""
-        return bytes(await self._connection.call(Raw, "GET", f"{_API}/resourceclaims"))
-
     async def say_devices(
         self,
         namespace: str,

@@ -270,24 +270,12 @@ class _DraV1(DraV1):
     async def NodePrepareResources(
         self, stream: Stream[v1.NodePrepareResourcesRequest, v1.NodePrepareResourcesResponse]
     ) -> None:
-        claims = _refs((await _request(stream)).claims)
-        answer = v1.NodePrepareResourcesResponse()
-        for uid, devices in (await _answered(self._handler.prepare, claims)).items():
-            if isinstance(devices, str):
-                answer.claims[uid].error = devices
-                continue
-            for device in devices:
-                answer.claims[uid].devices.add(**_device(device), share_id=device.share_id)
-        await stream.send_message(answer)
+        await _prepare(self._handler, stream, v1.NodePrepareResourcesResponse(), with_shares=True)
 
     async def NodeUnprepareResources(
         self, stream: Stream[v1.NodeUnprepareResourcesRequest, v1.NodeUnprepareResourcesResponse]
     ) -> None:
-        claims = _refs((await _request(stream)).claims)
-        answer = v1.NodeUnprepareResourcesResponse()
-        for uid, error in (await _answered(self._handler.unprepare, claims)).items():
-            answer.claims[uid].error = error
-        await stream.send_message(answer)
+        await _unprepare(self._handler, stream, v1.NodeUnprepareResourcesResponse())
 
 
 class _DraV1Beta1(DraV1Beta1):
@@ -299,24 +287,41 @@ class _DraV1Beta1(DraV1Beta1):
     async def NodePrepareResources(
         self, stream: Stream[v1beta1.NodePrepareResourcesRequest, v1beta1.NodePrepareResourcesResponse]
     ) -> None:
-        claims = _refs((await _request(stream)).claims)
-        answer = v1beta1.NodePrepareResourcesResponse()
-        for uid, devices in (await _answered(self._handler.prepare, claims)).items():
-            if isinstance(devices, str):
-                answer.claims[uid].error = devices
-                continue
-            for device in devices:
-                answer.claims[uid].devices.add(**_device(device))
-        await stream.send_message(answer)
+        await _prepare(self._handler, stream, v1beta1.NodePrepareResourcesResponse(), with_shares=False)
 
     async def NodeUnprepareResources(
         self, stream: Stream[v1beta1.NodeUnprepareResourcesRequest, v1beta1.NodeUnprepareResourcesResponse]
     ) -> None:
-        claims = _refs((await _request(stream)).claims)
-        answer = v1beta1.NodeUnprepareResourcesResponse()
-        for uid, error in (await _answered(self._handler.unprepare, claims)).items():
-            answer.claims[uid].error = error
-        await stream.send_message(answer)
+        await _unprepare(self._handler, stream, v1beta1.NodeUnprepareResourcesResponse())
+
+
+async def _prepare(
+    handler: DraHandler,
+    stream: Stream[Any, Any],
+    answer: Any,  # noqa: ANN401 (of either version)
+    *,
+    with_shares: bool,
+) -> None:
+    claims = _refs((await _request(stream)).claims)
+    for uid, devices in (await _answered(handler.prepare, claims)).items():
+        if isinstance(devices, str):
+            answer.claims[uid].error = devices
+            continue
+        for device in devices:
+            share = {"share_id": device.share_id} if with_shares else {}
+            answer.claims[uid].devices.add(**_device(device), **share)
+    await stream.send_message(answer)
+
+
+async def _unprepare(
+    handler: DraHandler,
+    stream: Stream[Any, Any],
+    answer: Any,  # noqa: ANN401 (of either version)
+) -> None:
+    claims = _refs((await _request(stream)).claims)
+    for uid, error in (await _answered(handler.unprepare, claims)).items():
+        answer.claims[uid].error = error
+    await stream.send_message(answer)
 
 
 class _Health:
