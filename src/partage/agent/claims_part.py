@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from partage.model.claim import ClaimHold
+    from partage.model.mig_demand import Demands
 
     ConnectClaims = Callable[[AgentOptions, Ledger, Callable[[], float], Callable[[], None]], "ClaimsPart"]
     """Makes the part from options, ledger, clock, and ``ask`` for a turn. What claims held before
@@ -29,6 +30,10 @@ class ClaimsPart(Protocol):
 
     def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         """After a turn: this is what claims can get. What is new is on disk. terms: what containers get."""
+
+    def demands(self, boot_id: str) -> Demands:
+        """What claims want of GPUs whose MIG devices are made on demand. boot_id: of the node, empty: not
+        known."""
 
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims, and no others."""
@@ -58,9 +63,13 @@ class NoClaims:
     def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         """What claims could get, nobody gets."""
         del terms
-        self.trouble = (
-            "the policy has GPUs for claims, and the agent runs without --dra" if offer.offer else ""
-        )
+        given = offer.offer or offer.on_demand
+        self.trouble = "the policy has GPUs for claims, and the agent runs without --dra" if given else ""
+
+    def demands(self, boot_id: str) -> Demands:
+        """Nobody wants anything."""
+        del boot_id
+        return {}
 
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """Another driver's claims are not ours."""

@@ -130,6 +130,7 @@ class AgentOptions(Frozen):
     restricted_mps: pods that ask for MPS shares are refused unless none of their processes is or can become
                    root: the cluster's admission does that.
     dra:           ResourceClaims are served, too: the agent is the DRA driver of the node.
+    dra_counters:  MIG devices on demand are offered also where that makes scheduling slow (before 1.37).
     pod_uid:       of the pod in which the agent runs, empty: in none. Two agents of a rolling update have
                    sockets of their own by it.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
@@ -148,6 +149,7 @@ class AgentOptions(Frozen):
     driver_root: str | None = None
     restricted_mps: bool = False
     dra: bool = False
+    dra_counters: bool = False
     pod_uid: str = ""
     cdi_dir: Path = Path("/var/run/cdi")
     container_logs: Path = LOGS

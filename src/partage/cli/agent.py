@@ -166,6 +166,12 @@ _path = partial(directory_option, metavar="PATH")
     "claims in the policy. It takes Kubernetes 1.36.4 or newer, --cluster and --node-name.",
 )
 @click.option(
+    "--dra-counters",
+    is_flag=True,
+    help="With --dra: offer MIG devices on demand also on Kubernetes 1.36.4 and newer. Without it they are "
+    "offered from 1.37 on: before it, each scheduling cycle of the cluster takes hundreds of times as long.",
+)
+@click.option(
     "--pod-uid",
     metavar="UID",
     envvar="POD_UID",
@@ -207,6 +213,7 @@ def command(
     restricted_mps: bool,
     takeover: bool,
     dra: bool,
+    dra_counters: bool,
     pod_uid: str,
     log_level: str,
     log_format: str | None,
@@ -253,6 +260,7 @@ def command(
         restricted_mps=restricted_mps,
         takeover=takeover,
         dra=dra,
+        dra_counters=dra_counters,
         pod_uid=pod_uid,
         labels=WrittenLabels(labels),
         features_file=_features_file(features_file, labels),

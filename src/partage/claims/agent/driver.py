@@ -13,10 +13,12 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Protocol
 
 from partage.agent.endpoints.plugin_set import AllocateContext
+from partage.claims.agent.making import Making
 from partage.claims.agent.metrics import ClaimCounts
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.cdi import ClaimCdi, claim_cdi
 from partage.claims.decide.devices import ClaimDevices, claim_devices
+from partage.claims.decide.slices import FOREIGN
 from partage.claims.model.claim import Claim
 from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim, ShareConfig
 from partage.claims.model.names import pool_of
@@ -24,14 +26,16 @@ from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepar
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.kubelet.dra_port import ConditionList
 from partage.errors import Absent, ClusterError, PartageError
-from partage.model.allocation import AllocationRefused
+from partage.model.allocation import LONGEST_REFUSAL, AllocationRefused
 from partage.model.claim import ClaimHold, ClaimRef, DeviceCondition, PreparedDevice
+from partage.model.mig_demand import Demands
 from partage.model.share import Resource
 from partage.plan.offer.guarantees import with_current_guarantees
 from partage.plan.serve.allocate_response import AllocateResponder
-from partage.plan.serve.claim_offer import ClaimOffer
+from partage.plan.serve.claim_offer import ClaimOffer, Closed
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty, Hold, Holder, LedgerEntry
+from partage.text import shortened
 
 log = logging.getLogger(__name__)
 
@@ -79,6 +83,7 @@ class ClaimDriver:
         reader: ClaimReader,
         records: ClaimRecords,
         cdi: CdiFiles,
+        making: Making,
         kept: Sequence[ClaimRecord] = (),
         say: Callable[[ClaimRecord], None] = lambda _: None,
     ) -> None:
@@ -86,6 +91,7 @@ class ClaimDriver:
         is prepared."""
         self._node, self._ledger, self._clock, self._ask = node, ledger, clock, ask
         self._reader, self._records, self._cdi, self._say = reader, records, cdi, say
+        self._making = making
         self._before_boot: Mapping[str, ClaimRecord] = {}
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -113,16 +119,23 @@ class ClaimDriver:
             return
         self._offer, self._terms = offer, terms
         rows = with_current_guarantees(offer.offer, terms.unheld, terms.inventory)
-        self.devices = claim_devices(rows, terms.inventory, self._node, geometry_of)
+        wanted = {gpu: one.demand for gpu, one in offer.on_demand.items()}
+        self.devices = claim_devices(rows, terms.inventory, self._node, geometry_of, wanted)
+        self._making.published(self.devices, offer)
         conditions = tuple(
             DeviceCondition(self.devices.pool, name, closed is None, "" if closed is None else closed.reason)
             for name, row in self.devices.rows.items()
             for closed in [offer.closed.get(row.device)]
+            if not row.planned
         )
         if conditions != self._conditions.rows:
             self._conditions = ConditionList(self._conditions.version + 1, conditions)
             self._changed.set()
             self._changed = asyncio.Event()
+
+    def demands(self, boot_id: str) -> Demands:
+        """See ``ClaimsPart``."""
+        return self._making.demands(self.kept.values(), boot_id)
 
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims."""
@@ -170,9 +183,18 @@ class ClaimDriver:
         read = await asyncio.gather(*(self._read(ref) for ref in unknown))
         by_uid = {ref.uid: claim for ref, claim in zip(unknown, read, strict=True)}
         answers: dict[str, tuple[PreparedDevice, ...] | str] = {}
+        awaited: dict[ClaimRef, Granted] = {}
         async with self._turn:
             for ref in claims:
-                answers[ref.uid] = await self._prepared(ref, by_uid.get(ref.uid))
+                answer = await self._prepared(ref, by_uid.get(ref.uid))
+                if isinstance(answer, Granted):
+                    awaited[ref] = answer
+                else:
+                    answers[ref.uid] = answer
+        # Others are served meanwhile: making a MIG device takes seconds.
+        made = [self._once_made(ref, by_uid.get(ref.uid), granted) for ref, granted in awaited.items()]
+        for ref, late in zip(awaited, await asyncio.gather(*made), strict=True):
+            answers[ref.uid] = late
         self.counts.took(self._clock() - began_s)
         return answers
 
@@ -202,55 +224,85 @@ class ClaimDriver:
 
     async def _prepared(
         self, ref: ClaimRef, claim: Claim | RefusedClaim | None
-    ) -> tuple[PreparedDevice, ...] | str:
+    ) -> tuple[PreparedDevice, ...] | str | Granted:
+        """Granted: its devices have still to be made, and it is recorded that they are wanted."""
         record = self.kept.get(ref.uid)
         if record is not None and record.state is ClaimState.PREPARED:
             await self._mend_file(record)
             return record.answer
-        judged = self._judged(ref, claim)
-        if isinstance(judged, RefusedClaim):
-            return self._refused(judged)
-        granted, cdi = judged
+        granted = self._judged(ref, claim)
+        if isinstance(granted, RefusedClaim):
+            return self._refused(granted)
         try:
+            if not self._making.is_there(granted):
+                await self._begun(granted)
+                return granted
+            cdi = claim_cdi(granted, self.devices, self._responder, guard=self._has_guard)
             return await self._carried_out(granted, cdi)
         except PartageError as error:
             await self._taken_back(ref.uid)
             return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
+
+    async def _once_made(
+        self, ref: ClaimRef, claim: Claim | RefusedClaim | None, granted: Granted
+    ) -> tuple[PreparedDevice, ...] | str:
+        """The answer to a claim once its devices are there, or why they are not."""
+        reason = await self._making.until_there(granted)
+        async with self._turn:
+            if ref.uid not in self.kept:
+                return f"claim {ref.namespace}/{ref.name} was taken back while it was prepared"
+            if not reason:
+                answer = await self._prepared(ref, claim)
+                if not isinstance(answer, Granted):
+                    return answer
+                reason = "was given a device that is gone again"
+            if not self._has(ref):
+                await self._taken_back(ref.uid)
+            text = f"claim {ref.namespace}/{ref.name} {reason}; it is tried again by itself"
+            return self._refused(RefusedClaim(RefusalReason.STEP, shortened(text, LONGEST_REFUSAL)))
 
     def _refused(self, refused: RefusedClaim) -> str:
         self.counts.refused[refused.reason] += 1
         log.warning("a claim is refused", extra={"reason": refused.text})
         return refused.text
 
-    def _judged(
-        self, ref: ClaimRef, claim: Claim | RefusedClaim | None
-    ) -> tuple[Granted, ClaimCdi] | RefusedClaim:
-        """What the claim gets, and its CDI file. Nothing is changed."""
+    def _judged(self, ref: ClaimRef, claim: Claim | RefusedClaim | None) -> Granted | RefusedClaim:
+        """What the claim gets. Nothing is changed."""
         if claim is None or isinstance(claim, RefusedClaim):
             return claim or RefusedClaim(RefusalReason.UNREADABLE, "the claim was taken back meanwhile")
-        if (terms := self._terms) is None:
+        if self._terms is None:
             return RefusedClaim(
                 RefusalReason.STEP, "the node has not been observed yet; it is tried again by itself"
             )
-        guard, before = bool(terms.guard_dir), self._before_boot.get(ref.uid)
+        before = self._before_boot.get(ref.uid)
         granted = grant(
             claim,
             ref,
             self.devices,
             [one.granted for one in self.kept.values()],
             self._held(),
-            recorded=before.uuids if before else {},
-            guard=guard,
+            recorded=before.gpus if before else {},
+            guard=self._has_guard,
         )
         if isinstance(granted, RefusedClaim):
             return granted
         for share in granted.shares:
             if reason := _only_by_policy(share.config):
                 return RefusedClaim(RefusalReason.CONFIG, f"claim {ref.namespace}/{ref.name} {reason}")
-            if (closed := self._offer.closed.get(share.uuid)) is not None:
+            if (closed := self._closed(share)) is not None:
                 text = f"claim {ref.namespace}/{ref.name} was given {share.device}, which {closed.reason}"
                 return RefusedClaim(RefusalReason.HELD, f"{text}; it is tried again by itself")
-        return granted, claim_cdi(granted, self.devices, self._responder, guard=guard)
+        return granted
+
+    def _closed(self, share: GrantedShare) -> Closed | None:
+        closed, place = self._offer.closed, self.devices.places.get(share.device)
+        if place is None:
+            return closed.get(share.uuid)
+        return closed.get(share.gpu) or (FOREIGN if place.foreign else None)
+
+    @property
+    def _has_guard(self) -> bool:
+        return self._terms is not None and bool(self._terms.guard_dir)
 
     def _responder(self, resource: Resource) -> AllocateResponder:
         terms = self._terms
@@ -273,6 +325,21 @@ class ClaimDriver:
             for entry in self._ledger.entries()
             if entry.certainty is not Certainty.CLAIMED
         }
+
+    async def _begun(self, granted: Granted) -> None:
+        """Record that a claim wants devices that have still to be made. Raises HardwareError."""
+        terms = self._terms
+        assert terms is not None
+        boot_id = terms.inventory.boot_id
+        await self._making.note(granted, boot_id)
+        await self._keep(ClaimRecord(granted.claim, ClaimState.STARTED, boot_id, granted.shares))
+        self._ask()
+
+    async def forget_places(self) -> None:
+        """Forget where MIG devices were made that are gone."""
+        async with self._turn:
+            if self._terms is not None:
+                await self._making.forget_gone(self.kept.values(), self._terms.inventory)
 
     async def _carried_out(self, granted: Granted, cdi: ClaimCdi) -> tuple[PreparedDevice, ...]:
         """Raises HardwareError."""
@@ -317,6 +384,8 @@ class ClaimDriver:
         self.kept = kept
         del self._since_s[uid]
         self._note_holds()
+        if any(share.place or share.device in self.devices.places for share in record.shares):
+            self._ask()
         log.info("a claim is taken back", extra={"claim": _name(record.granted)})
         return ""
 
@@ -334,7 +403,7 @@ class ClaimDriver:
             return
         try:
             if not await asyncio.to_thread(self._cdi.has, record.claim.uid):
-                cdi = claim_cdi(record.granted, devices, self._responder, guard=bool(terms.guard_dir))
+                cdi = claim_cdi(record.granted, devices, self._responder, guard=self._has_guard)
                 await asyncio.to_thread(self._cdi.write, record.claim.uid, cdi)
         except (PartageError, AllocationRefused) as error:
             log.warning(

@@ -11,15 +11,18 @@ from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import ClaimFigures
 from partage.claims.agent.driver import ClaimDriver
+from partage.claims.agent.making import Making
 from partage.claims.agent.publisher import Publisher
 from partage.claims.agent.status_writer import ClaimStatusWriter
 from partage.claims.decide.slices import slices_of
 from partage.claims.host.cdi_files import ClaimCdiFiles
+from partage.claims.host.made_places import MadePlaces
 from partage.claims.host.records import RecordsFile
 from partage.claims.model.claim import Claim, parse_claim
 from partage.claims.model.grant import RefusalReason
 from partage.claims.model.names import DRIVER
 from partage.claims.model.record import ClaimState
+from partage.claims.model.server import COUNTERS_SINCE, ServerVersion
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Connection
@@ -27,6 +30,7 @@ from partage.edges.kube.resources import ResourceApi
 from partage.edges.kubelet.dra_server import DraServer, DraSockets
 from partage.errors import PartageError
 from partage.model.claim import ClaimHold
+from partage.model.mig_demand import Demands
 from partage.plan.serve.claim_offer import ClaimOffer
 from partage.plan.serve.ledger import Ledger
 
@@ -64,6 +68,11 @@ class ClaimsOfNode:
         loaded = self._records.load()
         for problem in loaded.problems:
             log.warning("records of claims", extra={"problem": problem})
+        places_file = MadePlaces(options.state_dir)
+        places, problem = places_file.load()
+        if problem:
+            log.warning("places of MIG devices", extra={"problem": problem})
+        self._making = Making(places_file, places)
         api = ResourceApi(Connection(options.cluster))
         self._status = ClaimStatusWriter(api)
         self._driver = ClaimDriver(
@@ -74,6 +83,7 @@ class ClaimsOfNode:
             reader=ApiClaims(api),
             records=self._records,
             cdi=self._cdi,
+            making=self._making,
             kept=loaded.records,
             say=self._status.say,
         )
@@ -81,12 +91,16 @@ class ClaimsOfNode:
         sockets = DraSockets(options.plugins_dir, options.registry_dir, DRIVER, options.pod_uid)
         self._server = DraServer(self._driver, sockets, ask)
         self._ready = asyncio.Event()
-        self._boot_id = ""
+        self._boot_id = self._uncounted = ""
 
     @property
     def trouble(self) -> str:
         """Why claims get nothing, or not all; empty: they do."""
-        return self._server.trouble or self._publisher.trouble
+        return self._server.trouble or self._publisher.trouble or self._uncounted
+
+    def demands(self, boot_id: str) -> Demands:
+        """What claims want of GPUs whose MIG devices are made on demand."""
+        return self._driver.demands(boot_id)
 
     def figures(self) -> ClaimFigures:
         """For metrics, which are asked on another thread: what is replaced as a whole is read once."""
@@ -113,8 +127,11 @@ class ClaimsOfNode:
         self._driver.publish(offer, terms)
         self._ready.set()
         if (server := self._publisher.server) is not None:
+            counters = self._options.dra_counters or server >= COUNTERS_SINCE
+            devices, inventory = self._driver.devices, terms.inventory
+            self._uncounted = _uncounted(server) if devices.places and not counters else ""
             self._publisher.want(
-                slices_of(self._driver.devices, terms.inventory, offer.closed, server, geometry_of)
+                slices_of(devices, inventory, offer.closed, server, geometry_of, counters=counters)
             )
 
     async def run(self) -> None:
@@ -130,12 +147,18 @@ class ClaimsOfNode:
             group.create_task(unending("slices", self._publisher.run()))
             group.create_task(unending("status of claims", self._status.run()))
             group.create_task(unending("upkeep of claims", self._upkeep()))
+            group.create_task(unending("places of MIG devices", self._forget_places()))
 
     async def _upkeep(self) -> None:
         while True:
             await self._driver.mend_files()
             await asyncio.sleep(GONE_S)
             await self._driver.forget_gone()
+
+    async def _forget_places(self) -> None:
+        while True:
+            await self._making.news()
+            await self._driver.forget_places()
 
     def _remove_unknown_files(self) -> None:
         """CDI files of claims that are not recorded: of an agent that was killed between the two."""
@@ -145,3 +168,10 @@ class ClaimsOfNode:
                     self._cdi.remove(uid)
         except PartageError as error:
             log.warning("CDI files of former claims cannot be removed", extra={"reason": str(error)})
+
+
+def _uncounted(server: ServerVersion) -> str:
+    return (
+        f"MIG devices on demand are offered from Kubernetes {COUNTERS_SINCE} on, and this is {server}: there "
+        "counters make a scheduling cycle hundreds of times as long; --dra-counters offers them all the same"
+    )

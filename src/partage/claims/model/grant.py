@@ -32,8 +32,9 @@ class GrantedShare(Frozen):
 
     request: as in the allocation, ``req`` or ``req/sub``. device: its name in the pool. share_id: the
     scheduler's; None: the device is not shared. uuid: of the device. resource, ids: what it holds, as a
-    container of the device plugin would; () with admin_access, which holds nothing. memory_bytes: of all ids
-    together. cores: percent of the multiprocessors, a ceiling; 0: none was named.
+    container of the device plugin would; () with admin_access, which holds nothing, and while a device that
+    is made on demand is not there. memory_bytes: of all ids together. cores: percent of the multiprocessors,
+    a ceiling; 0: none was named. place: of a MIG device that is made on demand, ``3g.40gb@4``; else empty.
     """
 
     request: str
@@ -49,6 +50,12 @@ class GrantedShare(Frozen):
     guarantee: Guarantee
     admin_access: bool = False
     config: ShareConfig = field(default_factory=ShareConfig)
+    place: str = ""
+
+    @property
+    def whole(self) -> bool:
+        """All of a GPU is promised, or an amount of it: nobody else can have a MIG device of it."""
+        return self.uuid == self.gpu and not (self.place or self.admin_access)
 
     @property
     def asked(self) -> str:

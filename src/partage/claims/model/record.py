@@ -11,7 +11,7 @@ from enum import StrEnum
 
 from partage.claims.model.grant import Granted, GrantedShare
 from partage.model.claim import ClaimRef, PreparedDevice
-from partage.model.ids import DeviceUuid
+from partage.model.ids import GpuUuid
 from partage.values import Frozen
 
 
@@ -46,9 +46,10 @@ class ClaimRecord(Frozen):
         return Granted(self.claim, self.shares)
 
     @property
-    def uuids(self) -> Mapping[str, DeviceUuid]:
-        """The devices that it was given, by name: a name can mean another GPU later."""
-        return {share.device: share.uuid for share in self.shares}
+    def gpus(self) -> Mapping[str, GpuUuid]:
+        """The GPUs of the devices that it was given, by name: a name can mean another GPU later. A MIG device
+        has another UUID each time it is made, also after a boot."""
+        return {share.device: share.gpu for share in self.shares}
 
 
 def prepared(started: ClaimRecord, cdi_ids: Iterable[tuple[str, ...]]) -> ClaimRecord:
