@@ -144,6 +144,7 @@ class Loop(Struct):
             other_plugin=parts.other_plugins.sentence,
             checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),
             listed_before=self._listed_before(observed.node),
+            demands=parts.policies.desired.on_demand if parts.policies.desired else {},
         )
 
     def _unknown(self, node: KnownNode) -> frozenset[GpuUuid]:

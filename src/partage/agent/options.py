@@ -74,6 +74,9 @@ class Intervals(Frozen):
         kubelet's pause before it starts a container again.
     retry_s: observing the node while there is no driver or the helper does not answer; first retry of a
         failed change.
+    made_s: a claim waits so long for devices that are made on demand; the kubelet waits 45. What takes
+        longest is a change of MIG mode, which stays when a claim gives up, so that its next try finds it
+        done.
     """
 
     observe_s: float = 60.0
@@ -101,6 +104,7 @@ class Intervals(Frozen):
     unwatched_s: float = 2.0
     other_ends_s: float = 8.0
     retry_s: float = 2.0
+    made_s: float = 35.0
 
 
 class AgentOptions(Frozen):

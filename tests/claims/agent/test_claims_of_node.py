@@ -50,6 +50,8 @@ class DraNode:
     store: ObjectStore
     kubelet: ScriptedKubelet
     hardware: SimulatedHardware
+    made_s: float = 35.0
+    counters: bool = False
     status: AgentStatus | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
@@ -68,7 +70,8 @@ class DraNode:
             cluster=self.store.server.config(),
             node_name="n1",
             dra=True,
-            intervals=Intervals(turn_gap_s=0.01, withdraw_s=0.05, holders_first_s=0.02),
+            dra_counters=self.counters,
+            intervals=Intervals(turn_gap_s=0.01, withdraw_s=0.05, holders_first_s=0.02, made_s=self.made_s),
         )
         work = run(
             options,
@@ -137,6 +140,14 @@ class DraNode:
         error: str = (await self.prepare(claim))[claim.uid].error
         return error
 
+    async def until_prepared(self, claim: ClaimRef, tries: int = 40) -> str:
+        """As the kubelet does: ask again and again. Why it is refused at last; empty if it is not."""
+        for _ in range(tries):
+            if (error := await self.refusal(claim)) == "":
+                return ""
+            await asyncio.sleep(0.2)
+        return error
+
     def claim(self, name: str, *results: dict[str, Any], config: Any = None) -> ClaimRef:
         """A claim that the scheduler has allocated."""
         made = [{"request": "gpu", "driver": "gpu.partage.dev", "pool": POOL, **one} for one in results]
@@ -185,7 +196,14 @@ def _NoCluster(*parts: Any) -> Any:  # noqa: N802 (stands for a class)
 
 
 @asynccontextmanager
-async def dra_node(policy: str = GPUS, machine: str = "4xh100-sxm5-80gb") -> AsyncIterator[DraNode]:
+async def dra_node(
+    policy: str = GPUS,
+    machine: str = "4xh100-sxm5-80gb",
+    made_s: float = 35.0,
+    *,
+    version: str = "v1.37.2",
+    counters: bool = False,
+) -> AsyncIterator[DraNode]:
     async with AsyncExitStack() as stack:
         here = stack.enter_context(place())
         (here.root / "plugins_registry").mkdir()
@@ -194,7 +212,9 @@ async def dra_node(policy: str = GPUS, machine: str = "4xh100-sxm5-80gb") -> Asy
         store.node("n1")
         kubelet = ScriptedKubelet(here.kubelet_dir, here.pod_resources)
         await asyncio.to_thread(kubelet.start)
-        node = DraNode(here, store, kubelet, SimulatedHardware(load_machine(machine)))
+        store.version = version
+        hardware = SimulatedHardware(load_machine(machine))
+        node = DraNode(here, store, kubelet, hardware, made_s, counters=counters)
         try:
             await node.start()
             yield node

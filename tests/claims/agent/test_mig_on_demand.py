@@ -3,10 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+import json
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from typing import Any
 
+import pytest
+
+from partage.errors import InsufficientResources
 from partage.model.claim import ClaimRef
+from partage.model.layout import LayoutItem
+from partage.model.step import CreateCompute, CreateInstance, DestroyInstance, SetMigMode, Step
+from partage.sim.node.faults import FailCall, Occupy, Reboot, SetMig, Vacate
 from tests.claims.agent.test_claims_of_node import DraNode, dra_node
+from tests.edges.kube.store import SLICES
 
 ON_DEMAND = """
 version: partage/v1
@@ -14,29 +24,270 @@ gpus:
   - {select: {index: [3]}, via: claims, mig: {on-demand: true}}
   - {select: rest, exclusive: {}}
 """
+PLACES = 26
+"""Of an H100 with 80 GB: 25 for MIG devices, and the GPU itself."""
 
 
-def named(node: DraNode, text: str) -> str:
-    return next(name for name in node.devices if text in name)
-
-
-def part(node: DraNode, name: str, text: str) -> ClaimRef:
-    return node.claim(name, {"device": named(node, text)})
+def part(node: DraNode, name: str, device: str) -> ClaimRef:
+    """A claim that was allocated ``1g10gb-19-6`` of GPU 3."""
+    full = next((one for one in node.devices if one.endswith(f"-mig-{device}")), "")
+    assert full, [*node.devices]
+    return node.claim(name, {"device": full})
 
 
 def whole(node: DraNode, name: str) -> ClaimRef:
     return node.claim(name, {"device": next(one for one in node.devices if "-mig-" not in one)})
 
 
-def instances(node: DraNode, index: int = 3) -> Any:
-    gpu = node.hardware._state.inventory.gpus[index]
-    return sorted((device.profile, device.placement.start) for device in gpu.mig_devices)
+async def made(node: DraNode, index: int = 3) -> list[str]:
+    """What is on GPU 3, as an administrator sees it; ``off``: MIG mode is."""
+    gpu = (await node.hardware.observe()).gpus[index]
+    if not gpu.mig_enabled:
+        return ["off"]
+    live = [(one.profile, one.known_placement.start) for one in gpu.mig_devices]
+    live += [(f"empty {one.profile}", one.placement.start) for one in gpu.empty_instances]
+    return sorted(f"{profile}@{start}" for profile, start in live)
 
 
-async def test_a_claim_gets_a_mig_device_that_is_made_for_it() -> None:
+async def until_made(node: DraNode, *wanted: str) -> None:
+    for _ in range(1500):
+        if (now := await made(node)) == [*wanted]:
+            return
+        await asyncio.sleep(0.01)
+    raise AssertionError(f"GPU 3 has {now}, not {wanted}")
+
+
+async def places(node: DraNode) -> None:
+    await node.until(lambda: len(node.devices) == PLACES, "all places")
+
+
+async def test_every_place_is_a_device_and_slices_stay_as_they_are() -> None:
     async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        specs = [
+            one["spec"] for one in node.store.objects["/apis/resource.k8s.io/v1/resourceslices"].values()
+        ]
+        before = json.dumps(specs, sort_keys=True)
+        assert [len(one.get("sharedCounters", [])) for one in specs] == [1, 0]
+        claim = part(node, "a", "2g20gb-14-2")
+        assert await node.refusal(claim) == ""
+        assert await made(node) == ["2g.20gb@2"]
+        await node.call("unprepare", claim)
+        await until_made(node)
+        specs = [
+            one["spec"] for one in node.store.objects["/apis/resource.k8s.io/v1/resourceslices"].values()
+        ]
+        assert json.dumps(specs, sort_keys=True) == before
+
+
+async def test_a_mig_device_is_made_beside_a_neighbour_and_destroyed_after_it() -> None:
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        first, second = part(node, "first", "3g40gb-9-4"), part(node, "second", "1g10gb-19-0")
+        assert await node.refusal(first) == ""
+        (neighbour,) = (await node.hardware.observe()).gpus[3].mig_devices
+        assert await node.refusal(second) == ""
+        assert await made(node) == ["1g.10gb@0", "3g.40gb@4"]
+        edits = node.cdi(second.uid)["devices"][0]["containerEdits"]["env"]
+        assert "PARTAGE_GUARANTEE=hard" in edits
+        assert {one.claim for one in node.report.entries} == {"team/first", "team/second"}
+        assert await node.call("unprepare", second) == {second.uid: ""}
+        await until_made(node, "3g.40gb@4")
+        assert (await node.hardware.observe()).gpus[3].mig_devices == (neighbour,)
+        assert await node.call("unprepare", first) == {first.uid: ""}
+        await until_made(node)
+        places_file = node.place.state_dir / "claim-places.json"
+        await node.until(lambda: json.loads(places_file.read_text())["places"] == [], "no place is kept")
+        assert node.cdi(first.uid) is None
+
+
+async def test_whole_and_parts_follow_each_other() -> None:
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        assert await made(node) == ["off"]
+        all_of_it = whole(node, "all")
+        assert await node.refusal(all_of_it) == ""
+        small = part(node, "small", "1g10gb-19-6")
+        assert "held by claim team/all" in await node.refusal(small)
+        await node.call("unprepare", all_of_it)
+        assert await node.refusal(small) == ""
+        assert await made(node) == ["1g.10gb@6"]
+        again = whole(node, "again")
+        assert "held by claim team/small" in await node.refusal(again)
+        overlapping = part(node, "overlapping", "3g40gb-9-4")
+        assert "held by claim team/small" in await node.refusal(overlapping)
+        await node.call("unprepare", small)
+        assert await node.refusal(again) == ""
+        assert await made(node) == ["off"]
+
+
+async def test_many_claims_at_once() -> None:
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(20))  # the agent needs some
+        claims = [part(node, f"c{start}", f"1g10gb-19-{start}") for start in range(7)]
+        answers = await asyncio.gather(*(node.refusal(claim) for claim in claims))
+        assert answers == [""] * 7
+        assert await made(node) == [f"1g.10gb@{start}" for start in range(7)]
+        await node.call("unprepare", *claims)
+        await until_made(node)
+
+
+async def test_what_an_administrator_made_stays_and_nothing_is_given_in_its_place() -> None:
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        await node.hardware.inject(SetMig(3, (LayoutItem.parse("2g.20gb@0"),)))
+
+        def shut() -> set[str]:
+            return {name.rpartition("-mig-")[2] for name, one in node.devices.items() if "taints" in one}
+
+        await node.until(shut, "taints")
+        assert {"1g10gb-19-0", "1g10gb-19-1", "2g20gb-14-0", "7g80gb-0-0"} <= shut()
+        assert not {"1g10gb-19-2", "3g40gb-9-4"} & shut()
+        assert "were not made for a claim" in await node.refusal(part(node, "in", "1g10gb-19-1"))
+        assert "were not made for a claim" in await node.refusal(whole(node, "all"))
+        beside = part(node, "beside", "3g40gb-9-4")
+        assert await node.refusal(beside) == ""
+        await node.end(kill=True)
+        await node.start()
+        await node.call("unprepare", beside)
+        await until_made(node, "2g.20gb@0")
+
+
+async def test_what_a_claim_has_survives_kill_and_is_destroyed_by_the_next_agent() -> None:
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        claim = part(node, "a", "1g10gb-19-6")
+        before = list((await node.prepare(claim))[claim.uid].devices)
+        await node.end(kill=True)
+        await node.start()
+        assert list((await node.prepare(claim))[claim.uid].devices) == before
+        assert await made(node) == ["1g.10gb@6"]
+        await node.call("unprepare", claim)
+        await node.end(kill=True)  # before the instance is destroyed
+        await node.start()
+        await until_made(node)
+
+
+async def test_a_driver_that_refuses_costs_the_claim_and_nothing_else() -> None:
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        neighbour = part(node, "neighbour", "3g40gb-9-4")
+        assert await node.refusal(neighbour) == ""
+        await node.hardware.inject(FailCall("perform", InsufficientResources("no room at all")))
+        claim = part(node, "a", "1g10gb-19-0")
+        assert "no room at all" in await node.refusal(claim)
+        assert await made(node) == ["3g.40gb@4"]
+        assert node.cdi(claim.uid) is None
+        assert await node.until_prepared(claim) == ""
+        assert await made(node) == ["1g.10gb@0", "3g.40gb@4"]
+
+
+async def test_a_process_in_the_way_of_mig_mode_is_named() -> None:
+    async with dra_node(ON_DEMAND, made_s=1.0) as node:
+        await places(node)
+        await node.hardware.inject(Occupy(3, "dcgm-test", pid=4711))
+        claim = part(node, "a", "1g10gb-19-0")
+        assert "dcgm-test" in await node.refusal(claim)
+        assert await made(node) == ["off"]
+        await node.hardware.inject(Vacate(3))
+        assert await node.until_prepared(claim) == ""
+
+
+async def test_after_a_reboot_the_claim_is_made_anew() -> None:
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        claim = part(node, "a", "1g10gb-19-6")
+        assert await node.refusal(claim) == ""
+        await node.end(kill=True)
+        await node.hardware.inject(Reboot())
+        assert await made(node) == ["off"]
+        await node.start()
+        await places(node)
+        assert await node.refusal(claim) == ""
+        assert await made(node) == ["1g.10gb@6"]
+
+
+@pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
+@pytest.mark.parametrize("kind", [SetMigMode, CreateInstance, CreateCompute, DestroyInstance])
+async def test_an_agent_that_is_killed_between_two_steps_leaves_nothing(
+    kind: type[Step], after: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("partage.agent.reconciler.reconciler.CUT_OFF_S", 0.1)
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        reached, perform = asyncio.Event(), node.hardware.perform
+
+        async def stops(step: Step) -> Any:
+            if not isinstance(step, kind) or reached.is_set():
+                return await perform(step)
+            if after:
+                await perform(step)
+            reached.set()
+            await asyncio.Event().wait()
+            return None
+
+        monkeypatch.setattr(node.hardware, "perform", stops)
+        claim = part(node, "cut", "1g10gb-19-6")
+
+        async def asks() -> None:
+            with suppress(Exception):
+                if await node.refusal(claim) == "" and kind is DestroyInstance:
+                    await node.call("unprepare", claim)
+
+        asking = asyncio.create_task(asks())
+        async with asyncio.timeout(20):
+            await reached.wait()
+        await node.end(kill=True)
+        await asking
+        await node.start()
+        for _ in range(1500):
+            if await made(node) in (["off"], []):
+                break
+            await asyncio.sleep(0.01)
+        assert await made(node) in (["off"], [])
+        assert node.cdi(claim.uid) is None
+        other = part(node, "other", "7g80gb-0-0")
+        assert await node.until_prepared(other) == ""
+        assert await made(node) == ["7g.80gb@0"]
+
+
+async def test_an_ampere_gpu_is_reset_only_when_nothing_runs_on_it() -> None:
+    async with dra_node(ON_DEMAND, "4xa100-sxm4-40gb", made_s=1.0) as node:
         await node.until(lambda: len(node.devices) > 20, "all places")
-        claim = part(node, "a", "-mig-1g10gb-19-6")
-        answer = (await node.prepare(claim))[claim.uid]
-        assert answer.error == ""
-        assert instances(node) == [("1g.10gb", 6)]
+        await node.hardware.inject(Occupy(3, "trainer", pid=4711))
+        claim = part(node, "a", "1g5gb-19-6")
+        assert "trainer" in await node.refusal(claim)
+        assert await made(node) == ["off"]
+        await node.hardware.inject(Vacate(3))
+        assert await node.until_prepared(claim) == ""
+        assert await made(node) == ["1g.5gb@6"]
+
+
+async def test_a_server_without_counters_gets_no_place_and_the_gate_is_named() -> None:
+    async with dra_node(ON_DEMAND.replace("rest,", "rest, via: claims,")) as node:
+        await node.until(lambda: len(node.devices) == PLACES + 3, "all places")
+
+        def drop(found: Any) -> None:
+            found["spec"].pop("sharedCounters", None)
+            for device in found["spec"].get("devices", []):
+                device.pop("consumesCounters", None)
+
+        node.store.drops = drop
+        for name in [*node.store.objects[SLICES]]:
+            node.store.remove(SLICES, name)
+        await node.until(lambda: len(node.devices) == 3, "the whole GPUs alone")
+        await node.until(lambda: "DRAPartitionableDevices" in node.report.dependencies.claims, "the gate")
+
+
+@pytest.mark.parametrize(
+    ("version", "wanted", "there"), [("v1.36.4", False, 1), ("v1.36.4", True, PLACES + 1)]
+)
+async def test_before_1_37_places_are_offered_where_that_is_asked_for(
+    version: str, wanted: bool, there: int
+) -> None:
+    policy = ON_DEMAND.replace("rest,", "{index: [0]}, via: claims,")
+    async with dra_node(policy, counters=wanted, version=version) as node:
+        await node.until(lambda: len(node.devices) == there, "the devices")
+        if not wanted:
+            await node.until(lambda: "--dra-counters" in node.report.dependencies.claims, "what helps")

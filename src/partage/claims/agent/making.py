@@ -26,10 +26,6 @@ from partage.plan.serve.claim_offer import ClaimOffer
 
 log = logging.getLogger(__name__)
 
-LONGEST_S = 35.0
-"""How long a prepare waits for its devices, in seconds; the kubelet waits 45. Most of it is for a change of MIG
-mode, which stays when a claim gives up, so that its next try finds it done."""
-
 
 class PlacesFile(Protocol):
     """Where MIG devices were made, on the disk. It flushes the disk: call it in a thread."""
@@ -41,12 +37,11 @@ class PlacesFile(Protocol):
 class Making:
     """What is made for the claims of one node.
 
-    places: where MIG devices were made for claims, also for those that have ended.
+    longest_s: how long a prepare waits for its devices. places: where MIG devices were made for claims, also
+    for those that have ended.
     """
 
-    def __init__(
-        self, file: PlacesFile, places: Iterable[MadePlace] = (), longest_s: float = LONGEST_S
-    ) -> None:
+    def __init__(self, file: PlacesFile, longest_s: float, places: Iterable[MadePlace] = ()) -> None:
         self._file, self._longest_s = file, longest_s
         self.places = frozenset(places)
         self._boot_id = ""

@@ -72,7 +72,7 @@ class ClaimsOfNode:
         places, problem = places_file.load()
         if problem:
             log.warning("places of MIG devices", extra={"problem": problem})
-        self._making = Making(places_file, places)
+        self._making = Making(places_file, options.intervals.made_s, places)
         api = ResourceApi(Connection(options.cluster))
         self._status = ClaimStatusWriter(api)
         self._driver = ClaimDriver(

@@ -158,7 +158,7 @@ def _totals(geometry: Geometry) -> dict[str, int]:
     totals |= {"compute-slices": geometry.compute_slices, "instances": geometry.max_instances}
     whole = geometry.whole.engines
     for kind in ENGINE_KINDS:
-        if (count := getattr(whole, kind, None)) is not None:
+        if count := getattr(whole, kind, None):
             totals[f"{kind}-engines"] = count
     for spec in geometry.profiles:
         if spec.max_count < _most(spec, totals):

@@ -90,7 +90,9 @@ def slices_of(
         board = (boards or {}).get(row.gpu, BoardFacts())
         if (place := devices.places.get(name)) is not None:
             sets.setdefault(row.gpu, counter_set(_counted_as(row.gpu), place.geometry))
-            found.append(_on_demand(name, row, place, gpu, board, inventory.driver, server, closed))
+            says = dict(_attributes(row, gpu, board, inventory.driver, server))
+            shut = closed.get(row.device) or closed.get(gpu.uuid)
+            found.append(_on_demand(name, place, gpu, says, shut))
             continue
         found.append(
             SliceDevice(
@@ -120,18 +122,14 @@ def _order(row: DeviceOffer, place: Place | None) -> tuple[bool, bool]:
 
 def _on_demand(
     name: str,
-    row: DeviceOffer,
     place: Place,
     gpu: Gpu,
-    board: BoardFacts,
-    driver: Driver | NoDriver,
-    server: ServerVersion,
-    closed: Mapping[DeviceUuid, Closed],
+    attributes: dict[str, Attribute],
+    shut: Closed | None,
 ) -> SliceDevice:
     """A device that is the same whether it is there now or not. A MIG device has a UUID only once it is
     made, and its memory is that of its profile.
     """
-    attributes = dict(_attributes(row, gpu, board, driver, server))
     memory_bytes = gpu.memory_bytes
     engines: dict[str, int] = {}
     if place.spec is not None:
@@ -140,7 +138,6 @@ def _on_demand(
         engines = _engines_of(place.spec)
     amounts = {MEMORY: exact_quantity(memory_bytes // MIB * MIB, binary=True)}
     amounts |= {kind: exact_quantity(count) for kind, count in engines.items()}
-    shut = closed.get(row.device) or closed.get(gpu.uuid)
     return SliceDevice(
         name,
         attributes=attributes,

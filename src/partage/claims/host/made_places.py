@@ -17,6 +17,7 @@ from partage.edges.host.replace_file import replace_file
 from partage.edges.host.set_aside import set_aside
 from partage.errors import HardwareError
 from partage.model.ids import GpuUuid
+from partage.model.layout import LayoutItem
 from partage.text import printable, shortened
 from partage.values import Frozen
 
@@ -27,11 +28,16 @@ _LONGEST = 200
 
 
 class MadePlace(Frozen, order=True):
-    """item: the MIG device with its start, ``3g.40gb@4``. boot_id: of the node when it was made."""
+    """item: the MIG device with its start, ``3g.40gb@4``. boot_id: of the node when it was made. Raises
+    ValueError for an item of another form.
+    """
 
     gpu: GpuUuid
     item: str
     boot_id: str
+
+    def __post_init__(self) -> None:
+        LayoutItem.parse(self.item)
 
 
 class _Document(Frozen):
@@ -57,15 +63,10 @@ class MadePlaces:
         except OSError as error:
             return frozenset(), f"cannot read {self._file}: {error.strerror}"
         try:
-            if len(content) > _LIMIT_BYTES:
-                raise CodecError(f"it is longer than {_LIMIT_BYTES} bytes")
-            document = decode(_Document, content, strict=False)
-            if document.version != _VERSION:
-                raise CodecError(f"its version is {document.version[:40]!r}, not {_VERSION!r}")
+            return _decoded(content), ""
         except CodecError as error:
             said = shortened(printable(str(error)), _LONGEST)
             return frozenset(), f"{self._file} cannot be used: {said}; {set_aside(self._file)}"
-        return frozenset(document.places), ""
 
     def save(self, places: Collection[MadePlace]) -> None:
         """Replace the file. Raises HardwareError; then the old one is still there."""
@@ -78,3 +79,13 @@ class MadePlaces:
                 f"where MIG devices are made cannot be written to {self._file}: {error.strerror}",
                 "nothing was changed; make room on the disk, or mend the directory",
             ) from error
+
+
+def _decoded(content: bytes) -> frozenset[MadePlace]:
+    """Raises CodecError."""
+    if len(content) > _LIMIT_BYTES:
+        raise CodecError(f"it is longer than {_LIMIT_BYTES} bytes")
+    document = decode(_Document, content, strict=False)
+    if document.version != _VERSION:
+        raise CodecError(f"its version is {document.version[:40]!r}, not {_VERSION!r}")
+    return frozenset(document.places)

@@ -8,6 +8,7 @@ from msgspec import field
 
 from partage.model.claim import ClaimRef
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
+from partage.model.layout import LayoutItem
 from partage.model.policy import WatchAction
 from partage.model.share import Guarantee
 from partage.model.strategy import Interval
@@ -35,6 +36,7 @@ class GrantedShare(Frozen):
     container of the device plugin would; () with admin_access, which holds nothing, and while a device that
     is made on demand is not there. memory_bytes: of all ids together. cores: percent of the multiprocessors,
     a ceiling; 0: none was named. place: of a MIG device that is made on demand, ``3g.40gb@4``; else empty.
+    Raises ValueError for a place of another form.
     """
 
     request: str
@@ -51,6 +53,10 @@ class GrantedShare(Frozen):
     admin_access: bool = False
     config: ShareConfig = field(default_factory=ShareConfig)
     place: str = ""
+
+    def __post_init__(self) -> None:
+        if self.place:
+            LayoutItem.parse(self.place)
 
     @property
     def whole(self) -> bool:

@@ -76,7 +76,8 @@ class Counter(Frozen):
 
 
 class CounterSet(Frozen):
-    """What the devices of one GPU use up together. name: unique in the pool. counters: by name, DNS labels."""
+    """What the devices of one GPU use up together. name: unique in the pool. counters: names are DNS
+    labels."""
 
     name: str
     counters: Mapping[str, Counter]

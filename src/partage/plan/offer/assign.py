@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import field
 
 from partage.errors import Problem
+from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.ids import (
     GPU_CLASS,
@@ -101,7 +102,14 @@ def assign(
         if entry.mig is not None and entry.mig.on_demand and strategy is not MigStrategy.NONE
     }
     presented = {
-        gpu.uuid: _devices(gpu, laid_out.get(gpu.uuid), strategy, on_demand, geometry_of, findings)
+        gpu.uuid: _devices(
+            gpu,
+            laid_out.get(gpu.uuid),
+            strategy,
+            geometry_of(gpu),
+            findings,
+            demand=on_demand.get(gpu.uuid),
+        )
         for gpu in inventory
     }
     if strategy is MigStrategy.SINGLE:
@@ -138,16 +146,18 @@ def _devices(
     gpu: Gpu,
     entry: GpuEntry | None,
     strategy: MigStrategy,
-    on_demand: Demands,
-    geometry_of: GeometryOf,
+    geometry: Geometry | None,
     findings: Findings,
+    *,
+    demand: GpuDemand | None,
 ) -> GpuDevices:
-    if entry is None or gpu.uuid not in on_demand:
-        return devices_of(gpu, entry, strategy, geometry_of(gpu), findings)
-    geometry = can_divide(gpu, entry, geometry_of(gpu), findings)
-    if geometry is None:
-        return GpuDevices((), mig=True, judged=False)
-    return on_demand_devices(gpu, on_demand[gpu.uuid], geometry)
+    """demand: of a GPU whose MIG devices are made on demand; None: it is another one."""
+    if entry is None or demand is None:
+        return devices_of(gpu, entry, strategy, geometry, findings)
+    divided = can_divide(gpu, entry, geometry, findings)
+    return (
+        GpuDevices((), mig=True, judged=False) if divided is None else on_demand_devices(gpu, demand, divided)
+    )
 
 
 def _existing(

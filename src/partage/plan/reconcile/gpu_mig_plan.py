@@ -141,8 +141,9 @@ def gpu_mig_steps(
         return _unplaced(gpu, desired, geometry, reset_with_others=reset_with_others)
     if desired.spared:
         named = ", ".join(map(str, desired.spared))
-        reason = f"GPU {gpu.index} cannot be changed: its GPU instance {named} was not made for a claim, and is empty"
-        return Blocked(gpu.uuid, BlockKind.HELD, reason, kept=tuple(one.uuid for one in gpu.mig_devices))
+        reason = f"its GPU instance {named} is empty, and was not made for a claim"
+        kept = tuple(device.uuid for device in gpu.mig_devices)
+        return Blocked(gpu.uuid, BlockKind.HELD, f"GPU {gpu.index} cannot be changed: {reason}", kept=kept)
     mode, reset = _mode(gpu, desired.enabled)
     all_go = reset_with_others or reset or not desired.enabled or not gpu.mig_mode.current
     live = live_instances(gpu, uses, renew) if gpu.mig_mode.current else ()
