@@ -15,7 +15,13 @@ from msgspec.structs import replace
 
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.devices import ClaimDevices, claim_devices
-from partage.claims.decide.on_demand import Place, counter_set, counter_use, demands_of, devices_on_demand
+from partage.claims.decide.on_demand import (
+    PlaceOnDemand,
+    counter_set,
+    counter_use,
+    demands_of,
+    devices_on_demand,
+)
 from partage.claims.decide.slices import slices_of
 from partage.claims.model.claim import Claim, ClaimResult
 from partage.claims.model.grant import Granted, RefusedClaim
@@ -48,8 +54,8 @@ def geometry(model: str) -> Geometry:
     return known.geometry
 
 
-def all_places(of: Geometry) -> list[Place]:
-    return [Place(GPU_0.uuid, of, spec, start) for spec in of.profiles for start in spec.starts]
+def all_places(of: Geometry) -> list[PlaceOnDemand]:
+    return [PlaceOnDemand(GPU_0.uuid, of, spec, start) for spec in of.profiles for start in spec.starts]
 
 
 def allowed(of: Geometry, uses: Iterable[CounterUse]) -> bool:
@@ -61,7 +67,7 @@ def allowed(of: Geometry, uses: Iterable[CounterUse]) -> bool:
     return all(amount <= there[name] for name, amount in used.items())
 
 
-def key(places: Iterable[Place]) -> tuple[tuple[str, int], ...]:
+def key(places: Iterable[PlaceOnDemand]) -> tuple[tuple[str, int], ...]:
     return tuple(sorted((str(place.spec.profile), place.start) for place in places if place.spec))
 
 
@@ -96,7 +102,7 @@ def test_any_devices_of_any_model_are_allowed_together_where_they_fit(
 @pytest.mark.parametrize("model", MODELS)
 def test_the_whole_gpu_excludes_every_part_and_itself(model: str) -> None:
     of = geometry(model)
-    all_of_it = counter_use("gpu", Place(GPU_0.uuid, of))
+    all_of_it = counter_use("gpu", PlaceOnDemand(GPU_0.uuid, of))
     assert allowed(of, [all_of_it])
     assert not allowed(of, [all_of_it, all_of_it])
     for place in all_places(of):
@@ -221,7 +227,7 @@ def test_no_claims_ever_have_devices_that_exclude_each_other(order: list[int]) -
     names, of = [*found.rows], geometry_of(GPU_0)
     assert of is not None
     kept: list[Granted] = []
-    held: list[Place] = []
+    held: list[PlaceOnDemand] = []
     for number, at in enumerate(order):
         place = found.places[names[at]]
         answer = asks(f"c{number}", names[at], kept)

@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from partage.claims.decide.config import ConfigError, share_config
 from partage.claims.decide.devices import ClaimDevices
-from partage.claims.decide.on_demand import Place, excluded_by
+from partage.claims.decide.on_demand import PlaceOnDemand, excluded_by
 from partage.claims.decide.slices import usable_memory
 from partage.claims.model.claim import Claim, ClaimResult
 from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim, ShareConfig
@@ -248,7 +248,9 @@ def _excludes(device: DeviceUuid, gpu: DeviceUuid, row: DeviceOffer) -> bool:
     return gpu == row.gpu and not apart
 
 
-def _check_place(result: ClaimResult, row: DeviceOffer, place: Place | None, kept: Iterable[Granted]) -> None:
+def _check_place(
+    result: ClaimResult, row: DeviceOffer, place: PlaceOnDemand | None, kept: Iterable[Granted]
+) -> None:
     """Whether other claims leave room for a device that is made on demand, be it there or not."""
     if place is None:
         return
@@ -267,7 +269,7 @@ def _share(
     row: DeviceOffer,
     config: ShareConfig,
     taken: _Taken,
-    places: Mapping[str, Place],
+    places: Mapping[str, PlaceOnDemand],
 ) -> GrantedShare:
     ids: tuple[ShareId, ...] = ()
     cores = 0

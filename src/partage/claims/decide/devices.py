@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from msgspec import field
 
-from partage.claims.decide.on_demand import Place, devices_on_demand, mig_name
+from partage.claims.decide.on_demand import PlaceOnDemand, devices_on_demand, mig_name
 from partage.claims.model.names import pool_of
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, MigDevice, gpu_of_mig_devices
@@ -39,7 +39,7 @@ class ClaimDevices(Frozen):
     pool: str
     rows: Mapping[str, DeviceOffer]
     gpu_of: Mapping[DeviceUuid, GpuUuid]
-    places: Mapping[str, Place] = field(default_factory=dict)
+    places: Mapping[str, PlaceOnDemand] = field(default_factory=dict)
 
     def named(self, name: str) -> DeviceOffer | None:
         """The device with this name; None: there is none."""

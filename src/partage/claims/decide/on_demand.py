@@ -27,7 +27,7 @@ from partage.values import Frozen
 _OTHER = re.compile(r"[^0-9a-z]")
 
 
-class Place(Frozen):
+class PlaceOnDemand(Frozen):
     """A device of a GPU on demand. spec, start: of a MIG device; None and 0: the whole GPU.
 
     foreign: another MIG device is there, which was not made for a claim.
@@ -55,7 +55,7 @@ class PlacedRow(Frozen):
     """name: of the device. row: what is there, or will be (``planned``)."""
 
     name: str
-    place: Place
+    place: PlaceOnDemand
     row: DeviceOffer
 
 
@@ -79,12 +79,12 @@ def devices_on_demand(
     for spec in sorted(geometry.profiles, key=_smallest_first):
         for start in spec.preferred_starts or spec.starts:
             placement = Placement(start, spec.size)
-            place = Place(gpu.uuid, geometry, spec, start, any(map(placement.overlaps, foreign)))
+            place = PlaceOnDemand(gpu.uuid, geometry, spec, start, any(map(placement.overlaps, foreign)))
             planned = _planned(gpu, geometry, place, number)
             number += 1
             item = LayoutItem(spec.profile, start)
             yield PlacedRow(mig_name(short, spec, start), place, by_item.get(item, planned))
-    whole = Place(gpu.uuid, geometry, foreign=bool(foreign))
+    whole = PlaceOnDemand(gpu.uuid, geometry, foreign=bool(foreign))
     yield PlacedRow(short, whole, by_uuid.get(gpu.uuid) or _planned(gpu, geometry, whole, number))
 
 
@@ -98,7 +98,7 @@ def _smallest_first(spec: ProfileSpec) -> tuple[object, ...]:
     return (spec.size, spec.compute_slices, bool(spec.profile.attributes), str(spec.profile))
 
 
-def _planned(gpu: Gpu, geometry: Geometry, place: Place, number: int) -> DeviceOffer:
+def _planned(gpu: Gpu, geometry: Geometry, place: PlaceOnDemand, number: int) -> DeviceOffer:
     """A device that is not there yet."""
     spec = place.spec
     whole = DeviceOffer(
@@ -137,7 +137,7 @@ def counter_set(name: str, geometry: Geometry) -> CounterSet:
     return CounterSet(name, _counters(_totals(geometry)))
 
 
-def counter_use(name: str, place: Place) -> CounterUse:
+def counter_use(name: str, place: PlaceOnDemand) -> CounterUse:
     """What a device uses up. name: of the counter set. The whole GPU uses up everything."""
     totals = _totals(place.geometry)
     if place.spec is None:
@@ -196,7 +196,7 @@ def _most(spec: ProfileSpec, totals: Mapping[str, int]) -> int:
 # --- what claims have --------------------------------------------------------------------------
 
 
-def excluded_by(place: Place, kept: Iterable[Granted]) -> list[tuple[Granted, GrantedShare]]:
+def excluded_by(place: PlaceOnDemand, kept: Iterable[Granted]) -> list[tuple[Granted, GrantedShare]]:
     """What claims have that leaves no room for a device: all of its GPU, or a MIG device in its place."""
     return [
         (granted, share)
@@ -206,7 +206,7 @@ def excluded_by(place: Place, kept: Iterable[Granted]) -> list[tuple[Granted, Gr
     ]
 
 
-def _excludes(share: GrantedShare, place: Place) -> bool:
+def _excludes(share: GrantedShare, place: PlaceOnDemand) -> bool:
     if share.whole or place.spec is None:
         return True
     taken = placement_of(share, place.geometry)

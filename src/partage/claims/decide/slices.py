@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator, Mapping
 
 from partage.claims.decide.devices import ClaimDevices, mig_device
-from partage.claims.decide.on_demand import Place, counter_set, counter_use
+from partage.claims.decide.on_demand import PlaceOnDemand, counter_set, counter_use
 from partage.claims.model.names import CORES, DRIVER, MEMORY, SHARES, Mode, mode_of
 from partage.claims.model.server import NUMA_SINCE, ServerVersion
 from partage.claims.model.slices import (
@@ -113,7 +113,7 @@ def slices_of(
     )
 
 
-def _order(row: DeviceOffer, place: Place | None) -> tuple[bool, bool]:
+def _order(row: DeviceOffer, place: PlaceOnDemand | None) -> tuple[bool, bool]:
     return mode_of(row) is Mode.WHOLE, place is not None
 
 
@@ -122,7 +122,7 @@ def _order(row: DeviceOffer, place: Place | None) -> tuple[bool, bool]:
 
 def _on_demand(
     name: str,
-    place: Place,
+    place: PlaceOnDemand,
     gpu: Gpu,
     attributes: dict[str, Attribute],
     shut: Closed | None,

@@ -40,7 +40,7 @@ class MadePlace(Frozen, order=True):
         LayoutItem.parse(self.item)
 
 
-class _Document(Frozen):
+class _PlacesDocument(Frozen):
     version: str
     places: tuple[MadePlace, ...]
 
@@ -71,7 +71,7 @@ class MadePlaces:
     def save(self, places: Collection[MadePlace]) -> None:
         """Replace the file. Raises HardwareError; then the old one is still there."""
         try:
-            content = json.format(encode(_Document(_VERSION, tuple(sorted(places)))), indent=1)
+            content = json.format(encode(_PlacesDocument(_VERSION, tuple(sorted(places)))), indent=1)
             self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
             replace_file(self._file, content)
         except OSError as error:
@@ -85,7 +85,7 @@ def _decoded(content: bytes) -> frozenset[MadePlace]:
     """Raises CodecError."""
     if len(content) > _LIMIT_BYTES:
         raise CodecError(f"it is longer than {_LIMIT_BYTES} bytes")
-    document = decode(_Document, content, strict=False)
+    document = decode(_PlacesDocument, content, strict=False)
     if document.version != _VERSION:
         raise CodecError(f"its version is {document.version[:40]!r}, not {_VERSION!r}")
     return frozenset(document.places)
