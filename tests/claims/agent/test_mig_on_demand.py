@@ -10,10 +10,17 @@ from typing import Any
 
 import pytest
 
+from partage.agent.options import Intervals
+from partage.agent.status.readiness import readiness_of
+from partage.answers.node_plan import make_plan
+from partage.answers.report import report_document
+from partage.edges.files.policy import parse_policy
 from partage.errors import InsufficientResources
+from partage.explain.shares import share_rows
 from partage.model.claim import ClaimRef
 from partage.model.layout import LayoutItem
 from partage.model.step import CreateCompute, CreateInstance, DestroyInstance, SetMigMode, Step
+from partage.plan.reconcile.node_plan import Phase
 from partage.sim.node.faults import FailCall, Occupy, Reboot, SetMig, Vacate
 from tests.claims.agent.test_claims_of_node import DraNode, dra_node
 from tests.edges.kube.store import SLICES
@@ -99,6 +106,28 @@ async def test_a_mig_device_is_made_beside_a_neighbour_and_destroyed_after_it() 
         places_file = node.place.state_dir / "claim-places.json"
         await node.until(lambda: json.loads(places_file.read_text())["places"] == [], "no place is kept")
         assert node.cdi(first.uid) is None
+
+
+async def test_plan_and_explain_know_what_claims_want() -> None:
+    """From the report of the agent, as the verbs read it."""
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        claim = part(node, "a", "1g10gb-19-6")
+        assert await node.refusal(claim) == ""
+        await node.until(lambda: node.report.gpus[3].held, "a report with what is held")
+        assert node.status is not None
+        document = report_document(node.report, node.status, readiness_of(node.status, Intervals()))
+        made_plan = make_plan(parse_policy(ON_DEMAND.encode(), "p"), None, None, report=document, named=False)
+        assert made_plan.plan.settled
+        assert made_plan.caveats[-1].sentence.startswith("GPU 3: a claim gets all of a GPU, or a MIG device")
+        (row,) = share_rows("n1", document, "3")
+        assert (row.profile, row.holders) == ("1g.10gb", ("claim team/a",))
+        await node.call("unprepare", claim)
+        await until_made(node)
+        await node.until(lambda: node.report.gpus[3].phase is Phase.SETTLED, "a report of that")
+        document = report_document(node.report, node.status, readiness_of(node.status, Intervals()))
+        (row,) = share_rows("n1", document, "3")
+        assert "its MIG devices are made when claims ask" in row.standing
 
 
 async def test_whole_and_parts_follow_each_other() -> None:
