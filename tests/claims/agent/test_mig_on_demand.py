@@ -64,6 +64,11 @@ async def until_made(node: DraNode, *wanted: str) -> None:
     raise AssertionError(f"GPU 3 has {now}, not {wanted}")
 
 
+def is_settled(node: DraNode) -> bool:
+    plan = node.report.gpus[3].plan
+    return plan is not None and plan.phase is Phase.SETTLED
+
+
 async def places(node: DraNode) -> None:
     await node.until(lambda: len(node.devices) == PLACES, "all places")
 
@@ -124,7 +129,7 @@ async def test_plan_and_explain_know_what_claims_want() -> None:
         assert (row.profile, row.holders) == ("1g.10gb", ("claim team/a",))
         await node.call("unprepare", claim)
         await until_made(node)
-        await node.until(lambda: node.report.gpus[3].phase is Phase.SETTLED, "a report of that")
+        await node.until(lambda: is_settled(node), "a report of that")
         document = report_document(node.report, node.status, readiness_of(node.status, Intervals()))
         (row,) = share_rows("n1", document, "3")
         assert "its MIG devices are made when claims ask" in row.standing
