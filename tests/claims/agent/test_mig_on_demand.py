@@ -14,6 +14,8 @@ from partage.agent.options import Intervals
 from partage.agent.status.readiness import readiness_of
 from partage.answers.node_plan import make_plan
 from partage.answers.report import report_document
+from partage.claims.host.cdi_files import ClaimCdiFiles
+from partage.claims.host.made_places import MadePlaces
 from partage.edges.files.policy import parse_policy
 from partage.errors import InsufficientResources
 from partage.explain.shares import share_rows
@@ -21,7 +23,7 @@ from partage.model.claim import ClaimRef
 from partage.model.layout import LayoutItem
 from partage.model.step import CreateCompute, CreateInstance, DestroyInstance, SetMigMode, Step
 from partage.plan.reconcile.node_plan import Phase
-from partage.sim.node.faults import FailCall, Occupy, Reboot, SetMig, Vacate
+from partage.sim.node.faults import FailCall, HangCall, Occupy, Reboot, SetMig, Vacate
 from tests.claims.agent.test_claims_of_node import DraNode, dra_node
 from tests.edges.kube.store import SLICES
 
@@ -73,23 +75,17 @@ async def places(node: DraNode) -> None:
     await node.until(lambda: len(node.devices) == PLACES, "all places")
 
 
-async def test_every_place_is_a_device_and_slices_stay_as_they_are() -> None:
+async def test_every_place_is_a_device_and_no_claim_changes_a_slice() -> None:
     async with dra_node(ON_DEMAND) as node:
         await places(node)
-        specs = [
-            one["spec"] for one in node.store.objects["/apis/resource.k8s.io/v1/resourceslices"].values()
-        ]
-        before = json.dumps(specs, sort_keys=True)
-        assert [len(one.get("sharedCounters", [])) for one in specs] == [1, 0]
-        claim = part(node, "a", "2g20gb-14-2")
-        assert await node.refusal(claim) == ""
-        assert await made(node) == ["2g.20gb@2"]
-        await node.call("unprepare", claim)
-        await until_made(node)
-        specs = [
-            one["spec"] for one in node.store.objects["/apis/resource.k8s.io/v1/resourceslices"].values()
-        ]
-        assert json.dumps(specs, sort_keys=True) == before
+        before = {name: json.dumps(one, sort_keys=True) for name, one in node.store.objects[SLICES].items()}
+        assert [len(json.loads(one)["spec"].get("sharedCounters", [])) for one in before.values()] == [1, 0]
+        for claim in (whole(node, "all"), part(node, "a", "2g20gb-14-2"), whole(node, "again")):
+            assert await node.refusal(claim) == ""
+            await node.call("unprepare", claim)
+        await node.until(lambda: is_settled(node), "that everything is done")
+        after = {name: json.dumps(one, sort_keys=True) for name, one in node.store.objects[SLICES].items()}
+        assert after == before, "with the same resourceVersion"
 
 
 async def test_a_mig_device_is_made_beside_a_neighbour_and_destroyed_after_it() -> None:
@@ -242,6 +238,31 @@ async def test_after_a_reboot_the_claim_is_made_anew() -> None:
         assert await made(node) == ["1g.10gb@6"]
 
 
+@pytest.mark.parametrize("owner", [(MadePlaces, "save"), (ClaimCdiFiles, "write")], ids=["place", "CDI file"])
+async def test_an_agent_that_is_killed_while_it_writes_leaves_nothing(
+    owner: tuple[type[Any], str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        real = getattr(*owner)
+
+        def dies(*arguments: Any) -> None:
+            real(*arguments)
+            raise SystemError("killed")
+
+        claim = part(node, "cut", "1g10gb-19-6")
+        with monkeypatch.context() as patch:
+            patch.setattr(*owner, dies)
+            assert "killed" in await node.refusal(claim)
+            await node.end(kill=True)
+        await node.start()
+        await node.until(lambda: node.cdi(claim.uid) is None, "no CDI file")
+        await node.until(lambda: is_settled(node), "that everything is done")
+        assert await made(node) in (["off"], [])
+        assert await node.until_prepared(part(node, "other", "7g80gb-0-0")) == ""
+        assert await made(node) == ["7g.80gb@0"]
+
+
 @pytest.mark.parametrize("after", [False, True], ids=["before", "after"])
 @pytest.mark.parametrize("kind", [SetMigMode, CreateInstance, CreateCompute, DestroyInstance])
 async def test_an_agent_that_is_killed_between_two_steps_leaves_nothing(
@@ -284,6 +305,23 @@ async def test_an_agent_that_is_killed_between_two_steps_leaves_nothing(
         other = part(node, "other", "7g80gb-0-0")
         assert await node.until_prepared(other) == ""
         assert await made(node) == ["7g.80gb@0"]
+
+
+async def test_what_is_made_too_late_for_its_claim_is_destroyed_again() -> None:
+    async with dra_node(ON_DEMAND, made_s=0.5) as node:
+        await places(node)
+        await node.hardware.inject(HangCall("perform", seconds=2.0))
+        claim = part(node, "a", "1g10gb-19-6")
+        refused = await node.refusal(claim)
+        assert refused.startswith("claim team/a has waited 0 s for gpu-")
+        assert refused.endswith("it is tried again by itself")
+        await node.until(
+            lambda: is_settled(node) and not node.report.gpus[3].offer, "that everything is done"
+        )
+        assert await made(node) == []
+        kept = node.place.state_dir / "claim-places.json"
+        await node.until(lambda: json.loads(kept.read_text())["places"] == [], "no place is kept")
+        assert await node.until_prepared(claim) == ""
 
 
 async def test_an_ampere_gpu_is_reset_only_when_nothing_runs_on_it() -> None:
