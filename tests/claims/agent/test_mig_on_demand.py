@@ -20,10 +20,20 @@ from partage.edges.files.policy import parse_policy
 from partage.errors import InsufficientResources
 from partage.explain.shares import share_rows
 from partage.model.claim import ClaimRef
+from partage.model.gpu import NoDriver
 from partage.model.layout import LayoutItem
 from partage.model.step import CreateCompute, CreateInstance, DestroyInstance, SetMigMode, Step
 from partage.plan.reconcile.node_plan import Phase
-from partage.sim.node.faults import FailCall, HangCall, Occupy, Reboot, SetMig, Vacate
+from partage.sim.node.faults import (
+    DriverGone,
+    DriverLoaded,
+    FailCall,
+    HangCall,
+    Occupy,
+    Reboot,
+    SetMig,
+    Vacate,
+)
 from tests.claims.agent.test_claims_of_node import DraNode, dra_node
 from tests.edges.kube.store import SLICES
 
@@ -322,6 +332,24 @@ async def test_what_is_made_too_late_for_its_claim_is_destroyed_again() -> None:
         kept = node.place.state_dir / "claim-places.json"
         await node.until(lambda: json.loads(kept.read_text())["places"] == [], "no place is kept")
         assert await node.until_prepared(claim) == ""
+
+
+async def test_without_a_driver_the_slices_stay_and_claims_wait_for_those_that_lost_theirs() -> None:
+    async with dra_node(ON_DEMAND, made_s=1.0) as node:
+        await places(node)
+        held = part(node, "held", "3g40gb-9-4")
+        assert await node.refusal(held) == ""
+        before = {name: one.get("consumesCounters") for name, one in node.devices.items()}
+        await node.hardware.inject(DriverGone())
+        await node.until(lambda: isinstance(node.report.node.inventory.driver, NoDriver), "a report of that")
+        assert {name: one.get("consumesCounters") for name, one in node.devices.items()} == before
+        late = part(node, "late", "1g10gb-19-0")
+        assert await node.refusal(late)
+        await node.hardware.inject(DriverLoaded())  # without the MIG devices of before
+        assert "it waits for claim team/held to end" in await node.refusal(late)
+        await node.call("unprepare", held)
+        assert await node.until_prepared(late) == ""
+        assert await made(node) == ["1g.10gb@0"]
 
 
 async def test_an_ampere_gpu_is_reset_only_when_nothing_runs_on_it() -> None:

@@ -15,11 +15,13 @@ from partage.model.mig_demand import Demands, GpuDemand
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer
 from partage.model.strategy import Via
-from partage.plan.reconcile.node_plan import NodePlan, Phase
+from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.kubelet_view import KubeletView
+from partage.text import listed
 from partage.values import Frozen
 
+_MOST_NAMED = 4
 _XID = re.compile(r"\bXID (\d+)", re.ASCII)
 
 
@@ -128,13 +130,20 @@ def claim_offer(now: NodeMoment) -> ClaimOffer:
 
 
 def made_on_demand(demands: Demands, plan: NodePlan) -> Mapping[GpuUuid, OnDemand]:
-    """How the GPUs stand whose MIG devices are made on demand. demands: of all of them."""
-    found = {}
-    for gpu, demand in demands.items():
-        if (one := plan.gpus.get(gpu)) is not None:
-            failed = one.phase in (Phase.FAILED, Phase.BLOCKED)
-            found[gpu] = OnDemand(demand, one.phase is Phase.SETTLED, one.reason, failed)
-    return found
+    """How the GPUs stand whose MIG devices are made on demand. demands: of all of them.
+
+    Without a driver there is no plan; what claims could get stays known.
+    """
+    return {gpu: _standing(demand, plan.gpus.get(gpu)) for gpu, demand in demands.items()}
+
+
+def _standing(demand: GpuDemand, plan: GpuPlan | None) -> OnDemand:
+    if plan is None:
+        return OnDemand(demand, settled=False)
+    failed = plan.phase in (Phase.FAILED, Phase.BLOCKED)
+    claims = sorted({f"claim {entry.claim}" for entry in plan.waiting_for if entry.claim})
+    waits = f"; it waits for {listed(claims, _MOST_NAMED)} to end" if claims else ""
+    return OnDemand(demand, plan.phase is Phase.SETTLED, plan.reason + waits, failed)
 
 
 def _by_claim(rows: GpuOffer) -> GpuOffer:
