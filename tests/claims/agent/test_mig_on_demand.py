@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections import Counter
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from random import Random
 from typing import Any
 
 import pytest
@@ -246,6 +249,53 @@ async def test_after_a_reboot_the_claim_is_made_anew() -> None:
         await places(node)
         assert await node.refusal(claim) == ""
         assert await made(node) == ["1g.10gb@6"]
+
+
+def fits(node: DraNode, taken: Collection[str], more: str) -> bool:
+    """Whether the scheduler would allocate one more device, by the counters of the slices."""
+    left: Counter[str] = Counter()
+    for found in node.store.objects[SLICES].values():
+        for shared in found["spec"].get("sharedCounters", []):
+            left.update({name: int(one["value"]) for name, one in shared["counters"].items()})
+    for device in (*taken, more):
+        (use,) = node.devices[device]["consumesCounters"]
+        left.subtract({name: int(one["value"]) for name, one in use["counters"].items()})
+    return min(left.values()) >= 0
+
+
+@pytest.mark.parametrize("seed", range(3))
+async def test_whatever_the_scheduler_gives_is_made_and_nobody_loses_anything(seed: int) -> None:
+    """Claims come and go, and the agent is killed now and then."""
+    chance = Random(seed)
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        claims: dict[ClaimRef, str] = {}
+        uuids: dict[ClaimRef, str] = {}
+        for number in range(40):
+            free = [name for name in node.devices if fits(node, claims.values(), name)]
+            if claims and (not free or chance.random() < 0.4):
+                ended = chance.choice([*claims])
+                assert await node.call("unprepare", ended) == {ended.uid: ""}
+                del claims[ended], uuids[ended]
+            else:
+                device = chance.choice(free)
+                claim = node.claim(f"c{number}", {"device": device})
+                assert await node.until_prepared(claim) == ""
+                claims[claim] = device
+                edits = node.cdi(claim.uid)["devices"][0]["containerEdits"]
+                environment = dict(one.split("=", 1) for one in edits["env"])
+                uuids[claim] = environment["PARTAGE_SHARES"]
+            if chance.random() < 0.1:
+                await node.end(kill=True)
+                await node.start()
+                await places(node)
+            gpu = (await node.hardware.observe()).gpus[3]
+            there = {one.uuid for one in gpu.mig_devices} | (set() if gpu.mig_enabled else {gpu.uuid})
+            assert {*uuids.values()} <= there
+            assert len({*uuids.values()}) == len(uuids)
+        await node.call("unprepare", *claims)
+        await node.until(lambda: is_settled(node) and not node.report.gpus[3].held, "that everything is done")
+        assert await made(node) in (["off"], [])
 
 
 @pytest.mark.parametrize("owner", [(MadePlaces, "save"), (ClaimCdiFiles, "write")], ids=["place", "CDI file"])
