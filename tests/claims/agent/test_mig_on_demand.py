@@ -38,6 +38,7 @@ from partage.sim.node.faults import (
     Vacate,
 )
 from tests.claims.agent.test_claims_of_node import DraNode, dra_node
+from tests.dra_script import DriverSocket
 from tests.edges.kube.store import SLICES
 
 ON_DEMAND = """
@@ -111,7 +112,9 @@ async def test_a_mig_device_is_made_beside_a_neighbour_and_destroyed_after_it() 
         assert await made(node) == ["1g.10gb@0", "3g.40gb@4"]
         edits = node.cdi(second.uid)["devices"][0]["containerEdits"]["env"]
         assert "PARTAGE_GUARANTEE=hard" in edits
-        assert {one.claim for one in node.report.entries} == {"team/first", "team/second"}
+        await node.until(
+            lambda: {one.claim for one in node.report.entries} == {"team/first", "team/second"}, "both claims"
+        )
         assert await node.call("unprepare", second) == {second.uid: ""}
         await until_made(node, "3g.40gb@4")
         assert (await node.hardware.observe()).gpus[3].mig_devices == (neighbour,)
@@ -384,6 +387,29 @@ async def test_what_is_made_too_late_for_its_claim_is_destroyed_again() -> None:
         assert await node.until_prepared(claim) == ""
 
 
+async def test_a_kubelet_that_does_not_wait_leaves_nothing() -> None:
+    async with dra_node(ON_DEMAND) as node:
+        await places(node)
+        await node.hardware.inject(HangCall("perform", seconds=1.0))
+        claim = part(node, "a", "1g10gb-19-6")
+        kubelet = DriverSocket(node.place.root / "plugins" / "gpu.partage.dev" / "dra.sock")
+        asking = asyncio.create_task(asyncio.to_thread(kubelet.prepare, claim))
+
+        def states() -> dict[str, int]:
+            assert node.status is not None
+            figures = node.status.claims()
+            return {} if figures is None else {**figures.states}
+
+        await node.until(lambda: states()["started"], "that it waits")
+        kubelet.close()
+        with suppress(Exception):
+            await asking
+        await node.until(lambda: states() == {"started": 0, "prepared": 0}, "that nothing waits")
+        await node.until(lambda: is_settled(node), "that everything is done")
+        assert await made(node) in (["off"], [])
+        assert await node.until_prepared(claim) == ""
+
+
 async def test_without_a_driver_the_slices_stay_and_claims_wait_for_those_that_lost_theirs() -> None:
     async with dra_node(ON_DEMAND, made_s=1.0) as node:
         await places(node)
@@ -396,7 +422,10 @@ async def test_without_a_driver_the_slices_stay_and_claims_wait_for_those_that_l
         late = part(node, "late", "1g10gb-19-0")
         assert await node.refusal(late)
         await node.hardware.inject(DriverLoaded())  # without the MIG devices of before
-        assert "it waits for claim team/held to end" in await node.refusal(late)
+        for _ in range(30):
+            if "it waits for claim team/held to end" in (refused := await node.refusal(late)):
+                break
+        assert "it waits for claim team/held to end" in refused
         await node.call("unprepare", held)
         assert await node.until_prepared(late) == ""
         assert await made(node) == ["1g.10gb@0"]

@@ -92,6 +92,7 @@ class ClaimDriver:
         self._node, self._ledger, self._clock, self._ask = node, ledger, clock, ask
         self._reader, self._records, self._cdi, self._say = reader, records, cdi, say
         self._making = making
+        self._given_up: set[str] = set()
         self._before_boot: Mapping[str, ClaimRecord] = {}
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -179,24 +180,39 @@ class ClaimDriver:
     async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, tuple[PreparedDevice, ...] | str]:
         """By UID: the devices, or why there are none now."""
         began_s = self._clock()
+        try:
+            answers = await self._all_prepared(claims)
+        except asyncio.CancelledError:  # the kubelet does not wait any more
+            self._given_up.update(ref.uid for ref in claims)
+            self._making.wake()
+            raise
+        self.counts.took(self._clock() - began_s)
+        return answers
+
+    async def _all_prepared(
+        self, claims: Sequence[ClaimRef]
+    ) -> Mapping[str, tuple[PreparedDevice, ...] | str]:
+        """What is begun under the lock is ended under it, also if the kubelet does not wait."""
         unknown = [ref for ref in claims if not self._has(ref)]
         read = await asyncio.gather(*(self._read(ref) for ref in unknown))
         by_uid = {ref.uid: claim for ref, claim in zip(unknown, read, strict=True)}
-        answers: dict[str, tuple[PreparedDevice, ...] | str] = {}
-        awaited: dict[ClaimRef, Granted] = {}
-        async with self._turn:
-            for ref in claims:
-                answer = await self._prepared(ref, by_uid.get(ref.uid))
-                if isinstance(answer, Granted):
-                    awaited[ref] = answer
-                else:
-                    answers[ref.uid] = answer
+        first = await asyncio.shield(self._each_prepared(claims, by_uid))
         # Others are served meanwhile: making a MIG device takes seconds.
-        made = [self._once_made(ref, by_uid.get(ref.uid), granted) for ref, granted in awaited.items()]
-        for ref, late in zip(awaited, await asyncio.gather(*made), strict=True):
-            answers[ref.uid] = late
-        self.counts.took(self._clock() - began_s)
-        return answers
+        late = await asyncio.gather(
+            *(
+                self._once_made(ref, by_uid.get(ref.uid), answer)
+                for ref, answer in first.items()
+                if isinstance(answer, Granted)
+            )
+        )
+        answers = {ref.uid: answer for ref, answer in first.items() if not isinstance(answer, Granted)}
+        return answers | dict(late)
+
+    async def _each_prepared(
+        self, claims: Sequence[ClaimRef], by_uid: Mapping[str, Claim | RefusedClaim]
+    ) -> dict[ClaimRef, tuple[PreparedDevice, ...] | str | Granted]:
+        async with self._turn:
+            return {ref: await self._prepared(ref, by_uid.get(ref.uid)) for ref in claims}
 
     async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, str]:
         """By UID: why it cannot be taken back now; empty: it is, or was never prepared."""
@@ -245,19 +261,27 @@ class ClaimDriver:
 
     async def _once_made(
         self, ref: ClaimRef, claim: Claim | RefusedClaim | None, granted: Granted
-    ) -> tuple[PreparedDevice, ...] | str:
-        """The answer to a claim once its devices are there, or why they are not."""
+    ) -> tuple[str, tuple[PreparedDevice, ...] | str]:
+        """UID and answer of a claim once its devices are there, or why they are not."""
         reason = await self._making.until_there(granted)
+        return ref.uid, await asyncio.shield(self._finished(ref, claim, granted, reason))
+
+    async def _finished(
+        self, ref: ClaimRef, claim: Claim | RefusedClaim | None, granted: Granted, reason: str
+    ) -> tuple[PreparedDevice, ...] | str:
+        """reason: why its devices are not there; empty: they are."""
         async with self._turn:
             if ref.uid not in self.kept:
                 return f"claim {ref.namespace}/{ref.name} was taken back while it was prepared"
+            answer: tuple[PreparedDevice, ...] | str | Granted = granted
             if not reason:
                 answer = await self._prepared(ref, claim)
-                if not isinstance(answer, Granted):
-                    return answer
                 reason = "was given a device that is gone again"
-            if not self._has(ref):
-                await self._taken_back(ref.uid)
+            if isinstance(answer, tuple):
+                return answer
+            await self._taken_back(ref.uid)
+            if isinstance(answer, str):
+                return answer
             text = f"claim {ref.namespace}/{ref.name} {reason}; it is tried again by itself"
             return self._refused(RefusedClaim(RefusalReason.STEP, shortened(text, LONGEST_REFUSAL)))
 
@@ -331,13 +355,18 @@ class ClaimDriver:
         terms = self._terms
         assert terms is not None
         boot_id = terms.inventory.boot_id
+        self._given_up.discard(granted.claim.uid)
         await self._making.note(granted, boot_id)
         await self._keep(ClaimRecord(granted.claim, ClaimState.STARTED, boot_id, granted.shares))
         self._ask()
 
-    async def forget_places(self) -> None:
-        """Forget where MIG devices were made that are gone."""
+    async def clear_up(self) -> None:
+        """Take back what nobody waits for any more, and forget where MIG devices were made that are gone."""
         async with self._turn:
+            while self._given_up:
+                record = self.kept.get(uid := self._given_up.pop())
+                if record is not None and record.state is ClaimState.STARTED:
+                    await self._taken_back(uid)
             if self._terms is not None:
                 await self._making.forget_gone(self.kept.values(), self._terms.inventory)
 

@@ -61,11 +61,15 @@ class Making:
     def published(self, devices: ClaimDevices, offer: ClaimOffer) -> None:
         """After a turn: this is there, and this is wanted."""
         self._devices, self._offer = devices, offer
+        self.wake()
+
+    def wake(self) -> None:
+        """Whoever waits looks again."""
         self._news.set()
         self._news = asyncio.Event()
 
     async def news(self) -> None:
-        """Return after the next turn."""
+        """Return when there is something to look at."""
         await self._news.wait()
 
     def is_there(self, granted: Granted) -> bool:

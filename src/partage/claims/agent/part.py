@@ -147,7 +147,7 @@ class ClaimsOfNode:
             group.create_task(unending("slices", self._publisher.run()))
             group.create_task(unending("status of claims", self._status.run()))
             group.create_task(unending("upkeep of claims", self._upkeep()))
-            group.create_task(unending("places of MIG devices", self._forget_places()))
+            group.create_task(unending("devices on demand", self._clear_up()))
 
     async def _upkeep(self) -> None:
         while True:
@@ -155,10 +155,10 @@ class ClaimsOfNode:
             await asyncio.sleep(GONE_S)
             await self._driver.forget_gone()
 
-    async def _forget_places(self) -> None:
+    async def _clear_up(self) -> None:
         while True:
             await self._making.news()
-            await self._driver.forget_places()
+            await self._driver.clear_up()
 
     def _remove_unknown_files(self) -> None:
         """CDI files of claims that are not recorded: of an agent that was killed between the two."""
