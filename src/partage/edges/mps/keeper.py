@@ -29,7 +29,7 @@ from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, GpuInUse, NotFound
 from partage.model.ids import DeviceUuid
-from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState, MpsServer
+from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState, MpsNamespace, MpsServer
 
 _STARTS = 2
 """A daemon whose first server started before the limits were set, and is idle, is started once more."""
@@ -90,6 +90,28 @@ class MpsKeeper:
 
     def pipes(self) -> dict[DeviceUuid, Path]:
         return {paths.device: paths.pipe for paths in self._access.homes() if paths.pipe.is_dir()}
+
+    async def limit(self, device: DeviceUuid, namespace: MpsNamespace) -> None:
+        access = self._access
+        paths = access.known(device)
+        if paths is None:
+            raise NotFound(f"there is no MPS daemon of {device}")
+        async with hold_lock(paths.lock, access.deadlines.lock_s):
+            daemon = await access.find(paths)
+            control = access.control(daemon)
+            if daemon.identity is None or daemon.doubt or daemon.unheard:
+                why = daemon.doubt or daemon.unheard or "it does not run"
+                raise NotFound(f"the MPS daemon of {device} takes no limits: {why}")
+            if not isinstance(control, ControlV3):
+                raise NotFound(f"the MPS daemon of {device} has no namespaces")
+            if await control.namespace(namespace) is None:
+                raise NotFound(f"the MPS daemon of {device} has no namespace {namespace.name}")
+            await control.set_namespace(namespace)
+            if (found := await control.namespace(namespace)) != namespace:
+                raise DaemonError(
+                    f"the MPS daemon of {device} was told {namespace}, and allows {found}",
+                    "a daemon ignores limits that it considers invalid",
+                )
 
     async def terminate(self, device: DeviceUuid, server_pid: int, client_pid: int) -> None:
         access = self._access

@@ -111,7 +111,13 @@ def _spec(gpu: GpuUuid, daemon: DaemonState) -> DaemonSpec | None:
     limits = daemon.limits
     multi_user = daemon.multi_user or None
     return DaemonSpec(
-        gpu, daemon.device, limits.memory_bytes, limits.threads_percent, multi_user, limits.namespaces
+        gpu,
+        daemon.device,
+        limits.memory_bytes,
+        limits.threads_percent,
+        multi_user,
+        limits.namespaces,
+        limits.slots,
     )
 
 
