@@ -112,6 +112,7 @@ class NodeService(ABC):
             until_usable=self.until_usable,
             ask=ask,
             look=self.look_for_others,
+            slices_asked=self.slices_asked,
         )
         self.reconciler = Reconciler(port, clock, ask, intervals.retry_s)
         self.history: HistoryObserver | None = None
