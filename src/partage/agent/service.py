@@ -159,6 +159,10 @@ class NodeService(ABC):
         """See whether somebody else gives these GPUs away; nobody does."""
         return
 
+    def slices_asked(self) -> bool:
+        """Whether a claim asks for time slices; there are none without a kubelet."""
+        return False
+
     def stop(self) -> None:
         """The tasks were cancelled: end what was started beside them."""
         self.changes.close()
