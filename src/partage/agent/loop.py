@@ -125,8 +125,9 @@ class Loop(Struct):
         if observed.daemons is not None:
             trusted = with_trust(observed.daemons, parts.pipe_tenants.trust)
             observed = replace(observed, daemons=trusted)
-        if parts.policies.desired is not None:
-            parts.originals.prune(parts.policies.desired, observed)
+        if (desired := parts.policies.desired) is not None:
+            wanted = parts.planner.with_claims(desired, parts.ledger.entries())
+            parts.originals.prune(wanted, observed)
         return Snapshot(
             now_s=parts.clock(),
             observed=observed,

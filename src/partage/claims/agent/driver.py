@@ -288,7 +288,7 @@ class ClaimDriver:
             [one.granted for one in self.kept.values()],
             self._held(),
             recorded=before.uuids if before else {},
-            node=self._enforcing.in_force,
+            in_force=self._enforcing.in_force,
             guard=guard,
         )
         if isinstance(granted, RefusedClaim):

@@ -56,7 +56,7 @@ def grant(
     held: Mapping[Hold, str] | None = None,
     *,
     recorded: Mapping[str, DeviceUuid] | None = None,
-    node: InForce | None = None,
+    in_force: InForce | None = None,
     guard: bool = True,
     driver: str = DRIVER,
 ) -> Granted | RefusedClaim:
@@ -65,9 +65,9 @@ def grant(
     asked: what the kubelet asks for. kept: what claims have on this node, also claims of pods that were
     deleted; what this claim had itself does not count. held: what others hold, with words for the holder:
     ``pod team-a/train``. recorded: the UUIDs of the devices that this claim was given before, by name.
-    node: what it is set to. guard: the guard's files are on the node.
+    in_force: what the node is set to. guard: the guard's files are on the node.
     """
-    node = node or InForce()
+    in_force = in_force or InForce()
     others = [one for one in kept if one.claim.uid != claim.ref.uid]
     try:
         results = _results(claim, asked, devices, driver)
@@ -78,7 +78,7 @@ def grant(
             row = configured(row, config, guard=guard)
             so_far = (*others, Granted(claim.ref, tuple(mine)))
             by_class = [one for one in claim.configs if one.source is ConfigSource.CLASS]
-            _check_asked(row, config, _config(by_class, result, driver), so_far, node)
+            _check_asked(row, config, _config(by_class, result, driver), so_far, in_force)
             _check_need(row, config)
             mine.append(_share(result, row, config, _Taken(row, devices, so_far, held or {})))
         _check_together(mine, devices)

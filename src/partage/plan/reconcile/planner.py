@@ -6,7 +6,7 @@ compare or carry out the same ``NodePlan``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -61,7 +61,7 @@ class Planner(Struct):
         if desired is None or isinstance(now.observed.node.inventory.driver, NoDriver):
             waits = awaited_entries(now.served, now.entries, _gpu_of(now))
             return NodePlan(serving=dict(now.served), waiting=waits)
-        desired = self._intervals.of(desired, now.entries)
+        desired = self.with_claims(desired, now.entries)
         gpu_of, known = _gpu_of(now), now.observed.node.known
         seen = recognised(desired, now, gpu_of)
         draft = self._draft(desired, replace(now, served={**now.served, **seen}) if seen else now)
@@ -86,6 +86,10 @@ class Planner(Struct):
             suspected=conflict.suspected,
             due_s=next_due_s(serving, self.withdraw_s),
         )
+
+    def with_claims(self, desired: DesiredState, entries: Iterable[LedgerEntry]) -> DesiredState:
+        """What the policy wants, and what claims ask for that hold GPUs: the length of time slices."""
+        return self._intervals.of(desired, entries)
 
     def _draft(self, desired: DesiredState, now: Snapshot) -> NodeDraft:
         """The cached draft if its inputs have not changed.
