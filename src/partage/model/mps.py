@@ -255,7 +255,8 @@ class DaemonState(Frozen):
     outdated: it works in directories that were there before it, or that an older Partage has made; it is
     started again, in new ones, when nobody holds a share of its GPU.
     full: a sentence: which of its directories have no room left; empty: none.
-    open_slots: names of the slots that are not closed now.
+    open_slots: names of the slots that are not closed now. changed_slots: those whose socket was exchanged or
+    removed by who had it: nobody gets them, and the daemon is started again when its GPU is free.
     """
 
     gpu: GpuUuid | None
@@ -273,6 +274,12 @@ class DaemonState(Frozen):
     outdated: bool = False
     full: str = ""
     open_slots: tuple[str, ...] = ()
+    changed_slots: tuple[str, ...] = ()
+
+    @property
+    def renewable(self) -> bool:
+        """It is to be started again when nobody holds a share of its GPU."""
+        return self.outdated or bool(self.changed_slots)
 
     @property
     def clients(self) -> tuple[ConnectedClient, ...]:

@@ -68,7 +68,14 @@ class DraNode:
             cluster=self.store.server.config(),
             node_name="n1",
             dra=True,
-            intervals=Intervals(turn_gap_s=0.01, withdraw_s=0.05, holders_first_s=0.02, watch_s=0.05),
+            intervals=Intervals(
+                turn_gap_s=0.01,
+                withdraw_s=0.05,
+                holders_first_s=0.02,
+                holders_s=0.5,
+                watch_s=0.05,
+                conditions_s=0.5,
+            ),
         )
         work = run(
             options,

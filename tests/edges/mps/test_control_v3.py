@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
@@ -148,6 +149,26 @@ async def test_a_slot_that_is_not_there_is_not_limited(named: Subject):
     await named.keeper().start(SLOTS)
     with pytest.raises(NotFound, match="has no namespace slot2"):
         await named.keeper().limit(GPUS[0], MpsNamespace("slot2", GIB, 25))
+
+
+async def test_a_slot_whose_socket_was_exchanged_is_given_to_nobody(named: Subject):
+    """Its former owner had the directory, and may be root there."""
+    keeper = named.keeper()
+    await keeper.start(SLOTS)
+    assert (await only(named)).changed_slots == ()
+    own = named.home() / "pipe" / SERVER / "slot0" / "control"
+    own.unlink()
+    with socket.socket(socket.AF_UNIX) as hostile:
+        hostile.bind(str(own))
+        state = await only(named)
+        assert (state.changed_slots, state.renewable) == (("slot0",), True)
+        with pytest.raises(DaemonError, match="was changed by who had it"):
+            await keeper.limit(GPUS[0], MpsNamespace("slot0", GIB, 25))
+        await keeper.limit(GPUS[0], MpsNamespace("slot1", GIB, 25))
+        await keeper.limit(GPUS[0], closed_slot("slot0"))
+    await keeper.stop(GPUS[0])
+    await keeper.start(SLOTS)
+    assert (await only(named)).changed_slots == ()
 
 
 async def test_a_limit_of_a_slot_that_the_daemon_ignores_is_found_out(named: Subject):

@@ -224,7 +224,9 @@ class DaemonStart:
         made = await asyncio.to_thread(socket_ids, paths)  # before: what is exchanged later differs
         if other := await asyncio.to_thread(answers_elsewhere, paths, identity.pid):
             raise DaemonError(f"clients cannot reach the MPS daemon of {paths.device}: {other}")
-        noted = replace(known, identity=identity, sockets=made)
+        # Those of slots are the daemon's as long as it is: before, nobody has had one.
+        slots = known.slot_sockets or await asyncio.to_thread(record.slot_socket_ids, paths, known.spec)
+        noted = replace(known, identity=identity, sockets=made, slot_sockets=slots)
         await self._write(paths, noted)
         return noted
 

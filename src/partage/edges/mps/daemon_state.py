@@ -23,6 +23,7 @@ from partage.edges.mps.record import (
     DaemonRecord,
     DirectoryKind,
     changed,
+    changed_slots,
     load_record,
 )
 from partage.edges.mps.starting import last_line
@@ -139,7 +140,8 @@ async def observe_daemon(
         reason = str(error)
     else:
         state = await asyncio.to_thread(state_from_reply, daemon, processes, servers, limits)
-        return replace(state, open_slots=slots)
+        spoilt = await asyncio.to_thread(changed_slots, daemon.paths, daemon.record) if daemon.record else ()
+        return replace(state, open_slots=slots, changed_slots=spoilt)
     if await asyncio.to_thread(empty_full_pipe, daemon.paths, processes.descriptors(daemon.identity)):
         return _silent(daemon, f"{reason}; its pipe/log was full, which stops it, and has been emptied")
     others = await asyncio.to_thread(processes.connected, daemon.identity)

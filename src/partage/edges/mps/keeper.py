@@ -26,10 +26,11 @@ from partage.edges.mps.daemon_state import (
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.locks import hold_lock
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
+from partage.edges.mps.record import changed_slots
 from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, GpuInUse, NotFound
 from partage.model.ids import DeviceUuid
-from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState, MpsNamespace, MpsServer
+from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState, MpsNamespace, MpsServer, closed_slot
 
 _STARTS = 2
 """A daemon whose first server started before the limits were set, and is idle, is started once more."""
@@ -104,6 +105,12 @@ class MpsKeeper:
                 raise NotFound(f"the MPS daemon of {device} takes no limits: {why}")
             if not isinstance(control, ControlV3):
                 raise NotFound(f"the MPS daemon of {device} has no namespaces")
+            opens = namespace != closed_slot(namespace.name)
+            if opens and namespace.name in await asyncio.to_thread(_changed_slots, daemon):
+                raise DaemonError(
+                    f"the socket of {namespace.name} of the MPS daemon of {device} was changed by who had it",
+                    "the daemon is started again as soon as nobody holds a share of its GPU",
+                )
             if await control.namespace(namespace) is None:
                 raise NotFound(f"the MPS daemon of {device} has no namespace {namespace.name}")
             await control.set_namespace(namespace)
@@ -132,6 +139,10 @@ class MpsKeeper:
                 f"client {client_pid} was to be terminated, and server {server_pid} still has it",
                 "a client that ignores this may have to be killed, which can make the server fail",
             )
+
+
+def _changed_slots(daemon: FoundDaemon) -> tuple[str, ...]:
+    return changed_slots(daemon.paths, daemon.record) if daemon.record else ()
 
 
 def _cut_logs(homes: Iterable[DaemonPaths]) -> None:

@@ -110,7 +110,7 @@ class Planner(Struct):
         uses = (*observed.uses, *entry_uses(now.entries, desired.inventory))
         if self._last is not None and self._last[0] is desired:
             _, (last_key, last_uses), last = self._last
-            waits = any(daemon.outdated for daemon in observed.daemons or ())
+            waits = any(daemon.renewable for daemon in observed.daemons or ())
             if last_key == key and ((last.settled and not waits) or last_uses == uses):
                 return last
         draft = _draft(desired, now, self.geometry_of, uses, renew)

@@ -74,7 +74,9 @@ def renewal(gpu: Gpu, want: GpuSettings, daemons: Iterable[DaemonState]) -> Sett
     holds a share. Nothing waits for them: until then they serve as they are.
     """
     wanted = {spec.device: spec for spec in want.daemons}
-    old = [daemon for daemon in daemons if daemon.outdated and daemon.device in wanted and not daemon.clients]
+    old = [
+        daemon for daemon in daemons if daemon.renewable and daemon.device in wanted and not daemon.clients
+    ]
     return SettingsSteps(
         tuple(StopDaemon(gpu.uuid, daemon.device, _spec(gpu.uuid, daemon)) for daemon in old),
         tuple(StartDaemon(gpu.uuid, wanted[daemon.device]) for daemon in old),
