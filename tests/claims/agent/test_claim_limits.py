@@ -296,6 +296,21 @@ async def test_what_does_not_end_keeps_its_shares_and_not_the_kubelet(
         assert await node.refusal(second) == ""
 
 
+async def test_without_a_known_pod_and_with_a_helper_that_fails_nothing_is_held_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(ends, "PATIENCE_S", 0.0)
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        first = node.amount("first", "70Gi")
+        assert await node.refusal(first) == ""
+        names(node, late="first")
+        await node.until(lambda: any(one.holders for one in node.report.entries), "a name")
+        await node.hardware.inject(FailCall("processes", HardwareError("no answer")))
+        assert await node.call("unprepare", first) == {first.uid: ""}
+        await node.until(lambda: not node.report.entries, "nothing is held")
+
+
 async def test_where_nobody_can_look_the_kubelets_word_decides_and_a_failure_is_no_such_word() -> None:
     async with dra_node() as node:
         await node.until(lambda: node.device(0), "the device")

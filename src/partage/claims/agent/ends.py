@@ -98,7 +98,10 @@ class ClaimEnds:
         return since_s is not None and self._clock() - since_s >= PATIENCE_S
 
     def ending(self, record: ClaimRecord, pods: frozenset[PodUid], since_s: float) -> tuple[EndingHold, ...]:
-        """What is still held of a claim that was taken back while these pods run."""
+        """What is still held of a claim that was taken back while these pods run. Without a pod that is known
+        there is nothing whose end could be seen: then nothing is held, as the kubelet says."""
+        if not pods:
+            return ()
         named = tuple(sorted(self._named.get(record.claim, ())))
         return tuple(
             EndingHold(
