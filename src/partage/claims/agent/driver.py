@@ -16,7 +16,7 @@ from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.claims.agent.ends import ClaimEnds
 from partage.claims.agent.enforcing import Enforcing
 from partage.claims.agent.metrics import ClaimCounts
-from partage.claims.decide.allocation import grant
+from partage.claims.decide.allocation import grant, slot_of
 from partage.claims.decide.cdi import ClaimCdi, claim_cdi
 from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.claims.decide.status import held_now
@@ -376,27 +376,23 @@ class ClaimDriver:
     async def mend_limits(self) -> None:
         """Set limits again that an MPS daemon has lost, and close slots that nobody has any more."""
         async with self._turn:
-            shares = [
-                share
-                for record in self.kept.values()
-                if record.state is ClaimState.PREPARED
-                for share in record.shares
-            ]
+            shares = self._shares()
             await self._enforcing.mend(shares)
-            ours = {(share.uuid, share.slot) for record in self.kept.values() for share in record.shares}
-            others = self._held()
-            for row in self.devices.rows.values():
-                slots = self._enforcing.in_force.open_slots.get(row.device, ()) if row.in_slots else ()
-                for id_ in row.share_ids if slots else ():
-                    slot = row.pipe_of([id_]).rpartition("/")[2]
-                    if slot in slots and (row.device, slot) not in ours and (row.resource, id_) not in others:
+            left_open, others = self._enforcing.left_open(shares), self._held()
+            for row in self.devices.rows.values() if left_open else ():
+                for id_ in row.share_ids if row.in_slots else ():
+                    slot = slot_of(row, [id_])
+                    if (row.device, slot) in left_open and (row.resource, id_) not in others:
                         await self._enforcing.close(row.gpu, row.device, slot)
 
     @property
-    def limits_are_lost(self) -> bool:
-        """Whether a claim has limits that are not in force."""
-        shares = (share for record in self.kept.values() for share in record.shares)
-        return bool(self._enforcing.amiss(shares))
+    def limits_are_amiss(self) -> bool:
+        """Whether there is something for ``mend_limits``, now or when a process has ended."""
+        shares = self._shares()
+        return bool(self._enforcing.amiss(shares) or self._enforcing.left_open(shares))
+
+    def _shares(self) -> tuple[GrantedShare, ...]:
+        return tuple(share for record in self.kept.values() for share in record.shares)
 
     async def mend_files(self) -> None:
         """Write CDI files again that somebody has removed: a container that is started again needs them."""

@@ -20,6 +20,9 @@ SET_S = 15.0
 """How long a prepare waits until a limit or a time slice is in force, in seconds. The kubelet gives up after
 45 s, and asks again."""
 
+CLOSE_S = 2.0
+"""How long it may take to close what a claim had, in seconds. What fails is closed later."""
+
 
 class Enforcing:
     """Sets limits by the hardware port; time slices are set by the planner, and waited for here.
@@ -78,7 +81,7 @@ class Enforcing:
     async def close(self, gpu: GpuUuid, device: DeviceUuid, slot: str) -> None:
         """Let nobody use a slot."""
         try:
-            async with asyncio.timeout(SET_S):
+            async with asyncio.timeout(CLOSE_S):
                 await self._perform(SetNamespace(gpu, device, closed_slot(slot)))
         except (PartageError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
@@ -93,12 +96,20 @@ class Enforcing:
         )
 
     async def mend(self, shares: Iterable[GrantedShare]) -> None:
-        """Set the limits again that a daemon has lost. Until then its clients get next to nothing."""
+        """Set the limits again that a daemon has lost. Until then its clients get next to nothing. After one
+        that fails the others are for later: prepares wait meanwhile."""
         for share in self.amiss(shares):
             try:
                 await self.hold([share])
             except PartageError as error:
                 log.warning("the limits of a claim are not in force", extra={"reason": str(error)})
+                return
+
+    def left_open(self, shares: Iterable[GrantedShare]) -> frozenset[tuple[DeviceUuid, str]]:
+        """Slots that are open and are of none of these shares."""
+        ours = {(share.uuid, share.slot) for share in shares}
+        slots = self.in_force.open_slots
+        return frozenset((device, slot) for device, names in slots.items() for slot in names) - ours
 
 
 def _limits(share: GrantedShare) -> SetNamespace:
