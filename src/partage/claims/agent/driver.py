@@ -16,7 +16,7 @@ from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.claims.agent.ends import ClaimEnds
 from partage.claims.agent.enforcing import Enforcing
 from partage.claims.agent.metrics import ClaimCounts
-from partage.claims.decide.allocation import grant, slot_of
+from partage.claims.decide.allocation import grant
 from partage.claims.decide.cdi import ClaimCdi, claim_cdi
 from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.claims.decide.status import held_now
@@ -260,7 +260,7 @@ class ClaimDriver:
             return self._refused(judged)
         granted, cdi = judged
         try:
-            return await self._carried_out(granted, cdi, _pods(claim))
+            return await self._carried_out(granted, cdi, claim.pods if isinstance(claim, Claim) else ())
         except PartageError as error:
             await self._taken_back(ref.uid)
             return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
@@ -376,14 +376,7 @@ class ClaimDriver:
     async def mend_limits(self) -> None:
         """Set limits again that an MPS daemon has lost, and close slots that nobody has any more."""
         async with self._turn:
-            shares = self._shares()
-            await self._enforcing.mend(shares)
-            left_open, others = self._enforcing.left_open(shares), self._held()
-            for row in self.devices.rows.values() if left_open else ():
-                for id_ in row.share_ids if row.in_slots else ():
-                    slot = slot_of(row, [id_])
-                    if (row.device, slot) in left_open and (row.resource, id_) not in others:
-                        await self._enforcing.close(row.gpu, row.device, slot)
+            await self._enforcing.mend(self._shares(), self.devices, self._held())
 
     @property
     def limits_are_amiss(self) -> bool:
@@ -437,13 +430,6 @@ class ClaimDriver:
             for record in [*self.kept.values()]:
                 if record.state is ClaimState.STARTED:
                     await self._taken_back(record.claim.uid)
-
-
-def _pods(claim: Claim | RefusedClaim | None) -> tuple[PodUid, ...]:
-    """The pods that may use it."""
-    if not isinstance(claim, Claim):
-        return ()
-    return tuple(PodUid(one.uid) for one in claim.reserved_for if one.resource == "pods")
 
 
 def _who(entry: LedgerEntry) -> str:

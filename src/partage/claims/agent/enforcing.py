@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
+from partage.claims.decide.allocation import slot_of
+from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import GrantedShare
 from partage.errors import HardwareError, PartageError
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import MpsNamespace, closed_slot
 from partage.model.step import SetNamespace
 from partage.plan.serve.claim_offer import InForce
+from partage.plan.serve.ledger_entry import Hold
 
 log = logging.getLogger(__name__)
 
@@ -95,15 +98,27 @@ class Enforcing:
             share for share in shares if share.slot and share.slot not in slots.get(share.uuid, (share.slot,))
         )
 
-    async def mend(self, shares: Iterable[GrantedShare]) -> None:
-        """Set the limits again that a daemon has lost. Until then its clients get next to nothing. After one
-        that fails the others are for later: prepares wait meanwhile."""
+    async def mend(
+        self, shares: Sequence[GrantedShare], devices: ClaimDevices, others: Collection[Hold]
+    ) -> None:
+        """Set the limits again that a daemon has lost (until then its clients get next to nothing), and close
+        slots of which nobody holds the first unit. After one that fails the rest is for later: prepares wait
+        meanwhile.
+
+        shares: of all claims. others: what else is held.
+        """
         for share in self.amiss(shares):
             try:
                 await self.hold([share])
             except PartageError as error:
                 log.warning("the limits of a claim are not in force", extra={"reason": str(error)})
                 return
+        left_open = self.left_open(shares)
+        for row in devices.rows.values() if left_open else ():
+            for id_ in row.share_ids if row.in_slots else ():
+                slot = slot_of(row, [id_])
+                if (row.device, slot) in left_open and (row.resource, id_) not in others:
+                    await self.close(row.gpu, row.device, slot)
 
     def left_open(self, shares: Iterable[GrantedShare]) -> frozenset[tuple[DeviceUuid, str]]:
         """Slots that are open and are of none of these shares."""
