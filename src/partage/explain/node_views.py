@@ -18,10 +18,14 @@ from partage.explain.decide.node import (
     Unhealthy,
     free_shares,
 )
+from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.policy import Options
+from partage.model.share import NodeOffer
+from partage.model.strategy import Via
 from partage.plan.labels import node_labels
 from partage.plan.offer.desired import DesiredState, resolve
+from partage.plan.offer.guarantees import promised
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import MigConfigState, PolicyReason
 
@@ -29,6 +33,8 @@ if TYPE_CHECKING:  # the report imports all of the agent's status
     from partage.answers.documents.report import PlannedFrom, ReportDocument, ReportedGpuRow
     from partage.answers.node_plan import PolicyOnNode
 
+CLAIMS_NOT_SERVED = "claims-not-served"
+"""The reason in the agent's report; see docs/reference/probes.md."""
 NO_GPU = "the node has no NVIDIA GPU"
 
 _UNSETTLED = (Phase.WAITING, Phase.WITHDRAWING, Phase.READY, Phase.CHANGING, Phase.VERIFYING)
@@ -38,7 +44,7 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
     """The node as its policy would have it, with nobody on it. labels: None: those that Partage would
     write.
     """
-    inventory = planned.inventory
+    offer, inventory = _made(planned)
     lost = {gpu.uuid or GpuUuid(f"lost-{gpu.index}"): gpu for gpu in inventory.lost}
     gpus = [GpuView(gpu.index, gpu.uuid, gpu.product) for gpu in inventory]
     gpus += [GpuView(gpu.index, uuid) for uuid, gpu in lost.items()]
@@ -46,7 +52,7 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
     return NodeView(
         name=name,
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
-        offer=planned.offer,
+        offer=offer,
         obstacles={uuid: (Unhealthy(f"it does not answer: {gpu.reason}"),) for uuid, gpu in lost.items()},
         links=inventory.links,
         allocation=planned.policy.options.allocation,
@@ -56,6 +62,21 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
         labels=would if labels is None else {**would, **labels},
         all_labels=labels is not None,
     )
+
+
+def _made(planned: PolicyOnNode) -> tuple[NodeOffer, Inventory]:
+    """Offer and GPUs; with MIG devices that claims ask for as if they were made: what is not there is not
+    published.
+    """
+    rows = [row for some in planned.offer.values() for row in some]
+    if not any(row.planned and row.via is Via.CLAIMS for row in rows):
+        return planned.offer, planned.inventory
+    from partage.sim.node.planned_layouts import with_planned_layouts
+
+    desired = resolve(planned.policy, planned.inventory, geometry_of)
+    inventory = with_planned_layouts(desired, geometry_of)
+    made = resolve(planned.policy, inventory, geometry_of)
+    return promised(made.offer, made.watch_of, inventory, made.settings), inventory
 
 
 def view_of_report(name: str, report: ReportDocument, labels: Mapping[str, str] | None = None) -> NodeView:
@@ -82,6 +103,7 @@ def view_of_report(name: str, report: ReportDocument, labels: Mapping[str, str] 
         policy_trouble=_policy_trouble(report),
         labels={**_own_labels(report, seen), **(known or {})},
         all_labels=known is not None,
+        claims_trouble=_claims_trouble(report),
     )
     return _narrowed(view, report)
 
@@ -105,6 +127,10 @@ def _trouble(report: ReportDocument) -> tuple[str, str]:
     if driver.state != "ok":
         return driver.reason or "there is no usable driver", driver.hint or ""
     return ("" if report.gpus else NO_GPU), ""
+
+
+def _claims_trouble(report: ReportDocument) -> str:
+    return next((one.message for one in report.degraded if one.code == CLAIMS_NOT_SERVED), "")
 
 
 def _policy_trouble(report: ReportDocument) -> str:

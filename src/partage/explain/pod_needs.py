@@ -14,7 +14,7 @@ from msgspec.structs import replace
 
 from partage.errors import InputError, Problem
 from partage.explain.decide.amounts import CPU
-from partage.explain.decide.pod import LabelRule, PodNeeds, Term, Toleration
+from partage.explain.decide.pod import ClaimSource, LabelRule, PodNeeds, Term, Toleration
 from partage.kubernetes.manifests.manifest import gpus_of_whole_pod, requests_without_limits
 from partage.kubernetes.manifests.names import name_findings
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
@@ -65,10 +65,6 @@ def _not_judged(spec: ManifestNode) -> Iterator[str]:
 
 def _of_containers(spec: ManifestNode) -> Iterator[str]:
     containers = [node for key in ("initContainers", "containers") for node in spec.at(key).items]
-    if spec.at("resourceClaims").items or any(
-        container.at("resources", "claims").items for container in containers
-    ):
-        yield "device claims (DRA)"
     if any(port.at("hostPort").value for container in containers for port in container.at("ports").items):
         yield "ports of the node (hostPort)"
 
@@ -153,6 +149,7 @@ class _SpecReader:
             overhead=self._amounts(spec.at("overhead")),
             whole=self._whole((*inits, *mains)),
             not_judged=not_judged(spec),
+            claim_sources=tuple(self._claims()),
         )
         if self._problems:
             raise InputError(self._problems)
@@ -188,6 +185,25 @@ class _SpecReader:
             except ValueError as error:
                 self._wrong(place.at(key), str(error), "correct it")
         return {key: amount for key, amount in found.items() if amount}
+
+    def _claims(self) -> Iterator[ClaimSource]:
+        for place in self._spec.at("resourceClaims").items:
+            name = self._text(place.at("name"))
+            by_name = self._text(place.at("resourceClaimName"))
+            template = self._text(place.at("resourceClaimTemplateName"))
+            if bool(by_name) is bool(template):
+                message = f"claim {name or '?'} needs one of resourceClaimName and resourceClaimTemplateName"
+                self._wrong(place, message, "the name of an object in the pod's namespace")
+            else:
+                kind = "ResourceClaim" if by_name else "ResourceClaimTemplate"
+                yield ClaimSource(name, kind, by_name or template)
+        names = {place.at("name").value for place in self._spec.at("resourceClaims").items}
+        for group in ("initContainers", "containers"):
+            for container in self._spec.at(group).items:
+                for claim in container.at("resources", "claims").items:
+                    if claim.at("name").value not in names:
+                        message = f"the pod has no claim {claim.at('name').value} under resourceClaims"
+                        self._wrong(claim, message, f"it has: {listed(sorted(map(str, names)), 6) or 'none'}")
 
     def _affinity(self) -> tuple[Term, ...] | None:
         place = self._spec.at(*_AFFINITY)
