@@ -45,7 +45,7 @@ def is_claim_object(document: Mapping[str, Any]) -> bool:
     return document.get("kind") in KINDS and group in (GROUP, VERSION)
 
 
-class ClaimReader:
+class ClaimObjectReader:
     """Reads one object, and collects what is wrong in it.
 
     driver: whose configuration is looked into.
@@ -247,7 +247,7 @@ class ClaimReader:
         self.problems.append(place.error(message, hint))
 
 
-def read_or_refuse(reader: ClaimReader) -> ClaimSpec | DeviceClass:
+def read_or_refuse(reader: ClaimObjectReader) -> ClaimSpec | DeviceClass:
     """What the object says. Raises InputError with everything that is wrong."""
     found = reader.device_class() if reader.top.at("kind").value == CLASS else reader.spec()
     wrong = [one.problem for one in reader.problems if one.problem.severity == "error"]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 from partage.answers.documents.document import Document
+from partage.claims.decide.nearest import device_words
 from partage.explain.decide.changes import (
     AskFewer,
     AskOther,
@@ -15,7 +16,6 @@ from partage.explain.decide.changes import (
     DropSelector,
     RaiseReplicas,
 )
-from partage.explain.decide.claims import device_words
 from partage.explain.decide.explain import NodeVerdict
 from partage.explain.decide.gpus import GpuVerdict
 from partage.explain.decide.job import JobNodeVerdict

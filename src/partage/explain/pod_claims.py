@@ -10,7 +10,14 @@ from msgspec.structs import replace
 from partage.claims.decide.book import ClaimBook, DeviceKey, Taking, devices_in
 from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.scheduling import PodClaim, not_evaluated
-from partage.claims.manifests import CLASS, KINDS, TEMPLATE, ClaimReader, is_claim_object, read_or_refuse
+from partage.claims.manifests import (
+    CLASS,
+    KINDS,
+    TEMPLATE,
+    ClaimObjectReader,
+    is_claim_object,
+    read_or_refuse,
+)
 from partage.claims.model.names import DRIVER
 from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.claims.model.server import ServerVersion
@@ -65,7 +72,7 @@ def claims_of_objects(
     for path, document, line_of in found:
         if not is_claim_object(document):
             continue
-        read = read_or_refuse(ClaimReader(document, file, path, line_of))
+        read = read_or_refuse(ClaimObjectReader(document, file, path, line_of))
         if isinstance(read, DeviceClass):
             classes[read.name] = read
         else:
@@ -127,7 +134,7 @@ def claims_of_cluster(found: ClaimObjects, pod: Object | None = None) -> KnownCl
     classes: dict[str, DeviceClass] = {}
     for rows, kind in zip((found.claims, found.templates, found.classes), KINDS, strict=True):
         for row in rows:
-            reader = ClaimReader({"apiVersion": "resource.k8s.io/v1", **row, "kind": kind})
+            reader = ClaimObjectReader({"apiVersion": "resource.k8s.io/v1", **row, "kind": kind})
             if kind == CLASS:
                 read = reader.device_class()
                 classes[read.name] = read

@@ -18,6 +18,7 @@ from partage.explain.decide.pod import ClaimSource, LabelRule, PodNeeds, Term, T
 from partage.kubernetes.manifests.manifest import gpus_of_whole_pod, requests_without_limits
 from partage.kubernetes.manifests.names import name_findings
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
+from partage.kubernetes.manifests.pod_claims import BY_NAME, BY_TEMPLATE, pod_claim_findings
 from partage.kubernetes.manifests.pods import object_name, pod_specs_at
 from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.model.pod import Container
@@ -187,23 +188,11 @@ class _SpecReader:
         return {key: amount for key, amount in found.items() if amount}
 
     def _claims(self) -> Iterator[ClaimSource]:
+        self._refused(pod_claim_findings(self._spec))
         for place in self._spec.at("resourceClaims").items:
-            name = self._text(place.at("name"))
-            by_name = self._text(place.at("resourceClaimName"))
-            template = self._text(place.at("resourceClaimTemplateName"))
-            if bool(by_name) is bool(template):
-                message = f"claim {name or '?'} needs one of resourceClaimName and resourceClaimTemplateName"
-                self._wrong(place, message, "the name of an object in the pod's namespace")
-            else:
-                kind = "ResourceClaim" if by_name else "ResourceClaimTemplate"
-                yield ClaimSource(name, kind, by_name or template)
-        names = {place.at("name").value for place in self._spec.at("resourceClaims").items}
-        for group in ("initContainers", "containers"):
-            for container in self._spec.at(group).items:
-                for claim in container.at("resources", "claims").items:
-                    if claim.at("name").value not in names:
-                        message = f"the pod has no claim {claim.at('name').value} under resourceClaims"
-                        self._wrong(claim, message, f"it has: {listed(sorted(map(str, names)), 6) or 'none'}")
+            by_name, by_template = self._text(place.at(BY_NAME)), self._text(place.at(BY_TEMPLATE))
+            kind = "ResourceClaim" if by_name else "ResourceClaimTemplate"
+            yield ClaimSource(self._text(place.at("name")), kind, by_name or by_template)
 
     def _affinity(self) -> tuple[Term, ...] | None:
         place = self._spec.at(*_AFFINITY)

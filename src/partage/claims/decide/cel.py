@@ -41,11 +41,11 @@ class SelectorError(Exception):
     """The expression has failed on a device: the scheduler then gives the whole pod up. Its text: why."""
 
 
-class _Amount(Frozen):
+class _QuantityValue(Frozen):
     number: Decimal
 
 
-class _Version(Frozen):
+class _Semver(Frozen):
     numbers: tuple[int, ...]
 
 
@@ -224,24 +224,24 @@ def _same(left: object, right: object) -> bool:
 # --- functions ----------------------------------------------------------------------------------------
 
 
-def _amount(text: object) -> _Amount:
+def _amount(text: object) -> _QuantityValue:
     try:
-        return _Amount(parse_quantity(str(text)))
+        return _QuantityValue(parse_quantity(str(text)))
     except ValueError as error:
         raise SelectorError(str(error)) from None
 
 
-def _version(text: object) -> _Version:
+def _version(text: object) -> _Semver:
     match = _VERSION.fullmatch(str(text))
     if match is None:
         raise SelectorError(f"{str(text)[:40]!r} is no version of three numbers")
-    return _Version(tuple(int(part) for part in match.groups()))
+    return _Semver(tuple(int(part) for part in match.groups()))
 
 
 def _sign(left: object, right: object) -> int:
-    if isinstance(left, _Amount) and isinstance(right, _Amount):
+    if isinstance(left, _QuantityValue) and isinstance(right, _QuantityValue):
         return (left.number > right.number) - (left.number < right.number)
-    if isinstance(left, _Version) and isinstance(right, _Version):
+    if isinstance(left, _Semver) and isinstance(right, _Semver):
         return (left.numbers > right.numbers) - (left.numbers < right.numbers)
     raise SelectorError("two amounts or two versions can be compared")
 

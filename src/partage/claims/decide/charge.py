@@ -62,7 +62,8 @@ def rounded(asked: Decimal | None, policy: RequestPolicy) -> Decimal | None:
     lowest = parse_quantity(policy.valid_range.min)
     amount = max(asked, lowest)
     if policy.valid_range.step is not None and (step := parse_quantity(policy.valid_range.step)):
-        amount = lowest + -(-(amount - lowest) // step) * step
+        steps, rest = divmod(amount - lowest, step)
+        amount = lowest + (steps + bool(rest)) * step
     most = policy.valid_range.max
     return None if most is not None and amount > parse_quantity(most) else amount
 

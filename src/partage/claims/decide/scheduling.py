@@ -88,7 +88,7 @@ def place(claims: Sequence[PodClaim], book: ClaimBook, classes: Classes) -> Plac
             unknown = [way.device_class for way in request.ways if way.device_class not in classes]
             if unknown:
                 return Unplaced(claim, request, classes=tuple(dict.fromkeys(unknown)))
-    return _Search(claims, book, classes).run()
+    return _PlaceSearch(claims, book, classes).run()
 
 
 def not_evaluated(claims: Sequence[PodClaim], classes: Classes) -> Iterator[str]:
@@ -104,7 +104,7 @@ def not_evaluated(claims: Sequence[PodClaim], classes: Classes) -> Iterator[str]
                         yield f"the expression {expression[:120]!r} of request {way.name}: {what}"
 
 
-class _Search:
+class _PlaceSearch:
     def __init__(self, claims: Sequence[PodClaim], book: ClaimBook, classes: Classes) -> None:
         self._book, self._classes = book, classes
         self._slots = [(claim, request) for claim in claims for request in claim.spec.requests]
@@ -193,14 +193,14 @@ class _Search:
         charge = charge_of(way, device.device)
         if not isinstance(charge, Charge):
             return charge
-        if not way.admin:
-            others = list(self._book.of_device(device.key))
-            if (reason := no_room(charge, device, others)) is not None:
-                return reason
-            mine = [one for one in given if one.device.key == device.key and not one.way.admin]
-            own = [Taking(device.key, one.way.name, (), one.amounts) for one in mine]
-            if own and no_room(charge, device, (*others, *own)) is not None:
-                return TakenHere(own[0].who)
+        # A request that only looks is charged for this check, too, and then counts for nothing.
+        others = list(self._book.of_device(device.key))
+        if (reason := no_room(charge, device, others)) is not None:
+            return reason
+        mine = [one for one in given if one.device.key == device.key and not one.way.admin]
+        own = [Taking(device.key, one.way.name, (), one.amounts) for one in mine]
+        if own and no_room(charge, device, (*others, *own)) is not None:
+            return TakenHere(own[0].who)
         return _forbidden(claim, way, device, [one for one in given if one.claim == claim.name])
 
 

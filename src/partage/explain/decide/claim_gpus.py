@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from partage.claims.decide.book import BookDevice, ClaimBook
 from partage.claims.decide.device_reasons import DeviceReason
+from partage.claims.decide.nearest import best_reason
 from partage.claims.decide.scheduling import Placed, Unplaced, WayVerdict
 from partage.explain.decide.changes import Change
 from partage.explain.decide.claim_reasons import GpuForClaim
-from partage.explain.decide.claims import best_reason, claim_book, given_on, way_of_device
+from partage.explain.decide.claims import claim_book, given_on, way_of_device
 from partage.explain.decide.gpus import GpuVerdict, obstacle_words
 from partage.explain.decide.node import GpuView, NodeView
 from partage.explain.decide.pod import PodNeeds
