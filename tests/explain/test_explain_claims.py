@@ -52,6 +52,11 @@ def template(*requests, name="t", **more):
     return {"apiVersion": API, "kind": "ResourceClaimTemplate", "metadata": meta, "spec": spec}
 
 
+def config(**keys):
+    parameters = {"apiVersion": "partage.dev/v1", "kind": "ShareConfig", **keys}
+    return {"opaque": {"driver": DRIVER, "parameters": parameters}}
+
+
 def a_claim(*requests, name="c", **more):
     meta = {"name": name, "namespace": "a"}
     return {
@@ -133,23 +138,7 @@ def policy(tmp_path):
             "make the ResourceClaimTemplate t",
         ),
         (
-            [
-                template(
-                    request(memory="10Gi"),
-                    config=[
-                        {
-                            "opaque": {
-                                "driver": DRIVER,
-                                "parameters": {
-                                    "apiVersion": "partage.dev/v1",
-                                    "kind": "ShareConfig",
-                                    "need": "hard",
-                                },
-                            }
-                        }
-                    ],
-                )
-            ],
+            [template(request(memory="10Gi"), config=[config(need="hard")])],
             "node-refuses-claim",
             "needs memory that is hard, and a share of GPU 0",
             None,
@@ -260,16 +249,9 @@ CLASSES = [
 
 
 def a_slice(node, *rows):
-    made = devices(*rows)
-    (spec,) = slices_of(made, machine(*rows), {}, ServerVersion(1, 37, 2), geometry_of)
-    return {
-        "metadata": {"name": f"s-{node}"},
-        "spec": {
-            **spec.to_json(),
-            "nodeName": node,
-            "pool": {"name": f"{node}-partage", "generation": 3, "resourceSliceCount": 1},
-        },
-    }
+    (spec,) = slices_of(devices(*rows), machine(*rows), {}, ServerVersion(1, 37, 2), geometry_of)
+    pool = {"name": f"{node}-partage", "generation": 3, "resourceSliceCount": 1}
+    return {"metadata": {"name": f"s-{node}"}, "spec": {**spec.to_json(), "nodeName": node, "pool": pool}}
 
 
 def given_to(claim, node, *pods, device="gpu-00000000", **consumed):
@@ -290,23 +272,14 @@ class ClaimApi(Api):
     """An API server with claims; without them where there are no classes."""
 
     def __init__(
-        self,
-        nodes,
-        pods=(),
-        events=(),
-        *,
-        slices=(),
-        claims=(),
-        templates=(),
-        classes=CLASSES,
-        version="v1.37.2",
+        self, nodes, pods=(), events=(), *, slices=(), claims=(), classes=CLASSES, version="v1.37.2"
     ):
         super().__init__(nodes, pods, events)
         self.version = version
         self.of_claims = {
             "resourceslices": slices,
             "resourceclaims": claims,
-            "resourceclaimtemplates": templates,
+            "resourceclaimtemplates": (),
             "deviceclasses": classes,
         }
 

@@ -30,7 +30,7 @@ from partage.claims.decide.scheduling import Placed, PodClaim, Unplaced, allocat
 from partage.claims.manifests import ClaimObjectReader, read_or_refuse
 from partage.claims.model.grant import Granted
 from partage.claims.model.names import DRIVER
-from partage.claims.model.request import DeviceClass
+from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.edges.files.catalogue import geometry_of
 from partage.plan.serve.claim_offer import Closed
 from tests.claims.offers import amounts, machine, mig, offers, replicas, slices, whole
@@ -61,7 +61,9 @@ def claim(*requests, name="claim", **more) -> PodClaim:
         "metadata": {"name": name},
         "spec": {"devices": {"requests": list(requests), **more}},
     }
-    return PodClaim(name, read_or_refuse(ClaimObjectReader(document)), "team")
+    spec = read_or_refuse(ClaimObjectReader(document))
+    assert isinstance(spec, ClaimSpec)
+    return PodClaim(name, spec, "team")
 
 
 def one_after_another(there: ClaimBook, *claims: PodClaim) -> list[tuple[str, ...] | None]:
@@ -266,6 +268,7 @@ REQUESTS = st.one_of(
 def test_what_the_scheduler_would_give_the_agent_gives(asked):
     """One truth about room: the books of the scheduler and of the agent never part."""
     there = book(*ROWS)
+    assert there.served is not None
     kept: list[Granted] = []
     for number, request in enumerate(asked):
         one = claim(request, name=f"c{number}")
@@ -278,6 +281,7 @@ def test_what_the_scheduler_would_give_the_agent_gives(asked):
         kept.append(answer)
         new = tuple(Taking(got.device.key, one.name, (), got.amounts) for got in placed.given)
         there = replace(there, takings=(*there.takings, *new))
+        assert there.served is not None
         # What the agent's ids say of the node is the same book.
         holds = {
             (share.resource, id_): granted.claim.name

@@ -12,7 +12,7 @@ BY_NAME, BY_TEMPLATE = "resourceClaimName", "resourceClaimTemplateName"
 
 
 def pod_claim_findings(spec: ManifestNode) -> Iterator[CheckedProblem]:
-    """Claims from nothing or from two objects, and containers that name a claim which the pod does not have."""
+    """Claims from nothing or from two objects; containers that name a claim which the pod does not have."""
     places = spec.at("resourceClaims").items
     names = sorted(str(place.at("name").value) for place in places)
     for place in places:
