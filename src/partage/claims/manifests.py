@@ -68,8 +68,9 @@ class ClaimObjectReader:
     @property
     def devices(self) -> ManifestNode:
         """Where the requests are."""
-        keys = ("spec", "spec", "devices") if self._kind == TEMPLATE else ("spec", "devices")
-        return self.top.at(*keys)
+        deep = self.top.at("spec", "spec", "devices")
+        shallow = self.top.at("spec", "devices")
+        return deep if self._kind == TEMPLATE and shallow.value is None else shallow
 
     def request_node(self, name: str) -> ManifestNode:
         """The place of a request or alternative by its name, ``req`` or ``req/sub``."""

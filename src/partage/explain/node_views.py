@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from partage.answers.made_devices import with_made_devices
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import InputError, Unsatisfiable
 from partage.explain.decide.node import (
@@ -18,14 +19,10 @@ from partage.explain.decide.node import (
     Unhealthy,
     free_shares,
 )
-from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.policy import Options
-from partage.model.share import NodeOffer
-from partage.model.strategy import Via
 from partage.plan.labels import node_labels
 from partage.plan.offer.desired import DesiredState, resolve
-from partage.plan.offer.guarantees import promised
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import MigConfigState, PolicyReason
 
@@ -44,7 +41,7 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
     """The node as its policy would have it, with nobody on it. labels: None: those that Partage would
     write.
     """
-    offer, inventory = _made(planned)
+    offer, inventory = with_made_devices(planned.policy, planned.inventory, planned.offer)
     lost = {gpu.uuid or GpuUuid(f"lost-{gpu.index}"): gpu for gpu in inventory.lost}
     gpus = [GpuView(gpu.index, gpu.uuid, gpu.product) for gpu in inventory]
     gpus += [GpuView(gpu.index, uuid) for uuid, gpu in lost.items()]
@@ -62,21 +59,6 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
         labels=would if labels is None else {**would, **labels},
         all_labels=labels is not None,
     )
-
-
-def _made(planned: PolicyOnNode) -> tuple[NodeOffer, Inventory]:
-    """Offer and GPUs; with MIG devices that claims ask for as if they were made: what is not there is not
-    published.
-    """
-    rows = [row for some in planned.offer.values() for row in some]
-    if not any(row.planned and row.via is Via.CLAIMS for row in rows):
-        return planned.offer, planned.inventory
-    from partage.sim.node.planned_layouts import with_planned_layouts
-
-    desired = resolve(planned.policy, planned.inventory, geometry_of)
-    inventory = with_planned_layouts(desired, geometry_of)
-    made = resolve(planned.policy, inventory, geometry_of)
-    return promised(made.offer, made.watch_of, inventory, made.settings), inventory
 
 
 def view_of_report(name: str, report: ReportDocument, labels: Mapping[str, str] | None = None) -> NodeView:

@@ -302,5 +302,7 @@ def allocated(claim: PodClaim, given: Sequence[GivenDevice], classes: Classes) -
         )
         for number, one in enumerate(given)
     )
-    uid = f"new-{''.join(sign for sign in claim.name if sign.isalnum() and sign.isascii())[:40] or 'claim'}"
-    return Claim(ClaimRef(claim.namespace, claim.spec.title, uid), True, results, tuple(configs))
+    name = claim.spec.title.rpartition(" ")[2]
+    # A name in place of the UID that the claim has not got yet: the answer may say it.
+    ref = ClaimRef(claim.namespace or "default", name, f"new{sum(map(ord, claim.name))}")
+    return Claim(ref, allocated=True, results=results, configs=tuple(configs))
