@@ -32,12 +32,15 @@ def claim_verdicts(
     book = claim_book(node, geometry_of)
     missed = given_on(pod, node, geometry_of)
     indexes = {GpuUuid(one.gpu): one.gpu_index for one in book.devices if one.gpu}
-    views = node.gpus or tuple(
-        GpuView(index, gpu) for gpu, index in sorted(indexes.items()) if index is not None
-    )
+    known = [view for view in node.gpus if view.uuid in indexes or view.index not in indexes.values()]
+    known += [
+        GpuView(index, gpu)
+        for gpu, index in indexes.items()
+        if index is not None and gpu not in {view.uuid for view in known}
+    ]
     by_name = {verdict.uuid: verdict for verdict in others}
     found = []
-    for view in views:
+    for view in sorted(known, key=lambda view: view.index):
         if view.uuid in indexes:
             found.append(_verdict(view, node, missed, book))
         elif view.uuid in by_name:
