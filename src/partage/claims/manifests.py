@@ -175,7 +175,7 @@ class ClaimObjectReader:
             name=name,
             device_class=device_class,
             selectors=self._selectors(place),
-            amounts=dict(self._amounts(place.at("capacity", "requests"))),
+            named=tuple(self._amounts(place.at("capacity", "requests"))),
             count=min(count or 1, 64),
             every=mode == "All",
             admin=place.at("adminAccess").value is True,

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from decimal import Decimal
-
-from msgspec import field
 
 from partage.claims.model.claim import ClaimConfig
 from partage.claims.model.slices import DeviceTaint
@@ -32,18 +29,23 @@ class DeviceAsk(Frozen):
     """A request, or one alternative of it.
 
     name: ``req``, of an alternative ``req/sub``. selectors: expressions that all have to hold, beside those
-    of the class. amounts: of capacities, by name. count: different devices; every: all that fit. admin: to
+    of the class. named: amounts of capacities. count: different devices; every: all that fit. admin: to
     look at devices, whoever holds them.
     """
 
     name: str
     device_class: str
     selectors: tuple[str, ...] = ()
-    amounts: Mapping[str, Decimal] = field(default_factory=dict)
+    named: tuple[tuple[str, Decimal], ...] = ()
     count: int = 1
     every: bool = False
     admin: bool = False
     tolerations: tuple[DeviceToleration, ...] = ()
+
+    @property
+    def amounts(self) -> dict[str, Decimal]:
+        """Amounts of capacities, by name."""
+        return dict(self.named)
 
     @property
     def words(self) -> str:

@@ -112,7 +112,7 @@ def _with_claim(
             return way
         match change:
             case ClaimLess(capacity=capacity, then=then):
-                return replace(way, amounts={**way.amounts, capacity: parse_quantity(then)})
+                return replace(way, named=tuple({**way.amounts, capacity: parse_quantity(then)}.items()))
             case ClaimOtherClass(then=then):
                 return replace(way, device_class=then)
             case DropSelector(expression=expression):
