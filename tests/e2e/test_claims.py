@@ -191,7 +191,7 @@ def test_parts_of_one_gpu_in_two_namespaces(node: Cluster, capsys: pytest.Captur
     )
     # As the scheduler has it: after the two have ended, the pod runs.
     changes = [change["text"] for change in waits["changes"]]
-    assert changes == [f"wait until pods default/first, {OTHER}/second have ended, or end it"]
+    assert changes == [f"wait until pods {OTHER}/second, default/first have ended, or end it"]
     assert waits["enough"]
     node.kubectl("delete", "pod", "first", "--wait")
     node.kubectl("delete", "pod", "second", "-n", OTHER, "--wait")

@@ -155,14 +155,20 @@ def claims_of_cluster(found: ClaimObjects, pod: Object | None = None) -> KnownCl
 
 def with_books(views: Sequence[NodeView], found: ClaimObjects, known: KnownClaims) -> tuple[NodeView, ...]:
     """The nodes of a cluster with their devices for claims, and who has them."""
-    specs = [spec for row in found.slices if (spec := _slice(row)) is not None]
-    takings = tuple(taking for row in found.claims for taking in _takings(row))
+    on_node: dict[str, list[SliceSpec]] = {}
+    for row in found.slices:
+        if (spec := _slice(row)) is not None:
+            on_node.setdefault(spec.node_name, []).append(spec)
+    of_pool: dict[str, list[Taking]] = {}
+    for row in found.claims:
+        for taking in _takings(row):
+            of_pool.setdefault(taking.device[1], []).append(taking)
     trouble = found.trouble or _too_old(found.server)
     views_with = []
     for view in views:
-        devices = devices_in(spec for spec in specs if spec.node_name == view.name)
-        pools = {device.pool for device in devices}
-        here = tuple(taking for taking in takings if taking.device[1] in pools)
+        devices = devices_in(on_node.get(view.name, ()))
+        pools = dict.fromkeys(device.pool for device in devices)
+        here = tuple(taking for pool in pools for taking in of_pool.get(pool, ()))
         own = any(device.driver == DRIVER for device in devices)
         why = "" if own else trouble or view.claims_trouble or _NOTHING_PUBLISHED
         book = ClaimBook(devices, here, trouble=why)

@@ -4,6 +4,7 @@
 
 from decimal import Decimal
 from pathlib import Path
+from time import process_time
 
 import pytest
 import yaml
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.claims.decide.allocation import grant
-from partage.claims.decide.book import ClaimBook, Taking, book_of_offer
+from partage.claims.decide.book import ClaimBook, Taking, book_of_offer, devices_in
 from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.device_reasons import (
     CapacityTaken,
@@ -27,15 +28,18 @@ from partage.claims.decide.device_reasons import (
     TakenHere,
 )
 from partage.claims.decide.scheduling import Placed, PodClaim, Unplaced, allocated, place
+from partage.claims.decide.slices import slices_of
 from partage.claims.manifests import ClaimObjectReader, read_or_refuse
 from partage.claims.model.grant import Granted
 from partage.claims.model.names import DRIVER
 from partage.claims.model.request import ClaimSpec, DeviceClass
+from partage.claims.model.server import ServerVersion
+from partage.claims.model.slices import Capacity
 from partage.edges.files.catalogue import geometry_of
 from partage.plan.serve.claim_offer import Closed
-from tests.claims.offers import amounts, machine, mig, offers, replicas, slices, whole
+from tests.claims.offers import amounts, devices, machine, mig, offers, replicas, slices, whole
 
-CLASSES = chart_classes()
+CLASSES, SERVER = chart_classes(), ServerVersion(1, 37, 2)
 GPU, SHARE, MIG = "gpu.partage.dev", "share.partage.dev", "mig.partage.dev"
 PROFILE = f"device.attributes['{DRIVER}'].profile"
 
@@ -249,6 +253,26 @@ def test_what_another_request_of_the_pod_gets_and_what_a_rule_forbids_is_said():
     missed = place([claim(*small, constraints=[rule])], book(*ONE), CLASSES)
     assert isinstance(missed, Unplaced)
     assert isinstance(missed.ways[0].devices[0][1], RuleForbids)
+
+
+def test_of_a_pool_only_the_newest_slices_count_and_only_amounts_that_can_be_read():
+    (spec,) = slices_of(devices(amounts(0), whole(1)), machine(amounts(0), whole(1)), {}, SERVER, geometry_of)
+    old, new = spec.in_generation(1), spec.in_generation(2)
+    odd = replace(new.devices[0], capacity={"memory": Capacity("12 apples")})
+    found = devices_in([old, replace(new, devices=(odd, new.devices[1]))])
+    assert [one.device.name for one in found] == ["gpu-00000001"]
+
+
+def test_requests_that_a_tenant_has_made_hard_end_soon():
+    """Each fits alone, and all never together: there are more ways than anybody can try."""
+    rows = [amounts(number, 2) for number in range(16)]
+    requests = [exactly(f"r{number}", memory="1Gi") for number in range(30)]
+    together = {"requests": ["r0", "r29"], "distinctAttribute": f"{DRIVER}/mode"}
+    started = process_time()
+    missed = place([claim(*requests, constraints=[together])], book(*rows), CLASSES)
+    assert isinstance(missed, Unplaced)
+    assert missed.request.name == "r29"
+    assert process_time() - started < 20
 
 
 ROWS = (amounts(0, 20), slices(1, 10), replicas(2, 4), whole(3), mig(4, 0), mig(4, 1))

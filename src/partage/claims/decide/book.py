@@ -11,7 +11,7 @@ from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.claims.decide.slices import slices_of, usable_memory
 from partage.claims.model.names import MEMORY, SHARES, Mode, mode_of
 from partage.claims.model.server import NUMA_SINCE
-from partage.claims.model.slices import SliceDevice, SliceSpec
+from partage.claims.model.slices import SliceDevice, SliceSpec, ValidRange
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.share import DeviceOffer, NodeOffer
@@ -89,7 +89,9 @@ class ClaimBook(Frozen):
 
 
 def devices_in(slices: Iterable[SliceSpec]) -> tuple[BookDevice, ...]:
-    """The devices of the newest generation of each pool, in the order of the slices."""
+    """The devices of the newest generation of each pool, in the order of the slices. Without those of other
+    drivers whose amounts are not read here.
+    """
     kept = list(slices)
     newest: dict[tuple[str, str], int] = {}
     for one in kept:
@@ -100,7 +102,24 @@ def devices_in(slices: Iterable[SliceSpec]) -> tuple[BookDevice, ...]:
         for one in kept
         if one.pool.generation == newest[one.driver, one.pool.name]
         for device in one.devices
+        if _can_be_counted(device)
     )
+
+
+def _can_be_counted(device: SliceDevice) -> bool:
+    try:
+        for capacity in device.capacity.values():
+            policy = capacity.request_policy
+            texts = [capacity.value]
+            if policy is not None:
+                allowed = policy.valid_range or ValidRange("0")
+                texts += [policy.default, *policy.valid_values, allowed.min]
+                texts += [text for text in (allowed.max, allowed.step) if text is not None]
+            for text in texts:
+                parse_quantity(text)
+    except ValueError:
+        return False
+    return True
 
 
 def book_of_offer(

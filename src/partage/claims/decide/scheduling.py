@@ -11,7 +11,7 @@ from decimal import Decimal
 from msgspec.structs import replace
 
 from partage.claims.decide.allocation import grant
-from partage.claims.decide.book import BookDevice, ClaimBook, Taking
+from partage.claims.decide.book import BookDevice, ClaimBook, DeviceKey, Taking
 from partage.claims.decide.cel import SelectorError, read_selector, selects
 from partage.claims.decide.cel_syntax import NotEvaluated
 from partage.claims.decide.charge import Charge, charge_of, no_room
@@ -33,7 +33,8 @@ from partage.values import Frozen
 
 Classes = Mapping[str, DeviceClass]
 
-_MOST_TRIES = 20_000
+_MOST_TRIES = 1_000
+"""Each looks at all devices of the node, and a tenant may have written the requests."""
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
 
@@ -108,6 +109,7 @@ class _PlaceSearch:
     def __init__(self, claims: Sequence[PodClaim], book: ClaimBook, classes: Classes) -> None:
         self._book, self._classes = book, classes
         self._slots = [(claim, request) for claim in claims for request in claim.spec.requests]
+        self._alone: dict[tuple[str, str, DeviceKey], DeviceReason | Charge] = {}
         self._tries = 0
         self._deepest = -1
         self._missed: Unplaced | None = None
@@ -184,7 +186,21 @@ class _PlaceSearch:
     def reason(
         self, claim: PodClaim, way: DeviceAsk, device: BookDevice, given: Sequence[GivenDevice]
     ) -> DeviceReason | None:
-        """Why the device is not enough; None: it would do."""
+        """Why the device is not enough beside what was given already; None: it would do."""
+        key = claim.name, way.name, device.key
+        if key not in self._alone:
+            self._alone[key] = self._reason_alone(way, device)
+        charge = self._alone[key]
+        if not isinstance(charge, Charge):
+            return charge
+        mine = [one for one in given if one.device.key == device.key and not one.way.admin]
+        own = [Taking(device.key, one.way.name, (), one.amounts) for one in mine]
+        if own and no_room(charge, device, (*self._book.of_device(device.key), *own)) is not None:
+            return TakenHere(own[0].who)
+        return _forbidden(claim, way, device, [one for one in given if one.claim == claim.name])
+
+    def _reason_alone(self, way: DeviceAsk, device: BookDevice) -> DeviceReason | Charge:
+        """The charge where it would do if the pod had no other request."""
         if (reason := _not_wanted(way, self._classes[way.device_class], device)) is not None:
             return reason
         for taint in device.device.taints:
@@ -194,14 +210,7 @@ class _PlaceSearch:
         if not isinstance(charge, Charge):
             return charge
         # A request that only looks is charged for this check, too, and then counts for nothing.
-        others = list(self._book.of_device(device.key))
-        if (reason := no_room(charge, device, others)) is not None:
-            return reason
-        mine = [one for one in given if one.device.key == device.key and not one.way.admin]
-        own = [Taking(device.key, one.way.name, (), one.amounts) for one in mine]
-        if own and no_room(charge, device, (*others, *own)) is not None:
-            return TakenHere(own[0].who)
-        return _forbidden(claim, way, device, [one for one in given if one.claim == claim.name])
+        return no_room(charge, device, self._book.of_device(device.key)) or charge
 
 
 _NOT_MEANT = (ClassSelectsOthers, SelectorSaysNo)
