@@ -67,8 +67,9 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     """Check policies, manifests and stories for errors.
 
     FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes
-    manifest, a ConfigMap with such policies, a machine, a story or a cluster's worker groups; - is standard
-    input. A directory stands for the files in it (*.yaml, *.yml, *.json).
+    manifest (of pods, ResourceClaims, DeviceClasses), a ConfigMap with such policies, a machine, a story or a
+    cluster's worker groups; - is standard input. A directory stands for the files in it (*.yaml, *.yml,
+    *.json).
 
     With --machine or --this-node the policies are also checked against that machine: warnings say what
     weakens their guarantees there, and pods are compared with what the policies offer. The last lines say
