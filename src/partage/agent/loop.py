@@ -36,6 +36,7 @@ from partage.plan.serve.claim_offer import (
     NodeMoment,
     asked_by_claim,
     claim_offer,
+    in_force,
     made_on_demand,
     options_for_claims,
 )
@@ -125,8 +126,9 @@ class Loop(Struct):
         if observed.daemons is not None:
             trusted = with_trust(observed.daemons, parts.pipe_tenants.trust)
             observed = replace(observed, daemons=trusted)
-        if parts.policies.desired is not None:
-            parts.originals.prune(parts.policies.desired, observed)
+        if (desired := parts.policies.desired) is not None:
+            wanted = parts.planner.with_claims(desired, parts.ledger.entries())
+            parts.originals.prune(wanted, observed)
         return Snapshot(
             now_s=parts.clock(),
             observed=observed,
@@ -251,7 +253,9 @@ class Loop(Struct):
         desired = parts.policies.desired
         made = made_on_demand(desired.on_demand if desired else {}, plan)
         now = NodeMoment(node.known, self.state.serving, self.view, self.state.health, cordoned, bare, made)
-        parts.claims.publish(claim_offer(now), replace(terms, options=options))
+        watch_of = desired.watch_of if desired else {}
+        offer = replace(claim_offer(now), in_force=in_force(parts.settings.observed(node), watch_of))
+        parts.claims.publish(offer, replace(terms, options=options))
 
     def _report(self, seen: TurnInput, done: TurnResult, began_s: float) -> None:
         parts = self.parts

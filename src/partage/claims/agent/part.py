@@ -11,6 +11,8 @@ from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import ClaimFigures
 from partage.claims.agent.driver import ClaimDriver
+from partage.claims.agent.ends import ClaimEnds
+from partage.claims.agent.enforcing import Enforcing
 from partage.claims.agent.making import Making
 from partage.claims.agent.publisher import Publisher
 from partage.claims.agent.status_writer import ClaimStatusWriter
@@ -24,6 +26,7 @@ from partage.claims.model.names import DRIVER
 from partage.claims.model.record import ClaimState
 from partage.claims.model.server import COUNTERS_SINCE, ServerVersion
 from partage.edges.files.catalogue import geometry_of
+from partage.edges.hardware.port import Hardware
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.resources import ResourceApi
@@ -39,6 +42,9 @@ log = logging.getLogger(__name__)
 GONE_S = 600.0
 """How often it is looked for claims that are gone, which a kubelet that works tells, and for CDI files that
 are, in seconds."""
+
+AGAIN_S = 10.0
+"""How soon it is tried again to set limits that are not in force, in seconds."""
 
 
 class ApiClaims:
@@ -60,6 +66,7 @@ class ClaimsOfNode:
         ledger: Ledger,
         clock: Callable[[], float],
         ask: Callable[[], None],
+        hardware: Hardware,
     ) -> None:
         assert options.cluster is not None
         self._options = options
@@ -75,6 +82,7 @@ class ClaimsOfNode:
         self._making = Making(places_file, options.intervals.made_s, places)
         api = ResourceApi(Connection(options.cluster))
         self._status = ClaimStatusWriter(api)
+        self._enforcing = Enforcing(hardware.perform)
         self._driver = ClaimDriver(
             options.node_name,
             ledger,
@@ -84,6 +92,8 @@ class ClaimsOfNode:
             records=self._records,
             cdi=self._cdi,
             making=self._making,
+            enforcing=self._enforcing,
+            ends=ClaimEnds(hardware, options.container_logs, clock),
             kept=loaded.records,
             say=self._status.say,
         )
@@ -146,8 +156,15 @@ class ClaimsOfNode:
             group.create_task(unending("kubelet", self._server.run()))
             group.create_task(unending("slices", self._publisher.run()))
             group.create_task(unending("status of claims", self._status.run()))
+            group.create_task(unending("limits of claims", self._keep_limits()))
             group.create_task(unending("upkeep of claims", self._upkeep()))
             group.create_task(unending("devices on demand", self._clear_up()))
+
+    async def _keep_limits(self) -> None:
+        while True:
+            seen = self._enforcing.in_force
+            await self._driver.mend_limits()
+            await self._enforcing.until_news(seen, AGAIN_S if self._driver.limits_are_amiss else None)
 
     async def _upkeep(self) -> None:
         while True:
