@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from partage.claims.decide.config import ConfigError, share_config
+from partage.claims.decide.config import AskedDevice, ConfigError, share_config
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.decide.slices import usable_memory
 from partage.claims.model.claim import Claim, ClaimResult
 from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim, ShareConfig
-from partage.claims.model.names import CORES, DRIVER, MEMORY, SHARES, Mode, mode_of
+from partage.claims.model.names import CORES, MEMORY, SHARES, ClaimNames, Mode, mode_of
 from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
 from partage.model.ids import DeviceUuid, ShareId, device_of
@@ -48,7 +48,6 @@ def grant(
     *,
     recorded: Mapping[str, DeviceUuid] | None = None,
     guard: bool = True,
-    driver: str = DRIVER,
 ) -> Granted | RefusedClaim:
     """The shares of a claim, or a refusal of all of it.
 
@@ -59,12 +58,17 @@ def grant(
     """
     others = [one for one in kept if one.claim.uid != claim.ref.uid]
     try:
-        results = _results(claim, asked, devices, driver)
+        results = _results(claim, asked, devices)
+        rows = [_row(result, devices, recorded or {}) for result in results]
+        given = [
+            AskedDevice(result.request, row.device, row.profile is not None)
+            for result, row in zip(results, rows, strict=True)
+        ]
         mine: list[GrantedShare] = []
-        for result in results:
-            row = _row(result, devices, recorded or {})
-            config = _config(claim, result, driver)
-            row = configured(row, config, guard=guard)
+        for result, plain, device in zip(results, rows, given, strict=True):
+            config = _config(claim, device, given, devices.names)
+            row = configured(plain, config, guard=guard)
+            _check_strategy(row, config)
             _check_need(row, config)
             so_far = (*others, Granted(claim.ref, tuple(mine)))
             mine.append(_share(result, row, config, _Taken(row, devices, so_far, held or {})))
@@ -90,7 +94,8 @@ def configured(row: DeviceOffer, config: ShareConfig, *, guard: bool) -> DeviceO
 # --- what was allocated ------------------------------------------------------------------------
 
 
-def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices, driver: str) -> list[ClaimResult]:
+def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices) -> list[ClaimResult]:
+    driver = devices.names.driver
     if claim.ref.uid != asked.uid:
         raise _ClaimRefusal(
             RefusalReason.REPLACED,
@@ -141,16 +146,18 @@ def _row(result: ClaimResult, devices: ClaimDevices, recorded: Mapping[str, Devi
             RefusalReason.OTHER_GPU,
             f"was given {result.device} when that was {before}; now it is {row.device}: {_ANEW}",
         )
-    if not result.admin_access and (now := _other_kind(result, row)):
+    if not result.admin_access and (now := _other_kind(result, row, devices.names)):
         raise _ClaimRefusal(RefusalReason.KIND, f"was given {now}; {_ANEW}")
     return row
 
 
-def _other_kind(result: ClaimResult, row: DeviceOffer) -> str:
+def _other_kind(result: ClaimResult, row: DeviceOffer, names: ClaimNames) -> str:
     """Whether the device was another one in kind when it was allocated, a clause; empty if not."""
     mode, amounts = mode_of(row), {name for name, amount in result.consumed.items() if amount}
     if mode is Mode.REPLICAS:
-        fits = SHARES in result.consumed and not amounts & {MEMORY, CORES}
+        fits = SHARES in result.consumed and not amounts & (
+            {CORES} if names.share_memory else {MEMORY, CORES}
+        )
     elif mode is Mode.AMOUNTS:
         fits = SHARES not in result.consumed
     else:
@@ -172,13 +179,29 @@ _AS = {
 # --- configuration -----------------------------------------------------------------------------
 
 
-def _config(claim: Claim, result: ClaimResult, driver: str) -> ShareConfig:
+def _config(
+    claim: Claim, device: AskedDevice, given: Sequence[AskedDevice], names: ClaimNames
+) -> ShareConfig:
     try:
-        return share_config(claim.configs, result.request, driver)
+        return share_config(claim.configs, device, given, names)
     except ConfigError as wrong:
         raise _ClaimRefusal(
-            RefusalReason.CONFIG, f"cannot be prepared for its request {result.request}: {wrong}"
+            RefusalReason.CONFIG, f"cannot be prepared for its request {device.request}: {wrong}"
         ) from None
+
+
+def _check_strategy(row: DeviceOffer, config: ShareConfig) -> None:
+    """A GPU is shared as the policy says, by all who have something of it; a claim cannot change it."""
+    wanted = config.strategy
+    if wanted is None or wanted.traits.through_daemon == row.traits.through_daemon:
+        return
+    now = "through MPS" if row.traits.through_daemon else "without MPS"
+    word = wanted.traits.word
+    raise _ClaimRefusal(
+        RefusalReason.CONFIG,
+        f"asks for {word} in its configuration, and {name_of(row)} ({row.device}) is used {now}: leave the "
+        f"strategy out of the claim, or let the policy of the node give GPUs with {word} to claims",
+    )
 
 
 def _check_need(row: DeviceOffer, config: ShareConfig) -> None:

@@ -23,14 +23,6 @@ class ConfigSource(StrEnum):
     CLAIM = "FromClaim"
 
 
-class Consumer(Frozen):
-    """Who may use a claim, nearly always a pod. resource: ``pods``. name, uid: of the object."""
-
-    resource: str
-    name: str
-    uid: str
-
-
 class ClaimResult(Frozen):
     """One device that was allocated.
 
@@ -63,17 +55,12 @@ class ClaimConfig(Frozen):
 
 
 class Claim(Frozen):
-    """A ResourceClaim. allocated: the scheduler has given it devices. reserved_for: who may use it.
-
-    deleted: it ends as soon as nobody uses it.
-    """
+    """A ResourceClaim. allocated: the scheduler has given it devices."""
 
     ref: ClaimRef
     allocated: bool
     results: tuple[ClaimResult, ...] = ()
     configs: tuple[ClaimConfig, ...] = ()
-    reserved_for: tuple[Consumer, ...] = ()
-    deleted: bool = False
 
 
 def parse_claim(content: bytes, driver: str) -> Claim:
@@ -94,8 +81,6 @@ def claim_of(claim: ClaimJson, driver: str) -> Claim:
         allocated=status.allocation is not None,
         results=tuple(one.value(driver) for one in devices.results or ()),
         configs=tuple(one.value(one.opaque) for one in devices.config or () if one.opaque is not None),
-        reserved_for=tuple(status.reserved_for or ()),
-        deleted=claim.metadata.deletion_timestamp is not None,
     )
 
 
@@ -106,7 +91,6 @@ class _Meta(Frozen):
     name: str
     namespace: str
     uid: str
-    deletion_timestamp: str | None = None
 
 
 class _Result(Frozen):
@@ -158,7 +142,6 @@ class _Allocation(Frozen):
 
 class _Status(Frozen):
     allocation: _Allocation | None = None
-    reserved_for: tuple[Consumer, ...] | None = None
 
 
 class ClaimJson(Frozen):
