@@ -1,4 +1,4 @@
-"""Manifests as for NVIDIA's DRA driver, on a real cluster whose DRA driver is Partage under its name; no GPU."""
+"""Manifests as for NVIDIA's DRA driver, on a real cluster whose driver of that name is Partage; no GPU."""
 
 from __future__ import annotations
 
@@ -9,7 +9,15 @@ import pytest
 
 from tests.e2e.cluster import MACHINE, NAMESPACE, Cluster, Json
 from tests.e2e.tenants import pod
-from tests.e2e.test_claims import claimed, claiming, make_device_files, refused, template
+from tests.e2e.test_claims import (
+    claimed,
+    claiming,
+    devices,
+    make_device_files,
+    refused,
+    skip_without_claims,
+    template,
+)
 
 pytestmark = pytest.mark.usefixtures("tenants", "claims")
 
@@ -44,10 +52,7 @@ def configured(name: str, request: Json, kind: str, **sharing: Any) -> Json:
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
-    if cluster.folder is None:
-        pytest.skip("device files that stand for GPUs are made on the node of an own cluster")
-    if "DeviceClass" not in cluster.kubectl("api-resources", "--api-group=resource.k8s.io", check=False):
-        pytest.skip("claims need Kubernetes 1.36.4 or newer")
+    skip_without_claims(cluster)
     cluster.install(
         hardware={"machine": MACHINE},
         config={"map": {"default": POLICY}},
@@ -55,7 +60,7 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
         dra={"enabled": True, "driverName": DRIVER, "extendedResources": {"nvidia.com/gpu": DRIVER}},
     )
     try:
-        cluster.until("slices of all GPUs", lambda: len(devices(cluster)) == 6)
+        cluster.until("slices of all GPUs", lambda: len(devices(cluster, DRIVER)) == 6)
         make_device_files(cluster)
         yield cluster
     finally:
@@ -71,14 +76,6 @@ def claims(node: Cluster) -> Iterator[None]:
         node.until("no claim holds anything", lambda: not claimed(node))
     for kind in ("resourceclaimtemplates", "resourceclaims"):
         node.kubectl("delete", kind, "--all", "--wait=false", check=False)
-
-
-def devices(cluster: Cluster) -> dict[str, Json]:
-    """All devices of the driver's slices, by name."""
-    slices = [one["spec"] for one in cluster.get("resourceslices")["items"]]
-    return {
-        one["name"]: one for spec in slices if spec["driver"] == DRIVER for one in spec.get("devices", [])
-    }
 
 
 def files(cluster: Cluster, name: str) -> str:
