@@ -38,6 +38,7 @@ EXTENDED = "example.com/whole-gpu"
 """No device plugin lists it."""
 PAGE = ROOT / "docs" / "how-to" / "share-by-claim.md"
 WHOLE = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+SHARE_CONFIG = {"apiVersion": "partage.dev/v1", "kind": "ShareConfig"}
 EVEN = {"name": "gpu", "exactly": {"deviceClassName": "share.partage.dev"}}
 
 
@@ -253,10 +254,28 @@ def test_a_mig_device_by_its_profile_and_the_next_best(node: Cluster) -> None:
 
 
 def test_what_a_claim_needs_and_does_not_get_is_said_in_its_pods_events(node: Cluster) -> None:
-    config = {"apiVersion": "partage.dev/v1", "kind": "ShareConfig", "need": "hard"}
+    config = {**SHARE_CONFIG, "need": "hard"}
     node.apply(template("strict", EVEN, config=config), claiming("strict", "strict"))
     said = node.until("it is refused", lambda: node.events("FailedPrepareDynamicResources", "strict"))
     assert "needs memory that is hard" in said[-1]
+
+
+def test_time_slices_are_one_claims_and_the_next_one_waits_for_its_end(node: Cluster) -> None:
+    """A pod that was deleted by force holds its claim until it has ended."""
+    long, short = ({**SHARE_CONFIG, "interval": interval} for interval in ("long", "short"))
+    node.apply(template("long", EVEN, config=long), template("short", EVEN, config=short))
+    node.apply(claiming("long", "long"))
+    node.until_phase("long", "Running")
+    node.apply(claiming("short", "short"))
+    said = node.until("it is refused", lambda: node.events("FailedPrepareDynamicResources", "short"))
+    assert re.search(r"of which claim default/long-\S+ has long", said[-1])
+    node.kubectl("delete", "pod", "long", "--force", "--grace-period=0")
+    node.until_phase("short", "Running")
+    (claim,) = (
+        one for one in node.get("resourceclaims")["items"] if one["metadata"]["name"].startswith("short")
+    )
+    (device,) = claim["status"]["devices"]
+    assert (device["data"]["means"], device["conditions"][0]["status"]) == ("nothing", "False")
 
 
 def test_containers_and_pods_share_a_claim(node: Cluster) -> None:

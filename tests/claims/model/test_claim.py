@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.claims.model.claim import ClaimConfig, ClaimResult, ConfigSource, parse_claim
+from partage.claims.model.claim import ClaimConfig, ClaimResult, ConfigSource, Consumer, parse_claim
 from partage.claims.model.names import OWN_NAMES
 from partage.codec.values import CodecError
 from partage.model.claim import ClaimRef
@@ -105,6 +105,7 @@ def test_all_that_is_needed_is_read() -> None:
         ClaimConfig(ConfigSource.CLASS, (), DRIVER, b'{"kind": "ShareConfig"}'),
         ClaimConfig(ConfigSource.CLAIM, ("gpu",), "x", b"[1]"),
     )
+    assert claim.reserved_for == (Consumer("pods", "infer", "uid-2"),)
 
 
 def test_a_claim_that_has_nothing_yet() -> None:

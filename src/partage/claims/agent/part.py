@@ -11,6 +11,8 @@ from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import ClaimFigures
 from partage.claims.agent.driver import ClaimDriver
+from partage.claims.agent.ends import ClaimEnds
+from partage.claims.agent.enforcing import Enforcing
 from partage.claims.agent.publisher import Publisher
 from partage.claims.agent.status_writer import ClaimStatusWriter
 from partage.claims.decide.slices import slices_of
@@ -21,6 +23,7 @@ from partage.claims.model.grant import RefusalReason
 from partage.claims.model.names import NAMES_OF_DRIVER
 from partage.claims.model.record import ClaimState
 from partage.edges.files.catalogue import geometry_of
+from partage.edges.hardware.port import Hardware
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.resources import ResourceApi
@@ -35,6 +38,9 @@ log = logging.getLogger(__name__)
 GONE_S = 600.0
 """How often it is looked for claims that are gone, which a kubelet that works tells, and for CDI files that
 are, in seconds."""
+
+AGAIN_S = 10.0
+"""How soon it is tried again to set limits that are not in force, in seconds."""
 
 
 class ApiClaims:
@@ -56,6 +62,7 @@ class ClaimsOfNode:
         ledger: Ledger,
         clock: Callable[[], float],
         ask: Callable[[], None],
+        hardware: Hardware,
     ) -> None:
         assert options.cluster is not None
         names = NAMES_OF_DRIVER[options.dra_driver]
@@ -67,6 +74,7 @@ class ClaimsOfNode:
             log.warning("records of claims", extra={"problem": problem})
         api = ResourceApi(Connection(options.cluster))
         self._status = ClaimStatusWriter(api, names.driver)
+        self._enforcing = Enforcing(hardware.perform)
         self._driver = ClaimDriver(
             names,
             options.node_name,
@@ -76,6 +84,8 @@ class ClaimsOfNode:
             reader=ApiClaims(api, names.driver),
             records=self._records,
             cdi=self._cdi,
+            enforcing=self._enforcing,
+            ends=ClaimEnds(hardware, options.container_logs, clock),
             kept=loaded.records,
             say=self._status.say,
         )
@@ -131,7 +141,14 @@ class ClaimsOfNode:
             group.create_task(unending("kubelet", self._server.run()))
             group.create_task(unending("slices", self._publisher.run()))
             group.create_task(unending("status of claims", self._status.run()))
+            group.create_task(unending("limits of claims", self._keep_limits()))
             group.create_task(unending("upkeep of claims", self._upkeep()))
+
+    async def _keep_limits(self) -> None:
+        while True:
+            seen = self._enforcing.in_force
+            await self._driver.mend_limits()
+            await self._enforcing.until_news(seen, AGAIN_S if self._driver.limits_are_lost else None)
 
     async def _upkeep(self) -> None:
         while True:

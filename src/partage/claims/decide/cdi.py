@@ -102,7 +102,8 @@ def _answer(
 def _client_limits(share: GrantedShare) -> dict[str, str]:
     """Of each process under MPS, by variables, which can only say less than the daemon does."""
     found = {}
-    if threads := [part for part in (share.cores, share.config.client_threads_percent) if part]:
+    own = 0 if share.slot else share.cores  # a slot has it itself
+    if threads := [part for part in (own, share.config.client_threads_percent) if part]:
         found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(min(threads))
     if (memory_bytes := share.config.client_memory_bytes) is not None:
         found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={min(memory_bytes, share.memory_bytes) // MIB}M"

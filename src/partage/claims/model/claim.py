@@ -23,6 +23,14 @@ class ConfigSource(StrEnum):
     CLAIM = "FromClaim"
 
 
+class Consumer(Frozen):
+    """Who may use a claim, nearly always a pod. resource: ``pods``. name, uid: of the object."""
+
+    resource: str
+    name: str
+    uid: str
+
+
 class ClaimResult(Frozen):
     """One device that was allocated.
 
@@ -55,12 +63,13 @@ class ClaimConfig(Frozen):
 
 
 class Claim(Frozen):
-    """A ResourceClaim. allocated: the scheduler has given it devices."""
+    """A ResourceClaim. allocated: the scheduler has given it devices. reserved_for: who may use it."""
 
     ref: ClaimRef
     allocated: bool
     results: tuple[ClaimResult, ...] = ()
     configs: tuple[ClaimConfig, ...] = ()
+    reserved_for: tuple[Consumer, ...] = ()
 
 
 def parse_claim(content: bytes, driver: str) -> Claim:
@@ -81,6 +90,7 @@ def claim_of(claim: ClaimJson, driver: str) -> Claim:
         allocated=status.allocation is not None,
         results=tuple(one.value(driver) for one in devices.results or ()),
         configs=tuple(one.value(one.opaque) for one in devices.config or () if one.opaque is not None),
+        reserved_for=tuple(status.reserved_for or ()),
     )
 
 
@@ -142,6 +152,7 @@ class _Allocation(Frozen):
 
 class _Status(Frozen):
     allocation: _Allocation | None = None
+    reserved_for: tuple[Consumer, ...] | None = None
 
 
 class ClaimJson(Frozen):
