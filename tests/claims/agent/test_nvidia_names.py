@@ -9,6 +9,8 @@ from typing import Any
 
 from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 from partage.model.claim import ClaimRef
+from partage.model.strategy import Interval
+from partage.sim.node.settings import time_slices_of
 from tests.claims.agent.test_claims_of_node import GPUS, DraNode, dra_node
 from tests.dra_script import DriverSocket
 from tests.edges.kube.store import SLICES
@@ -52,6 +54,21 @@ async def test_nvidias_configurations_are_carried_out_or_refused() -> None:
         assert "asks for MPS in its configuration, and GPU 2" in await node.refusal(whole)
         even = claim(node, "even", "gpu-1", shares="1", memory="2Gi")
         assert await node.refusal(even) == ""
+
+
+async def test_a_time_slice_is_set_while_the_claim_that_asks_for_it_holds_the_gpu() -> None:
+    short = {"strategy": "TimeSlicing", "timeSlicingConfig": {"interval": "Short"}}
+    async with dra_node(names=NVIDIA_NAMES) as node:
+        await node.until(lambda: len(node.devices) == 3, "three devices")
+
+        def interval() -> Interval | None:
+            return time_slices_of(node.hardware.state)[2].interval
+
+        sliced = claim(node, "sliced", "gpu-2", {**MPS, "sharing": short})
+        assert await node.refusal(sliced) == ""
+        assert interval() is Interval.SHORT
+        assert await node.call("unprepare", sliced) == {sliced.uid: ""}
+        await node.until(lambda: interval() is Interval.DEFAULT, "the time slice of before")
 
 
 async def test_a_claim_of_the_other_driver_is_not_ours() -> None:
