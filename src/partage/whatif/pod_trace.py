@@ -27,9 +27,10 @@ from partage.edges.files.csv_table import (
 )
 from partage.errors import InputError, Problem
 from partage.model.ids import parse_resource_name
+from partage.plan.placement.mix import WHOLE_MILLI
 from partage.units import MIB, parse_bytes
 from partage.values import Frozen
-from partage.whatif.decide.pods import WHOLE_MILLI, PodWants, TracePod
+from partage.whatif.decide.pods import PodWants, TracePod
 
 NEEDED = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 MOST_PODS = 1_000_000

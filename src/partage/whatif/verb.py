@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -66,6 +64,7 @@ def _answer(options: WhatIfOptions) -> WhatIfDocument:
     from partage.whatif.decide.summary import summarise
     from partage.whatif.document import WhatIfDocument, WhatIfFleet
     from partage.whatif.pod_trace import read_pod_trace
+    from partage.whatif.progress import progress
 
     pods = read_pod_trace(Path(options.trace))
     fleet = _fleet(options)
@@ -73,7 +72,7 @@ def _answer(options: WhatIfOptions) -> WhatIfDocument:
     results = []
     span_s = 0.0
     for name, desired in policies:
-        with _progress(name) as advance:
+        with progress(name) as advance:
             played = play(pods, fleet, desired, draw=drawn(options.seed), on_progress=advance)
         results.append(summarise(name, pods, played))
         span_s = max(span_s, played.usage.span_s)
@@ -129,25 +128,6 @@ def _desired(name: str, loaded: LoadedPolicy, fleet: Fleet) -> list[DesiredState
 def _on(title: str, policy: str) -> Problem:
     hint = "select GPUs by model (select: {model: ...}), and give the other models an entry of their own"
     return Problem(policy, "", "error", f"does not hold on the nodes of {title}", hint)
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _all: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from partage.answers.render.terminal import Console
-
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-        TextColumn("pods"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"playing {name}", total=None)
-        yield lambda done, count: progress.update(task, completed=done, total=count)
 
 
 def _print(answer: WhatIfDocument) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from partage.claims.agent import ends, enforcing
+from partage.claims.agent import ends, enforcing, part
 from partage.errors import HardwareError
 from partage.model.ids import ContainerId, PodUid
 from partage.model.mps import DaemonPhase, MpsNamespace
@@ -294,6 +294,24 @@ async def test_what_does_not_end_keeps_its_shares_and_not_the_kubelet(
         await node.hardware.inject(Vacate(0))
         await node.until(lambda: not node.report.entries, "nothing is held")
         assert await node.refusal(second) == ""
+
+
+async def test_what_still_runs_keeps_its_namespace_as_long_as_its_shares(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(ends, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(part, "AGAIN_S", 0.05)
+    async with named_node(tmp_path) as node:
+        first = node.amount("first", "10Gi", pods={"train": POD})
+        assert await node.refusal(first) == ""
+        await node.hardware.inject(works(7))
+        assert await node.call("unprepare", first) == {first.uid: ""}
+        await node.until(lambda: any(one.left for one in node.report.entries), "it was looked")
+        second = node.amount("second", "5Gi")
+        assert await node.refusal(second) == ""
+        assert list(slots(node)) == ["slot0", "slot10"]
+        await node.hardware.inject(Vacate(0))
+        await node.until(lambda: list(slots(node)) == ["slot10"], "the first is closed")
 
 
 async def test_without_a_known_pod_and_with_a_helper_that_fails_nothing_is_held_for_ever(

@@ -261,7 +261,7 @@ class ClaimDriver:
             return self._refused(judged)
         granted, cdi = judged
         try:
-            return await self._carried_out(granted, cdi, _pods(claim))
+            return await self._carried_out(granted, cdi, claim.pods if isinstance(claim, Claim) else ())
         except PartageError as error:
             await self._taken_back(ref.uid)
             return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
@@ -377,27 +377,16 @@ class ClaimDriver:
     async def mend_limits(self) -> None:
         """Set limits again that an MPS daemon has lost, and close slots that nobody has any more."""
         async with self._turn:
-            shares = [
-                share
-                for record in self.kept.values()
-                if record.state is ClaimState.PREPARED
-                for share in record.shares
-            ]
-            await self._enforcing.mend(shares)
-            ours = {(share.uuid, share.slot) for record in self.kept.values() for share in record.shares}
-            others = self._held()
-            for row in self.devices.rows.values():
-                slots = self._enforcing.in_force.open_slots.get(row.device, ()) if row.in_slots else ()
-                for id_ in row.share_ids if slots else ():
-                    slot = row.pipe_of([id_]).rpartition("/")[2]
-                    if slot in slots and (row.device, slot) not in ours and (row.resource, id_) not in others:
-                        await self._enforcing.close(row.gpu, row.device, slot)
+            await self._enforcing.mend(self._shares(), self.devices, self._held())
 
     @property
-    def limits_are_lost(self) -> bool:
-        """Whether a claim has limits that are not in force."""
-        shares = (share for record in self.kept.values() for share in record.shares)
-        return bool(self._enforcing.amiss(shares))
+    def limits_are_amiss(self) -> bool:
+        """Whether there is something for ``mend_limits``, now or when a process has ended."""
+        shares = self._shares()
+        return bool(self._enforcing.amiss(shares) or self._enforcing.left_open(shares))
+
+    def _shares(self) -> tuple[GrantedShare, ...]:
+        return tuple(share for record in self.kept.values() for share in record.shares)
 
     async def mend_files(self) -> None:
         """Write CDI files again that somebody has removed: a container that is started again needs them."""
@@ -442,13 +431,6 @@ class ClaimDriver:
             for record in [*self.kept.values()]:
                 if record.state is ClaimState.STARTED:
                     await self._taken_back(record.claim.uid)
-
-
-def _pods(claim: Claim | RefusedClaim | None) -> tuple[PodUid, ...]:
-    """The pods that may use it."""
-    if not isinstance(claim, Claim):
-        return ()
-    return tuple(PodUid(one.uid) for one in claim.reserved_for if one.resource == "pods")
 
 
 def _who(entry: LedgerEntry) -> str:

@@ -25,6 +25,10 @@ from partage.values import Frozen
 LOOK_S = 1.0
 """How long the helper may look, in seconds. It takes milliseconds."""
 
+AGAIN_S = 0.2
+"""How much later it is looked again, in seconds: what a runtime has just killed may take a moment to end, and
+the kubelet asks again only after ten seconds."""
+
 PATIENCE_S = 600.0
 """How long a claim is not taken back because of a process that does not end, in seconds. Then the kubelet has
 its answer, and the shares stay held until the process has ended, as those of the device plugin do."""
@@ -64,7 +68,7 @@ class ClaimEnds:
         try:
             async with asyncio.timeout(LOOK_S):
                 pods |= await self._users(record)
-                left = await self._hardware.left_of(pods) if pods else Left()
+                left = await self._left(pods)
         except (PartageError, TimeoutError) as error:
             why = str(error) or f"no answer within {LOOK_S:g} s"
             found = StillThere(f"nobody can tell whether anything of its pods still runs: {why}", pods)
@@ -79,6 +83,13 @@ class ClaimEnds:
             )
         self._since_s.setdefault(record.claim.uid, self._clock())
         return found
+
+    async def _left(self, pods: frozenset[PodUid]) -> Left:
+        left = await self._hardware.left_of(pods) if pods else Left()
+        if not left.processes:
+            return left
+        await asyncio.sleep(AGAIN_S)
+        return await self._hardware.left_of(pods)
 
     async def _users(self, record: ClaimRecord) -> frozenset[PodUid]:
         """Pods that use its GPUs and have it by the kubelet's word: they may have come after its prepare."""

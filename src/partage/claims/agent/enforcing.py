@@ -5,20 +5,26 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
+from partage.claims.decide.allocation import slot_of
+from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import GrantedShare
 from partage.errors import HardwareError, PartageError
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import MpsNamespace, closed_slot
 from partage.model.step import SetNamespace
 from partage.plan.serve.claim_offer import InForce
+from partage.plan.serve.ledger_entry import Hold
 
 log = logging.getLogger(__name__)
 
 SET_S = 15.0
 """How long a prepare waits until a limit or a time slice is in force, in seconds. The kubelet gives up after
 45 s, and asks again."""
+
+CLOSE_S = 2.0
+"""How long it may take to close what a claim had, in seconds. What fails is closed later."""
 
 
 class Enforcing:
@@ -78,7 +84,7 @@ class Enforcing:
     async def close(self, gpu: GpuUuid, device: DeviceUuid, slot: str) -> None:
         """Let nobody use a slot."""
         try:
-            async with asyncio.timeout(SET_S):
+            async with asyncio.timeout(CLOSE_S):
                 await self._perform(SetNamespace(gpu, device, closed_slot(slot)))
         except (PartageError, TimeoutError) as error:
             reason = str(error) or "no answer in time"
@@ -92,13 +98,33 @@ class Enforcing:
             share for share in shares if share.slot and share.slot not in slots.get(share.uuid, (share.slot,))
         )
 
-    async def mend(self, shares: Iterable[GrantedShare]) -> None:
-        """Set the limits again that a daemon has lost. Until then its clients get next to nothing."""
+    async def mend(
+        self, shares: Sequence[GrantedShare], devices: ClaimDevices, others: Collection[Hold]
+    ) -> None:
+        """Set the limits again that a daemon has lost (until then its clients get next to nothing), and close
+        slots of which nobody holds the first unit. After one that fails the rest is for later: prepares wait
+        meanwhile.
+
+        shares: of all claims. others: what else is held.
+        """
         for share in self.amiss(shares):
             try:
                 await self.hold([share])
             except PartageError as error:
                 log.warning("the limits of a claim are not in force", extra={"reason": str(error)})
+                return
+        left_open = self.left_open(shares)
+        for row in devices.rows.values() if left_open else ():
+            for id_ in row.share_ids if row.in_slots else ():
+                slot = slot_of(row, [id_])
+                if (row.device, slot) in left_open and (row.resource, id_) not in others:
+                    await self.close(row.gpu, row.device, slot)
+
+    def left_open(self, shares: Iterable[GrantedShare]) -> frozenset[tuple[DeviceUuid, str]]:
+        """Slots that are open and are of none of these shares."""
+        ours = {(share.uuid, share.slot) for share in shares}
+        slots = self.in_force.open_slots
+        return frozenset((device, slot) for device, names in slots.items() for slot in names) - ours
 
 
 def _limits(share: GrantedShare) -> SetNamespace:

@@ -148,7 +148,7 @@ class ClaimsOfNode:
         while True:
             seen = self._enforcing.in_force
             await self._driver.mend_limits()
-            await self._enforcing.until_news(seen, AGAIN_S if self._driver.limits_are_lost else None)
+            await self._enforcing.until_news(seen, AGAIN_S if self._driver.limits_are_amiss else None)
 
     async def _upkeep(self) -> None:
         while True:

@@ -306,9 +306,14 @@ def _share(result: ClaimResult, row: DeviceOffer, config: ShareConfig, taken: _T
         guarantee=row.guarantee,
         admin_access=result.admin_access,
         config=config,
-        slot=row.pipe_of(ids).rpartition("/")[2] if row.in_slots and ids else "",
+        slot=slot_of(row, ids),
         enforced=_enforced_by(row),
     )
+
+
+def slot_of(row: DeviceOffer, ids: Sequence[ShareId]) -> str:
+    """The slot of who holds these ids of a device; empty: there is none."""
+    return row.pipe_of(ids).rpartition("/")[2] if row.in_slots and ids else ""
 
 
 def _enforced_by(row: DeviceOffer) -> EnforcedBy:

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from partage.model.ids import ResourceName, ShareId
 from partage.model.share import DeviceOffer, DeviceRow, Resource, plugin_resources
 from partage.plan.offer.desired import DesiredState
+from partage.plan.placement.mix import WHOLE_MILLI
 from partage.plan.serve.allocators import KubeletChoice
-from partage.whatif.decide.pods import WHOLE_MILLI
 
 
 class OfferedResource:

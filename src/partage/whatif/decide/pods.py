@@ -6,9 +6,6 @@ from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName
 from partage.values import Frozen
 
-WHOLE_MILLI = 1000
-"""A whole GPU, in thousandths."""
-
 
 class PodWants(Frozen):
     """What a pod asks for. Pods that ask for the same are treated alike.

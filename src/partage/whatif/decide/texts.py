@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from partage.plan.placement.mix import WHOLE_MILLI
 from partage.text import listed
 from partage.units import format_bytes
 from partage.whatif.decide.demand import Cause, Unmet
-from partage.whatif.decide.pods import WHOLE_MILLI, PodWants, TracePod
+from partage.whatif.decide.pods import PodWants, TracePod
 
 
 def never_sentence(unmet: Unmet, example: TracePod) -> str:
