@@ -85,7 +85,7 @@ def files(cluster: Cluster, name: str) -> str:
 def test_shares_by_number_by_memory_and_as_an_extended_resource(node: Cluster) -> None:
     node.apply(
         template("shares", gpu(shares="1")),
-        template("memory", gpu(memory="10Gi")),
+        template("memory", gpu(memory="20Gi")),
         claiming("first", "shares"),
         claiming("second", "shares"),
         claiming("third", "memory"),
@@ -99,7 +99,7 @@ def test_shares_by_number_by_memory_and_as_an_extended_resource(node: Cluster) -
         "/dev/nvidia1",
     ]
     environment = node.environment("third")
-    assert environment["PARTAGE_MEMORY_BYTES"] == str(10 << 30)
+    assert environment["PARTAGE_MEMORY_BYTES"] == str(20 << 30)
     assert environment["PARTAGE_RESOURCE"] == DRIVER
     shares = {node.environment(name)["PARTAGE_SHARES"] for name in ("first", "second", "fourth")}
     assert len(shares) == 3
@@ -109,7 +109,7 @@ def test_configurations_of_nvidia_are_carried_out_or_refused(node: Cluster) -> N
     limits = {"defaultActiveThreadPercentage": 50, "defaultPinnedDeviceMemoryLimit": "4Gi"}
     mps = {"strategy": "MPS", "mpsConfig": limits}
     node.apply(
-        configured("mps", gpu(memory="10Gi"), "GpuConfig", **mps),
+        configured("mps", gpu(memory="20Gi"), "GpuConfig", **mps),
         configured("no-mps", gpu(shares="1"), "GpuConfig", **mps),
         claiming("mps", "mps", containers=2),
         claiming("no-mps", "no-mps"),

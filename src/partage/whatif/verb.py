@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -13,6 +13,7 @@ from partage.errors import InputError, Problem, Unsatisfiable
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.claims.decide.book import ClaimBook
     from partage.edges.files.policy import LoadedPolicy
     from partage.plan.offer.desired import DesiredState
     from partage.whatif.decide.pods import Fleet
@@ -73,7 +74,9 @@ def _answer(options: WhatIfOptions) -> WhatIfDocument:
     span_s = 0.0
     for name, desired in policies:
         with progress(name) as advance:
-            played = play(pods, fleet, desired, draw=drawn(options.seed), on_progress=advance)
+            played = play(
+                pods, fleet, desired, books=_books(desired), draw=drawn(options.seed), on_progress=advance
+            )
         results.append(summarise(name, pods, played))
         span_s = max(span_s, played.usage.span_s)
     return WhatIfDocument(
@@ -108,6 +111,7 @@ def _policies(options: WhatIfOptions) -> Iterator[tuple[str, LoadedPolicy]]:
 
 def _desired(name: str, loaded: LoadedPolicy, fleet: Fleet) -> list[DesiredState]:
     """What the policy offers on each kind of node. Raises what is wrong, with the nodes where it is."""
+    from partage.answers.made_devices import made_desired
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.desired import resolve
 
@@ -117,12 +121,20 @@ def _desired(name: str, loaded: LoadedPolicy, fleet: Fleet) -> list[DesiredState
             desired = resolve(loaded.policy, kind.inventory, geometry_of)
         except (InputError, Unsatisfiable) as error:
             raise type(error)([*error.problems, _on(kind.title, name)]) from error
-        found.append(desired)
+        found.append(made_desired(loaded.policy, desired))
     common_output.print_problems(loaded.warnings)
     # An entry that is for other nodes of the fleet is none to warn of: only what holds for all of them.
     on_all = set.intersection(*({warning.path for warning in desired.warnings} for desired in found))
     common_output.print_problems(warning for warning in found[0].warnings if warning.path in on_all)
     return found
+
+
+def _books(desired: Sequence[DesiredState]) -> list[ClaimBook]:
+    """What each kind of node publishes for claims."""
+    from partage.claims.decide.book import book_of_offer
+    from partage.edges.files.catalogue import geometry_of
+
+    return [book_of_offer(one.offer, one.inventory, "node", geometry_of) for one in desired]
 
 
 def _on(title: str, policy: str) -> Problem:

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from partage.plan.placement.mix import PodType
     from partage.plan.placement.room import Room
     from partage.whatif.decide.pods import TracePod
-    from partage.whatif.placement_document import PlacementsDocument, PlacementResult
+    from partage.whatif.placement_document import PlacementResult, PlacementsDocument
 
 
 class PlacementOptions(Frozen):
@@ -62,7 +62,7 @@ def _answer(options: PlacementOptions) -> PlacementsDocument:
     from partage.whatif.decide.placements import PlacementPolicy, place_all
     from partage.whatif.document import WhatIfFleet
     from partage.whatif.fleet import rooms_of_table
-    from partage.whatif.placement_document import PlacementsDocument, PlacementResult
+    from partage.whatif.placement_document import PlacementResult, PlacementsDocument
     from partage.whatif.pod_trace import read_pod_trace
     from partage.whatif.progress import progress
 

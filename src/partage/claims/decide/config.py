@@ -13,9 +13,9 @@ from msgspec import structs
 from partage.claims.decide.nvidia_config import API_VERSION, GPU_CONFIG, MIG_CONFIG, read_sharing
 from partage.claims.model.claim import ClaimConfig, ConfigSource
 from partage.claims.model.grant import ShareConfig
-from partage.claims.model.names import ClaimNames
+from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.codec.values import CodecError, decode
-from partage.model.ids import DeviceUuid
+from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.policy import WatchAction
 from partage.model.share import Guarantee
 from partage.model.strategy import Interval
@@ -82,6 +82,12 @@ def share_config(
             hint = f"; {_HINT}" if kind == _OWN_KIND else ""
             raise ConfigError(f"a {kind} of {_whose(one)} is wrong: {said}{hint}") from None
     return structs.replace(ShareConfig(), **found)
+
+
+def read_config(config: ClaimConfig) -> ShareConfig:
+    """One entry for Partage's own driver, by itself. Raises ConfigError."""
+    of_it = AskedDevice(next(iter(config.requests), ""), GpuUuid(""), mig=False)
+    return share_config((config,), of_it, (of_it,), OWN_NAMES)
 
 
 _OF_NVIDIA = ("interval", "strategy", "client_threads_percent", "client_memory_bytes")
