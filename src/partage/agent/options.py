@@ -10,6 +10,7 @@ from msgspec import field
 
 from partage.edges.kubelet.container_names import LOGS
 from partage.model.dcgm_names import DcgmNames
+from partage.model.ids import DRA_DRIVERS
 from partage.model.node_labels import NodeLabels, NodeTaint, WrittenLabels
 from partage.model.paths import check_socket_path
 from partage.plan.offer.policy_choice import ChoiceRules, Fallback
@@ -130,6 +131,7 @@ class AgentOptions(Frozen):
     restricted_mps: pods that ask for MPS shares are refused unless none of their processes is or can become
                    root: the cluster's admission does that.
     dra:           ResourceClaims are served, too: the agent is the DRA driver of the node.
+    dra_driver:    its name, one of ``DRA_DRIVERS``: all names that users of claims write follow from it.
     pod_uid:       of the pod in which the agent runs, empty: in none. Two agents of a rolling update have
                    sockets of their own by it.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
@@ -148,6 +150,7 @@ class AgentOptions(Frozen):
     driver_root: str | None = None
     restricted_mps: bool = False
     dra: bool = False
+    dra_driver: str = DRA_DRIVERS[0]
     pod_uid: str = ""
     cdi_dir: Path = Path("/var/run/cdi")
     container_logs: Path = LOGS

@@ -20,6 +20,7 @@ from partage.agent.status.status import AgentStatus
 from partage.answers.documents.plan import held_row
 from partage.answers.report import report_document
 from partage.claims.agent.part import ClaimsOfNode
+from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.explain.shares import share_rows
 from partage.model.claim import ClaimRef
 from partage.plan.report import Report
@@ -50,6 +51,7 @@ class DraNode:
     store: ObjectStore
     kubelet: ScriptedKubelet
     hardware: SimulatedHardware
+    names: ClaimNames = OWN_NAMES
     status: AgentStatus | None = None
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
@@ -68,6 +70,7 @@ class DraNode:
             cluster=self.store.server.config(),
             node_name="n1",
             dra=True,
+            dra_driver=self.names.driver,
             intervals=Intervals(
                 turn_gap_s=0.01,
                 withdraw_s=0.05,
@@ -117,7 +120,7 @@ class DraNode:
 
     @property
     def registration(self) -> Path:
-        return self.place.root / "plugins_registry" / "gpu.partage.dev-reg.sock"
+        return self.place.root / "plugins_registry" / f"{self.names.driver}-reg.sock"
 
     @property
     def devices(self) -> dict[str, Any]:
@@ -130,7 +133,7 @@ class DraNode:
         return by_index.get(index)
 
     async def call(self, method: str, *claims: ClaimRef) -> Any:
-        calls = DriverSocket(self.place.root / "plugins" / "gpu.partage.dev" / "dra.sock")
+        calls = DriverSocket(self.place.root / "plugins" / self.names.driver / "dra.sock")
         try:
             return await asyncio.to_thread(getattr(calls, method), *claims)
         finally:
@@ -148,11 +151,10 @@ class DraNode:
         self, name: str, *results: dict[str, Any], config: Any = None, pods: dict[str, str] | None = None
     ) -> ClaimRef:
         """A claim that the scheduler has allocated. pods: that it is reserved for, name to UID."""
-        made = [{"request": "gpu", "driver": "gpu.partage.dev", "pool": POOL, **one} for one in results]
+        driver, pool = self.names.driver, self.names.pool("n1")
+        made = [{"request": "gpu", "driver": driver, "pool": pool, **one} for one in results]
         configs = (
-            [{"source": "FromClaim", "opaque": {"driver": "gpu.partage.dev", "parameters": config}}]
-            if config
-            else []
+            [{"source": "FromClaim", "opaque": {"driver": driver, "parameters": config}}] if config else []
         )
         found = self.store.put(
             claims_path("team"),
@@ -204,7 +206,9 @@ def _NoCluster(*parts: Any) -> Any:  # noqa: N802 (stands for a class)
 
 
 @asynccontextmanager
-async def dra_node(policy: str = GPUS, machine: str = "4xh100-sxm5-80gb") -> AsyncIterator[DraNode]:
+async def dra_node(
+    policy: str = GPUS, machine: str = "4xh100-sxm5-80gb", names: ClaimNames = OWN_NAMES
+) -> AsyncIterator[DraNode]:
     async with AsyncExitStack() as stack:
         here = stack.enter_context(place())
         (here.root / "plugins_registry").mkdir()
@@ -213,7 +217,7 @@ async def dra_node(policy: str = GPUS, machine: str = "4xh100-sxm5-80gb") -> Asy
         store.node("n1")
         kubelet = ScriptedKubelet(here.kubelet_dir, here.pod_resources)
         await asyncio.to_thread(kubelet.start)
-        node = DraNode(here, store, kubelet, SimulatedHardware(load_machine(machine)))
+        node = DraNode(here, store, kubelet, SimulatedHardware(load_machine(machine)), names)
         try:
             await node.start()
             yield node

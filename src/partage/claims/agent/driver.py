@@ -22,7 +22,7 @@ from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.claims.decide.status import held_now
 from partage.claims.model.claim import Claim
 from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim
-from partage.claims.model.names import pool_of
+from partage.claims.model.names import ClaimNames
 from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepared
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.kubelet.dra_port import ConditionList
@@ -75,6 +75,7 @@ class ClaimDriver:
 
     def __init__(
         self,
+        names: ClaimNames,
         node: str,
         ledger: Ledger,
         clock: Callable[[], float],
@@ -101,7 +102,7 @@ class ClaimDriver:
         self._offer = ClaimOffer()
         self._terms: AllocateContext | None = None
         self._conditions = ConditionList(0, ())
-        self.devices = ClaimDevices(node, pool_of(node), {}, {})
+        self.devices = ClaimDevices(names, node, names.pool(node), {}, {})
         self.kept = {record.claim.uid: record for record in kept}
         self._since_s = dict.fromkeys(self.kept, clock())
         self.counts = ClaimCounts()
@@ -126,7 +127,7 @@ class ClaimDriver:
 
     def _publish_devices(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         rows = with_current_guarantees(offer.offer, terms.unheld, terms.inventory)
-        self.devices = claim_devices(rows, terms.inventory, self._node, geometry_of)
+        self.devices = claim_devices(rows, terms.inventory, self._node, geometry_of, self.devices.names)
         conditions = tuple(
             DeviceCondition(self.devices.pool, name, closed is None, "" if closed is None else closed.reason)
             for name, row in self.devices.rows.items()

@@ -20,7 +20,7 @@ from partage.claims.host.cdi_files import ClaimCdiFiles
 from partage.claims.host.records import RecordsFile
 from partage.claims.model.claim import Claim, parse_claim
 from partage.claims.model.grant import RefusalReason
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import NAMES_OF_DRIVER
 from partage.claims.model.record import ClaimState
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.hardware.port import Hardware
@@ -46,11 +46,11 @@ AGAIN_S = 10.0
 class ApiClaims:
     """Claims as the API server has them."""
 
-    def __init__(self, api: ResourceApi) -> None:
-        self._api = api
+    def __init__(self, api: ResourceApi, driver: str) -> None:
+        self._api, self._driver = api, driver
 
     async def claim(self, namespace: str, name: str) -> Claim:
-        return parse_claim(await self._api.claim(namespace, name), DRIVER)
+        return parse_claim(await self._api.claim(namespace, name), self._driver)
 
 
 class ClaimsOfNode:
@@ -65,6 +65,7 @@ class ClaimsOfNode:
         hardware: Hardware,
     ) -> None:
         assert options.cluster is not None
+        names = NAMES_OF_DRIVER[options.dra_driver]
         self._options = options
         self._records = RecordsFile(options.state_dir)
         self._cdi = ClaimCdiFiles(options.cdi_dir)
@@ -72,14 +73,15 @@ class ClaimsOfNode:
         for problem in loaded.problems:
             log.warning("records of claims", extra={"problem": problem})
         api = ResourceApi(Connection(options.cluster))
-        self._status = ClaimStatusWriter(api)
+        self._status = ClaimStatusWriter(api, names.driver)
         self._enforcing = Enforcing(hardware.perform)
         self._driver = ClaimDriver(
+            names,
             options.node_name,
             ledger,
             clock,
             ask,
-            reader=ApiClaims(api),
+            reader=ApiClaims(api, names.driver),
             records=self._records,
             cdi=self._cdi,
             enforcing=self._enforcing,
@@ -87,8 +89,8 @@ class ClaimsOfNode:
             kept=loaded.records,
             say=self._status.say,
         )
-        self._publisher = Publisher(api, options.node_name, ask)
-        sockets = DraSockets(options.plugins_dir, options.registry_dir, DRIVER, options.pod_uid)
+        self._publisher = Publisher(api, options.node_name, names.driver, ask)
+        sockets = DraSockets(options.plugins_dir, options.registry_dir, names.driver, options.pod_uid)
         self._server = DraServer(self._driver, sockets, ask)
         self._ready = asyncio.Event()
         self._boot_id = ""

@@ -1,7 +1,7 @@
 """The devices of a node that claims can get, by their names in the pool.
 
-A name begins with the GPU's UUID and not with its index: an index moves when a GPU is lost or replaced, and
-the name would then mean another GPU.
+Partage's names begin with the GPU's UUID and not with its index: an index moves when a GPU is lost or
+replaced, and the name would then mean another GPU. NVIDIA's have the number of its device file.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from partage.claims.model.names import pool_of
+from partage.claims.model.names import ClaimNames
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, MigDevice, gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid
@@ -26,10 +26,11 @@ _OTHER = re.compile(r"[^0-9a-z]")
 class ClaimDevices(Frozen):
     """What a node offers by claims.
 
-    node: its name. pool: of all its devices. rows: by name of the device, in the order of GPU index, MIG
-    index and share. gpu_of: the GPU of each MIG device of the node.
+    names: how all of it is called. node: its name. pool: of all its devices. rows: by name of the device, in
+    the order of GPU index, MIG index and share. gpu_of: the GPU of each MIG device of the node.
     """
 
+    names: ClaimNames
     node: str
     pool: str
     rows: Mapping[str, DeviceOffer]
@@ -41,7 +42,7 @@ class ClaimDevices(Frozen):
 
 
 def claim_devices(
-    offers: NodeOffer, inventory: Inventory, node: str, geometry_of: GeometryOf
+    offers: NodeOffer, inventory: Inventory, node: str, geometry_of: GeometryOf, names: ClaimNames
 ) -> ClaimDevices:
     """The devices of these offers that are there for claims.
 
@@ -50,7 +51,7 @@ def claim_devices(
     and with it the pod.
     """
     gpus = {gpu.uuid: gpu for gpu in inventory}
-    short = _gpu_names(gpus)
+    short = {gpu.uuid: f"gpu-{gpu.minor}" for gpu in inventory} if names.by_minor else _gpu_names(gpus)
     rows = sorted(_offered(offers), key=lambda row: (*node_order(row), row.device))
     several = {row.device for row in rows if sum(other.device == row.device for other in rows) > 1}
     named = {}
@@ -59,7 +60,7 @@ def claim_devices(
         name = None if gpu is None else _name(row, gpu, short[row.gpu], geometry_of(gpu))
         if name is not None:
             named[f"{name}-from-{row.first}" if row.device in several else name] = row
-    return ClaimDevices(node, pool_of(node), named, gpu_of_mig_devices(inventory))
+    return ClaimDevices(names, node, names.pool(node), named, gpu_of_mig_devices(inventory))
 
 
 def mig_device(row: DeviceOffer, gpu: Gpu) -> MigDevice | None:
