@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ from partage.agent.status.status import AgentStatus
 from partage.answers.documents.plan import held_row
 from partage.answers.report import report_document
 from partage.claims.agent.part import ClaimsOfNode
+from partage.claims.model.steps import ClaimStep, StepTaken, go_on
 from partage.explain.shares import share_rows
 from partage.model.claim import ClaimRef
 from partage.plan.report import Report
@@ -29,7 +30,7 @@ from partage.sim.node.hardware import SimulatedHardware
 from tests.agent.harness import Place, place
 from tests.dra_script import DriverSocket
 from tests.edges.kube.store import SLICES, ObjectStore, claims_path, object_store
-from tests.kubelet_script import ScriptedKubelet, held, until
+from tests.kubelet_script import LIMIT_S, ScriptedKubelet, grpc, held, until
 
 GPUS = """
 version: partage/v1
@@ -51,6 +52,7 @@ class DraNode:
     kubelet: ScriptedKubelet
     hardware: SimulatedHardware
     status: AgentStatus | None = None
+    taken: StepTaken = go_on
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
     _sockets: list[DriverSocket] = field(default_factory=list)
@@ -76,7 +78,7 @@ class DraNode:
             stop=self._stop,
             status=self.status,
             connect=_NoCluster,
-            connect_claims=ClaimsOfNode,
+            connect_claims=partial(ClaimsOfNode, taken=self.taken),
         )
         self._task = asyncio.create_task(work)
         await self.until(self.registration.exists, "the registration socket")
@@ -260,36 +262,64 @@ async def test_what_a_claim_has_survives_kill() -> None:
         assert await node.call("unprepare", first) == {first.uid: ""}
 
 
-@pytest.mark.parametrize("step", ["write", "save"])
-async def test_a_prepare_that_was_cut_off_is_taken_back(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after the first record, and after the CDI file."""
+class StopsAt:
+    """The agent comes to this step of a claim and not further, until ``on``."""
+
+    def __init__(self, step: ClaimStep) -> None:
+        self._step = step
+        self.there, self.on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, step: ClaimStep, claim: ClaimRef) -> None:
+        if step is self._step:
+            self.there.set()
+            await self.on.wait()
+
+
+@pytest.mark.parametrize("step", [*ClaimStep])
+async def test_killed_after_any_step_nothing_stays_of_a_claim(step: ClaimStep) -> None:
+    """Then it is prepared and taken back as if nothing had been, and nobody else has its share."""
     async with dra_node() as node:
         await node.until(lambda: node.device(0), "the device")
-        claim = node.amount("cut", "70Gi")
-        calls = {"write": 0, "save": 0}
-
-        def dies(name: str, at: int, real: Callable[..., None]) -> Callable[..., None]:
-            def call(*arguments: Any) -> None:
-                calls[name] += 1
-                if calls[name] == at:
-                    raise SystemError("killed")
-                real(*arguments)
-
-            return call
-
-        from partage.claims.host.cdi_files import ClaimCdiFiles
-        from partage.claims.host.records import RecordsFile
-
-        owner: Any = ClaimCdiFiles if step == "write" else RecordsFile
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, step, dies(step, 1 if step == "write" else 2, getattr(owner, step)))
-            assert "killed" in await node.refusal(claim)
-            await node.end(kill=True)
-        assert json.loads((node.place.state_dir / "claims.json").read_text())["records"]
+        claim, backwards = node.amount("cut", "70Gi"), step in (ClaimStep.FILE_REMOVED, ClaimStep.FORGOTTEN)
+        if backwards:
+            assert await node.refusal(claim) == ""
+        await node.end(kill=True)
+        node.taken = stops = StopsAt(step)
         await node.start()
-        await node.until(lambda: node.cdi(claim.uid) is None, "no CDI file")
-        other = node.amount("other", "70Gi")
-        assert await node.refusal(other) == ""
+        call = asyncio.create_task(node.call("unprepare" if backwards else "prepare", claim))
+        await asyncio.wait_for(stops.there.wait(), LIMIT_S)
+        await node.end(kill=True)
+        with pytest.raises(grpc.RpcError):
+            await call
+        node.taken = go_on
+        await node.start()
+        if not backwards:
+            assert await node.refusal(claim) == ""
+            assert "9 GiB is free of 79 GiB" in await node.refusal(node.amount("more", "10Gi"))
+        assert await node.call("unprepare", claim) == {claim.uid: ""}
+        assert node.cdi(claim.uid) is None
+        assert [*(node.place.state_dir / "claims").iterdir()] == []
+        assert await node.refusal(node.amount("other", "70Gi")) == ""
+
+
+@pytest.mark.parametrize("step", [ClaimStep.STARTED, ClaimStep.FILE_WRITTEN])
+async def test_what_was_only_begun_is_taken_back_at_the_next_start(step: ClaimStep) -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        await node.end(kill=True)
+        node.taken = stops = StopsAt(step)
+        await node.start()
+        claim = node.amount("cut", "70Gi")
+        call = asyncio.create_task(node.prepare(claim))
+        await asyncio.wait_for(stops.there.wait(), LIMIT_S)
+        await node.end(kill=True)
+        with pytest.raises(grpc.RpcError):
+            await call
+        assert [path.stem for path in (node.place.state_dir / "claims").iterdir()] == [claim.uid]
+        node.taken = go_on
+        await node.start()
+        assert node.cdi(claim.uid) is None
+        assert await node.refusal(node.amount("other", "70Gi")) == ""
 
 
 async def test_a_card_changes_books_when_its_claims_have_ended() -> None:
@@ -439,26 +469,19 @@ async def test_a_claim_that_is_gone_is_taken_back_unless_a_container_has_it(
         assert {one.claim for one in node.report.entries} >= {"team/first"}
 
 
-async def test_shares_are_held_while_the_record_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    from partage.claims.host.records import RecordsFile
-
+async def test_shares_are_held_while_the_record_is_written() -> None:
     async with dra_node() as node:
+        await node.end()
+        node.taken = stops = StopsAt(ClaimStep.HELD)
+        await node.start()
         await node.until(lambda: node.device(2), "the device")
         whole = node.claim("whole", {"device": node.device(2)["name"]})
-        real, goes_on, seen = RecordsFile.save, threading.Event(), threading.Event()
-
-        def slow(*arguments: Any) -> None:
-            seen.set()
-            goes_on.wait(10)
-            real(*arguments)
-
-        monkeypatch.setattr(RecordsFile, "save", slow)
         asked = asyncio.create_task(node.refusal(whole))
-        await node.until(seen.is_set, "the disk is asked")
+        await asyncio.wait_for(stops.there.wait(), LIMIT_S)
         node.place.write_policy(GPUS.replace("via: claims, exclusive", "exclusive"))
         await node.until(lambda: "taints" in (node.device(2) or {}), "the GPU is to change")
         assert [one.claim for one in node.report.entries] == ["team/whole"]
-        goes_on.set()
+        stops.on.set()
         assert await asked == ""
         assert node.device(2) is not None
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Protocol
 
 from partage.agent.endpoints.plugin_set import AllocateContext
@@ -21,6 +21,7 @@ from partage.claims.model.claim import Claim
 from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim, ShareConfig
 from partage.claims.model.names import pool_of
 from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepared
+from partage.claims.model.steps import ClaimStep, StepTaken, go_on
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.kubelet.dra_port import ConditionList
 from partage.errors import Absent, ClusterError, PartageError
@@ -46,8 +47,11 @@ class ClaimReader(Protocol):
 class ClaimRecords(Protocol):
     """What is kept of claims on the disk. It flushes the disk: call it in a thread."""
 
-    def save(self, records: Iterable[ClaimRecord]) -> None:
-        """Keep these and no others. Raises HardwareError: then what was there before is there."""
+    def save(self, record: ClaimRecord) -> None:
+        """Keep this of its claim. Raises HardwareError: then what was there before is there."""
+
+    def remove(self, uid: str) -> None:
+        """Keep nothing of this claim. Raises HardwareError: then it is still there."""
 
 
 class CdiFiles(Protocol):
@@ -81,11 +85,13 @@ class ClaimDriver:
         cdi: CdiFiles,
         kept: Sequence[ClaimRecord] = (),
         say: Callable[[ClaimRecord], None] = lambda _: None,
+        taken: StepTaken = go_on,
     ) -> None:
         """ask: for a turn of the loop. kept: what an agent before has recorded. say: told of each claim that
-        is prepared."""
+        is prepared. taken: told of each step."""
         self._node, self._ledger, self._clock, self._ask = node, ledger, clock, ask
-        self._reader, self._records, self._cdi, self._say = reader, records, cdi, say
+        self._reader, self._records, self._cdi = reader, records, cdi
+        self._say, self._taken = say, taken
         self._before_boot: Mapping[str, ClaimRecord] = {}
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -276,13 +282,17 @@ class ClaimDriver:
 
     async def _carried_out(self, granted: Granted, cdi: ClaimCdi) -> tuple[PreparedDevice, ...]:
         """Raises HardwareError."""
-        uid, terms = granted.claim.uid, self._terms
+        claim, terms = granted.claim, self._terms
         assert terms is not None
+        await self._taken(ClaimStep.JUDGED, claim)
         started = ClaimRecord(granted.claim, ClaimState.STARTED, terms.inventory.boot_id, granted.shares)
         await self._keep(started)
-        await asyncio.to_thread(self._cdi.write, uid, cdi)
+        await self._taken(ClaimStep.STARTED, claim)
+        await asyncio.to_thread(self._cdi.write, claim.uid, cdi)
+        await self._taken(ClaimStep.FILE_WRITTEN, claim)
         done = prepared(started, cdi.ids)
         await self._keep(done)
+        await self._taken(ClaimStep.PREPARED, claim)
         log.info("a claim is prepared", extra={"claim": _name(granted), "devices": _devices(granted.shares)})
         self._say(done)
         return done.answer
@@ -296,8 +306,10 @@ class ClaimDriver:
         self.kept = {**before, record.claim.uid: record}
         self._since_s.setdefault(record.claim.uid, self._clock())
         self._note_holds()
+        if record.state is ClaimState.STARTED:
+            await self._taken(ClaimStep.HELD, record.claim)
         try:
-            await asyncio.to_thread(self._records.save, self.kept.values())
+            await asyncio.to_thread(self._records.save, record)
         except PartageError:
             self.kept = before
             self._note_holds()
@@ -310,11 +322,12 @@ class ClaimDriver:
             return ""
         try:
             await asyncio.to_thread(self._cdi.remove, uid)
-            kept = {key: one for key, one in self.kept.items() if key != uid}
-            await asyncio.to_thread(self._records.save, kept.values())
+            await self._taken(ClaimStep.FILE_REMOVED, record.claim)
+            await asyncio.to_thread(self._records.remove, uid)
         except PartageError as error:
             return str(error)
-        self.kept = kept
+        await self._taken(ClaimStep.FORGOTTEN, record.claim)
+        self.kept = {key: one for key, one in self.kept.items() if key != uid}
         del self._since_s[uid]
         self._note_holds()
         log.info("a claim is taken back", extra={"claim": _name(record.granted)})

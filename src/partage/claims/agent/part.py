@@ -15,11 +15,12 @@ from partage.claims.agent.publisher import Publisher
 from partage.claims.agent.status_writer import ClaimStatusWriter
 from partage.claims.decide.slices import slices_of
 from partage.claims.host.cdi_files import ClaimCdiFiles
-from partage.claims.host.records import RecordsFile
+from partage.claims.host.records import ClaimRecordFiles
 from partage.claims.model.claim import Claim, parse_claim
 from partage.claims.model.grant import RefusalReason
 from partage.claims.model.names import DRIVER
 from partage.claims.model.record import ClaimState
+from partage.claims.model.steps import StepTaken, go_on
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Connection
@@ -56,10 +57,13 @@ class ClaimsOfNode:
         ledger: Ledger,
         clock: Callable[[], float],
         ask: Callable[[], None],
+        *,
+        taken: StepTaken = go_on,
     ) -> None:
+        """taken: told of each step of a prepare and an unprepare."""
         assert options.cluster is not None
         self._options = options
-        self._records = RecordsFile(options.state_dir)
+        self._records = ClaimRecordFiles(options.state_dir)
         self._cdi = ClaimCdiFiles(options.cdi_dir)
         loaded = self._records.load()
         for problem in loaded.problems:
@@ -76,6 +80,7 @@ class ClaimsOfNode:
             cdi=self._cdi,
             kept=loaded.records,
             say=self._status.say,
+            taken=taken,
         )
         self._publisher = Publisher(api, options.node_name, ask)
         sockets = DraSockets(options.plugins_dir, options.registry_dir, DRIVER, options.pod_uid)
