@@ -29,6 +29,7 @@ from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.agent.harness import Place, place
 from tests.dra_script import DriverSocket
+from tests.edges.kube.scripted import Answer
 from tests.edges.kube.store import SLICES, ObjectStore, claims_path, object_store
 from tests.kubelet_script import LIMIT_S, ScriptedKubelet, grpc, held, until
 
@@ -69,6 +70,7 @@ class DraNode:
             container_logs=self.place.container_logs,
             cluster=self.store.server.config(),
             node_name="n1",
+            cdi_dir=self.place.root / "cdi",
             dra=True,
             intervals=Intervals(turn_gap_s=0.01, withdraw_s=0.05, holders_first_s=0.02),
         )
@@ -170,6 +172,9 @@ class DraNode:
     def cdi_path(self, uid: str) -> Path:
         return self.place.run_dir / "cdi" / f"gpu.partage.dev-claim_{uid}.json"
 
+    def record_path(self, uid: str) -> Path:
+        return self.place.state_dir / "claims" / f"{uid}.json"
+
     def cdi(self, uid: str) -> Any:
         """The CDI file of a claim; None: there is none."""
         path = self.cdi_path(uid)
@@ -187,7 +192,9 @@ def _NoCluster(*parts: Any) -> Any:  # noqa: N802 (stands for a class)
 
 
 @asynccontextmanager
-async def dra_node(policy: str = GPUS, machine: str = "4xh100-sxm5-80gb") -> AsyncIterator[DraNode]:
+async def dra_node(
+    policy: str = GPUS, machine: str = "4xh100-sxm5-80gb", taken: StepTaken = go_on
+) -> AsyncIterator[DraNode]:
     async with AsyncExitStack() as stack:
         here = stack.enter_context(place())
         (here.root / "plugins_registry").mkdir()
@@ -196,7 +203,7 @@ async def dra_node(policy: str = GPUS, machine: str = "4xh100-sxm5-80gb") -> Asy
         store.node("n1")
         kubelet = ScriptedKubelet(here.kubelet_dir, here.pod_resources)
         await asyncio.to_thread(kubelet.start)
-        node = DraNode(here, store, kubelet, SimulatedHardware(load_machine(machine)))
+        node = DraNode(here, store, kubelet, SimulatedHardware(load_machine(machine)), taken=taken)
         try:
             await node.start()
             yield node
@@ -278,14 +285,12 @@ class StopsAt:
 @pytest.mark.parametrize("step", [*ClaimStep])
 async def test_killed_after_any_step_nothing_stays_of_a_claim(step: ClaimStep) -> None:
     """Then it is prepared and taken back as if nothing had been, and nobody else has its share."""
-    async with dra_node() as node:
+    stops, backwards = StopsAt(step), step in (ClaimStep.FILE_REMOVED, ClaimStep.FORGOTTEN)
+    async with dra_node(taken=stops) as node:
         await node.until(lambda: node.device(0), "the device")
-        claim, backwards = node.amount("cut", "70Gi"), step in (ClaimStep.FILE_REMOVED, ClaimStep.FORGOTTEN)
+        claim = node.amount("cut", "70Gi")
         if backwards:
             assert await node.refusal(claim) == ""
-        await node.end(kill=True)
-        node.taken = stops = StopsAt(step)
-        await node.start()
         call = asyncio.create_task(node.call("unprepare" if backwards else "prepare", claim))
         await asyncio.wait_for(stops.there.wait(), LIMIT_S)
         await node.end(kill=True)
@@ -302,13 +307,58 @@ async def test_killed_after_any_step_nothing_stays_of_a_claim(step: ClaimStep) -
         assert await node.refusal(node.amount("other", "70Gi")) == ""
 
 
-@pytest.mark.parametrize("step", [ClaimStep.STARTED, ClaimStep.FILE_WRITTEN])
-async def test_what_was_only_begun_is_taken_back_at_the_next_start(step: ClaimStep) -> None:
+async def test_a_damaged_record_is_made_anew_from_the_cdi_file() -> None:
+    """Also without an API server: until it answers, the claim holds what it held."""
     async with dra_node() as node:
         await node.until(lambda: node.device(0), "the device")
+        claim, other = node.amount("first", "70Gi"), node.amount("other", "70Gi")
+        answer = list((await node.prepare(claim))[claim.uid].devices)
         await node.end(kill=True)
-        node.taken = stops = StopsAt(step)
+        node.record_path(claim.uid).write_text('{"version": "partage-cl')
+        node.store.refuse = lambda request: Answer(drop=True)
         await node.start()
+        await node.until(lambda: node.report.entries, "it is held")
+        assert list((await node.prepare(claim))[claim.uid].devices) == answer
+        node.store.refuse = lambda request: None
+        assert "9 GiB is free of 79 GiB" in await node.refusal(other)
+        assert await node.call("unprepare", claim) == {claim.uid: ""}
+        assert await node.refusal(other) == ""
+        assert sorted(path.name for path in node.record_path("").parent.iterdir()) == [
+            f"{claim.uid}.json.corrupt-1",
+            f"{other.uid}.json",
+        ]
+
+
+async def test_a_claim_without_record_and_cdi_file_is_found_by_its_container() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        claim, nobodys = node.amount("first", "30Gi"), node.amount("nobodys", "30Gi")
+        for one in (claim, nobodys):
+            assert await node.refusal(one) == ""
+        answer = held({"team/train": {"main": {}}})
+        for name in ("first", "of-another-driver"):
+            answer.pod_resources[0].containers[0].dynamic_resources.add(
+                claim_name=name, claim_namespace="team"
+            )
+        node.kubelet.pod_resources = answer
+        await node.end(kill=True)
+        for one in (claim, nobodys):
+            node.record_path(one.uid).write_text("")
+            node.cdi_path(one.uid).unlink()
+        node.store.refuse = lambda request: Answer(drop=True)
+        await node.start()
+        assert not node.report.entries
+        node.store.refuse = lambda request: None
+        await node.until(lambda: node.cdi(claim.uid), "the CDI file")
+        await node.until(lambda: {one.claim for one in node.report.entries} == {"team/first"}, "it is held")
+        assert node.cdi(nobodys.uid) is None
+
+
+@pytest.mark.parametrize("step", [ClaimStep.STARTED, ClaimStep.FILE_WRITTEN])
+async def test_what_was_only_begun_is_taken_back_at_the_next_start(step: ClaimStep) -> None:
+    stops = StopsAt(step)
+    async with dra_node(taken=stops) as node:
+        await node.until(lambda: node.device(0), "the device")
         claim = node.amount("cut", "70Gi")
         call = asyncio.create_task(node.prepare(claim))
         await asyncio.wait_for(stops.there.wait(), LIMIT_S)
@@ -470,10 +520,8 @@ async def test_a_claim_that_is_gone_is_taken_back_unless_a_container_has_it(
 
 
 async def test_shares_are_held_while_the_record_is_written() -> None:
-    async with dra_node() as node:
-        await node.end()
-        node.taken = stops = StopsAt(ClaimStep.HELD)
-        await node.start()
+    stops = StopsAt(ClaimStep.HELD)
+    async with dra_node(taken=stops) as node:
         await node.until(lambda: node.device(2), "the device")
         whole = node.claim("whole", {"device": node.device(2)["name"]})
         asked = asyncio.create_task(node.refusal(whole))

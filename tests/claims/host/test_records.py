@@ -205,6 +205,7 @@ def test_a_file_that_is_cut_anywhere_is_set_aside_and_costs_no_other(
     records = ClaimRecordFiles(folder)
     loaded = records.load()
     assert loaded.records == (record("b", units=79),)
+    assert loaded.damaged == {"uid-a"}
     assert f"{file(folder)} cannot be used: " in loaded.problems[0]
     assert loaded.problems[0].endswith("it was set aside as uid-a.json.corrupt-1")
     assert (folder / "claims" / "uid-a.json.corrupt-1").read_bytes() == content[:length]

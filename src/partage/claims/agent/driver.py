@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from partage.agent.endpoints.plugin_set import AllocateContext
@@ -57,8 +57,8 @@ class ClaimRecords(Protocol):
 class CdiFiles(Protocol):
     """The CDI files of claims. The calls flush the disk: call them in a thread."""
 
-    def write(self, uid: str, cdi: ClaimCdi) -> None:
-        """Raises HardwareError: then there is none, or the one before."""
+    def write(self, record: ClaimRecord, cdi: ClaimCdi) -> None:
+        """record: once this is done. Raises HardwareError: then there is none, or the one before."""
 
     def remove(self, uid: str) -> None:
         """If it is there. Raises HardwareError."""
@@ -288,9 +288,9 @@ class ClaimDriver:
         started = ClaimRecord(granted.claim, ClaimState.STARTED, terms.inventory.boot_id, granted.shares)
         await self._keep(started)
         await self._taken(ClaimStep.STARTED, claim)
-        await asyncio.to_thread(self._cdi.write, claim.uid, cdi)
-        await self._taken(ClaimStep.FILE_WRITTEN, claim)
         done = prepared(started, cdi.ids)
+        await asyncio.to_thread(self._cdi.write, done, cdi)
+        await self._taken(ClaimStep.FILE_WRITTEN, claim)
         await self._keep(done)
         await self._taken(ClaimStep.PREPARED, claim)
         log.info("a claim is prepared", extra={"claim": _name(granted), "devices": _devices(granted.shares)})
@@ -305,8 +305,8 @@ class ClaimDriver:
         before = self.kept
         self.kept = {**before, record.claim.uid: record}
         self._since_s.setdefault(record.claim.uid, self._clock())
-        self._note_holds()
         if record.state is ClaimState.STARTED:
+            self._note_holds()
             await self._taken(ClaimStep.HELD, record.claim)
         try:
             await asyncio.to_thread(self._records.save, record)
@@ -348,7 +348,7 @@ class ClaimDriver:
         try:
             if not await asyncio.to_thread(self._cdi.has, record.claim.uid):
                 cdi = claim_cdi(record.granted, devices, self._responder, guard=bool(terms.guard_dir))
-                await asyncio.to_thread(self._cdi.write, record.claim.uid, cdi)
+                await asyncio.to_thread(self._cdi.write, record, cdi)
         except (PartageError, AllocationRefused) as error:
             log.warning(
                 "the CDI file of a claim is missing",
@@ -369,6 +369,27 @@ class ClaimDriver:
             if gone and f"{ref.namespace}/{ref.name}" not in self._holders:
                 async with self._turn:
                     await self._taken_back(ref.uid)
+
+    async def find_again(self, lost: Collection[str]) -> frozenset[str]:
+        """Prepare claims anew of which nothing is known any more but that their containers run.
+
+        lost: their UIDs. Returns those that have to wait for the API server. They are found by the names that
+        the kubelet says; a claim that it does not name has no container.
+        """
+        known = {f"{one.claim.namespace}/{one.claim.name}" for one in self.kept.values()}
+        waiting = False
+        for name in self._holders.keys() - known:
+            try:
+                claim = await self._reader.claim(*name.split("/", 1))
+            except Absent:
+                continue
+            except (ClusterError, ValueError):
+                waiting = True
+                continue
+            if claim.ref.uid in lost:
+                log.warning("a claim without a record is prepared anew", extra={"claim": name})
+                await self.prepare([claim.ref])
+        return frozenset(lost).difference(self.kept) if waiting else frozenset()
 
     async def roll_back_started(self) -> None:
         """Take back what an agent that was killed had only begun."""

@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 
 from partage.agent.endpoints.plugin_set import AllocateContext
-from partage.agent.options import AgentOptions
+from partage.agent.options import SIMULATED_CDI, AgentOptions
 from partage.agent.status.status import ClaimFigures
 from partage.claims.agent.driver import ClaimDriver
 from partage.claims.agent.publisher import Publisher
@@ -19,10 +19,11 @@ from partage.claims.host.records import ClaimRecordFiles
 from partage.claims.model.claim import Claim, parse_claim
 from partage.claims.model.grant import RefusalReason
 from partage.claims.model.names import DRIVER
-from partage.claims.model.record import ClaimState
+from partage.claims.model.record import ClaimRecord, ClaimState
 from partage.claims.model.steps import StepTaken, go_on
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.host.own_task import unending
+from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.resources import ResourceApi
 from partage.edges.kubelet.dra_server import DraServer, DraSockets
@@ -65,9 +66,7 @@ class ClaimsOfNode:
         self._options = options
         self._records = ClaimRecordFiles(options.state_dir)
         self._cdi = ClaimCdiFiles(options.cdi_dir)
-        loaded = self._records.load()
-        for problem in loaded.problems:
-            log.warning("records of claims", extra={"problem": problem})
+        kept, self._lost = self._kept()
         api = ResourceApi(Connection(options.cluster))
         self._status = ClaimStatusWriter(api)
         self._driver = ClaimDriver(
@@ -78,15 +77,38 @@ class ClaimsOfNode:
             reader=ApiClaims(api),
             records=self._records,
             cdi=self._cdi,
-            kept=loaded.records,
+            kept=kept,
             say=self._status.say,
             taken=taken,
         )
         self._publisher = Publisher(api, options.node_name, ask)
         sockets = DraSockets(options.plugins_dir, options.registry_dir, DRIVER, options.pod_uid)
         self._server = DraServer(self._driver, sockets, ask)
-        self._ready = asyncio.Event()
+        self._ready, self._named = asyncio.Event(), asyncio.Event()
         self._boot_id = ""
+
+    def _kept(self) -> tuple[list[ClaimRecord], frozenset[str]]:
+        """What is recorded, and the UIDs of claims of which nothing can be read.
+
+        A CDI file is written after the record and removed before it: one without it has lost it.
+        """
+        loaded = self._records.load()
+        problems, kept = [*loaded.problems], {record.claim.uid: record for record in loaded.records}
+        for directory in (self._options.cdi_dir, self._options.run_dir / SIMULATED_CDI):
+            for record in ClaimCdiFiles(directory).records():
+                if record.claim.uid not in kept:
+                    kept[record.claim.uid] = record
+                    problems.append(f"that of {record.claim.uid} is made anew from its CDI file")
+                    self._save_again(record, problems)
+        for problem in problems:
+            log.warning("records of claims", extra={"problem": problem})
+        return list(kept.values()), loaded.damaged - kept.keys()
+
+    def _save_again(self, record: ClaimRecord, problems: list[str]) -> None:
+        try:
+            self._records.save(record)
+        except PartageError as error:
+            problems.append(str(error))
 
     @property
     def trouble(self) -> str:
@@ -108,6 +130,7 @@ class ClaimsOfNode:
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims, and no others."""
         self._driver.seen(holds)
+        self._named.set()
 
     def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         """After a turn: this is what claims can get."""
@@ -135,6 +158,7 @@ class ClaimsOfNode:
             group.create_task(unending("slices", self._publisher.run()))
             group.create_task(unending("status of claims", self._status.run()))
             group.create_task(unending("upkeep of claims", self._upkeep()))
+            group.create_task(self._find_lost())
 
     async def _upkeep(self) -> None:
         while True:
@@ -142,11 +166,18 @@ class ClaimsOfNode:
             await asyncio.sleep(GONE_S)
             await self._driver.forget_gone()
 
+    async def _find_lost(self) -> None:
+        await self._named.wait()
+        backoff = Backoff()
+        while self._lost:
+            self._lost = await self._driver.find_again(self._lost)
+            await asyncio.sleep(backoff.pause_s())
+
     def _remove_unknown_files(self) -> None:
         """CDI files of claims that are not recorded: of an agent that was killed between the two."""
         try:
             for uid in self._cdi.uids():
-                if uid not in self._driver.kept:
+                if uid not in self._driver.kept and uid not in self._lost:
                     self._cdi.remove(uid)
         except PartageError as error:
             log.warning("CDI files of former claims cannot be removed", extra={"reason": str(error)})

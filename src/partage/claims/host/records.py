@@ -7,7 +7,7 @@ older version kept in one file, ``claims.json``, is taken over.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 from msgspec import json
@@ -33,9 +33,12 @@ _AGAIN = "nothing was changed; make room on the disk, or mend the directory"
 
 
 class LoadedRecords(Frozen):
-    """records: those that can be used, each claim once. problems: sentences for the log and the report."""
+    """records: those that can be used, each claim once. damaged: UIDs of claims whose record cannot be.
+    problems: sentences for the log and the report.
+    """
 
     records: tuple[ClaimRecord, ...] = ()
+    damaged: frozenset[str] = frozenset()
     problems: tuple[str, ...] = ()
 
 
@@ -65,11 +68,14 @@ class ClaimRecordFiles:
         """
         problems: list[str] = []
         former = {record.claim.uid: record for record in self._former_records(problems)}
-        own = {record.claim.uid: record for record in self._each(problems)}
-        records = {**former, **own}
+        own = self._each(problems)
+        good = {uid: record for uid, record in own.items() if record is not None}
         if former:
-            self._take_over([record for uid, record in former.items() if uid not in own], problems)
-        return LoadedRecords(tuple(sorted(records.values(), key=_order)), tuple(problems))
+            self._take_over([record for uid, record in former.items() if uid not in good], problems)
+        records = sorted({**former, **good}.values(), key=_order)
+        return LoadedRecords(
+            tuple(records), frozenset(own.keys() - good.keys() - former.keys()), tuple(problems)
+        )
 
     def save(self, record: ClaimRecord) -> None:
         """Keep this of its claim, in place of what was. Raises HardwareError; then that is still there."""
@@ -105,22 +111,19 @@ class ClaimRecordFiles:
             raise HardwareError(f"{uid[:64]!r} is no UID of a claim")
         return self.directory / f"{uid}.json"
 
-    def _each(self, problems: list[str]) -> Iterator[ClaimRecord]:
+    def _each(self, problems: list[str]) -> dict[str, ClaimRecord | None]:
+        """By UID; None: it cannot be used."""
         try:
             paths = sorted(self.directory.iterdir())
         except FileNotFoundError:
-            return
+            return {}
         except OSError as error:
             problems.append(f"cannot read {self.directory}: {error.strerror}")
-            return
+            return {}
         for path in paths:
             if path.name.endswith(".json.new"):
                 _tidy(path)
-            elif path.suffix == ".json" and (content := _content(path, problems)) is not None:
-                try:
-                    yield _decoded(content, path.stem)
-                except ValueError as error:
-                    problems.append(_set_aside(path, error))
+        return {path.stem: _record(path, problems) for path in paths if path.suffix == ".json"}
 
     def _take_over(self, records: Iterable[ClaimRecord], problems: list[str]) -> None:
         try:
@@ -149,6 +152,17 @@ def _content(path: Path, problems: list[str]) -> bytes | None:
         return None
     except OSError as error:
         problems.append(f"cannot read {path}: {error.strerror}")
+        return None
+
+
+def _record(path: Path, problems: list[str]) -> ClaimRecord | None:
+    content = _content(path, problems)
+    if content is None:
+        return None
+    try:
+        return _decoded(content, path.stem)
+    except ValueError as error:
+        problems.append(_set_aside(path, error))
         return None
 
 
