@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
@@ -224,6 +225,23 @@ async def test_slices_have_what_the_policy_gives_to_claims() -> None:
         assert made["spec"]["pool"] == {"name": POOL, "generation": 1, "resourceSliceCount": 1}
         assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-n1"
         assert {one.request.resource_name for one in node.kubelet.registered} == {"nvidia.com/gpu"}
+
+
+async def test_claims_can_be_prepared_when_the_kubelet_has_its_first_list() -> None:
+    """By the clock, and also where the kubelet does not take a list at all."""
+    async with dra_node() as node:
+        (plugin,) = await node.until(lambda: node.kubelet.registered, "the device plugin")
+        listed = await node.until(lambda: plugin.watch and plugin.watch.times, "the first list")
+        served_s = node.registration.stat().st_ctime - (time.time() - time.monotonic())
+        assert served_s < listed[0] + 0.05
+        await node.until(lambda: node.device(2), "the device")
+        await node.end(kill=True)
+        node.registration.unlink(missing_ok=True)
+        node.kubelet.goes_on.clear()
+        await node.start()
+        assert await node.refusal(node.claim("whole", {"device": node.device(2)["name"]})) == ""
+        assert len(node.kubelet.registered) == 2
+        node.kubelet.goes_on.set()
 
 
 async def test_slices_that_are_deleted_or_changed_are_put_back() -> None:
