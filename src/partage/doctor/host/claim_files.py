@@ -19,16 +19,16 @@ _ASKED_S = 2.0
 _MOST_FILES = 2_000
 
 
-class _Ref(Frozen):
+class _WrittenRef(Frozen):
     namespace: str
     name: str
 
 
-class _Record(Frozen):
-    claim: _Ref
+class _WrittenRecord(Frozen):
+    claim: _WrittenRef
 
 
-class _Spec(Frozen):
+class _AnnotatedSpec(Frozen):
     annotations: Mapping[str, str] | None = None
 
 
@@ -57,8 +57,8 @@ def _paths(root: NodeRoot, directory: str) -> list[str]:
 def _claim(root: NodeRoot, path: str) -> str:
     """Its name, ``team-a/part``; empty: the file does not say it."""
     try:
-        annotations = decode(_Spec, root.text(path).encode(), strict=False).annotations or {}
-        ref = decode(_Record, annotations.get(_RECORD, "").encode(), strict=False).claim
+        annotations = decode(_AnnotatedSpec, root.text(path).encode(), strict=False).annotations or {}
+        ref = decode(_WrittenRecord, annotations.get(_RECORD, "").encode(), strict=False).claim
     except (OSError, CodecError):
         return ""
     return f"{ref.namespace}/{ref.name}"
