@@ -24,8 +24,7 @@ def _left(now: Observation) -> Finding | None:
     if used:
         fixes.append(
             f"Leave {_files(used)} until the last of these pods has ended: a container that is started again "
-            "needs it. Such a pod ends only while an agent with --dra runs: install Partage again, delete "
-            "the pods, then uninstall"
+            "needs it. Then run this again"
         )
     if unknown:
         fixes.append(f"Remove {_files(unknown)} when no pod of this node has a claim: rm {_paths(unknown)}")
