@@ -57,7 +57,7 @@ class DraNode:
     taken: StepTaken = go_on
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
-    _sockets: list[DriverSocket] = field(default_factory=list)
+    _starts: int = 0
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -90,12 +90,24 @@ class DraNode:
         """kill: nothing is put in order, as after SIGKILL."""
         if (task := self._task) is None:
             return
+        await self._kubelet_has_connected(task)
         if kill:
             task.cancel()
         self._stop.set()
         with suppress(asyncio.CancelledError):
             await task
         self._task = None
+
+    async def _kubelet_has_connected(self, task: asyncio.Task[None]) -> None:
+        """A connection that comes while an agent ends would be left open: a process would end it."""
+        self._starts += 1
+
+        def connected() -> bool:
+            watches = [one.watch for one in self.kubelet.registered if one.watch and one.watch.lists]
+            return task.done() or len(watches) >= self._starts
+
+        if self.kubelet.goes_on.is_set():
+            await until(connected, what="the kubelet has the lists")
 
     async def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Wait, and say what the agent died of if it did."""
@@ -325,6 +337,16 @@ async def test_killed_after_any_step_nothing_stays_of_a_claim(step: ClaimStep) -
         assert await node.refusal(node.amount("other", "70Gi")) == ""
 
 
+async def test_the_half_of_a_cdi_file_that_a_killed_agent_wrote_is_removed() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        half = node.cdi_path("uid-a").with_name(".gpu.partage.dev-claim_uid-a.json.new")
+        half.write_text('{"cdiVersion"')
+        await node.end(kill=True)
+        await node.start()
+        assert not half.exists()
+
+
 async def test_a_damaged_record_is_made_anew_from_the_cdi_file() -> None:
     """Also without an API server: until it answers, the claim holds what it held."""
     async with dra_node() as node:
@@ -505,15 +527,20 @@ async def test_what_only_the_policy_can_say_is_refused(key: str) -> None:
 
 
 async def test_after_a_reboot_claims_hold_nothing_until_they_are_prepared_again() -> None:
+    """One whose pod ended with the reboot is only taken back: its record goes, too."""
     async with dra_node() as node:
-        await node.until(lambda: node.device(2), "the device")
+        await node.until(lambda: node.device(2) and node.device(0), "the devices")
         whole = node.claim("whole", {"device": node.device(2)["name"]})
-        assert await node.refusal(whole) == ""
+        ends = node.amount("ends", "10Gi")
+        for one in (whole, ends):
+            assert await node.refusal(one) == ""
         await node.hardware.inject(Reboot())
         await node.until(lambda: not node.report.entries, "nothing is held")
         await node.until(lambda: "taints" not in (node.device(2) or {"taints": []}), "no taint")
         assert await node.refusal(whole) == ""
         await node.until(lambda: [one.claim for one in node.report.entries] == ["team/whole"], "it is held")
+        assert await node.call("unprepare", ends) == {ends.uid: ""}
+        assert [path.stem for path in node.record_path("").parent.iterdir()] == [whole.uid]
 
 
 async def test_a_claim_that_is_gone_is_taken_back_unless_a_container_has_it(

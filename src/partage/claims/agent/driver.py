@@ -92,7 +92,7 @@ class ClaimDriver:
         self._node, self._ledger, self._clock, self._ask = node, ledger, clock, ask
         self._reader, self._records, self._cdi = reader, records, cdi
         self._say, self._taken = say, taken
-        self._before_boot: Mapping[str, ClaimRecord] = {}
+        self._before_boot: dict[str, ClaimRecord] = {}
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._holders: Mapping[str, tuple[Holder, ...]] = {}
@@ -316,8 +316,8 @@ class ClaimDriver:
             raise
 
     async def _taken_back(self, uid: str) -> str:
-        """Why it cannot be taken back; empty: nothing is left of it."""
-        record = self.kept.get(uid)
+        """Why it cannot be taken back; empty: nothing is left of it, nor of what it was before a reboot."""
+        record = self.kept.get(uid) or self._before_boot.get(uid)
         if record is None:
             return ""
         try:
@@ -328,7 +328,8 @@ class ClaimDriver:
             return str(error)
         await self._taken(ClaimStep.FORGOTTEN, record.claim)
         self.kept = {key: one for key, one in self.kept.items() if key != uid}
-        del self._since_s[uid]
+        self._before_boot.pop(uid, None)
+        self._since_s.pop(uid, None)
         self._note_holds()
         log.info("a claim is taken back", extra={"claim": _name(record.granted)})
         return ""
@@ -358,7 +359,7 @@ class ClaimDriver:
     async def forget_gone(self) -> None:
         """Take back claims that do not exist any more and that no container has: nobody else will, if the
         kubelet has lost its record of them."""
-        for record in [*self.kept.values()]:
+        for record in [*self.kept.values(), *self._before_boot.values()]:
             ref = record.claim
             try:
                 gone = (await self._reader.claim(ref.namespace, ref.name)).ref.uid != ref.uid

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import SIMULATED_CDI, AgentOptions
@@ -95,11 +95,10 @@ class ClaimsOfNode:
         loaded = self._records.load()
         problems, kept = [*loaded.problems], {record.claim.uid: record for record in loaded.records}
         for directory in (self._options.cdi_dir, self._options.run_dir / SIMULATED_CDI):
-            for record in ClaimCdiFiles(directory).records():
-                if record.claim.uid not in kept:
-                    kept[record.claim.uid] = record
-                    problems.append(f"that of {record.claim.uid} is made anew from its CDI file")
-                    self._save_again(record, problems)
+            for record in _without(kept, ClaimCdiFiles(directory)):
+                kept[record.claim.uid] = record
+                problems.append(f"that of {record.claim.uid} is made anew from its CDI file")
+                self._save_again(record, problems)
         for problem in problems:
             log.warning("records of claims", extra={"problem": problem})
         return list(kept.values()), loaded.damaged - kept.keys()
@@ -175,9 +174,19 @@ class ClaimsOfNode:
 
     def _remove_unknown_files(self) -> None:
         """CDI files of claims that are not recorded: of an agent that was killed between the two."""
+        self._cdi.tidy()
         try:
             for uid in self._cdi.uids():
                 if uid not in self._driver.kept and uid not in self._lost:
                     self._cdi.remove(uid)
         except PartageError as error:
             log.warning("CDI files of former claims cannot be removed", extra={"reason": str(error)})
+
+
+def _without(kept: Collection[str], files: ClaimCdiFiles) -> list[ClaimRecord]:
+    """The records in CDI files of other claims than these."""
+    try:
+        uids = set(files.uids()).difference(kept)
+    except PartageError:
+        return []
+    return [record for uid in sorted(uids) if (record := files.record(uid)) is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,13 +48,17 @@ class ClaimCdiFiles:
         """Whether a claim has a file."""
         return self._path(uid).exists()
 
-    def records(self) -> Iterator[ClaimRecord]:
-        """The records in the files that are here. What cannot be read has none."""
-        with suppress(HardwareError):
-            for uid in self.uids():
-                with suppress(HardwareError, OSError):
-                    if record := record_in(read_regular(self._path(uid), _LIMIT_BYTES), uid):
-                        yield record
+    def record(self, uid: str) -> ClaimRecord | None:
+        """The record in the file of a claim; None: there is none, or it cannot be read."""
+        with suppress(HardwareError, OSError):
+            return record_in(read_regular(self._path(uid), _LIMIT_BYTES), uid)
+        return None
+
+    def tidy(self) -> None:
+        """Remove halves of files, of an agent that was killed while it wrote."""
+        for path in self.directory.glob(f".{_PREFIX}_*.json.new"):
+            with suppress(OSError):
+                path.unlink()
 
     def uids(self) -> Collection[str]:
         """The claims that have a file here."""
