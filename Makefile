@@ -29,7 +29,8 @@ REAL_PARTS := build/.slurm-tried build/.browser-tried build/.prometheus-tried bu
 E2E ?= not slow
 STORY  ?= examples/07-mixed-node/story.yaml
 # Twice as many workers as two cores: half of the time a test waits for sockets and processes.
-PYTEST ?= $(BIN)/python -m pytest -n 4 --dist loadgroup
+# Each worker would rewrite the assertions of all tests anew where Python may not write bytecode.
+PYTEST ?= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo image wheel test test-all test-313 walks mutate check format lint types contracts pictures docs reference soak claims-kills guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
@@ -67,10 +68,16 @@ wheel: $(READY)  ## Partage as one file in dist/, to install on nodes
 	$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist .
 	@ls dist/*.whl
 
-test: $(READY)  ## the tests that need nothing but Python (7 minutes on two cores)
-	@$(PYTEST) -m "not real" || { test $$? -eq 1 && $(FAILED_ALONE); }
+test: $(READY) build/.tests-compiled  ## the tests that need nothing but Python (7 minutes on two cores)
+	@PARTAGE_QUICK=1 $(PYTEST) -m "not real" || { test $$? -eq 1 && $(FAILED_ALONE); }
 
-test-all: $(READY) $(REAL_PARTS)  ## all tests, also those with real Slurms, Chromium, Prometheus, NVIDIA's programs, and those marked real (20 minutes)
+# Once, and not by each worker at the same time.
+build/.tests-compiled: $(READY) $(shell find tests -name '*.py')
+	@mkdir -p build
+	@PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q --collect-only > /dev/null || true
+	@touch $@
+
+test-all: $(READY) build/.tests-compiled $(REAL_PARTS)  ## all tests, also those with real Slurms, Chromium, Prometheus, NVIDIA's programs, and those marked real (20 minutes)
 	@$(PYTEST) || { test $$? -eq 1 && $(FAILED_ALONE); }
 
 # The environment is a folder of its own: .venv stays as it is.

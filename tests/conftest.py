@@ -11,9 +11,12 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from tests import leftovers
+from tests.examples import examples
 
 # How long an example takes says how busy the machine is. What is slow is seen by the benchmarks.
-settings.register_profile("any", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile(
+    "any", deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=examples(100)
+)
 # The same commit has the same result. New examples are looked for with PARTAGE_EXAMPLES (make soak).
 settings.register_profile("same", settings.get_profile("any"), derandomize=True)
 settings.load_profile("any" if "PARTAGE_EXAMPLES" in os.environ else "same")

@@ -25,6 +25,7 @@ from partage.plan.reconcile.mig_plan import plan_mig
 from partage.sim.node.faults import FailCall, Occupy, Reboot
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
+from tests.examples import examples
 
 MODELS = sorted(
     model.id
@@ -62,7 +63,7 @@ async def _apply(hardware, layouts) -> ApplyResult:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=100, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(100), suppress_health_check=[HealthCheck.too_slow])
 def test_whatever_fails_or_is_busy_a_layout_is_made_or_nothing_has_changed(data):
     asyncio.run(_play(data))
 

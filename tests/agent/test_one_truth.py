@@ -50,6 +50,7 @@ from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.agent.harness import native
 from tests.agent.harness import place as place_of_node
+from tests.examples import examples
 from tests.node.loops import SimulatedTimeLoop
 from tests.node.world import World
 
@@ -160,7 +161,7 @@ async def settings_of_an_administrator(hardware: SimulatedHardware, data: st.Dat
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=examples(150), suppress_health_check=[HealthCheck.too_slow])
 def test_what_is_planned_is_what_apply_does(data: st.DataObject) -> None:
     asyncio.run(_one_policy_after_the_other(data))
 

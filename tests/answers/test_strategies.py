@@ -6,7 +6,7 @@ from typing import get_args
 
 import pytest
 
-from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
+from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell
 from partage.answers.render.drawing import draw
 from partage.answers.render.picture import picture
 from partage.model.policy import Sharing
@@ -16,7 +16,7 @@ from partage.slurm.model.version import GresName
 
 @pytest.mark.parametrize("strategy", Strategy)
 def test_a_gpu_under_it_is_drawn(strategy: Strategy) -> None:
-    block = DeviceBlock("", 1, (ShareCell(None, 1),))
+    block = DeviceBlock("", 1, (ShareCell(Mark.FREE, 1),))
     card = GpuCard(0, "H100", strategy.traits.word, strategy, (block,), "1 share", "hard")
     assert draw([card], "").shapes
     assert picture([card], 80).row_count == 1

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from partage.codec import yaml_document
 from partage.codec.yaml_document import LIMIT_BYTES, LIMIT_VALUES, OldBool, join_path, read_document
 from partage.errors import InputError
+from tests.examples import examples
 
 
 def read(text: str) -> object:
@@ -231,12 +232,12 @@ def judge(data: bytes) -> None:
 @example("? !<")
 @example("- !!map &a\n- *a")
 @example("<<: *")
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 def test_no_text_gives_anything_but_a_value_or_an_input_error(text: str) -> None:
     judge(text.encode("utf-8", "surrogatepass"))
 
 
 @given(st.binary(max_size=200))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_no_bytes_give_anything_but_a_value_or_an_input_error(data: bytes) -> None:
     judge(data)

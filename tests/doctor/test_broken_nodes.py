@@ -14,6 +14,7 @@ from partage.doctor.decide.diagnose import CHECKS
 from partage.doctor.decide.finding import EVERYTHING
 from tests.doctor.faults import FAULTS, exclude_each_other
 from tests.doctor.node import Node, codes
+from tests.examples import examples
 
 EXPLAINS = {check.code: check.explains for check in CHECKS}
 
@@ -77,7 +78,7 @@ def _explained(code: str, by: list[str]) -> bool:
     return any(code in EXPLAINS[one] or EVERYTHING in EXPLAINS[one] for one in by)
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(st.lists(st.sampled_from(sorted(FAULTS)), min_size=2, max_size=2, unique=True))
 def test_of_two_faults_both_are_found_or_one_explains_the_other(names: list[str]) -> None:
     """Or it is said that the other one could not be looked for."""

@@ -41,12 +41,13 @@ from partage.sim.node.faults import (
 )
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import Place, place
+from tests.examples import examples
 from tests.node.loops import SimulatedTimeLoop
 from tests.node.sharing import MIG_SHARINGS, SHARINGS, WRONG_POLICIES, Sharing
 from tests.node.truth import Truth
 from tests.node.world import World
 
-EXAMPLES = int(os.environ.get("PARTAGE_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("PARTAGE_EXAMPLES", examples(25)))
 STEPS = 15
 GPUS = 3
 

@@ -21,12 +21,13 @@ from partage.sim.kubelet.pod_status import PodPhase, PodStatus
 from partage.sim.node.faults import Occupy, Vacate
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place
+from tests.examples import examples
 from tests.node.loops import SimulatedTimeLoop
 from tests.node.sharing import EXCLUSIVE, HALVES, SHARINGS, THIRDS, Sharing
 from tests.node.truth import Truth
 from tests.node.world import World
 
-EXAMPLES = int(os.environ.get("PARTAGE_EXAMPLES", "25"))
+EXAMPLES = int(os.environ.get("PARTAGE_EXAMPLES", examples(25)))
 HOW = settings(
     max_examples=EXAMPLES,
     print_blob=True,

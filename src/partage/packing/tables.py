@@ -11,7 +11,7 @@ from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
+from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell
 from partage.answers.render.slices import slices_of
 from partage.answers.render.tables import plain_table
 from partage.answers.wording import product_word
@@ -195,7 +195,9 @@ def _card(gpu: Gpu, number: int, layout: MaximalLayout) -> GpuCard:
     slices = slices_of(cut, offer, geometry)
     assert slices is not None, "every MIG device has its placement"
     blocks = tuple(
-        DeviceBlock(instance.label, width, (ShareCell(None, 1),)) if instance else DeviceBlock("", width, ())
+        DeviceBlock(instance.label, width, (ShareCell(Mark.FREE, 1),))
+        if instance
+        else DeviceBlock("", width, ())
         for width, instance in slices.memory_row
     )
     sizes = counted(

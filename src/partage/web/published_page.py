@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
-from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
+from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell
 from partage.answers.wording import standing
 from partage.edges.kube.port import ClusterPod, NodeCondition
 from partage.model.ids import VENDOR
@@ -275,14 +275,18 @@ def _block(memory: NodeMemory, place: int) -> DeviceBlock:
     """A device: what each pod holds, what pods hold that are not listed, what is free."""
     card = memory.cards[place]
     cells = [
-        ShareCell(f"{pod.namespace}/{pod.name}" if pod.name else "a pod that is not known yet", n, count=n)
+        ShareCell(
+            Mark.HELD, n, f"{pod.namespace}/{pod.name}" if pod.name else "a pod that is not known yet", n
+        )
         for pod in memory.pods
         if (n := pod.units[place])
     ]
-    for holder, units in (("pods that are not listed", card.used), (None, card.total)):
-        rest = units - sum(cell.count for cell in cells)
-        if rest > 0:
-            cells.append(ShareCell(holder, rest, count=rest))
+    unlisted = card.used - sum(cell.count for cell in cells)
+    if unlisted > 0:
+        cells.append(ShareCell(Mark.HELD, unlisted, "pods that are not listed", unlisted))
+    free = card.total - sum(cell.count for cell in cells)
+    if free > 0:
+        cells.append(ShareCell(Mark.FREE, free, count=free))
     return DeviceBlock("", max(1, card.total), tuple(cells), unit_bytes=card.unit_bytes)
 
 

@@ -25,6 +25,7 @@ from partage.model.share import resources_of
 from partage.plan.offer.desired import resolve
 from partage.plan.offer.guarantees import promised
 from partage.units import GIB
+from tests.examples import examples
 
 H100, A30, A100, L4, L40S, RTX, P100 = (
     "h100-sxm5-80gb",
@@ -321,7 +322,7 @@ ASKED = st.builds(
 )
 
 
-@settings(max_examples=500, deadline=None)
+@settings(max_examples=examples(500), deadline=None)
 @given(question=ASKED, gpu=st.sampled_from(MODELS))
 def test_more_isolation_never_yields_less_and_nothing_contradicts(question: Asked, gpu: str) -> None:
     if len(question.memory) > 1:

@@ -20,6 +20,7 @@ from partage.model.gpu import Gpu, Inventory, LostGpu, MigMode
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
 from tests.edges.files.policy_texts import ALL, STRANGERS, places, removed, replaced
+from tests.examples import examples
 from tests.plan.offers import gpu, node
 
 _PLAIN = replace(gpu(5), product="NVIDIA L40S", mig_mode=None, pci_device_id="0x26b910de")
@@ -109,7 +110,7 @@ _DOCUMENTS = st.recursive(
 
 
 @given(_DOCUMENTS, st.sampled_from(["partage/v1", "v1", None]))
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_arbitrary_documents(document: Any, version: str | None) -> None:
     if isinstance(document, dict) and version is not None:
         document = {**document, "version": version}
@@ -117,7 +118,7 @@ def test_arbitrary_documents(document: Any, version: str | None) -> None:
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_valid_documents_broken_in_a_few_places(data: st.DataObject) -> None:
     document: Any = ALL[data.draw(st.sampled_from(sorted(ALL)))]
     for _ in range(data.draw(st.integers(1, 3))):
@@ -127,7 +128,7 @@ def test_valid_documents_broken_in_a_few_places(data: st.DataObject) -> None:
 
 
 @given(st.data())
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_valid_texts_with_a_few_characters_changed(data: st.DataObject) -> None:
     text = yaml.safe_dump(ALL[data.draw(st.sampled_from(sorted(ALL)))])
     for _ in range(data.draw(st.integers(1, 4))):
@@ -137,13 +138,13 @@ def test_valid_texts_with_a_few_characters_changed(data: st.DataObject) -> None:
 
 
 @given(st.text(max_size=300), st.sampled_from(["", "version: v1\n", "version: partage/v1\n"]))
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 def test_arbitrary_text(text: str, start: str) -> None:
     judge((start + text).encode("utf-8", "surrogatepass"))
 
 
 @given(st.binary(max_size=300))
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_arbitrary_bytes(data: bytes) -> None:
     judge(data)
 
@@ -156,7 +157,7 @@ def test_arbitrary_bytes(data: bytes) -> None:
         st.text(max_size=10) | st.sampled_from(["single", "mixed", "true", "0", "envvar,cdi-cri"]),
     )
 )
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_arbitrary_variables(env: dict[str, str]) -> None:
     judge(json.dumps(ALL["nvidia"]), env=env)
 

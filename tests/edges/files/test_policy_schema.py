@@ -21,6 +21,7 @@ from partage.edges.files.native import RESOURCES
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError
 from tests.edges.files.policy_texts import NATIVE, STRANGERS, places, removed, replaced
+from tests.examples import examples
 
 ROOT = Path(__file__).parents[3]
 
@@ -163,14 +164,14 @@ _VALUES = st.recursive(
         {"version": st.just("partage/v1")}, optional={"gpus": _VALUES, "resources": _VALUES}
     )
 )
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_reader_refuses_whatever_the_schema_refuses(document: Any) -> None:
     if not by_schema(document):
         assert not by_reader(document)
 
 
 @given(st.data())
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=examples(300), deadline=None)
 def test_the_reader_refuses_whatever_the_schema_refuses_near_a_valid_policy(data: st.DataObject) -> None:
     document: Any = NATIVE
     for _ in range(data.draw(st.integers(1, 3))):

@@ -37,6 +37,7 @@ from partage.model.ids import GpuUuid, ResourceName
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Interval, Strategy, Via
 from partage.plan.reconcile.transition import GpuServing
+from tests.examples import examples
 
 GPU_0 = GpuUuid("GPU-0")
 
@@ -422,7 +423,7 @@ EVENTS = st.lists(
 )
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(50), deadline=None)
 @given(events=EVENTS, text=st.text(max_size=50), source=st.text(max_size=10))
 def test_every_life_and_every_text_comes_back(
     tmp_path_factory: pytest.TempPathFactory, events: list[tuple[int, Any]], text: str, source: str

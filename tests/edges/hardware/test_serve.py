@@ -36,6 +36,7 @@ from partage.sim.node.faults import HangCall
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine_names import parse_machine
 from tests.edges.hardware.conftest import serving
+from tests.examples import examples
 
 
 @pytest.fixture
@@ -218,7 +219,9 @@ def standing_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     thread.join(10)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(60), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 @given(st.binary(max_size=200))
 def test_no_bytes_whatever_end_the_helper(standing_server: Path, data: bytes) -> None:
     with socket.socket(socket.AF_UNIX) as enemy:

@@ -17,6 +17,7 @@ from partage.explain.decide.pod import PodNeeds
 from partage.model.pod import Container, ContainerKind
 from partage.model.policy import Policy
 from partage.model.share import resources_of
+from tests.examples import examples
 from tests.explain.decide.worlds import MACHINE, World, a_pod, accepts, carried_out, policy_of, possible
 
 ENTRIES = (
@@ -91,7 +92,7 @@ def _by_luck(world: World, pod: PodNeeds) -> bool:
 
 
 @given(worlds(), pods(), st.integers(0, 3))
-@settings(max_examples=250, deadline=None)
+@settings(max_examples=examples(250), deadline=None)
 def test_what_explain_says_is_what_the_kubelet_does(world: World, pod: PodNeeds, seed: int) -> None:
     assume(not _by_luck(world, pod))
     verdict = explain_pod(pod, world.view(), geometry_of)
@@ -103,7 +104,7 @@ def test_what_explain_says_is_what_the_kubelet_does(world: World, pod: PodNeeds,
 
 
 @given(worlds(), pods())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_every_other_way_takes_the_first_reason_away(world: World, pod: PodNeeds) -> None:
     node, trials, apply = world.view(), Trials(), partial(applied, geometry_of=geometry_of)
     verdict = explain_pod(pod, node, geometry_of, trials)
@@ -113,7 +114,7 @@ def test_every_other_way_takes_the_first_reason_away(world: World, pod: PodNeeds
 
 
 @given(worlds(), pods())
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 def test_what_is_advised_for_a_gpu_changes_what_is_said_of_it(world: World, pod: PodNeeds) -> None:
     node = world.view()
     for gpu in explain_pod(pod, node, geometry_of).gpus:

@@ -13,6 +13,7 @@ from partage.lab.bench.model import BenchCell
 from partage.lab.bench.plot import figure
 from partage.lab.bench.tables import bench_lines
 from partage.lab.place import TenantMode
+from tests.examples import examples
 from tests.lab.bench import runs
 
 
@@ -112,7 +113,7 @@ PATHS = [path for path in _paths(_through_json(SMALL_RUN)) if path]
     path=st.sampled_from(PATHS),
     value=st.none() | st.booleans() | st.integers(-2, 3) | st.floats() | st.text(max_size=3) | st.just([]),
 )
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 def test_any_damaged_document_is_shown_or_refused(path, value):
     document = _through_json(SMALL_RUN)
     inner = document

@@ -16,11 +16,12 @@ from partage.model.geometry import Placement
 from partage.model.gpu import EmptyInstance
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.packing.decide.candidates import survey
+from tests.examples import examples
 from tests.oracle import enumerate_mig as oracle
 from tests.packing.decide.fleets import candidates, fleet, gpu, packed, uuid_of
 
 H100, A100, A30 = "h100-sxm5-80gb", "a100-40gb", "a30-24gb"
-QUICK = settings(max_examples=60, deadline=None)
+QUICK = settings(max_examples=examples(60), deadline=None)
 
 
 Costs = dict[tuple[int, ...], tuple[int, ...]]

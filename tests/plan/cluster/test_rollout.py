@@ -30,6 +30,7 @@ from partage.plan.cluster.rollout import (
     settings_of,
 )
 from partage.plan.report import HeldBack, PolicyReason
+from tests.examples import examples
 
 WISH = Wish("n1", "p", "r2")
 FREE, OTHER = Slot("s-0"), Slot("s-0", "n2", "p", "r2", version="1")
@@ -374,7 +375,10 @@ class AnyFleet(RuleBasedStateMachine):
 
 TestAnyFleet = AnyFleet.TestCase
 TestAnyFleet.settings = hypothesis_settings(
-    max_examples=100, stateful_step_count=40, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(100),
+    stateful_step_count=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow],
 )
 
 

@@ -23,6 +23,7 @@ from partage.plan.offer.assign import Assignment
 from partage.plan.offer.gpu_devices import PlannedDevice
 from partage.plan.offer.target import Target
 from partage.units import GIB, MIB
+from tests.examples import examples
 from tests.plan.offers import NAME, assignment, gpu, node, target
 
 _POLICY = Policy(source="policy.yaml")
@@ -277,7 +278,7 @@ _client = st.builds(
 )
 
 
-@settings(deadline=None, max_examples=100)
+@settings(deadline=None, max_examples=examples(100))
 @given(st.lists(_client, min_size=2, max_size=6))
 def test_what_clients_get_never_exceeds_the_gpu(clients: list[MpsClient]) -> None:
     """Either they fit, wishes fulfilled to the byte, or they are refused."""

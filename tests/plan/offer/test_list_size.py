@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from partage.edges.kubelet._generated import deviceplugin_pb2 as plugin
 from partage.model.share import DeviceOffer
 from partage.plan.offer.list_size import list_bytes, most_for_each
+from tests.examples import examples
 from tests.plan.offers import offering
 
 
@@ -36,14 +37,14 @@ def _message(offerings: Sequence[DeviceOffer]) -> bytes:
     return bytes(plugin.ListAndWatchResponse(devices=rows).SerializeToString())
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(_offerings)
 def test_the_computed_size_is_the_size_on_the_wire(offerings: list[DeviceOffer]) -> None:
     """Ids of any length, first shares other than 0, with and without topology."""
     assert list_bytes(offerings) == len(_message(offerings))
 
 
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 @given(_offerings, st.integers(0, 20_000))
 def test_one_share_more_for_each_device_would_not_fit(offerings: list[DeviceOffer], budget: int) -> None:
     """And so many do."""

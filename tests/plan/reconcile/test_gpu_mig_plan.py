@@ -44,6 +44,7 @@ from partage.model.undo import undo
 from partage.plan.reconcile.blocked import Blocked, BlockKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
 from partage.plan.reconcile.mig_plan import plan_mig
+from tests.examples import examples
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.reconcile.mig_card import Card, geometry
 
@@ -521,7 +522,7 @@ def worth_of(card, answer):
     return len(kept), sum(size[d.profile] for d in kept), sum(one in live for one in layout), starts
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(200), deadline=None)
 @given(scenes())
 def test_as_much_stays_as_enumeration_finds_possible_and_nothing_in_use_is_touched(scene):
     card, wanted = scene
@@ -541,7 +542,7 @@ def test_as_much_stays_as_enumeration_finds_possible_and_nothing_in_use_is_touch
     assert set(answer.kept) <= {device.uuid for device in card.gpu().mig_devices}
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(scenes())
 def test_interrupted_after_any_step_and_planned_again_it_ends_in_what_is_wanted(scene):
     card, wanted = scene
@@ -553,7 +554,7 @@ def test_interrupted_after_any_step_and_planned_again_it_ends_in_what_is_wanted(
     assert plan(card, wanted).steps == ()
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(scenes())
 def test_undone_after_any_step_the_old_devices_are_back_in_their_places(scene):
     card, wanted = scene
@@ -571,7 +572,7 @@ def test_undone_after_any_step_the_old_devices_are_back_in_their_places(scene):
             assert sorted(after) == before
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(scenes())
 def test_what_is_written_down_of_a_live_gpu_is_a_plan_without_steps(scene):
     card, _ = scene
@@ -579,7 +580,7 @@ def test_what_is_written_down_of_a_live_gpu_is_a_plan_without_steps(scene):
     assert plan(card, live_layout(card.gpu())).steps == ()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from(MODELS), st.data())
 def test_the_layout_after_a_change_of_mode_is_undone_by_the_mode_and_a_reset(model_id, data):
     card = Card(model_id, mode=data.draw(st.sampled_from([OFF, ON])))
@@ -665,7 +666,7 @@ def most_kept_by_enumeration(card, wanted):
     return best
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(150), deadline=None)
 @given(split_scenes())
 def test_as_many_compute_instances_stay_as_enumeration_finds_possible(scene):
     card, wanted = scene

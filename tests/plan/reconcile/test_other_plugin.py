@@ -16,6 +16,7 @@ from partage.plan.reconcile.attempts import FailedAttempt
 from partage.plan.reconcile.blocked import BlockKind
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.reconcile.planner import plan_node
+from tests.examples import examples
 from tests.plan.reconcile.test_planner import (
     GPU,
     HALVES,
@@ -97,7 +98,7 @@ def test_a_time_slice_and_a_daemon_that_died_wait_too() -> None:
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=60)
+@settings(deadline=None, max_examples=examples(60))
 def test_nothing_is_ever_ready_and_the_rest_of_the_plan_is_the_same(data) -> None:
     inventory = observe()
     if data.draw(st.booleans()):

@@ -42,6 +42,7 @@ from partage.plan.serve.held_ids import HeldIds
 from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
+from tests.examples import examples
 
 HOPPER = "2xh100-sxm5-80gb"
 WHOLE = "version: partage/v1\ngpus: []\n"
@@ -465,7 +466,7 @@ def test_what_is_offered_meanwhile_stays_and_what_is_held_is_never_destroyed(
 
 
 @given(st.data())
-@settings(deadline=None, max_examples=30)
+@settings(deadline=None, max_examples=examples(30))
 def test_what_a_planner_remembers_never_changes_its_answer(data) -> None:
     inventory = observe()
     texts = [WHOLE, SLICED, SHORT, MPS, HALVES, HALVES_MPS]

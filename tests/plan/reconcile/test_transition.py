@@ -23,6 +23,7 @@ from partage.plan.reconcile.transition import (
 )
 from partage.plan.serve.held_ids import HeldIds
 from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
+from tests.examples import examples
 
 GPU_0_0 = ShareId("GPU-0::0")
 GPU_0_1 = ShareId("GPU-0::1")
@@ -460,4 +461,4 @@ class Changes(RuleBasedStateMachine):
 
 
 TestChanges = Changes.TestCase
-TestChanges.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestChanges.settings = settings(max_examples=examples(150), stateful_step_count=30, deadline=None)

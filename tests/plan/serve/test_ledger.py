@@ -16,6 +16,7 @@ from partage.model.ids import ContainerId, PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
 from partage.plan.serve.ledger import ADMISSION_S, Ledger
 from partage.plan.serve.ledger_entry import Certainty, EndingHold, Holder, LedgerEntry
+from tests.examples import examples
 
 A = ShareId("a")
 B = ShareId("b")
@@ -792,4 +793,6 @@ class LedgerBesideAKubelet(RuleBasedStateMachine):
 
 
 TestLedgerBesideAKubelet = LedgerBesideAKubelet.TestCase
-TestLedgerBesideAKubelet.settings = settings(max_examples=150, stateful_step_count=30, deadline=None)
+TestLedgerBesideAKubelet.settings = settings(
+    max_examples=examples(150), stateful_step_count=30, deadline=None
+)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from partage.model.gpu import Link, LinkPath
 from partage.model.ids import GpuUuid
 from partage.plan.serve.linked_gpus import LinkedGpus, pair_score
+from tests.examples import examples
 
 _links = st.builds(
     lambda path, nvlinks: (path, nvlinks), st.sampled_from(LinkPath), st.sampled_from([0, 0, 1, 2, 4, 18])
@@ -63,7 +64,7 @@ def _requests(draw: st.DrawFn) -> tuple[int, list[Link], list[int], list[int], i
     return count, _node(count, pairs), free, must, size
 
 
-@settings(deadline=None, max_examples=200)
+@settings(deadline=None, max_examples=examples(200))
 @given(_requests())
 def test_up_to_eight_gpus_the_choice_is_the_best_of_all_sets(
     request_: tuple[int, list[Link], list[int], list[int], int],

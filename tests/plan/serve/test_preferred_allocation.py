@@ -16,6 +16,7 @@ from partage.model.policy import AllocationPolicy
 from partage.model.share import DeviceOffer
 from partage.model.strategy import Strategy
 from partage.plan.serve.preferred_allocation import PreferredAllocator
+from tests.examples import examples
 from tests.plan.offers import gpu, ids, offering, resource, share
 
 GPU_GONE = ShareId("GPU-gone")
@@ -83,7 +84,7 @@ def _nvidias_rule(
     return taken
 
 
-@settings(deadline=None, max_examples=150)
+@settings(deadline=None, max_examples=examples(150))
 @given(st.data(), st.lists(st.integers(2, 6), min_size=1, max_size=5), st.booleans())
 def test_shares_per_gpu_follow_nvidias_rule(data: st.DataObject, replicas: list[int], packed: bool) -> None:
     """Different numbers of replicas, some shares held, some to be included."""

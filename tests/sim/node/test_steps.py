@@ -37,6 +37,7 @@ from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine_names import parse_machine
 from partage.sim.node.state import power_on
 from partage.sim.node.steps import perform_step
+from tests.examples import examples
 
 HALF, WHOLE = Placement(4, 4), Placement(0, 8)
 HOPPER, AMPERE = "2xh100-sxm5-80gb", "2xNVIDIA A100 80GB PCIe"
@@ -398,7 +399,7 @@ def tempting_steps(gpu, geometry):
             yield DestroyCompute(gpu.uuid, profile, placement, device)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(60), deadline=None)
 @given(st.sampled_from(MODELS), st.data())
 def test_whatever_is_tried_the_card_stays_legal(model, data):
     state = power_on(parse_machine(model))

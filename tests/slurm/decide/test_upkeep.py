@@ -24,6 +24,7 @@ from partage.slurm.decide.upkeep import (
 from partage.slurm.model.job import JobId
 from partage.slurm.model.live import LiveJob, LiveNode
 from partage.slurm.model.version import SlurmVersion
+from tests.examples import examples
 
 OLD, NEW = SlurmVersion(22, 5, 8), SlurmVersion(24, 11, 5)
 UP = LiveNode("g1", frozenset({"IDLE"}), gres="gpu:h100:2")
@@ -291,7 +292,7 @@ EVENTS = (
 )
 
 
-@settings(max_examples=400, deadline=None)
+@settings(max_examples=examples(400), deadline=None)
 @given(
     st.sampled_from((OLD, NEW)),
     st.lists(st.tuples(st.sampled_from(EVENTS), st.integers(0, 3)), max_size=40),

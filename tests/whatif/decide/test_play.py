@@ -18,6 +18,7 @@ from partage.whatif.decide.play import Ended, Played, Refused, Started, play
 from partage.whatif.decide.pods import Fleet, NodeKind, PodWants, TracePod
 from partage.whatif.decide.scheduler import drawn
 from partage.whatif.decide.summary import summarise
+from tests.examples import examples
 from tests.whatif.decide.fleets import POLICIES, desired, fleet, kind
 
 GPU, SHARED = ResourceName("nvidia.com/gpu"), ResourceName("nvidia.com/gpu.shared")
@@ -139,7 +140,7 @@ def _check(pods: list[TracePod], nodes: Fleet, played: Played, offers: list[Node
     assert set(played.waiting) == at_all - started
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(100), deadline=None)
 @given(CASES)
 def test_nothing_is_given_twice_and_nobody_waits_for_what_is_free(
     case: tuple[str, list[NodeKind], int, list[TracePod], int],

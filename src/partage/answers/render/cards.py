@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from enum import StrEnum
 
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.answers.render.slices import GpuSlices, slices_of
+from partage.answers.render.slices import GpuSlices, SliceUse, slices_of
 from partage.answers.wording import guarantee_words, product_word, sharing_text
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, LostGpu
@@ -21,15 +22,31 @@ from partage.units import format_bytes
 from partage.values import Frozen
 
 
-class ShareCell(Frozen):
-    """One share, or units of memory: all that one pod holds, or all that are free. holder: the pod that holds
-    it; None: it is free, or withdrawn, which no container gets. weight: its width, relative to others.
-    count: how many shares or units it stands for.
+class Mark(StrEnum):
+    """How a part of a GPU is drawn.
+
+    withdrawn: no container gets it before the GPU has changed. planned: it does not exist yet. cut: a MIG
+    device that is not offered. uncut: nothing is there. idle: a compute slice that its instance does not use.
     """
 
-    holder: str | None
+    HELD = "held"
+    FREE = "free"
+    WITHDRAWN = "withdrawn"
+    PLANNED = "planned"
+    CUT = "cut"
+    UNCUT = "uncut"
+    IDLE = "idle"
+
+
+class ShareCell(Frozen):
+    """One share, or units of memory: all that one pod holds, or all that are free. holder: the pod that holds
+    it; None: nobody does. weight: its width, relative to others. count: how many shares or units it stands
+    for.
+    """
+
+    mark: Mark
     weight: int
-    withdrawn: bool = False
+    holder: str | None = None
     count: int = 1
 
 
@@ -37,8 +54,8 @@ class DeviceBlock(Frozen):
     """One device of a GPU, or a gap between MIG devices (no cells, no label).
 
     label: the MIG profile; empty for a whole GPU. weight: memory slices; 1 for a whole GPU.
-    cells: its shares; () if nothing of the device is offered. unit_bytes: of a unit, where it is shared by
-    amounts of memory; else 0.
+    cells: its shares; () if nothing of the device is offered. planned: it does not exist yet. unit_bytes: of
+    a unit, where it is shared by amounts of memory; else 0.
     """
 
     label: str
@@ -55,12 +72,12 @@ class DeviceBlock(Frozen):
     @property
     def held(self) -> int:
         """How many of them are held."""
-        return sum(cell.count for cell in self.cells if cell.holder is not None)
+        return sum(cell.count for cell in self.cells if cell.mark is Mark.HELD)
 
     @property
     def gone(self) -> int:
         """How many of them are withdrawn."""
-        return sum(cell.count for cell in self.cells if cell.withdrawn)
+        return sum(cell.count for cell in self.cells if cell.mark is Mark.WITHDRAWN)
 
     @property
     def held_text(self) -> str:
@@ -72,12 +89,17 @@ class DeviceBlock(Frozen):
         return format_bytes(count * self.unit_bytes) if count and self.unit_bytes else str(count)
 
     @property
-    def withdrawn(self) -> bool:
-        """All its shares are withdrawn."""
-        return bool(self.cells) and all(cell.withdrawn for cell in self.cells)
+    def mark(self) -> Mark:
+        """As a whole: held if a share of it is, withdrawn if all are."""
+        if not self.cells:
+            return Mark.CUT if self.label else Mark.UNCUT
+        if self.planned:
+            return Mark.PLANNED
+        return Mark.HELD if self.held else Mark.WITHDRAWN if self.gone == self.count else Mark.FREE
 
 
 _LOST = "lost"
+_UNUSED = {SliceUse.IDLE: Mark.IDLE, SliceUse.UNCUT: Mark.UNCUT}
 
 
 class GpuCard(Frozen):
@@ -102,6 +124,35 @@ class GpuCard(Frozen):
     def lost(self) -> bool:
         """Whether the GPU does not answer."""
         return self.product == _LOST
+
+    @property
+    def compute(self) -> tuple[tuple[int, Mark | None], ...]:
+        """The compute slices from left to right: a width in memory slices, and the mark; None: none is below
+        these. () where they are not known.
+        """
+        if self.slices is None:
+            return ()
+        blocks = {
+            instance.placement: block
+            for (_, instance), block in zip(self.slices.memory_row, self.blocks, strict=True)
+            if instance is not None
+        }
+        return tuple(
+            (
+                part.width,
+                blocks[part.instance.placement].mark
+                if part.use is SliceUse.RUNS and part.instance is not None
+                else _UNUSED.get(part.use),
+            )
+            for part in self.slices.compute_row
+        )
+
+    @property
+    def marks(self) -> frozenset[Mark]:
+        """Those that are drawn."""
+        parts = [cell.mark for block in self.blocks for cell in block.cells]
+        parts += [block.mark for block in self.blocks if not block.cells]
+        return frozenset((*parts, *(mark for _, mark in self.compute if mark is not None)))
 
     @property
     def facts(self) -> tuple[str, ...]:
@@ -206,30 +257,31 @@ def _shares_text(offer: GpuOffer) -> str:
     return ", ".join(f"{count} x {format_bytes(size)}" for size, count in sizes.items())
 
 
-def _whole_block(offer: GpuOffer, use: HeldOnNode) -> DeviceBlock:
-    cells = tuple(cell for offering in offer for cell in _cells(offering, use))
-    return DeviceBlock("", 1, cells, unit_bytes=_unit_bytes(offer))
-
-
 def _cells(offering: DeviceOffer, use: HeldOnNode) -> list[ShareCell]:
     weight = max(1, offering.memory_bytes >> 20)
     cells = []
     for share in offering.share_ids:
         holder = use.holders.get(share)
-        cells.append(
-            ShareCell(holder, weight, holder is None and (offering.resource, share) in use.withdrawn)
-        )
+        if holder is not None:
+            mark = Mark.HELD
+        elif (offering.resource, share) in use.withdrawn:
+            mark = Mark.WITHDRAWN
+        else:
+            mark = Mark.PLANNED if offering.planned else Mark.FREE
+        cells.append(ShareCell(mark, weight, holder))
     return _amounts(cells) if offering.by_memory else cells
+
+
+_ORDER = (Mark.HELD, Mark.WITHDRAWN, Mark.FREE, Mark.PLANNED)
 
 
 def _amounts(units: Sequence[ShareCell]) -> list[ShareCell]:
     """A cell for each pod, in the order of their first unit; then what is withdrawn, then what is free."""
-    found: dict[tuple[bool, bool, str | None], ShareCell] = {}
+    found: dict[tuple[Mark, str | None], ShareCell] = {}
     for unit in units:
-        key = unit.holder is None, not unit.withdrawn, unit.holder
-        before = found.get(key)
+        before = found.get(key := (unit.mark, unit.holder))
         found[key] = unit if before is None else _sum(before, unit)
-    return [found[key] for key in sorted(found, key=lambda key: key[:2])]
+    return sorted(found.values(), key=lambda cell: _ORDER.index(cell.mark))
 
 
 def _sum(cell: ShareCell, other: ShareCell) -> ShareCell:
@@ -246,19 +298,19 @@ def _blocks(gpu: Gpu, offer: GpuOffer, use: HeldOnNode, slices: GpuSlices | None
         return _mig_blocks(slices, use)
     if any(offering.profile for offering in offer):
         # Their placement is not known, so their memory gives their width.
-        return tuple(_mig_block(o.profile or "", [o], _width(o, gpu), use) for o in offer)
-    return (_whole_block(offer, use),)
+        return tuple(_block(o.profile or "", [o], _width(o, gpu), use) for o in offer)
+    return (_block("", offer, 1, use),)
 
 
 def _mig_blocks(slices: GpuSlices, use: HeldOnNode) -> tuple[DeviceBlock, ...]:
     """The GPU's memory slices from left to right. Devices of one GPU instance share its slices."""
     return tuple(
-        _mig_block(instance.label, instance.offerings, width, use) if instance else DeviceBlock("", width, ())
+        _block(instance.label, instance.offerings, width, use) if instance else DeviceBlock("", width, ())
         for width, instance in slices.memory_row
     )
 
 
-def _mig_block(label: str, offerings: Sequence[DeviceOffer], weight: int, use: HeldOnNode) -> DeviceBlock:
+def _block(label: str, offerings: Sequence[DeviceOffer], weight: int, use: HeldOnNode) -> DeviceBlock:
     cells = tuple(cell for offering in offerings for cell in _cells(offering, use))
     planned = any(offering.planned for offering in offerings)
     return DeviceBlock(label, weight, cells, planned, _unit_bytes(offerings))

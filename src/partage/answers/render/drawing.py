@@ -11,8 +11,8 @@ from collections.abc import Iterator, Sequence
 
 from msgspec.structs import replace
 
-from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell, gap_words
-from partage.answers.render.slices import ComputeSlice, GpuSlices, SliceUse
+from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell, gap_words
+from partage.answers.render.slices import GpuSlices
 from partage.answers.wording import abridge, shorten
 from partage.model.strategy import Strategy
 from partage.values import Frozen
@@ -121,7 +121,7 @@ def _card(card: GpuCard, x: int, y: int, height: int, noun: str) -> Iterator[Sha
     yield Label(bars - 10, top + _MEMORY / 2 + 4, "memory", 11, DIM, at_end=True)
     yield from _memory(card, bars, top)
     if card.slices:
-        yield from _compute(card, card.slices, bars, top + _MEMORY + 4)
+        yield from _compute(card, bars, top + _MEMORY + 4)
     if card.standing:
         line = y + height - 12 - _LINE
         yield Label(x + 14, line, _fitting(card.standing, _CARD - 28, 12), 12, UNSETTLED, bold=True)
@@ -142,13 +142,32 @@ def _memory(card: GpuCard, x: int, y: int) -> Iterator[Shape]:
         yield from _block(block, x + left, y, width, _colours(card))
 
 
+def _marked(mark: Mark, place: Box, colours: tuple[str, str]) -> Box:
+    """The place, drawn as the mark says. colours: of held and of free shares."""
+    full, tint = colours
+    match mark:
+        case Mark.HELD:
+            return replace(place, fill=full, stroke=full)
+        case Mark.FREE:
+            return replace(place, fill=tint, stroke=full)
+        case Mark.WITHDRAWN:
+            return replace(place, fill=PAPER, stroke=full, hatched=True)
+        case Mark.PLANNED:
+            return replace(place, fill=PAPER, stroke=full, dashed=True)
+        case Mark.CUT:
+            return replace(place, fill=PAPER, stroke=LINE)
+        case Mark.UNCUT:
+            return replace(place, fill=UNCUT, stroke=LINE, dashed=True)
+        case Mark.IDLE:
+            return replace(place, fill=UNCUT, stroke=LINE, crossed=True)
+
+
 def _block(block: DeviceBlock, x: float, y: int, width: float, colours: tuple[str, str]) -> Iterator[Shape]:
     """One device: its shares from left to right, with the profile and the holders."""
     full, tint = colours
     place = Box(x + 1, y, width - 2, _MEMORY, tint, full)
     if not block.cells:
-        cut = bool(block.label)
-        yield replace(place, fill=PAPER if cut else UNCUT, stroke=LINE, dashed=not cut)
+        yield _marked(block.mark, place, colours)
         yield from _profile(block.label, x, y, width, DIM)
         return
     spans = _spans([cell.weight for cell in block.cells], place.width)
@@ -157,16 +176,14 @@ def _block(block: DeviceBlock, x: float, y: int, width: float, colours: tuple[st
         yield from _profile(block.label, x, y, width, full)
         return
     for cell, (left, span) in zip(block.cells, spans, strict=True):
-        fill = full if cell.holder is not None else PAPER if block.planned else tint
-        at = place.x + left + bool(left)
-        box = replace(place, x=at, width=span - bool(left), fill=fill, dashed=block.planned)
-        yield replace(box, fill=PAPER, hatched=True) if cell.withdrawn else box
+        at = replace(place, x=place.x + left + bool(left), width=span - bool(left))
+        yield _marked(cell.mark, at, colours)
         yield from _holder(cell, x + left, y + (36 if block.label else 28), span)
     first = block.cells[0]
-    if first.withdrawn and block.label:
+    if first.mark is Mark.WITHDRAWN and block.label:
         behind = min(spans[0][1] - 6, _width(block.label, 12, _BOLD) + 6)
         yield Box(x + 4, y + 6, behind, 16, PAPER)
-    yield from _profile(block.label, x, y, spans[0][1], PAPER if first.holder is not None else full)
+    yield from _profile(block.label, x, y, spans[0][1], PAPER if first.mark is Mark.HELD else full)
 
 
 def _holder(cell: ShareCell, x: float, y: float, width: float) -> Iterator[Shape]:
@@ -198,41 +215,14 @@ def _profile(label: str, x: float, y: float, width: float, colour: str) -> Itera
         yield Label(x + 6, y + 18, text, size or 11, colour, bold=True)
 
 
-def _compute(card: GpuCard, slices: GpuSlices, x: int, y: int) -> Iterator[Shape]:
-    row = slices.compute_row
-    if not row:
+def _compute(card: GpuCard, x: int, y: int) -> Iterator[Shape]:
+    if not card.compute:
         return
     yield Label(x - 10, y + _COMPUTE / 2 + 4, "compute", 11, DIM, at_end=True)
-    drawn = {
-        instance.placement: block
-        for (_, instance), block in zip(slices.memory_row, card.blocks, strict=True)
-        if instance is not None
-    }
-    for compute_slice, (left, width) in zip(row, _spans([one.width for one in row]), strict=True):
-        block = drawn[compute_slice.instance.placement] if compute_slice.instance is not None else None
-        yield from _compute_slice(
-            compute_slice, Box(x + left, y, width, _COMPUTE, PAPER), _colours(card), block
-        )
-
-
-def _compute_slice(
-    part: ComputeSlice, place: Box, colours: tuple[str, str], block: DeviceBlock | None
-) -> Iterator[Shape]:
-    full, tint = colours
-    at = (place.x + 2, place.y, place.width - 4, place.height)
-    match part.use:
-        case SliceUse.RUNS if block is not None and block.cells:
-            planned, gone = block.planned, block.withdrawn
-            fill = full if block.held else PAPER if planned or gone else tint
-            yield Box(*at, fill, full, dashed=planned, hatched=gone)
-        case SliceUse.RUNS:
-            yield Box(*at, PAPER, LINE)
-        case SliceUse.IDLE:
-            yield Box(*at, UNCUT, LINE, crossed=True)
-        case SliceUse.UNCUT:
-            yield Box(*at, UNCUT, LINE, dashed=True)
-        case _:
-            return
+    spans = _spans([width for width, _ in card.compute])
+    for (_, mark), (left, width) in zip(card.compute, spans, strict=True):
+        if mark is not None:
+            yield _marked(mark, Box(x + left + 2, y, width - 4, _COMPUTE, PAPER), _colours(card))
 
 
 # --- the legend --------------------------------------------------------------------------------
@@ -240,23 +230,22 @@ def _compute_slice(
 
 def _legend(cards: Sequence[GpuCard], y: int) -> Iterator[Shape]:
     """The marks that are used, each with its meaning."""
-    full, tint = DIM, "#dfe3e8"
-    marks = [(Box(0, 0, 0, 0, full, full), "held"), (Box(0, 0, 0, 0, tint, full), "free")]
-    blocks = [block for card in cards for block in card.blocks]
-    rows = [part for card in cards if card.slices for part in card.slices.compute_row]
-    if any(cell.withdrawn for block in blocks for cell in block.cells):
-        marks.append((Box(0, 0, 0, 0, PAPER, full, hatched=True), "withdrawn"))
-    if any(block.planned for block in blocks):
-        marks.append((Box(0, 0, 0, 0, PAPER, full, dashed=True), "planned"))
-    if gap := gap_words(cards):
-        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, dashed=True), gap))
-    if any(not block.cells and block.label for block in blocks):
-        marks.append((Box(0, 0, 0, 0, PAPER, LINE), "MIG device, not offered"))
-    if any(row.use is SliceUse.IDLE for row in rows):
-        marks.append((Box(0, 0, 0, 0, UNCUT, LINE, crossed=True), "compute slice without a use"))
+    drawn = frozenset[Mark]().union(*(card.marks for card in cards))
+    words = {
+        Mark.HELD: "held",
+        Mark.FREE: "free",
+        Mark.WITHDRAWN: "withdrawn",
+        Mark.PLANNED: "planned",
+        Mark.UNCUT: gap_words(cards),
+        Mark.CUT: "MIG device, not offered",
+        Mark.IDLE: "compute slice without a use",
+    }
+    always = {Mark.HELD, Mark.FREE}
     x: float = _MARGIN
-    for mark, word in marks:
-        yield replace(mark, x=x, y=y + 8, width=22, height=14)
+    for mark, word in words.items():
+        if not word or mark not in drawn | always:
+            continue
+        yield _marked(mark, Box(x, y + 8, 22, 14, PAPER), (DIM, "#dfe3e8"))
         yield Label(x + 28, y + 20, word, 12, DIM)
         x += 28 + _width(word, 12) + 18
 

@@ -11,8 +11,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell, gap_words
-from partage.answers.render.slices import ComputeSlice, GpuSlices, SliceUse
+from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, gap_words
 from partage.answers.wording import abridge, shorten
 from partage.model.strategy import Strategy
 
@@ -22,7 +21,15 @@ is narrower, the cards are."""
 
 _EDGES = 4
 _HEIGHT = 6
-_HELD, _FREE, _GAP, _PLANNED, _IDLE, _UNOFFERED, _WITHDRAWN = "█", "░", "·", "▒", "x", "-", "/"
+_MARKS = {
+    Mark.HELD: "█",
+    Mark.FREE: "░",
+    Mark.WITHDRAWN: "/",
+    Mark.PLANNED: "▒",
+    Mark.CUT: "-",
+    Mark.UNCUT: "·",
+    Mark.IDLE: "x",
+}
 _COLOURS = {
     Strategy.EXCLUSIVE: "green",
     Strategy.TIME_SLICING: "yellow",
@@ -48,17 +55,21 @@ def picture(cards: Sequence[GpuCard], width: int) -> Table:
 
 def legend(cards: Sequence[GpuCard] = ()) -> Text:
     """What the marks mean. cards: those that are drawn."""
-    blocks = [block for card in cards for block in card.blocks]
-    marks = [f"{_HELD} held", f"{_FREE} free"]
-    if any(cell.withdrawn for block in blocks for cell in block.cells):
-        marks.append(f"{_WITHDRAWN} withdrawn: no container gets it before the GPU has changed")
-    marks.append(f"{_PLANNED} planned")
-    if gap := gap_words(cards):
-        marks.append(f"{_GAP} {gap}")
-    if any(block.label and not block.cells for block in blocks):
-        marks.append(f"{_UNOFFERED} MIG device, not offered")
+    drawn = frozenset[Mark]().union(*(card.marks for card in cards))
+    words = {
+        Mark.HELD: "held",
+        Mark.FREE: "free",
+        Mark.WITHDRAWN: "withdrawn: no container gets it before the GPU has changed",
+        Mark.PLANNED: "planned",
+        Mark.UNCUT: gap_words(cards),
+        Mark.CUT: "MIG device, not offered",
+    }
+    always = {Mark.HELD, Mark.FREE, Mark.PLANNED}
+    marks = [f"{_MARKS[mark]} {text}" for mark, text in words.items() if text and mark in drawn | always]
     if any(_computes(card) for card in cards):
-        marks.append(f"{_IDLE} idle; under MIG the upper bar is memory, the lower one compute slices")
+        marks.append(
+            f"{_MARKS[Mark.IDLE]} idle; under MIG the upper bar is memory, the lower one compute slices"
+        )
     return Text("  ".join(marks), style="dim")
 
 
@@ -88,7 +99,7 @@ def _lines(card: GpuCard, inner: int, colour: str) -> Text:
         labels.append(_block_label(block, width).ljust(width))
         bar.append_text(_block_bar(block, width, colour))
         names.append(_block_names(block, width).ljust(width), style="dim")
-    compute = _compute_bar(card.slices, card.blocks, inner, colour) if card.slices else Text()
+    compute = _compute_bar(card, inner, colour)
     for line in (labels, bar, compute, names):
         line.truncate(inner)
     first = labels if labels.plain.strip() else Text(shorten(card.shares, inner))
@@ -109,41 +120,18 @@ def _standing(card: GpuCard, inner: int) -> list[str]:
 
 def _computes(card: GpuCard) -> bool:
     """Its compute slices are drawn."""
-    return card.slices is not None and card.slices.compute > 0
+    return bool(card.compute)
 
 
-def _compute_bar(slices: GpuSlices, blocks: Sequence[DeviceBlock], inner: int, colour: str) -> Text:
+def _compute_bar(card: GpuCard, inner: int, colour: str) -> Text:
     """One mark for each compute slice, below the memory slices of its GPU instance."""
-    drawn = {
-        instance.placement: block
-        for (_, instance), block in zip(slices.memory_row, blocks, strict=True)
-        if instance is not None
-    }
-    row = slices.compute_row
-    spans = _spans([one.width for one in row], inner + 1) if row else []
     bar = Text()
-    for compute_slice, span in zip(row, spans, strict=True):
-        owner = compute_slice.instance
-        mark = _compute_mark(compute_slice, None if owner is None else drawn[owner.placement])
-        style = colour if compute_slice.use is SliceUse.RUNS else "bright_black"
-        bar.append(mark * (span - 1) + " ", style=style)
+    for (_, mark), span in zip(
+        card.compute, _spans([width for width, _ in card.compute], inner + 1), strict=True
+    ):
+        style = "bright_black" if mark in (None, Mark.IDLE, Mark.UNCUT) else colour
+        bar.append((" " if mark is None else _MARKS[mark]) * (span - 1) + " ", style=style)
     return bar
-
-
-def _compute_mark(part: ComputeSlice, block: DeviceBlock | None) -> str:
-    match part.use:
-        case SliceUse.RUNS if part.instance is not None and part.instance.planned:
-            return _PLANNED
-        case SliceUse.RUNS if part.instance is not None and not part.instance.offerings:
-            return _UNOFFERED
-        case SliceUse.RUNS if block is not None:
-            return _HELD if block.held else _WITHDRAWN if block.withdrawn else _FREE
-        case SliceUse.IDLE:
-            return _IDLE
-        case SliceUse.UNCUT:
-            return _GAP
-        case _:
-            return " "
 
 
 def _block_label(block: DeviceBlock, width: int) -> str:
@@ -154,14 +142,13 @@ def _block_label(block: DeviceBlock, width: int) -> str:
 
 def _block_bar(block: DeviceBlock, width: int, colour: str) -> Text:
     if not block.cells:
-        return Text((_UNOFFERED if block.label else _GAP) * (width - 1) + " ", style="bright_black")
+        return Text(_MARKS[block.mark] * (width - 1) + " ", style="bright_black")
     spans = _spans([cell.weight for cell in block.cells], width)
     if width < _NARROWEST * len(block.cells) or (block.unit_bytes and min(spans) < _NARROWEST):
         return _crowded_bar(block, width, colour)
     bar = Text()
     for cell, span in zip(block.cells, spans, strict=True):
-        mark = _share_mark(cell, planned=block.planned)
-        bar.append(mark * max(1, span - 1) + " " * (span > 1), style=colour)
+        bar.append(_MARKS[cell.mark] * max(1, span - 1) + " " * (span > 1), style=colour)
     return bar
 
 
@@ -171,16 +158,9 @@ def _crowded_bar(block: DeviceBlock, width: int, colour: str) -> Text:
     count, held, gone = block.count, block.held, block.gone
     full = -(-held * width // count)
     rest = min(width - full, -(-gone * width // count))
-    free = _PLANNED if block.planned else _FREE
-    return Text(_HELD * full + _WITHDRAWN * rest + free * (width - full - rest) + " ", style=colour)
-
-
-def _share_mark(cell: ShareCell, *, planned: bool) -> str:
-    if cell.holder is not None:
-        return _HELD
-    if cell.withdrawn:
-        return _WITHDRAWN
-    return _PLANNED if planned else _FREE
+    free = _MARKS[Mark.PLANNED if block.planned else Mark.FREE]
+    bar = _MARKS[Mark.HELD] * full + _MARKS[Mark.WITHDRAWN] * rest + free * (width - full - rest)
+    return Text(bar + " ", style=colour)
 
 
 def _block_names(block: DeviceBlock, width: int) -> str:

@@ -10,8 +10,7 @@ import itertools
 from collections.abc import Iterator, Sequence
 from xml.etree.ElementTree import Element
 
-from partage.answers.render.cards import DeviceBlock, GpuCard, ShareCell
-from partage.answers.render.slices import ComputeSlice, SliceUse
+from partage.answers.render.cards import DeviceBlock, GpuCard, Mark, ShareCell
 from partage.serve_http.pages.legend import MARKS
 from partage.serve_http.pages.markup import element
 
@@ -26,7 +25,7 @@ _NARROWEST_NAMED = 12.0
 def drawing(card: GpuCard) -> Element:
     """The bars of one GPU."""
     bars = [_bar(_MEMORY, _memory(card.blocks), label=f"memory of GPU {card.index}: {_in_words(card)}")]
-    if card.slices and card.slices.compute_row:
+    if card.compute:
         row = _bar(_COMPUTE, _compute(card), label=f"compute slices of GPU {card.index}")
         bars.append(row)
     strategy = card.strategy or "none"
@@ -62,7 +61,7 @@ def _memory(blocks: Sequence[DeviceBlock]) -> Iterator[Element]:
 
 def _block(block: DeviceBlock) -> Iterator[Element]:
     if not block.cells:
-        yield _box("cut" if block.label else "uncut")
+        yield _box(block.mark)
     elif len(block.cells) > _MOST_CELLS:
         yield from _stripe(block)
     else:
@@ -72,7 +71,7 @@ def _block(block: DeviceBlock) -> Iterator[Element]:
             yield _cell(left, width, _MEMORY, *_share(cell, block, named=named))
     if block.label:
         first = block.cells[0] if block.cells else None
-        on = " on-held" if first is not None and first.holder is not None else ""
+        on = " on-held" if first is not None and first.mark is Mark.HELD else ""
         yield element("text", block.label, x="6", y="15", class_=f"profile{on}")
 
 
@@ -85,9 +84,8 @@ def _share(cell: ShareCell, block: DeviceBlock, *, named: bool) -> Iterator[Elem
         if named:
             yield element("text", name, x="6", y="33" if block.label else "25", class_="on-held")
     else:
-        kind = "withdrawn" if cell.withdrawn else "planned" if block.planned else "free"
-        word = "not usable" if cell.withdrawn else kind
-        yield _box(kind, element("title", f"{word}{amount}"))
+        word = MARKS[cell.mark]
+        yield _box(cell.mark, element("title", f"{word}{amount}"))
         if named and amount:
             text = f"{block.amount(cell.count)} {word}"
             yield element("text", text, x="6", y="33" if block.label else "25", class_="ink")
@@ -108,24 +106,11 @@ def _stripe(block: DeviceBlock) -> Iterator[Element]:
 
 
 def _compute(card: GpuCard) -> Iterator[Element]:
-    slices = card.slices
-    if slices is None:
-        return
-    drawn = {
-        instance.placement: block
-        for (_, instance), block in zip(slices.memory_row, card.blocks, strict=True)
-        if instance is not None
-    }
-    row: Sequence[ComputeSlice] = slices.compute_row
-    for compute_slice, (left, width) in zip(row, _spans([one.width for one in row]), strict=True):
-        if compute_slice.use is SliceUse.ABSENT:
-            continue
-        kind = {SliceUse.RUNS: "free", SliceUse.IDLE: "idle", SliceUse.UNCUT: "uncut"}[compute_slice.use]
-        if compute_slice.use is SliceUse.RUNS and compute_slice.instance is not None:
-            block = drawn[compute_slice.instance.placement]
-            kind = "planned" if block.planned else "held" if block.held else "free" if block.cells else "cut"
-        title = MARKS["idle"] if compute_slice.use is SliceUse.IDLE else None
-        yield _cell(left, width, _COMPUTE, _box(kind, element("title", title) if title else None))
+    spans = _spans([width for width, _ in card.compute])
+    for (_, mark), (left, width) in zip(card.compute, spans, strict=True):
+        if mark is not None:
+            title = element("title", MARKS[Mark.IDLE]) if mark is Mark.IDLE else None
+            yield _cell(left, width, _COMPUTE, _box(mark, title))
 
 
 def _cell(left: float, width: float, height: int, *children: Element) -> Element:

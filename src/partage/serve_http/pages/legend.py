@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from xml.etree.ElementTree import Element
 
+from partage.answers.render.cards import Mark
 from partage.model.health import HealthState
 from partage.model.mps import DaemonPhase
 from partage.model.share import Guarantee
@@ -13,15 +14,15 @@ from partage.plan.serve.ledger_entry import Certainty
 from partage.serve_http.pages.markup import element
 
 MARKS = {
-    "held": "held",
-    "free": "free",
-    "withdrawn": "not usable",
-    "planned": "planned",
-    "cut": "MIG device, not offered",
-    "uncut": "no MIG device",
-    "idle": "compute slice without a use",
+    Mark.HELD: "held",
+    Mark.FREE: "free",
+    Mark.WITHDRAWN: "not usable",
+    Mark.PLANNED: "planned",
+    Mark.CUT: "MIG device, not offered",
+    Mark.UNCUT: "no MIG device",
+    Mark.IDLE: "compute slice without a use",
 }
-"""Class of a box in the drawings to what it is called."""
+"""What each mark, the class of a box in the drawings, is called."""
 
 CERTAINTIES: Mapping[Certainty, str] = {
     Certainty.TENTATIVE: "pod not known yet",
@@ -61,10 +62,10 @@ _DAEMON_WORDS = {
 _NODE_WORDS = {
     "upper bar": "The memory of a GPU, and its shares.",
     "lower bar": "The compute slices of a GPU in MIG mode.",
-    MARKS["planned"]: "A MIG device that the policy wants, and that does not exist yet.",
-    MARKS["cut"]: "A MIG device of which the policy offers nothing.",
-    MARKS["uncut"]: "Slices of which no MIG device is made.",
-    MARKS["idle"]: "It goes with the memory of a MIG device that has fewer compute slices.",
+    MARKS[Mark.PLANNED]: "A MIG device that the policy wants, and that does not exist yet.",
+    MARKS[Mark.CUT]: "A MIG device of which the policy offers nothing.",
+    MARKS[Mark.UNCUT]: "Slices of which no MIG device is made.",
+    MARKS[Mark.IDLE]: "It goes with the memory of a MIG device that has fewer compute slices.",
     "cordoned": "An administrator has closed the GPU: no pod gets a share of it, and pods on it keep theirs.",
     **{f"guarantee {guarantee}": f"Of the memory of a share: {guarantee.means}." for guarantee in Guarantee},
     **{CERTAINTIES[certainty]: text for certainty, text in _CERTAINTY_WORDS.items()},
@@ -96,7 +97,7 @@ def node_legend(standings: Mapping[str, str]) -> Element:
 
 def fleet_legend(standings: Mapping[str, str]) -> Element:
     """Of the page of many nodes, where each GPU is a small bar."""
-    marks = [_swatch(mark, MARKS[mark]) for mark in ("held", "free", "withdrawn")]
+    marks = [_swatch(mark, MARKS[mark]) for mark in (Mark.HELD, Mark.FREE, Mark.WITHDRAWN)]
     marks.append(_swatch("trouble", "lost or unhealthy"))
     return _legend(marks, {**standings, **_SHARE_WORDS, **_FLEET_WORDS})
 

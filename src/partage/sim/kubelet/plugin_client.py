@@ -100,8 +100,12 @@ class PluginClient:
     def _calling(self) -> Iterator[None]:
         if self._closed:  # grpclib would connect again
             raise PluginError(_rpc_error(Status.CANCELLED, "grpc: the client connection is closing"))
-        with _with_errors_of_go():
-            yield
+        try:
+            with _with_errors_of_go():
+                yield
+        finally:
+            if self._closed:  # it may have been connecting when it was closed
+                self._channel.close()
 
     def _report_all(self, protocol_errors: Iterator[str]) -> None:
         for protocol_error in protocol_errors:

@@ -34,6 +34,7 @@ from partage.sim.node.files.machine_writer import machine_rows, machine_text
 from partage.sim.node.machine import Machine
 from partage.sim.node.machine_names import parse_machine
 from partage.sim.node.mig import create_layout
+from tests.examples import examples
 
 GOLDEN = Path(__file__).parents[3] / "golden" / "device-plugin"
 
@@ -559,7 +560,7 @@ JSON_VALUES = st.recursive(
 )
 
 
-@settings(max_examples=150)
+@settings(max_examples=examples(150))
 @given(st.data())
 def test_a_value_of_any_type_at_any_key_never_ends_in_a_traceback(data):
     machine = parse_machine("2xa100-40gb").inventory
