@@ -23,8 +23,10 @@ from partage.values import Frozen
 
 RECORDS_DIR = "claims"
 FORMER_FILE = "claims.json"
-LIMIT_BYTES = 64 * 1024 * 1024
-"""Nothing larger is read or written; a claim with all 8,000 units that a node can have is 0.5 MB."""
+LIMIT_BYTES = 4 * 1024 * 1024
+"""Of a record, and no more is read or written; one with all 8,000 units that a node can have is 0.5 MB."""
+
+_FORMER_LIMIT_BYTES = 64 * 1024 * 1024
 
 _VERSION = "partage-claim/1"
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
@@ -134,7 +136,7 @@ class ClaimRecordFiles:
             problems.append(f"{self._former} stays for now: {error}")
 
     def _former_records(self, problems: list[str]) -> Iterable[ClaimRecord]:
-        content = _content(self._former, problems)
+        content = _content(self._former, problems, _FORMER_LIMIT_BYTES)
         if content is None:
             return ()
         try:
@@ -144,10 +146,10 @@ class ClaimRecordFiles:
             return ()
 
 
-def _content(path: Path, problems: list[str]) -> bytes | None:
+def _content(path: Path, problems: list[str], limit_bytes: int = LIMIT_BYTES) -> bytes | None:
     """None: there is nothing, or it cannot be read, which says nothing about what is in it."""
     try:
-        return read_regular(path, LIMIT_BYTES + 1)
+        return read_regular(path, limit_bytes + 1)
     except FileNotFoundError:
         return None
     except OSError as error:
