@@ -220,7 +220,8 @@ class ClaimDriver:
         try:
             return await self._carried_out(granted, cdi)
         except PartageError as error:
-            await self._taken_back(ref.uid)
+            if ref.uid in self.kept:
+                await self._taken_back(ref.uid)
             return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
 
     def _refused(self, refused: RefusedClaim) -> str:
