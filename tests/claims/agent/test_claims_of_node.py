@@ -337,6 +337,24 @@ async def test_killed_after_any_step_nothing_stays_of_a_claim(step: ClaimStep) -
         assert await node.refusal(node.amount("other", "70Gi")) == ""
 
 
+async def test_a_step_that_fails_is_undone_and_said() -> None:
+    """In the way: first of the record, then of the CDI file."""
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        claim = node.amount("first", "70Gi")
+        cdi = node.cdi_path(claim.uid)
+        for path in (
+            node.record_path(claim.uid).with_suffix(".json.new"),
+            cdi.with_name(f".{cdi.name}.new"),
+        ):
+            path.mkdir(parents=True)
+            assert "cannot" in await node.refusal(claim)
+            assert (node.cdi(claim.uid), node.record_path(claim.uid).exists()) == (None, False)
+            path.rmdir()
+        assert await node.refusal(node.amount("other", "70Gi")) == ""
+        assert "9 GiB is free of 79 GiB" in await node.refusal(claim)
+
+
 async def test_the_half_of_a_cdi_file_that_a_killed_agent_wrote_is_removed() -> None:
     async with dra_node() as node:
         await node.until(lambda: node.device(0), "the device")
