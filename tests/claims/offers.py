@@ -23,7 +23,7 @@ def whole(index: int) -> DeviceOffer:
 
 
 def amounts(index: int, units: int = 79, unit_bytes: int = GIB) -> DeviceOffer:
-    """GPU ``index`` in units, under MPS with namespaces."""
+    """GPU ``index`` in units, under MPS, each claim with a namespace of its own."""
     row = unit_row(index, units, unit_bytes)
     return replace(
         row,
@@ -31,7 +31,7 @@ def amounts(index: int, units: int = 79, unit_bytes: int = GIB) -> DeviceOffer:
         resource=AMOUNTS,
         guarantee=Guarantee.GUARDED,
         limits_in_env=False,
-        pipe="server/units",
+        pipe="gpu/slot",
     )
 
 

@@ -7,10 +7,11 @@ import pytest
 
 from partage.cli.main import run
 from partage.cli.memory import InspectedNode, detailed, summary
-from partage.model.ids import MEMORY_RESOURCE, ResourceName, ShareId
+from partage.model.ids import MEMORY_RESOURCE
 from partage.plan.cluster.gpu_memory import (
     LONGEST,
     CardMemory,
+    HeldUnit,
     NodeMemory,
     PodMemory,
     count_cards,
@@ -290,13 +291,21 @@ def test_what_is_held_is_counted_by_pod_and_card():
     cards = [unit_row(0, 10), unit_row(1, 20)]
     offer = {card.gpu: (card,) for card in cards}
     a, b = Holder("x", "a", "main"), Holder("x", "b", "main")
-    held: list[tuple[ResourceName, ShareId, tuple[Holder, ...]]]
-    held = [(MEMORY_RESOURCE, id_, (a,)) for id_ in cards[0].share_ids[:3]]
-    held += [(MEMORY_RESOURCE, id_, (b, a)) for id_ in cards[1].share_ids[:4]]
-    held += [(MEMORY_RESOURCE, cards[1].share_ids[7], ()), (NAME, cards[1].share_ids[8], (a,))]
+    held: list[HeldUnit] = [(MEMORY_RESOURCE, id_, (a,), None) for id_ in cards[0].share_ids[:3]]
+    held += [(MEMORY_RESOURCE, id_, (b, a), None) for id_ in cards[1].share_ids[:4]]
+    held += [(MEMORY_RESOURCE, cards[1].share_ids[7], (), None)]
+    held += [
+        (NAME, cards[1].share_ids[8], (a,), None),
+        (MEMORY_RESOURCE, cards[0].share_ids[9], (), "x/part"),
+    ]
     found = node_memory(offer, held)
-    assert [(card.index, card.used, card.total) for card in found.cards] == [(0, 3, 10), (1, 5, 20)]
-    assert [(pod.name, pod.units) for pod in found.pods] == [("", (0, 1)), ("a", (3, 0)), ("b", (0, 4))]
+    assert [(card.index, card.used, card.total) for card in found.cards] == [(0, 4, 10), (1, 5, 20)]
+    assert [(pod.name, pod.units) for pod in found.pods] == [
+        ("", (0, 1)),
+        ("a", (3, 0)),
+        ("b", (0, 4)),
+        ("claim part", (1, 0)),
+    ]
     assert count_cards(offer) == 2
 
 

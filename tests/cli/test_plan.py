@@ -130,3 +130,29 @@ def test_the_table_keeps_the_order_of_each_gpus_steps(capsys, policy):
     table = capsys.readouterr().out.split("What would change")[1]
     steps = [line.split("  ")[1].strip() for line in table.splitlines() if line.startswith("GPUs 0-1")]
     assert [step.split()[0] for step in steps] == ["turn", "reset", "create", "create"]
+
+
+CLAIMS = """\
+version: partage/v1
+gpus:
+  - {select: {index: [0, 1]}, via: claims, mps: {unit: 1Gi}}
+  - {select: {index: [2]}, via: claims, time-slicing: {replicas: 4}}
+  - {select: {index: [3]}, via: claims, mig: {layout: [3g.40gb, 3g.40gb]}}
+  - {select: {index: [4]}, via: claims, exclusive: {}}
+  - {select: rest, exclusive: {}}
+"""
+
+
+def test_which_gpus_go_to_claims_and_what_a_claim_can_ask_for_there(capsys, policy):
+    _, plan = _plan(capsys, "--policy", policy(CLAIMS))
+    found = [(row["gpus"], row["deviceClass"], row["asks"], row["guarantee"]) for row in plan["claimable"]]
+    amounts = "memory 1 GiB to 79 GiB in steps of 1 GiB, or all of it"
+    assert found == [
+        ([0, 1], "gpu.partage.dev", amounts, "advisory"),
+        ([2], "share.partage.dev", "1 to 4 shares of 19.9 GiB each", "none"),
+        ([3], "mig.partage.dev", "the MIG device 3g.40gb (39.5 GiB)", "hard"),
+        ([4], "gpu.partage.dev", "all of it (79.6 GiB)", "hard"),
+    ]
+    assert run(["plan", "--machine", MACHINE, "--policy", policy(CLAIMS)]) == 0
+    out = " ".join(capsys.readouterr().out.split())
+    assert f"GPUs 0-1 by claim: gpu.partage.dev, {amounts} (advisory)" in out

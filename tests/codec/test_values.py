@@ -60,6 +60,7 @@ from partage.model.step import (
     Reset,
     SetComputeMode,
     SetMigMode,
+    SetNamespace,
     SetTimeSlice,
     StartDaemon,
     Step,
@@ -192,6 +193,7 @@ steps = st.one_of(
     st.builds(StartDaemon, texts, specs),
     st.builds(StopDaemon, texts, texts, st.none() | specs),
     st.builds(EndClient, texts, texts, numbers, numbers),
+    st.builds(SetNamespace, texts, texts, st.builds(MpsNamespace, texts, numbers, numbers)),
 )
 slices = st.builds(TimeSlice, texts, st.none() | st.sampled_from(Interval), texts)
 made = st.none() | st.builds(Created, numbers, optional_numbers, texts)

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from partage.cli.main import run
 from tests.doc_blocks import blocks_of
 from tests.e2e.cluster import MACHINE, NAMESPACE, ROOT, Cluster, Json
 from tests.e2e.tenants import pod
@@ -38,6 +39,7 @@ EXTENDED = "example.com/whole-gpu"
 """No device plugin lists it."""
 PAGE = ROOT / "docs" / "how-to" / "share-by-claim.md"
 WHOLE = {"name": "gpu", "exactly": {"deviceClassName": DRIVER}}
+SHARE_CONFIG = {"apiVersion": "partage.dev/v1", "kind": "ShareConfig"}
 EVEN = {"name": "gpu", "exactly": {"deviceClassName": "share.partage.dev"}}
 
 
@@ -154,7 +156,17 @@ def agents_token(cluster: Cluster) -> tuple[str, str]:
     return cluster.kubectl("config", "view", "-o", "jsonpath={.clusters[0].cluster.server}"), token
 
 
-def test_parts_of_one_gpu_in_two_namespaces(node: Cluster) -> None:
+def explained(cluster: Cluster, capsys: pytest.CaptureFixture[str], name: str) -> Json:
+    """What ``partage explain`` says of a pod that waits, of the only node."""
+    capsys.readouterr()
+    code = run(["explain", "pod", f"default/{name}", f"--kubeconfig={cluster.kubeconfig}", "-o", "json"])
+    (found,) = json.loads(capsys.readouterr().out)["pods"]
+    (there,) = found["nodes"]
+    assert code == (0 if there["fits"] else 1)
+    return {**there, "standing": found["standing"]}
+
+
+def test_parts_of_one_gpu_in_two_namespaces(node: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     ours = claiming("first", "ten")
     theirs = claiming("second", "twenty", namespace=OTHER)
     node.apply(template("ten", part("10Gi", 25)), template("twenty", part("20Gi"), namespace=OTHER))
@@ -173,6 +185,15 @@ def test_parts_of_one_gpu_in_two_namespaces(node: Cluster) -> None:
 
     node.apply(template("whole", WHOLE), claiming("whole", "whole"))
     assert "cannot allocate all claims" in refused(node, "whole")
+    waits = explained(node, capsys, "whole")
+    assert "cannot allocate all claims" in waits["standing"]
+    assert (
+        f"has {UNITS - 30}Gi of {UNITS}Gi of memory left, {UNITS}Gi is asked for" in waits["reason"]["text"]
+    )
+    # As the scheduler has it: after the two have ended, the pod runs.
+    changes = [change["text"] for change in waits["changes"]]
+    assert changes == [f"wait until pods {OTHER}/second, default/first have ended, or end it"]
+    assert waits["enough"]
     node.kubectl("delete", "pod", "first", "--wait")
     node.kubectl("delete", "pod", "second", "-n", OTHER, "--wait")
     node.until_phase("whole", "Running", timeout_s=90)
@@ -247,11 +268,36 @@ def test_a_mig_device_by_its_profile_and_the_next_best(node: Cluster) -> None:
     assert node.environment("second")["PARTAGE_MEMORY_BYTES"] == str(10 << 30)
 
 
-def test_what_a_claim_needs_and_does_not_get_is_said_in_its_pods_events(node: Cluster) -> None:
-    config = {"apiVersion": "partage.dev/v1", "kind": "ShareConfig", "need": "hard"}
+def test_what_a_claim_needs_and_does_not_get_is_said_in_its_pods_events(
+    node: Cluster, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = {**SHARE_CONFIG, "need": "hard"}
     node.apply(template("strict", EVEN, config=config), claiming("strict", "strict"))
     said = node.until("it is refused", lambda: node.events("FailedPrepareDynamicResources", "strict"))
     assert "needs memory that is hard" in said[-1]
+    capsys.readouterr()
+    assert run(["explain", "pod", "default/strict", f"--kubeconfig={node.kubeconfig}"]) == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert "It does not start: FailedPrepareDynamicResources: " in out
+    assert "needs memory that is hard" in out
+
+
+def test_time_slices_are_one_claims_and_the_next_one_waits_for_its_end(node: Cluster) -> None:
+    """A pod that was deleted by force holds its claim until it has ended."""
+    long, short = ({**SHARE_CONFIG, "interval": interval} for interval in ("long", "short"))
+    node.apply(template("long", EVEN, config=long), template("short", EVEN, config=short))
+    node.apply(claiming("long", "long"))
+    node.until_phase("long", "Running")
+    node.apply(claiming("short", "short"))
+    said = node.until("it is refused", lambda: node.events("FailedPrepareDynamicResources", "short"))
+    assert re.search(r"of which claim default/long-\S+ has long", said[-1])
+    node.kubectl("delete", "pod", "long", "--force", "--grace-period=0")
+    node.until_phase("short", "Running")
+    (claim,) = (
+        one for one in node.get("resourceclaims")["items"] if one["metadata"]["name"].startswith("short")
+    )
+    (device,) = claim["status"]["devices"]
+    assert (device["data"]["means"], device["conditions"][0]["status"]) == ("nothing", "False")
 
 
 def test_containers_and_pods_share_a_claim(node: Cluster) -> None:

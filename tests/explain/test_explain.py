@@ -428,7 +428,6 @@ REQUIRED = "requiredDuringSchedulingIgnoredDuringExecution"
         ({"affinity": {"podAffinity": {REQUIRED: [{"topologyKey": "zone"}]}}}, "podAffinity"),
         ({"topologySpreadConstraints": [{"whenUnsatisfiable": "DoNotSchedule"}]}, "topologySpread"),
         ({"volumes": [{"name": "data", "persistentVolumeClaim": {"claimName": "d"}}]}, "volumes"),
-        ({"resourceClaims": [{"name": "gpu"}]}, "DRA"),
         ({"schedulingGates": [{"name": "quota"}]}, "scheduling gates (quota)"),
         ({"schedulerName": "volcano"}, "the scheduler volcano"),
         ({"runtimeClassName": "kata"}, "runtime class kata"),

@@ -17,7 +17,7 @@ SINCE = "2026-03-01T09:30:00Z"
 
 def node_object(name: str, report: Report, **more: Any) -> Json:
     """The Node of an agent with this report. more: annotations, labels, kubelet (status of Ready)."""
-    held = ((one.resource, one.id, one.holders) for one in report.entries)
+    held = ((one.resource, one.id, one.holders, one.claim) for one in report.entries)
     annotations = {
         PLAN: plan_annotation(pending_gpus(report), "", SINCE),
         GPU_MEMORY: memory_annotation(node_memory(report.offer, held)),

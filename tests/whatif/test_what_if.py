@@ -291,3 +291,53 @@ def test_an_entry_for_other_nodes_of_the_fleet_is_no_warning(
     said = capsys.readouterr().err
     assert "l4.yaml: gpus[0].select: matches no GPU" in said
     assert "t4.yaml" not in said
+
+
+CLAIMS = """\
+version: partage/v1
+gpus:
+  - {select: {index: [0]}, via: claims, time-slicing: {unit: 1Gi}}
+  - {select: {index: [1]}, via: claims, mig: {layout: [3g.40gb, 3g.40gb]}}
+  - {select: rest, exclusive: {}}
+"""
+
+
+def asking(device_class: str, *selectors: str, **capacity: str) -> dict[str, Any]:
+    asks: dict[str, Any] = {"deviceClassName": device_class, "capacity": {"requests": capacity}}
+    asks["selectors"] = [{"cel": {"expression": one}} for one in selectors]
+    return {"devices": {"requests": [{"name": "gpu", "exactly": asks}]}}
+
+
+def test_pods_with_claims_get_shares_as_a_node_gives_them(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """60 of 79 GiB, then 30 that wait for their end; two MIG devices and no third; a GPU by name; and what no
+    GPU has.
+    """
+    mig = asking("mig.partage.dev")
+    pods = [
+        {"name": "large", "lastsSeconds": 100, "claims": [asking("gpu.partage.dev", memory="60Gi")]},
+        {"name": "waits", "createdSeconds": 1, "claims": [asking("gpu.partage.dev", memory="30Gi")]},
+        {"name": "both", "createdSeconds": 2, "claims": [mig, mig]},
+        {"name": "third", "createdSeconds": 3, "claims": [mig]},
+        {"name": "by-name", "createdSeconds": 4, "requests": {"nvidia.com/gpu": 1}},
+        {"name": "never", "createdSeconds": 5, "claims": [asking("gpu.partage.dev", memory="90Gi")]},
+    ]
+    Path("pods.json").write_text(json.dumps({"pods": pods}))
+    Path("claims.yaml").write_text(CLAIMS)
+    words = ["simulate", "--trace", "pods.json", "--machines", "3xh100-sxm5-80gb", "--policy", "claims.yaml"]
+    assert run([*words, "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["policies"]
+    assert (found["atOnce"], found["waited"], found["stillWaiting"]) == (3, 1, 1)
+    (never,) = found["never"]
+    assert (found["neverFit"], never["cause"]) == (1, "claim")
+    assert "has memory 79Gi in all, 90Gi is asked for" in never["message"]
+    # In the end 30 of 79 GiB, two MIG devices of 0.496 each, and a whole GPU.
+    assert found["overTime"][-1]["held"] == 2.372
+
+    wrong = [{"name": "a", "claims": [{"devices": {"requests": [{"name": "gpu"}]}}]}]
+    Path("pods.json").write_text(json.dumps({"pods": wrong}))
+    assert run(words) == 2
+    said = capsys.readouterr().err
+    assert "claims[0].devices.requests[0]" in said
+    assert "needs one of exactly and firstAvailable" in said

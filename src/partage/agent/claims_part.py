@@ -14,11 +14,14 @@ from partage.plan.serve.ledger import Ledger
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from partage.edges.hardware.port import Hardware
     from partage.model.claim import ClaimHold
 
-    ConnectClaims = Callable[[AgentOptions, Ledger, Callable[[], float], Callable[[], None]], "ClaimsPart"]
-    """Makes the part from options, ledger, clock, and ``ask`` for a turn. What claims held before
-    is in the ledger then; nothing is asked yet."""
+    ConnectClaims = Callable[
+        [AgentOptions, Ledger, Callable[[], float], Callable[[], None], Hardware], "ClaimsPart"
+    ]
+    """Makes the part from options, ledger, clock, ``ask`` for a turn, and the hardware. What claims held
+    before is in the ledger then; nothing is asked yet."""
 
 
 class ClaimsPart(Protocol):

@@ -35,6 +35,7 @@ from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import may_exist, socket_identity
 from partage.model.gpu import Inventory, devices_of
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName
+from partage.plan.reconcile.asked_intervals import asked_intervals
 from partage.plan.reconcile.node_plan import NodePlan
 from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.serve.fragmentation import Refusals
@@ -86,7 +87,7 @@ class KubeletService(NodeService):
         self.cluster = connect(options, status, ask, self._know, self.policies.judge_again)
         if options.rollout:
             self.policies.may_change = self.cluster.may_change
-        self.claims = connect_claims(options, self.ledger, clock, ask)
+        self.claims = connect_claims(options, self.ledger, clock, ask, hardware)
         self.cordon = CordonObserver(options.state_dir, self.changes, intervals, ask)
         self.other_plugins = OtherPluginObserver(
             directory=options.kubelet_dir,
@@ -194,6 +195,9 @@ class KubeletService(NodeService):
 
     async def until_usable(self, inventory: Inventory) -> None:
         await self.cdi.wait_until_written(inventory)
+
+    def slices_asked(self) -> bool:
+        return bool(asked_intervals(self.ledger.entries()))
 
     def look_for_others(self) -> None:
         self.other_plugins.look()

@@ -32,7 +32,13 @@ from partage.plan.report import (
     gpu_reports,
     resource_reports,
 )
-from partage.plan.serve.claim_offer import NodeMoment, asked_by_claim, claim_offer, options_for_claims
+from partage.plan.serve.claim_offer import (
+    NodeMoment,
+    asked_by_claim,
+    claim_offer,
+    in_force,
+    options_for_claims,
+)
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.turn import NodeState, TurnInput, TurnResult, turn
 
@@ -119,8 +125,9 @@ class Loop(Struct):
         if observed.daemons is not None:
             trusted = with_trust(observed.daemons, parts.pipe_tenants.trust)
             observed = replace(observed, daemons=trusted)
-        if parts.policies.desired is not None:
-            parts.originals.prune(parts.policies.desired, observed)
+        if (desired := parts.policies.desired) is not None:
+            wanted = parts.planner.with_claims(desired, parts.ledger.entries())
+            parts.originals.prune(wanted, observed)
         return Snapshot(
             now_s=parts.clock(),
             observed=observed,
@@ -241,7 +248,9 @@ class Loop(Struct):
         parts, options = self.parts, options_for_claims(terms.options)
         cordoned, bare = parts.cordon.gpus(node.known), parts.cdi.why_unusable(options)
         now = NodeMoment(node.known, self.state.serving, self.view, self.state.health, cordoned, bare)
-        parts.claims.publish(claim_offer(now), replace(terms, options=options))
+        watch_of = parts.policies.desired.watch_of if parts.policies.desired else {}
+        offer = replace(claim_offer(now), in_force=in_force(parts.settings.observed(node), watch_of))
+        parts.claims.publish(offer, replace(terms, options=options))
 
     def _report(self, seen: TurnInput, done: TurnResult, began_s: float) -> None:
         parts = self.parts

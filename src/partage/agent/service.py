@@ -112,6 +112,7 @@ class NodeService(ABC):
             until_usable=self.until_usable,
             ask=ask,
             look=self.look_for_others,
+            slices_asked=self.slices_asked,
         )
         self.reconciler = Reconciler(port, clock, ask, intervals.retry_s)
         self.history: HistoryObserver | None = None
@@ -157,6 +158,10 @@ class NodeService(ABC):
     def look_for_others(self) -> None:
         """See whether somebody else gives these GPUs away; nobody does."""
         return
+
+    def slices_asked(self) -> bool:
+        """Whether a claim asks for time slices; there are none without a kubelet."""
+        return False
 
     def stop(self) -> None:
         """The tasks were cancelled: end what was started beside them."""

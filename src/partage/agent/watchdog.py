@@ -29,7 +29,14 @@ from partage.model.share import NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.guarantees import gpus_to_watch, gpus_unwatched
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.watchdog import Violation, ViolationKind, WatchResult, check_usage, grants_of
+from partage.plan.serve.watchdog import (
+    Violation,
+    ViolationKind,
+    WatchResult,
+    check_usage,
+    gpus_that_claims_watch,
+    grants_of,
+)
 from partage.units import format_bytes
 
 log = logging.getLogger(__name__)
@@ -72,6 +79,7 @@ class Watchdog(Struct):
     _offer: NodeOffer = field(default_factory=dict)
     _promised: NodeOffer = field(default_factory=dict)
     _watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
+    _by_policy: frozenset[GpuUuid] = frozenset()
     _watched: frozenset[GpuUuid] = frozenset()
     _sees: bool = False
     _missed: int = 0
@@ -87,15 +95,16 @@ class Watchdog(Struct):
         wanted = desired.offer if desired else {}
         self._offer = offer
         self._promised = {gpu: (*offer.get(gpu, ()), *wanted.get(gpu, ())) for gpu in {**wanted, **offer}}
-        watched = gpus_to_watch(self._promised, self._watch_of)
+        self._by_policy = gpus_to_watch(self._promised, self._watch_of)
+        watched = self._by_policy | gpus_that_claims_watch(self.ledger.entries(), offer)
         if watched != self._watched:
             self._watched = watched
             self._news.set()
 
     @property
     def watched(self) -> frozenset[GpuUuid]:
-        """GPUs whose use is seen at this moment."""
-        return self._watched if self._sees else frozenset()
+        """GPUs whose use is seen at this moment, and watched for all containers."""
+        return self._by_policy if self._sees else frozenset()
 
     @property
     def unwatched(self) -> frozenset[GpuUuid]:
@@ -191,8 +200,8 @@ class Watchdog(Struct):
 
     def _is_due(self, case: _Case) -> bool:
         """While processes may be hidden, the pids may differ from those of the MPS daemon."""
-        wanted = self._watch_of.get(case.violation.usage.gpu, WatchAction.WARN)
-        over = case.violation.concern is ViolationKind.OVER and wanted is WatchAction.KILL
+        violation = case.violation
+        over = violation.concern is ViolationKind.OVER and violation.wanted is WatchAction.KILL
         return over and self._sees and case.checks >= PATIENCE and not case.ending
 
     async def _end(self, case: _Case) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING
 
@@ -21,10 +21,13 @@ from partage.model.policy import ALL_EXCLUSIVE
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.claims.decide.book import ClaimBook
+    from partage.claims.model.request import DeviceClass
     from partage.kubernetes.manifests.manifest import Resources
     from partage.model.gpu import Inventory
     from partage.model.node_labels import NodeLabels
     from partage.model.policy import Policy
+    from partage.model.share import NodeOffer
     from partage.providers.decide.subjects import Group
 
 
@@ -64,8 +67,9 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     """Check policies, manifests and stories for errors.
 
     FILE is a policy (Partage's own format, NVIDIA's device-plugin file, mig-parted's), a Kubernetes
-    manifest, a ConfigMap with such policies, a machine, a story or a cluster's worker groups; - is standard
-    input. A directory stands for the files in it (*.yaml, *.yml, *.json).
+    manifest (of pods, ResourceClaims, DeviceClasses), a ConfigMap with such policies, a machine, a story or a
+    cluster's worker groups; - is standard input. A directory stands for the files in it (*.yaml, *.yml,
+    *.json).
 
     With --machine or --this-node the policies are also checked against that machine: warnings say what
     weakens their guarantees there, and pods are compared with what the policies offer. The last lines say
@@ -83,6 +87,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     context = _context(papers, policy, config, machine, this_node=this_node)
     if provider is not None:
         context = _with_provider(context, provider, papers)
+    context = replace(context, classes=_classes(papers))
     verdicts += [verdict for paper in papers for verdict in check_file(paper, context)]
     if not files and context.inventory is not None:
         verdicts += policy_on_machine(ALL_EXCLUSIVE, "this node", context.inventory)
@@ -171,17 +176,32 @@ def _with_provider(context: CheckContext, name: str, papers: Sequence[Paper]) ->
     return replace(context, provider=replace(found, groups=tuple(groups)))
 
 
+def _classes(papers: Sequence[Paper]) -> Mapping[str, DeviceClass]:
+    """The DeviceClasses of the chart, and of the files."""
+    from partage.claims.check import class_of_object
+    from partage.claims.decide.classes import chart_classes
+
+    found = chart_classes()
+    for paper in papers:
+        if isinstance(paper, ManifestInput):
+            for _, document, _ in objects(paper):
+                if (device_class := class_of_object(document)) is not None:
+                    found[device_class.name] = device_class
+    return found
+
+
 _MACHINE = "name one with --machine NAME, or --this-node"
 
 
 class PolicyOffer(Frozen):
     """What one policy offers on the machine. policy: which one it is. only_cdi: its devices reach containers
-    by CDI only.
+    by CDI only. book: what claims can get.
     """
 
     policy: str
     offered: Resources
     only_cdi: bool = False
+    book: ClaimBook | None = None
 
 
 def offer_of(name: str, policy: Policy, inventory: Inventory) -> PolicyOffer:
@@ -192,7 +212,22 @@ def offer_of(name: str, policy: Policy, inventory: Inventory) -> PolicyOffer:
     from partage.plan.offer.assign import assign
 
     offer = advertise(assign(policy, inventory, geometry_of), inventory, policy)
-    return PolicyOffer(name, plugin_resources(offer), policy.options.only_cdi)
+    return PolicyOffer(
+        name, plugin_resources(offer), policy.options.only_cdi, _book(policy, inventory, offer)
+    )
+
+
+def _book(policy: Policy, inventory: Inventory, offer: NodeOffer) -> ClaimBook | None:
+    """What claims can get, once MIG devices are made; None: nothing is for claims."""
+    from partage.answers.made_devices import with_made_devices
+    from partage.claims.decide.book import book_of_offer
+    from partage.edges.files.catalogue import geometry_of
+    from partage.model.strategy import Via
+
+    if not any(row.via is Via.CLAIMS for rows in offer.values() for row in rows):
+        return None
+    made, there = with_made_devices(policy, inventory, offer)
+    return book_of_offer(made, there, "node", geometry_of)
 
 
 def offers_in(
@@ -235,7 +270,7 @@ def not_compared(
     for paper in papers:
         if isinstance(paper, PolicyInput) and not machine:
             said.append(f"{paper.file}: not compared with the GPUs of a machine: {_MACHINE}")
-        elif isinstance(paper, ManifestInput) and not offers and _has_pods(paper):
+        elif isinstance(paper, ManifestInput) and not offers and _is_compared(paper):
             said.append(
                 f"{paper.file}: not compared with a policy: {_what_lacks(machine=machine, policy=policy)}"
             )
@@ -248,8 +283,12 @@ def _what_lacks(*, machine: bool, policy: bool) -> str:
     return "no policy here can be used on this machine" if machine else f"which GPUs? {_MACHINE}"
 
 
-def _has_pods(paper: ManifestInput) -> bool:
-    return any(True for _, document, _ in objects(paper) for _ in pod_specs_at(document))
+def _is_compared(paper: ManifestInput) -> bool:
+    """Whether it has pods or claims."""
+    from partage.claims.manifests import is_claim_object
+
+    found = [document for _, document, _ in objects(paper)]
+    return any(pod_specs_at(document) or is_claim_object(document) for document in found)
 
 
 def has_policy(papers: Sequence[Paper]) -> bool:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
+
+from msgspec import field
 
 from partage.answers.common_node import ctk_found
 from partage.errors import InputError, Problem, Unsatisfiable
@@ -12,6 +14,7 @@ from partage.kubernetes.manifests.node import CheckedProblem
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.claims.model.request import DeviceClass
     from partage.cli.check import PolicyOffer
     from partage.kubernetes.manifests.input_files import GroupsInput, ManifestInput, ManifestObject, Paper
     from partage.model.gpu import Inventory
@@ -22,13 +25,15 @@ if TYPE_CHECKING:
 
 class CheckContext(Frozen):
     """What files are checked against. inventory, labels, provider: None where nothing was given. offers: what
-    policies offer there, for the pods of manifests; a pod is for the one that has what it asks for.
+    policies offer there, for the pods of manifests; a pod is for the one that has what it asks for. classes:
+    the DeviceClasses that claims can name.
     """
 
     config: str | None
     inventory: Inventory | None
     offers: tuple[PolicyOffer, ...] = ()
     labels: NodeLabels | None = None
+    classes: Mapping[str, DeviceClass] = field(default_factory=dict)
     provider: ProviderContext | None = None
 
 
@@ -197,6 +202,8 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
 def _object(
     paper: ManifestInput, manifest_object: ManifestObject, context: CheckContext, offer: PolicyOffer | None
 ) -> Iterator[CheckedProblem]:
+    from partage.claims.check import ClaimTerms, claim_findings
+    from partage.claims.decide.book import ClaimBook
     from partage.cli.dialects import dialect_findings
     from partage.cli.manifest_amounts import amount_findings
     from partage.kubernetes.manifests.manifest import findings
@@ -215,6 +222,9 @@ def _object(
         models_here=_models_of(context.inventory),
     )
     yield from amount_findings(document, paper.file, path, offered, line_of)
+    book = None if offer is None else offer.book or ClaimBook()
+    terms = ClaimTerms(context.classes, models_with, book, tuple(map(str, offered or ())))
+    yield from claim_findings(document, paper.file, path, line_of, terms)
     if context.provider is None:
         yield from dialect_findings(document, paper.file, path, line_of)
     else:

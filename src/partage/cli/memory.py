@@ -27,7 +27,9 @@ def memory_here(machine: str | None, run_dir: str | None) -> list[InspectedNode]
             "no agent runs here, and only an agent knows who holds what",
             "run it on a node with an agent; in a cluster: partage inspect NODE",
         )
-    memory = node_memory(report.offer, ((row.resource, row.id, row.holders) for row in report.held))
+    memory = node_memory(
+        report.offer, ((row.resource, row.id, row.holders, row.claim) for row in report.held)
+    )
     return [InspectedNode(socket.gethostname(), "", memory)] if memory.cards else []
 
 

@@ -37,4 +37,5 @@ def _spec(daemon: DaemonState) -> DaemonSpec | None:
         limits.threads_percent,
         daemon.multi_user,
         limits.namespaces,
+        limits.slots,
     )

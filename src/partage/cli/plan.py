@@ -14,7 +14,7 @@ from partage.answers.verb import unexpected, verb
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from partage.answers.documents.plan import PlanDocument
+    from partage.cli.plan_document import PlanDocument
 
 
 @verb("plan")
@@ -103,8 +103,10 @@ def plan_document(planned: PolicyOnNode) -> PlanDocument:
     """The JSON answer."""
     from partage.answers.documents.document import PolicySource, row
     from partage.answers.documents.node import driver_row
-    from partage.answers.documents.plan import PlanAgent, PlanDocument, all_steps, planned_gpu_rows, step_rows
+    from partage.answers.documents.plan import all_steps, planned_gpu_rows, step_rows
     from partage.answers.documents.resources import resource_rows
+    from partage.claims.decide.claimable import claimable
+    from partage.cli.plan_document import PlanAgent, PlanDocument
 
     report, inventory = planned.report, planned.inventory
     return PlanDocument(
@@ -116,6 +118,7 @@ def plan_document(planned: PolicyOnNode) -> PlanDocument:
         agent=None if report is None else PlanAgent(report.agent.version, report.at),
         caveats=tuple(caveat.sentence for caveat in planned.caveats),
         problems=tuple(planned.warnings),
+        claimable=claimable(planned.offer),
     )
 
 
@@ -123,11 +126,14 @@ def _print(planned: PolicyOnNode, console: Console) -> None:
     from partage.answers.documents.plan import all_steps, step_rows
     from partage.answers.render.rows import unsettled_lines
     from partage.answers.render.tables import guarantees_used, resources_table
+    from partage.claims.decide.claimable import claimable
     from partage.cli.plan_tables import steps_table
     from partage.model.step import Verify
 
     console.print(resources_table(planned.offer))
     console.print(guarantees_used(planned.offer))
+    for row in claimable(planned.offer):
+        console.print(str(row))
     if steps := [step for step in all_steps(planned.plan) if not isinstance(step, Verify)]:
         console.print()
         console.print(steps_table(step_rows(steps, planned.inventory)))

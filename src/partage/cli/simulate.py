@@ -49,6 +49,7 @@ FALSE = 1
 )
 @click.option(
     "--fleet",
+    "--nodes",
     metavar="FILE",
     shell_complete=completion.files,
     help="With --trace: the nodes, CSV with sn, cpu_milli, memory_mib, gpu, model.",
@@ -69,6 +70,22 @@ FALSE = 1
     help="With --fleet: which GPU a model name of that file is, V100M16=v100-sxm2-16gb.",
 )
 @click.option(
+    "--placement",
+    "placements",
+    multiple=True,
+    type=click.Choice(["ssp", "ssp-exact", "fgd", "bestfit", "stock"]),
+    help="With --trace and --nodes: how much of the GPUs pods get if their nodes are chosen so. More pods "
+    "come than fit, and none ends. ssp: kube-scheduler with Partage's extender; stock: without. May be given "
+    "several times.",
+)
+@click.option(
+    "--load",
+    type=click.IntRange(1, 1000),
+    default=130,
+    show_default=True,
+    help="With --placement: pods come until they have asked for so many percent of all GPUs.",
+)
+@click.option(
     "--plot", metavar="FILE", help="With --trace: also draw GPUs in use and waiting pods: .png or .svg."
 )
 @http_option("Serve the page of the simulated node while the story is played; port 0: any free port.")
@@ -86,6 +103,8 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     fleet: str | None,
     machines: tuple[str, ...],
     gpu_models: tuple[str, ...],
+    placements: tuple[str, ...],
+    load: int,
     plot: str | None,
     http: str | None,
     serve: bool,
@@ -102,12 +121,22 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     With --trace in place of STORY: what happens to the pods of a trace on the nodes of --fleet or --machines
     under each --policy: which start at once, wait, or fit nowhere, and how much of the GPUs is used. Pods go
     where the default rules of kube-scheduler send them, and get the shares that the agent there would give.
+    With --placement in place of --policy: how much of the GPUs is given away at most, for each way to choose
+    nodes.
 
     Exit code 0: every expectation was met; 1: one was not; 2: story, trace or policy is wrong; 3: impossible.
     """
     if trace is not None:
         if story is not None or machine is not None or http is not None or serve:
             raise click.UsageError("--trace goes without STORY, --machine, --http and --serve")
+        if placements:
+            if machines or gpu_models or policy or config:
+                raise click.UsageError(
+                    "--placement goes without --machines, --gpu-model, --policy and --config"
+                )
+            from partage.whatif.verb_placement import PlacementOptions, print_placements
+
+            return print_placements(PlacementOptions(trace, fleet, placements, load, seed, plot, output))
         from partage.whatif.verb import WhatIfOptions, print_what_if
 
         return print_what_if(
@@ -115,8 +144,8 @@ def command(  # noqa: PLR0917 - click calls it by keyword
         )
     if story is None:
         raise click.UsageError("a STORY is needed, or --trace FILE")
-    if fleet or machines or gpu_models or plot:
-        raise click.UsageError("--fleet, --machines, --gpu-model and --plot go with --trace")
+    if fleet or machines or gpu_models or plot or placements:
+        raise click.UsageError("--fleet, --machines, --gpu-model, --placement and --plot go with --trace")
     if len(policy) > 1:
         raise click.UsageError("a story is played with one --policy; several go with --trace")
     from partage.lab.stories.read import read_story

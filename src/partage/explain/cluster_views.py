@@ -30,6 +30,7 @@ NO_REPORT = (
     "which GPU has what is known to the agent of the node only: give its report.json with --reports FOLDER"
 )
 _KUBELET_READY = "Ready"
+_NOT_PREPARED = "FailedPrepareDynamicResources"
 _ENDED = ("Succeeded", "Failed")
 _UNDER_WAY = "Change"
 """What the reasons of PartagePolicyInForce begin with while the policy is in force and GPUs change."""
@@ -265,6 +266,16 @@ def standing_of(pod: Object, events: Sequence[Object]) -> str:
     return " ".join(said)
 
 
+def start_trouble(pod: Object, events: Sequence[Object]) -> str:
+    """Why a pod that is bound to a node does not start there, a sentence: a claim that the node refuses.
+    Empty: it runs, or nobody says.
+    """
+    newest = _newest_warning([row for row in events if text_at(row, "reason") == _NOT_PREPARED])
+    if text_at(pod, "status", "phase") != "Pending" or not newest:
+        return ""
+    return f"It does not start: {newest}"
+
+
 def running_since(pod: Object) -> str:
     """`` since 2026-03-01T09:30:00Z``; empty for a pod that has not started."""
     since = text_at(pod, "status", "startTime")
@@ -274,6 +285,8 @@ def running_since(pod: Object) -> str:
 def holdings_on_node(needs: PodNeeds, view: NodeView | None) -> str:
     """What a pod holds as far as the Node says it: sentences that follow how it stands."""
     asks = [f"{amount_text(name, amount)} ({container.words})" for container, name, amount in needs.asks]
+    if needs.claims_at:
+        return f" It has devices by {listed(sorted(needs.claims_at), 6)}."
     if not asks:
         return " It asks for no GPU and holds none."
     text = f" It holds {listed(asks, 8)}"

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from typing import Literal
 
 from partage.answers.documents.document import Document
-from partage.explain.decide.changes import AskFewer, AskOther, Change, RaiseReplicas
+from partage.claims.decide.nearest import device_words
+from partage.explain.decide.changes import (
+    AskFewer,
+    AskOther,
+    Change,
+    ClaimLess,
+    ClaimOtherClass,
+    DropSelector,
+    RaiseReplicas,
+)
 from partage.explain.decide.explain import NodeVerdict
 from partage.explain.decide.gpus import GpuVerdict
 from partage.explain.decide.job import JobNodeVerdict
@@ -18,7 +27,14 @@ from partage.plan.serve.ledger_entry import Certainty
 from partage.slurm.model.job import JobId
 from partage.values import Frozen
 
-_WEIGHTS: Mapping[type, int] = {AskFewer: 2, AskOther: 3, RaiseReplicas: 3}
+_WEIGHTS: Mapping[type, int] = {
+    AskFewer: 2,
+    AskOther: 3,
+    RaiseReplicas: 3,
+    ClaimLess: 2,
+    ClaimOtherClass: 3,
+    DropSelector: 3,
+}
 """Changes that count for more than one."""
 
 
@@ -45,6 +61,29 @@ class ExplainedGpuRow(Frozen):
     change: ChangeRow | None
 
 
+class GivenDeviceRow(Frozen):
+    """A device that a claim of the pod would get. claim: as the pod calls it. request: of an alternative
+    ``req/sub``. device: its name in the pool. gpu: index; None: not published. text: how much of it.
+    """
+
+    claim: str
+    request: str
+    device: str
+    gpu: int | None
+    text: str
+
+
+class ClaimAskRow(Frozen):
+    """What one request of a claim asks for. claim: as the pod calls it. source: the object that says so.
+    asks: each alternative, the best first.
+    """
+
+    claim: str
+    source: str
+    request: str
+    asks: tuple[str, ...]
+
+
 class ExplainedNodeRow(Frozen):
     """The pod on one node.
 
@@ -52,7 +91,7 @@ class ExplainedNodeRow(Frozen):
     this order; enough: the pod fits then. others: other ways out of the first reason, each with all that it
     needs. more: further reasons. refused_at_node: the scheduler would send the pod here, and the node would
     refuse it. assumed: labels that the pod wants and of which nothing is known here; they count as present.
-    remarks: what to know about the node.
+    remarks: what to know about the node. gives: where the pod fits, devices for its claims.
     """
 
     name: str
@@ -66,6 +105,7 @@ class ExplainedNodeRow(Frozen):
     assumed: tuple[str, ...]
     remarks: tuple[str, ...]
     gpus: tuple[ExplainedGpuRow, ...]
+    gives: tuple[GivenDeviceRow, ...] = ()
 
 
 class AskedRow(Frozen):
@@ -80,7 +120,7 @@ class ExplainedPodRow(Frozen):
     """One pod. standing: how it stands in the cluster, a sentence; empty: it was not asked. nodes: those that
     it fits first, then those where least has to be done; none for a pod that runs. holds: what it holds, as
     far as that is known. runs: it is bound to a node that has not refused it. not_judged: what the pod asks
-    for that was not looked at: the scheduler may refuse it for that.
+    for that was not looked at: the scheduler may refuse it for that. claims: what its claims ask for.
     """
 
     name: str
@@ -90,6 +130,7 @@ class ExplainedPodRow(Frozen):
     holds: tuple[ExplainedShareRow, ...] = ()
     runs: bool = False
     not_judged: tuple[str, ...] = ()
+    claims: tuple[ClaimAskRow, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -193,6 +234,11 @@ def explained_pod(
             _node_row(verdict, remarks.get(verdict.node, ())) for verdict in sorted(verdicts, key=_nearness)
         ),
         not_judged=pod.not_judged if verdicts else (),
+        claims=tuple(
+            ClaimAskRow(claim.name, claim.spec.title, request.name, tuple(way.words for way in request.ways))
+            for claim in pod.claims
+            for request in claim.spec.requests
+        ),
     )
 
 
@@ -217,6 +263,16 @@ def _node_row(verdict: NodeVerdict, remarks: tuple[str, ...]) -> ExplainedNodeRo
         assumed=verdict.assumed,
         remarks=remarks,
         gpus=tuple(map(_gpu_row, verdict.gpus)),
+        gives=tuple(
+            GivenDeviceRow(
+                one.claim,
+                one.way.name,
+                one.device.device.name,
+                one.device.gpu_index,
+                device_words(one.device, one.amounts),
+            )
+            for one in verdict.gives
+        ),
     )
 
 

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from partage.answers.made_devices import with_made_devices
 from partage.edges.files.catalogue import geometry_of
 from partage.errors import InputError, Unsatisfiable
 from partage.explain.decide.node import (
@@ -29,6 +30,8 @@ if TYPE_CHECKING:  # the report imports all of the agent's status
     from partage.answers.documents.report import PlannedFrom, ReportDocument, ReportedGpuRow
     from partage.answers.node_plan import PolicyOnNode
 
+CLAIMS_NOT_SERVED = "claims-not-served"
+"""The reason in the agent's report; see docs/reference/probes.md."""
 NO_GPU = "the node has no NVIDIA GPU"
 
 _UNSETTLED = (Phase.WAITING, Phase.WITHDRAWING, Phase.READY, Phase.CHANGING, Phase.VERIFYING)
@@ -38,7 +41,7 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
     """The node as its policy would have it, with nobody on it. labels: None: those that Partage would
     write.
     """
-    inventory = planned.inventory
+    offer, inventory = with_made_devices(planned.policy, planned.inventory, planned.offer)
     lost = {gpu.uuid or GpuUuid(f"lost-{gpu.index}"): gpu for gpu in inventory.lost}
     gpus = [GpuView(gpu.index, gpu.uuid, gpu.product) for gpu in inventory]
     gpus += [GpuView(gpu.index, uuid) for uuid, gpu in lost.items()]
@@ -46,7 +49,7 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
     return NodeView(
         name=name,
         gpus=tuple(sorted(gpus, key=lambda gpu: gpu.index)),
-        offer=planned.offer,
+        offer=offer,
         obstacles={uuid: (Unhealthy(f"it does not answer: {gpu.reason}"),) for uuid, gpu in lost.items()},
         links=inventory.links,
         allocation=planned.policy.options.allocation,
@@ -82,6 +85,7 @@ def view_of_report(name: str, report: ReportDocument, labels: Mapping[str, str] 
         policy_trouble=_policy_trouble(report),
         labels={**_own_labels(report, seen), **(known or {})},
         all_labels=known is not None,
+        claims_trouble=_claims_trouble(report),
     )
     return _narrowed(view, report)
 
@@ -105,6 +109,10 @@ def _trouble(report: ReportDocument) -> tuple[str, str]:
     if driver.state != "ok":
         return driver.reason or "there is no usable driver", driver.hint or ""
     return ("" if report.gpus else NO_GPU), ""
+
+
+def _claims_trouble(report: ReportDocument) -> str:
+    return next((one.message for one in report.degraded if one.code == CLAIMS_NOT_SERVED), "")
 
 
 def _policy_trouble(report: ReportDocument) -> str:

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from partage.errors import InputError, Problem
 from partage.explain.decide.amounts import CPU
-from partage.explain.decide.pod import LabelRule, PodNeeds, Term, Toleration
+from partage.explain.decide.pod import ClaimSource, LabelRule, PodNeeds, Term, Toleration
 from partage.kubernetes.manifests.manifest import gpus_of_whole_pod, requests_without_limits
 from partage.kubernetes.manifests.names import name_findings
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
+from partage.kubernetes.manifests.pod_claims import BY_NAME, BY_TEMPLATE, pod_claim_findings
 from partage.kubernetes.manifests.pods import object_name, pod_specs_at
 from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.model.pod import Container
@@ -65,10 +66,6 @@ def _not_judged(spec: ManifestNode) -> Iterator[str]:
 
 def _of_containers(spec: ManifestNode) -> Iterator[str]:
     containers = [node for key in ("initContainers", "containers") for node in spec.at(key).items]
-    if spec.at("resourceClaims").items or any(
-        container.at("resources", "claims").items for container in containers
-    ):
-        yield "device claims (DRA)"
     if any(port.at("hostPort").value for container in containers for port in container.at("ports").items):
         yield "ports of the node (hostPort)"
 
@@ -153,6 +150,7 @@ class _SpecReader:
             overhead=self._amounts(spec.at("overhead")),
             whole=self._whole((*inits, *mains)),
             not_judged=not_judged(spec),
+            claim_sources=tuple(self._claims()),
         )
         if self._problems:
             raise InputError(self._problems)
@@ -188,6 +186,13 @@ class _SpecReader:
             except ValueError as error:
                 self._wrong(place.at(key), str(error), "correct it")
         return {key: amount for key, amount in found.items() if amount}
+
+    def _claims(self) -> Iterator[ClaimSource]:
+        self._refused(pod_claim_findings(self._spec))
+        for place in self._spec.at("resourceClaims").items:
+            by_name, by_template = self._text(place.at(BY_NAME)), self._text(place.at(BY_TEMPLATE))
+            kind = "ResourceClaim" if by_name else "ResourceClaimTemplate"
+            yield ClaimSource(self._text(place.at("name")), kind, by_name or by_template)
 
     def _affinity(self) -> tuple[Term, ...] | None:
         place = self._spec.at(*_AFFINITY)

@@ -33,20 +33,23 @@ _FREE = "nothing: it has room"
 def pod_lines(pod: ExplainedPodRow, *, everything: bool = False) -> Iterator[RenderableType]:
     """What is known about one pod. everything: each node and GPU, also of a pod that fits."""
     asks = [f"{amount_text(ask.resource, ask.amount)} ({ask.container})" for ask in pod.asks]
+    asks += [f"{' or '.join(ask.asks)} (claim {ask.claim}, request {ask.request})" for ask in pod.claims]
     asks_for = f"{pod.name} asks for {listed(asks, 8) or 'no GPU'}"
     if pod.fits and not pod.runs and not pod.standing and not everything:
         yield Text(f"{asks_for}, and fits on {_where(pod)}.", style="bold")
+        yield from _gives(pod)
         yield from _doubts(pod, most=_MOST_REMARKS)
         return
     yield Text(f"{asks_for}.", style="bold")
     if pod.standing:
         yield Text(pod.standing)
-    if pod.runs:
+    if pod.runs or (pod.standing and not pod.nodes):
         if pod.holds:
             yield Text()
             yield from share_lines(pod.holds)
         return
     yield Text(_outcome(pod))
+    yield from _gives(pod)
     if pod.nodes:
         yield Text()
         groups = _alike(pod.nodes)
@@ -55,6 +58,13 @@ def pod_lines(pod: ExplainedPodRow, *, everything: bool = False) -> Iterator[Ren
             yield Text(f"and {count_of(left, 'node')} more, which are further away; -o json has all")
     yield from _next_steps(pod)
     yield from _doubts(pod)
+
+
+def _gives(pod: ExplainedPodRow) -> Iterator[Text]:
+    """What its claims would get of the first node that it fits."""
+    node = next((node for node in pod.nodes if node.fits), None)
+    for given in () if node is None else node.gives:
+        yield Text(f"Claim {given.claim}, request {given.request}: {given.text}.")
 
 
 def _doubts(pod: ExplainedPodRow, most: int | None = None) -> Iterator[Text]:

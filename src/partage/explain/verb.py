@@ -65,7 +65,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     FILE: a manifest of a Pod, Deployment, Job or the like; - is standard input. The answer says for each node
     and GPU why the pod does not fit, and which smallest change would help. The pod is tried on this node as
     its agent reports it, on simulated nodes (--machine, --policy), on the nodes of --reports, or on those of
-    a cluster.
+    a cluster. Its ResourceClaims are tried, too, with templates and classes of the same file or the cluster.
 
     pod NAMESPACE/NAME: the same for a pod of the cluster. Of a pod that runs: what it holds.
 

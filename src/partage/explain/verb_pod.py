@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
 from partage.answers import common_output
 from partage.errors import Absent, InputError, Unsatisfiable
+from partage.explain.cluster_views import rows_at
+from partage.explain.pod_claims import (
+    NOT_SERVED,
+    ClaimObjects,
+    KnownClaims,
+    claims_of_cluster,
+    claims_of_objects,
+    with_books,
+    with_claims,
+)
 from partage.explain.verb_nodes import SeenNodes, Where, ask_cluster, see_cluster, see_nodes
 
 if TYPE_CHECKING:
@@ -23,19 +34,25 @@ _ASK = "under resources.limits of a container: nvidia.com/gpu: 1; partage show s
 
 def explain_file(file: str, where: Where, output: str) -> int:
     """The pods of a manifest; the exit code."""
-    pods = _read(file)
+    pods, known = _read(file)
     if where.in_cluster:
-        nodes, running = ask_cluster(where, _nodes_and_pods)
+        namespaces = {pod.namespace for pod in pods if pod.claim_sources}
+        (nodes, running), there = ask_cluster(where, partial(_nodes_and_claims, namespaces))
         seen = see_cluster(where, nodes, running)
+        if there is not None:
+            known = known.over(claims_of_cluster(there))
+            seen = replace(seen, nodes=with_books(seen.nodes, there, known))
     else:
         seen = see_nodes(where)
-    asking = [pod for pod in map(_with_resources(seen), pods) if pod.asks]
+        seen = replace(seen, nodes=tuple(replace(node, classes=known.classes) for node in seen.nodes))
+    asking = [with_claims(pod, known) for pod in map(_with_resources(seen), pods)]
+    asking = [pod for pod in asking if pod.asks or pod.claim_sources]
     if not asking:
         raise InputError(f"{file}: no container asks for a GPU or a share of one", _ASK)
     return _print([_explained(pod, seen) for pod in asking], output)
 
 
-def _read(file: str) -> list[PodNeeds]:
+def _read(file: str) -> tuple[list[PodNeeds], KnownClaims]:
     from partage.explain.pod_needs import pods_of
     from partage.kubernetes.manifests.input_files import ManifestInput, objects, read_input_file
 
@@ -44,9 +61,9 @@ def _read(file: str) -> list[PodNeeds]:
         raise InputError(
             f"{file} is no Kubernetes manifest", "a Pod, Deployment, Job, ... with apiVersion and kind"
         )
-    return [
-        pod for path, document, line_of in objects(paper) for pod in pods_of(document, file, path, line_of)
-    ]
+    found = list(objects(paper))
+    pods = [pod for path, document, line_of in found for pod in pods_of(document, file, path, line_of)]
+    return pods, claims_of_objects(found, file)
 
 
 def _with_resources(seen: SeenNodes) -> _Completed:
@@ -56,8 +73,29 @@ def _with_resources(seen: SeenNodes) -> _Completed:
     return lambda pod: with_gpu_resources(pod, offered)
 
 
-async def _nodes_and_pods(reader: ClusterReader) -> tuple[Sequence[Object], Sequence[Object]]:
-    return await reader.nodes(), await reader.pods()
+async def _nodes_and_claims(
+    namespaces: Collection[str], reader: ClusterReader
+) -> tuple[tuple[Sequence[Object], Sequence[Object]], ClaimObjects | None]:
+    """namespaces: of pods with claims; without any, what is there for claims is not asked for."""
+    found = await reader.nodes(), await reader.pods()
+    return found, await _claims(reader, namespaces) if namespaces else None
+
+
+async def _claims(reader: ClusterReader, namespaces: Collection[str]) -> ClaimObjects:
+    try:
+        slices = await reader.slices()
+    except Absent:
+        return ClaimObjects(server=await reader.server_version(), trouble=NOT_SERVED)
+    templates = [
+        row for name in sorted(namespaces) for row in await reader.claim_templates(name or reader.namespace)
+    ]
+    return ClaimObjects(
+        slices=slices,
+        claims=await reader.claims(),
+        templates=templates,
+        classes=await reader.device_classes(),
+        server=await reader.server_version(),
+    )
 
 
 def _explained(pod: PodNeeds, seen: SeenNodes, standing: str = "") -> ExplainedPodRow:
@@ -96,17 +134,21 @@ def explain_live_pod(name: str, namespace: str | None, where: Where, output: str
     from partage.explain.cluster_views import standing_of, text_at
 
     there, pod_name = _full_name(name, namespace)
-    pod, events, nodes, running = ask_cluster(
+    pod, events, nodes, running, claims = ask_cluster(
         where, lambda reader: _live(reader, there or reader.namespace, pod_name)
     )
     seen = see_cluster(where, nodes, running)
     needs = _with_resources(seen)(_needs(pod))
+    if claims is not None:
+        known = claims_of_cluster(claims, pod)
+        seen = replace(seen, nodes=with_books(seen.nodes, claims, known))
+        needs = with_claims(needs, known)
     phase = text_at(pod, "status", "phase")
     if phase == "Succeeded":
         return _print([_ended(needs)], output)
     if text_at(pod, "spec", "nodeName") and phase != "Failed":
-        return _print([_running(needs, pod, seen)], output)
-    if not needs.asks:
+        return _print([_running(needs, pod, seen, events)], output)
+    if not needs.asks and not needs.claim_sources:
         raise InputError(f"no container of {needs.key} asks for a GPU or a share of one", _ASK)
     # A pod that a node has refused keeps its nodeName; the next one of its controller has none.
     return _print([_explained(replace(needs, node=""), seen, standing_of(pod, events))], output)
@@ -128,14 +170,16 @@ def _full_name(name: str, namespace: str | None) -> tuple[str, str]:
 
 async def _live(
     reader: ClusterReader, namespace: str, name: str
-) -> tuple[Object, Sequence[Object], Sequence[Object], Sequence[Object]]:
+) -> tuple[Object, Sequence[Object], Sequence[Object], Sequence[Object], ClaimObjects | None]:
     try:
         pod = await reader.pod(namespace, name)
     except Absent as error:
         raise Unsatisfiable(
             f"there is no pod {namespace}/{name} in this cluster", f"kubectl get pods -n {namespace}"
         ) from error
-    return pod, await reader.events(namespace, name), await reader.nodes(), await reader.pods()
+    events, nodes, pods = await reader.events(namespace, name), await reader.nodes(), await reader.pods()
+    claimed = rows_at(pod, "spec", "resourceClaims")
+    return pod, events, nodes, pods, await _claims(reader, (namespace,)) if claimed else None
 
 
 def _needs(pod: Object) -> PodNeeds:
@@ -152,9 +196,11 @@ def _ended(needs: PodNeeds) -> ExplainedPodRow:
     return replace(row, runs=True)
 
 
-def _running(needs: PodNeeds, pod: Object, seen: SeenNodes) -> ExplainedPodRow:
-    """A pod on a node: what it holds there, as the report or else the Node says."""
-    from partage.explain.cluster_views import holdings_on_node, running_since, text_at
+def _running(needs: PodNeeds, pod: Object, seen: SeenNodes, events: Sequence[Object]) -> ExplainedPodRow:
+    """A pod on a node: what it holds there, as the report or else the Node says; what keeps it from its start
+    there.
+    """
+    from partage.explain.cluster_views import holdings_on_node, running_since, start_trouble, text_at
     from partage.explain.document import explained_pod
     from partage.explain.shares import pod_holdings
 
@@ -165,4 +211,6 @@ def _running(needs: PodNeeds, pod: Object, seen: SeenNodes) -> ExplainedPodRow:
     if not holds:
         view = next((node_view for node_view in seen.nodes if node_view.name == node), None)
         standing += holdings_on_node(needs, view)
-    return replace(explained_pod(needs, (), {}, standing), holds=holds, runs=True)
+    trouble = start_trouble(pod, events)
+    standing += f" {trouble}" if trouble else ""
+    return replace(explained_pod(needs, (), {}, standing), holds=holds, runs=not trouble)

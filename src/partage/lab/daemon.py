@@ -175,7 +175,7 @@ async def simulated_daemon(
 
 def _options(spec: DaemonSpec, home: Path) -> list[str]:
     """One server for all users; limits of namespaces are read from a file."""
-    if not spec.namespaces:
+    if not spec.limits.apart:
         return [MULTI_USER_OPTIONS[spec.protocol]]
     path = home / "mps.toml"
     path.write_text(configuration_file(spec), encoding="utf-8")
@@ -190,7 +190,7 @@ async def _wait_until_it_serves(
     async def serves() -> bool:
         nonlocal problem
         try:
-            if spec.namespaces:
+            if spec.limits.apart:
                 await ControlV3(driver.program, environment).listed()
             else:
                 await ControlV2(driver.program, environment).set_limits(spec)

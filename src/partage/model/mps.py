@@ -33,6 +33,10 @@ it is part of a socket's path.
 """
 
 
+_SLOT = "slot"
+_CLOSED_BYTES, _CLOSED_PERCENT = MIB, 1
+
+
 class MpsNamespace(Frozen):
     """A part of a named server with limits of its own. A process joins it by connecting through its
     directory.
@@ -50,6 +54,19 @@ class MpsNamespace(Frozen):
         return f"{_amounts(self.memory_bytes, self.threads_percent)} in {self.name}"
 
 
+def slot_name(number: int) -> str:
+    """The name of a namespace that is there from the daemon's start and is given to one claim after another.
+
+    number: of the first unit that the claim holds, so no two claims have one at the same time.
+    """
+    return f"{_SLOT}{number}"
+
+
+def closed_slot(name: str) -> MpsNamespace:
+    """A slot that nobody has: who is left in its directory gets next to nothing."""
+    return MpsNamespace(name, _CLOSED_BYTES, _CLOSED_PERCENT)
+
+
 _MOST_NAMESPACES_SHOWN = 8
 
 
@@ -57,18 +74,26 @@ class ClientLimits(Frozen):
     """What a daemon allows each of its clients. None: no limit is requested or set.
 
     Without namespaces: each client of servers that start later. With namespaces: each client outside of
-    them.
+    them. slots: how many slots there are (``slot_name``), whatever each allows now.
     """
 
     memory_bytes: int | None = None
     threads_percent: int | None = None
     namespaces: tuple[MpsNamespace, ...] = ()
+    slots: int = 0
+
+    @property
+    def apart(self) -> bool:
+        """Clients connect through namespaces."""
+        return bool(self.namespaces or self.slots)
 
     def __str__(self) -> str:
         each = f"{_amounts(self.memory_bytes, self.threads_percent)} for each client"
-        if not self.namespaces:
+        if not self.apart:
             return each
         named = [str(namespace) for namespace in self.namespaces]
+        if self.slots:
+            named.append(f"what its claim has in each of {self.slots} namespaces")
         if len(named) > _MOST_NAMESPACES_SHOWN:  # one for each amount of memory
             named = [named[0], f"... {named[-1]} ({len(named)} namespaces)"]
         return f"{', '.join(named)}, else {each}"
@@ -88,8 +113,9 @@ class DaemonSpec(Frozen):
     threads_percent: share of the multiprocessors that each client may use; None: all.
     multi_user: one server, run by root, for the clients of all users. None: if the control program can do
     that.
-    namespaces: of its named server; clients outside of them have the limits above. (): the daemon uses
-    version 2 of the control interface, which has neither named servers nor namespaces.
+    namespaces: of its named server; clients outside of them have the limits above. slots: how many more
+    there are, closed until a claim gets one (``slot_name``). Neither: the daemon uses version 2 of the
+    control interface, which has neither named servers nor namespaces.
 
     Raises ValueError for values that a daemon would ignore or misread.
     """
@@ -100,6 +126,7 @@ class DaemonSpec(Frozen):
     threads_percent: int | None = None
     multi_user: bool | None = None
     namespaces: tuple[MpsNamespace, ...] = ()
+    slots: int = 0
 
     def __post_init__(self) -> None:
         if not is_device_uuid(self.device):
@@ -120,12 +147,17 @@ class DaemonSpec(Frozen):
     @property
     def limits(self) -> ClientLimits:
         """The limits that the daemon should report."""
-        return ClientLimits(self.memory_bytes, self.threads_percent, self.namespaces)
+        return ClientLimits(self.memory_bytes, self.threads_percent, self.namespaces, self.slots)
+
+    @property
+    def slot_names(self) -> tuple[str, ...]:
+        """The names of its slots."""
+        return tuple(map(slot_name, range(self.slots)))
 
     @property
     def protocol(self) -> int:
         """Version of the control interface, 2 or 3."""
-        return 3 if self.namespaces else 2
+        return 3 if self.limits.apart else 2
 
 
 def _check(memory_bytes: int | None, threads_percent: int | None) -> None:
@@ -223,6 +255,8 @@ class DaemonState(Frozen):
     outdated: it works in directories that were there before it, or that an older Partage has made; it is
     started again, in new ones, when nobody holds a share of its GPU.
     full: a sentence: which of its directories have no room left; empty: none.
+    open_slots: names of the slots that are not closed now. changed_slots: those whose socket was exchanged or
+    removed by who had it: nobody gets them, and the daemon is started again when its GPU is free.
     """
 
     gpu: GpuUuid | None
@@ -239,6 +273,13 @@ class DaemonState(Frozen):
     set_ns: int = 0
     outdated: bool = False
     full: str = ""
+    open_slots: tuple[str, ...] = ()
+    changed_slots: tuple[str, ...] = ()
+
+    @property
+    def renewable(self) -> bool:
+        """It is to be started again when nobody holds a share of its GPU."""
+        return self.outdated or bool(self.changed_slots)
 
     @property
     def clients(self) -> tuple[ConnectedClient, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
 from partage.model.geometry import Placement
@@ -74,7 +74,7 @@ class DeviceOffer(Frozen):
     pipe:        directory below the daemon's pipe directory through which the share's clients connect: a
     namespace
                  of a named server (MPS v3). Empty: the pipe directory itself. With by_memory: the beginning
-                 of a directory's name; the number of the container's units follows.
+                 of a directory's name; ``pipe_of`` says how it goes on.
     by_memory:   its shares are units of memory: a container may hold several, all of one device.
     spread:      a container gets them where most is free, else where least is free that is enough.
     via:         how pods ask for it. By claims, ``resource`` is the DeviceClass.
@@ -110,6 +110,23 @@ class DeviceOffer(Frozen):
     def traits(self) -> StrategyTraits:
         """What the way is like in which the device itself is shared."""
         return self.shared.traits
+
+    @property
+    def in_slots(self) -> bool:
+        """Each claim has a namespace of its own, whose limits are set for it (``model.mps.slot_name``)."""
+        return bool(self.pipe) and self.by_memory and self.via is Via.CLAIMS
+
+    def pipe_of(self, ids: Sequence[ShareId]) -> str:
+        """Directory below the daemon's pipe directory for who holds these ids; empty: the pipe directory.
+
+        Of units it ends in their number, or of a claim in the number of the first. Raises ValueError for ids
+        of another offer.
+        """
+        if not (self.pipe and self.by_memory):
+            return self.pipe
+        if not self.in_slots:
+            return f"{self.pipe}{len(ids)}"
+        return f"{self.pipe}{self.first + min(map(self.share_ids.index, ids))}"
 
     @property
     def planned(self) -> bool:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from partage.model.geometry import Placement
 from partage.model.gpu import ComputeMode
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid
-from partage.model.mps import ClientLimits, DaemonSpec
+from partage.model.mps import ClientLimits, DaemonSpec, MpsNamespace
 from partage.model.strategy import Interval
 from partage.values import Frozen, Tagged
 
@@ -202,6 +202,17 @@ class EndClient(Tagged):
         return f"end the work of MPS client {self.client}"
 
 
+class SetNamespace(Tagged):
+    """Set the limits of a namespace that an MPS daemon has already. Done when they have been read back."""
+
+    gpu: GpuUuid
+    device: DeviceUuid
+    namespace: MpsNamespace
+
+    def __str__(self) -> str:
+        return f"allow {self.namespace} of the MPS daemon{_part(self.gpu, self.device)}"
+
+
 def _part(gpu: GpuUuid, device: DeviceUuid) -> str:
     return "" if device == gpu else f" of {device}"
 
@@ -220,6 +231,7 @@ Step = (
     | StartDaemon
     | StopDaemon
     | EndClient
+    | SetNamespace
 )
 """One step. Every step can be performed by the hardware port."""
 

@@ -19,6 +19,7 @@ from partage.model.step import (
     Reset,
     SetComputeMode,
     SetMigMode,
+    SetNamespace,
     SetTimeSlice,
     StartDaemon,
     Step,
@@ -54,7 +55,7 @@ def reverse(step: Step, made: Created | None = None) -> Step | None:
             return StopDaemon(gpu, spec.device, spec)
         case StopDaemon(gpu, _, DaemonSpec() as spec):
             return StartDaemon(gpu, spec)
-        case Reset() | Verify() | EndProcess() | StopDaemon() | EndClient():
+        case Reset() | Verify() | EndProcess() | StopDaemon() | EndClient() | SetNamespace():
             return None
         case _:
             assert_never(step)

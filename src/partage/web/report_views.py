@@ -98,6 +98,7 @@ class ReportViews:
             *(gpu.uuid for gpu in report.gpus),
             *(str(resource.name) for resource in report.resources),
             *(f"{who.namespace}/{who.pod}" for entry in report.held for who in entry.holders),
+            *dict.fromkeys(f"claim {entry.claim}" for entry in report.held if entry.claim),
         ]
 
 

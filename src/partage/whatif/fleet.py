@@ -16,6 +16,8 @@ from partage.edges.files.csv_table import Row, WrongCell, read_table, whole_numb
 from partage.errors import InputError, PartageError, Problem
 from partage.model.gpu import Inventory
 from partage.plan.offer.select import model_names
+from partage.plan.placement.mix import WHOLE_MILLI
+from partage.plan.placement.room import Room
 from partage.sim.node.machine_names import parse_machine
 from partage.text import listed
 from partage.units import MIB, format_bytes
@@ -103,6 +105,23 @@ def fleet_of_table(path: Path, models: Mapping[str, str]) -> Fleet:
         tuple(row.name for row in rows),
         tuple(places[row.gpus, row.model, row.cpu_milli, row.memory_bytes] for row in rows),
     )
+
+
+def rooms_of_table(path: Path) -> list[Room]:
+    """The nodes of a table as placement sees them, by name. Raises InputError; also where CPU or memory of a
+    node are not said.
+    """
+    rows = sorted(read_fleet(path), key=lambda row: row.name)
+    unsaid = [row.name for row in rows if row.cpu_milli is None or row.memory_bytes is None]
+    if unsaid:
+        message = f"says no cpu_milli or no memory_mib of {listed(unsaid, 4)}"
+        hint = "--placement weighs GPUs against CPU: both are needed"
+        raise InputError([Problem(str(path), "", "error", message, hint)])
+    rooms = []
+    for row in rows:
+        cpu, memory = row.cpu_milli or 0, (row.memory_bytes or 0) // MIB
+        rooms.append(Room(row.model.lower(), cpu, memory, [WHOLE_MILLI] * row.gpus, cpu, memory))
+    return rooms
 
 
 def fleet_of_machines(machines: Sequence[str]) -> Fleet:

@@ -9,8 +9,8 @@ from partage.whatif.decide.summary import PolicyResult
 from partage.whatif.document import WhatIfDocument
 from partage.whatif.tables import title_line
 
-_COLOURS = ("#00738c", "#a86200", "#7b3fa0", "#2e7d32", "#b3261e", "#66727f")
-_INCHES, _DPI = (8.4, 6.2), 160
+COLOURS = ("#00738c", "#a86200", "#7b3fa0", "#2e7d32", "#b3261e", "#66727f")
+_INCHES, DPI = (8.4, 6.2), 160
 _UNITS = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))
 
 
@@ -29,7 +29,7 @@ def _plot(answer: WhatIfDocument, ending: str) -> bytes:
     use, waits = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     size, unit = _time_unit(answer.span_s)
     for number, result in enumerate(answer.policies):
-        colour = _COLOURS[number % len(_COLOURS)]
+        colour = COLOURS[number % len(COLOURS)]
         times = _times(result, answer.span_s, size)
         use.step(times, [at.held for at in result.over_time], where="post", color=colour, label=result.policy)
         use.step(
@@ -54,7 +54,7 @@ def _plot(answer: WhatIfDocument, ending: str) -> bytes:
     figure.suptitle(title_line(answer, short=True), x=0.01, ha="left", fontsize=11, weight="bold", color=INK)
     figure.legend(loc="outside lower left", ncols=3, fontsize=8, frameon=False)
     file = io.BytesIO()
-    figure.savefig(file, format=ending.removeprefix("."), dpi=_DPI)
+    figure.savefig(file, format=ending.removeprefix("."), dpi=DPI)
     return file.getvalue()
 
 

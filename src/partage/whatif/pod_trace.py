@@ -12,9 +12,12 @@ import re
 from collections.abc import Mapping
 from math import ceil
 from pathlib import Path
+from typing import Any
 
 from msgspec import field
 
+from partage.claims.manifests import ClaimObjectReader
+from partage.claims.model.request import ClaimSpec
 from partage.codec.values import CodecError, decode
 from partage.edges.files.csv_table import (
     MOST_PROBLEMS,
@@ -27,9 +30,10 @@ from partage.edges.files.csv_table import (
 )
 from partage.errors import InputError, Problem
 from partage.model.ids import parse_resource_name
+from partage.plan.placement.mix import WHOLE_MILLI
 from partage.units import MIB, parse_bytes
 from partage.values import Frozen
-from partage.whatif.decide.pods import WHOLE_MILLI, PodWants, TracePod
+from partage.whatif.decide.pods import PodWants, TracePod
 
 NEEDED = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 MOST_PODS = 1_000_000
@@ -132,7 +136,8 @@ def _times(row: Row) -> tuple[float, float | None]:
 
 class _JsonPod(Frozen, forbid_unknown_fields=True):
     """requests: as in a manifest, resource names, ``cpu`` and ``memory``. gpus, gpuMilli or gpuMemory: in
-    place of a GPU resource in them. lastsSeconds: null: it does not end.
+    place of a GPU resource in them. claims: the ``spec`` of each of its ResourceClaims, in place of both.
+    lastsSeconds: null: it does not end.
     """
 
     name: str
@@ -143,6 +148,7 @@ class _JsonPod(Frozen, forbid_unknown_fields=True):
     gpu_milli: int = 0
     gpu_memory: str = ""
     models: tuple[str, ...] = ()
+    claims: tuple[dict[str, Any], ...] = ()
 
 
 class _JsonTrace(Frozen, forbid_unknown_fields=True):
@@ -185,6 +191,8 @@ def _json_pod(pod: _JsonPod) -> TracePod:
             if not _NATIVE.fullmatch(name) and amount != 0
         )
     )
+    if pod.claims and (requests or pod.gpus):
+        raise WrongCell("has claims beside gpus or a GPU resource", "one of them says what it asks for")
     if requests and pod.gpus:
         raise WrongCell(
             "has both gpus and a GPU resource in requests", "one of the two says what it asks for"
@@ -211,8 +219,24 @@ def _json_pod(pod: _JsonPod) -> TracePod:
         gpu_memory_bytes=_bytes("gpuMemory", pod.gpu_memory or 0) if pod.gpus else 0,
         models=_models(pod.models) if pod.gpus or requests else frozenset(),
         requests=requests,
+        claims=tuple(_claim(number, spec) for number, spec in enumerate(pod.claims)),
     )
     return TracePod(pod.name, wants, pod.created_s, pod.lasts_s)
+
+
+def _claim(number: int, spec: Mapping[str, Any]) -> ClaimSpec:
+    document = {
+        "apiVersion": "resource.k8s.io/v1",
+        "kind": "ResourceClaim",
+        "metadata": {"name": f"claims[{number}]"},
+        "spec": spec,
+    }
+    reader = ClaimObjectReader(document)
+    found = reader.spec()
+    if reader.problems:
+        first = reader.problems[0].problem
+        raise WrongCell(f"claims[{number}].{first.path.removeprefix('spec.')}: {first.message}", first.hint)
+    return found
 
 
 def _count(name: str, amount: float | str) -> int:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ from partage.errors import InputError, Problem, Unsatisfiable
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.claims.decide.book import ClaimBook
     from partage.edges.files.policy import LoadedPolicy
     from partage.plan.offer.desired import DesiredState
     from partage.whatif.decide.pods import Fleet
@@ -66,6 +65,7 @@ def _answer(options: WhatIfOptions) -> WhatIfDocument:
     from partage.whatif.decide.summary import summarise
     from partage.whatif.document import WhatIfDocument, WhatIfFleet
     from partage.whatif.pod_trace import read_pod_trace
+    from partage.whatif.progress import progress
 
     pods = read_pod_trace(Path(options.trace))
     fleet = _fleet(options)
@@ -73,8 +73,10 @@ def _answer(options: WhatIfOptions) -> WhatIfDocument:
     results = []
     span_s = 0.0
     for name, desired in policies:
-        with _progress(name) as advance:
-            played = play(pods, fleet, desired, draw=drawn(options.seed), on_progress=advance)
+        with progress(name) as advance:
+            played = play(
+                pods, fleet, desired, books=_books(desired), draw=drawn(options.seed), on_progress=advance
+            )
         results.append(summarise(name, pods, played))
         span_s = max(span_s, played.usage.span_s)
     return WhatIfDocument(
@@ -109,6 +111,7 @@ def _policies(options: WhatIfOptions) -> Iterator[tuple[str, LoadedPolicy]]:
 
 def _desired(name: str, loaded: LoadedPolicy, fleet: Fleet) -> list[DesiredState]:
     """What the policy offers on each kind of node. Raises what is wrong, with the nodes where it is."""
+    from partage.answers.made_devices import made_desired
     from partage.edges.files.catalogue import geometry_of
     from partage.plan.offer.desired import resolve
 
@@ -118,7 +121,7 @@ def _desired(name: str, loaded: LoadedPolicy, fleet: Fleet) -> list[DesiredState
             desired = resolve(loaded.policy, kind.inventory, geometry_of)
         except (InputError, Unsatisfiable) as error:
             raise type(error)([*error.problems, _on(kind.title, name)]) from error
-        found.append(desired)
+        found.append(made_desired(loaded.policy, desired))
     common_output.print_problems(loaded.warnings)
     # An entry that is for other nodes of the fleet is none to warn of: only what holds for all of them.
     on_all = set.intersection(*({warning.path for warning in desired.warnings} for desired in found))
@@ -126,28 +129,17 @@ def _desired(name: str, loaded: LoadedPolicy, fleet: Fleet) -> list[DesiredState
     return found
 
 
+def _books(desired: Sequence[DesiredState]) -> list[ClaimBook]:
+    """What each kind of node publishes for claims."""
+    from partage.claims.decide.book import book_of_offer
+    from partage.edges.files.catalogue import geometry_of
+
+    return [book_of_offer(one.offer, one.inventory, "node", geometry_of) for one in desired]
+
+
 def _on(title: str, policy: str) -> Problem:
     hint = "select GPUs by model (select: {model: ...}), and give the other models an entry of their own"
     return Problem(policy, "", "error", f"does not hold on the nodes of {title}", hint)
-
-
-@contextmanager
-def _progress(name: str) -> Iterator[Callable[[int, int], None]]:
-    """A bar on stderr, where that is a terminal."""
-    if not sys.stderr.isatty():
-        yield lambda _done, _all: None
-        return
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from partage.answers.render.terminal import Console
-
-    columns = (
-        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
-        TextColumn("pods"), TimeRemainingColumn(),
-    )  # fmt: skip
-    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
-        task = progress.add_task(f"playing {name}", total=None)
-        yield lambda done, count: progress.update(task, completed=done, total=count)
 
 
 def _print(answer: WhatIfDocument) -> None:

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
-from partage.claims.model.grant import Granted, RefusalReason, RefusedClaim
+from partage.claims.model.grant import EnforcedBy, Granted, RefusalReason, RefusedClaim
 from partage.claims.model.names import DRIVER
 from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
@@ -20,6 +20,7 @@ from partage.model.ids import GpuUuid, ResourceName, ShareId, device_of
 from partage.model.policy import WatchAction
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Interval, Strategy
+from partage.plan.serve.claim_offer import InForce
 from partage.plan.serve.ledger_entry import Hold
 from partage.units import GIB, MIB
 from tests.claims.offers import AMOUNTS, amounts, devices, mig, replicas, slices, whole
@@ -429,6 +430,90 @@ def test_a_claim_that_brings_the_guard_has_what_the_guard_gives() -> None:
     assert granted(without, devices(guarded)).shares[0].guarantee is Guarantee.NONE
 
 
+# --- what is asked of the node ---------------------------------------------------------------------
+
+
+def asking(name: str, row: DeviceOffer, source: ConfigSource = ConfigSource.CLAIM, **keys: str) -> Claim:
+    said = ", ".join(f'"{key}": "{value}"' for key, value in keys.items())
+    return claim(name, result(row, memory=GIB), configs=(config(f"{{{SHARE}, {said}}}", source),))
+
+
+def test_two_claims_of_a_gpu_cannot_have_different_time_slices() -> None:
+    row = slices(0, 8)
+    node = devices(row)
+    first = granted(asking("a", row, interval="long"), node)
+    assert granted(asking("b", row, interval="long"), node, first)
+    assert granted(claim("c", result(row, memory=GIB)), node, first)
+    reason, text = refused(asking("d", row, interval="short"), node, first)
+    assert (reason, "of which claim team-a/a has long; it is tried again by itself" in text) == ("held", True)
+    assert granted(asking("a", row, interval="short"), node, first)
+
+
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [(amounts(0, 8), "which is shared through MPS"), (mig(0, 1), "have no time slices of their own")],
+)
+def test_time_slices_where_there_are_none(row: DeviceOffer, said: str) -> None:
+    one = claim("a", result(row), configs=(config(f'{{{SHARE}, "interval": "long"}}'),))
+    reason, text = refused(one, devices(row))
+    assert (reason, said in text) == ("config", True)
+
+
+def test_a_time_slice_that_the_gpu_does_not_have() -> None:
+    row, why = slices(0, 8), InForce(fixed_slices={slices(0, 8).gpu: "[Not Supported]"})
+    reason, text = refused(asking("a", row, interval="long"), devices(row), in_force=why)
+    assert (reason, "cannot be set: [Not Supported]" in text) == ("config", True)
+
+
+@pytest.mark.parametrize("policy", list(WatchAction))
+@pytest.mark.parametrize("asked", list(WatchAction))
+def test_a_claim_cannot_exempt_itself_from_being_ended_and_a_class_can(
+    policy: WatchAction, asked: WatchAction
+) -> None:
+    row = amounts(0, 8)
+    on = InForce({row.gpu: policy})
+    granted(asking("a", row, ConfigSource.CLASS, watch=asked), devices(row), in_force=on)
+    own = asking("a", row, watch=asked)
+    if policy is WatchAction.KILL and asked is not WatchAction.KILL:
+        reason, text = refused(own, devices(row), in_force=on)
+        assert (reason, "the policy says 'watch: kill'" in text) == ("config", True)
+    else:
+        granted(own, devices(row), in_force=on)
+
+
+def test_what_the_class_says_is_the_least_for_its_claims() -> None:
+    row = amounts(0, 8)
+    both = (
+        config(f'{{{SHARE}, "watch": "kill"}}', ConfigSource.CLASS),
+        config(f'{{{SHARE}, "watch": "off"}}'),
+    )
+    _, text = refused(claim("a", result(row, memory=GIB), configs=both), devices(row))
+    assert "its class says 'watch: kill'" in text
+
+
+def test_what_nobody_watches_is_not_guarded() -> None:
+    row = amounts(0, 8)
+    (share,) = granted(asking("a", row, watch="off"), devices(row)).shares
+    assert share.guarantee is Guarantee.ADVISORY
+    assert refused(asking("a", row, watch="off", need="guarded"), devices(row))[0] == "need"
+
+
+@pytest.mark.parametrize(
+    ("row", "held_by"),
+    [
+        (whole(0), EnforcedBy.GPU),
+        (mig(0, 1), EnforcedBy.MIG),
+        (amounts(0, 8), EnforcedBy.NAMESPACE),
+        (replace(amounts(0, 8), pipe="", limits_in_env=True), EnforcedBy.ENVIRONMENT),
+        (replace(slices(0, 8), guard=True), EnforcedBy.GUARD),
+        (slices(0, 8), EnforcedBy.NOTHING),
+    ],
+)
+def test_what_holds_a_share(row: DeviceOffer, held_by: EnforcedBy) -> None:
+    (share,) = granted(claim("a", result(row)), devices(row)).shares
+    assert (share.enforced, bool(share.slot)) == (held_by, held_by is EnforcedBy.NAMESPACE)
+
+
 # --- the law -------------------------------------------------------------------------------------
 
 ROWS = (
@@ -488,6 +573,8 @@ def test_nothing_is_given_twice_and_no_card_gives_more_than_it_has(data: st.Data
         shares = [share for one in kept.values() for share in one.shares]
         ids = [(share.resource, id_) for share in shares for id_ in share.ids]
         assert len(set(ids)) == len(ids)
+        slots = [(share.uuid, share.slot) for share in shares if share.slot]
+        assert len(set(slots)) == len(slots)
         for row in ROWS:
             mine = [share for share in shares if share.uuid == row.device]
             assert sum(share.memory_bytes for share in mine) <= row.memory_bytes * row.count

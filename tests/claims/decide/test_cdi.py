@@ -98,26 +98,27 @@ def test_a_whole_gpu_has_its_libraries_and_device_files_by_the_nodes_own_name() 
     }
 
 
-def test_an_amount_under_mps_has_the_pipe_of_its_amount_and_its_cores() -> None:
+def test_an_amount_under_mps_has_a_pipe_of_its_own_which_knows_its_cores() -> None:
     row = amounts(0, 79)
     found = cdi([row], result(row, "req", "s1", memory=10 * GIB, cores=25))
     (device,) = found.spec["devices"]
     assert device["name"] == f"{UID}-gpu-00000000-s1"
-    assert env(device)["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] == "25"
+    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in env(device)
     assert env(device)["PARTAGE_MEMORY_BYTES"] == str(10 * GIB)
     pipe, shm = mounts(device)
     assert pipe == {
-        "hostPath": f"/run/partage/mps/{row.device}/pipe/server/units10",
+        "hostPath": f"/run/partage/mps/{row.device}/pipe/gpu/slot0",
         "containerPath": env(device)["CUDA_MPS_PIPE_DIRECTORY"],
         "options": ["ro", "nosuid", "nodev", "rbind", "rprivate"],
     }
     assert (shm["containerPath"], shm["options"][0]) == ("/dev/shm", "rw")
 
 
-def test_without_cores_there_is_no_ceiling() -> None:
-    row = amounts(0, 79)
-    (device,) = cdi([row], result(row, "req", "s1", memory=GIB, cores=0)).spec["devices"]
-    assert "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE" not in env(device)
+@pytest.mark.parametrize("cores", [0, 25])
+def test_without_namespaces_cores_are_a_variable(cores: int) -> None:
+    row = replace(amounts(0, 79), pipe="", limits_in_env=True)
+    (device,) = cdi([row], result(row, "req", "s1", memory=GIB, cores=cores)).spec["devices"]
+    assert env(device).get("CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "0") == str(cores)
 
 
 def test_several_even_shares_although_the_device_plugin_gives_one_at_a_time() -> None:

@@ -9,9 +9,9 @@ from partage.edges.hardware.daemon_steps import perform_daemon_step
 from partage.edges.hardware.port import Hardware
 from partage.errors import GpuInUse, NotFound, Unsupported
 from partage.model.ids import GpuUuid
-from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState
-from partage.model.step import EndClient, SetMigMode, StartDaemon, StopDaemon
-from partage.sim.node.faults import Occupy, SetDaemonPhase
+from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState, MpsNamespace, closed_slot
+from partage.model.step import EndClient, SetMigMode, SetNamespace, StartDaemon, StopDaemon
+from partage.sim.node.faults import DriverLoaded, Occupy, SetDaemonPhase
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.units import GIB
@@ -72,6 +72,28 @@ async def test_clients_keep_a_daemon_until_their_work_is_ended(hardware: Simulat
         await hardware.perform(EndClient(step.gpu, step.gpu, server.pid, 4711))
     await hardware.perform(StopDaemon(step.gpu, step.gpu))
     assert await hardware.daemons() == ()
+
+
+async def test_a_slot_is_open_until_it_is_closed_or_the_daemon_is_started_again(
+    hardware: SimulatedHardware,
+) -> None:
+    await hardware.inject(DriverLoaded("615.71.09"))
+    step = await started(hardware, slots=2)
+    mine = SetNamespace(step.gpu, step.gpu, MpsNamespace("slot1", 4 * GIB, 50))
+    for end in (SetNamespace(step.gpu, step.gpu, closed_slot("slot1")), None):
+        await hardware.perform(mine)
+        state = await only(hardware)
+        assert (state.open_slots, state.limits.slots, state.phase) == (("slot1",), 2, DaemonPhase.SERVING)
+        if end is not None:
+            await hardware.perform(end)
+        else:
+            await hardware.inject(SetDaemonPhase(0, DaemonPhase.DEAD))
+            with pytest.raises(NotFound):
+                await hardware.perform(mine)
+            await hardware.perform(step)
+        assert (await only(hardware)).open_slots == ()
+    with pytest.raises(NotFound):
+        await hardware.perform(SetNamespace(step.gpu, step.gpu, MpsNamespace("slot2", GIB, 50)))
 
 
 async def test_a_gpu_with_a_daemon_does_not_change_its_mig_mode(hardware: SimulatedHardware) -> None:

@@ -5,17 +5,27 @@ from __future__ import annotations
 import json
 import os
 import signal
+import socket
 from pathlib import Path
 
 import pytest
 from msgspec.structs import replace
 
 from partage.edges.mps.control_v3 import configuration_file
-from partage.errors import DaemonError, GpuInUse
+from partage.edges.mps.paths import DriverFiles
+from partage.errors import DaemonError, GpuInUse, NotFound
 from partage.model.ids import GpuUuid
-from partage.model.mps import SERVER, ClientLimits, DaemonPhase, DaemonSpec, DaemonState, MpsNamespace
+from partage.model.mps import (
+    SERVER,
+    ClientLimits,
+    DaemonPhase,
+    DaemonSpec,
+    DaemonState,
+    MpsNamespace,
+    closed_slot,
+)
 from partage.sim.mps.node import MpsNode
-from partage.units import GIB
+from partage.units import GIB, MIB
 from tests.edges.mps.conftest import simulated_subject
 from tests.edges.mps.subjects import GPUS, LIMIT, NOBODY, ROOT, SHARE, Subject, Tenant, ending, until
 
@@ -87,6 +97,89 @@ async def test_a_client_is_of_its_server_and_has_a_name(named: Subject):
     )
     assert server.clients[0].command
     assert server.clients[0].namespace_pid == tenant.pid
+
+
+# --- slots -------------------------------------------------------------------------------------------
+
+SLOTS = DaemonSpec(GPUS[0], GPUS[0], GIB, 100, slots=2)
+
+
+async def test_a_slot_gives_nothing_until_a_claim_has_it_and_nothing_afterwards(named: Subject):
+    keeper = named.keeper()
+    state = await keeper.start(SLOTS)
+    assert (state.limits.slots, state.open_slots) == (2, ())
+    early = await joins(named, "gpu/slot1")
+    assert await early.says(f"allocate {2 * MIB}") == "CUDA_ERROR_OUT_OF_MEMORY"
+
+    await keeper.limit(GPUS[0], MpsNamespace("slot1", 8 * GIB, 25))
+    assert (await only(named)).open_slots == ("slot1",)
+    assert (await only(named)).phase is DaemonPhase.SERVING
+    owner, other = await joins(named, "gpu/slot1"), await joins(named, "gpu/slot0")
+    assert await owner.says(f"allocate {8 * GIB + 1}") == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert await owner.says(f"allocate {8 * GIB}") == "ok"
+    assert await other.says(f"allocate {2 * MIB}") == "CUDA_ERROR_OUT_OF_MEMORY"
+
+    await keeper.limit(GPUS[0], closed_slot("slot1"))
+    late = await joins(named, "gpu/slot1")
+    assert await late.says(f"allocate {2 * MIB}") == "CUDA_ERROR_OUT_OF_MEMORY"
+    assert (await only(named)).open_slots == ()
+
+
+async def test_a_daemon_with_open_slots_is_left_alone_and_the_next_one_has_them_closed(named: Subject):
+    keeper = named.keeper()
+    pid = (await keeper.start(SLOTS)).pid
+    await keeper.limit(GPUS[0], MpsNamespace("slot0", 8 * GIB, 25))
+    again = await keeper.start(SLOTS)
+    assert (again.pid, (await only(named)).open_slots) == (pid, ("slot0",))
+    os.kill(pid or 0, signal.SIGKILL)
+
+    async def is_dead() -> bool:
+        return (await only(named)).phase is DaemonPhase.DEAD
+
+    await until(is_dead)
+    with pytest.raises(NotFound, match="does not run"):
+        await keeper.limit(GPUS[0], MpsNamespace("slot0", 8 * GIB, 25))
+    await keeper.start(SLOTS)
+    assert (await only(named)).open_slots == ()
+
+
+async def test_a_slot_that_is_not_there_is_not_limited(named: Subject):
+    with pytest.raises(NotFound, match="there is no MPS daemon"):
+        await named.keeper().limit(GPUS[0], MpsNamespace("slot0", GIB, 25))
+    await named.keeper().start(SLOTS)
+    with pytest.raises(NotFound, match="has no namespace slot2"):
+        await named.keeper().limit(GPUS[0], MpsNamespace("slot2", GIB, 25))
+
+
+async def test_a_slot_whose_socket_was_exchanged_is_given_to_nobody(named: Subject):
+    """Its former owner had the directory, and may be root there."""
+    keeper = named.keeper()
+    await keeper.start(SLOTS)
+    assert (await only(named)).changed_slots == ()
+    own = named.home() / "pipe" / SERVER / "slot0" / "control"
+    own.unlink()
+    with socket.socket(socket.AF_UNIX) as hostile:
+        hostile.bind(str(own))
+        state = await only(named)
+        assert (state.changed_slots, state.renewable) == (("slot0",), True)
+        with pytest.raises(DaemonError, match="was changed by who had it"):
+            await keeper.limit(GPUS[0], MpsNamespace("slot0", GIB, 25))
+        await keeper.limit(GPUS[0], MpsNamespace("slot1", GIB, 25))
+        await keeper.limit(GPUS[0], closed_slot("slot0"))
+    await keeper.stop(GPUS[0])
+    await keeper.start(SLOTS)
+    assert (await only(named)).changed_slots == ()
+
+
+async def test_a_limit_of_a_slot_that_the_daemon_ignores_is_found_out(named: Subject):
+    await named.keeper().start(SLOTS)
+    program = DriverFiles(named.root).program()
+    deaf = program.with_name("deaf")
+    program.rename(deaf)
+    program.write_text(f'#!/bin/sh\n[ "$2" = set ] || exec {deaf} "$@"\n')
+    program.chmod(0o755)
+    with pytest.raises(DaemonError, match=r"was told 8 GiB and 25% of the SMs in slot0, and allows 1 MiB"):
+        await named.keeper().limit(GPUS[0], MpsNamespace("slot0", 8 * GIB, 25))
 
 
 # --- versions ----------------------------------------------------------------------------------------

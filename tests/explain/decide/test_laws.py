@@ -109,7 +109,7 @@ def test_every_other_way_takes_the_first_reason_away(world: World, pod: PodNeeds
     node, trials, apply = world.view(), Trials(), partial(applied, geometry_of=geometry_of)
     verdict = explain_pod(pod, node, geometry_of, trials)
     for way in verdict.others:
-        found = first_finding(*after(way, pod, node, apply), trials, apply)
+        found = first_finding(*after(way, pod, node, apply), trials, apply, geometry_of)
         assert found is None or found.reason != verdict.reason, way
 
 

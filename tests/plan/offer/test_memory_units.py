@@ -24,6 +24,7 @@ from partage.model.policy import (
     UnitPlacement,
 )
 from partage.model.share import Guarantee, resources_of
+from partage.model.strategy import Via
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.offer.memory_units import MOST_UNITS, RESERVED_BYTES
 from partage.units import GIB, MIB
@@ -105,6 +106,22 @@ def test_with_namespaces_each_amount_has_a_limit_of_the_daemons_own() -> None:
         ("units3", 3 * GIB, 100),
     ]
     assert spec.memory_bytes == GIB
+
+
+def test_claims_have_a_namespace_each_that_is_closed_until_one_gets_it() -> None:
+    entry = GpuEntry("gpus[0]", AllDevices(), mps(protocol=3), via=Via.CLAIMS)
+    policy = Policy((entry,), source="p.yaml")
+    state = resolve(policy, node(gpu(0, memory_bytes=4 * GIB), driver=NEW_DRIVER), lambda _: None)
+    (row,) = state.offer[gpu(0).uuid]
+    assert (row.guarantee, row.pipe, row.in_slots) == (Guarantee.GUARDED, "gpu/slot", True)
+    assert [row.pipe_of(row.share_ids[first:]) for first in range(3)] == [
+        "gpu/slot0",
+        "gpu/slot1",
+        "gpu/slot2",
+    ]
+    (spec,) = state.settings[gpu(0).uuid].daemons
+    assert (spec.namespaces, spec.slot_names, spec.protocol) == ((), ("slot0", "slot1", "slot2"), 3)
+    assert spec.limits.slots == 3
 
 
 def test_without_namespaces_the_ceiling_is_what_the_card_promises() -> None:

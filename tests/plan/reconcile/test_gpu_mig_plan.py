@@ -20,7 +20,7 @@ from partage.model.gpu import ComputeMode, Driver, Inventory, MigMode
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import ContainerId, GpuUuid, MigUuid
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
-from partage.model.mps import DaemonSpec
+from partage.model.mps import DaemonSpec, MpsNamespace
 from partage.model.policy import DesiredMig
 from partage.model.profile import MigProfile
 from partage.model.step import (
@@ -33,6 +33,7 @@ from partage.model.step import (
     Reset,
     SetComputeMode,
     SetMigMode,
+    SetNamespace,
     SetTimeSlice,
     StartDaemon,
     Step,
@@ -709,6 +710,7 @@ def test_every_step_crosses_to_the_helper_and_back():
         StartDaemon(GPU_1, DaemonSpec(GPU_1, GPU_1, 2**30, 25, multi_user=True)),
         StopDaemon(GPU_1, MigUuid("MIG-1")),
         EndClient(GPU_1, GPU_1, 10, 11),
+        SetNamespace(GPU_1, GPU_1, MpsNamespace("slot0", 2**30, 25)),
     ]
     assert {type(step) for step in steps} == set(get_args(Step))
     assert decode(tuple[Step, ...], encode(tuple(steps))) == tuple(steps)

@@ -307,17 +307,20 @@ def test_other_limits_wait_until_no_share_is_held() -> None:
     assert (first(plan).phase, first(plan).waiting_for, plan.ready) == (Phase.WAITING, (share,), ())
 
 
-def out_of_date(now: Snapshot) -> Snapshot:
+def out_of_date(now: Snapshot, **why: object) -> Snapshot:
     (daemon,) = now.observed.daemons or ()
-    old = replace(daemon, outdated=True)
+    old = replace(daemon, **why or {"outdated": True})
     return replace(now, observed=replace(now.observed, daemons=(old,)))
 
 
-def test_a_daemon_that_is_out_of_date_serves_until_nobody_holds_a_share_and_is_then_started_again() -> None:
+@pytest.mark.parametrize("why", [{"outdated": True}, {"changed_slots": ("slot0",)}])
+def test_a_daemon_that_is_out_of_date_serves_until_nobody_holds_a_share_and_is_then_started_again(
+    why: dict[str, object],
+) -> None:
     desired, now = with_mps(observe())
     gpu = now.observed.node.inventory.gpus[0].uuid
     share = entry("nvidia.com/gpu.shared", share_id(gpu, 0))
-    now, planner = out_of_date(now), Planner(geometry_of)
+    now, planner = out_of_date(now, **why), Planner(geometry_of)
 
     held = planner.plan(desired, replace(now, held=held_of([share]), entries=(share,)))
     assert held.settled, "nobody waits for its holders"

@@ -20,6 +20,7 @@ from partage.plan.serve.watchdog import (
     ViolationKind,
     WatchResult,
     check_usage,
+    gpus_that_claims_watch,
     grants_of,
 )
 from partage.units import GIB
@@ -235,3 +236,65 @@ def test_every_process_is_somewhere_once_and_only_certain_holders_are_ended(
             assert mode is WatchAction.KILL
             assert verdict.usage.holder in certain - {None}
             assert verdict.usage.used_bytes > verdict.usage.granted_bytes
+
+
+# --- a claim is one holder ---------------------------------------------------------------------------
+
+
+def claimed(number: int, *containers: ContainerId, claim: str = "team/a", **more: object) -> LedgerEntry:
+    holders = tuple(HOLDERS[container] for container in containers)
+    row = LedgerEntry(NAME, ShareId(f"{GPU}::{number}"), Certainty.CLAIMED, holders, 0.0, claim=claim)
+    return replace(row, **more)
+
+
+def test_containers_of_one_claim_are_added_up() -> None:
+    entries = (claimed(0, TRAIN, NOTEBOOK), claimed(1, TRAIN, NOTEBOOK))
+    within = watched(process(7, used=25 * GIB), process(8, NOTEBOOK, 15 * GIB), entries=entries)
+    assert (within.violations, [usage.over for usage in within.usages]) == ((), [False, False])
+    beyond = watched(
+        process(7, used=25 * GIB),
+        process(8, NOTEBOOK, 15 * GIB + 1),
+        entries=entries,
+        mode=WatchAction.KILL,
+    )
+    assert sorted(step.pid for verdict in beyond.violations for step in verdict.ends) == [7, 8]
+    assert beyond.violations[0].reason == (
+        "team/train, container main, is one of 2 that use 40 GiB of GPU-0 together; their claim team/a has "
+        "40 GiB"
+    )
+
+
+def test_containers_of_two_claims_are_judged_each_by_itself() -> None:
+    entries = (claimed(0, TRAIN), claimed(1, NOTEBOOK, claim="team/b"))
+    result = watched(process(7, used=5 * GIB), process(8, NOTEBOOK, 25 * GIB), entries=entries)
+    assert [violation.usage.container for violation in result.violations] == [NOTEBOOK]
+    assert [usage.together for usage in result.usages] == [None, None]
+
+
+@pytest.mark.parametrize("policy", list(WatchAction))
+@pytest.mark.parametrize("asked", [None, *WatchAction])
+def test_what_a_claim_asks_for_counts_more_than_the_policy_and_for_it_alone(
+    policy: WatchAction, asked: WatchAction | None
+) -> None:
+    entries = (claimed(0, TRAIN, watch=asked), claimed(1, NOTEBOOK, claim="team/b"))
+    over = 21 * GIB
+    result = watched(process(7, used=over), process(8, NOTEBOOK, over), entries=entries, mode=policy)
+    wanted = {violation.usage.container: violation.wanted for violation in result.violations}
+    said = {TRAIN: policy if asked is None else asked, NOTEBOOK: policy}
+    assert wanted == {who: action for who, action in said.items() if action is not WatchAction.OFF}
+
+
+def test_of_two_claims_of_a_container_the_stricter_one_counts() -> None:
+    entries = (
+        claimed(0, TRAIN, watch=WatchAction.KILL),
+        claimed(1, TRAIN, claim="team/b", watch=WatchAction.OFF),
+    )
+    (verdict,) = watched(process(7, used=41 * GIB), entries=entries).violations
+    assert verdict.wanted is WatchAction.KILL
+
+
+def test_a_gpu_is_watched_for_a_claim_that_wants_it_and_for_no_other() -> None:
+    offer = {GPU: (SHARED,)}
+    assert gpus_that_claims_watch([claimed(0, TRAIN, watch=WatchAction.WARN)], offer) == {GPU}
+    for watch in (None, WatchAction.OFF):
+        assert gpus_that_claims_watch([claimed(0, TRAIN, watch=watch)], offer) == frozenset()

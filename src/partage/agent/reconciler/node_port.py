@@ -31,7 +31,8 @@ class NodePort(Struct):
     """See ``ReconcilerPort``.
 
     planned: computes a plan. until_usable: waits until containers can get new devices. look: looks whether
-    another device plugin serves the GPUs; nothing where there is no kubelet.
+    another device plugin serves the GPUs; nothing where there is no kubelet. slices_asked: whether a claim
+    asks for time slices.
     """
 
     hardware: HardwareObserver
@@ -45,6 +46,7 @@ class NodePort(Struct):
     until_usable: Callable[[Inventory], Awaitable[None]]
     ask: Callable[[], None]
     look: Callable[[], None] = lambda: None
+    slices_asked: Callable[[], bool] = lambda: False
 
     def plan(self) -> NodePlan:
         """A fresh plan."""
@@ -119,7 +121,7 @@ class NodePort(Struct):
             await self.unfinished.conclude(desired.layouts.keys() - plan.unsettled)
 
     def _slices_matter(self) -> bool:
-        return slices_matter(self.policies.desired, self.originals.by_gpu)
+        return self.slices_asked() or slices_matter(self.policies.desired, self.originals.by_gpu)
 
 
 def log_progress(inventory: Inventory) -> Progress:

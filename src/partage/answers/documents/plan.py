@@ -5,11 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from partage.answers.documents.document import Document, PolicySource, row
-from partage.answers.documents.node import DriverRow
-from partage.answers.documents.resources import ResourceRow
+from partage.answers.documents.document import Document, row
 from partage.answers.wording import who_holds
-from partage.errors import Problem
 from partage.model.gpu import Gpu, Inventory
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId
@@ -87,30 +84,6 @@ class PlannedGpuRow(Frozen, kw_only=True, omit_defaults=True):
     holders: tuple[HolderRow, ...] | None = None
     waiting_for: tuple[HeldRow, ...]
     steps: tuple[StepRow, ...]
-
-
-class PlanAgent(Frozen):
-    """The agent for which it is planned. at: the time of its report."""
-
-    version: str
-    at: str
-
-
-class PlanDocument(Document, kw_only=True):
-    """The answer of ``plan``. gpus: one row for each GPU. steps: of all GPUs, each once, in the order in
-    which they can be done. agent: for which it is planned; None where none runs. caveats: what to know before
-    relying on it. problems: warnings.
-    """
-
-    kind: Literal["Plan"] = "Plan"
-    policy: PolicySource
-    driver: DriverRow
-    resources: tuple[ResourceRow, ...]
-    gpus: tuple[PlannedGpuRow, ...]
-    steps: tuple[StepRow, ...]
-    agent: PlanAgent | None
-    caveats: tuple[str, ...]
-    problems: tuple[Problem, ...]
 
 
 class HoldersDocument(Document, kw_only=True):

@@ -13,12 +13,15 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from partage.agent.endpoints.plugin_set import AllocateContext
+from partage.claims.agent.ends import ClaimEnds
+from partage.claims.agent.enforcing import Enforcing
 from partage.claims.agent.metrics import ClaimCounts
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.cdi import ClaimCdi, claim_cdi
 from partage.claims.decide.devices import ClaimDevices, claim_devices
+from partage.claims.decide.status import held_now
 from partage.claims.model.claim import Claim
-from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim, ShareConfig
+from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim
 from partage.claims.model.names import pool_of
 from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepared
 from partage.claims.model.steps import ClaimStep, StepTaken, go_on
@@ -27,6 +30,7 @@ from partage.edges.kubelet.dra_port import ConditionList
 from partage.errors import Absent, ClusterError, PartageError
 from partage.model.allocation import AllocationRefused
 from partage.model.claim import ClaimHold, ClaimRef, DeviceCondition, PreparedDevice
+from partage.model.ids import PodUid
 from partage.model.share import Resource
 from partage.plan.offer.guarantees import with_current_guarantees
 from partage.plan.serve.allocate_response import AllocateResponder
@@ -83,6 +87,8 @@ class ClaimDriver:
         reader: ClaimReader,
         records: ClaimRecords,
         cdi: CdiFiles,
+        enforcing: Enforcing,
+        ends: ClaimEnds,
         kept: Sequence[ClaimRecord] = (),
         say: Callable[[ClaimRecord], None] = lambda _: None,
         taken: StepTaken = go_on,
@@ -91,7 +97,9 @@ class ClaimDriver:
         is prepared. taken: told of each step."""
         self._node, self._ledger, self._clock, self._ask = node, ledger, clock, ask
         self._reader, self._records, self._cdi = reader, records, cdi
+        self._enforcing, self._ends = enforcing, ends
         self._say, self._taken = say, taken
+        self._said: dict[str, ClaimRecord] = {}
         self._before_boot: dict[str, ClaimRecord] = {}
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -115,9 +123,14 @@ class ClaimDriver:
 
     def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         """What claims can get from now on."""
+        self._enforcing.seen(offer.in_force)
         if offer == self._offer and terms == self._terms:
             return
         self._offer, self._terms = offer, terms
+        self._publish_devices(offer, terms)
+        self._say_what_changed()
+
+    def _publish_devices(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         rows = with_current_guarantees(offer.offer, terms.unheld, terms.inventory)
         self.devices = claim_devices(rows, terms.inventory, self._node, geometry_of)
         conditions = tuple(
@@ -130,12 +143,24 @@ class ClaimDriver:
             self._changed.set()
             self._changed = asyncio.Event()
 
+    def _say_what_changed(self) -> None:
+        """Claims whose shares guarantee less than before, or again what was promised."""
+        assert self._terms is not None
+        for uid, record in self.kept.items():
+            if record.state is not ClaimState.PREPARED:
+                continue
+            now = held_now(record, self.devices, guard=bool(self._terms.guard_dir))
+            if now != self._said.get(uid, record):
+                self._said[uid] = now
+                self._say(now)
+
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims."""
         holders: dict[str, list[Holder]] = {}
         for hold in holds:
             holders.setdefault(hold.claim, []).append(Holder(hold.namespace, hold.pod, hold.container))
         self._holders = {claim: tuple(sorted(set(some))) for claim, some in holders.items()}
+        self._ends.seen(self._holders, self.kept.values())
         self._note_holds()
 
     def _note_holds(self) -> None:
@@ -149,6 +174,8 @@ class ClaimDriver:
                 self._holders.get(name, ()),
                 self._since_s[record.claim.uid],
                 claim=name,
+                watch=share.config.watch,
+                interval=share.config.interval,
             )
             for record in self.kept.values()
             for name in [f"{record.claim.namespace}/{record.claim.name}"]
@@ -187,8 +214,29 @@ class ClaimDriver:
         answers = {}
         async with self._turn:
             for ref in claims:
-                answers[ref.uid] = await self._taken_back(ref.uid)
+                answers[ref.uid] = await self._ended(ref.uid)
         return answers
+
+    async def _ended(self, uid: str) -> str:
+        """Why it cannot be taken back: something of its pods still runs; empty: it is taken back.
+
+        A process that does not end for long, as one that hangs in the driver, keeps its shares, and the
+        kubelet does not wait any longer.
+        """
+        record = self.kept.get(uid)
+        if record is None or (there := await self._ends.still_there(record)) is None:
+            return await self._taken_back(uid)
+        if not self._ends.is_over(record):
+            log.warning(
+                "a claim is not taken back", extra={"claim": _name(record.granted), "reason": there.reason}
+            )
+            return f"claim {_name(record.granted)} is not taken back yet: {there.reason}"
+        left = self._ends.ending(record, there.pods, self._since_s[uid])
+        reason = await self._taken_back(uid, close=not left)
+        if not reason:
+            self._ledger.restore_ending(left)
+            self._ask()
+        return reason
 
     def _has(self, ref: ClaimRef) -> bool:
         record = self.kept.get(ref.uid)
@@ -218,7 +266,7 @@ class ClaimDriver:
             return self._refused(judged)
         granted, cdi = judged
         try:
-            return await self._carried_out(granted, cdi)
+            return await self._carried_out(granted, cdi, claim.pods if isinstance(claim, Claim) else ())
         except PartageError as error:
             if ref.uid in self.kept:
                 await self._taken_back(ref.uid)
@@ -247,13 +295,12 @@ class ClaimDriver:
             [one.granted for one in self.kept.values()],
             self._held(),
             recorded=before.uuids if before else {},
+            in_force=self._enforcing.in_force,
             guard=guard,
         )
         if isinstance(granted, RefusedClaim):
             return granted
         for share in granted.shares:
-            if reason := _only_by_policy(share.config):
-                return RefusedClaim(RefusalReason.CONFIG, f"claim {ref.namespace}/{ref.name} {reason}")
             if (closed := self._offer.closed.get(share.uuid)) is not None:
                 text = f"claim {ref.namespace}/{ref.name} was given {share.device}, which {closed.reason}"
                 return RefusedClaim(RefusalReason.HELD, f"{text}; it is tried again by itself")
@@ -275,20 +322,24 @@ class ClaimDriver:
     def _held(self) -> dict[Hold, str]:
         """What others than claims hold, and who."""
         return {
-            entry.hold: " and ".join(f"pod {namespace}/{pod}" for namespace, pod in sorted(entry.pods))
-            or "a pod that is not named yet"
+            entry.hold: _who(entry)
             for entry in self._ledger.entries()
             if entry.certainty is not Certainty.CLAIMED
         }
 
-    async def _carried_out(self, granted: Granted, cdi: ClaimCdi) -> tuple[PreparedDevice, ...]:
+    async def _carried_out(
+        self, granted: Granted, cdi: ClaimCdi, pods: tuple[PodUid, ...]
+    ) -> tuple[PreparedDevice, ...]:
         """Raises HardwareError."""
         claim, terms = granted.claim, self._terms
         assert terms is not None
+        boot_id = terms.inventory.boot_id
         await self._taken(ClaimStep.JUDGED, claim)
-        started = ClaimRecord(granted.claim, ClaimState.STARTED, terms.inventory.boot_id, granted.shares)
+        started = ClaimRecord(granted.claim, ClaimState.STARTED, boot_id, granted.shares, pods=pods)
         await self._keep(started)
         await self._taken(ClaimStep.STARTED, claim)
+        await self._enforcing.hold(granted.shares)
+        await self._taken(ClaimStep.LIMITED, claim)
         done = prepared(started, cdi.ids)
         await asyncio.to_thread(self._cdi.write, done, cdi)
         await self._taken(ClaimStep.FILE_WRITTEN, claim)
@@ -316,8 +367,9 @@ class ClaimDriver:
             self._note_holds()
             raise
 
-    async def _taken_back(self, uid: str) -> str:
-        """Why it cannot be taken back; empty: nothing is left of it, nor of what it was before a reboot."""
+    async def _taken_back(self, uid: str, *, close: bool = True) -> str:
+        """Why it cannot be taken back; empty: nothing is left of it, nor of what it was before a reboot.
+        close: also what it was allowed."""
         record = self.kept.get(uid) or self._before_boot.get(uid)
         if record is None:
             return ""
@@ -331,9 +383,26 @@ class ClaimDriver:
         self.kept = {key: one for key, one in self.kept.items() if key != uid}
         self._before_boot.pop(uid, None)
         self._since_s.pop(uid, None)
+        self._said.pop(uid, None)
         self._note_holds()
+        if close:
+            await self._enforcing.release(record.shares)
         log.info("a claim is taken back", extra={"claim": _name(record.granted)})
         return ""
+
+    async def mend_limits(self) -> None:
+        """Set limits again that an MPS daemon has lost, and close slots that nobody has any more."""
+        async with self._turn:
+            await self._enforcing.mend(self._shares(), self.devices, self._held())
+
+    @property
+    def limits_are_amiss(self) -> bool:
+        """Whether there is something for ``mend_limits``, now or when a process has ended."""
+        shares = self._shares()
+        return bool(self._enforcing.amiss(shares) or self._enforcing.left_open(shares))
+
+    def _shares(self) -> tuple[GrantedShare, ...]:
+        return tuple(share for record in self.kept.values() for share in record.shares)
 
     async def mend_files(self) -> None:
         """Write CDI files again that somebody has removed: a container that is started again needs them."""
@@ -370,7 +439,7 @@ class ClaimDriver:
                 continue
             if gone and f"{ref.namespace}/{ref.name}" not in self._holders:
                 async with self._turn:
-                    await self._taken_back(ref.uid)
+                    await self._ended(ref.uid)
 
     async def find_again(self, lost: Collection[str]) -> frozenset[str]:
         """Prepare claims anew of which nothing is known any more but that their containers run.
@@ -401,14 +470,12 @@ class ClaimDriver:
                     await self._taken_back(record.claim.uid)
 
 
-def _only_by_policy(config: ShareConfig) -> str:
-    """What the claim's configuration asks for in vain: the watchdog and time slices know GPUs, and not yet
-    the claims that share one. Empty: nothing.
-    """
-    asked = [key for key in ("interval", "watch") if getattr(config, key) is not None]
-    if not asked:
-        return ""
-    return f"has {' and '.join(asked)} in its ShareConfig, which only the policy can say until now"
+def _who(entry: LedgerEntry) -> str:
+    """Who holds it, who is no claim."""
+    named = " and ".join(f"pod {namespace}/{pod}" for namespace, pod in sorted(entry.pods))
+    if entry.left:
+        return f"{entry.left[0]} of {named or 'a pod'}, which the kubelet has forgotten"
+    return named or "a pod that is not named yet"
 
 
 def _name(granted: Granted) -> str:

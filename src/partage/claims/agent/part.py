@@ -11,6 +11,8 @@ from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import SIMULATED_CDI, AgentOptions
 from partage.agent.status.status import ClaimFigures
 from partage.claims.agent.driver import ClaimDriver
+from partage.claims.agent.ends import ClaimEnds
+from partage.claims.agent.enforcing import Enforcing
 from partage.claims.agent.publisher import Publisher
 from partage.claims.agent.status_writer import ClaimStatusWriter
 from partage.claims.decide.slices import slices_of
@@ -22,6 +24,7 @@ from partage.claims.model.names import DRIVER
 from partage.claims.model.record import ClaimRecord, ClaimState
 from partage.claims.model.steps import StepTaken, go_on
 from partage.edges.files.catalogue import geometry_of
+from partage.edges.hardware.port import Hardware
 from partage.edges.host.own_task import unending
 from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.connection import Connection
@@ -37,6 +40,9 @@ log = logging.getLogger(__name__)
 GONE_S = 600.0
 """How often it is looked for claims that are gone, which a kubelet that works tells, and for CDI files that
 are, in seconds."""
+
+AGAIN_S = 10.0
+"""How soon it is tried again to set limits that are not in force, in seconds."""
 
 
 class ApiClaims:
@@ -58,6 +64,7 @@ class ClaimsOfNode:
         ledger: Ledger,
         clock: Callable[[], float],
         ask: Callable[[], None],
+        hardware: Hardware,
         *,
         taken: StepTaken = go_on,
     ) -> None:
@@ -69,6 +76,7 @@ class ClaimsOfNode:
         kept, self._lost = self._kept()
         api = ResourceApi(Connection(options.cluster))
         self._status = ClaimStatusWriter(api)
+        self._enforcing = Enforcing(hardware.perform)
         self._driver = ClaimDriver(
             options.node_name,
             ledger,
@@ -77,6 +85,8 @@ class ClaimsOfNode:
             reader=ApiClaims(api),
             records=self._records,
             cdi=self._cdi,
+            enforcing=self._enforcing,
+            ends=ClaimEnds(hardware, options.container_logs, clock),
             kept=kept,
             say=self._status.say,
             taken=taken,
@@ -156,8 +166,15 @@ class ClaimsOfNode:
             group.create_task(unending("kubelet", self._server.run()))
             group.create_task(unending("slices", self._publisher.run()))
             group.create_task(unending("status of claims", self._status.run()))
+            group.create_task(unending("limits of claims", self._keep_limits()))
             group.create_task(unending("upkeep of claims", self._upkeep()))
             group.create_task(self._find_lost())
+
+    async def _keep_limits(self) -> None:
+        while True:
+            seen = self._enforcing.in_force
+            await self._driver.mend_limits()
+            await self._enforcing.until_news(seen, AGAIN_S if self._driver.limits_are_amiss else None)
 
     async def _upkeep(self) -> None:
         while True:

@@ -12,16 +12,25 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
+from partage.claims.decide.asked import watched_as, why_not_sliced, why_not_watched
 from partage.claims.decide.config import ConfigError, share_config
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.decide.slices import usable_memory
-from partage.claims.model.claim import Claim, ClaimResult
-from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim, ShareConfig
+from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
+from partage.claims.model.grant import (
+    EnforcedBy,
+    Granted,
+    GrantedShare,
+    RefusalReason,
+    RefusedClaim,
+    ShareConfig,
+)
 from partage.claims.model.names import CORES, DRIVER, MEMORY, SHARES, Mode, mode_of
 from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
 from partage.model.ids import DeviceUuid, ShareId, device_of
 from partage.model.share import DeviceOffer, Guarantee
+from partage.plan.serve.claim_offer import InForce
 from partage.plan.serve.ledger_entry import Hold
 from partage.plan.serve.unit_allocation import name_of
 from partage.text import count_of, listed, shortened
@@ -47,6 +56,7 @@ def grant(
     held: Mapping[Hold, str] | None = None,
     *,
     recorded: Mapping[str, DeviceUuid] | None = None,
+    in_force: InForce | None = None,
     guard: bool = True,
     driver: str = DRIVER,
 ) -> Granted | RefusedClaim:
@@ -55,18 +65,21 @@ def grant(
     asked: what the kubelet asks for. kept: what claims have on this node, also claims of pods that were
     deleted; what this claim had itself does not count. held: what others hold, with words for the holder:
     ``pod team-a/train``. recorded: the UUIDs of the devices that this claim was given before, by name.
-    guard: the guard's files are on the node.
+    in_force: what the node is set to. guard: the guard's files are on the node.
     """
+    in_force = in_force or InForce()
     others = [one for one in kept if one.claim.uid != claim.ref.uid]
     try:
         results = _results(claim, asked, devices, driver)
         mine: list[GrantedShare] = []
         for result in results:
             row = _row(result, devices, recorded or {})
-            config = _config(claim, result, driver)
+            config = _config(claim.configs, result, driver)
             row = configured(row, config, guard=guard)
-            _check_need(row, config)
             so_far = (*others, Granted(claim.ref, tuple(mine)))
+            by_class = [one for one in claim.configs if one.source is ConfigSource.CLASS]
+            _check_asked(row, config, _config(by_class, result, driver), so_far, in_force)
+            _check_need(row, config)
             mine.append(_share(result, row, config, _Taken(row, devices, so_far, held or {})))
         _check_together(mine, devices)
     except _ClaimRefusal as refusal:
@@ -77,7 +90,8 @@ def grant(
 
 
 def configured(row: DeviceOffer, config: ShareConfig, *, guard: bool) -> DeviceOffer:
-    """What is offered, with the guard as a claim wants it. guard: its files are on the node."""
+    """What is offered, watched and with the guard as a claim wants it. guard: its files are on the node."""
+    row = replace(row, guarantee=watched_as(row.guarantee, config))
     wanted = row.guard if config.guard is None else config.guard
     if (on := wanted and guard) == row.guard:
         return row
@@ -172,13 +186,21 @@ _AS = {
 # --- configuration -----------------------------------------------------------------------------
 
 
-def _config(claim: Claim, result: ClaimResult, driver: str) -> ShareConfig:
+def _config(configs: Iterable[ClaimConfig], result: ClaimResult, driver: str) -> ShareConfig:
     try:
-        return share_config(claim.configs, result.request, driver)
+        return share_config(configs, result.request, driver)
     except ConfigError as wrong:
         raise _ClaimRefusal(
             RefusalReason.CONFIG, f"cannot be prepared for its request {result.request}: {wrong}"
         ) from None
+
+
+def _check_asked(
+    row: DeviceOffer, config: ShareConfig, by_class: ShareConfig, kept: Iterable[Granted], node: InForce
+) -> None:
+    refused = why_not_sliced(row, config, kept, node) or why_not_watched(row, config, by_class, node)
+    if refused is not None:
+        raise _ClaimRefusal(refused.reason, refused.text)
 
 
 def _check_need(row: DeviceOffer, config: ShareConfig) -> None:
@@ -272,7 +294,24 @@ def _share(result: ClaimResult, row: DeviceOffer, config: ShareConfig, taken: _T
         guarantee=row.guarantee,
         admin_access=result.admin_access,
         config=config,
+        slot=slot_of(row, ids),
+        enforced=_enforced_by(row),
     )
+
+
+def slot_of(row: DeviceOffer, ids: Sequence[ShareId]) -> str:
+    """The slot of who holds these ids of a device; empty: there is none."""
+    return row.pipe_of(ids).rpartition("/")[2] if row.in_slots and ids else ""
+
+
+def _enforced_by(row: DeviceOffer) -> EnforcedBy:
+    if not row.traits.in_shares:
+        return EnforcedBy.GPU if row.profile is None else EnforcedBy.MIG
+    if row.traits.through_daemon:
+        if row.limits_in_env:
+            return EnforcedBy.ENVIRONMENT
+        return EnforcedBy.NAMESPACE if row.in_slots else EnforcedBy.DAEMON
+    return EnforcedBy.GUARD if row.guard else EnforcedBy.NOTHING
 
 
 def _wanted(result: ClaimResult, row: DeviceOffer) -> int:

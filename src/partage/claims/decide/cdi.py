@@ -90,7 +90,7 @@ def _answer(
     if share.admin_access:
         return row, ContainerAllocation(cdi_devices=(f"{CDI_VENDOR}/gpu={share.uuid}",))
     answer = responding(Resource(row.resource, (row,))).answer(share.ids)
-    if share.cores and row.traits.through_daemon:
+    if share.cores and row.traits.through_daemon and not share.slot:  # a slot has it itself
         cores = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share.cores)}
         answer = replace(answer, envs={**answer.envs, **cores})
     return row, answer

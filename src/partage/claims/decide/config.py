@@ -46,11 +46,12 @@ def share_config(configs: Iterable[ClaimConfig], request: str, driver: str) -> S
     ours = [one for one in configs if one.driver == driver and (not one.requests or names & {*one.requests})]
     found: dict[str, object] = {}
     for one in sorted(ours, key=lambda one: one.source is ConfigSource.CLAIM):
-        found |= {key: value for key, value in structs.asdict(_read(one)).items() if value is not None}
+        found |= {key: value for key, value in structs.asdict(read_config(one)).items() if value is not None}
     return structs.replace(ShareConfig(), **found)
 
 
-def _read(config: ClaimConfig) -> ShareConfig:
+def read_config(config: ClaimConfig) -> ShareConfig:
+    """One entry. Raises ConfigError."""
     try:
         written = decode(_Written, config.parameters, strict=False)
     except CodecError as error:

@@ -4,12 +4,32 @@ from __future__ import annotations
 
 from typing import Any
 
+from msgspec.structs import replace
+
+from partage.claims.decide.allocation import configured
+from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import GrantedShare
 from partage.claims.model.names import DRIVER
 from partage.claims.model.record import ClaimRecord
-from partage.model.share import Guarantee
+from partage.model.share import Guarantee, weakest
 
 _ENFORCED = (Guarantee.HARD, Guarantee.GUARDED)
+
+
+def held_now(record: ClaimRecord, devices: ClaimDevices, *, guard: bool) -> ClaimRecord:
+    """With what each share guarantees now: at most what was promised, and less while the node holds less.
+
+    guard: the guard's files are on the node. A device that is not offered now says what it said.
+    """
+    return replace(record, shares=tuple(_held_now(share, devices, guard=guard) for share in record.shares))
+
+
+def _held_now(share: GrantedShare, devices: ClaimDevices, *, guard: bool) -> GrantedShare:
+    row = devices.named(share.device)
+    if row is None or row.device != share.uuid or row.resource != share.resource:
+        return share
+    now = configured(row, share.config, guard=guard).guarantee
+    return replace(share, guarantee=weakest([now, share.guarantee]))
 
 
 def device_status(record: ClaimRecord, now: str) -> list[dict[str, Any]]:
@@ -34,6 +54,8 @@ def _entry(share: GrantedShare, now: str) -> dict[str, Any]:
         "uuid": share.uuid,
         "memoryBytes": share.memory_bytes,
         "cores": share.cores,
+        "coresEnforced": bool(share.cores and share.slot),
         "guarantee": share.guarantee.value,
+        "means": share.enforced.value,
     }
     return {**entry, "conditions": [condition], "data": data}

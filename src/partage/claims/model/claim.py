@@ -12,6 +12,7 @@ from msgspec import Raw, field
 
 from partage.codec.values import CodecError, decode
 from partage.model.claim import ClaimRef
+from partage.model.ids import PodUid
 from partage.units import parse_quantity
 from partage.values import Frozen
 
@@ -74,6 +75,11 @@ class Claim(Frozen):
     configs: tuple[ClaimConfig, ...] = ()
     reserved_for: tuple[Consumer, ...] = ()
     deleted: bool = False
+
+    @property
+    def pods(self) -> tuple[PodUid, ...]:
+        """The pods among those who may use it."""
+        return tuple(PodUid(one.uid) for one in self.reserved_for if one.resource == "pods")
 
 
 def parse_claim(content: bytes, driver: str) -> Claim:

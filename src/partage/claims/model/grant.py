@@ -27,13 +27,31 @@ class ShareConfig(Frozen):
     need: Guarantee | None = None
 
 
+class EnforcedBy(StrEnum):
+    """What holds a share to its memory.
+
+    gpu: nobody else has the GPU. mig: a MIG device. mps-namespace: a namespace of the GPU's MPS daemon that
+    no other claim has. mps-daemon: one limit for all clients of the daemon. environment: variables of the
+    container. guard: a framework's own limit. nothing: a neighbour can use all memory.
+    """
+
+    GPU = "gpu"
+    MIG = "mig"
+    NAMESPACE = "mps-namespace"
+    DAEMON = "mps-daemon"
+    ENVIRONMENT = "environment"
+    GUARD = "guard"
+    NOTHING = "nothing"
+
+
 class GrantedShare(Frozen):
     """What a claim has of one device.
 
     request: as in the allocation, ``req`` or ``req/sub``. device: its name in the pool. share_id: the
     scheduler's; None: the device is not shared. uuid: of the device. resource, ids: what it holds, as a
     container of the device plugin would; () with admin_access, which holds nothing. memory_bytes: of all ids
-    together. cores: percent of the multiprocessors, a ceiling; 0: none was named.
+    together. cores: percent of the multiprocessors, a ceiling; 0: none was named. slot: the namespace of the
+    GPU's MPS daemon that it alone has; empty: none. enforced: what holds it to its memory.
     """
 
     request: str
@@ -49,6 +67,8 @@ class GrantedShare(Frozen):
     guarantee: Guarantee
     admin_access: bool = False
     config: ShareConfig = field(default_factory=ShareConfig)
+    slot: str = ""
+    enforced: EnforcedBy = EnforcedBy.NOTHING
 
     @property
     def asked(self) -> str:

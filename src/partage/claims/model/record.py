@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from partage.claims.model.grant import Granted, GrantedShare
 from partage.model.claim import ClaimRef, PreparedDevice
-from partage.model.ids import DeviceUuid
+from partage.model.ids import DeviceUuid, PodUid
 from partage.values import Frozen
 
 
@@ -27,7 +29,9 @@ class ClaimRecord(Frozen):
 
     boot_id: of the node, when it was written: settings of GPUs, daemons and CDI files end with a boot.
     shares: what it holds. answer: to the kubelet, given again when it asks again, one row for each share; ()
-    while it is started. Raises ValueError for another number of rows.
+    while it is started. pods: that the claim was reserved for when it was prepared.
+
+    Raises ValueError for another number of rows.
     """
 
     claim: ClaimRef
@@ -35,6 +39,7 @@ class ClaimRecord(Frozen):
     boot_id: str
     shares: tuple[GrantedShare, ...]
     answer: tuple[PreparedDevice, ...] = ()
+    pods: tuple[PodUid, ...] = ()
 
     def __post_init__(self) -> None:
         if len(self.answer) != (len(self.shares) if self.state is ClaimState.PREPARED else 0):
@@ -57,7 +62,7 @@ def prepared(started: ClaimRecord, cdi_ids: Iterable[tuple[str, ...]]) -> ClaimR
         PreparedDevice(share.asked, share.pool, share.device, ids, share.share_id)
         for share, ids in zip(started.shares, cdi_ids, strict=True)
     )
-    return ClaimRecord(started.claim, ClaimState.PREPARED, started.boot_id, started.shares, answer)
+    return replace(started, state=ClaimState.PREPARED, answer=answer)
 
 
 def by_boot(

@@ -12,14 +12,15 @@ class ClaimStep(StrEnum):
     """What was done last, in the order in which it is done.
 
     judged: nothing; what the claim gets is known. held: its shares are held, and nothing is on the disk.
-    started: its first record is written. file-written: its CDI file, too. prepared: its record with the
-    answer, too, and the kubelet does not have it. file-removed: the CDI file is gone, and the record there.
-    forgotten: the record is gone, too.
+    started: its first record is written. limited: its limits are in force. file-written: its CDI file is
+    there. prepared: its record has the answer, and the kubelet has none yet. file-removed: the CDI file is
+    gone, and the record there. forgotten: the record is gone, too.
     """
 
     JUDGED = "judged"
     HELD = "held"
     STARTED = "started"
+    LIMITED = "limited"
     FILE_WRITTEN = "file-written"
     PREPARED = "prepared"
     FILE_REMOVED = "file-removed"

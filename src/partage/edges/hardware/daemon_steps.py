@@ -6,9 +6,9 @@ from partage.edges.hardware.port import DaemonKeeper
 from partage.edges.host.device_users import UsersOf, nobody
 from partage.errors import DaemonError, HardwareError, Unsupported
 from partage.model.mps import DaemonState
-from partage.model.step import EndClient, StartDaemon, StopDaemon
+from partage.model.step import EndClient, SetNamespace, StartDaemon, StopDaemon
 
-DaemonStep = StartDaemon | StopDaemon | EndClient
+DaemonStep = StartDaemon | StopDaemon | EndClient | SetNamespace
 """A step on a daemon."""
 
 
@@ -29,6 +29,8 @@ async def perform_daemon_step(keeper: DaemonKeeper | None, step: DaemonStep, use
                 await keeper.stop(device, users=users)
             case EndClient(_, device, server, client):
                 await keeper.terminate(device, server, client)
+            case SetNamespace(_, device, namespace):
+                await keeper.limit(device, namespace)
     except DaemonError as error:
         raise HardwareError(error.problems) from error
 

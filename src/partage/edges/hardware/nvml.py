@@ -53,6 +53,7 @@ from partage.model.step import (
     Reset,
     SetComputeMode,
     SetMigMode,
+    SetNamespace,
     SetTimeSlice,
     StartDaemon,
     Step,
@@ -161,7 +162,7 @@ class NvmlHardware:
                 raise DriverUnavailable(f"the driver is paused: {reason}", "wait until it may be used again")
             case StartDaemon() if running := running_reset(self._host):
                 raise DriverUnavailable(running, "wait until it has ended")
-            case StartDaemon() | StopDaemon() | EndClient():
+            case StartDaemon() | StopDaemon() | EndClient() | SetNamespace():
                 await perform_daemon_step(self._keeper, step, self._users_of)
             case _:
                 return await self._perform_alone(step)

@@ -17,7 +17,7 @@ from partage.model.gpu import Inventory
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid
 from partage.model.ids import DeviceUuid, PodUid
-from partage.model.mps import DaemonSpec, DaemonState
+from partage.model.mps import DaemonSpec, DaemonState, MpsNamespace
 from partage.model.pipe_tenants import PipeTenants
 from partage.model.process import Left, Processes
 from partage.model.samples import Samples
@@ -92,6 +92,7 @@ class Hardware(Protocol):
         one step, and does nothing if the modes that it is for are in force. A destruction uses gi_id and
         ci_id if given, and is refused unless profile, placement (and uuid) are those of the step. Verify
         changes nothing. SetComputeMode and SetTimeSlice do nothing if the value is set already.
+        SetNamespace returns when the limits have been read back.
         EndProcess ends a process that uses the GPU and is no client of MPS; never process 1, the helper,
         or a process in the helper's container. StartDaemon returns when the daemon serves and its limits
         are verified; StopDaemon when it is gone.
@@ -188,6 +189,14 @@ class DaemonKeeper(Protocol):
         force: also end the work of its clients. Without it, raises GpuInUse with the clients. A daemon that
         does not answer, or servers that have lost theirs, cannot say who their clients are: then ``users`` is
         asked before they are ended, and GpuInUse is raised with what it names.
+        """
+        ...
+
+    async def limit(self, device: DeviceUuid, namespace: MpsNamespace) -> None:
+        """Set the limits of a namespace of the device's daemon, for clients that connect from now on, and
+        read them back. In one command, so there is no moment without a limit.
+
+        Raises NotFound (no daemon that runs, no such namespace), DaemonError (it ignores the limits).
         """
         ...
 

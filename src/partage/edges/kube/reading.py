@@ -20,6 +20,7 @@ from partage.values import Frozen
 
 Object = Mapping[str, Any]
 
+_RESOURCES = "/apis/resource.k8s.io/v1"
 _ENDED = "status.phase!=Succeeded,status.phase!=Failed"
 
 
@@ -59,6 +60,27 @@ class ClusterReader:
         """The events about a pod, in no order."""
         about = f"involvedObject.kind=Pod,involvedObject.name={pod}"
         return await self._list(f"/api/v1/namespaces/{namespace}/events", {"fieldSelector": about})
+
+    async def server_version(self) -> str:
+        """``v1.37.2``."""
+        found = await self._connection.call(dict[str, Any], "GET", "/version")
+        return str(found.get("gitVersion", ""))
+
+    async def slices(self) -> tuple[Object, ...]:
+        """All ResourceSlices. Absent: the server does not serve ``resource.k8s.io/v1``."""
+        return await self._list(f"{_RESOURCES}/resourceslices", {})
+
+    async def claims(self) -> tuple[Object, ...]:
+        """The ResourceClaims of all namespaces."""
+        return await self._list(f"{_RESOURCES}/resourceclaims", {})
+
+    async def claim_templates(self, namespace: str) -> tuple[Object, ...]:
+        """The ResourceClaimTemplates of a namespace."""
+        return await self._list(f"{_RESOURCES}/namespaces/{namespace}/resourceclaimtemplates", {})
+
+    async def device_classes(self) -> tuple[Object, ...]:
+        """All DeviceClasses."""
+        return await self._list(f"{_RESOURCES}/deviceclasses", {})
 
     async def _list(self, path: str, parameters: Mapping[str, str]) -> tuple[Object, ...]:
         return await all_rows(self._connection, _Objects, path, parameters)

@@ -1,8 +1,9 @@
 """Commands of version 3 of the MPS control interface: module and verb as arguments of the control program.
 
-The daemon has one named server, and in it a namespace for each kind of share. Everything is set in a file
-that the daemon reads when it starts: a namespace made by ``namespace create`` has no limit until the next
-command, and a client that connects in between keeps running without one.
+The daemon has one named server, and in it a namespace for each kind of share. All are made by a file that the
+daemon reads when it starts: a namespace made by ``namespace create`` has no limit until the next command, and
+a client that connects in between keeps running without one. Slots are closed in that file; the limits of one
+are set by one command when a claim gets it.
 
 Sources: NVIDIA's MPS guide, release 615 (commands, columns, the file); NVIDIA's Dynamo project, which shows
 output of a real daemon (driver 615.71: ``20G`` for a limit, ``30.00`` for a percentage, ``Ready`` for a
@@ -25,7 +26,15 @@ from partage.edges.mps.replies import (
     parse_percent,
     parse_server_rows,
 )
-from partage.model.mps import DEFAULT_NAMESPACE, SERVER, ClientLimits, DaemonSpec, MpsNamespace, MpsServer
+from partage.model.mps import (
+    DEFAULT_NAMESPACE,
+    SERVER,
+    ClientLimits,
+    DaemonSpec,
+    MpsNamespace,
+    MpsServer,
+    closed_slot,
+)
 from partage.units import MIB
 
 OPTIONS = ("-p", "3", "-a")
@@ -54,17 +63,41 @@ class ControlV3(ControlProgram):
         out. They are the server's from its start.
         """
         del servers
-        rows = parse_namespace_rows(await self.tell("namespace", "list", _ROWS))
-        ours = {row.name: row for row in rows if row.server == SERVER}
+        ours = await self._namespaces()
         others = _as_found(MpsNamespace(DEFAULT_NAMESPACE, spec.memory_bytes, spec.threads_percent), ours)
         namespaces = tuple(
             namespace
             for mps_namespace in spec.namespaces
             if (namespace := _as_found(mps_namespace, ours)) is not None
         )
+        slots = sum(name in ours for name in spec.slot_names)
         if others is None:
-            return ClientLimits(namespaces=namespaces)
-        return ClientLimits(others.memory_bytes, others.threads_percent, namespaces)
+            return ClientLimits(namespaces=namespaces, slots=slots)
+        return ClientLimits(others.memory_bytes, others.threads_percent, namespaces, slots)
+
+    async def open_slots(self, spec: DaemonSpec) -> tuple[str, ...]:
+        """The slots that are not closed now."""
+        if not spec.slots:
+            return ()
+        ours = await self._namespaces()
+        closed = {name: closed_slot(name) for name in spec.slot_names if name in ours}
+        return tuple(name for name, wanted in closed.items() if _as_found(wanted, ours) != wanted)
+
+    async def namespace(self, wanted: MpsNamespace) -> MpsNamespace | None:
+        """A namespace of our server as the daemon reports it; None: there is none of this name."""
+        return _as_found(wanted, await self._namespaces())
+
+    async def set_namespace(self, wanted: MpsNamespace) -> None:
+        """Set its limits, both in one command, for clients that connect from now on."""
+        memory, threads = wanted.memory_bytes, wanted.threads_percent
+        assert memory is not None
+        assert threads is not None
+        amounts = f"--pinned-memory-limit={memory // MIB}M", f"--active-thread-percentage={threads}"
+        await self.tell("namespace", "set", wanted.name, f"--server={SERVER}", *amounts)
+
+    async def _namespaces(self) -> Mapping[str, NamespaceRow]:
+        rows = parse_namespace_rows(await self.tell("namespace", "list", _ROWS))
+        return {row.name: row for row in rows if row.server == SERVER}
 
     async def terminate(self, server: int, client: int, deadline_s: float) -> None:
         """End the work of a client; the daemon finds its server."""
@@ -90,8 +123,8 @@ def _as_found(wanted: MpsNamespace, rows: Mapping[str, NamespaceRow]) -> MpsName
     command = f"namespace list ({wanted.name})"
     if wanted.memory_bytes is not None and (amount := parse_memory(command, row.memory)) is not None:
         memory = wanted.memory_bytes if amount.stands_for(wanted.memory_bytes) else amount.bytes
-    if wanted.threads_percent is not None and row.threads:
-        threads = round(parse_percent(command, row.threads))
+    if wanted.threads_percent is not None:  # without a percentage it may use all of them
+        threads = round(parse_percent(command, row.threads)) if row.threads else 100
     return MpsNamespace(wanted.name, memory, threads)
 
 
@@ -106,7 +139,7 @@ def configuration_file(spec: DaemonSpec) -> str:
         f"[servers.{SERVER}]",
         *_limits(spec.memory_bytes, spec.threads_percent),
     ]
-    for namespace in spec.namespaces:
+    for namespace in (*spec.namespaces, *map(closed_slot, spec.slot_names)):
         lines += [
             f"[servers.{SERVER}.namespaces.{namespace.name}]",
             *_limits(namespace.memory_bytes, namespace.threads_percent),

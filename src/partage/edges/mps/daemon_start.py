@@ -70,7 +70,7 @@ class DaemonStart:
         made = await asyncio.to_thread(directories.make_directories, paths, self._access.host)
         written = DaemonRecord(spec, remark=made.remark, directories=made.kind)
         await self._write(paths, written)
-        if spec.namespaces:
+        if spec.limits.apart:
             await self._configure(paths, spec)
         try:
             await self._launch(written, paths, home)
@@ -96,7 +96,7 @@ class DaemonStart:
         A named server needs that option: without it, it would refuse all users except its own.
         """
         spec = written.spec
-        options = (*OPTIONS, str(paths.configuration)) if spec.namespaces else ()
+        options = (*OPTIONS, str(paths.configuration)) if spec.limits.apart else ()
         if spec.multi_user is False:
             return await self._run(written, paths, home, options)
         try:
@@ -104,7 +104,7 @@ class DaemonStart:
         except Unsupported:
             raise
         except DaemonError:
-            if spec.multi_user or spec.namespaces:
+            if spec.multi_user or spec.limits.apart:
                 raise
         return await self._run(written, paths, home, options)
 
@@ -112,7 +112,7 @@ class DaemonStart:
         self, written: DaemonRecord, paths: DaemonPaths, home: DaemonHome, options: tuple[str, ...]
     ) -> None:
         spec = written.spec
-        limits = {} if spec.namespaces else limits_environment(spec)
+        limits = {} if spec.limits.apart else limits_environment(spec)
         driver, deadline_s = self._access.driver, self._access.deadlines.start_s
         own_shm = self._access.host.own_mounts and directories.is_own_shm(paths)
         if home.kind is HomeKind.UNIT:
@@ -224,7 +224,9 @@ class DaemonStart:
         made = await asyncio.to_thread(socket_ids, paths)  # before: what is exchanged later differs
         if other := await asyncio.to_thread(answers_elsewhere, paths, identity.pid):
             raise DaemonError(f"clients cannot reach the MPS daemon of {paths.device}: {other}")
-        noted = replace(known, identity=identity, sockets=made)
+        # Those of slots are the daemon's as long as it is: before, nobody has had one.
+        slots = known.slot_sockets or await asyncio.to_thread(record.slot_socket_ids, paths, known.spec)
+        noted = replace(known, identity=identity, sockets=made, slot_sockets=slots)
         await self._write(paths, noted)
         return noted
 

@@ -23,6 +23,7 @@ from partage.edges.mps.record import (
     DaemonRecord,
     DirectoryKind,
     changed,
+    changed_slots,
     load_record,
 )
 from partage.edges.mps.starting import last_line
@@ -130,6 +131,7 @@ async def observe_daemon(
         async with asyncio.timeout(deadline_s):
             servers = await list_servers(control, processes)
             limits = await control.limits(daemon.record.spec, servers) if daemon.record else ClientLimits()
+            slots = await _open_slots(daemon, control)
     except TimeoutError:
         reason = f"the control daemon did not answer within {deadline_s:g} s"
     except (DaemonError, HardwareError) as error:
@@ -137,11 +139,19 @@ async def observe_daemon(
             return await asyncio.to_thread(_absent, replace(daemon, identity=None))
         reason = str(error)
     else:
-        return await asyncio.to_thread(state_from_reply, daemon, processes, servers, limits)
+        state = await asyncio.to_thread(state_from_reply, daemon, processes, servers, limits)
+        spoilt = await asyncio.to_thread(changed_slots, daemon.paths, daemon.record) if daemon.record else ()
+        return replace(state, open_slots=slots, changed_slots=spoilt)
     if await asyncio.to_thread(empty_full_pipe, daemon.paths, processes.descriptors(daemon.identity)):
         return _silent(daemon, f"{reason}; its pipe/log was full, which stops it, and has been emptied")
     others = await asyncio.to_thread(processes.connected, daemon.identity)
     return _silent(daemon, f"{reason}; {_in_the_way(others)}" if others else reason)
+
+
+async def _open_slots(daemon: FoundDaemon, control: DaemonControl) -> tuple[str, ...]:
+    if daemon.record is None or not isinstance(control, ControlV3):
+        return ()
+    return await control.open_slots(daemon.record.spec)
 
 
 def _in_the_way(others: tuple[int, ...]) -> str:
@@ -227,7 +237,7 @@ def _judge(
         return DaemonPhase.STARTING, "there is no record of how this daemon was started"
     if daemon.changed:
         return DaemonPhase.STARTING, "; ".join(daemon.changed.values())
-    if daemon.record.spec.namespaces and not has_named_server(servers):
+    if daemon.record.spec.limits.apart and not has_named_server(servers):
         return (
             DaemonPhase.STARTING,
             "its server is gone: new clients run without MPS, if the compute mode allows that",

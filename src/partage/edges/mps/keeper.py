@@ -26,10 +26,11 @@ from partage.edges.mps.daemon_state import (
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.locks import hold_lock
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
+from partage.edges.mps.record import changed_slots
 from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, GpuInUse, NotFound
 from partage.model.ids import DeviceUuid
-from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState, MpsServer
+from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState, MpsNamespace, MpsServer, closed_slot
 
 _STARTS = 2
 """A daemon whose first server started before the limits were set, and is idle, is started once more."""
@@ -91,6 +92,34 @@ class MpsKeeper:
     def pipes(self) -> dict[DeviceUuid, Path]:
         return {paths.device: paths.pipe for paths in self._access.homes() if paths.pipe.is_dir()}
 
+    async def limit(self, device: DeviceUuid, namespace: MpsNamespace) -> None:
+        access = self._access
+        paths = access.known(device)
+        if paths is None:
+            raise NotFound(f"there is no MPS daemon of {device}")
+        async with hold_lock(paths.lock, access.deadlines.lock_s):
+            daemon = await access.find(paths)
+            control = access.control(daemon)
+            if daemon.identity is None or daemon.doubt or daemon.unheard:
+                why = daemon.doubt or daemon.unheard or "it does not run"
+                raise NotFound(f"the MPS daemon of {device} takes no limits: {why}")
+            if not isinstance(control, ControlV3):
+                raise NotFound(f"the MPS daemon of {device} has no namespaces")
+            opens = namespace != closed_slot(namespace.name)
+            if opens and namespace.name in await asyncio.to_thread(_changed_slots, daemon):
+                raise DaemonError(
+                    f"the socket of {namespace.name} of the MPS daemon of {device} was changed by who had it",
+                    "the daemon is started again as soon as nobody holds a share of its GPU",
+                )
+            if await control.namespace(namespace) is None:
+                raise NotFound(f"the MPS daemon of {device} has no namespace {namespace.name}")
+            await control.set_namespace(namespace)
+            if (found := await control.namespace(namespace)) != namespace:
+                raise DaemonError(
+                    f"the MPS daemon of {device} was told {namespace}, and allows {found}",
+                    "a daemon ignores limits that it considers invalid",
+                )
+
     async def terminate(self, device: DeviceUuid, server_pid: int, client_pid: int) -> None:
         access = self._access
         paths = access.known(device)
@@ -110,6 +139,10 @@ class MpsKeeper:
                 f"client {client_pid} was to be terminated, and server {server_pid} still has it",
                 "a client that ignores this may have to be killed, which can make the server fail",
             )
+
+
+def _changed_slots(daemon: FoundDaemon) -> tuple[str, ...]:
+    return changed_slots(daemon.paths, daemon.record) if daemon.record else ()
 
 
 def _cut_logs(homes: Iterable[DaemonPaths]) -> None:

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from partage.edges.host.device_users import UsersOf, nobody
 from partage.edges.mps.paths import homes_below
 from partage.model.ids import DeviceUuid
-from partage.model.mps import DaemonSpec, DaemonState
+from partage.model.mps import DaemonSpec, DaemonState, MpsNamespace
 
 if TYPE_CHECKING:
     from partage.edges.mps.keeper import MpsKeeper
@@ -39,6 +39,9 @@ class KeeperOnDemand:
 
     async def stop(self, device: DeviceUuid, *, force: bool = False, users: UsersOf = nobody) -> None:
         await self._keeper.stop(device, force=force, users=users)
+
+    async def limit(self, device: DeviceUuid, namespace: MpsNamespace) -> None:
+        await self._keeper.limit(device, namespace)
 
     async def states(self) -> tuple[DaemonState, ...]:
         homes = await asyncio.to_thread(homes_below, self._run_dir)

@@ -19,7 +19,7 @@ from partage.edges.host.listening import listener
 from partage.edges.host.read_file import read_regular
 from partage.edges.mps.control_log import LogMark
 from partage.edges.mps.paths import DaemonPaths
-from partage.model.mps import DaemonSpec
+from partage.model.mps import SERVER, DaemonSpec
 from partage.values import Frozen
 
 CLIENTS = "control"
@@ -34,8 +34,22 @@ SocketId = tuple[int, int, int]
 
 def socket_ids(paths: DaemonPaths) -> dict[str, SocketId]:
     """The sockets that are there now, by name."""
-    found = ((name, _socket_id(paths, name)) for name in (CLIENTS, COMMANDS))
+    found = ((name, _socket_id(paths.pipe / name)) for name in (CLIENTS, COMMANDS))
     return {name: one for name, one in found if one is not None}
+
+
+def slot_socket_ids(paths: DaemonPaths, spec: DaemonSpec) -> dict[str, SocketId]:
+    """The sockets of its slots that are there now, by the slot's name."""
+    found = ((name, _socket_id(paths.pipe / SERVER / name / CLIENTS)) for name in spec.slot_names)
+    return {name: one for name, one in found if one is not None}
+
+
+def changed_slots(paths: DaemonPaths, record: DaemonRecord) -> tuple[str, ...]:
+    """Slots whose socket is not the daemon's any more: who had one can have put its own there."""
+    if not record.slot_sockets:
+        return ()
+    now = slot_socket_ids(paths, record.spec)
+    return tuple(name for name, one in record.slot_sockets.items() if now.get(name) != one)
 
 
 def changed(paths: DaemonPaths, made: Mapping[str, SocketId]) -> dict[str, str]:
@@ -63,9 +77,9 @@ def answers_elsewhere(paths: DaemonPaths, pid: int) -> str:
     return ""
 
 
-def _socket_id(paths: DaemonPaths, name: str) -> SocketId | None:
+def _socket_id(path: Path) -> SocketId | None:
     try:
-        status = (paths.pipe / name).lstat()
+        status = path.lstat()
     except OSError:
         return None
     if not stat.S_ISSOCK(status.st_mode):
@@ -74,7 +88,7 @@ def _socket_id(paths: DaemonPaths, name: str) -> SocketId | None:
 
 
 VERSION = 2
-_LARGEST_BYTES = 64 * 2**10
+_LARGEST_BYTES = 256 * 2**10
 
 
 class DaemonIdentity(Frozen):
@@ -106,6 +120,7 @@ class DaemonRecord(Frozen):
     runs. bound_to: as in ``DaemonState``. sockets: that it has made; empty: an older Partage did not look.
     directories: a record without is an older Partage's. settled: the end of its log when its limits were set
     and read back; None: not yet, or somebody else kept changing them. set_ns: as in ``DaemonState``.
+    slot_sockets: as sockets, of its slots.
     """
 
     spec: DaemonSpec
@@ -116,6 +131,7 @@ class DaemonRecord(Frozen):
     directories: DirectoryKind = DirectoryKind.OLD
     settled: LogMark | None = None
     set_ns: int = 0
+    slot_sockets: Mapping[str, SocketId] = field(default_factory=dict)
 
 
 def save_record(path: Path, record: DaemonRecord) -> None:

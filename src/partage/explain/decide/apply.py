@@ -6,18 +6,26 @@ from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
+from partage.claims.decide.book import ClaimBook
+from partage.claims.model.names import DRIVER
+from partage.claims.model.request import DeviceAsk, DeviceToleration
 from partage.errors import InputError, Unsatisfiable
 from partage.explain.decide.changes import (
     AskFewer,
     AskOther,
     Change,
+    ClaimLess,
+    ClaimOtherClass,
     DropAffinity,
     DropNodeName,
+    DropSelector,
     LabelNode,
+    MakeClaimObject,
     RaiseReplicas,
     RepairGpu,
     RepairNode,
     Tolerate,
+    TolerateDevice,
     Uncordon,
     UncordonNode,
     WaitForGpu,
@@ -42,6 +50,7 @@ from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer
 from partage.plan.offer.desired import resolve
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.node_plan import Phase
+from partage.units import parse_quantity
 
 
 def applied(
@@ -63,6 +72,10 @@ def applied(
             return replace(pod, node=""), node
         case RaiseReplicas():
             return pod, with_replicas(node, change, geometry_of)
+        case ClaimLess() | ClaimOtherClass() | DropSelector() | TolerateDevice():
+            return _with_claim(pod, change), node
+        case MakeClaimObject():
+            return pod, node
         case _:
             return pod, _changed(change, node)
 
@@ -89,6 +102,37 @@ def _changed(
             return replace(node, labels={**node.labels, change.key: change.value})
 
 
+def _with_claim(
+    pod: PodNeeds, change: ClaimLess | ClaimOtherClass | DropSelector | TolerateDevice
+) -> PodNeeds:
+    """The pod whose claims of that source ask for something else in that request."""
+
+    def changed(way: DeviceAsk) -> DeviceAsk:
+        if way.name != change.request:
+            return way
+        match change:
+            case ClaimLess(capacity=capacity, then=then):
+                return replace(way, named=tuple({**way.amounts, capacity: parse_quantity(then)}.items()))
+            case ClaimOtherClass(then=then):
+                return replace(way, device_class=then)
+            case DropSelector(expression=expression):
+                return replace(way, selectors=tuple(one for one in way.selectors if one != expression))
+            case TolerateDevice(key=key, value=value, effect=effect):
+                operator = "Equal" if value else "Exists"
+                toleration = DeviceToleration(key, operator, value, effect)
+                return replace(way, tolerations=(*way.tolerations, toleration))
+
+    claims = []
+    for claim in pod.claims:
+        if claim.spec.title == change.source:
+            requests = tuple(
+                replace(request, ways=tuple(map(changed, request.ways))) for request in claim.spec.requests
+            )
+            claim = replace(claim, spec=replace(claim.spec, requests=requests))  # noqa: PLW2901
+        claims.append(claim)
+    return replace(pod, claims=tuple(claims))
+
+
 def with_request(pod: PodNeeds, container: str, resource: str, other: str, amount: int) -> PodNeeds:
     """The pod whose container (by its words) asks for that in place of what it asked for."""
 
@@ -112,7 +156,38 @@ def _without_pods(node: NodeView, pods: frozenset[str]) -> NodeView:
     obstacles = {
         device: tuple(_without_waiting(one, pods) for one in some) for device, some in node.obstacles.items()
     }
-    return replace(node, held=held, counted=counted, obstacles=obstacles)
+    ended = replace(node, held=held, counted=counted, obstacles=obstacles)
+    if (book := node.published) is None:
+        return ended
+    left = tuple(one for one in book.takings if not one.pods or not pods.issuperset(one.pods))
+    return replace(ended, published=replace(book, takings=left))
+
+
+def _untainted(book: ClaimBook | None, gpu: GpuUuid, kind: type[Obstacle]) -> ClaimBook | None:
+    """Without the taints by which the agent says this of the GPU's devices."""
+    if book is None:
+        return None
+    keys = {f"{DRIVER}/{word}" for word in _TAINTS[kind]}
+    devices = tuple(
+        replace(
+            one,
+            device=replace(
+                one.device, taints=tuple(taint for taint in one.device.taints if taint.key not in keys)
+            ),
+        )
+        if one.gpu == gpu
+        else one
+        for one in book.devices
+    )
+    return replace(book, devices=devices)
+
+
+_TAINTS: Mapping[type[Obstacle], tuple[str, ...]] = {
+    Cordoned: ("cordoned",),
+    Changing: ("changing",),
+    Unhealthy: ("unhealthy", "unusable"),
+}
+"""Kinds of ``Closed`` (plan.serve.claim_offer)."""
 
 
 def _without_waiting(obstacle: Obstacle, pods: frozenset[str]) -> Obstacle:
@@ -128,7 +203,8 @@ def _without(node: NodeView, gpu: GpuUuid, kind: type[Obstacle]) -> NodeView:
     def left(device: DeviceUuid, some: tuple[Obstacle, ...]) -> tuple[Obstacle, ...]:
         return tuple(one for one in some if device not in devices or not isinstance(one, kind))
 
-    return replace(node, obstacles={device: left(device, some) for device, some in node.obstacles.items()})
+    obstacles = {device: left(device, some) for device, some in node.obstacles.items()}
+    return replace(node, obstacles=obstacles, published=_untainted(node.published, gpu, kind))
 
 
 def _once_changed(node: NodeView, change: WaitForGpu) -> NodeView:

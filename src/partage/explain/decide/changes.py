@@ -8,10 +8,10 @@ from __future__ import annotations
 from partage.explain.decide.amounts import bare, request_text
 from partage.explain.decide.reasons import SHOWN, NodeReason, taint_text
 from partage.model.ids import GpuUuid
-from partage.text import count_of, listed
+from partage.text import count_of, listed, shortened
 from partage.values import Frozen, Tagged
 
-_NAMELESS = "?"
+_NAMELESS, _CLAIM = "?", "claim "
 
 
 class AskFewer(Tagged):
@@ -70,12 +70,16 @@ class WaitForPods(Tagged):
     pods: tuple[str, ...]
 
     def __str__(self) -> str:
-        names = [pod for pod in self.pods if not pod.startswith(_NAMELESS)]
-        nameless = len(self.pods) - len(names)
+        claims = [who for who in self.pods if who.startswith(_CLAIM)]
+        names = [who for who in self.pods if not who.startswith((_NAMELESS, _CLAIM))]
+        nameless = len(self.pods) - len(names) - len(claims)
         parts = [f"{'pod' if len(names) == 1 else 'pods'} {listed(names, SHOWN)}"] if names else []
+        if claims:
+            parts.append(f"the pods of {listed(claims, SHOWN)}")
         if nameless:
             parts.append(f"{count_of(nameless, 'pod')} that the kubelet does not name yet")
-        return f"wait until {' and '.join(parts)} {'has' if len(self.pods) == 1 else 'have'} ended, or end it"
+        one = len(self.pods) == 1 and not claims
+        return f"wait until {' and '.join(parts)} {'has' if one else 'have'} ended, or end it"
 
 
 class WaitForGpu(Tagged):
@@ -177,6 +181,77 @@ class DropNodeName(Tagged):
         return f"take nodeName: {self.node} out of the pod"
 
 
+class ClaimLess(Tagged):
+    """A request of a claim asks for less. source: the object that has it. now, then: as in a manifest."""
+
+    source: str
+    request: str
+    capacity: str
+    now: str
+    then: str
+
+    def __str__(self) -> str:
+        return (
+            f"ask for {self.capacity}: {self.then} in place of {self.now} in request {self.request} of "
+            f"{self.source}"
+        )
+
+
+class ClaimOtherClass(Tagged):
+    """A request of a claim names another class."""
+
+    source: str
+    request: str
+    now: str
+    then: str
+
+    def __str__(self) -> str:
+        return (
+            f"name deviceClassName: {self.then} in place of {self.now} in request {self.request} of "
+            f"{self.source}"
+        )
+
+
+class DropSelector(Tagged):
+    """A request of a claim does without one of its expressions."""
+
+    source: str
+    request: str
+    expression: str
+
+    def __str__(self) -> str:
+        return (
+            f"change the expression {shortened(self.expression, 120)} in request {self.request} of "
+            f"{self.source}, or take it out"
+        )
+
+
+class TolerateDevice(Tagged):
+    """A request of a claim tolerates the taint of a device."""
+
+    source: str
+    request: str
+    key: str
+    value: str
+    effect: str
+
+    def __str__(self) -> str:
+        operator = f"operator: Equal, value: {self.value}" if self.value else "operator: Exists"
+        return (
+            f"add to the tolerations of request {self.request} of {self.source} {{key: {self.key}, "
+            f"{operator}, effect: {self.effect}}}, or remove the taint from the device"
+        )
+
+
+class MakeClaimObject(Tagged):
+    """The object is made from which a claim of the pod is to be."""
+
+    source: str
+
+    def __str__(self) -> str:
+        return f"make the {self.source}, or name another one in the pod's resourceClaims"
+
+
 Change = (
     AskFewer
     | AskOther
@@ -191,6 +266,11 @@ Change = (
     | LabelNode
     | DropAffinity
     | DropNodeName
+    | ClaimLess
+    | ClaimOtherClass
+    | DropSelector
+    | TolerateDevice
+    | MakeClaimObject
 )
 
 

@@ -7,13 +7,18 @@ are enough, or it is said that they are not (docs/adr/0122).
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 
 from msgspec.structs import replace
 
+from partage.claims.decide.scheduling import GivenDevice, Placed
 from partage.explain.decide.admission import Trials
 from partage.explain.decide.apply import Applied, applied
 from partage.explain.decide.changes import Change, NodeFinding
+from partage.explain.decide.claim_gpus import claim_verdicts
+from partage.explain.decide.claim_reasons import NodeRefusesClaim
+from partage.explain.decide.claims import claims_finding, given_on
 from partage.explain.decide.gpus import GpuVerdict, gpu_verdicts
 from partage.explain.decide.never import never
 from partage.explain.decide.node import NodeView
@@ -23,6 +28,8 @@ from partage.explain.decide.pod import PodNeeds
 from partage.explain.decide.reasons import NodeReason
 from partage.plan.offer.select import GeometryOf
 from partage.values import Frozen
+
+_Find = Callable[[PodNeeds, NodeView], NodeFinding | None]
 
 _MOST_ROUNDS = 12
 """Things in the way of one pod on one node."""
@@ -34,7 +41,7 @@ class NodeVerdict(Frozen):
     reason: what is in the way first; None: it fits. changes: what to do, in this order; enough: after all of
     it the pod fits. others: other ways out of the first reason. more: what is in the way besides, in the
     order of ``changes``. at_node: the scheduler would send the pod, and the kubelet would refuse it.
-    assumed: labels that the pod wants, and of which nothing is known.
+    assumed: labels that the pod wants, and of which nothing is known. gives: devices for the pod's claims.
     """
 
     node: str
@@ -46,6 +53,7 @@ class NodeVerdict(Frozen):
     at_node: bool = False
     assumed: tuple[str, ...] = ()
     gpus: tuple[GpuVerdict, ...] = ()
+    gives: tuple[GivenDevice, ...] = ()
 
     @property
     def fits(self) -> bool:
@@ -60,11 +68,15 @@ def explain_pod(
     trials = trials or Trials()
     apply: Applied = partial(applied, geometry_of=geometry_of)
     assumed, gpus = assumed_labels(pod, node), gpu_verdicts(pod, node)
-    first = first_finding(pod, node, trials, apply)
+    gpus = claim_verdicts(pod, node, gpus, geometry_of) if pod.claims else gpus
+    find = partial(first_finding, trials=trials, apply=apply, geometry_of=geometry_of)
+    first = find(pod, node)
     if first is None:  # the pod has room: nobody has to end, and nothing to be repaired for it
         unasked = tuple(replace(gpu, change=None) for gpu in gpus)
-        return NodeVerdict(node.name, None, assumed=assumed, gpus=unasked)
-    changes, more, enough = _way_out(first, pod, node, trials, apply)
+        given = given_on(pod, node, geometry_of) if pod.claims else None
+        gives = given.given if isinstance(given, Placed) else ()
+        return NodeVerdict(node.name, None, assumed=assumed, gpus=unasked, gives=gives)
+    changes, more, enough = _way_out(first, pod, node, apply, find)
     refusal = None if node.trouble or node.not_ready else trials.refusal(pod, node)
     return NodeVerdict(
         node=node.name,
@@ -73,13 +85,15 @@ def explain_pod(
         enough=enough,
         others=first.options[1:],
         more=more,
-        at_node=refusal is not None and refusal.at_node,
+        at_node=isinstance(first.reason, NodeRefusesClaim) or (refusal is not None and refusal.at_node),
         assumed=assumed,
         gpus=gpus,
     )
 
 
-def first_finding(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> NodeFinding | None:
+def first_finding(
+    pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied, geometry_of: GeometryOf
+) -> NodeFinding | None:
     """What is in the way first. None: nothing.
 
     The cause before what follows from it: a node that is not for this pod, or does not work; what it could
@@ -90,12 +104,13 @@ def first_finding(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied)
         or never(pod, node, trials, apply)
         or after_offer(pod, node)
         or not_now(pod, node, trials, apply)
+        or claims_finding(pod, node, apply, geometry_of)
         or counted(pod, node)
     )
 
 
 def _way_out(
-    first: NodeFinding, pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied
+    first: NodeFinding, pod: PodNeeds, node: NodeView, apply: Applied, find: _Find
 ) -> tuple[tuple[Change, ...], tuple[NodeReason, ...], bool]:
     """All changes that are needed, what else is in the way, and whether the pod fits afterwards."""
     changes: list[Change] = []
@@ -107,7 +122,7 @@ def _way_out(
         way = finding.options[0]
         changes += way
         pod, node = after(way, pod, node, apply)
-        finding = first_finding(pod, node, trials, apply)
+        finding = find(pod, node)
         if finding is not None:
             reasons.append(finding.reason)
     return tuple(dict.fromkeys(changes)), tuple(dict.fromkeys(reasons)), finding is None

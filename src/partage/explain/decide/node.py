@@ -6,6 +6,9 @@ from collections.abc import Mapping
 
 from msgspec import field
 
+from partage.claims.decide.book import ClaimBook
+from partage.claims.decide.classes import chart_classes
+from partage.claims.model.request import DeviceClass
 from partage.model.gpu import Inventory, Link
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.model.policy import AllocationPolicy, Policy
@@ -85,6 +88,9 @@ class NodeView(Frozen):
     As the cluster has it: labels; all_labels: there are no others; taints; unschedulable; not_ready: why the
     node is not ready; counted: resources as the scheduler counts them, empty where no cluster was asked.
     in_cluster: verbs reach it by its name in the cluster.
+
+    published: its devices for claims, and who has them, as the cluster has them; None: they follow from its
+    offer. classes: the DeviceClasses by name. claims_trouble: why claims get nothing of it, a clause.
     """
 
     name: str
@@ -108,6 +114,9 @@ class NodeView(Frozen):
     not_ready: str = ""
     counted: Mapping[str, Counted] = field(default_factory=dict)
     in_cluster: bool = False
+    published: ClaimBook | None = None
+    classes: Mapping[str, DeviceClass] = field(default_factory=chart_classes)
+    claims_trouble: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:

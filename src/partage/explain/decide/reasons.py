@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from partage.explain.decide.amounts import amount_text, bare
+from partage.explain.decide.claim_reasons import ClaimReason, GpuForClaim
 from partage.text import listed
 from partage.values import Tagged
 
@@ -292,5 +293,15 @@ NodeReason = (
     | GpuCordoned
     | GpuUnhealthy
     | GpuChanging
+    | ClaimReason
 )
-GpuReason = GpuCordoned | GpuUnhealthy | GpuChanging | GpuOffersOther | GpuHeld | GpuTooSmall | GpuGivesPart
+GpuReason = (
+    GpuCordoned
+    | GpuUnhealthy
+    | GpuChanging
+    | GpuOffersOther
+    | GpuHeld
+    | GpuTooSmall
+    | GpuGivesPart
+    | GpuForClaim
+)

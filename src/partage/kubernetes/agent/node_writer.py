@@ -128,7 +128,7 @@ class NodeWriter:
             labels, pending = labels_of(last), pending_gpus(last)
             if labels is not None:
                 labels = {key: value for key, value in labels.items() if self._writes.writes(key)}
-            held = ((entry.resource, entry.id, entry.holders) for entry in last.entries)
+            held = ((entry.resource, entry.id, entry.holders, entry.claim) for entry in last.entries)
             memory = memory_annotation(node_memory(last.offer, held))
             more = dict(self._more_of(last)) if self._more_of is not None else {}
             news = labels, pending, memory, more

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from partage.answers.wording import sharing_text
 from partage.kubernetes.manifests.names import meant_name, name_findings
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
+from partage.kubernetes.manifests.pod_claims import pod_claim_findings
 from partage.kubernetes.manifests.pods import object_name, pod_specs_at
 from partage.kubernetes.manifests.settings import settings_findings
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, ResourceName
@@ -82,6 +83,7 @@ _CONTAINERS = (
 
 def _pod(spec: ManifestNode, asked: _Asked) -> Iterator[CheckedProblem]:
     yield from gpus_of_whole_pod(spec, asked.offered)
+    yield from pod_claim_findings(spec)
     for where, word in _CONTAINERS:
         for container in spec.at(where).items:
             yield from _container(

@@ -49,11 +49,13 @@ class NodeMemory(Frozen, omit_defaults=True):
     more: int = 0
 
 
-def node_memory(
-    offer: NodeOffer, held: Iterable[tuple[ResourceName, ShareId, tuple[Holder, ...]]]
-) -> NodeMemory:
-    """offer: everything that can be held. held: resource, id and holders of each held id. Where several
-    holders are possible, the first one counts.
+HeldUnit = tuple[ResourceName, ShareId, tuple[Holder, ...], str | None]
+"""Resource and id of something that is held, its holders, and the claim that has it, ``namespace/name``."""
+
+
+def node_memory(offer: NodeOffer, held: Iterable[HeldUnit]) -> NodeMemory:
+    """offer: everything that can be held. Where several holders are possible, the first one counts; where
+    none is named, the claim is called ``claim NAME``.
     """
     rows = [row for rows in offer.values() for row in rows if row.by_memory]
     places: dict[tuple[ResourceName, DeviceUuid], int] = {
@@ -61,18 +63,23 @@ def node_memory(
     }
     used = [0] * len(rows)
     pods: dict[tuple[str, str], list[int]] = {}
-    for resource, share, holders in held:
+    for resource, share, holders, claim in held:
         place = places.get((resource, device_of(share)))
         if place is None:
             continue
         used[place] += 1
-        pod = (holders[0].namespace, holders[0].pod) if holders else ("", "")
+        pod = (holders[0].namespace, holders[0].pod) if holders else _of_claim(claim)
         pods.setdefault(pod, [0] * len(rows))[place] += 1
     cards = tuple(
         CardMemory(row.gpu_index, row.count, count, row.memory_bytes)
         for row, count in zip(rows, used, strict=True)
     )
     return NodeMemory(cards, tuple(PodMemory(*pod, tuple(units)) for pod, units in sorted(pods.items())))
+
+
+def _of_claim(claim: str | None) -> tuple[str, str]:
+    namespace, slash, name = (claim or "").partition("/")
+    return (namespace, f"claim {name}") if slash else ("", "")
 
 
 def memory_annotation(memory: NodeMemory) -> str:

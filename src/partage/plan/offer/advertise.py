@@ -11,13 +11,14 @@ from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, planned_uuid
 from partage.model.policy import Exclusive, MemoryUnits, Mps, Policy, TimeSlicing
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer, plugin_resources
-from partage.model.strategy import Strategy
+from partage.model.strategy import Strategy, Via
 from partage.plan.offer.assign import Assignment
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import PlannedDevice, device_memory
 from partage.plan.offer.list_size import MESSAGE_LIMIT_BYTES, SLACK_BYTES, list_bytes, most_for_each
 from partage.plan.offer.memory_units import (
     MOST_NAMESPACES,
+    SLOT_PIPE,
     UNIT_PIPE,
     check_unit_count,
     check_units,
@@ -212,7 +213,8 @@ def _mps_units(
         return []
     guarantee = Guarantee.GUARDED if guarded and apart else Guarantee.ADVISORY
     row = unit_offering(whole, units, Strategy.MPS, guarantee)
-    return [replace(row, limits_in_env=not apart, pipe=UNIT_PIPE if apart else "")]
+    pipe = SLOT_PIPE if target.via is Via.CLAIMS else UNIT_PIPE
+    return [replace(row, limits_in_env=not apart, pipe=pipe if apart else "")]
 
 
 def _replicas_path(target: Target) -> str:

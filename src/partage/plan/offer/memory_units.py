@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Final
 from msgspec.structs import replace
 
 from partage.model.ids import ResourceName
-from partage.model.mps import SERVER, MpsNamespace
+from partage.model.mps import SERVER, MpsNamespace, slot_name
 from partage.model.policy import Exclusive, MemoryUnits, Sharing, UnitPlacement
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.model.strategy import Strategy
@@ -83,6 +83,9 @@ def unit_namespaces(units: MemoryUnits, count: int) -> tuple[MpsNamespace, ...]:
 
 UNIT_PIPE: Final = f"{SERVER}/{_NAMESPACE}"
 """Directory of a container's namespace below the daemon's pipe directory, without the number of its units."""
+
+SLOT_PIPE: Final = f"{SERVER}/{slot_name(0)[:-1]}"
+"""The same of a claim's, without the number of its first unit."""
 
 
 # --- what is impossible, or wrong ------------------------------------------------------------------

@@ -10,7 +10,7 @@ from partage.model.gpu import MigDevice
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec
 from partage.model.policy import MemoryUnits, Mps, TimeSlicing
-from partage.model.strategy import Interval
+from partage.model.strategy import Interval, Via
 from partage.plan.offer.gpu_devices import device_memory
 from partage.plan.offer.memory_units import count_units, unit_namespaces
 from partage.plan.offer.mps_shares import Portions, limits_clients, portions
@@ -75,6 +75,9 @@ def _unit_daemon(
     unit; without namespaces the ceiling is all that is promised.
     """
     count = count_units(units, memory_bytes)
+    if sharing.protocol >= 3 and target.via is Via.CLAIMS:
+        unit_bytes = units.unit_bytes
+        return DaemonSpec(target.gpu.uuid, device, unit_bytes, 100, sharing.multi_user, slots=count)
     if sharing.protocol >= 3:
         spaces = unit_namespaces(units, count)
         return DaemonSpec(target.gpu.uuid, device, units.unit_bytes, 100, sharing.multi_user, spaces)

@@ -28,7 +28,7 @@ from partage.values import Frozen
 def why_commanded(daemon: DaemonState, tenants: PipeTenants, driver: Driver | NoDriver) -> str:
     """Who may change the limits of this daemon, and what to change, a sentence; empty: nobody can."""
     ours = [row for row in tenants.rows if row.device == daemon.device]
-    if daemon.limits.namespaces:  # what is mounted into a container has no socket of the daemon's
+    if daemon.limits.apart:  # what is mounted into a container has no socket of the daemon's
         ours = [tenant for tenant in ours if tenant.whole]
         return tenants.unseen or _first(ours)
     if why := why_any_user_commands(driver):
@@ -171,7 +171,7 @@ def next_trust(before: LimitTrust, now: Now) -> LimitTrust:
             exposed[device] = daemon.set_ns
         elif before.exposed.get(device, -1) >= daemon.set_ns:
             exposed[device] = before.exposed[device]
-        if device in exposed and not commanded and not daemon.limits.namespaces:
+        if device in exposed and not commanded and not daemon.limits.apart:
             to_set.add(device)
         may_now = _may_now(now, daemon)
         exposure = None

@@ -6,9 +6,9 @@ compare or carry out the same ``NodePlan``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from partage.model.gpu import NoDriver, gpu_of_mig_devices
@@ -17,6 +17,7 @@ from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.step import PlannedStep, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
+from partage.plan.reconcile.asked_intervals import WithIntervals
 from partage.plan.reconcile.blocked import Blocked, BlockKind
 from partage.plan.reconcile.conflicts import conflicts
 from partage.plan.reconcile.draft import NodeDraft, draft_node, without_files
@@ -49,6 +50,7 @@ class Planner(Struct):
 
     geometry_of: GeometryOf
     withdraw_s: float = WITHDRAW_S
+    _intervals: WithIntervals = field(default_factory=WithIntervals)
     _last: tuple[DesiredState, tuple[object, object], NodeDraft] | None = None
 
     def plan(self, desired: DesiredState | None, now: Snapshot) -> NodePlan:
@@ -59,6 +61,7 @@ class Planner(Struct):
         if desired is None or isinstance(now.observed.node.inventory.driver, NoDriver):
             waits = awaited_entries(now.served, now.entries, _gpu_of(now))
             return NodePlan(serving=dict(now.served), waiting=waits)
+        desired = self.with_claims(desired, now.entries)
         gpu_of, known = _gpu_of(now), now.observed.node.known
         seen = recognised(desired, now, gpu_of)
         draft = self._draft(desired, replace(now, served={**now.served, **seen}) if seen else now)
@@ -84,6 +87,10 @@ class Planner(Struct):
             due_s=next_due_s(serving, self.withdraw_s),
         )
 
+    def with_claims(self, desired: DesiredState, entries: Iterable[LedgerEntry]) -> DesiredState:
+        """What the policy wants, and what claims ask for that hold GPUs: the length of time slices."""
+        return self._intervals.of(desired, entries)
+
     def _draft(self, desired: DesiredState, now: Snapshot) -> NodeDraft:
         """The cached draft if its inputs have not changed.
 
@@ -103,7 +110,7 @@ class Planner(Struct):
         uses = (*observed.uses, *entry_uses(now.entries, desired.inventory))
         if self._last is not None and self._last[0] is desired:
             _, (last_key, last_uses), last = self._last
-            waits = any(daemon.outdated for daemon in observed.daemons or ())
+            waits = any(daemon.renewable for daemon in observed.daemons or ())
             if last_key == key and ((last.settled and not waits) or last_uses == uses):
                 return last
         draft = _draft(desired, now, self.geometry_of, uses, renew)

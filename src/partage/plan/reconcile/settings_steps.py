@@ -74,7 +74,9 @@ def renewal(gpu: Gpu, want: GpuSettings, daemons: Iterable[DaemonState]) -> Sett
     holds a share. Nothing waits for them: until then they serve as they are.
     """
     wanted = {spec.device: spec for spec in want.daemons}
-    old = [daemon for daemon in daemons if daemon.outdated and daemon.device in wanted and not daemon.clients]
+    old = [
+        daemon for daemon in daemons if daemon.renewable and daemon.device in wanted and not daemon.clients
+    ]
     return SettingsSteps(
         tuple(StopDaemon(gpu.uuid, daemon.device, _spec(gpu.uuid, daemon)) for daemon in old),
         tuple(StartDaemon(gpu.uuid, wanted[daemon.device]) for daemon in old),
@@ -111,7 +113,13 @@ def _spec(gpu: GpuUuid, daemon: DaemonState) -> DaemonSpec | None:
     limits = daemon.limits
     multi_user = daemon.multi_user or None
     return DaemonSpec(
-        gpu, daemon.device, limits.memory_bytes, limits.threads_percent, multi_user, limits.namespaces
+        gpu,
+        daemon.device,
+        limits.memory_bytes,
+        limits.threads_percent,
+        multi_user,
+        limits.namespaces,
+        limits.slots,
     )
 
 

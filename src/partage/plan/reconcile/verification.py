@@ -89,6 +89,8 @@ def limits_share(daemon: DaemonState, share: DeviceOffer) -> bool:
     """Whether the daemon's own limit of memory is the share's."""
     limits = {"": daemon.limits.memory_bytes}
     limits |= {namespace.name: namespace.memory_bytes for namespace in daemon.limits.namespaces}
+    if share.in_slots:
+        return daemon.limits.slots == share.replicas  # what each allows is read back when a claim gets it
     name = share.pipe.rpartition("/")[2]
     if share.by_memory:
         amounts = range(1, share.replicas + 1)

@@ -92,7 +92,7 @@ class AllocateResponder:
         envs: dict[str, str] = {}
         mounts: list[Mount] = []
         if pieces[0].offering.traits.through_daemon:
-            self._add_mps([piece.offering for piece in pieces], envs, mounts)
+            self._add_mps(ids, [piece.offering for piece in pieces], envs, mounts)
         envs.update(self._features)
         devices: tuple[DeviceNode, ...] = ()
         if not self._options.only_cdi:
@@ -141,18 +141,23 @@ class AllocateResponder:
         key = f"{self._options.cdi_annotation_prefix}nvidia-device-plugin_{_uuid_of(self._name, ids)}"
         return {key: ",".join(cdi)}
 
-    def _add_mps(self, offerings: Sequence[DeviceOffer], envs: dict[str, str], mounts: list[Mount]) -> None:
+    def _add_mps(
+        self,
+        ids: Sequence[ShareId],
+        offerings: Sequence[DeviceOffer],
+        envs: dict[str, str],
+        mounts: list[Mount],
+    ) -> None:
         """MPS variables and mounts: container paths as with NVIDIA's plugin, host paths of this GPU's daemon.
 
         Of a daemon with namespaces only the directory of the share's namespace is mounted, so the container
         cannot connect to other namespaces, the server's default one, or the daemon's socket. Several shares
         of a container have the limits of one: the shares of a resource are equal. Units of memory add up, and
-        each number of them has its namespace.
+        each number of them has its namespace; each claim has its own.
         """
         inside = f"/mps/{self._name}/pipe"
         host = f"{self._run_dir}/mps/{offerings[0].device}"
-        first = offerings[0]
-        below = f"{first.pipe}{len(offerings)}" if first.pipe and first.by_memory else first.pipe
+        below = offerings[0].pipe_of(ids)
         envs["CUDA_MPS_PIPE_DIRECTORY"] = inside
         pipe = f"{host}/pipe/{below}" if below else f"{host}/pipe"
         mounts.append(Mount(inside, pipe, read_only=self._read_only_pipe))

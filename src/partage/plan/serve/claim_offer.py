@@ -11,9 +11,11 @@ from msgspec.structs import replace
 from partage.model.gpu import Gpu
 from partage.model.health import Health
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid
-from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
+from partage.model.mps import DaemonPhase
+from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, WatchAction
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer
-from partage.model.strategy import Via
+from partage.model.strategy import Interval, Via
+from partage.plan.reconcile.node_plan import Observed
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.kubelet_view import KubeletView
 from partage.values import Frozen
@@ -32,14 +34,39 @@ class Closed(Frozen):
     detail: str = ""
 
 
+class InForce(Frozen):
+    """What a node is set to, as far as it matters to claims.
+
+    watch_of: what the policy says happens to a container that exceeds its share. slices: lengths of time
+    slices; fixed_slices: why they cannot be set. open_slots: of each MPS daemon that serves and has slots,
+    those that are not closed (``DaemonState.open_slots``).
+    """
+
+    watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
+    slices: Mapping[GpuUuid, Interval] = field(default_factory=dict)
+    fixed_slices: Mapping[GpuUuid, str] = field(default_factory=dict)
+    open_slots: Mapping[DeviceUuid, tuple[str, ...]] = field(default_factory=dict)
+
+
+def in_force(observed: Observed, watch_of: Mapping[GpuUuid, WatchAction]) -> InForce:
+    """What was observed last."""
+    slots = {
+        daemon.device: daemon.open_slots
+        for daemon in observed.daemons or ()
+        if daemon.limits.slots and daemon.phase is DaemonPhase.SERVING
+    }
+    return InForce(watch_of, observed.slices, observed.fixed_slices, slots)
+
+
 class ClaimOffer(Frozen):
     """What claims can get. offer: the devices, by GPU; a GPU that claims cannot ask for is not in it.
 
-    closed: devices of which no claim gets anything now.
+    closed: devices of which no claim gets anything now. in_force: what the node is set to.
     """
 
     offer: NodeOffer = field(default_factory=dict)
     closed: Mapping[DeviceUuid, Closed] = field(default_factory=dict)
+    in_force: InForce = field(default_factory=InForce)
 
 
 class NodeMoment(Frozen):

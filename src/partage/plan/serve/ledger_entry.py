@@ -5,7 +5,9 @@ from __future__ import annotations
 from enum import StrEnum
 
 from partage.model.ids import PodUid, ResourceName, ShareId
+from partage.model.policy import WatchAction
 from partage.model.process import LeftProcess
+from partage.model.strategy import Interval
 from partage.values import Frozen
 
 
@@ -58,7 +60,8 @@ class LedgerEntry(Frozen):
     ended_s: since when it is ending, former_pods: the pods whose processes have not been seen to be gone;
     left: what was seen of them. unseen: why nobody can look for them now, and unseen_s since when; empty and
     None if somebody can. All are empty and None if it is not ending.
-    claim: the ResourceClaim that holds it, ``namespace/name``; empty: none does.
+    claim: the ResourceClaim that holds it, ``namespace/name``; empty: none does. watch, interval: what it
+    asks for in place of the policy's; None: nothing.
     """
 
     resource: ResourceName
@@ -74,6 +77,8 @@ class LedgerEntry(Frozen):
     unseen: str = ""
     unseen_s: float | None = None
     claim: str = ""
+    watch: WatchAction | None = None
+    interval: Interval | None = None
 
     @property
     def hold(self) -> Hold:

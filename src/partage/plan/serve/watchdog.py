@@ -2,6 +2,7 @@
 
 A process belongs to the container in its cgroup, and the container to the pod that holds the shares. Each
 relation is exact or missing: a process that belongs to no container is listed as such and counted for none.
+Containers that have a ResourceClaim in common are one holder: what they use is added up.
 The memory of an MPS server belongs to no tenant; where the driver counts the memory of clients for the
 server, their use is not known. A server in a container that holds shares belongs to that tenant (or is a
 process with the server's name).
@@ -13,17 +14,24 @@ from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
 
+from msgspec import field
+from msgspec.structs import replace
+
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, PodUid, device_of
 from partage.model.policy import WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
 from partage.model.step import EndProcess
+from partage.plan.serve.claim_use import ClaimMember, ClaimUse, claim_uses
 from partage.plan.serve.ledger_entry import Holder, LedgerEntry
 from partage.units import format_bytes
 from partage.values import Frozen
 
 _PID = attrgetter("pid")
+
+WATCH_ORDER = tuple(WatchAction)
+"""From the mildest to the strictest."""
 
 
 class GrantKind(StrEnum):
@@ -47,6 +55,7 @@ class ContainerUsage(Frozen):
     minimum.
     granted_bytes: sum over the shares that it holds there, whatever their guarantee; 0 unless grant is
     held.
+    together: with the other containers that have its claims; None: no other one uses the device.
     """
 
     device: DeviceUuid
@@ -60,12 +69,33 @@ class ContainerUsage(Frozen):
     used_bytes: int
     partly: bool
     processes: tuple[GpuProcess, ...]
+    together: ClaimUse | None = None
 
     @property
     def over(self) -> bool:
-        """It uses more than its shares. Limits of the hardware itself cannot be exceeded."""
+        """It uses more than its shares, or all that have its claims do. Limits of the hardware itself cannot
+        be exceeded."""
         limited = self.guarantee is not Guarantee.HARD
-        return self.grant is GrantKind.HELD and limited and self.used_bytes > self.granted_bytes
+        together = self.together is not None and self.together.over
+        return self.grant is GrantKind.HELD and limited and (self._alone or together)
+
+    @property
+    def _alone(self) -> bool:
+        return self.used_bytes > self.granted_bytes
+
+    @property
+    def why_over(self) -> str:
+        """What is used and what is allowed, a clause."""
+        if self._alone or self.together is None:
+            used, granted = format_bytes(self.used_bytes), format_bytes(self.granted_bytes)
+            return f"uses {used} of {self.device}; its shares are {granted}"
+        together = self.together
+        claims = f"claim{'s' if len(together.claims) > 1 else ''} {' and '.join(together.claims)}"
+        have = "have" if len(together.claims) > 1 else "has"
+        return (
+            f"is one of {together.containers} that use {format_bytes(together.used_bytes)} of {self.device} "
+            f"together; their {claims} {have} {format_bytes(together.granted_bytes)}"
+        )
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -83,13 +113,14 @@ class ViolationKind(StrEnum):
 class Violation(Frozen):
     """What a container does wrong, and what to do about it.
 
-    reason: one sentence. ends: processes to end with a signal. clients: pids of clients that the GPU's MPS
-    daemon must end (``terminate_client``). Both empty: only warn.
+    reason: one sentence. wanted: what is to happen to it. ends: processes to end with a signal. clients: pids
+    of clients that the GPU's MPS daemon must end (``terminate_client``). Both empty: only warn.
     """
 
     concern: ViolationKind
     usage: ContainerUsage
     reason: str
+    wanted: WatchAction = WatchAction.WARN
     ends: tuple[EndProcess, ...] = ()
     clients: tuple[int, ...] = ()
 
@@ -112,12 +143,17 @@ class ShareGrants(Frozen):
     """Shares that are held. by: (device, holder) to the offers of the shares.
 
     on: (GPU, holder) if the holder holds shares of any of its devices. doubtful: devices and GPUs with held
-    shares whose holder or size is not certain.
+    shares whose holder or size is not certain. claims: (device, holder) to the claims by which it holds.
+    of_claim: (device, claim) to the bytes that it has there. watch: (device, holder) to what its claims ask
+    for, of several the strictest; missing: nothing.
     """
 
     by: Mapping[tuple[DeviceUuid, Holder], tuple[DeviceOffer, ...]]
     on: frozenset[tuple[GpuUuid, Holder]]
     doubtful: frozenset[DeviceUuid]
+    claims: Mapping[tuple[DeviceUuid, Holder], frozenset[str]] = field(default_factory=dict)
+    of_claim: Mapping[tuple[DeviceUuid, str], int] = field(default_factory=dict)
+    watch: Mapping[tuple[DeviceUuid, Holder], WatchAction] = field(default_factory=dict)
 
 
 def grants_of(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
@@ -134,6 +170,9 @@ def grants_of(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
     by: dict[tuple[DeviceUuid, Holder], tuple[DeviceOffer, ...]] = {}
     on: set[tuple[GpuUuid, Holder]] = set()
     doubtful: set[DeviceUuid] = set()
+    claims: dict[tuple[DeviceUuid, Holder], frozenset[str]] = {}
+    of_claim: dict[tuple[DeviceUuid, str], int] = {}
+    watch: dict[tuple[DeviceUuid, Holder], WatchAction] = {}
     for entry in entries:
         offering = offerings.get((entry.resource, entry.id))
         if offering is None:
@@ -141,11 +180,24 @@ def grants_of(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
             continue
         if not entry.known_holders:
             doubtful |= {offering.device, offering.gpu}
+        if entry.claim:
+            claim = offering.device, entry.claim
+            of_claim[claim] = of_claim.get(claim, 0) + offering.memory_bytes
         for holder in entry.known_holders:
             on.add((offering.gpu, holder))
             key = offering.device, holder
             by[key] = (*by.get(key, ()), offering)
-    return ShareGrants(by, frozenset(on), frozenset(doubtful))
+            if entry.claim:
+                claims[key] = claims.get(key, frozenset()) | {entry.claim}
+            if entry.watch is not None:
+                watch[key] = max(entry.watch, watch.get(key, entry.watch), key=WATCH_ORDER.index)
+    return ShareGrants(by, frozenset(on), frozenset(doubtful), claims, of_claim, watch)
+
+
+def gpus_that_claims_watch(entries: Iterable[LedgerEntry], offer: NodeOffer) -> frozenset[GpuUuid]:
+    """GPUs of which a claim wants its containers to be watched, whatever the policy says."""
+    devices = {device_of(entry.id) for entry in entries if entry.watch not in (None, WatchAction.OFF)}
+    return frozenset(gpu for gpu, rows in offer.items() if any(row.device in devices for row in rows))
 
 
 def check_usage(
@@ -156,8 +208,8 @@ def check_usage(
 ) -> WatchResult:
     """Check every container. names: container id to its names, only exact ones.
 
-    watch_of: action by GPU UUID; WARN if missing. If processes are hidden, the visible ones are checked all
-    the same.
+    watch_of: action by GPU UUID; WARN if missing; what a container's claims ask for counts more. If processes
+    are hidden, the visible ones are checked all the same.
     """
 
     def _is_tenants(server: GpuProcess, owner: Owner) -> bool:
@@ -178,7 +230,13 @@ def check_usage(
         _usage(device, owners[container], owned[gpu, device, container], names.get(container), granted)
         for gpu, device, container in sorted(owned)
     )
-    violations = (_violation(usage, watch_of.get(usage.gpu, WatchAction.WARN)) for usage in usages)
+    usages = _with_claims(usages, granted)
+
+    def wanted(usage: ContainerUsage) -> WatchAction:
+        own = granted.watch.get((usage.device, usage.holder)) if usage.holder else None
+        return watch_of.get(usage.gpu, WatchAction.WARN) if own is None else own
+
+    violations = (_violation(usage, wanted(usage)) for usage in usages)
     return WatchResult(
         usages,
         tuple(unattributed),
@@ -213,6 +271,20 @@ def _usage(
     )
 
 
+def _with_claims(usages: tuple[ContainerUsage, ...], granted: ShareGrants) -> tuple[ContainerUsage, ...]:
+    """With what those use together that have a claim in common."""
+    members = [
+        ClaimMember(usage.device, usage.container, claims, usage.used_bytes)
+        for usage in usages
+        if usage.holder is not None and (claims := granted.claims.get((usage.device, usage.holder)))
+    ]
+    uses = claim_uses(members, granted.of_claim) if len(members) > 1 else {}
+    return tuple(
+        replace(usage, together=use) if (use := uses.get((usage.device, usage.container))) else usage
+        for usage in usages
+    )
+
+
 def _violation(usage: ContainerUsage, wanted: WatchAction) -> Violation | None:
     if wanted is WatchAction.OFF or not (usage.grant is GrantKind.NONE or usage.over):
         return None
@@ -222,8 +294,7 @@ def _violation(usage: ContainerUsage, wanted: WatchAction) -> Violation | None:
         return Violation(
             ViolationKind.UNGRANTED, usage, f"{who} uses {usage.device} and holds no share of it"
         )
-    used, granted = format_bytes(usage.used_bytes), format_bytes(usage.granted_bytes)
-    reason = f"{who} uses {used} of {usage.device}; its shares are {granted}"
+    reason = f"{who} {usage.why_over}"
     if wanted is not WatchAction.KILL:
         return Violation(ViolationKind.OVER, usage, reason)
     # A signal to an MPS server may make all its clients hang.
@@ -233,7 +304,7 @@ def _violation(usage: ContainerUsage, wanted: WatchAction) -> Violation | None:
         if row.kind not in (ProcessKind.MPS_CLIENT, ProcessKind.MPS_SERVER) and row.start is not None
     )
     clients = tuple(row.pid for row in usage.processes if row.kind is ProcessKind.MPS_CLIENT)
-    return Violation(ViolationKind.OVER, usage, reason, ends, clients)
+    return Violation(ViolationKind.OVER, usage, reason, wanted, ends, clients)
 
 
 def _named(usage: ContainerUsage) -> str:

@@ -16,8 +16,9 @@ from partage.model.mps import (
     DaemonState,
     MpsServer,
     ServerStatus,
+    closed_slot,
 )
-from partage.model.step import EndClient, StartDaemon, StopDaemon
+from partage.model.step import EndClient, SetNamespace, StartDaemon, StopDaemon
 from partage.plan.offer.mps_shares import too_old_for_namespaces
 from partage.sim.node.preconditions import answering_gpu
 from partage.sim.node.state import SimulatedDaemon, SimulatedNode, daemon_pid
@@ -37,7 +38,7 @@ def start_daemon(state: SimulatedNode, step: StartDaemon) -> SimulatedNode:
     gpu = answering_gpu(state, spec.gpu)
     if spec.device not in {gpu.uuid, *(device.uuid for device in gpu.mig_devices)}:
         raise NotFound(f"GPU {gpu.index} has no MIG device {spec.device}")
-    if spec.namespaces and (too_old := too_old_for_namespaces(state.driver)):
+    if spec.limits.apart and (too_old := too_old_for_namespaces(state.driver)):
         raise Unsupported(f"cannot {step}: {too_old}")
     now = state.daemons.get(spec.device)
     if now is not None and now.phase is not DaemonPhase.DEAD:
@@ -69,6 +70,19 @@ def end_client(state: SimulatedNode, step: EndClient) -> SimulatedNode:
     return replace(state, uses=tuple(use for use in state.uses if use.pid != step.client))
 
 
+def set_namespace(state: SimulatedNode, step: SetNamespace) -> SimulatedNode:
+    """Raises NotFound for a daemon that does not serve, and for a namespace that it does not have."""
+    daemon, wanted = state.daemons.get(step.device), step.namespace
+    if daemon is None or daemon.phase is DaemonPhase.DEAD:
+        raise NotFound(f"cannot {step}: it does not run")
+    if wanted.name not in daemon.spec.slot_names:
+        raise NotFound(f"cannot {step}: it has no such namespace")
+    slots = {name: one for name, one in daemon.slots.items() if name != wanted.name}
+    if wanted != closed_slot(wanted.name):
+        slots[wanted.name] = wanted
+    return replace(state, daemons={**state.daemons, step.device: replace(daemon, slots=slots)})
+
+
 def daemons_of(state: SimulatedNode) -> tuple[DaemonState, ...]:
     """All of them, by device."""
     return tuple(_found(state, daemon) for _, daemon in sorted(state.daemons.items()))
@@ -82,7 +96,7 @@ def _found(state: SimulatedNode, daemon: SimulatedDaemon) -> DaemonState:
         )
     faulty = daemon.phase is DaemonPhase.FAULT
     status = ServerStatus.FAULT if faulty else ServerStatus.ACTIVE
-    name = SERVER if spec.namespaces else ""
+    name = SERVER if spec.limits.apart else ""
     server = MpsServer(daemon.pid + 1, 0, status, tuple(_clients(state, spec.device)), name)
     reason = _REASONS.get(daemon.phase, "")
     limits = ClientLimits() if daemon.phase is DaemonPhase.STARTING else spec.limits
@@ -90,7 +104,7 @@ def _found(state: SimulatedNode, daemon: SimulatedDaemon) -> DaemonState:
     known = DaemonState(
         spec.gpu, spec.device, daemon.phase, daemon.pid, (server,), limits, multi_user, reason
     )
-    return replace(known, set_ns=daemon.set_ns)
+    return replace(known, set_ns=daemon.set_ns, open_slots=tuple(sorted(daemon.slots)))
 
 
 def _clients(state: SimulatedNode, device: DeviceUuid) -> Iterable[ConnectedClient]:

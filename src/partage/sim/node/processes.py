@@ -70,7 +70,7 @@ def tenants_of(state: SimulatedNode) -> PipeTenants:
             rights = ProcessRights(row.pid, uid, uid, uid, no_new_privs=uid != 0, permitted=0)
             job = owner.job.job if owner.job else ""
             tenant = PipeTenant(device, owner.pod, owner.container, job)
-            whole = not state.daemons[device].spec.namespaces
+            whole = not state.daemons[device].spec.limits.apart
             found.setdefault(replace(tenant, whole=whole), {})[rights] = None
     return PipeTenants(
         tuple(replace(pipe_tenant, rights=tuple(rights)) for pipe_tenant, rights in found.items())

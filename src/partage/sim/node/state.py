@@ -12,7 +12,7 @@ from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver, V
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
-from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec
+from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec, MpsNamespace
 from partage.model.strategy import Interval
 from partage.sim.node.load import Load, Sensors
 from partage.sim.node.machine import DRIVER, Machine, derived_uuid
@@ -40,13 +40,14 @@ _FIRST_DAEMON_PID = 900_000
 
 class SimulatedDaemon(Frozen):
     """An MPS daemon that was started and not stopped. spec: what it was asked to be. set_ns: as in
-    ``DaemonState``.
+    ``DaemonState``. slots: those that are not closed, by name.
     """
 
     spec: DaemonSpec
     pid: int
     phase: DaemonPhase = DaemonPhase.SERVING
     set_ns: int = 1
+    slots: Mapping[str, MpsNamespace] = field(default_factory=dict)
 
     @property
     def server(self) -> GpuUse:

@@ -35,6 +35,7 @@ from partage.model.step import (
     Reset,
     SetComputeMode,
     SetMigMode,
+    SetNamespace,
     SetTimeSlice,
     StartDaemon,
     Step,
@@ -42,7 +43,7 @@ from partage.model.step import (
     Verify,
 )
 from partage.plan.reconcile.resets import reset_sets
-from partage.sim.node.daemons import end_client, start_daemon, stop_daemon
+from partage.sim.node.daemons import end_client, set_namespace, start_daemon, stop_daemon
 from partage.sim.node.mig import compute_starts, free_compute_start, instance_id, new_device
 from partage.sim.node.observation import inventory_of
 from partage.sim.node.preconditions import answering_gpu, gpu_in_mig_mode, in_use_error
@@ -321,5 +322,6 @@ _CHANGES: Mapping[type[Step], Callable[[SimulatedNode, Any], SimulatedNode]] = {
     StartDaemon: start_daemon,
     StopDaemon: stop_daemon,
     EndClient: end_client,
+    SetNamespace: set_namespace,
 }
 """The other steps, which create nothing."""

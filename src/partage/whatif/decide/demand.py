@@ -10,6 +10,9 @@ from collections.abc import Mapping
 from enum import StrEnum
 from math import ceil
 
+from partage.claims.decide.classes import chart_classes
+from partage.claims.decide.nearest import nearest
+from partage.claims.decide.scheduling import PodClaim, Unplaced, place
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.share import DeviceOffer
 from partage.values import Frozen
@@ -33,6 +36,7 @@ class Cause(StrEnum):
     GPUS = "gpus"
     MEMORY = "memory"
     CPU = "cpu"
+    CLAIM = "claim"
     REFUSED = "refused"
 
 
@@ -62,6 +66,8 @@ def demand_on(wants: PodWants, kind: NodeKind, offer: NodeOffer) -> Demand | Unm
         return ()
     if wants.models and not wants.models & kind.models:
         return Unmet(Cause.MODEL)
+    if wants.claims:
+        return _claimed(wants, offer)
     if wants.requests:
         missing = [name for name, _ in wants.requests if name not in offer.resources]
         return Unmet(Cause.RESOURCE, text=", ".join(missing)) if missing else wants.requests
@@ -75,6 +81,18 @@ def demand_on(wants: PodWants, kind: NodeKind, offer: NodeOffer) -> Demand | Unm
     if not unmet:
         return Unmet(Cause.SHARE)
     return max(unmet, key=nearness)
+
+
+def _claimed(wants: PodWants, offer: NodeOffer) -> Demand | Unmet:
+    """Which shares claims get is chosen device by device: no number of a resource says it. All names of which
+    they may be are here, with 0.
+    """
+    claims = [PodClaim(spec.title, spec) for spec in wants.claims]
+    found = place(claims, offer.book, chart_classes())
+    if isinstance(found, Unplaced):
+        unknown = f"there is no DeviceClass {found.classes[0]}" if found.classes else nearest(found)
+        return Unmet(Cause.CLAIM, text=f"request {found.request.name}: {unknown}")
+    return tuple((name, 0) for name in offer.of_claims)
 
 
 def nearness(unmet: Unmet) -> tuple[int, int]:

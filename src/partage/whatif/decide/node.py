@@ -69,10 +69,10 @@ class Node:
         need, free = pod.needs[self.kind], self.devices.free
         if isinstance(need, Unmet):
             return False
-        for name, count in need:  # a plain loop: this is called millions of times  # noqa: SIM110
+        for name, count in need:  # a plain loop: this is called millions of times
             if free[name] < count:
                 return False
-        return True
+        return not pod.wants.claims or self.devices.claims.fits(pod.wants.claims)
 
     def score(self, pod: PodClass) -> int:
         """Higher is better."""
@@ -89,7 +89,11 @@ class Node:
         """The pod has come. Raises AllocationRefused; then nothing has changed but what is listed."""
         need = pod.needs[self.kind]
         assert not isinstance(need, Unmet), "the scheduler sends a pod only where it fits"
-        holding = self.devices.allocate(need, now_s) if need else ()
+        holding: Holding = ()
+        if pod.wants.claims:
+            holding = self.devices.allocate_claims(pod.wants.claims)
+        elif need:
+            holding = self.devices.allocate(need, now_s)
         self._count(pod, 1)
         return holding
 

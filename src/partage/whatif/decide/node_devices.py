@@ -8,11 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from partage.claims.model.request import ClaimSpec
 from partage.model.allocation import AllocationRefused
 from partage.model.ids import ResourceName, ShareId
 from partage.plan.serve.fragmentation import Refusals, RefusedAmounts, one_device_where_needed
 from partage.plan.serve.unit_allocation import NoRoom
 from partage.whatif.decide.demand import Demand
+from partage.whatif.decide.node_claims import NodeClaims
 from partage.whatif.decide.node_offer import NodeOffer
 
 Holding = tuple[tuple[ResourceName, tuple[ShareId, ...]], ...]
@@ -27,12 +29,12 @@ class NodeAllocator:
 
     def __init__(self, offer: NodeOffer) -> None:
         self.offer = offer
-        self.held: dict[ResourceName, set[ShareId]] = {name: set() for name in offer.resources}
-        self.free: dict[ResourceName, int] = {
-            name: len(resource.ids) for name, resource in offer.resources.items()
-        }
+        self.claims = NodeClaims(offer.book)
+        self._all = {**offer.resources, **offer.of_claims}
+        self.held: dict[ResourceName, set[ShareId]] = {name: set() for name in self._all}
+        self.free: dict[ResourceName, int] = {name: len(resource.ids) for name, resource in self._all.items()}
         self.free_milli: dict[ResourceName, float] = {
-            name: sum(resource.milli_of.values()) for name, resource in offer.resources.items()
+            name: sum(resource.milli_of.values()) for name, resource in self._all.items()
         }
         self.held_milli = 0.0
         self._refusals = Refusals()
@@ -52,6 +54,18 @@ class NodeAllocator:
         for name, _ in given:
             self._list(name)
         return tuple(given)
+
+    def allocate_claims(self, claims: tuple[ClaimSpec, ...]) -> Holding:
+        """Give a pod what its claims ask for, all or nothing. Raises AllocationRefused."""
+        holding = self.claims.allocate(claims)
+        for name, ids in holding:
+            self._hold(name, ids)
+            self._list(name)
+        return holding
+
+    def milli(self, holding: Holding) -> float:
+        """How much of GPUs these shares are, in thousandths."""
+        return sum(self._all[name].milli_of[id_] for name, ids in holding for id_ in ids)
 
     def _ids(self, name: ResourceName, count: int, now_s: float) -> tuple[ShareId, ...]:
         resource, available = self.offer.resources[name], self._available(name)
@@ -74,6 +88,8 @@ class NodeAllocator:
 
     def release(self, holding: Holding) -> None:
         """A pod has ended."""
+        if self.claims.holds(holding):
+            self.claims.release(holding)
         for name, ids in holding:
             self.held[name].difference_update(ids)
             self._add_milli(name, ids, -1)
@@ -84,7 +100,7 @@ class NodeAllocator:
         self._add_milli(name, ids, 1)
 
     def _add_milli(self, name: ResourceName, ids: tuple[ShareId, ...], sign: int) -> None:
-        milli_of = self.offer.resources[name].milli_of
+        milli_of = self._all[name].milli_of
         amount = sign * sum(milli_of[id_] for id_ in ids)
         self.held_milli += amount
         self.free_milli[name] -= amount
@@ -94,7 +110,7 @@ class NodeAllocator:
         if name in self._refused:
             self.free[name] = len(self._available(name))
         else:
-            self.free[name] = len(self.offer.resources[name].ids) - len(self.held[name])
+            self.free[name] = len(self._all[name].ids) - len(self.held[name])
 
     def look(self, now_s: float) -> None:
         """List again: a refusal was noted, or has ended to count."""

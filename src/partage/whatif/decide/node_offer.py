@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from partage.claims.decide.book import ClaimBook
 from partage.model.ids import ResourceName, ShareId
-from partage.model.share import DeviceOffer, DeviceRow, Resource, plugin_resources
+from partage.model.share import DeviceOffer, DeviceRow, Resource, plugin_resources, resources_of
 from partage.plan.offer.desired import DesiredState
+from partage.plan.placement.mix import WHOLE_MILLI
 from partage.plan.serve.allocators import KubeletChoice
-from partage.whatif.decide.pods import WHOLE_MILLI
 
 
 class OfferedResource:
@@ -39,13 +40,21 @@ class OfferedResource:
 
 
 class NodeOffer:
-    """Everything that a node of one kind offers. capacity_milli: of all its GPUs."""
+    """Everything that a node of one kind offers. capacity_milli: of all its GPUs. resources: by name. book:
+    what it publishes for claims; of_claims: by class, of which claims hold shares.
+    """
 
-    def __init__(self, desired: DesiredState) -> None:
+    def __init__(self, desired: DesiredState, book: ClaimBook | None = None) -> None:
         self.desired = desired
+        self.book = book or ClaimBook()
         self.resources: Mapping[ResourceName, OfferedResource] = {
             name: OfferedResource(resource, desired)
             for name, resource in plugin_resources(desired.offer).items()
+        }
+        self.of_claims: Mapping[ResourceName, OfferedResource] = {
+            name: OfferedResource(resource, desired)
+            for name, resource in resources_of(desired.offer).items()
+            if name not in self.resources
         }
         self.capacity_milli = WHOLE_MILLI * len(desired.inventory.gpus)
 

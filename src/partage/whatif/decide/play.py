@@ -12,16 +12,19 @@ import heapq
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from enum import Enum, auto
+from itertools import zip_longest
 
+from partage.claims.decide.book import ClaimBook
 from partage.model.allocation import AllocationRefused
 from partage.plan.offer.desired import DesiredState
+from partage.plan.placement.mix import WHOLE_MILLI
 from partage.plan.serve.unit_allocation import NoRoom
 from partage.values import Frozen, Tagged
 from partage.whatif.decide.demand import Cause, Demand, Unmet, demand_on, nearness
 from partage.whatif.decide.node import Node, PodClass
 from partage.whatif.decide.node_devices import Holding, NodeAllocator
 from partage.whatif.decide.node_offer import NodeOffer
-from partage.whatif.decide.pods import WHOLE_MILLI, Fleet, NodeKind, PodWants, TracePod
+from partage.whatif.decide.pods import Fleet, NodeKind, PodWants, TracePod
 from partage.whatif.decide.scheduler import Draw, KubeScheduler, drawn
 from partage.whatif.decide.usage import Usage
 
@@ -91,22 +94,25 @@ def play(
     fleet: Fleet,
     desired: Sequence[DesiredState],
     *,
+    books: Sequence[ClaimBook] = (),
     draw: Draw | None = None,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
 ) -> Played:
-    """Play all pods. desired: what the policy offers on each kind of node. draw: among equally good nodes;
+    """Play all pods. desired: what the policy offers on each kind of node. books: what each publishes for
+    claims; (): nothing. draw: among equally good nodes;
     None: with seed 0. on_progress: pods that have been scheduled for the first time, of how many.
     """
-    return _Play(pods, fleet, desired, draw or drawn(0)).run(on_progress)
+    offers = [NodeOffer(state, book) for state, book in zip_longest(desired, books)]
+    return _Play(pods, fleet, offers, draw or drawn(0)).run(on_progress)
 
 
 class _Play:
     def __init__(
-        self, pods: Sequence[TracePod], fleet: Fleet, desired: Sequence[DesiredState], draw: Draw
+        self, pods: Sequence[TracePod], fleet: Fleet, offers: Sequence[NodeOffer], draw: Draw
     ) -> None:
         self._pods = pods
         self._fleet = fleet
-        self._offers = [NodeOffer(state) for state in desired]
+        self._offers = offers
         self._nodes = [
             Node(name, kind, fleet.kinds[kind], NodeAllocator(self._offers[kind]))
             for name, kind in zip(fleet.names, fleet.kind_of, strict=True)
@@ -292,7 +298,7 @@ class _Play:
         if wants.gpu_memory_bytes:
             name, ids = holding[0]
             return wants.gpus * WHOLE_MILLI * wants.gpu_memory_bytes / resources[name].gpu_bytes_of[ids[0]]
-        return sum(resources[name].milli_of[id_] for name, ids in holding for id_ in ids)
+        return node.devices.milli(holding)
 
 
 def need_of(wants: PodWants, kind: NodeKind, offer: NodeOffer) -> Demand | Unmet:
@@ -304,12 +310,15 @@ def need_of(wants: PodWants, kind: NodeKind, offer: NodeOffer) -> Demand | Unmet
         return Unmet(Cause.CPU, kind.cpu_milli)
     if kind.memory_bytes is not None and wants.memory_bytes > kind.memory_bytes:
         return Unmet(Cause.MEMORY, kind.memory_bytes)
-    for name, count in need:
+    for name, count in need if not wants.claims else ():
         offered = len(offer.resources[name].ids)
         if count > offered:
             return Unmet(Cause.GPUS, offered)
     try:
-        NodeAllocator(offer).allocate(need, 0.0)
+        if wants.claims:
+            NodeAllocator(offer).allocate_claims(wants.claims)
+        else:
+            NodeAllocator(offer).allocate(need, 0.0)
     except AllocationRefused as refusal:
         return Unmet(Cause.REFUSED, text=str(refusal))
     return need

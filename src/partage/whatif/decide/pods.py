@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
+from partage.claims.model.request import ClaimSpec
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName
 from partage.values import Frozen
-
-WHOLE_MILLI = 1000
-"""A whole GPU, in thousandths."""
 
 
 class PodWants(Frozen):
@@ -18,6 +16,7 @@ class PodWants(Frozen):
     gpu_milli: how much of each, in thousandths of a GPU; 0: ``gpu_memory_bytes`` says it.
     models: names of GPU models that it may have, in lower case; none: any.
     requests: resource names and amounts as in a manifest, in place of ``gpus``; sorted by name.
+    claims: what its ResourceClaims ask for, in place of both.
     """
 
     cpu_milli: int = 0
@@ -27,11 +26,12 @@ class PodWants(Frozen):
     gpu_memory_bytes: int = 0
     models: frozenset[str] = frozenset()
     requests: tuple[tuple[ResourceName, int], ...] = ()
+    claims: tuple[ClaimSpec, ...] = ()
 
     @property
     def asks_for_gpus(self) -> bool:
         """Whether it asks for a GPU or a share of one."""
-        return self.gpus > 0 or bool(self.requests)
+        return self.gpus > 0 or bool(self.requests) or bool(self.claims)
 
 
 class TracePod(Frozen):

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from random import Random
-
-from partage.whatif.decide.node import Node, PodClass
+from typing import Generic, Protocol, TypeVar
 
 _LEAST_FEASIBLE = 100
-_NO = -1
+_NO = float("-inf")
 
 Draw = Callable[[int, Sequence[int]], int]
 """Which node is taken. Its arguments: number of the pod in the trace, and the equally good nodes, at least
@@ -25,22 +24,47 @@ def drawn(seed: int) -> Draw:
     return lambda _pod, nodes: nodes[0] if len(nodes) == 1 else random.choice(nodes)
 
 
-class KubeScheduler:
-    """Ranks nodes. It remembers the score of every class on every node, and counts again what changed."""
+class Numbered(Protocol):
+    """Pods that ask for the same."""
 
-    def __init__(self, nodes: Sequence[Node]) -> None:
+    @property
+    def number(self) -> int:
+        """Which of all."""
+
+
+Pods_contra = TypeVar("Pods_contra", bound=Numbered, contravariant=True)
+Pods = TypeVar("Pods", bound=Numbered)
+
+
+class Scored(Protocol[Pods_contra]):
+    """A node."""
+
+    def fits(self, pod: Pods_contra, /) -> bool:
+        """Whether such a pod can go there."""
+
+    def score(self, pod: Pods_contra, /) -> float:
+        """Higher is better."""
+
+
+class KubeScheduler(Generic[Pods]):
+    """Ranks nodes. It remembers the score of every class on every node, and counts again what changed.
+
+    wanted: after how many nodes on which a pod fits it looks no further; None: as kube-scheduler does.
+    """
+
+    def __init__(self, nodes: Sequence[Scored[Pods]], wanted: int | None = None) -> None:
         self.nodes = nodes
         self._start = 0
-        self._wanted = feasible_wanted(len(nodes))
+        self._wanted = feasible_wanted(len(nodes)) if wanted is None else wanted
         self._changes: list[int] = []
-        self._scores: dict[int, list[int]] = {}
+        self._scores: dict[int, list[float]] = {}
         self._seen: dict[int, int] = {}
 
     def changed(self, node: int) -> None:
         """Something on this node is not as it was."""
         self._changes.append(node)
 
-    def best(self, pod: PodClass) -> list[int]:
+    def best(self, pod: Pods) -> list[int]:
         """The best nodes for a pod among those that are looked at; none: it fits nowhere now."""
         scores = self._scores_of(pod)
         looked, count = len(scores), 0
@@ -61,7 +85,7 @@ class KubeScheduler:
         begun, self._start = self._start, (self._start + looked) % len(scores)
         return [(begun + place) % len(scores) for place, score in enumerate(order) if score == best]
 
-    def _scores_of(self, pod: PodClass) -> list[int]:
+    def _scores_of(self, pod: Pods) -> list[float]:
         """The score on every node, _NO where the pod does not fit."""
         scores = self._scores.get(pod.number)
         seen = self._seen.get(pod.number, 0)

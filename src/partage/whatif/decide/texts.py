@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from partage.plan.placement.mix import WHOLE_MILLI
 from partage.text import listed
 from partage.units import format_bytes
 from partage.whatif.decide.demand import Cause, Unmet
-from partage.whatif.decide.pods import WHOLE_MILLI, PodWants, TracePod
+from partage.whatif.decide.pods import PodWants, TracePod
 
 
 def never_sentence(unmet: Unmet, example: TracePod) -> str:
@@ -19,6 +20,7 @@ HINTS = {
     Cause.SHARE: "offer larger shares on some GPUs: fewer replicas, a larger MIG profile, or exclusive",
     Cause.GPUS: "offer more exclusive GPUs on one node (select: ..., exclusive: {}), or split the pod",
     Cause.CPU: "add larger nodes, or let the pod ask for less CPU",
+    Cause.CLAIM: "give more GPUs to claims (via: claims), or ask for what partage plan says of claims",
     Cause.MEMORY: "add larger nodes, or let the pod ask for less memory",
     Cause.REFUSED: "let the pod ask for one share, or change the policy so that a container may have more",
 }
@@ -46,6 +48,8 @@ def _said(unmet: Unmet, wants: PodWants) -> str:
         case Cause.MEMORY:
             has = format_bytes(unmet.most)
             return f"they ask for {format_bytes(wants.memory_bytes)} of memory, and such a node has {has}"
+        case Cause.CLAIM:
+            return f"no device has what their claims ask for: {unmet.text}"
         case Cause.REFUSED:
             return f"the agent refuses them even on an empty node: {unmet.text}"
 

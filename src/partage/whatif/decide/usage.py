@@ -129,7 +129,8 @@ def _fits_wherever(one: PodClass, other: PodClass, kind: int) -> bool:
     assert not isinstance(theirs, Unmet), "only pods that fit on the kind are asked about"
     amounts = dict(theirs)
     return (
-        one.cpu <= other.cpu
+        one.wants.claims == other.wants.claims
+        and one.cpu <= other.cpu
         and one.memory <= other.memory
         and all(count <= amounts.get(name, 0) for name, count in mine)
     )

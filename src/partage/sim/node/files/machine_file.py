@@ -29,6 +29,7 @@ from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec, MpsNamespace
 from partage.model.step import StartDaemon
 from partage.model.strategy import Interval
+from partage.plan.offer.memory_units import MOST_NAMESPACES
 from partage.sim.node.daemons import start_daemon
 from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault
@@ -221,7 +222,7 @@ def _faults(top: Table, inventory: Inventory) -> Iterator[TimedFault]:
             yield timed
 
 
-_DAEMON_KEYS = ("device", "memory-bytes", "threads-percent", "multi-user", "namespaces")
+_DAEMON_KEYS = ("device", "memory-bytes", "threads-percent", "multi-user", "namespaces", "slots")
 _MOST_BYTES = 2**60
 
 
@@ -269,7 +270,7 @@ _LIMITS = {"memory_bytes": number(1, _MOST_BYTES), "threads_percent": number(1, 
 _NAMESPACE = Reader(MpsNamespace, reads=_LIMITS, nulls=True)
 _DAEMON = Reader(
     DaemonSpec,
-    ("multi_user", "memory_bytes", "threads_percent", "namespaces"),
-    reads={**_LIMITS, "namespaces": _namespaces},
+    ("multi_user", "memory_bytes", "threads_percent", "namespaces", "slots"),
+    reads={**_LIMITS, "namespaces": _namespaces, "slots": number(0, MOST_NAMESPACES)},
     nulls=True,
 )

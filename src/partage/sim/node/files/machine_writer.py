@@ -140,6 +140,7 @@ def _daemon(spec: DaemonSpec) -> dict[str, Any]:
         **_limits(spec),
         "multi-user": spec.multi_user,
         "namespaces": [{"name": namespace.name, **_limits(namespace)} for namespace in spec.namespaces],
+        "slots": spec.slots,
     }
 
 

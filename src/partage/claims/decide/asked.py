@@ -1,0 +1,71 @@
+"""What a ShareConfig asks for beside amounts, and whether the node can do it. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from partage.claims.model.grant import Granted, RefusalReason, RefusedClaim, ShareConfig
+from partage.model.policy import WatchAction
+from partage.model.share import DeviceOffer, Guarantee
+from partage.plan.serve.claim_offer import InForce
+from partage.plan.serve.unit_allocation import name_of
+from partage.plan.serve.watchdog import WATCH_ORDER
+
+_LATER = "it is tried again by itself, and succeeds once that has ended"
+
+
+def why_not_sliced(
+    row: DeviceOffer, config: ShareConfig, kept: Iterable[Granted], node: InForce
+) -> RefusedClaim | None:
+    """Why the time slice that is asked for cannot be; None: it can, or none is asked for. text: a clause.
+
+    Time slices are a setting of the whole GPU, so one interval is possible at a time.
+    """
+    if config.interval is None:
+        return None
+    asks = f"asks for the time slice {config.interval} of {name_of(row)}"
+    if row.profile is not None:
+        return _wrong(f"{asks}, and MIG devices have no time slices of their own")
+    if row.traits.through_daemon:
+        return _wrong(f"{asks}, which is shared through MPS: there its processes run at the same time")
+    if (fixed := node.fixed_slices.get(row.gpu)) is not None:
+        return _wrong(f"{asks}, which cannot be set: {fixed}")
+    for granted in kept:
+        for share in granted.shares:
+            other = share.config.interval
+            if share.gpu == row.gpu and share.ids and other not in (None, config.interval):
+                who = f"claim {granted.claim.namespace}/{granted.claim.name}"
+                return RefusedClaim(RefusalReason.HELD, f"{asks}, of which {who} has {other}; {_LATER}")
+    return None
+
+
+def why_not_watched(
+    row: DeviceOffer, config: ShareConfig, by_class: ShareConfig, node: InForce
+) -> RefusedClaim | None:
+    """Why its containers cannot be watched so; None: they can. text: a clause. by_class: what the class alone
+    says.
+
+    Where the policy or the class has those ended that exceed their shares, a claim cannot exempt itself: its
+    owner is the tenant that is watched.
+    """
+    if config.watch is None or config.watch is by_class.watch:
+        return None
+    floor, who = by_class.watch, "its class"
+    if floor is None:
+        floor, who = node.watch_of.get(row.gpu, WatchAction.WARN), "the policy"
+    if floor is not WatchAction.KILL or WATCH_ORDER.index(config.watch) >= WATCH_ORDER.index(floor):
+        return None
+    return _wrong(
+        f"has 'watch: {config.watch}' in its ShareConfig, and {who} says 'watch: {floor}'; only the "
+        "configuration of a DeviceClass can say less"
+    )
+
+
+def watched_as(row_guarantee: Guarantee, config: ShareConfig) -> Guarantee:
+    """A guarantee, as far as it stands on the watchdog: nobody adds up what is not watched."""
+    unwatched = config.watch is WatchAction.OFF and row_guarantee is Guarantee.GUARDED
+    return Guarantee.ADVISORY if unwatched else row_guarantee
+
+
+def _wrong(text: str) -> RefusedClaim:
+    return RefusedClaim(RefusalReason.CONFIG, text)

@@ -1,0 +1,84 @@
+"""Published policies, to compare with: best fit, and fragmentation gradient descent (FGD, ATC'23)."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+from math import exp
+
+from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType
+from partage.plan.placement.room import GpuIndexes, Room, choices, first_fit, without
+
+_CPU_SCALE, _GPU_SCALE = 128_000, 8 * WHOLE_MILLI
+_TYPICAL = 0.95
+
+
+class BestFit:
+    """The node with the least CPU and GPUs left after the pod; on it, the GPU with the least."""
+
+    def best(self, pod: PodType, room: Room) -> tuple[float, GpuIndexes]:
+        """The score of a node where the pod fits, and the GPUs there."""
+        cpu = (room.cpu_milli - pod.cpu_milli) / _CPU_SCALE
+        gpu = (sum(room.left) - pod.demand) / _GPU_SCALE
+        gpus = min(choices(pod, room.left), key=lambda gpus: sum(room.left[index] for index in gpus))
+        return int(100 * (1 - cpu / 2 - gpu / 2)), gpus
+
+
+class Fgd:
+    """The node and GPU on which the pod leaves the fewest pieces that typical pods cannot use.
+
+    Scores are whole numbers, as published: with exact ones it is worse.
+    """
+
+    def __init__(self, mix: Mix) -> None:
+        self._typical = _typical(mix)
+        self._known: dict[tuple[str, tuple[int, ...], int], float] = {}
+
+    def best(self, pod: PodType, room: Room) -> tuple[float, GpuIndexes]:
+        """The score of a node where the pod fits, and the GPUs there."""
+        left = tuple(room.left)
+        before = self._fragments(room.model, left, room.cpu_milli)
+        cpu_milli = room.cpu_milli - pod.cpu_milli
+        found = choices(pod, left) if pod.gpus == 1 and pod.milli < WHOLE_MILLI else (first_fit(pod, left),)
+        scored = [
+            (_score(before - self._fragments(room.model, without(pod, left, gpus), cpu_milli)), gpus)
+            for gpus in found
+        ]
+        return max(scored, key=lambda pair: pair[0])
+
+    def _fragments(self, model: str, left: tuple[int, ...], cpu_milli: int) -> float:
+        key = model, left, cpu_milli
+        known = self._known.get(key)
+        if known is None:
+            known = self._known[key] = sum(
+                part * _unusable(pod, model, left, cpu_milli) for pod, part in self._typical
+            )
+        return known
+
+
+def _score(less: float) -> int:
+    return int(100 / (1 + exp(-less / 1000)))
+
+
+def _unusable(pod: PodType, model: str, left: Sequence[int], cpu_milli: int) -> int:
+    """Milli of a node's GPUs of which the pod cannot have anything."""
+    can = (
+        pod.gpus
+        and pod.cpu_milli <= cpu_milli
+        and pod.may_have(model)
+        and sum(of_gpu >= pod.milli for of_gpu in left) >= pod.gpus
+    )
+    return sum(of_gpu for of_gpu in left if not can or of_gpu < pod.milli)
+
+
+def _typical(mix: Mix) -> list[tuple[PodType, float]]:
+    """The most frequent types, until they are 95 of 100 pods."""
+    parts: dict[PodType, float] = defaultdict(float, mix.parts)
+    found: list[tuple[PodType, float]] = []
+    total = 0.0
+    for pod, part in sorted(parts.items(), key=lambda pair: -pair[1]):
+        if total >= _TYPICAL:
+            break
+        found.append((pod, part))
+        total += part
+    return [(pod, part / total) for pod, part in found]
