@@ -153,7 +153,7 @@ walks: $(READY)  ## print which files run, in order, when a policy and when a MI
 soak: $(READY)  ## the laws of a whole node, in RUNS random lives of it instead of 25
 	PARTAGE_EXAMPLES=$(RUNS) $(PYTEST) --timeout=0 tests/node
 
-claims-kills: $(READY)  ## 1,000 claims of all kinds, eight at a time, while agent and helper are killed 50 times (2 minutes)
+claims-kills: $(READY)  ## 1,000 claims of all kinds, eight at a time, while agent and helper are killed 50 times (4 minutes)
 	PARTAGE_CLAIMS=1000 PARTAGE_KILLS=50 $(BIN)/python -m pytest tests/claims/kills/test_kills.py -n 0 -s
 
 guard-torch: $(READY)  ## the guard with a real PyTorch, Debian's (installs it: root, 650 MB)

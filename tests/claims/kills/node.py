@@ -27,11 +27,18 @@ from tests.dra_script import DriverSocket
 from tests.edges.kube.store import SLICES, ObjectStore, object_store
 from tests.kubelet_script import ScriptedKubelet, until
 
-MACHINE = "8xh100-sxm5-80gb"
+MACHINE: dict[str, Any] = {
+    "version": "partage/v1",
+    "kind": "Machine",
+    "driver": "615.71.09",
+    "gpus": [{"name": "NVIDIA H100 80GB HBM3"}] * 8,
+}
+"""Of a driver branch in which MPS has namespaces."""
 POLICY = """
 version: partage/v1
 gpus:
-  - {select: {index: [0, 1]}, via: claims, mps: {unit: 1Gi}}
+  - {select: {index: [0]}, via: claims, mps: {unit: 1Gi}}
+  - {select: {index: [1]}, via: claims, mps: {unit: 1Gi, protocol: 3}}
   - {select: {index: [2, 3]}, via: claims, time-slicing: {replicas: 4}}
   - {select: {index: [4, 5]}, via: claims, exclusive: {}}
   - {select: {index: [6]}, via: claims, mig: {layout: [3g.40gb, 2g.20gb, 1g.10gb]}}
@@ -133,6 +140,17 @@ class KilledNode:
         slices = self.store.objects.get(SLICES, {}).values()
         return {one["name"]: one for found in slices for one in found["spec"].get("devices", [])}
 
+    @property
+    def tainted(self) -> list[str]:
+        """Devices of which no claim gets anything now."""
+        return [name for name, one in self.devices.items() if one.get("taints")]
+
+    @property
+    def slots(self) -> dict[str, int | None]:
+        """The namespaces of MPS that are open, and the memory that each allows."""
+        daemons = self.gpus.state.daemons.values()
+        return {name: slot.memory_bytes for daemon in daemons for name, slot in daemon.slots.items()}
+
     def report(self) -> Any:
         return json.loads((self.place.run_dir / "report.json").read_text())
 
@@ -156,7 +174,9 @@ async def killed_node() -> AsyncIterator[KilledNode]:
         store.node(NODE)
         kubelet = ScriptedKubelet(here.kubelet_dir, here.pod_resources)
         await asyncio.to_thread(kubelet.start)
-        gpus, stop = SimulatedHardware(load_machine(MACHINE)), asyncio.Event()
+        machine = here.root / "machine.json"
+        machine.write_text(json.dumps(MACHINE))
+        gpus, stop = SimulatedHardware(load_machine(str(machine))), asyncio.Event()
         log = stack.enter_context((here.root / "processes.log").open("wb"))
         node = KilledNode(here, store, kubelet, gpus, log)
         serving = asyncio.create_task(HelperServer(gpus).run(node.gpu_socket, stop))
@@ -164,7 +184,7 @@ async def killed_node() -> AsyncIterator[KilledNode]:
             await until(node.gpu_socket.exists, what="the simulated GPUs")
             node.start_helper()
             node.start_agent()
-            await until(lambda: len(node.devices) == FIXED, what="the slices")
+            await until(lambda: len(node.devices) == FIXED and not node.tainted, what="the slices")
             yield node
         finally:
             await node.end()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import time
 from collections import Counter
 from dataclasses import dataclass, field
@@ -66,6 +67,11 @@ def device_of(found: Any) -> Device:
     return Device(found["name"], mode, amount, amount)
 
 
+def without_names(sentence: str) -> str:
+    """So that equal ones can be counted."""
+    return re.sub(r"team/\S+|/tmp/\S+|the helper is away: .*", "...", sentence)
+
+
 @dataclass
 class Given:
     """What a claim has, as the runtime and the kubelet see it."""
@@ -78,10 +84,22 @@ class Given:
         (device,) = self.cdi["devices"]
         return dict(line.split("=", 1) for line in device["containerEdits"]["env"])
 
+    @property
+    def slot(self) -> str:
+        """Its namespace of MPS; empty: it has none."""
+        (device,) = self.cdi["devices"]
+        pipes = [
+            one["hostPath"]
+            for one in device["containerEdits"].get("mounts", ())
+            if "/pipe/" in one["hostPath"]
+        ]
+        below = [path.rpartition("/")[2] for path in pipes]
+        return next((name for name in below if name.startswith("slot")), "")
+
 
 @dataclass
 class Run:
-    """One run. given: by UID, what is prepared and not yet taken back. ended: claims that had all of it."""
+    """One run. given: by UID, what is prepared for pods that run. ended: claims that had all of it."""
 
     node: KilledNode
     random: Random
@@ -118,8 +136,9 @@ class Run:
         assert self.node.cdi(claim.uid) == self.given[claim.uid].cdi, "the CDI file is another one"
         del self.pods[name]
         self._tell_pods()
-        await self._taken_back(claim)
+        # Its pod has ended. The agent may give it to the next claim before this one's answer is read here.
         del self.given[claim.uid]
+        await self._taken_back(claim)
         device.left += amount
         self.node.store.remove(claims_path("team"), name)
 
@@ -168,7 +187,7 @@ class Run:
         """As the kubelet asks: again and again."""
         end_s = time.monotonic() + STUCK_S
         while (answer := await self._answer(claim)).error:
-            self.told[answer.error.partition("claim team/")[0] or answer.error.split(" ", 2)[2]] += 1
+            self.told[without_names(answer.error)] += 1
             assert time.monotonic() < end_s, f"{claim.name} is stuck: {answer.error}\n{self.node.said()}"
             await asyncio.sleep(0.05)
         return names(answer.devices)
@@ -180,7 +199,7 @@ class Run:
     async def _taken_back(self, claim: ClaimRef) -> None:
         end_s = time.monotonic() + STUCK_S
         while refused := (await self._asked("unprepare", claim))[claim.uid]:
-            self.told[refused] += 1
+            self.told[without_names(refused)] += 1
             assert time.monotonic() < end_s, f"{claim.name} is stuck: {refused}\n{self.node.said()}"
             await asyncio.sleep(0.05)
 
@@ -211,6 +230,9 @@ class Run:
             assert memory <= device.most * GIB, f"{name} has {device.most} GiB, and {memory} bytes are given"
         else:
             assert len(flat) <= device.most, f"{name} has {device.most} shares, and {shares} are given"
+        if mine.slot:
+            assert self.node.slots[mine.slot] == int(mine.env["PARTAGE_MEMORY_BYTES"]), "another limit"
+            self.told["a namespace has the claim's memory"] += 1
         self.given[claim.uid] = mine
 
     async def nothing_is_left(self, before: Any) -> None:
@@ -221,7 +243,8 @@ class Run:
                 *(str(path) for path in node.cdi_dir.iterdir() if "claim" in path.name),
                 *(str(path) for path in (node.place.state_dir / "claims").iterdir()),
                 *(str(row) for row in node.report()["held"]),
-                *(f"taints of {name}" for name, one in node.devices.items() if one.get("taints")),
+                *(f"taints of {name}" for name in node.tainted),
+                *(f"namespace {name}" for name in node.slots),
             ]
 
         try:
