@@ -41,6 +41,8 @@ def _template(*options: str) -> subprocess.CompletedProcess[str]:
             "--set=cluster.podAnnotations=true --set=admission.ownNodeOnly=false",
             "cluster.podAnnotations needs admission.ownNodeOnly",
         ),
+        ("--set=agent.updateStrategy.rollingUpdate.maxSurge=1", "maxSurge has to be 0: one agent serves"),
+        ("--set=agent.updateStrategy.rollingUpdate.maxSurge=10%", "maxSurge has to be 0: one agent serves"),
         ("--set=rollout.canary.pool=test", "rollout.canary needs rollout.maxChanging"),
         ("--kube-version=1.29.4-gke.1", "admission.ownNodeOnly needs Kubernetes 1.30"),
         (

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 STATE_DIR = Path("/var/lib/partage")
 RUN_DIR = Path("/run/partage")
+SIMULATED_CDI = "cdi"
+"""Below the run directory: CDI specs of a simulated node."""
 
 
 def pod_resources_of(kubelet_dir: Path) -> Path:
@@ -196,4 +198,4 @@ class AgentOptions(Frozen):
         """Where the CDI specs of these GPUs go: those of a simulated node must not reach a real container
         runtime.
         """
-        return self.run_dir / "cdi" if inventory.simulated else self.cdi_dir
+        return self.run_dir / SIMULATED_CDI if inventory.simulated else self.cdi_dir
