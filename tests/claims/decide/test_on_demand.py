@@ -25,6 +25,7 @@ from partage.claims.decide.on_demand import (
 from partage.claims.decide.slices import slices_of
 from partage.claims.model.claim import Claim, ClaimResult
 from partage.claims.model.grant import Granted, RefusedClaim
+from partage.claims.model.names import OWN_NAMES
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import CounterUse, SliceSpec
 from partage.edges.files.catalogue import geometry_of, load_catalogue
@@ -117,7 +118,7 @@ def devices(
     *, of: Gpu = GPU_0, there: NodeOffer | None = None, demand: GpuDemand | None = None
 ) -> ClaimDevices:
     wanted = {of.uuid: demand or GpuDemand()}
-    return claim_devices(there or {}, node(of), "node-a", geometry_of, wanted)
+    return claim_devices(there or {}, node(of), "node-a", geometry_of, OWN_NAMES, on_demand=wanted)
 
 
 def published(
@@ -155,7 +156,9 @@ def test_small_claims_leave_a_large_profile_possible(model: str, small: str, cou
 
 def test_slices_are_a_counter_slice_and_devices_that_the_api_server_takes() -> None:
     eight = [replace(gpu(index), mig_mode=MigMode(current=True, pending=True)) for index in range(9)]
-    found = claim_devices({}, node(*eight), "node-a", geometry_of, {one.uuid: GpuDemand() for one in eight})
+    found = claim_devices(
+        {}, node(*eight), "node-a", geometry_of, OWN_NAMES, on_demand={one.uuid: GpuDemand() for one in eight}
+    )
     specs = [json.loads(json.dumps(one.to_json())) for one in published(found, *eight)]
     assert [len(one.get("sharedCounters", [])) for one in specs] == [8, 1, 0, 0, 0, 0]
     assert sum(len(one.get("devices", [])) for one in specs) == 9 * 26
@@ -174,14 +177,21 @@ def test_a_device_says_the_same_whether_it_is_there_or_not() -> None:
     live = replace(gpu(0, migs=7), mig_devices=gpu(0, migs=7).mig_devices[6:])
     row = replace(mig(0, 6), index="0:6")
     demand = GpuDemand(parts=(LayoutItem.parse("1g.10gb@6"),))
-    there = claim_devices(offers(row), node(live), "node-a", geometry_of, {live.uuid: demand})
+    there = claim_devices(
+        offers(row), node(live), "node-a", geometry_of, OWN_NAMES, on_demand={live.uuid: demand}
+    )
     assert there.rows["gpu-00000000-mig-1g10gb-19-6"] == row
     assert published(there, live) == published(devices())
 
 
 def test_without_counters_such_gpus_are_left_out() -> None:
     plain = claim_devices(
-        offers(whole(1)), node(GPU_0, gpu(1)), "node-a", geometry_of, {GPU_0.uuid: GpuDemand()}
+        offers(whole(1)),
+        node(GPU_0, gpu(1)),
+        "node-a",
+        geometry_of,
+        OWN_NAMES,
+        on_demand={GPU_0.uuid: GpuDemand()},
     )
     (spec,) = published(plain, GPU_0, gpu(1), counters=False)
     assert [one.name for one in spec.devices] == ["gpu-00000001"]

@@ -47,6 +47,10 @@ def name(number: int, end: str = "aaaaa") -> str:
     return f"{number:05d}-gpu.partage.dev-n1-{end}"
 
 
+def in_generation(wanted: SliceSpec, generation: int) -> SliceSpec:
+    return replace(wanted, pool=replace(wanted.pool, generation=generation))
+
+
 def applied(writes: SliceWrites, there: dict[str, SliceSpec | None]) -> dict[str, SliceSpec | None]:
     """What is there afterwards. What the API server refuses fails."""
     after = dict(there)
@@ -92,7 +96,7 @@ def test_what_is_there_afterwards_is_what_is_wanted(
     assert len(generations) == min(1, len(wanted))
     highest = max((one.pool.generation for one in there.values() if one is not None), default=0)
     assert all(generation >= highest for generation in generations)
-    expected = [one.in_generation(generation) for one in wanted for generation in generations]
+    expected = [in_generation(one, generation) for one in wanted for generation in generations]
     assert in_order == expected
     assert not slice_writes(wanted, after)
 
@@ -102,7 +106,7 @@ def test_one_that_changes_keeps_the_generation_and_two_raise_it(
     wanted: list[SliceSpec], data: st.DataObject
 ) -> None:
     there: dict[str, SliceSpec | None] = {
-        name(number): one.in_generation(7) for number, one in enumerate(wanted)
+        name(number): in_generation(one, 7) for number, one in enumerate(wanted)
     }
     new = SliceDevice("new")
     changed = data.draw(st.sets(st.integers(0, len(wanted) - 1), min_size=1))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Protocol
 
 from partage.agent.endpoints.plugin_set import AllocateContext
@@ -24,8 +24,9 @@ from partage.claims.decide.slices import FOREIGN
 from partage.claims.decide.status import held_now
 from partage.claims.model.claim import Claim
 from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim
-from partage.claims.model.names import pool_of
+from partage.claims.model.names import ClaimNames
 from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepared
+from partage.claims.model.steps import ClaimStep, StepTaken, go_on
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.kubelet.dra_port import ConditionList
 from partage.errors import Absent, ClusterError, PartageError
@@ -54,15 +55,18 @@ class ClaimReader(Protocol):
 class ClaimRecords(Protocol):
     """What is kept of claims on the disk. It flushes the disk: call it in a thread."""
 
-    def save(self, records: Iterable[ClaimRecord]) -> None:
-        """Keep these and no others. Raises HardwareError: then what was there before is there."""
+    def save(self, record: ClaimRecord) -> None:
+        """Keep this of its claim. Raises HardwareError: then what was there before is there."""
+
+    def remove(self, uid: str) -> None:
+        """Keep nothing of this claim. Raises HardwareError: then it is still there."""
 
 
 class CdiFiles(Protocol):
     """The CDI files of claims. The calls flush the disk: call them in a thread."""
 
-    def write(self, uid: str, cdi: ClaimCdi) -> None:
-        """Raises HardwareError: then there is none, or the one before."""
+    def write(self, record: ClaimRecord, cdi: ClaimCdi) -> None:
+        """record: once this is done. Raises HardwareError: then there is none, or the one before."""
 
     def remove(self, uid: str) -> None:
         """If it is there. Raises HardwareError."""
@@ -79,6 +83,7 @@ class ClaimDriver:
 
     def __init__(
         self,
+        names: ClaimNames,
         node: str,
         ledger: Ledger,
         clock: Callable[[], float],
@@ -92,23 +97,25 @@ class ClaimDriver:
         making: Making,
         kept: Sequence[ClaimRecord] = (),
         say: Callable[[ClaimRecord], None] = lambda _: None,
+        taken: StepTaken = go_on,
     ) -> None:
         """ask: for a turn of the loop. kept: what an agent before has recorded. say: told of each claim that
-        is prepared."""
+        is prepared. taken: told of each step."""
         self._node, self._ledger, self._clock, self._ask = node, ledger, clock, ask
-        self._reader, self._records, self._cdi, self._say = reader, records, cdi, say
+        self._reader, self._records, self._cdi = reader, records, cdi
         self._enforcing, self._ends = enforcing, ends
+        self._say, self._taken = say, taken
         self._said: dict[str, ClaimRecord] = {}
         self._making = making
         self._given_up: set[str] = set()
-        self._before_boot: Mapping[str, ClaimRecord] = {}
+        self._before_boot: dict[str, ClaimRecord] = {}
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
         self._holders: Mapping[str, tuple[Holder, ...]] = {}
         self._offer = ClaimOffer()
         self._terms: AllocateContext | None = None
         self._conditions = ConditionList(0, ())
-        self.devices = ClaimDevices(node, pool_of(node), {}, {})
+        self.devices = ClaimDevices(names, node, names.pool(node), {}, {})
         self.kept = {record.claim.uid: record for record in kept}
         self._since_s = dict.fromkeys(self.kept, clock())
         self.counts = ClaimCounts()
@@ -134,7 +141,8 @@ class ClaimDriver:
     def _publish_devices(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         rows = with_current_guarantees(offer.offer, terms.unheld, terms.inventory)
         wanted = {gpu: one.demand for gpu, one in offer.on_demand.items()}
-        self.devices = claim_devices(rows, terms.inventory, self._node, geometry_of, wanted)
+        names, inventory = self.devices.names, terms.inventory
+        self.devices = claim_devices(rows, inventory, self._node, geometry_of, names, on_demand=wanted)
         self._making.published(self.devices, offer)
         conditions = tuple(
             DeviceCondition(self.devices.pool, name, closed is None, "" if closed is None else closed.reason)
@@ -304,7 +312,8 @@ class ClaimDriver:
             cdi = claim_cdi(granted, self.devices, self._responder, guard=self._has_guard)
             return await self._carried_out(granted, cdi, claim.pods if isinstance(claim, Claim) else ())
         except PartageError as error:
-            await self._taken_back(ref.uid)
+            if ref.uid in self.kept:
+                await self._taken_back(ref.uid)
             return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
 
     async def _once_made(
@@ -420,15 +429,20 @@ class ClaimDriver:
         self, granted: Granted, cdi: ClaimCdi, pods: tuple[PodUid, ...]
     ) -> tuple[PreparedDevice, ...]:
         """Raises HardwareError."""
-        uid, terms = granted.claim.uid, self._terms
+        claim, terms = granted.claim, self._terms
         assert terms is not None
         boot_id = terms.inventory.boot_id
+        await self._taken(ClaimStep.JUDGED, claim)
         started = ClaimRecord(granted.claim, ClaimState.STARTED, boot_id, granted.shares, pods=pods)
         await self._keep(started)
+        await self._taken(ClaimStep.STARTED, claim)
         await self._enforcing.hold(granted.shares)
-        await asyncio.to_thread(self._cdi.write, uid, cdi)
+        await self._taken(ClaimStep.LIMITED, claim)
         done = prepared(started, cdi.ids)
+        await asyncio.to_thread(self._cdi.write, done, cdi)
+        await self._taken(ClaimStep.FILE_WRITTEN, claim)
         await self._keep(done)
+        await self._taken(ClaimStep.PREPARED, claim)
         log.info("a claim is prepared", extra={"claim": _name(granted), "devices": _devices(granted.shares)})
         self._say(done)
         return done.answer
@@ -441,27 +455,32 @@ class ClaimDriver:
         before = self.kept
         self.kept = {**before, record.claim.uid: record}
         self._since_s.setdefault(record.claim.uid, self._clock())
-        self._note_holds()
+        if record.state is ClaimState.STARTED:
+            self._note_holds()
+            await self._taken(ClaimStep.HELD, record.claim)
         try:
-            await asyncio.to_thread(self._records.save, self.kept.values())
+            await asyncio.to_thread(self._records.save, record)
         except PartageError:
             self.kept = before
             self._note_holds()
             raise
 
     async def _taken_back(self, uid: str, *, close: bool = True) -> str:
-        """Why it cannot be taken back; empty: nothing is left of it. close: also what it was allowed."""
-        record = self.kept.get(uid)
+        """Why it cannot be taken back; empty: nothing is left of it, nor of what it was before a reboot.
+        close: also what it was allowed."""
+        record = self.kept.get(uid) or self._before_boot.get(uid)
         if record is None:
             return ""
         try:
             await asyncio.to_thread(self._cdi.remove, uid)
-            kept = {key: one for key, one in self.kept.items() if key != uid}
-            await asyncio.to_thread(self._records.save, kept.values())
+            await self._taken(ClaimStep.FILE_REMOVED, record.claim)
+            await asyncio.to_thread(self._records.remove, uid)
         except PartageError as error:
             return str(error)
-        self.kept = kept
-        del self._since_s[uid]
+        await self._taken(ClaimStep.FORGOTTEN, record.claim)
+        self.kept = {key: one for key, one in self.kept.items() if key != uid}
+        self._before_boot.pop(uid, None)
+        self._since_s.pop(uid, None)
         self._said.pop(uid, None)
         self._note_holds()
         if close:
@@ -500,7 +519,7 @@ class ClaimDriver:
         try:
             if not await asyncio.to_thread(self._cdi.has, record.claim.uid):
                 cdi = claim_cdi(record.granted, devices, self._responder, guard=self._has_guard)
-                await asyncio.to_thread(self._cdi.write, record.claim.uid, cdi)
+                await asyncio.to_thread(self._cdi.write, record, cdi)
         except (PartageError, AllocationRefused) as error:
             log.warning(
                 "the CDI file of a claim is missing",
@@ -510,7 +529,7 @@ class ClaimDriver:
     async def forget_gone(self) -> None:
         """Take back claims that do not exist any more and that no container has: nobody else will, if the
         kubelet has lost its record of them."""
-        for record in [*self.kept.values()]:
+        for record in [*self.kept.values(), *self._before_boot.values()]:
             ref = record.claim
             try:
                 gone = (await self._reader.claim(ref.namespace, ref.name)).ref.uid != ref.uid
@@ -521,6 +540,27 @@ class ClaimDriver:
             if gone and f"{ref.namespace}/{ref.name}" not in self._holders:
                 async with self._turn:
                     await self._ended(ref.uid)
+
+    async def find_again(self, lost: Collection[str]) -> frozenset[str]:
+        """Prepare claims anew of which nothing is known any more but that their containers run.
+
+        lost: their UIDs. Returns those that have to wait for the API server. They are found by the names that
+        the kubelet says; a claim that it does not name has no container.
+        """
+        known = {f"{one.claim.namespace}/{one.claim.name}" for one in self.kept.values()}
+        waiting = False
+        for name in self._holders.keys() - known:
+            try:
+                claim = await self._reader.claim(*name.split("/", 1))
+            except Absent:
+                continue
+            except (ClusterError, ValueError):
+                waiting = True
+                continue
+            if claim.ref.uid in lost:
+                log.warning("a claim without a record is prepared anew", extra={"claim": name})
+                await self.prepare([claim.ref])
+        return frozenset(lost).difference(self.kept) if waiting else frozenset()
 
     async def roll_back_started(self) -> None:
         """Take back what an agent that was killed had only begun."""

@@ -12,8 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from partage.claims.decide.asked import watched_as, why_not_sliced, why_not_watched
-from partage.claims.decide.config import ConfigError, share_config
+from partage.claims.decide.asked import watched_as, why_not_shared_so, why_not_sliced, why_not_watched
+from partage.claims.decide.config import AskedDevice, ConfigError, share_config
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.decide.on_demand import PlaceOnDemand, excluded_by
 from partage.claims.decide.slices import usable_memory
@@ -26,7 +26,7 @@ from partage.claims.model.grant import (
     RefusedClaim,
     ShareConfig,
 )
-from partage.claims.model.names import CORES, DRIVER, MEMORY, SHARES, Mode, mode_of
+from partage.claims.model.names import CORES, MEMORY, SHARES, ClaimNames, Mode, mode_of
 from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
 from partage.model.ids import DeviceUuid, GpuUuid, ShareId, device_of
@@ -59,7 +59,6 @@ def grant(
     recorded: Mapping[str, GpuUuid] | None = None,
     in_force: InForce | None = None,
     guard: bool = True,
-    driver: str = DRIVER,
 ) -> Granted | RefusedClaim:
     """The shares of a claim, or a refusal of all of it.
 
@@ -71,15 +70,19 @@ def grant(
     in_force = in_force or InForce()
     others = [one for one in kept if one.claim.uid != claim.ref.uid]
     try:
-        results = _results(claim, asked, devices, driver)
+        results = _results(claim, asked, devices)
+        rows = [_row(result, devices, recorded or {}) for result in results]
+        given = [
+            AskedDevice(result.request, row.device, row.profile is not None)
+            for result, row in zip(results, rows, strict=True)
+        ]
         mine: list[GrantedShare] = []
-        for result in results:
-            row = _row(result, devices, recorded or {})
-            config = _config(claim.configs, result, driver)
-            row = configured(row, config, guard=guard)
+        for result, plain, device in zip(results, rows, given, strict=True):
+            config = _config(claim.configs, device, given, devices.names)
+            row = configured(plain, config, guard=guard)
             so_far = (*others, Granted(claim.ref, tuple(mine)))
             by_class = [one for one in claim.configs if one.source is ConfigSource.CLASS]
-            _check_asked(row, config, _config(by_class, result, driver), so_far, in_force)
+            _check_asked(row, config, _config(by_class, device, given, devices.names), so_far, in_force)
             _check_need(row, config)
             _check_place(result, row, devices.places.get(result.device), so_far)
             mine.append(_share(result, row, config, _Taken(row, devices, so_far, held or {}), devices.places))
@@ -106,7 +109,8 @@ def configured(row: DeviceOffer, config: ShareConfig, *, guard: bool) -> DeviceO
 # --- what was allocated ------------------------------------------------------------------------
 
 
-def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices, driver: str) -> list[ClaimResult]:
+def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices) -> list[ClaimResult]:
+    driver = devices.names.driver
     if claim.ref.uid != asked.uid:
         raise _ClaimRefusal(
             RefusalReason.REPLACED,
@@ -157,16 +161,18 @@ def _row(result: ClaimResult, devices: ClaimDevices, recorded: Mapping[str, GpuU
             RefusalReason.OTHER_GPU,
             f"was given {result.device} when that was {before}; now it is {row.gpu}: {_ANEW}",
         )
-    if not result.admin_access and (now := _other_kind(result, row)):
+    if not result.admin_access and (now := _other_kind(result, row, devices.names)):
         raise _ClaimRefusal(RefusalReason.KIND, f"was given {now}; {_ANEW}")
     return row
 
 
-def _other_kind(result: ClaimResult, row: DeviceOffer) -> str:
+def _other_kind(result: ClaimResult, row: DeviceOffer, names: ClaimNames) -> str:
     """Whether the device was another one in kind when it was allocated, a clause; empty if not."""
     mode, amounts = mode_of(row), {name for name, amount in result.consumed.items() if amount}
     if mode is Mode.REPLICAS:
-        fits = SHARES in result.consumed and not amounts & {MEMORY, CORES}
+        fits = SHARES in result.consumed and not amounts & (
+            {CORES} if names.share_memory else {MEMORY, CORES}
+        )
     elif mode is Mode.AMOUNTS:
         fits = SHARES not in result.consumed
     else:
@@ -188,19 +194,25 @@ _AS = {
 # --- configuration -----------------------------------------------------------------------------
 
 
-def _config(configs: Iterable[ClaimConfig], result: ClaimResult, driver: str) -> ShareConfig:
+def _config(
+    configs: Iterable[ClaimConfig], device: AskedDevice, given: Sequence[AskedDevice], names: ClaimNames
+) -> ShareConfig:
     try:
-        return share_config(configs, result.request, driver)
+        return share_config(configs, device, given, names)
     except ConfigError as wrong:
         raise _ClaimRefusal(
-            RefusalReason.CONFIG, f"cannot be prepared for its request {result.request}: {wrong}"
+            RefusalReason.CONFIG, f"cannot be prepared for its request {device.request}: {wrong}"
         ) from None
 
 
 def _check_asked(
     row: DeviceOffer, config: ShareConfig, by_class: ShareConfig, kept: Iterable[Granted], node: InForce
 ) -> None:
-    refused = why_not_sliced(row, config, kept, node) or why_not_watched(row, config, by_class, node)
+    refused = (
+        why_not_shared_so(row, config)
+        or why_not_sliced(row, config, kept, node)
+        or why_not_watched(row, config, by_class, node)
+    )
     if refused is not None:
         raise _ClaimRefusal(refused.reason, refused.text)
 

@@ -1,7 +1,7 @@
 """The devices of a node that claims can get, by their names in the pool.
 
-A name begins with the GPU's UUID and not with its index: an index moves when a GPU is lost or replaced, and
-the name would then mean another GPU.
+Partage's names begin with the GPU's UUID and not with its index: an index moves when a GPU is lost or
+replaced, and the name would then mean another GPU. NVIDIA's have the number of its device file.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from msgspec import field
 
 from partage.claims.decide.on_demand import PlaceOnDemand, devices_on_demand, mig_name
-from partage.claims.model.names import pool_of
+from partage.claims.model.names import ClaimNames
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, MigDevice, gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid
@@ -30,11 +30,13 @@ _OTHER = re.compile(r"[^0-9a-z]")
 class ClaimDevices(Frozen):
     """What a node offers by claims.
 
-    node: its name. pool: of all its devices. rows: by name of the device, in the order of GPU index, MIG
-    index and share; of a device that is made on demand and is not there, what it will be (``planned``).
-    gpu_of: the GPU of each MIG device of the node. places: the devices of GPUs on demand, by name.
+    names: how all of it is called. node: its name. pool: of all its devices. rows: by name of the device, in
+    the order of GPU index, MIG index and share; of a device that is made on demand and is not there, what it
+    will be (``planned``). gpu_of: the GPU of each MIG device of the node. places: the devices of GPUs on
+    demand, by name.
     """
 
+    names: ClaimNames
     node: str
     pool: str
     rows: Mapping[str, DeviceOffer]
@@ -51,6 +53,8 @@ def claim_devices(
     inventory: Inventory,
     node: str,
     geometry_of: GeometryOf,
+    names: ClaimNames,
+    *,
     on_demand: Demands = NO_DEMANDS,
 ) -> ClaimDevices:
     """The devices of these offers that are there for claims.
@@ -61,7 +65,7 @@ def claim_devices(
     for claims.
     """
     gpus = {gpu.uuid: gpu for gpu in inventory}
-    short = _gpu_names(gpus)
+    short = {gpu.uuid: f"gpu-{gpu.minor}" for gpu in inventory} if names.by_minor else _gpu_names(gpus)
     fixed = {gpu: offer for gpu, offer in offers.items() if gpu not in on_demand}
     rows = sorted(_offered(fixed), key=lambda row: (*node_order(row), row.device))
     several = {row.device for row in rows if sum(other.device == row.device for other in rows) > 1}
@@ -79,7 +83,7 @@ def claim_devices(
         there = offers.get(gpu.uuid, ())
         for one in devices_on_demand(gpu, geometry, short[gpu.uuid], there, on_demand[gpu.uuid]):
             named[one.name], places[one.name] = one.row, one.place
-    return ClaimDevices(node, pool_of(node), named, gpu_of_mig_devices(inventory), places)
+    return ClaimDevices(names, node, names.pool(node), named, gpu_of_mig_devices(inventory), places)
 
 
 def mig_device(row: DeviceOffer, gpu: Gpu) -> MigDevice | None:

@@ -11,7 +11,7 @@ from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.layout import LayoutItem
 from partage.model.policy import WatchAction
 from partage.model.share import Guarantee
-from partage.model.strategy import Interval
+from partage.model.strategy import Interval, Strategy
 from partage.values import Frozen
 
 
@@ -19,13 +19,18 @@ class ShareConfig(Frozen):
     """What a class or a claim asks of its shares, beside amounts. None: as the policy has it.
 
     interval: of time slices. guard: the guard comes into the containers. watch: what happens to one that
-    exceeds its share. need: a share with a weaker guarantee is refused.
+    exceeds its share. need: a share with a weaker guarantee is refused. strategy: a device that is shared in
+    another way is refused. client_threads_percent, client_memory_bytes: at most so much for each process,
+    within what the share has, on a device that is shared through MPS.
     """
 
     interval: Interval | None = None
     guard: bool | None = None
     watch: WatchAction | None = None
     need: Guarantee | None = None
+    strategy: Strategy | None = None
+    client_threads_percent: int | None = None
+    client_memory_bytes: int | None = None
 
 
 class EnforcedBy(StrEnum):

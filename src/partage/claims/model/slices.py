@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import field
-from msgspec.structs import replace
 
 from partage.codec.values import from_plain, to_plain
 from partage.values import Frozen
@@ -121,10 +120,6 @@ class SliceSpec(Frozen, omit_defaults=True):
     pool: Pool
     devices: tuple[SliceDevice, ...] = ()
     shared_counters: tuple[CounterSet, ...] = ()
-
-    def in_generation(self, generation: int) -> SliceSpec:
-        """The same slice in another generation of its pool."""
-        return replace(self, pool=replace(self.pool, generation=generation))
 
     def to_json(self) -> dict[str, Any]:
         """As the API server takes it."""
