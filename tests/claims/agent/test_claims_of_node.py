@@ -115,6 +115,8 @@ class DraNode:
     async def _kubelet_has_connected(self, task: asyncio.Task[None]) -> None:
         """A connection that comes while an agent ends would be left open: a process would end it."""
         self._starts += 1
+        if self.status is None or not self.status.endpoints():  # all GPUs are there for claims
+            return
 
         def connected() -> bool:
             watches = [one.watch for one in self.kubelet.registered if one.watch and one.watch.lists]
