@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from partage.answers import common_output
+from partage.claims.model.names import OWN_NAMES
 from partage.errors import Absent, InputError, Unsatisfiable
 from partage.explain.cluster_views import rows_at
 from partage.explain.pod_claims import (
@@ -24,6 +25,7 @@ from partage.explain.verb_nodes import SeenNodes, Where, ask_cluster, see_cluste
 
 if TYPE_CHECKING:
     from partage.edges.kube.reading import ClusterReader, Object
+    from partage.explain.decide.node import NodeView
     from partage.explain.decide.pod import PodNeeds
     from partage.explain.document import ExplainedPodRow
 
@@ -44,12 +46,21 @@ def explain_file(file: str, where: Where, output: str) -> int:
             seen = replace(seen, nodes=with_books(seen.nodes, there, known))
     else:
         seen = see_nodes(where)
-        seen = replace(seen, nodes=tuple(replace(node, classes=known.classes) for node in seen.nodes))
+        seen = replace(seen, nodes=tuple(_meant(node, known) for node in seen.nodes))
+        if known.names is not OWN_NAMES:
+            said = f"its agent is taken to have the driver name that the claims mean: {known.names.driver}"
+            remarks = {node.name: (*seen.remarks.get(node.name, ()), said) for node in seen.nodes}
+            seen = replace(seen, remarks=remarks)
     asking = [with_claims(pod, known) for pod in map(_with_resources(seen), pods)]
     asking = [pod for pod in asking if pod.asks or pod.claim_sources]
     if not asking:
         raise InputError(f"{file}: no container asks for a GPU or a share of one", _ASK)
     return _print([_explained(pod, seen) for pod in asking], output)
+
+
+def _meant(node: NodeView, known: KnownClaims) -> NodeView:
+    """With the classes and names that the claims of a manifest mean."""
+    return replace(node, classes=known.classes, claim_names=known.names)
 
 
 def _read(file: str) -> tuple[list[PodNeeds], KnownClaims]:

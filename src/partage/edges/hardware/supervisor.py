@@ -70,8 +70,8 @@ service.
 """
 
 LONGEST_AFTER_SERVICE_S, LONGEST_ELSEWHERE_S = 2.0, 1.0
-"""What a pause grows to after a helper that has served and then ended by itself: claims and steps wait for the
-next one. And where it is started elsewhere: then a try is one call of connect.
+"""What a pause grows to after a helper that has served and then ended by itself: claims and steps wait for
+the next one. And where it is started elsewhere: then a try is one call of connect.
 """
 
 GOOD_WHILE_S = 30.0
