@@ -5,6 +5,7 @@ import json
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.slices import slices_of
@@ -14,6 +15,8 @@ from partage.cli.main import run
 from partage.codec.values import encode_replacing
 from partage.edges.files.catalogue import geometry_of
 from partage.model.ids import ResourceName
+from partage.plan.cluster.conditions import node_conditions
+from partage.plan.report import DependencyProblems
 from tests.answers.reports import a_document, a_report
 from tests.claims.offers import amounts, devices, machine
 from tests.edges.kube.scripted import Answer, status
@@ -411,3 +414,17 @@ async def test_a_cluster_in_which_no_claim_gets_anything(capsys, tmp_path, more,
     code, row = await of_cluster(capsys, tmp_path, api, asked)
     assert code == 1
     assert why in row["nodes"][0]["reason"]["text"]
+
+
+async def test_why_a_node_publishes_nothing_is_what_its_agent_wrote_to_the_node(capsys, tmp_path):
+    report = a_report("4xh100-sxm5-80gb", POLICY, faults={}, daemons_serve=True)
+    why = "the policy has GPUs for claims, and the agent runs without --dra"
+    report = replace(report, dependencies=DependencyProblems(claims=why))
+    said = [
+        {"type": one.type, "status": str(one.status), "reason": one.reason, "message": one.message}
+        for one in node_conditions(report)
+    ]
+    api = ClaimApi([a_node("n1", {}, conditions=said)])
+    asked = file(tmp_path, template(request()), pod("t"))
+    code, row = await of_cluster(capsys, tmp_path, api, asked)
+    assert (code, row["nodes"][0]["reason"]["text"]) == (1, f"request gpu: {why}")
