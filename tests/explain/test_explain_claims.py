@@ -416,8 +416,41 @@ async def test_a_cluster_in_which_no_claim_gets_anything(capsys, tmp_path, more,
     assert why in row["nodes"][0]["reason"]["text"]
 
 
+@pytest.mark.parametrize(
+    ("name", "count", "fits"),
+    [
+        ("nvidia.com/gpu", "1", {"plugin": True, "dra": True, "plain": False}),
+        ("nvidia.com/gpu", "2", {"plugin": True, "dra": False, "plain": False}),
+        (f"deviceclass.resource.kubernetes.io/{GPU}", "1", {"plugin": True, "dra": True, "plain": False}),
+    ],
+)
+async def test_what_is_asked_for_by_name_comes_from_a_claim_where_no_plugin_lists_it(
+    capsys, tmp_path, name, count, fits
+):
+    """As the scheduler decides it, node by node; a node that lists the name has GPUs for claims in vain."""
+    classes = json.loads(json.dumps(CLASSES))
+    (whole,) = [one for one in classes if one["metadata"]["name"] == GPU]
+    whole["spec"]["extendedResourceName"] = "nvidia.com/gpu"
+    api = ClaimApi(
+        [a_node("plugin", {name: "2"}), a_node("dra", {name: "0"}), a_node("plain", {})],
+        slices=[a_slice("dra", amounts(0))],
+        classes=classes,
+    )
+    asked = file(tmp_path, pod(limits={name: count}))
+    _, row = await of_cluster(capsys, tmp_path, api, asked)
+    nodes = {node["name"]: node for node in row["nodes"]}
+    assert {key: node["fits"] for key, node in nodes.items()} == fits
+    assert not nodes["plugin"]["gives"]
+    assert "nothing of the node is published for claims" in nodes["plain"]["reason"]["text"]
+    if fits["dra"]:
+        (given,) = nodes["dra"]["gives"]
+        assert (given["request"], given["device"]) == ("container-0-request-0", "gpu-00000000")
+    else:
+        assert nodes["dra"]["reason"]["text"].startswith(f"request container-0-request-0 (2 x {GPU}): ")
+
+
 async def test_why_a_node_publishes_nothing_is_what_its_agent_wrote_to_the_node(capsys, tmp_path):
-    report = a_report("4xh100-sxm5-80gb", POLICY, faults={}, daemons_serve=True)
+    report = await asyncio.to_thread(a_report, "4xh100-sxm5-80gb", POLICY, faults={}, daemons_serve=True)
     why = "the policy has GPUs for claims, and the agent runs without --dra"
     report = replace(report, dependencies=DependencyProblems(claims=why))
     said = [

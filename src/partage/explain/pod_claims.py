@@ -58,8 +58,10 @@ class KnownClaims(Frozen):
         return self.specs.get((kind, namespace, name)) or self.specs.get((kind, "", name))
 
     def over(self, other: KnownClaims) -> KnownClaims:
-        """With what ``other`` has beside it; what is in both is as here."""
-        classes = {**other.classes, **self.classes}
+        """With what ``other`` has beside it; what is in both is as here, but for classes of the chart."""
+        of_chart = chart_classes(self.names)
+        written = {name: one for name, one in self.classes.items() if one != of_chart.get(name)}
+        classes = {**self.classes, **other.classes, **written}
         return replace(other, specs={**other.specs, **self.specs}, classes=classes)
 
 

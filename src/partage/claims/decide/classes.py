@@ -6,9 +6,9 @@ from collections.abc import Collection, Iterable, Mapping
 
 from partage.claims.model.names import NAMES_OF_DRIVER, OWN_NAMES, ClaimNames, Mode
 from partage.claims.model.request import ClaimSpec, DeviceClass
-from partage.model.ids import DEVICE_CLASSES, GPU_CLASS, MIG_CLASS, SHARE_CLASS
+from partage.model.ids import GPU_CLASS, MIG_CLASS, SHARE_CLASS, ResourceName
 
-MODES_OF: Mapping[str, tuple[Mode, ...]] = {
+MODES_OF: Mapping[ResourceName, tuple[Mode, ...]] = {
     GPU_CLASS: (Mode.WHOLE, Mode.AMOUNTS),
     SHARE_CLASS: (Mode.REPLICAS,),
     MIG_CLASS: (Mode.MIG,),
@@ -19,9 +19,9 @@ MODES_OF: Mapping[str, tuple[Mode, ...]] = {
 def chart_classes(names: ClaimNames = OWN_NAMES) -> dict[str, DeviceClass]:
     """The classes by name, each with the expression that the chart writes."""
     driver, found = names.driver, {}
-    for resource in DEVICE_CLASSES:
+    for resource, modes in MODES_OF.items():
         name = names.class_of(resource)
-        attribute, values = "mode", [str(mode) for mode in MODES_OF[resource]]
+        attribute, values = "mode", [str(mode) for mode in modes]
         if names.classes:  # NVIDIA's, whose devices have no mode
             attribute, values = "type", ["mig" if resource == MIG_CLASS else "gpu"]
         listed = ",".join(f'"{value}"' for value in values)

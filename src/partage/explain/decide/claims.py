@@ -27,6 +27,7 @@ from partage.claims.decide.scheduling import Placed, Unplaced, WayVerdict, place
 from partage.claims.model.names import NAMES_OF_DRIVER
 from partage.claims.model.request import DeviceAsk, amount_words
 from partage.explain.decide.apply import Applied
+from partage.explain.decide.by_name import CLAIM_BY_NAME
 from partage.explain.decide.changes import (
     Change,
     ClaimLess,
@@ -195,7 +196,8 @@ def _ways_ever(missed: Unplaced, node: NodeView) -> Iterator[Change]:
         for _, reason in way.devices:
             if isinstance(reason, SelectorSaysNo | SelectorBroken) and reason.expression in way.way.selectors:
                 yield DropSelector(source, way.way.name, reason.expression)
-    for one in missed.request.ways[:1]:
+    # What is asked for by a resource's name names no class itself.
+    for one in missed.request.ways[:1] if missed.claim.name != CLAIM_BY_NAME else ():
         for other in sorted(node.classes, key=lambda name: (_far(one.device_class, name), name)):
             if other != one.device_class:
                 yield ClaimOtherClass(source, one.name, one.device_class, other)
