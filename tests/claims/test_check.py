@@ -10,6 +10,8 @@ from partage.cli.main import run
 from tests.explain.test_explain_claims import (
     GPU,
     MIG,
+    NVIDIA,
+    NVIDIA_MIG,
     POLICY,
     PROFILE,
     SHARE,
@@ -17,6 +19,7 @@ from tests.explain.test_explain_claims import (
     config,
     pod,
     request,
+    sharing,
     template,
 )
 
@@ -112,6 +115,12 @@ SHALLOW = {**template(), "spec": {"devices": {"requests": [request()]}}}
             "nead",
             "",
         ),
+        (
+            template(request(NVIDIA), config=[sharing(strategy="Sharing")]),
+            "spec.spec.devices.config[0].opaque.parameters",
+            "a GpuConfig of the claim is wrong",
+            "",
+        ),
         (a_class(config=[config(need="solid")]), "spec.config[0].opaque.parameters", "solid", ""),
         (
             a_class(extendedResource="a/b"),
@@ -143,6 +152,9 @@ def test_what_is_wrong_in_one_object(checked, document, path, message, hint):
         ),
         (a_class("gpu-by-name", "nvidia.com/gpu"), "error", "lists nvidia.com/gpu by device plugin, and has"),
         (template(request(memory="10Gi"), config=[config(need="advisory")]), None, ""),
+        (template(request(NVIDIA, memory="90Gi")), "error", "the pod would stay pending: gpu-"),
+        (template(request(NVIDIA, shares="2", memory="2Gi"), config=[sharing()]), None, ""),
+        (template(request("mig.nvidia.com", NVIDIA_MIG), config=[sharing("MigDeviceConfig")]), None, ""),
         (a_claim(request(SHARE, shares="4")), None, ""),
         (a_class("gpu-by-name", "example.com/gpu"), None, ""),
         (a_class("no-gpu-of-ours", "nvidia.com/gpu", modes='["other"]'), None, ""),

@@ -5,15 +5,18 @@ import json
 
 import pytest
 import yaml
+from msgspec.structs import replace
 
 from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.slices import slices_of
-from partage.claims.model.names import OWN_NAMES
+from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 from partage.claims.model.server import ServerVersion
 from partage.cli.main import run
 from partage.codec.values import encode_replacing
 from partage.edges.files.catalogue import geometry_of
 from partage.model.ids import ResourceName
+from partage.plan.cluster.conditions import node_conditions
+from partage.plan.report import DependencyProblems
 from tests.answers.reports import a_document, a_report
 from tests.claims.offers import amounts, devices, machine
 from tests.edges.kube.scripted import Answer, status
@@ -110,10 +113,10 @@ def policy(tmp_path):
             "ask for memory: 79Gi in place of 90Gi in request gpu of ResourceClaimTemplate t",
         ),
         (
-            [template(request(of="gpu.nvidia.com"))],
+            [template(request(of="gpu.example.com"))],
             "class-unknown",
-            "there is no DeviceClass gpu.nvidia.com; there are gpu.partage.dev",
-            "name deviceClassName: gpu.partage.dev in place of gpu.nvidia.com",
+            "there is no DeviceClass gpu.example.com; there are gpu.partage.dev",
+            "name deviceClassName: gpu.partage.dev in place of gpu.example.com",
         ),
         (
             [template(request(MIG, f"{PROFILE} == '1g.10gb'"))],
@@ -181,6 +184,43 @@ def test_what_a_pod_that_fits_gets(capsys, tmp_path, policy, objects, claims, ge
     assert len({given["device"] for given in node["gives"]}) == len(gets)
 
 
+NVIDIA = NVIDIA_NAMES.driver
+NVIDIA_MIG = f"device.attributes['{NVIDIA}'].profile == '3g.40gb'"
+
+
+def sharing(kind="GpuConfig", strategy="TimeSlicing", **more):
+    sharing_ = {"strategy": strategy, **more}
+    parameters = {"apiVersion": "resource.nvidia.com/v1beta1", "kind": kind, "sharing": sharing_}
+    return {"opaque": {"driver": NVIDIA, "parameters": parameters}}
+
+
+@pytest.mark.parametrize(
+    ("asked", "gets"),
+    [
+        (template(request(NVIDIA, memory="10Gi")), "gpu-0: memory 10Gi"),
+        (template(request(NVIDIA, shares="2")), "gpu-1: shares 2"),
+        (template(request("mig.nvidia.com", NVIDIA_MIG)), "gpu-2-mig-3g40gb-9-"),
+        (template(request(NVIDIA, shares="2"), config=[sharing()]), "gpu-1: shares 2"),
+    ],
+    ids=["amount", "shares", "MIG", "GpuConfig"],
+)
+def test_manifests_for_nvidias_driver_are_tried_with_its_names(capsys, tmp_path, policy, asked, gets):
+    code, document = explained(capsys, file(tmp_path, asked, pod("t")), *policy)
+    (node,) = document["pods"][0]["nodes"]
+    assert code == 0, node
+    (given,) = node["gives"]
+    assert given["text"].startswith(gets), given["text"]
+    assert any("the driver name that the claims mean: gpu.nvidia.com" in said for said in node["remarks"])
+
+
+def test_where_the_claims_mean_both_drivers_partages_names_hold(capsys, tmp_path, policy):
+    asked = template(request(GPU), request(NVIDIA, name="other"))
+    code, document = explained(capsys, file(tmp_path, asked, pod("t")), *policy)
+    (node,) = document["pods"][0]["nodes"]
+    assert (code, node["reason"]["kind"]) == (1, "class-unknown")
+    assert "there is no DeviceClass gpu.nvidia.com" in node["reason"]["text"]
+
+
 def test_a_pod_with_a_claim_and_a_gpu_by_name(capsys, tmp_path, policy):
     both = pod("t", limits={"nvidia.com/gpu": "1"})
     code, document = explained(capsys, file(tmp_path, template(request(memory="90Gi")), both), *policy)
@@ -233,12 +273,12 @@ def test_who_has_it_where_an_agent_reports(capsys, tmp_path):
     assert texts(node["changes"]) == ["wait until pod b/small has ended, or end it"]
     assert node["enough"]
     assert "ask for memory: 9Gi in place of 20Gi" in texts(node["others"][0])[0]
-    code, document = explained(
-        capsys, file(tmp_path, template(request(SHARE)), pod("t")), "--reports", str(tmp_path / "reports")
-    )
-    (node,) = document["pods"][0]["nodes"]
-    assert "has the taint gpu.partage.dev/unhealthy" in node["reason"]["text"]
-    assert texts(node["changes"]) == ["repair or reset GPU 1; partage show says what is wrong with it"]
+    for share, driver in ((request(SHARE), DRIVER), (request(NVIDIA, shares="1"), NVIDIA)):
+        asked = file(tmp_path, template(share), pod("t"))
+        code, document = explained(capsys, asked, "--reports", str(tmp_path / "reports"))
+        (node,) = document["pods"][0]["nodes"]
+        assert f"has the taint {driver}/unhealthy" in node["reason"]["text"]
+        assert texts(node["changes"]) == ["repair or reset GPU 1; partage show says what is wrong with it"]
 
 
 # --- a cluster ---------------------------------------------------------------------------------------
@@ -374,3 +414,50 @@ async def test_a_cluster_in_which_no_claim_gets_anything(capsys, tmp_path, more,
     code, row = await of_cluster(capsys, tmp_path, api, asked)
     assert code == 1
     assert why in row["nodes"][0]["reason"]["text"]
+
+
+@pytest.mark.parametrize(
+    ("name", "count", "fits"),
+    [
+        ("nvidia.com/gpu", "1", {"plugin": True, "dra": True, "plain": False}),
+        ("nvidia.com/gpu", "2", {"plugin": True, "dra": False, "plain": False}),
+        (f"deviceclass.resource.kubernetes.io/{GPU}", "1", {"plugin": True, "dra": True, "plain": False}),
+    ],
+)
+async def test_what_is_asked_for_by_name_comes_from_a_claim_where_no_plugin_lists_it(
+    capsys, tmp_path, name, count, fits
+):
+    """As the scheduler decides it, node by node; a node that lists the name has GPUs for claims in vain."""
+    classes = json.loads(json.dumps(CLASSES))
+    (whole,) = [one for one in classes if one["metadata"]["name"] == GPU]
+    whole["spec"]["extendedResourceName"] = "nvidia.com/gpu"
+    api = ClaimApi(
+        [a_node("plugin", {name: "2"}), a_node("dra", {name: "0"}), a_node("plain", {})],
+        slices=[a_slice("dra", amounts(0))],
+        classes=classes,
+    )
+    asked = file(tmp_path, pod(limits={name: count}))
+    _, row = await of_cluster(capsys, tmp_path, api, asked)
+    nodes = {node["name"]: node for node in row["nodes"]}
+    assert {key: node["fits"] for key, node in nodes.items()} == fits
+    assert not nodes["plugin"]["gives"]
+    assert "nothing of the node is published for claims" in nodes["plain"]["reason"]["text"]
+    if fits["dra"]:
+        (given,) = nodes["dra"]["gives"]
+        assert (given["request"], given["device"]) == ("container-0-request-0", "gpu-00000000")
+    else:
+        assert nodes["dra"]["reason"]["text"].startswith(f"request container-0-request-0 (2 x {GPU}): ")
+
+
+async def test_why_a_node_publishes_nothing_is_what_its_agent_wrote_to_the_node(capsys, tmp_path):
+    report = await asyncio.to_thread(a_report, "4xh100-sxm5-80gb", POLICY, faults={}, daemons_serve=True)
+    why = "the policy has GPUs for claims, and the agent runs without --dra"
+    report = replace(report, dependencies=DependencyProblems(claims=why))
+    said = [
+        {"type": one.type, "status": str(one.status), "reason": one.reason, "message": one.message}
+        for one in node_conditions(report)
+    ]
+    api = ClaimApi([a_node("n1", {}, conditions=said)])
+    asked = file(tmp_path, template(request()), pod("t"))
+    code, row = await of_cluster(capsys, tmp_path, api, asked)
+    assert (code, row["nodes"][0]["reason"]["text"]) == (1, f"request gpu: {why}")

@@ -141,12 +141,14 @@ async def test_handback_is_not_done_before_the_kubelet_asks_the_other_plugin() -
         (node_.place.root / "record").mkdir()
         (node_.place.root / "record" / "nvidia-plugin.json").write_text(record)
         with listening_child(node_.place.kubelet_dir / "nvidia-gpu.sock"):
-            code, out, err = await node_.verb("handback", "--wait=4")
-        assert (code, "done" in out) == (4, False), err
+            for limit_s in (4, 8, 16, 32):  # a busy machine takes as long for the step before
+                code, out, err = await node_.verb("handback", f"--wait={limit_s}")
+                assert (code, "done" in out) == (4, False), err
+                if "the agent still serves" not in err:
+                    break
         assert "NVIDIA's plugin has not registered nvidia.com/gpu" in err
         await node_.reported(registered=True)
-        healthy = node_.kubelet.allocatable()
-        assert healthy[GPU] == 80, "the agent serves again"
+        await node_.wait(lambda: node_.kubelet.allocatable()[GPU] == 80, "the agent serves again")
 
 
 async def test_by_hand_the_verb_waits_for_the_steps() -> None:

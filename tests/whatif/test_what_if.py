@@ -308,20 +308,21 @@ def asking(device_class: str, *selectors: str, **capacity: str) -> dict[str, Any
     return {"devices": {"requests": [{"name": "gpu", "exactly": asks}]}}
 
 
+@pytest.mark.parametrize("domain", ["partage.dev", "nvidia.com"])
 def test_pods_with_claims_get_shares_as_a_node_gives_them(
-    folder: Path, capsys: pytest.CaptureFixture[str]
+    folder: Path, capsys: pytest.CaptureFixture[str], domain: str
 ) -> None:
     """60 of 79 GiB, then 30 that wait for their end; two MIG devices and no third; a GPU by name; and what no
     GPU has.
     """
-    mig = asking("mig.partage.dev")
+    mig = asking(f"mig.{domain}")
     pods = [
-        {"name": "large", "lastsSeconds": 100, "claims": [asking("gpu.partage.dev", memory="60Gi")]},
-        {"name": "waits", "createdSeconds": 1, "claims": [asking("gpu.partage.dev", memory="30Gi")]},
+        {"name": "large", "lastsSeconds": 100, "claims": [asking(f"gpu.{domain}", memory="60Gi")]},
+        {"name": "waits", "createdSeconds": 1, "claims": [asking(f"gpu.{domain}", memory="30Gi")]},
         {"name": "both", "createdSeconds": 2, "claims": [mig, mig]},
         {"name": "third", "createdSeconds": 3, "claims": [mig]},
         {"name": "by-name", "createdSeconds": 4, "requests": {"nvidia.com/gpu": 1}},
-        {"name": "never", "createdSeconds": 5, "claims": [asking("gpu.partage.dev", memory="90Gi")]},
+        {"name": "never", "createdSeconds": 5, "claims": [asking(f"gpu.{domain}", memory="90Gi")]},
     ]
     Path("pods.json").write_text(json.dumps({"pods": pods}))
     Path("claims.yaml").write_text(CLAIMS)

@@ -13,7 +13,7 @@ from partage.claims.decide.charge import Charge, charge_of
 from partage.claims.decide.nearest import nearest
 from partage.claims.decide.scheduling import Classes, PodClaim, Unplaced, place, refused_by_node
 from partage.claims.manifests import CLASS, ClaimObjectReader, is_claim_object
-from partage.claims.model.names import CORES, MEMORY, SHARES
+from partage.claims.model.names import CORES, MEMORY, NVIDIA_NAMES, OWN_NAMES, SHARES, ClaimNames
 from partage.claims.model.request import ClaimSpec, DeviceAsk, DeviceClass, amount_words
 from partage.codec.fields import nearest_word
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf
@@ -24,6 +24,7 @@ from partage.values import Frozen
 _CAPACITIES: Mapping[str, tuple[str, ...]] = {
     GPU_CLASS: (MEMORY, CORES),
     SHARE_CLASS: (SHARES,),
+    NVIDIA_NAMES.class_of(GPU_CLASS): (MEMORY, CORES, SHARES),
 }
 """What a request can name an amount of, by classes whose devices are shared."""
 _PROFILE = re.compile(r"""\.profile\s*==\s*['"]([^'"]{1,40})['"]""")
@@ -33,13 +34,14 @@ _SHOWN = 6
 class ClaimTerms(Frozen):
     """What claims are judged by. classes: by name, those of the files with those of the chart. book: what a
     policy offers to claims on the machine, names: what it lists by device plugin there; None: not known.
-    models_of: the ids of the models that have a MIG profile.
+    driver: whose names hold. models_of: the ids of the models that have a MIG profile.
     """
 
     classes: Classes
     models_of: Callable[[str], Collection[str]]
     book: ClaimBook | None = None
     names: Collection[str] = ()
+    driver: ClaimNames = OWN_NAMES
 
 
 def class_of_object(document: Mapping[str, Any]) -> DeviceClass | None:
@@ -55,7 +57,7 @@ def claim_findings(
     """Everything that is wrong with one object; nothing for an object of another kind."""
     if not is_claim_object(document):
         return
-    reader = ClaimObjectReader(document, file, path, line_of)
+    reader = ClaimObjectReader(document, file, path, line_of, terms.driver)
     if document.get("kind") == CLASS:
         device_class = reader.device_class()
         yield from reader.problems

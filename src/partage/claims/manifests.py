@@ -7,13 +7,14 @@ API server checks is not checked here, unless what is asked for depends on it.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from decimal import Decimal
 from typing import Any
 
+from partage.claims.decide.classes import names_meant
 from partage.claims.decide.config import ConfigError, read_config
 from partage.claims.model.claim import ClaimConfig, ConfigSource
-from partage.claims.model.names import OWN_NAMES
+from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.claims.model.request import (
     ClaimRequest,
     ClaimSpec,
@@ -48,7 +49,7 @@ def is_claim_object(document: Mapping[str, Any]) -> bool:
 class ClaimObjectReader:
     """Reads one object, and collects what is wrong in it.
 
-    driver: whose configuration is looked into.
+    names: of the driver whose configuration is looked into.
     """
 
     def __init__(
@@ -57,11 +58,11 @@ class ClaimObjectReader:
         file: str = "",
         path: str = "",
         line_of: LineOf | None = None,
-        driver: str = OWN_NAMES.driver,
+        names: ClaimNames = OWN_NAMES,
     ) -> None:
         self.top = ManifestNode(file, path, document, line_of, owner=object_name(document))
         self.problems: list[CheckedProblem] = []
-        self._driver = driver
+        self._names = names
         self._kind = str(document.get("kind"))
         self._name = str(self.top.at("metadata", "name").value or "without a name")
 
@@ -222,9 +223,9 @@ class ClaimObjectReader:
             requests = tuple(self._text(one) for one in place.at("requests").items)
             content = json.dumps(parameters.value).encode()
             config = ClaimConfig(source, requests, self._text(opaque.at("driver")), content)
-            if config.driver == self._driver:
+            if config.driver == self._names.driver:
                 try:
-                    read_config(config)
+                    read_config(config, self._names)
                 except ConfigError as error:
                     self._wrong(parameters, str(error))
             yield config
@@ -246,6 +247,13 @@ class ClaimObjectReader:
 
     def _wrong(self, place: ManifestNode, message: str, hint: str = "") -> None:
         self.problems.append(place.error(message, hint))
+
+
+def names_in(documents: Iterable[Mapping[str, Any]]) -> ClaimNames:
+    """Whose names the claims, templates and classes of manifests mean, whatever is wrong in them."""
+    readers = [ClaimObjectReader(document) for document in documents if is_claim_object(document)]
+    classes = [one.device_class() for one in readers if one.top.at("kind").value == CLASS]
+    return names_meant([one.spec() for one in readers if one.top.at("kind").value != CLASS], classes)
 
 
 def read_or_refuse(reader: ClaimObjectReader) -> ClaimSpec | DeviceClass:

@@ -22,6 +22,7 @@ from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.claims.decide.book import ClaimBook
+    from partage.claims.model.names import ClaimNames
     from partage.claims.model.request import DeviceClass
     from partage.kubernetes.manifests.manifest import Resources
     from partage.model.gpu import Inventory
@@ -84,10 +85,11 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     if this_node and machine is not None:
         raise click.UsageError("--this-node and --machine exclude each other")
     files, papers, verdicts = _read(files)
-    context = _context(papers, policy, config, machine, this_node=this_node)
+    names = _names(papers)
+    context = _context(papers, policy, config, machine, names, this_node=this_node)
     if provider is not None:
         context = _with_provider(context, provider, papers)
-    context = replace(context, classes=_classes(papers))
+    context = replace(context, classes=_classes(papers, names), names=names)
     verdicts += [verdict for paper in papers for verdict in check_file(paper, context)]
     if not files and context.inventory is not None:
         verdicts += policy_on_machine(ALL_EXCLUSIVE, "this node", context.inventory)
@@ -145,7 +147,13 @@ def exit_code(verdicts: Sequence[CheckedProblem], *, strict: bool) -> int:
 
 
 def _context(
-    papers: Sequence[Paper], policy: str | None, config: str | None, machine: str | None, *, this_node: bool
+    papers: Sequence[Paper],
+    policy: str | None,
+    config: str | None,
+    machine: str | None,
+    names: ClaimNames,
+    *,
+    this_node: bool,
 ) -> CheckContext:
     from partage.kubernetes.manifests.input_files import ManifestInput
 
@@ -155,10 +163,10 @@ def _context(
         return CheckContext(config, None, (), labels)
     inventory = common_node.need_driver(common_node.observe(machine))
     if policy is None:
-        offers = tuple(offers_in(papers, config, labels, inventory))
+        offers = tuple(offers_in(papers, config, labels, inventory, names))
         return CheckContext(config, inventory, offers, labels)
     read = common_node.read_policy(policy, config).policy
-    return CheckContext(None, inventory, (offer_of(policy, read, inventory),), labels)
+    return CheckContext(None, inventory, (offer_of(policy, read, inventory, names),), labels)
 
 
 def _with_provider(context: CheckContext, name: str, papers: Sequence[Paper]) -> CheckContext:
@@ -176,12 +184,21 @@ def _with_provider(context: CheckContext, name: str, papers: Sequence[Paper]) ->
     return replace(context, provider=replace(found, groups=tuple(groups)))
 
 
-def _classes(papers: Sequence[Paper]) -> Mapping[str, DeviceClass]:
+def _names(papers: Sequence[Paper]) -> ClaimNames:
+    """Of the driver that the claims and classes of the files mean."""
+    from partage.claims.manifests import names_in
+
+    return names_in(
+        document for paper in papers if isinstance(paper, ManifestInput) for _, document, _ in objects(paper)
+    )
+
+
+def _classes(papers: Sequence[Paper], names: ClaimNames) -> Mapping[str, DeviceClass]:
     """The DeviceClasses of the chart, and of the files."""
     from partage.claims.check import class_of_object
     from partage.claims.decide.classes import chart_classes
 
-    found = chart_classes()
+    found = chart_classes(names)
     for paper in papers:
         if isinstance(paper, ManifestInput):
             for _, document, _ in objects(paper):
@@ -204,8 +221,8 @@ class PolicyOffer(Frozen):
     book: ClaimBook | None = None
 
 
-def offer_of(name: str, policy: Policy, inventory: Inventory) -> PolicyOffer:
-    """What the policy offers there. Raises InputError, Unsatisfiable."""
+def offer_of(name: str, policy: Policy, inventory: Inventory, names: ClaimNames) -> PolicyOffer:
+    """What the policy offers there. names: of the driver of claims. Raises InputError, Unsatisfiable."""
     from partage.edges.files.catalogue import geometry_of
     from partage.model.share import plugin_resources
     from partage.plan.offer.advertise import advertise
@@ -213,11 +230,11 @@ def offer_of(name: str, policy: Policy, inventory: Inventory) -> PolicyOffer:
 
     offer = advertise(assign(policy, inventory, geometry_of), inventory, policy)
     return PolicyOffer(
-        name, plugin_resources(offer), policy.options.only_cdi, _book(policy, inventory, offer)
+        name, plugin_resources(offer), policy.options.only_cdi, _book(policy, inventory, offer, names)
     )
 
 
-def _book(policy: Policy, inventory: Inventory, offer: NodeOffer) -> ClaimBook | None:
+def _book(policy: Policy, inventory: Inventory, offer: NodeOffer, names: ClaimNames) -> ClaimBook | None:
     """What claims can get, once MIG devices are made; None: nothing is for claims."""
     from partage.answers.made_devices import with_made_devices
     from partage.claims.decide.book import book_of_offer
@@ -227,11 +244,15 @@ def _book(policy: Policy, inventory: Inventory, offer: NodeOffer) -> ClaimBook |
     if not any(row.via is Via.CLAIMS for rows in offer.values() for row in rows):
         return None
     made, there = with_made_devices(policy, inventory, offer)
-    return book_of_offer(made, there, "node", geometry_of)
+    return book_of_offer(made, there, "node", geometry_of, names=names)
 
 
 def offers_in(
-    papers: Sequence[Paper], config: str | None, labels: NodeLabels | None, inventory: Inventory
+    papers: Sequence[Paper],
+    config: str | None,
+    labels: NodeLabels | None,
+    inventory: Inventory,
+    names: ClaimNames,
 ) -> Iterator[PolicyOffer]:
     """What each policy among the files offers on the machine: each configuration and each variant by labels.
     What is wrong with a policy is said where it is checked.
@@ -240,7 +261,7 @@ def offers_in(
         with suppress(InputError, Unsatisfiable):
             for name, policy in _policies_in(paper, config, labels):
                 with suppress(InputError, Unsatisfiable):
-                    yield offer_of(name, policy, inventory)
+                    yield offer_of(name, policy, inventory, names)
 
 
 def _policies_in(paper: Paper, config: str | None, labels: NodeLabels | None) -> Iterator[tuple[str, Policy]]:

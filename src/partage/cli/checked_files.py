@@ -9,11 +9,13 @@ from typing import TYPE_CHECKING
 from msgspec import field
 
 from partage.answers.common_node import ctk_found
+from partage.claims.model.names import OWN_NAMES
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.kubernetes.manifests.node import CheckedProblem
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.claims.model.names import ClaimNames
     from partage.claims.model.request import DeviceClass
     from partage.cli.check import PolicyOffer
     from partage.kubernetes.manifests.input_files import GroupsInput, ManifestInput, ManifestObject, Paper
@@ -26,7 +28,7 @@ if TYPE_CHECKING:
 class CheckContext(Frozen):
     """What files are checked against. inventory, labels, provider: None where nothing was given. offers: what
     policies offer there, for the pods of manifests; a pod is for the one that has what it asks for. classes:
-    the DeviceClasses that claims can name.
+    the DeviceClasses that claims can name. names: of the driver that claims mean.
     """
 
     config: str | None
@@ -34,6 +36,7 @@ class CheckContext(Frozen):
     offers: tuple[PolicyOffer, ...] = ()
     labels: NodeLabels | None = None
     classes: Mapping[str, DeviceClass] = field(default_factory=dict)
+    names: ClaimNames = OWN_NAMES
     provider: ProviderContext | None = None
 
 
@@ -227,7 +230,7 @@ def _object(
     )
     yield from amount_findings(document, paper.file, path, offered, line_of)
     book = None if offer is None else offer.book or ClaimBook()
-    terms = ClaimTerms(context.classes, models_with, book, tuple(map(str, offered or ())))
+    terms = ClaimTerms(context.classes, models_with, book, tuple(map(str, offered or ())), context.names)
     yield from claim_findings(document, paper.file, path, line_of, terms)
     if context.provider is None:
         yield from dialect_findings(document, paper.file, path, line_of)

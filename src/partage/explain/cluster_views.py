@@ -17,7 +17,7 @@ from partage.model.ids import MEMORY_RESOURCE, DeviceUuid, GpuUuid, device_of
 from partage.model.node_labels import DOMAIN, NodeTaint
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee
 from partage.model.strategy import Strategy
-from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY
+from partage.plan.cluster.conditions import CLAIMS_SAID, GPUS_HEALTHY, POLICY_IN_FORCE, READY
 from partage.plan.cluster.gpu_memory import GPU_MEMORY, NodeMemory, read_memory
 from partage.plan.serve.cordon import CORDONED, names_in
 from partage.plan.serve.ledger_entry import Hold
@@ -105,6 +105,7 @@ def _view(node: Object, pods: Sequence[Object], reported: NodeView | None) -> No
         known,
         name=name,
         policy_trouble=known.policy_trouble or _policy_trouble(conditions),
+        claims_trouble=known.claims_trouble or _claims_trouble(conditions),
         labels=texts_at(node, "metadata", "labels"),
         all_labels=True,
         taints=tuple(_taints(node, conditions)),
@@ -129,6 +130,12 @@ def _policy_trouble(conditions: Mapping[str, Condition]) -> str:
         if condition is None or condition.reason.startswith(_UNDER_WAY)
         else _false(conditions, POLICY_IN_FORCE)
     )
+
+
+def _claims_trouble(conditions: Mapping[str, Condition]) -> str:
+    """Why claims get nothing, or not all, as the node's agent says it."""
+    condition = conditions.get(READY)
+    return "" if condition is None else condition.message.partition(CLAIMS_SAID)[2]
 
 
 def _not_ready(conditions: Mapping[str, Condition]) -> str:

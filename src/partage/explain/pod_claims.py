@@ -16,9 +16,10 @@ from partage.claims.manifests import (
     TEMPLATE,
     ClaimObjectReader,
     is_claim_object,
+    names_in,
     read_or_refuse,
 )
-from partage.claims.model.names import OWN_NAMES
+from partage.claims.model.names import NAMES_OF_DRIVER, OWN_NAMES, ClaimNames
 from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import SliceSpec, slice_of_json
@@ -43,41 +44,44 @@ _NOTHING_PUBLISHED = (
 class KnownClaims(Frozen):
     """Claims and templates, and the classes that they can name. pools: of claims that have devices: the pool,
     by ``namespace/name``. made: the claims that were made for a pod of the cluster, by the pod's name for
-    each.
+    each. names: of the driver that they mean, where no node says it.
     """
 
     specs: Mapping[_SpecKey, ClaimSpec] = field(default_factory=dict)
     classes: Mapping[str, DeviceClass] = field(default_factory=chart_classes)
     pools: Mapping[str, str] = field(default_factory=dict)
     made: Mapping[str, str] = field(default_factory=dict)
+    names: ClaimNames = OWN_NAMES
 
     def spec(self, kind: str, namespace: str, name: str) -> ClaimSpec | None:
         """What the object asks for; None: there is none. One that says no namespace is in any."""
         return self.specs.get((kind, namespace, name)) or self.specs.get((kind, "", name))
 
     def over(self, other: KnownClaims) -> KnownClaims:
-        """With what ``other`` has beside it; what is in both is as here."""
-        classes = {**other.classes, **self.classes}
+        """With what ``other`` has beside it; what is in both is as here, but for classes of the chart."""
+        of_chart = chart_classes(self.names)
+        written = {name: one for name, one in self.classes.items() if one != of_chart.get(name)}
+        classes = {**self.classes, **other.classes, **written}
         return replace(other, specs={**other.specs, **self.specs}, classes=classes)
 
 
-def claims_of_objects(
-    found: Iterable[tuple[str, Object, LineOf]], file: str, base: Mapping[str, DeviceClass] | None = None
-) -> KnownClaims:
-    """The claims, templates and classes among the objects of a manifest. base: classes that are there anyway;
-    None: the chart's. Raises InputError with everything that is wrong in them.
+def claims_of_objects(found: Iterable[tuple[str, Object, LineOf]], file: str) -> KnownClaims:
+    """The claims, templates and classes among the objects of a manifest, beside the chart's classes. Raises
+    InputError with everything that is wrong in them.
     """
+    kept = list(found)
+    names = names_in(document for _, document, _ in kept)
     specs: dict[_SpecKey, ClaimSpec] = {}
-    classes = dict(chart_classes() if base is None else base)
-    for path, document, line_of in found:
+    classes = chart_classes(names)
+    for path, document, line_of in kept:
         if not is_claim_object(document):
             continue
-        read = read_or_refuse(ClaimObjectReader(document, file, path, line_of))
+        read = read_or_refuse(ClaimObjectReader(document, file, path, line_of, names))
         if isinstance(read, DeviceClass):
             classes[read.name] = read
         else:
             specs[_key(document)] = read
-    return KnownClaims(specs, classes)
+    return KnownClaims(specs, classes, names=names)
 
 
 def _key(document: Object) -> _SpecKey:
@@ -169,7 +173,7 @@ def with_books(views: Sequence[NodeView], found: ClaimObjects, known: KnownClaim
         devices = devices_in(on_node.get(view.name, ()))
         pools = dict.fromkeys(device.pool for device in devices)
         here = tuple(taking for pool in pools for taking in of_pool.get(pool, ()))
-        own = any(device.driver == OWN_NAMES.driver for device in devices)
+        own = any(device.driver in NAMES_OF_DRIVER for device in devices)
         why = "" if own else trouble or view.claims_trouble or _NOTHING_PUBLISHED
         book = ClaimBook(devices, here, trouble=why)
         views_with.append(replace(view, published=book, classes=known.classes, claims_trouble=why))

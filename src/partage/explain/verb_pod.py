@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from partage.answers import common_output
-from partage.errors import Absent, InputError, Unsatisfiable
+from partage.claims.model.names import OWN_NAMES
+from partage.errors import Absent, InputError, Rejected, Unsatisfiable
 from partage.explain.cluster_views import rows_at
 from partage.explain.pod_claims import (
     NOT_SERVED,
@@ -24,6 +25,7 @@ from partage.explain.verb_nodes import SeenNodes, Where, ask_cluster, see_cluste
 
 if TYPE_CHECKING:
     from partage.edges.kube.reading import ClusterReader, Object
+    from partage.explain.decide.node import NodeView
     from partage.explain.decide.pod import PodNeeds
     from partage.explain.document import ExplainedPodRow
 
@@ -37,19 +39,29 @@ def explain_file(file: str, where: Where, output: str) -> int:
     pods, known = _read(file)
     if where.in_cluster:
         namespaces = {pod.namespace for pod in pods if pod.claim_sources}
-        (nodes, running), there = ask_cluster(where, partial(_nodes_and_claims, namespaces))
+        names = {name for pod in pods for one in pod.containers for name in one.requests if "/" in name}
+        (nodes, running), there = ask_cluster(where, partial(_nodes_and_claims, namespaces, names))
         seen = see_cluster(where, nodes, running)
         if there is not None:
             known = known.over(claims_of_cluster(there))
             seen = replace(seen, nodes=with_books(seen.nodes, there, known))
     else:
         seen = see_nodes(where)
-        seen = replace(seen, nodes=tuple(replace(node, classes=known.classes) for node in seen.nodes))
+        seen = replace(seen, nodes=tuple(_meant(node, known) for node in seen.nodes))
+        if known.names is not OWN_NAMES:
+            said = f"its agent is taken to have the driver name that the claims mean: {known.names.driver}"
+            remarks = {node.name: (*seen.remarks.get(node.name, ()), said) for node in seen.nodes}
+            seen = replace(seen, remarks=remarks)
     asking = [with_claims(pod, known) for pod in map(_with_resources(seen), pods)]
     asking = [pod for pod in asking if pod.asks or pod.claim_sources]
     if not asking:
         raise InputError(f"{file}: no container asks for a GPU or a share of one", _ASK)
     return _print([_explained(pod, seen) for pod in asking], output)
+
+
+def _meant(node: NodeView, known: KnownClaims) -> NodeView:
+    """With the classes and names that the claims of a manifest mean."""
+    return replace(node, classes=known.classes, claim_names=known.names)
 
 
 def _read(file: str) -> tuple[list[PodNeeds], KnownClaims]:
@@ -67,18 +79,40 @@ def _read(file: str) -> tuple[list[PodNeeds], KnownClaims]:
 
 
 def _with_resources(seen: SeenNodes) -> _Completed:
+    from partage.explain.decide.by_name import IMPLICIT
     from partage.explain.pod_needs import with_gpu_resources
 
     offered = {name for node in seen.nodes for name in node.names}
+    classes = {one.name: one for node in seen.nodes for one in node.classes.values()}
+    offered |= {one.extended for one in classes.values()} | {f"{IMPLICIT}{name}" for name in classes}
     return lambda pod: with_gpu_resources(pod, offered)
 
 
 async def _nodes_and_claims(
-    namespaces: Collection[str], reader: ClusterReader
+    namespaces: Collection[str], names: Collection[str], reader: ClusterReader
 ) -> tuple[tuple[Sequence[Object], Sequence[Object]], ClaimObjects | None]:
-    """namespaces: of pods with claims; without any, what is there for claims is not asked for."""
-    found = await reader.nodes(), await reader.pods()
-    return found, await _claims(reader, namespaces) if namespaces else None
+    """namespaces: of pods with claims. names: resources that pods ask for."""
+    nodes, pods = await reader.nodes(), await reader.pods()
+    return (nodes, pods), await _claims_if_any(reader, namespaces, names, nodes)
+
+
+async def _claims_if_any(
+    reader: ClusterReader, namespaces: Collection[str], names: Collection[str], nodes: Sequence[Object]
+) -> ClaimObjects | None:
+    """None where no pod has claims, and the scheduler would make none: every node lists what is asked for by
+    name. Who may not read what is there for claims gets an answer without it, unless pods name claims.
+    """
+    from partage.explain.cluster_views import texts_at
+
+    if namespaces:
+        return await _claims(reader, namespaces)
+    listed = [texts_at(node, "status", "allocatable") for node in nodes]
+    if all(one.get(name, "0") != "0" for one in listed for name in names):
+        return None
+    try:
+        return await _claims(reader, ())
+    except Rejected:
+        return None
 
 
 async def _claims(reader: ClusterReader, namespaces: Collection[str]) -> ClaimObjects:
@@ -138,11 +172,12 @@ def explain_live_pod(name: str, namespace: str | None, where: Where, output: str
         where, lambda reader: _live(reader, there or reader.namespace, pod_name)
     )
     seen = see_cluster(where, nodes, running)
-    needs = _with_resources(seen)(_needs(pod))
+    needs = _needs(pod)
     if claims is not None:
         known = claims_of_cluster(claims, pod)
         seen = replace(seen, nodes=with_books(seen.nodes, claims, known))
         needs = with_claims(needs, known)
+    needs = _with_resources(seen)(needs)
     phase = text_at(pod, "status", "phase")
     if phase == "Succeeded":
         return _print([_ended(needs)], output)
@@ -178,8 +213,9 @@ async def _live(
             f"there is no pod {namespace}/{name} in this cluster", f"kubectl get pods -n {namespace}"
         ) from error
     events, nodes, pods = await reader.events(namespace, name), await reader.nodes(), await reader.pods()
-    claimed = rows_at(pod, "spec", "resourceClaims")
-    return pod, events, nodes, pods, await _claims(reader, (namespace,)) if claimed else None
+    claimed = (namespace,) if rows_at(pod, "spec", "resourceClaims") else ()
+    asked = {name for one in _needs(pod).containers for name in one.requests if "/" in name}
+    return pod, events, nodes, pods, await _claims_if_any(reader, claimed, asked, nodes)
 
 
 def _needs(pod: Object) -> PodNeeds:

@@ -14,6 +14,7 @@ from partage.values import Frozen
 
 if TYPE_CHECKING:
     from partage.claims.decide.book import ClaimBook
+    from partage.claims.model.names import ClaimNames
     from partage.edges.files.policy import LoadedPolicy
     from partage.plan.offer.desired import DesiredState
     from partage.whatif.decide.pods import Fleet
@@ -60,6 +61,7 @@ def print_what_if(options: WhatIfOptions) -> int:
 
 
 def _answer(options: WhatIfOptions) -> WhatIfDocument:
+    from partage.claims.decide.classes import names_meant
     from partage.whatif.decide.play import play
     from partage.whatif.decide.scheduler import drawn
     from partage.whatif.decide.summary import summarise
@@ -69,14 +71,14 @@ def _answer(options: WhatIfOptions) -> WhatIfDocument:
 
     pods = read_pod_trace(Path(options.trace))
     fleet = _fleet(options)
+    names = names_meant(claim for pod in pods for claim in pod.wants.claims)
     policies = [(name, _desired(name, policy, fleet)) for name, policy in _policies(options)]
     results = []
     span_s = 0.0
     for name, desired in policies:
         with progress(name) as advance:
-            played = play(
-                pods, fleet, desired, books=_books(desired), draw=drawn(options.seed), on_progress=advance
-            )
+            draw, books = drawn(options.seed), _books(desired, names)
+            played = play(pods, fleet, desired, books=books, draw=draw, on_progress=advance)
         results.append(summarise(name, pods, played))
         span_s = max(span_s, played.usage.span_s)
     return WhatIfDocument(
@@ -129,12 +131,12 @@ def _desired(name: str, loaded: LoadedPolicy, fleet: Fleet) -> list[DesiredState
     return found
 
 
-def _books(desired: Sequence[DesiredState]) -> list[ClaimBook]:
-    """What each kind of node publishes for claims."""
+def _books(desired: Sequence[DesiredState], names: ClaimNames) -> list[ClaimBook]:
+    """What each kind of node publishes for claims. names: of the driver."""
     from partage.claims.decide.book import book_of_offer
     from partage.edges.files.catalogue import geometry_of
 
-    return [book_of_offer(one.offer, one.inventory, "node", geometry_of) for one in desired]
+    return [book_of_offer(one.offer, one.inventory, "node", geometry_of, names=names) for one in desired]
 
 
 def _on(title: str, policy: str) -> Problem:

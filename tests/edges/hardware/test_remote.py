@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from partage.cli.hardware import helper_argv
-from partage.edges.hardware import frames, helper_server
+from partage.edges.hardware import frames, helper_server, supervisor
 from partage.edges.hardware import helper_connection as connection_module
 from partage.edges.hardware.frames import PROTOCOL, Peer
 from partage.edges.hardware.helper_client import RemoteHardware
@@ -339,6 +339,38 @@ async def test_a_helper_that_cannot_begin_is_tried_again_and_again_with_growing_
     await hardware.close()
 
 
+@pytest.mark.parametrize(
+    ("in_a_row", "ended_itself", "elsewhere", "pause"),
+    [
+        (1, True, False, 0.2),
+        (4, True, False, 1.6),
+        (5, True, False, 2.0),
+        (10**6, True, False, 2.0),
+        (1, False, False, 0.2),
+        (5, False, False, 3.2),
+        (10**6, False, False, 30.0),
+        (1, True, True, 0.2),
+        (10**6, True, True, 1.0),
+        (10**6, False, True, 1.0),
+    ],
+)
+def test_a_pause_is_long_only_where_helpers_hang_or_cannot_begin(
+    in_a_row: int, ended_itself: bool, elsewhere: bool, pause: float
+) -> None:
+    said = supervisor.pause_s(in_a_row, ended_itself=ended_itself, elsewhere=elsewhere)
+    assert said == pytest.approx(pause)
+
+
+async def test_after_one_that_served_the_next_helper_is_there_soon(
+    remote: RemoteHardware, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many have died: a claim that waits gets its answer."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 2 * LIMIT_S)
+    monkeypatch.setattr(supervisor, "LONGEST_AFTER_SERVICE_S", 0.01)
+    os.kill(pid_of(remote), signal.SIGKILL)
+    await until(lambda: remote.state.restarts == 1 and remote.state.up)
+
+
 async def test_a_helper_that_does_not_exist_is_a_state_and_no_crash(short_dir: Path) -> None:
     hardware = RemoteHardware(short_dir / "h.sock", [str(short_dir / "no-such-program")])
     with pytest.raises(DriverUnavailable, match="no-such-program"):
@@ -362,6 +394,26 @@ async def test_a_helper_that_is_started_elsewhere_is_found_when_it_comes(short_d
     async with serving(SimulatedHardware(parse_machine("l4")), path):
         assert (await hardware.events(LIMIT_S)).changed
         assert len((await hardware.observe()).gpus) == 1
+    await hardware.close()
+
+
+async def test_a_helper_that_is_started_elsewhere_is_found_soon_however_often_it_died(
+    short_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its pauses would be minutes after 15 deaths; and a try that finds nobody is no restart."""
+    monkeypatch.setattr(supervisor, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(supervisor, "LONGEST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(supervisor, "LONGEST_ELSEWHERE_S", 0.02)
+    path, deaths = short_dir / "h.sock", 15
+    hardware = RemoteHardware(path)
+    with pytest.raises(DriverUnavailable, match="no helper listens"):
+        await hardware.observe()
+    for _ in range(deaths):
+        async with serving(SimulatedHardware(parse_machine("l4")), path):
+            await until(lambda: hardware.state.up)
+        await until(lambda: not hardware.state.up)
+    await until(lambda: "no helper listens" in hardware.state.trouble)
+    assert hardware.state.restarts == deaths
     await hardware.close()
 
 

@@ -9,7 +9,7 @@ from msgspec import field
 
 from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.claims.decide.slices import slices_of, usable_memory
-from partage.claims.model.names import MEMORY, OWN_NAMES, SHARES, Mode, mode_of
+from partage.claims.model.names import MEMORY, OWN_NAMES, SHARES, ClaimNames, Mode, mode_of
 from partage.claims.model.server import NUMA_SINCE
 from partage.claims.model.slices import SliceDevice, SliceSpec, ValidRange
 from partage.model.gpu import Inventory
@@ -83,6 +83,11 @@ class ClaimBook(Frozen):
     served: ClaimDevices | None = None
     trouble: str = ""
 
+    @property
+    def names(self) -> ClaimNames:
+        """Of the driver of the node's agent."""
+        return OWN_NAMES if self.served is None else self.served.names
+
     def of_device(self, key: DeviceKey) -> Iterator[Taking]:
         """Who has something of a device."""
         return (one for one in self.takings if one.device == key)
@@ -130,9 +135,10 @@ def book_of_offer(
     *,
     held: Mapping[Hold, str] | None = None,
     closed: Mapping[DeviceUuid, Closed] | None = None,
+    names: ClaimNames = OWN_NAMES,
 ) -> ClaimBook:
-    """The book of a node whose offer is known. held: who holds a share."""
-    served = claim_devices(offer, inventory, node, geometry_of, OWN_NAMES)
+    """The book of a node whose offer is known. held: who holds a share. names: of its driver."""
+    served = claim_devices(offer, inventory, node, geometry_of, names)
     devices = devices_in(slices_of(served, inventory, closed or {}, NUMA_SINCE, geometry_of))
     keys = {name: one.key for one in devices for name in [one.device.name]}
     takings = [

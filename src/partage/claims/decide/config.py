@@ -13,7 +13,7 @@ from msgspec import structs
 from partage.claims.decide.nvidia_config import API_VERSION, GPU_CONFIG, MIG_CONFIG, read_sharing
 from partage.claims.model.claim import ClaimConfig, ConfigSource
 from partage.claims.model.grant import ShareConfig
-from partage.claims.model.names import OWN_NAMES, ClaimNames
+from partage.claims.model.names import ClaimNames
 from partage.codec.values import CodecError, decode
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.policy import WatchAction
@@ -84,10 +84,11 @@ def share_config(
     return structs.replace(ShareConfig(), **found)
 
 
-def read_config(config: ClaimConfig) -> ShareConfig:
-    """One entry for Partage's own driver, by itself. Raises ConfigError."""
-    of_it = AskedDevice(next(iter(config.requests), ""), GpuUuid(""), mig=False)
-    return share_config((config,), of_it, (of_it,), OWN_NAMES)
+def read_config(config: ClaimConfig, names: ClaimNames) -> ShareConfig:
+    """One entry for the driver with these names, by itself. Raises ConfigError."""
+    mig = config.driver == names.driver and _kind(config, names) == MIG_CONFIG
+    of_it = AskedDevice(next(iter(config.requests), ""), GpuUuid(""), mig=mig)
+    return share_config((config,), of_it, (of_it,), names)
 
 
 _OF_NVIDIA = ("interval", "strategy", "client_threads_percent", "client_memory_bytes")

@@ -25,6 +25,7 @@ class ClassSelectsOthers(Tagged):
 
 _MODES = {
     "whole": "a whole GPU",
+    "gpu": "a GPU",
     "amounts": "amounts of memory",
     "replicas": "even shares",
     "mig": "a MIG device",

@@ -227,7 +227,7 @@ def _not_wanted(way: DeviceAsk, device_class: DeviceClass, device: BookDevice) -
             return SelectorBroken(expression, str(error))
         if not wanted:
             if expression in device_class.selectors:
-                return ClassSelectsOthers(device_class.name, device.text("mode"))
+                return ClassSelectsOthers(device_class.name, device.text("mode") or device.text("type"))
             return SelectorSaysNo(expression, tuple(_read_of(expression, device)))
     return None
 

@@ -69,6 +69,11 @@ FIRST_PAUSE_S, LONGEST_PAUSE_S = 0.2, 30.0
 service.
 """
 
+LONGEST_AFTER_SERVICE_S, LONGEST_ELSEWHERE_S = 2.0, 1.0
+"""What a pause grows to after a helper that has served and then ended by itself: claims and steps wait for
+the next one. And where it is started elsewhere: then a try is one call of connect.
+"""
+
 GOOD_WHILE_S = 30.0
 _START_S = 10.0
 _CONNECT_EVERY_S = 0.01
@@ -170,12 +175,13 @@ class HelperSupervisor:
     async def _keep(self) -> None:
         """Run one helper after the other."""
         clock = asyncio.get_running_loop().time
-        pause_s = FIRST_PAUSE_S
+        in_a_row = 0
         while True:
-            began_s = clock()
+            began_s, served = clock(), False
             try:
                 async with self._helper() as connection:
                     self._serving(connection)
+                    served = True
                     await self._end_of(connection)
             except (HardwareError, OSError) as error:
                 self._away(error)
@@ -185,11 +191,11 @@ class HelperSupervisor:
                     raise
                 # The options were valid before: a file or directory is missing and may come back.
                 self._away(DriverUnavailable(error.problems[0].message, error.problems[0].hint))
-            if clock() - began_s > GOOD_WHILE_S:
-                pause_s = FIRST_PAUSE_S
-            await asyncio.sleep(pause_s)
-            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-            self._say(restarts=self.state.restarts + 1)
+            in_a_row = 1 if clock() - began_s > GOOD_WHILE_S else in_a_row + 1
+            ended_itself = served and not self._replace_helper.is_set()
+            await asyncio.sleep(pause_s(in_a_row, ended_itself=ended_itself, elsewhere=self._command is None))
+            if served or self._command is not None:
+                self._say(restarts=self.state.restarts + 1)
 
     @contextlib.asynccontextmanager
     async def _helper(self) -> AsyncIterator[HelperConnection]:
@@ -261,6 +267,18 @@ class HelperSupervisor:
 
     def _say(self, **changes: object) -> None:
         self.state = replace(self.state, **changes)
+
+
+def pause_s(in_a_row: int, *, ended_itself: bool, elsewhere: bool) -> float:
+    """How long to wait before the next helper. in_a_row: how many ended early, one after the other.
+
+    ended_itself: the last one had served, and was not replaced because it hung: of those that hang, processes
+    may stay behind. elsewhere: somebody else starts them.
+    """
+    longest_s = LONGEST_AFTER_SERVICE_S if ended_itself else LONGEST_PAUSE_S
+    if elsewhere:
+        longest_s = LONGEST_ELSEWHERE_S
+    return float(min(FIRST_PAUSE_S * 2 ** min(in_a_row - 1, 16), longest_s))
 
 
 def _check_alive(process: HelperProcess | None, path: Path) -> None:

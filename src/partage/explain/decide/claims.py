@@ -24,9 +24,10 @@ from partage.claims.decide.device_reasons import (
 )
 from partage.claims.decide.nearest import nearest
 from partage.claims.decide.scheduling import Placed, Unplaced, WayVerdict, place, refused_by_node
-from partage.claims.model.names import OWN_NAMES
+from partage.claims.model.names import NAMES_OF_DRIVER
 from partage.claims.model.request import DeviceAsk, amount_words
 from partage.explain.decide.apply import Applied
+from partage.explain.decide.by_name import CLAIM_BY_NAME
 from partage.explain.decide.changes import (
     Change,
     ClaimLess,
@@ -67,7 +68,15 @@ def claim_book(node: NodeView, geometry_of: GeometryOf) -> ClaimBook:
     if node.inventory is None:
         return ClaimBook(trouble=node.claims_trouble)
     closed = {device: _closed(some[0]) for device, some in node.obstacles.items() if some}
-    book = book_of_offer(node.offer, node.inventory, node.name, geometry_of, held=node.held, closed=closed)
+    book = book_of_offer(
+        node.offer,
+        node.inventory,
+        node.name,
+        geometry_of,
+        held=node.held,
+        closed=closed,
+        names=node.claim_names,
+    )
     return replace(book, trouble=node.claims_trouble)
 
 
@@ -187,7 +196,8 @@ def _ways_ever(missed: Unplaced, node: NodeView) -> Iterator[Change]:
         for _, reason in way.devices:
             if isinstance(reason, SelectorSaysNo | SelectorBroken) and reason.expression in way.way.selectors:
                 yield DropSelector(source, way.way.name, reason.expression)
-    for one in missed.request.ways[:1]:
+    # What is asked for by a resource's name names no class itself.
+    for one in missed.request.ways[:1] if missed.claim.name != CLAIM_BY_NAME else ():
         for other in sorted(node.classes, key=lambda name: (_far(one.device_class, name), name)):
             if other != one.device_class:
                 yield ClaimOtherClass(source, one.name, one.device_class, other)
@@ -260,9 +270,12 @@ def _without_taint(
     source: str, way: DeviceAsk, device: BookDevice, taint: DeviceTainted, node: NodeView
 ) -> Change:
     gpu, index = GpuUuid(device.gpu), device.gpu_index
-    if not taint.key.startswith(f"{OWN_NAMES.driver}/") or index is None:
+    if index is None:  # NVIDIA's driver publishes none
+        index = node.index_of(gpu)
+    domain, _, word = taint.key.rpartition("/")
+    if domain not in NAMES_OF_DRIVER or index is None:
         return TolerateDevice(source, way.name, taint.key, taint.value, taint.effect)
-    match taint.key.removeprefix(f"{OWN_NAMES.driver}/"):
+    match word:
         case "cordoned":
             return Uncordon(index, gpu, node.name if node.in_cluster else "")
         case "changing":

@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from partage.claims.decide.scheduling import GivenDevice, Placed
 from partage.explain.decide.admission import Trials
 from partage.explain.decide.apply import Applied, applied
+from partage.explain.decide.by_name import with_claim_by_name
 from partage.explain.decide.changes import Change, NodeFinding
 from partage.explain.decide.claim_gpus import claim_verdicts
 from partage.explain.decide.claim_reasons import NodeRefusesClaim
@@ -65,7 +66,7 @@ def explain_pod(
     pod: PodNeeds, node: NodeView, geometry_of: GeometryOf, trials: Trials | None = None
 ) -> NodeVerdict:
     """The pod on the node. trials: kept between nodes that share an offer."""
-    trials = trials or Trials()
+    trials, pod = trials or Trials(), with_claim_by_name(pod, node)
     apply: Applied = partial(applied, geometry_of=geometry_of)
     assumed, gpus = assumed_labels(pod, node), gpu_verdicts(pod, node)
     gpus = claim_verdicts(pod, node, gpus, geometry_of) if pod.claims else gpus

@@ -8,6 +8,7 @@ from msgspec import field
 
 from partage.claims.decide.book import ClaimBook
 from partage.claims.decide.classes import chart_classes
+from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.claims.model.request import DeviceClass
 from partage.model.gpu import Inventory, Link
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
@@ -90,7 +91,8 @@ class NodeView(Frozen):
     in_cluster: verbs reach it by its name in the cluster.
 
     published: its devices for claims, and who has them, as the cluster has them; None: they follow from its
-    offer. classes: the DeviceClasses by name. claims_trouble: why claims get nothing of it, a clause.
+    offer. classes: the DeviceClasses by name. claim_names: of its driver. claims_trouble: why claims get
+    nothing of it, a clause.
     """
 
     name: str
@@ -116,6 +118,7 @@ class NodeView(Frozen):
     in_cluster: bool = False
     published: ClaimBook | None = None
     classes: Mapping[str, DeviceClass] = field(default_factory=chart_classes)
+    claim_names: ClaimNames = OWN_NAMES
     claims_trouble: str = ""
 
     @property

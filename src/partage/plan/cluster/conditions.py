@@ -13,6 +13,9 @@ from partage.values import Frozen
 
 READY, GPUS_HEALTHY, POLICY_IN_FORCE = "PartageReady", "PartageGpusHealthy", "PartagePolicyInForce"
 
+CLAIMS_SAID = "; ResourceClaims: "
+"""What stands in the message of PartageReady before the reason why claims get nothing, or not all."""
+
 LONGEST_MESSAGE = 1024
 SHOWN = 8
 
@@ -50,6 +53,8 @@ def _ready(report: Report) -> WantedCondition:
     offered = f" as {listed(names, SHOWN)}" if names else ""
     cordon = cordon_sentence(gpu.index for gpu in report.gpus if gpu.cordoned)
     more = f"; {cordon}" if cordon else ""
+    if report.dependencies.claims:
+        more += f"{CLAIMS_SAID}{report.dependencies.claims}"
     return _said(READY, "Ready", f"{count_of(len(report.gpus), 'GPU')}{offered}{more}", status=True)
 
 

@@ -88,7 +88,7 @@ def _claimed(wants: PodWants, offer: NodeOffer) -> Demand | Unmet:
     they may be are here, with 0.
     """
     claims = [PodClaim(spec.title, spec) for spec in wants.claims]
-    found = place(claims, offer.book, chart_classes())
+    found = place(claims, offer.book, chart_classes(offer.book.names))
     if isinstance(found, Unplaced):
         unknown = f"there is no DeviceClass {found.classes[0]}" if found.classes else nearest(found)
         return Unmet(Cause.CLAIM, text=f"request {found.request.name}: {unknown}")

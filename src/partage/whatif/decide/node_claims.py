@@ -16,8 +16,6 @@ from partage.model.allocation import AllocationRefused
 from partage.model.claim import ClaimRef
 from partage.model.ids import ResourceName, ShareId
 
-_CLASSES = chart_classes()
-
 Shares = tuple[tuple[ResourceName, tuple[ShareId, ...]], ...]
 """Names and ids that claims hold."""
 
@@ -27,6 +25,7 @@ class NodeClaims:
 
     def __init__(self, book: ClaimBook) -> None:
         self._empty = self._book = book
+        self._classes = chart_classes(book.names)
         self._held: dict[Shares, list[tuple[tuple[Granted, ...], tuple[Taking, ...]]]] = {}
         self._fits: dict[tuple[ClaimSpec, ...], bool] = {}
         self._number = 0
@@ -34,13 +33,13 @@ class NodeClaims:
     def fits(self, claims: tuple[ClaimSpec, ...]) -> bool:
         """Whether the scheduler would find devices for them now."""
         if (known := self._fits.get(claims)) is None:
-            known = self._fits[claims] = isinstance(place(_named(claims), self._book, _CLASSES), Placed)
+            known = self._fits[claims] = isinstance(place(_named(claims), self._book, self._classes), Placed)
         return known
 
     def allocate(self, claims: tuple[ClaimSpec, ...]) -> Shares:
         """Give a pod what its claims ask for, all or nothing. Raises AllocationRefused."""
         pod = _named(claims)
-        placed = place(pod, self._book, _CLASSES)
+        placed = place(pod, self._book, self._classes)
         if not isinstance(placed, Placed) or self._book.served is None:
             raise AllocationRefused("no device has what its claims ask for")
         kept = [granted for pods in self._held.values() for some, _ in pods for granted in some]
@@ -48,7 +47,7 @@ class NodeClaims:
         for claim in pod:
             self._number += 1
             given = [one for one in placed.given if one.claim == claim.name]
-            written = allocated(claim, given, _CLASSES)
+            written = allocated(claim, given, self._classes)
             written = replace(written, ref=ClaimRef("trace", claim.name, f"pod{self._number}"))
             answer = grant(written, written.ref, self._book.served, (*kept, *mine))
             if isinstance(answer, RefusedClaim):
