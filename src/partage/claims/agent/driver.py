@@ -164,8 +164,8 @@ class ClaimDriver:
         self._ends.seen(self._holders, self.kept.values())
         self._note_holds()
 
-    def _note_holds(self) -> None:
-        """What claims hold, for the ledger."""
+    def _note_holds(self, *, ask: bool = True) -> None:
+        """What claims hold, for the ledger. ask: for a turn, if that is something else than before."""
         before = self._ledger.version
         self._ledger.claimed(
             LedgerEntry(
@@ -183,7 +183,7 @@ class ClaimDriver:
             for share in record.shares
             for id_ in share.ids
         )
-        if self._ledger.version != before:
+        if ask and self._ledger.version != before:
             self._ask()
 
     # --- what the kubelet asks: see DraHandler ---
@@ -207,6 +207,8 @@ class ClaimDriver:
         async with self._turn:
             for ref in claims:
                 answers[ref.uid] = await self._prepared(ref, by_uid.get(ref.uid))
+        if unknown:
+            self._ask()  # not before: a turn takes longer than a prepare
         self.counts.took(self._clock() - began_s)
         return answers
 
@@ -359,7 +361,7 @@ class ClaimDriver:
         self.kept = {**before, record.claim.uid: record}
         self._since_s.setdefault(record.claim.uid, self._clock())
         if record.state is ClaimState.STARTED:
-            self._note_holds()
+            self._note_holds(ask=any(share.config.interval is not None for share in record.shares))
             await self._taken(ClaimStep.HELD, record.claim)
         try:
             await asyncio.to_thread(self._records.save, record)
