@@ -95,6 +95,7 @@ def _keep(node: ClaimNode) -> None:
     for number in range(KEPT):
         _prepare(calls, node.api.put_claim(f"kept-{number}", _share(node, 3 + number // REPLICAS)))
     calls.close()
+    time.sleep(5)  # their status is still to be written
 
 
 def _prepare(calls: DriverSocket, claim: ClaimRef) -> None:

@@ -40,6 +40,9 @@ from partage.plan.serve.ledger_entry import Certainty, Hold, Holder, LedgerEntry
 
 log = logging.getLogger(__name__)
 
+_Basis = tuple[tuple[GrantedShare, ...], tuple[Holder, ...], float]
+"""What the entries of a claim are made of: its shares, its holders, and since when."""
+
 
 class ClaimReader(Protocol):
     """The API server, as far as it is asked for one claim."""
@@ -101,6 +104,7 @@ class ClaimDriver:
         self._enforcing, self._ends = enforcing, ends
         self._say, self._taken = say, taken
         self._said: dict[str, ClaimRecord] = {}
+        self._noted: dict[str, tuple[_Basis, tuple[LedgerEntry, ...]]] = {}
         self._before_boot: dict[str, ClaimRecord] = {}
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -166,23 +170,15 @@ class ClaimDriver:
 
     def _note_holds(self, *, ask: bool = True) -> None:
         """What claims hold, for the ledger. ask: for a turn, if that is something else than before."""
-        before = self._ledger.version
-        self._ledger.claimed(
-            LedgerEntry(
-                share.resource,
-                id_,
-                Certainty.CLAIMED,
-                self._holders.get(name, ()),
-                self._since_s[record.claim.uid],
-                claim=name,
-                watch=share.config.watch,
-                interval=share.config.interval,
-            )
-            for record in self.kept.values()
-            for name in [f"{record.claim.namespace}/{record.claim.name}"]
-            for share in record.shares
-            for id_ in share.ids
-        )
+        before, noted = self._ledger.version, self._noted
+        self._noted = {}
+        for uid, record in self.kept.items():
+            holders = self._holders.get(f"{record.claim.namespace}/{record.claim.name}", ())
+            basis = record.shares, holders, self._since_s[uid]
+            was = noted.get(uid)
+            # A prepare changes one claim of a thousand: the others' entries are the same objects.
+            self._noted[uid] = was if was and was[0] == basis else (basis, _entries(record.claim, *basis))
+        self._ledger.claimed(entry for _, entries in self._noted.values() for entry in entries)
         if ask and self._ledger.version != before:
             self._ask()
 
@@ -471,6 +467,25 @@ class ClaimDriver:
             for record in [*self.kept.values()]:
                 if record.state is ClaimState.STARTED:
                     await self._taken_back(record.claim.uid)
+
+
+def _entries(
+    claim: ClaimRef, shares: Sequence[GrantedShare], holders: tuple[Holder, ...], since_s: float
+) -> tuple[LedgerEntry, ...]:
+    return tuple(
+        LedgerEntry(
+            share.resource,
+            id_,
+            Certainty.CLAIMED,
+            holders,
+            since_s,
+            claim=f"{claim.namespace}/{claim.name}",
+            watch=share.config.watch,
+            interval=share.config.interval,
+        )
+        for share in shares
+        for id_ in share.ids
+    )
 
 
 def _who(entry: LedgerEntry) -> str:
