@@ -1,4 +1,4 @@
-"""A node for claims: an agent with ``--dra`` in a process of its own, and an API server that keeps objects."""
+"""A node for claims: an agent with ``--dra`` in a process of its own, and an API server with objects."""
 
 from __future__ import annotations
 

@@ -110,8 +110,10 @@ class Connection:
         if asked.method != "POST" and (kept := self._take(tls)) is not None:
             try:
                 return await self._asked(kept, asked)
-            except Unreachable:
-                pass  # the server had given it up
+            except Unreachable as error:
+                if isinstance(error.__cause__, TimeoutError):
+                    raise
+                # else the server had given it up
         return await self._asked(None, asked)
 
     async def _asked(self, kept: HttpExchange | None, asked: HttpRequest) -> bytes:
