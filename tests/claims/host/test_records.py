@@ -338,8 +338,8 @@ def test_text_that_is_not_unicode_is_an_error(tmp_path: Path) -> None:
 
 
 def test_only_what_is_prepared_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A flush takes longer than all the rest of a prepare, and after a loss of power nothing is left of what was
-    only begun. The CDI file is written anew then, before a container can start."""
+    """A flush takes longer than all the rest of a prepare, and after a loss of power nothing is left of what
+    was only begun. The CDI file is written anew then, before a container can start."""
     flushed: list[int] = []
     monkeypatch.setattr(os, "fsync", flushed.append)
     files, cdi_files = ClaimRecordFiles(tmp_path), ClaimCdiFiles(tmp_path / "cdi")
