@@ -337,6 +337,7 @@ def test_the_sockets_of_an_agent_have_the_name_of_its_pod() -> None:
     assert uid["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
     assert "--dra" in _container(ALL, "agent")["args"]
     assert "--dra" not in _container(DEFAULT, "agent")["args"]
+    assert "--dra-counters" not in _container(ALL, "agent")["args"]
 
 
 def test_without_an_api_server_there_is_no_token() -> None:
@@ -431,7 +432,7 @@ def test_the_schema_has_the_values_of_the_chart_and_no_others() -> None:
         ("rollout: {maxChanging: 101}", "$.rollout.maxChanging"),
         ("metrics: {dcgmNames: off}", "$.metrics.dcgmNames"),
         ("driverRoot: run/nvidia/driver", "$.driverRoot"),
-        ("dra: {counters: always}", "$.dra"),
+        ("dra: {counters: never}", "$.dra.counters"),
         ("dra: {driverName: gpu.example.com}", "$.dra.driverName"),
         ("dra: {extendedResources: {nvidia.com/gpu: gpu.example.com}}", "$.dra.extendedResources"),
         ("dra: {extendedResources: {gpu: gpu.partage.dev}}", "$.dra.extendedResources"),

@@ -55,6 +55,8 @@ class DraNode:
     kubelet: ScriptedKubelet
     hardware: SimulatedHardware
     names: ClaimNames = OWN_NAMES
+    made_s: float = 35.0
+    counters: bool = False
     status: AgentStatus | None = None
     taken: StepTaken = go_on
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
@@ -75,6 +77,7 @@ class DraNode:
             node_name="n1",
             cdi_dir=self.place.root / "cdi",
             dra=True,
+            dra_counters=self.counters,
             dra_driver=self.names.driver,
             intervals=Intervals(
                 turn_gap_s=0.01,
@@ -83,6 +86,7 @@ class DraNode:
                 holders_s=0.5,
                 watch_s=0.05,
                 conditions_s=0.5,
+                made_s=self.made_s,
             ),
         )
         work = run(
@@ -111,6 +115,8 @@ class DraNode:
     async def _kubelet_has_connected(self, task: asyncio.Task[None]) -> None:
         """A connection that comes while an agent ends would be left open: a process would end it."""
         self._starts += 1
+        if self.status is None or not self.status.endpoints():  # all GPUs are there for claims
+            return
 
         def connected() -> bool:
             watches = [one.watch for one in self.kubelet.registered if one.watch and one.watch.lists]
@@ -162,6 +168,14 @@ class DraNode:
     async def refusal(self, claim: ClaimRef) -> str:
         """Why it is refused; empty if it is not."""
         error: str = (await self.prepare(claim))[claim.uid].error
+        return error
+
+    async def until_prepared(self, claim: ClaimRef, tries: int = 40) -> str:
+        """As the kubelet does: ask again and again. Why it is refused at last; empty if it is not."""
+        for _ in range(tries):
+            if (error := await self.refusal(claim)) == "":
+                return ""
+            await asyncio.sleep(0.2)
         return error
 
     def claim(
@@ -231,6 +245,10 @@ async def dra_node(
     machine: str = "4xh100-sxm5-80gb",
     names: ClaimNames = OWN_NAMES,
     taken: StepTaken = go_on,
+    made_s: float = 35.0,
+    *,
+    version: str = "v1.37.2",
+    counters: bool = False,
 ) -> AsyncIterator[DraNode]:
     async with AsyncExitStack() as stack:
         here = stack.enter_context(place())
@@ -240,7 +258,9 @@ async def dra_node(
         store.node("n1")
         kubelet = ScriptedKubelet(here.kubelet_dir, here.pod_resources)
         await asyncio.to_thread(kubelet.start)
-        node = DraNode(here, store, kubelet, SimulatedHardware(load_machine(machine)), names, taken=taken)
+        store.version = version
+        hardware = SimulatedHardware(load_machine(machine))
+        node = DraNode(here, store, kubelet, hardware, names, made_s, counters, taken=taken)
         try:
             await node.start()
             yield node

@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from partage.claims.decide.slice_writes import (
     CONSUMABLE_CAPACITY,
     DEVICE_TAINTS,
+    PARTITIONABLE,
     SliceWrites,
     gates_needed,
     gates_off,
@@ -18,6 +19,9 @@ from partage.claims.decide.slice_writes import (
 )
 from partage.claims.model.slices import (
     Capacity,
+    Counter,
+    CounterSet,
+    CounterUse,
     DeviceTaint,
     Pool,
     RequestPolicy,
@@ -143,6 +147,18 @@ def test_what_a_server_without_a_gate_drops() -> None:
     assert gates_off(sent, spec(PLAIN, SHARED, healthy)) == {DEVICE_TAINTS}
     assert gates_off(sent, spec(PLAIN, no_sharing, healthy)) == {CONSUMABLE_CAPACITY, DEVICE_TAINTS}
     assert gates_off(sent, sent) == frozenset()
+
+
+def test_counters_that_are_dropped_take_their_devices_and_their_slice_with_them() -> None:
+    counters = {"memory-slice-0": Counter("1")}
+    place = SliceDevice("place", consumes_counters=(CounterUse("gpu", counters),))
+    counted = replace(spec(), shared_counters=(CounterSet("gpu", counters),))
+    assert gates_off(counted, spec()) == {PARTITIONABLE}
+    assert gates_off(spec(place, PLAIN), spec(SliceDevice("place"), PLAIN)) == {PARTITIONABLE}
+    assert gates_off(counted, counted) == gates_off(spec(place), spec(place)) == frozenset()
+    wanted = (counted, spec(place, PLAIN))
+    assert without(wanted, frozenset({PARTITIONABLE})) == (spec(PLAIN),)
+    assert without(wanted, frozenset({DEVICE_TAINTS})) == wanted
 
 
 @pytest.mark.parametrize("kept", [None, spec(), spec(replace(PLAIN, name="other"))])

@@ -111,7 +111,7 @@ def test_the_answer_has_the_requests_that_pods_name() -> None:
     (device,) = done("a").answer
     assert (device.request, device.pool, device.device) == ("req", "node-a-partage", "gpu-00000000")
     assert (device.share_id, len(device.cdi_devices)) == ("s1", 2)
-    assert done("a").uuids == {"gpu-00000000": ROW.device}
+    assert done("a").gpus == {"gpu-00000000": ROW.gpu}
 
 
 def test_only_the_claim_s_own_file_is_written(tmp_path: Path) -> None:

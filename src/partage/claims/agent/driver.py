@@ -15,10 +15,12 @@ from typing import Protocol
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.claims.agent.ends import ClaimEnds
 from partage.claims.agent.enforcing import Enforcing
+from partage.claims.agent.making import Making
 from partage.claims.agent.metrics import ClaimCounts
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.cdi import ClaimCdi, claim_cdi
 from partage.claims.decide.devices import ClaimDevices, claim_devices
+from partage.claims.decide.slices import FOREIGN
 from partage.claims.decide.status import held_now
 from partage.claims.model.claim import Claim
 from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim
@@ -28,15 +30,17 @@ from partage.claims.model.steps import ClaimStep, StepTaken, go_on
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.kubelet.dra_port import ConditionList
 from partage.errors import Absent, ClusterError, PartageError
-from partage.model.allocation import AllocationRefused
+from partage.model.allocation import LONGEST_REFUSAL, AllocationRefused
 from partage.model.claim import ClaimHold, ClaimRef, DeviceCondition, PreparedDevice
 from partage.model.ids import PodUid
+from partage.model.mig_demand import Demands
 from partage.model.share import Resource
 from partage.plan.offer.guarantees import with_current_guarantees
 from partage.plan.serve.allocate_response import AllocateResponder
-from partage.plan.serve.claim_offer import ClaimOffer
+from partage.plan.serve.claim_offer import ClaimOffer, Closed
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty, Hold, Holder, LedgerEntry
+from partage.text import shortened
 
 log = logging.getLogger(__name__)
 
@@ -93,6 +97,7 @@ class ClaimDriver:
         cdi: CdiFiles,
         enforcing: Enforcing,
         ends: ClaimEnds,
+        making: Making,
         kept: Sequence[ClaimRecord] = (),
         say: Callable[[ClaimRecord], None] = lambda _: None,
         taken: StepTaken = go_on,
@@ -105,6 +110,8 @@ class ClaimDriver:
         self._say, self._taken = say, taken
         self._said: dict[str, ClaimRecord] = {}
         self._noted: dict[str, tuple[_Basis, tuple[LedgerEntry, ...]]] = {}
+        self._making = making
+        self._given_up: set[str] = set()
         self._before_boot: dict[str, ClaimRecord] = {}
         self._turn = asyncio.Lock()
         self._changed = asyncio.Event()
@@ -137,16 +144,24 @@ class ClaimDriver:
 
     def _publish_devices(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         rows = with_current_guarantees(offer.offer, terms.unheld, terms.inventory)
-        self.devices = claim_devices(rows, terms.inventory, self._node, geometry_of, self.devices.names)
+        wanted = {gpu: one.demand for gpu, one in offer.on_demand.items()}
+        names, inventory = self.devices.names, terms.inventory
+        self.devices = claim_devices(rows, inventory, self._node, geometry_of, names, on_demand=wanted)
+        self._making.published(self.devices, offer)
         conditions = tuple(
             DeviceCondition(self.devices.pool, name, closed is None, "" if closed is None else closed.reason)
             for name, row in self.devices.rows.items()
             for closed in [offer.closed.get(row.device)]
+            if not row.planned
         )
         if conditions != self._conditions.rows:
             self._conditions = ConditionList(self._conditions.version + 1, conditions)
             self._changed.set()
             self._changed = asyncio.Event()
+
+    def demands(self, boot_id: str) -> Demands:
+        """See ``ClaimsPart``."""
+        return self._making.demands(self.kept.values(), boot_id)
 
     def _say_what_changed(self) -> None:
         """Claims whose shares guarantee less than before, or again what was promised."""
@@ -195,18 +210,45 @@ class ClaimDriver:
 
     async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, tuple[PreparedDevice, ...] | str]:
         """By UID: the devices, or why there are none now."""
-        began_s = self._clock()
+        began_s, news = self._clock(), not all(map(self._has, claims))
+        try:
+            answers = await self._all_prepared(claims)
+        except asyncio.CancelledError:  # the kubelet does not wait any more
+            self._given_up.update(ref.uid for ref in claims)
+            self._making.wake()
+            raise
+        finally:
+            if news:
+                self._ask()  # not before: a turn takes longer than a prepare
+        self.counts.took(self._clock() - began_s)
+        return answers
+
+    async def _all_prepared(
+        self, claims: Sequence[ClaimRef]
+    ) -> Mapping[str, tuple[PreparedDevice, ...] | str]:
+        """What is begun under the lock is ended under it, also if the kubelet does not wait."""
         unknown = [ref for ref in claims if not self._has(ref)]
         read = await asyncio.gather(*(self._read(ref) for ref in unknown))
         by_uid = {ref.uid: claim for ref, claim in zip(unknown, read, strict=True)}
-        answers: dict[str, tuple[PreparedDevice, ...] | str] = {}
+        first = await asyncio.shield(self._each_prepared(claims, by_uid))
+        if any(isinstance(answer, Granted) for answer in first.values()):
+            self._ask()  # for a turn that makes their devices
+        # Others are served meanwhile: making a MIG device takes seconds.
+        late = await asyncio.gather(
+            *(
+                self._once_made(ref, by_uid.get(ref.uid), answer)
+                for ref, answer in first.items()
+                if isinstance(answer, Granted)
+            )
+        )
+        answers = {ref.uid: answer for ref, answer in first.items() if not isinstance(answer, Granted)}
+        return answers | dict(late)
+
+    async def _each_prepared(
+        self, claims: Sequence[ClaimRef], by_uid: Mapping[str, Claim | RefusedClaim]
+    ) -> dict[ClaimRef, tuple[PreparedDevice, ...] | str | Granted]:
         async with self._turn:
-            for ref in claims:
-                answers[ref.uid] = await self._prepared(ref, by_uid.get(ref.uid))
-        if unknown:
-            self._ask()  # not before: a turn takes longer than a prepare
-        self.counts.took(self._clock() - began_s)
-        return answers
+            return {ref: await self._prepared(ref, by_uid.get(ref.uid)) for ref in claims}
 
     async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, str]:
         """By UID: why it cannot be taken back now; empty: it is, or was never prepared."""
@@ -255,55 +297,93 @@ class ClaimDriver:
 
     async def _prepared(
         self, ref: ClaimRef, claim: Claim | RefusedClaim | None
-    ) -> tuple[PreparedDevice, ...] | str:
+    ) -> tuple[PreparedDevice, ...] | str | Granted:
+        """Granted: its devices have still to be made, and it is recorded that they are wanted."""
         record = self.kept.get(ref.uid)
         if record is not None and record.state is ClaimState.PREPARED:
             await self._mend_file(record)
             return record.answer
-        judged = self._judged(ref, claim)
-        if isinstance(judged, RefusedClaim):
-            return self._refused(judged)
-        granted, cdi = judged
+        granted = self._judged(ref, claim)
+        if isinstance(granted, RefusedClaim):
+            return self._refused(granted)
         try:
+            if not self._making.is_there(granted):
+                await self._begun(granted)
+                return granted
+            cdi = claim_cdi(granted, self.devices, self._responder, guard=self._has_guard)
             return await self._carried_out(granted, cdi, claim.pods if isinstance(claim, Claim) else ())
         except PartageError as error:
             if ref.uid in self.kept:
                 await self._taken_back(ref.uid)
             return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
 
+    async def _once_made(
+        self, ref: ClaimRef, claim: Claim | RefusedClaim | None, granted: Granted
+    ) -> tuple[str, tuple[PreparedDevice, ...] | str]:
+        """UID and answer of a claim once its devices are there, or why they are not."""
+        reason = await self._making.until_there(granted)
+        return ref.uid, await asyncio.shield(self._finished(ref, claim, granted, reason))
+
+    async def _finished(
+        self, ref: ClaimRef, claim: Claim | RefusedClaim | None, granted: Granted, reason: str
+    ) -> tuple[PreparedDevice, ...] | str:
+        """reason: why its devices are not there; empty: they are."""
+        async with self._turn:
+            if ref.uid not in self.kept:
+                return f"claim {ref.namespace}/{ref.name} was taken back while it was prepared"
+            answer: tuple[PreparedDevice, ...] | str | Granted = granted
+            if not reason:
+                answer = await self._prepared(ref, claim)
+                reason = "was given a device that is gone again"
+            if isinstance(answer, tuple):
+                return answer
+            await self._taken_back(ref.uid)
+            if isinstance(answer, str):
+                return answer
+            text = f"claim {ref.namespace}/{ref.name} {reason}; it is tried again by itself"
+            return self._refused(RefusedClaim(RefusalReason.STEP, shortened(text, LONGEST_REFUSAL)))
+
     def _refused(self, refused: RefusedClaim) -> str:
         self.counts.refused[refused.reason] += 1
         log.warning("a claim is refused", extra={"reason": refused.text})
         return refused.text
 
-    def _judged(
-        self, ref: ClaimRef, claim: Claim | RefusedClaim | None
-    ) -> tuple[Granted, ClaimCdi] | RefusedClaim:
-        """What the claim gets, and its CDI file. Nothing is changed."""
+    def _judged(self, ref: ClaimRef, claim: Claim | RefusedClaim | None) -> Granted | RefusedClaim:
+        """What the claim gets. Nothing is changed."""
         if claim is None or isinstance(claim, RefusedClaim):
             return claim or RefusedClaim(RefusalReason.UNREADABLE, "the claim was taken back meanwhile")
-        if (terms := self._terms) is None:
+        if self._terms is None:
             return RefusedClaim(
                 RefusalReason.STEP, "the node has not been observed yet; it is tried again by itself"
             )
-        guard, before = bool(terms.guard_dir), self._before_boot.get(ref.uid)
+        before = self._before_boot.get(ref.uid)
         granted = grant(
             claim,
             ref,
             self.devices,
             [one.granted for one in self.kept.values()],
             self._held(),
-            recorded=before.uuids if before else {},
+            recorded=before.gpus if before else {},
             in_force=self._enforcing.in_force,
-            guard=guard,
+            guard=self._has_guard,
         )
         if isinstance(granted, RefusedClaim):
             return granted
         for share in granted.shares:
-            if (closed := self._offer.closed.get(share.uuid)) is not None:
+            if (closed := self._closed(share)) is not None:
                 text = f"claim {ref.namespace}/{ref.name} was given {share.device}, which {closed.reason}"
                 return RefusedClaim(RefusalReason.HELD, f"{text}; it is tried again by itself")
-        return granted, claim_cdi(granted, self.devices, self._responder, guard=guard)
+        return granted
+
+    def _closed(self, share: GrantedShare) -> Closed | None:
+        closed, place = self._offer.closed, self.devices.places.get(share.device)
+        if place is None:
+            return closed.get(share.uuid)
+        return closed.get(share.gpu) or (FOREIGN if place.foreign else None)
+
+    @property
+    def _has_guard(self) -> bool:
+        return self._terms is not None and bool(self._terms.guard_dir)
 
     def _responder(self, resource: Resource) -> AllocateResponder:
         terms = self._terms
@@ -325,6 +405,26 @@ class ClaimDriver:
             for entry in self._ledger.entries()
             if entry.certainty is not Certainty.CLAIMED
         }
+
+    async def _begun(self, granted: Granted) -> None:
+        """Record that a claim wants devices that have still to be made. Raises HardwareError."""
+        terms = self._terms
+        assert terms is not None
+        boot_id = terms.inventory.boot_id
+        self._given_up.discard(granted.claim.uid)
+        await self._making.note(granted, boot_id)
+        await self._keep(ClaimRecord(granted.claim, ClaimState.STARTED, boot_id, granted.shares))
+        self._ask()
+
+    async def clear_up(self) -> None:
+        """Take back what nobody waits for any more, and forget where MIG devices were made that are gone."""
+        async with self._turn:
+            while self._given_up:
+                record = self.kept.get(uid := self._given_up.pop())
+                if record is not None and record.state is ClaimState.STARTED:
+                    await self._taken_back(uid)
+            if self._terms is not None:
+                await self._making.forget_gone(self.kept.values(), self._terms.inventory)
 
     async def _carried_out(
         self, granted: Granted, cdi: ClaimCdi, pods: tuple[PodUid, ...]
@@ -386,6 +486,8 @@ class ClaimDriver:
         self._note_holds()
         if close:
             await self._enforcing.release(record.shares)
+        if any(share.place or share.device in self.devices.places for share in record.shares):
+            self._ask()
         log.info("a claim is taken back", extra={"claim": _name(record.granted)})
         return ""
 
@@ -417,7 +519,7 @@ class ClaimDriver:
             return
         try:
             if not await asyncio.to_thread(self._cdi.has, record.claim.uid):
-                cdi = claim_cdi(record.granted, devices, self._responder, guard=bool(terms.guard_dir))
+                cdi = claim_cdi(record.granted, devices, self._responder, guard=self._has_guard)
                 await asyncio.to_thread(self._cdi.write, record, cdi)
         except (PartageError, AllocationRefused) as error:
             log.warning(

@@ -14,15 +14,18 @@ from partage.agent.status.status import ClaimFigures
 from partage.claims.agent.driver import ClaimDriver
 from partage.claims.agent.ends import ClaimEnds
 from partage.claims.agent.enforcing import Enforcing
+from partage.claims.agent.making import Making
 from partage.claims.agent.publisher import Publisher
 from partage.claims.agent.status_writer import ClaimStatusWriter
 from partage.claims.decide.slices import slices_of
 from partage.claims.host.cdi_files import ClaimCdiFiles
+from partage.claims.host.made_places import MadePlaces
 from partage.claims.host.records import ClaimRecordFiles
 from partage.claims.model.claim import Claim, parse_claim
 from partage.claims.model.grant import RefusalReason
 from partage.claims.model.names import NAMES_OF_DRIVER
 from partage.claims.model.record import ClaimRecord, ClaimState
+from partage.claims.model.server import COUNTERS_SINCE, ServerVersion
 from partage.claims.model.steps import StepTaken, go_on
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.hardware.port import Hardware
@@ -33,6 +36,7 @@ from partage.edges.kube.resources import ResourceApi
 from partage.edges.kubelet.dra_server import DraServer, DraSockets
 from partage.errors import PartageError
 from partage.model.claim import ClaimHold
+from partage.model.mig_demand import Demands
 from partage.plan.serve.claim_offer import ClaimOffer
 from partage.plan.serve.ledger import Ledger
 
@@ -76,6 +80,11 @@ class ClaimsOfNode:
         self._records = ClaimRecordFiles(options.state_dir)
         self._cdi = ClaimCdiFiles(options.cdi_dir)
         kept, self._lost = self._kept()
+        places_file = MadePlaces(options.state_dir)
+        places, problem = places_file.load()
+        if problem:
+            log.warning("places of MIG devices", extra={"problem": problem})
+        self._making = Making(places_file, options.intervals.made_s, places)
         self._connection = Connection(options.cluster, keep=True)
         api = ResourceApi(self._connection)
         self._status = ClaimStatusWriter(api, names.driver)
@@ -89,6 +98,7 @@ class ClaimsOfNode:
             reader=ApiClaims(api, names.driver),
             records=self._records,
             cdi=self._cdi,
+            making=self._making,
             enforcing=self._enforcing,
             ends=ClaimEnds(hardware, options.container_logs, clock),
             kept=kept,
@@ -99,7 +109,7 @@ class ClaimsOfNode:
         sockets = DraSockets(options.plugins_dir, options.registry_dir, names.driver, options.pod_uid)
         self._server = DraServer(self._driver, sockets, ask)
         self._ready, self._named = asyncio.Event(), asyncio.Event()
-        self._boot_id = ""
+        self._boot_id = self._uncounted = ""
 
     def _kept(self) -> tuple[list[ClaimRecord], frozenset[str]]:
         """What is recorded, and the UIDs of claims of which nothing can be read.
@@ -126,7 +136,11 @@ class ClaimsOfNode:
     @property
     def trouble(self) -> str:
         """Why claims get nothing, or not all; empty: they do."""
-        return self._server.trouble or self._publisher.trouble
+        return self._server.trouble or self._publisher.trouble or self._uncounted
+
+    def demands(self, boot_id: str) -> Demands:
+        """What claims want of GPUs whose MIG devices are made on demand."""
+        return self._driver.demands(boot_id)
 
     def figures(self) -> ClaimFigures:
         """For metrics, which are asked on another thread: what is replaced as a whole is read once."""
@@ -154,8 +168,11 @@ class ClaimsOfNode:
         self._driver.publish(offer, terms)
         self._ready.set()
         if (server := self._publisher.server) is not None:
+            counters = self._options.dra_counters or server >= COUNTERS_SINCE
+            devices, inventory = self._driver.devices, terms.inventory
+            self._uncounted = _uncounted(server) if devices.places and not counters else ""
             self._publisher.want(
-                slices_of(self._driver.devices, terms.inventory, offer.closed, server, geometry_of)
+                slices_of(devices, inventory, offer.closed, server, geometry_of, counters=counters)
             )
 
     async def run(self) -> None:
@@ -173,6 +190,7 @@ class ClaimsOfNode:
                 group.create_task(unending("status of claims", self._status.run()))
                 group.create_task(unending("limits of claims", self._keep_limits()))
                 group.create_task(unending("upkeep of claims", self._upkeep()))
+                group.create_task(unending("devices on demand", self._clear_up()))
                 group.create_task(self._find_lost())
 
     async def _keep_limits(self) -> None:
@@ -186,6 +204,11 @@ class ClaimsOfNode:
             await self._driver.mend_files()
             await asyncio.sleep(GONE_S)
             await self._driver.forget_gone()
+
+    async def _clear_up(self) -> None:
+        while True:
+            await self._making.news()
+            await self._driver.clear_up()
 
     async def _find_lost(self) -> None:
         await self._named.wait()
@@ -203,6 +226,13 @@ class ClaimsOfNode:
                     self._cdi.remove(uid)
         except PartageError as error:
             log.warning("CDI files of former claims cannot be removed", extra={"reason": str(error)})
+
+
+def _uncounted(server: ServerVersion) -> str:
+    return (
+        f"MIG devices on demand are offered from Kubernetes {COUNTERS_SINCE} on, and this is {server}: there "
+        "counters make a scheduling cycle hundreds of times as long; --dra-counters offers them all the same"
+    )
 
 
 def _without(kept: Collection[str], files: ClaimCdiFiles) -> list[ClaimRecord]:

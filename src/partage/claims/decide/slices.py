@@ -10,13 +10,16 @@ import re
 from collections.abc import Iterator, Mapping
 
 from partage.claims.decide.devices import ClaimDevices, mig_device
+from partage.claims.decide.on_demand import PlaceOnDemand, counter_set, counter_use
 from partage.claims.model.names import CORES, MEMORY, SHARES, STANDARD, ClaimNames, Mode, mode_of
 from partage.claims.model.server import NUMA_SINCE, ServerVersion
 from partage.claims.model.slices import (
     LONGEST_TEXT,
+    MOST_COUNTER_SETS,
     MOST_DEVICES,
     Attribute,
     Capacity,
+    CounterSet,
     DeviceTaint,
     Pool,
     RequestPolicy,
@@ -24,9 +27,9 @@ from partage.claims.model.slices import (
     SliceSpec,
     ValidRange,
 )
-from partage.model.geometry import Geometry
+from partage.model.geometry import Geometry, ProfileSpec, instance_memory
 from partage.model.gpu import Driver, Gpu, Inventory, NoDriver
-from partage.model.ids import DeviceUuid, parse_pci_address
+from partage.model.ids import DeviceUuid, GpuUuid, parse_pci_address
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer
 from partage.plan.offer.select import GeometryOf
@@ -51,22 +54,33 @@ def slices_of(
     closed: Mapping[DeviceUuid, Closed],
     server: ServerVersion,
     geometry_of: GeometryOf,
+    *,
+    counters: bool = True,
 ) -> tuple[SliceSpec, ...]:
     """The slices of a node's pool, in generation 0. Without devices there is one that is empty: the driver is
     here. None at all for a server that is too old (``ServerVersion.too_old``).
 
     inventory, geometry_of: those with which ``devices`` was made. closed: devices of which no claim gets
     anything now. The scheduler takes the first device that fits, so whole GPUs come last: a claim for an
-    amount would be given one of them, all of it.
+    amount would be given one of them, all of it; and those of which MIG devices are made come after all.
+    counters: False: GPUs whose MIG devices are made on demand are left out.
     """
     if server.too_old:
         return ()
     names = devices.names
     found = []
-    for name, row in sorted(devices.rows.items(), key=lambda one: mode_of(one[1]) is Mode.WHOLE):
+    rows = [one for one in devices.rows.items() if counters or one[0] not in devices.places]
+    sets: dict[GpuUuid, CounterSet] = {}
+    for name, row in sorted(rows, key=lambda one: _order(one[1], devices.places.get(one[0]))):
         gpu = inventory.gpu(row.gpu)
         assert gpu is not None, "devices of other GPUs are left out by claim_devices"
         facts = _attributes(row, gpu, inventory.driver, server, names)
+        if (place := devices.places.get(name)) is not None:
+            sets.setdefault(row.gpu, counter_set(_counted_as(row.gpu), place.geometry))
+            shut = closed.get(row.device) or closed.get(gpu.uuid)
+            taints = _taints(FOREIGN if place.foreign and shut is None else shut, names)
+            found.append(_on_demand(name, place, gpu, dict(facts), taints))
+            continue
         found.append(
             SliceDevice(
                 name,
@@ -77,8 +91,56 @@ def slices_of(
             )
         )
     parts = [found[at : at + MOST_DEVICES] for at in range(0, len(found) or 1, MOST_DEVICES)]
-    pool = Pool(devices.pool, 0, len(parts))
-    return tuple(SliceSpec(names.driver, devices.node, pool, tuple(part)) for part in parts)
+    all_sets = [*sets.values()]
+    counted = [all_sets[at : at + MOST_COUNTER_SETS] for at in range(0, len(all_sets), MOST_COUNTER_SETS)]
+    pool = Pool(devices.pool, 0, len(counted) + len(parts))
+    return (
+        *(SliceSpec(names.driver, devices.node, pool, shared_counters=tuple(some)) for some in counted),
+        *(SliceSpec(names.driver, devices.node, pool, tuple(part)) for part in parts),
+    )
+
+
+def _order(row: DeviceOffer, place: PlaceOnDemand | None) -> tuple[bool, bool]:
+    return mode_of(row) is Mode.WHOLE, place is not None
+
+
+# --- MIG on demand -----------------------------------------------------------------------------
+
+
+def _on_demand(
+    name: str,
+    place: PlaceOnDemand,
+    gpu: Gpu,
+    attributes: dict[str, Attribute],
+    taints: tuple[DeviceTaint, ...],
+) -> SliceDevice:
+    """A device that is the same whether it is there now or not. A MIG device has a UUID only once it is
+    made, and its memory is that of its profile.
+    """
+    memory_bytes = gpu.memory_bytes
+    engines: dict[str, int] = {}
+    if place.spec is not None:
+        attributes.pop("uuid", None)
+        memory_bytes = instance_memory(place.spec, place.geometry, gpu.memory_bytes)
+        engines = _engines_of(place.spec)
+    amounts = {MEMORY: exact_quantity(memory_bytes // MIB * MIB, binary=True)}
+    amounts |= {kind: exact_quantity(count) for kind, count in engines.items()}
+    return SliceDevice(
+        name,
+        attributes=attributes,
+        capacity={kind: Capacity(amount) for kind, amount in amounts.items()},
+        taints=taints,
+        consumes_counters=(counter_use(_counted_as(gpu.uuid), place),),
+    )
+
+
+FOREIGN = Closed("unusable", "has MIG devices in its place that were not made for a claim")
+"""Why no claim gets a device on demand where somebody else has made one."""
+
+
+def _counted_as(gpu: GpuUuid) -> str:
+    """Name of a GPU's counter set, a DNS label."""
+    return gpu.lower()
 
 
 # --- attributes --------------------------------------------------------------------------------
@@ -196,9 +258,15 @@ def _engines(row: DeviceOffer, gpu: Gpu, geometry: Geometry | None) -> dict[str,
     spec = geometry.spec(profile) if geometry is not None and alone else None
     counts = {"multiprocessors": mig.multiprocessors}
     if spec is not None:
-        counts["multiprocessors"] = mig.multiprocessors or spec.multiprocessors
-        if spec.engines is not None:
-            counts |= {name: getattr(spec.engines, kind) for name, kind in _ENGINES.items()}
+        of_spec = _engines_of(spec)
+        counts |= {**of_spec, "multiprocessors": mig.multiprocessors or of_spec.get("multiprocessors")}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _engines_of(spec: ProfileSpec) -> dict[str, int]:
+    counts = {"multiprocessors": spec.multiprocessors}
+    if spec.engines is not None:
+        counts |= {name: getattr(spec.engines, kind) for name, kind in _ENGINES.items()}
     return {name: count for name, count in counts.items() if count is not None}
 
 

@@ -8,6 +8,7 @@ from msgspec import field
 
 from partage.model.claim import ClaimRef
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
+from partage.model.layout import LayoutItem
 from partage.model.policy import WatchAction
 from partage.model.share import Guarantee
 from partage.model.strategy import Interval, Strategy
@@ -54,9 +55,11 @@ class GrantedShare(Frozen):
 
     request: as in the allocation, ``req`` or ``req/sub``. device: its name in the pool. share_id: the
     scheduler's; None: the device is not shared. uuid: of the device. resource, ids: what it holds, as a
-    container of the device plugin would; () with admin_access, which holds nothing. memory_bytes: of all ids
-    together. cores: percent of the multiprocessors, a ceiling; 0: none was named. slot: the namespace of the
-    GPU's MPS daemon that it alone has; empty: none. enforced: what holds it to its memory.
+    container of the device plugin would; () with admin_access, which holds nothing, and while a device that
+    is made on demand is not there. memory_bytes: of all ids together. cores: percent of the multiprocessors,
+    a ceiling; 0: none was named. slot: the namespace of the GPU's MPS daemon that it alone has; empty: none.
+    enforced: what holds it to its memory. place: of a MIG device that is made on demand, ``3g.40gb@4``; else
+    empty. Raises ValueError for a place of another form.
     """
 
     request: str
@@ -74,6 +77,16 @@ class GrantedShare(Frozen):
     config: ShareConfig = field(default_factory=ShareConfig)
     slot: str = ""
     enforced: EnforcedBy = EnforcedBy.NOTHING
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        if self.place:
+            LayoutItem.parse(self.place)
+
+    @property
+    def whole(self) -> bool:
+        """All of a GPU is promised, or an amount of it: nobody else can have a MIG device of it."""
+        return self.uuid == self.gpu and not (self.place or self.admin_access)
 
     @property
     def asked(self) -> str:

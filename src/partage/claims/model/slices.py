@@ -19,6 +19,9 @@ MOST_DEVICES = 64
 """Devices of one slice. 128 are possible where none has a taint; with one number for both, a fault of a GPU
 never changes how many slices there are, and so never makes the pool incomplete meanwhile."""
 
+MOST_COUNTER_SETS = 8
+"""Counter sets of one slice, which has no devices then."""
+
 LONGEST_TEXT = 64
 """Characters of a string or version."""
 
@@ -65,6 +68,27 @@ class DeviceTaint(Frozen, omit_defaults=True):
     value: str = ""
 
 
+class Counter(Frozen):
+    """How much there is of something, or is used up."""
+
+    value: str
+
+
+class CounterSet(Frozen):
+    """What the devices of one GPU use up together. name: unique in the pool. counters: names are DNS
+    labels."""
+
+    name: str
+    counters: Mapping[str, Counter]
+
+
+class CounterUse(Frozen):
+    """What a device uses up of a counter set while somebody has it."""
+
+    counter_set: str
+    counters: Mapping[str, Counter]
+
+
 class SliceDevice(Frozen, omit_defaults=True):
     """A device. name: a DNS label, unique in its pool. Attributes and capacities without a domain are of the
     driver's domain.
@@ -75,6 +99,7 @@ class SliceDevice(Frozen, omit_defaults=True):
     capacity: Mapping[str, Capacity] = field(default_factory=dict)
     allow_multiple_allocations: bool | None = None
     taints: tuple[DeviceTaint, ...] = ()
+    consumes_counters: tuple[CounterUse, ...] = ()
 
 
 class Pool(Frozen):
@@ -88,12 +113,13 @@ class Pool(Frozen):
 
 
 class SliceSpec(Frozen, omit_defaults=True):
-    """``spec`` of a ResourceSlice."""
+    """``spec`` of a ResourceSlice: devices, or counter sets of the pool."""
 
     driver: str
     node_name: str
     pool: Pool
     devices: tuple[SliceDevice, ...] = ()
+    shared_counters: tuple[CounterSet, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As the API server takes it."""
