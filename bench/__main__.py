@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import bench_mig, bench_packing, bench_slurm, bench_verbs, peer
+from bench import bench_claims, bench_mig, bench_packing, bench_slurm, bench_verbs, peer
 from bench.cells import Cell, cells_of, measure, plain_plugins, queue_cell, waiting_cell
 from bench.client import Client, client, go_binary
 from bench.node import WHOLE, Starts, bare_plugin, behind_a_queue, node, sliced, starts
@@ -44,6 +44,7 @@ class Effort:
     """How much is measured. Rounds are medians of each other."""
 
     calls: int
+    claims: int
     rounds: int
     starts: int
     rest_s: float
@@ -51,8 +52,8 @@ class Effort:
     kills: int
 
 
-FULL = Effort(calls=2000, rounds=3, starts=7, rest_s=20.0, storm_s=15.0, kills=3)
-QUICK = Effort(calls=200, rounds=3, starts=3, rest_s=5.0, storm_s=6.0, kills=1)
+FULL = Effort(calls=2000, claims=300, rounds=3, starts=7, rest_s=20.0, storm_s=15.0, kills=3)
+QUICK = Effort(calls=200, claims=50, rounds=3, starts=3, rest_s=5.0, storm_s=6.0, kills=1)
 
 
 def main() -> None:
@@ -70,11 +71,14 @@ def main() -> None:
         cells, plain, costs = _calls(caller, go, effort)
         real = _with_driver(effort)
         weather = storm(caller, effort.storm_s, effort.kills)
+        prepared = bench_claims.measure(caller, effort.claims)
+    with_claims = bench_claims.with_claims(effort.starts, effort.rest_s)
     slower = _slower(plain)
     _print_calls(cells, slower)
     _print_plain(plain, slower)
     _print_costs(started, costs, real)
     _print_storm(weather)
+    print("\n" + "\n".join(bench_claims.lines(prepared, with_claims)))
     _print_plan(effort)
     version_ms, verbs = bench_verbs.measure(effort.starts)
     print("\n" + "\n".join(bench_verbs.lines(version_ms, verbs)))
@@ -85,6 +89,8 @@ def main() -> None:
     _print_packing()
     _print_ratios(started, cells, plain, costs)
     _print_budgets(started, cells, plain, costs, real, weather, slower)
+    for what, value, budget in bench_claims.verdicts(prepared, with_claims):
+        _verdict(what, value, budget)
     slowest = max(verbs, key=lambda name: verbs[name])
     what = f"slowest verb that only reads ({slowest}), of --version"
     _verdict(what, verbs[slowest] / version_ms, bench_verbs.BUDGET)

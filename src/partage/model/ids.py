@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import lru_cache
 from typing import NewType
 
 ResourceName = NewType("ResourceName", str)
@@ -106,6 +107,7 @@ def unit_id(device: DeviceUuid, number: int) -> ShareId:
     return ShareId(f"{device}{_UNIT_SEPARATOR}{number}")
 
 
+@lru_cache(maxsize=1 << 13)  # those that are held are parsed several times a turn: a node has 8,000 at most
 def parse_share_id(share: ShareId) -> tuple[DeviceUuid, int | None]:
     """The device of a share or unit, and its number; None if the device is not shared.
 

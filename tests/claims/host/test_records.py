@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from partage.claims.decide.cdi import KIND, ClaimCdi
+from partage.claims.host.cdi_files import ClaimCdiFiles
 from partage.claims.host.records import LIMIT_BYTES, ClaimRecordFiles, LoadedRecords
 from partage.claims.model.grant import GrantedShare, ShareConfig
 from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepared
@@ -332,3 +335,16 @@ def test_a_uid_is_no_path(tmp_path: Path, uid: str) -> None:
 def test_text_that_is_not_unicode_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(HardwareError, match="cannot be written"):
         ClaimRecordFiles(tmp_path).save(replace(record("a"), boot_id="\udcff"))
+
+
+def test_only_what_is_prepared_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A flush takes longer than all the rest of a prepare, and after a loss of power nothing is left of what
+    was only begun. The CDI file is written anew then, before a container can start."""
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    files, cdi_files = ClaimRecordFiles(tmp_path), ClaimCdiFiles(tmp_path / "cdi")
+    files.save(record("a"))
+    cdi_files.write(done("a"), ClaimCdi({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, ()))
+    assert not flushed
+    files.save(done("a"))
+    assert len(flushed) == 2

@@ -115,13 +115,16 @@ class ClaimDriver:
 
     async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, tuple[PreparedDevice, ...] | str]:
         """By UID: the devices, or why there are none now."""
-        began_s = self._clock()
+        began_s, news = self._clock(), not all(self.holds.is_prepared(ref.uid) for ref in claims)
         try:
             answers = await self._all_prepared(claims)
         except asyncio.CancelledError:  # the kubelet does not wait any more
             self._given_up.update(ref.uid for ref in claims)
             self._making.wake()
             raise
+        finally:
+            if news:
+                self._ask()  # not before: a turn takes longer than a prepare
         self.counts.took(self._clock() - began_s)
         return answers
 
@@ -133,6 +136,8 @@ class ClaimDriver:
         read = await asyncio.gather(*(self._read(ref) for ref in unknown))
         by_uid = {ref.uid: claim for ref, claim in zip(unknown, read, strict=True)}
         first = await asyncio.shield(self._each_prepared(claims, by_uid))
+        if any(isinstance(answer, Granted) for answer in first.values()):
+            self._ask()  # for a turn that makes their devices
         # Others are served meanwhile: making a MIG device takes seconds.
         late = await asyncio.gather(
             *(
@@ -325,7 +330,7 @@ class ClaimDriver:
         before = self.holds.kept
         self.holds.put(record)
         if record.state is ClaimState.STARTED:
-            self.holds.note()
+            self.holds.note(ask=any(share.config.interval is not None for share in record.shares))
             await self._taken(ClaimStep.HELD, record.claim)
         try:
             await asyncio.to_thread(self._records.save, record)

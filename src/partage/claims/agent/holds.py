@@ -10,6 +10,9 @@ from partage.model.claim import ClaimHold, ClaimRef
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty, Hold, Holder, LedgerEntry
 
+_Basis = tuple[tuple[GrantedShare, ...], tuple[Holder, ...], float]
+"""What the entries of a claim are made of: its shares, its holders, and since when."""
+
 
 class ClaimHolds:
     """kept: what is recorded of each claim. before_boot: of those that were prepared before the last boot,
@@ -30,6 +33,7 @@ class ClaimHolds:
         self.before_boot: dict[str, ClaimRecord] = {}
         self.holders: Mapping[str, tuple[Holder, ...]] = {}
         self.since_s = dict.fromkeys(self.kept, clock())
+        self._noted: dict[str, tuple[_Basis, tuple[LedgerEntry, ...]]] = {}
         self.note()
 
     def booted(self, boot_id: str) -> None:
@@ -57,26 +61,17 @@ class ClaimHolds:
         self.since_s.pop(uid, None)
         self.note()
 
-    def note(self) -> None:
-        """Tell the ledger."""
-        before = self._ledger.version
-        self._ledger.claimed(
-            LedgerEntry(
-                share.resource,
-                id_,
-                Certainty.CLAIMED,
-                self.holders.get(name, ()),
-                self.since_s[record.claim.uid],
-                claim=name,
-                watch=share.config.watch,
-                interval=share.config.interval,
-            )
-            for record in self.kept.values()
-            for name in [name_of_claim(record.claim)]
-            for share in record.shares
-            for id_ in share.ids
-        )
-        if self._ledger.version != before:
+    def note(self, *, ask: bool = True) -> None:
+        """Tell the ledger. ask: for a turn, if that is something else than before."""
+        before, noted = self._ledger.version, self._noted
+        self._noted = {}
+        for uid, record in self.kept.items():
+            basis = record.shares, self.holders.get(name_of_claim(record.claim), ()), self.since_s[uid]
+            was = noted.get(uid)
+            # A prepare changes one claim of a thousand: the others' entries are the same objects.
+            self._noted[uid] = was if was and was[0] == basis else (basis, _entries(record.claim, *basis))
+        self._ledger.claimed(entry for _, entries in self._noted.values() for entry in entries)
+        if ask and self._ledger.version != before:
             self._ask()
 
     def is_prepared(self, uid: str) -> bool:
@@ -101,6 +96,25 @@ class ClaimHolds:
 def name_of_claim(claim: ClaimRef) -> str:
     """``team/part``."""
     return f"{claim.namespace}/{claim.name}"
+
+
+def _entries(
+    claim: ClaimRef, shares: Sequence[GrantedShare], holders: tuple[Holder, ...], since_s: float
+) -> tuple[LedgerEntry, ...]:
+    return tuple(
+        LedgerEntry(
+            share.resource,
+            id_,
+            Certainty.CLAIMED,
+            holders,
+            since_s,
+            claim=name_of_claim(claim),
+            watch=share.config.watch,
+            interval=share.config.interval,
+        )
+        for share in shares
+        for id_ in share.ids
+    )
 
 
 def _who(entry: LedgerEntry) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
+from contextlib import closing
 
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import SIMULATED_CDI, AgentOptions
@@ -84,7 +85,8 @@ class ClaimsOfNode:
         if problem:
             log.warning("places of MIG devices", extra={"problem": problem})
         self._making = Making(places_file, options.intervals.made_s, places)
-        api = ResourceApi(Connection(options.cluster))
+        self._connection = Connection(options.cluster, keep=True)
+        api = ResourceApi(self._connection)
         self._status = ClaimStatusWriter(api, names.driver)
         self._enforcing = Enforcing(hardware.perform)
         self._driver = ClaimDriver(
@@ -181,14 +183,15 @@ class ClaimsOfNode:
         await self._ready.wait()
         await self._driver.roll_back_started()
         await asyncio.to_thread(self._remove_unknown_files)
-        async with asyncio.TaskGroup() as group:
-            group.create_task(unending("kubelet", self._server.run()))
-            group.create_task(unending("slices", self._publisher.run()))
-            group.create_task(unending("status of claims", self._status.run()))
-            group.create_task(unending("limits of claims", self._keep_limits()))
-            group.create_task(unending("upkeep of claims", self._upkeep()))
-            group.create_task(unending("devices on demand", self._clear_up()))
-            group.create_task(self._find_lost())
+        with closing(self._connection):
+            async with asyncio.TaskGroup() as group:
+                group.create_task(unending("kubelet", self._server.run()))
+                group.create_task(unending("slices", self._publisher.run()))
+                group.create_task(unending("status of claims", self._status.run()))
+                group.create_task(unending("limits of claims", self._keep_limits()))
+                group.create_task(unending("upkeep of claims", self._upkeep()))
+                group.create_task(unending("devices on demand", self._clear_up()))
+                group.create_task(self._find_lost())
 
     async def _keep_limits(self) -> None:
         while True:

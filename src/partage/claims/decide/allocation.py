@@ -247,8 +247,10 @@ class _Taken:
         self.in_the_way: list[str] = []
         own = set(row.share_ids)
         for granted in kept:
-            who = f"claim {_named(granted.claim)}"
             for share in granted.shares:
+                if share.gpu != row.gpu:
+                    continue
+                who = f"claim {_named(granted.claim)}"
                 # With another size of units the same ids are other amounts.
                 same = share.memory_bytes == row.memory_bytes * len(share.ids)
                 fits = share.resource == row.resource and own.issuperset(share.ids) and same

@@ -28,11 +28,15 @@ class ClaimCdiFiles:
         self.directory = directory
 
     def write(self, record: ClaimRecord, cdi: ClaimCdi) -> None:
-        """Write the file of a claim, with its record; the runtime sees all of it or none."""
+        """Write the file of a claim, with its record; the runtime sees all of it or none.
+
+        It is not flushed: after a loss of power the kubelet asks for the claim again before a container can
+        start, and the file is written anew.
+        """
         path, cdi = self._path(record.claim.uid), with_record(cdi, record)
         try:
             self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-            replace_file(path, json.encode(cdi.spec), mode=0o644, hidden=True)
+            replace_file(path, json.encode(cdi.spec), mode=0o644, hidden=True, flush=False)
         except OSError as error:
             raise HardwareError(f"cannot write the CDI file {path}: {error.strerror}") from error
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 from msgspec import json
 
-from partage.claims.model.record import ClaimRecord
+from partage.claims.model.record import ClaimRecord, ClaimState
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.host.read_file import read_regular
 from partage.edges.host.replace_file import replace_file
@@ -80,14 +80,17 @@ class ClaimRecordFiles:
         )
 
     def save(self, record: ClaimRecord) -> None:
-        """Keep this of its claim, in place of what was. Raises HardwareError; then that is still there."""
+        """Keep this of its claim, in place of what was. Raises HardwareError; then that is still there.
+
+        Only what is prepared is flushed: after a loss of power nothing is left of what was only begun.
+        """
         path = self._path(record.claim.uid)
         try:
             content = json.format(encode(_Document(_VERSION, record)), indent=1)
             if len(content) > LIMIT_BYTES:
                 raise HardwareError(f"the record of a claim is {len(content)} bytes, more than {LIMIT_BYTES}")
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(path, content)
+            replace_file(path, content, flush=record.state is ClaimState.PREPARED)
         except CodecError as error:
             raise HardwareError(f"the record of a claim cannot be written: {error}") from error
         except OSError as error:

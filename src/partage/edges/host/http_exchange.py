@@ -1,4 +1,4 @@
-"""One HTTP/1.1 request and its answer on one connection: h11 has the protocol, asyncio socket and TLS."""
+"""HTTP/1.1 requests and their answers on one connection: h11 has the protocol, asyncio socket and TLS."""
 
 from __future__ import annotations
 
@@ -98,9 +98,11 @@ async def answer_of(
 
 
 class HttpExchange:
-    """A connection with one request. Every method raises OSError or ProtocolError if it ends too early.
+    """A connection with one request, or with one after the other. Every method raises OSError or
+    ProtocolError if it ends too early.
 
-    code, retry_after: of the answer. idle_s: how long nothing may come; None: no limit.
+    code, retry_after: of the answer. idle_s: how long nothing may come; None: no limit. keep: ask the server
+    to keep the connection after an answer.
     """
 
     def __init__(
@@ -111,6 +113,7 @@ class HttpExchange:
         self.code = 0
         self.retry_after = ""
         self.idle_s: float | None = None
+        self.keep = False
 
     async def send(self, asked: HttpRequest, token: str) -> None:
         """Send the request; wait for the beginning of its answer."""
@@ -118,7 +121,7 @@ class HttpExchange:
             ("Host", self._host),
             ("User-Agent", f"partage/{__version__}"),
             ("Accept", "application/json"),
-            ("Connection", "close"),
+            ("Connection", "keep-alive" if self.keep else "close"),
         ]
         content = asked.content or b""
         if asked.content is not None:
@@ -159,6 +162,15 @@ class HttpExchange:
                 yield line
             if len(rest) > LIMIT_BYTES:
                 raise h11.RemoteProtocolError(f"a line of more than {LIMIT_BYTES} bytes")
+
+    def again(self) -> bool:
+        """Whether another request can be sent: the answer was read, and both keep the connection."""
+        if self._reader.at_eof() or self._writer.transport.is_closing():
+            return False
+        if not (self._http.our_state is self._http.their_state is h11.DONE):
+            return False
+        self._http.start_next_cycle()
+        return True
 
     def close(self) -> None:
         """End the connection, whatever its state."""

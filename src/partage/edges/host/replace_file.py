@@ -7,11 +7,14 @@ from contextlib import suppress
 from pathlib import Path
 
 
-def replace_file(path: Path, content: bytes, *, mode: int = 0o600, hidden: bool = False) -> None:
+def replace_file(
+    path: Path, content: bytes, *, mode: int = 0o600, hidden: bool = False, flush: bool = True
+) -> None:
     """Write beside, flush, rename, flush the directory. A left-over of a killed process is overwritten.
 
     mode: by default only its owner can read the file. hidden: what is beside it begins with a dot, for
-    readers that take every other file of the directory. Raises OSError; then the old one is still there.
+    readers that take every other file of the directory. flush: False for what nobody needs after a loss of
+    power; then it may be empty. Raises OSError; then the old one is still there.
     """
     beside = path.with_name(f"{'.' if hidden else ''}{path.name}.new")
     descriptor = os.open(beside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW, 0o600)
@@ -20,12 +23,15 @@ def replace_file(path: Path, content: bytes, *, mode: int = 0o600, hidden: bool 
             os.fchmod(descriptor, mode)
             stream.write(content)
             stream.flush()
-            os.fsync(stream.fileno())
+            if flush:
+                os.fsync(stream.fileno())
         beside.replace(path)
     except OSError:
         with suppress(OSError):  # a full disk should not stay full of our half
             beside.unlink()
         raise
+    if not flush:
+        return
     directory = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(directory)

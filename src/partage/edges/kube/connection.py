@@ -28,6 +28,10 @@ TRIES = 3
 
 LONGEST_RETRY_AFTER_S = 30.0
 
+KEPT_S = 20.0
+"""How long a connection is kept that nobody uses, in seconds: it is younger than what ends idle connections
+in between, and it is not kept for a node at rest."""
+
 _BUSY, _GONE = 429, 410
 
 
@@ -48,11 +52,17 @@ class Expired(Rejected):
 
 
 class Connection:
-    """The way to one API server. Each request has a connection of its own: they are minutes apart."""
+    """The way to one API server. Each request has a connection of its own, for they are minutes apart; keep:
+    ``call`` takes the last one again if it can, for requests that come in bursts. Then close it in the end.
+    """
 
-    def __init__(self, config: ClusterConfig, backoff: Callable[[], Backoff] = Backoff) -> None:
+    def __init__(
+        self, config: ClusterConfig, backoff: Callable[[], Backoff] = Backoff, *, keep: bool = False
+    ) -> None:
         self.config = config
         self.backoff = backoff
+        self._keep = keep
+        self._kept: tuple[HttpExchange, object, asyncio.TimerHandle] | None = None
         self._tls: ssl.SSLContext | None = None
         self._tls_of: object = None
 
@@ -90,10 +100,46 @@ class Connection:
                 await asyncio.sleep(backoff.pause_s())
         raise AssertionError("the last attempt returns or raises")
 
+    def close(self) -> None:
+        """End the connection that is kept, if there is one."""
+        if (exchange := self._take()) is not None:
+            exchange.close()
+
     async def _once(self, asked: HttpRequest) -> bytes:
-        async with self._sent(asked, CALL_S) as exchange:
+        tls = self._context()
+        if asked.method != "POST" and (kept := self._take(tls)) is not None:
+            try:
+                return await self._asked(kept, asked)
+            except Unreachable as error:
+                if isinstance(error.__cause__, TimeoutError):
+                    raise
+                # else the server had given it up
+        return await self._asked(None, asked)
+
+    async def _asked(self, kept: HttpExchange | None, asked: HttpRequest) -> bytes:
+        async with self._sent(asked, CALL_S, kept, keep=self._keep) as exchange:
             async with asyncio.timeout(CALL_S):
                 return await exchange.content()
+
+    def _take(self, tls: ssl.SSLContext | None = None) -> HttpExchange | None:
+        """The connection that is kept, which is kept no longer. tls: that it has to be made with; one that
+        was made with another one is ended."""
+        if self._kept is None:
+            return None
+        (exchange, made_with, timer), self._kept = self._kept, None
+        timer.cancel()
+        if tls is not made_with and tls is not None:
+            exchange.close()
+            return None
+        return exchange
+
+    def _put_back(self, exchange: HttpExchange, tls: ssl.SSLContext | None) -> None:
+        """Keep the connection if another request can be sent on it; else end it."""
+        if not self._keep or self._kept is not None or not exchange.again():
+            exchange.close()
+            return
+        timer = asyncio.get_running_loop().call_later(KEPT_S, self.close)
+        self._kept = exchange, tls, timer
 
     @asynccontextmanager
     async def lines(
@@ -107,12 +153,16 @@ class Connection:
             yield exchange.lines()
 
     @asynccontextmanager
-    async def _sent(self, asked: HttpRequest, idle_s: float) -> AsyncIterator[HttpExchange]:
-        """A request, and the beginning of its answer. Raises ErrorResponse for one that is not 2xx."""
+    async def _sent(
+        self, asked: HttpRequest, idle_s: float, kept: HttpExchange | None = None, *, keep: bool = False
+    ) -> AsyncIterator[HttpExchange]:
+        """A request, and the beginning of its answer. kept: the connection, in place of a new one. keep: it
+        for the next request. Raises ErrorResponse for an answer that is not 2xx.
+        """
         config, token, tls = self.config, self._token(), self._context()
         try:
-            async with asyncio.timeout(CONNECT_S):
-                exchange = await connect(config.url, tls, config.server_name)
+            exchange = kept or await self._connected(tls)
+            exchange.keep = keep
             try:
                 async with asyncio.timeout(CALL_S):
                     await exchange.send(asked, token)
@@ -121,12 +171,16 @@ class Connection:
                 exchange.idle_s = idle_s
                 yield exchange
             finally:
-                exchange.close()
+                self._put_back(exchange, tls)
         except (OSError, ProtocolError) as error:  # TimeoutError is an OSError
             why = (
                 "no answer in time" if isinstance(error, TimeoutError) else str(error) or type(error).__name__
             )
             raise Unreachable(f"the API server {config.url} cannot be reached: {why}") from error
+
+    async def _connected(self, tls: ssl.SSLContext | None) -> HttpExchange:
+        async with asyncio.timeout(CONNECT_S):
+            return await connect(self.config.url, tls, self.config.server_name)
 
     def _token(self) -> str:
         """The token of now: the kubelet replaces the file before the token expires."""
