@@ -11,9 +11,12 @@ from msgspec import field
 from partage.answers.common_node import ctk_found
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.kubernetes.manifests.node import CheckedProblem
+from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.admission.decide.settings import DialectSettings
+    from partage.admission.decide.translate import AdmissionTerms
     from partage.claims.model.request import DeviceClass
     from partage.cli.check import PolicyOffer
     from partage.kubernetes.manifests.input_files import GroupsInput, ManifestInput, ManifestObject, Paper
@@ -23,10 +26,13 @@ if TYPE_CHECKING:
     from partage.providers.check import ProviderContext
 
 
+WHOLE_GPU = f"{VENDOR}/gpu"
+
+
 class CheckContext(Frozen):
     """What files are checked against. inventory, labels, provider: None where nothing was given. offers: what
     policies offer there, for the pods of manifests; a pod is for the one that has what it asks for. classes:
-    the DeviceClasses that claims can name.
+    the DeviceClasses that claims can name. settings: names that other systems use.
     """
 
     config: str | None
@@ -35,6 +41,7 @@ class CheckContext(Frozen):
     labels: NodeLabels | None = None
     classes: Mapping[str, DeviceClass] = field(default_factory=dict)
     provider: ProviderContext | None = None
+    settings: DialectSettings | None = None
 
 
 def check_file(paper: Paper, context: CheckContext) -> Iterator[CheckedProblem]:
@@ -202,6 +209,7 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
 def _object(
     paper: ManifestInput, manifest_object: ManifestObject, context: CheckContext, offer: PolicyOffer | None
 ) -> Iterator[CheckedProblem]:
+    from partage.admission.manifests import TranslationTerms, translated_object
     from partage.claims.check import ClaimTerms, claim_findings
     from partage.claims.decide.book import ClaimBook
     from partage.cli.dialects import dialect_findings
@@ -209,8 +217,14 @@ def _object(
     from partage.kubernetes.manifests.manifest import findings
     from partage.providers.check import judge_manifest
 
-    path, document, line_of = manifest_object
+    path, original, line_of = manifest_object
     offered = None if offer is None else offer.offered
+    book = None if offer is None else offer.book or ClaimBook()
+    terms = ClaimTerms(context.classes, models_with, book, tuple(map(str, offered or ())))
+    how = TranslationTerms(_admission(context, offer), terms)
+    written = translated_object(original, paper.file, path, line_of, how)
+    yield from written.findings
+    document = written.document
     yield from findings(
         document,
         paper.file,
@@ -222,13 +236,26 @@ def _object(
         models_here=_models_of(context.inventory),
     )
     yield from amount_findings(document, paper.file, path, offered, line_of)
-    book = None if offer is None else offer.book or ClaimBook()
-    terms = ClaimTerms(context.classes, models_with, book, tuple(map(str, offered or ())))
     yield from claim_findings(document, paper.file, path, line_of, terms)
     if context.provider is None:
         yield from dialect_findings(document, paper.file, path, line_of)
     else:
         yield from judge_manifest(document, paper.file, path, line_of, context.provider)
+
+
+def _admission(context: CheckContext, offer: PolicyOffer | None) -> AdmissionTerms:
+    """Where nobody knows what a device plugin lists, it may list what Partage's own does, and a provider's
+    GPUs.
+    """
+    from partage.admission.decide.settings import DialectSettings
+    from partage.admission.decide.translate import AdmissionTerms
+    from partage.admission.sizes import sizes_of
+
+    settings = context.settings or DialectSettings()
+    if offer is None:
+        return AdmissionTerms(settings, None, frozenset({MEMORY_RESOURCE, WHOLE_GPU}))
+    listed = {*map(str, offer.offered), *((WHOLE_GPU,) if context.provider is not None else ())}
+    return AdmissionTerms(settings, sizes_of(offer.book.devices if offer.book else ()), frozenset(listed))
 
 
 def _models_of(inventory: Inventory | None) -> frozenset[str]:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from partage.answers import common_output
+from partage.answers.cluster_options import ask_cluster
 from partage.errors import Absent, InputError, Unsatisfiable
 from partage.explain.cluster_views import rows_at
 from partage.explain.pod_claims import (
@@ -20,7 +21,7 @@ from partage.explain.pod_claims import (
     with_books,
     with_claims,
 )
-from partage.explain.verb_nodes import SeenNodes, Where, ask_cluster, see_cluster, see_nodes
+from partage.explain.verb_nodes import SeenNodes, Where, see_cluster, see_nodes
 
 if TYPE_CHECKING:
     from partage.edges.kube.reading import ClusterReader, Object
@@ -37,7 +38,7 @@ def explain_file(file: str, where: Where, output: str) -> int:
     pods, known = _read(file)
     if where.in_cluster:
         namespaces = {pod.namespace for pod in pods if pod.claim_sources}
-        (nodes, running), there = ask_cluster(where, partial(_nodes_and_claims, namespaces))
+        (nodes, running), there = ask_cluster(where.kubeconfig, partial(_nodes_and_claims, namespaces))
         seen = see_cluster(where, nodes, running)
         if there is not None:
             known = known.over(claims_of_cluster(there))
@@ -135,7 +136,7 @@ def explain_live_pod(name: str, namespace: str | None, where: Where, output: str
 
     there, pod_name = _full_name(name, namespace)
     pod, events, nodes, running, claims = ask_cluster(
-        where, lambda reader: _live(reader, there or reader.namespace, pod_name)
+        where.kubeconfig, lambda reader: _live(reader, there or reader.namespace, pod_name)
     )
     seen = see_cluster(where, nodes, running)
     needs = _with_resources(seen)(_needs(pod))
