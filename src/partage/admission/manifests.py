@@ -28,14 +28,15 @@ from partage.kubernetes.manifests.node import CheckedProblem, Keys, LineOf, Mani
 from partage.kubernetes.manifests.pods import is_own_kind, object_name, pod_specs_at
 from partage.values import Frozen
 
-_HINT = "partage migrate FILE writes it so"
-
 
 class TranslationTerms(Frozen):
-    """What objects are translated by. judged_by: what the claims are judged by; None: they are not."""
+    """What objects are translated by. judged_by: what the claims are judged by; None: they are not. hint: how
+    to get what is told; may be empty.
+    """
 
     admission: AdmissionTerms
     judged_by: ClaimTerms | None = None
+    hint: str = ""
 
 
 class TranslatedObject(Frozen):
@@ -98,7 +99,7 @@ class _ObjectTranslator:
     def __init__(self, top: ManifestNode, terms: TranslationTerms) -> None:
         self._top = top
         self._document = top.value
-        self._terms, self._claim_terms = terms.admission, terms.judged_by
+        self._terms, self._claim_terms, self._hint = terms.admission, terms.judged_by, terms.hint
         self._steps: list[PatchStep] = []
         self._forms: dict[str, ClaimForm] = {}
         self._findings: list[CheckedProblem] = []
@@ -157,7 +158,7 @@ class _ObjectTranslator:
 
     def _translated(self, spec: ManifestNode, above: Keys, outcome: TranslatedPod) -> None:
         becomes = f"becomes a pod with {_asked(outcome)}" if outcome.claims else "becomes a pod without GPUs"
-        self._findings.append(spec.warning(f"written for {outcome.system}: {becomes}", _HINT))
+        self._findings.append(spec.warning(f"written for {outcome.system}: {becomes}", self._hint))
         self._findings += (spec.warning(text) for text in outcome.warnings)
         prefix = "".join(f"/{key}" for key in above)
         self._steps += (replace(step, path=prefix + step.path) for step in outcome.patch)

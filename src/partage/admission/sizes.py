@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from partage.admission.decide.template import GpuSize, GpuSizes
+from partage.admission.decide.template import ClaimableSize, ClaimableSizes
 from partage.claims.decide.book import BookDevice, amount_of
 from partage.claims.model.names import DRIVER, MEMORY, Mode
 from partage.units import MIB, parse_quantity
 
 
-def sizes_of(devices: Iterable[BookDevice]) -> GpuSizes:
+def sizes_of(devices: Iterable[BookDevice]) -> ClaimableSizes:
     """Of published devices; those of other drivers are left out."""
     amounts, migs = set(), set()
     for device in devices:
@@ -18,10 +18,10 @@ def sizes_of(devices: Iterable[BookDevice]) -> GpuSizes:
             continue
         memory_bytes = int(amount_of(device.device, MEMORY))
         if device.text("mode") == Mode.AMOUNTS:
-            amounts.add(GpuSize(memory_bytes, _step(device)))
+            amounts.add(ClaimableSize(memory_bytes, _step(device)))
         elif device.text("mode") == Mode.MIG:
             migs.add(memory_bytes)
-    return GpuSizes(tuple(sorted(amounts)), tuple(sorted(migs)))
+    return ClaimableSizes(tuple(sorted(amounts)), tuple(sorted(migs)))
 
 
 def _step(device: BookDevice) -> int:

@@ -221,7 +221,7 @@ def _object(
     offered = None if offer is None else offer.offered
     book = None if offer is None else offer.book or ClaimBook()
     terms = ClaimTerms(context.classes, models_with, book, tuple(map(str, offered or ())))
-    how = TranslationTerms(_admission(context, offer), terms)
+    how = TranslationTerms(_admission(context, offer), terms, "partage migrate FILE writes it so")
     written = translated_object(original, paper.file, path, line_of, how)
     yield from written.findings
     document = written.document

@@ -41,7 +41,7 @@ GROUPS = {
     },
     "Decide": {
         "check": "Check policies, manifests and stories before they are used.",
-        "migrate": "Rewrite manifests of HAMi, Volcano, KAI, ACK as pods with claims.",
+        "migrate": "Rewrite manifests of HAMi, Volcano, KAI or ACK with claims.",
         "plan": "Show what a policy would offer, its steps, and what blocks them.",
         "advise": "Advise how to share a GPU model for a workload, and why.",
         "fits": "Show which MIG devices fit on a GPU model, and where.",

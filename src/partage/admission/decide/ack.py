@@ -28,10 +28,10 @@ def asked_of_ack(pod: AskingPod, settings: DialectSettings, listed: Collection[s
     has. Raises CannotMean.
     """
     several = _COUNT in pod.labels and pod.asks_for(MEMORY_RESOURCE)
-    parts = {MEMORY_RESOURCE, _CORES, _TFLOPS} - {*listed}
+    parts = {MEMORY_RESOURCE, _CORES, _TFLOPS, _COUNT} - {*listed}
     if not several and not pod.asks_for(*parts):
         return None
-    names = frozenset({MEMORY_RESOURCE, _CORES, _TFLOPS})
+    names = frozenset({MEMORY_RESOURCE, _CORES, _TFLOPS, _COUNT})
     count = _count(pod) if several else 1
     needs = tuple(
         _need(container, count, settings) for container in pod.containers if names & {*container.amounts}
@@ -49,6 +49,11 @@ def _count(pod: AskingPod) -> int:
 
 def _need(container: AskingContainer, count: int, settings: DialectSettings) -> ContainerNeed:
     who = container.words
+    if _COUNT in container.amounts:
+        raise CannotMean(
+            f"{who} asks for {_COUNT}, which counts the GPUs of a node and is no request",
+            "ask for nvidia.com/gpu",
+        )
     if _TFLOPS in container.amounts:
         raise CannotMean(
             f"{who} asks for {_TFLOPS}, which no driver can hold a container to",

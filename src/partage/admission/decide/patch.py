@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
@@ -26,13 +25,13 @@ def pointer(*keys: str | int) -> str:
 
 def patched(document: Mapping[str, Any], steps: Sequence[PatchStep]) -> dict[str, Any]:
     """A copy with these changes. Raises LookupError for a place that is not there."""
-    changed: dict[str, Any] = copy.deepcopy(dict(document))
+    changed: dict[str, Any] = _copied(document)
     for step in steps:
         *above, last = [part.replace("~1", "/").replace("~0", "~") for part in step.path.split("/")[1:]]
         place: Any = changed
         for key in above:
             place = place[int(key)] if isinstance(place, list) else place[key]
-        value = None if isinstance(step.value, UnsetType) else copy.deepcopy(step.value)
+        value = None if isinstance(step.value, UnsetType) else _copied(step.value)
         if isinstance(place, list):
             _in_list(place, last, step.op, value)
         elif step.op == "add":
@@ -45,6 +44,13 @@ def patched(document: Mapping[str, Any], steps: Sequence[PatchStep]) -> dict[str
             else:
                 place[last] = value
     return changed
+
+
+def _copied(value: Any) -> Any:  # noqa: ANN401 - JSON has no better type
+    """What stands at two places (YAML's anchors) becomes two."""
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
 
 
 def _in_list(place: list[Any], last: str, op: str, value: object) -> None:

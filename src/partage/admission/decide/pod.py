@@ -33,7 +33,8 @@ class AskingContainer(Frozen):
         number = whole_quantity(self.amounts[resource])
         if number is None:
             raise CannotMean(
-                f"{self.words} asks for {_short(self.amounts[resource])} of {resource}, no whole number"
+                f"{self.words} asks for {_short(self.amounts[resource])} of {resource}, "
+                "no whole number up to 10^9"
             )
         return number
 

@@ -34,17 +34,17 @@ _ATTRIBUTES, _CAPACITY = f"device.attributes['{DRIVER}']", f"device.capacity['{D
 Json = dict[str, Any]
 
 
-class GpuSize(Frozen, order=True):
+class ClaimableSize(Frozen, order=True):
     """Memory of GPUs that claims can have parts of, and the smallest step of a part."""
 
     memory_bytes: int
     step_bytes: int
 
 
-class GpuSizes(Frozen):
+class ClaimableSizes(Frozen):
     """The sizes that there are for claims: of GPUs that are shared by amounts, of MIG devices."""
 
-    amounts: tuple[GpuSize, ...] = ()
+    amounts: tuple[ClaimableSize, ...] = ()
     migs: tuple[int, ...] = ()
 
 
@@ -78,7 +78,7 @@ class _Way(Frozen):
     label: str = ""
 
 
-def claim_form(need: GpuNeed, rules: GpuRules, sizes: GpuSizes | None) -> ClaimForm:
+def claim_form(need: GpuNeed, rules: GpuRules, sizes: ClaimableSizes | None) -> ClaimForm:
     """The template. sizes: None: not known. Raises CannotMean where it depends on sizes that are not known,
     or of which there are too many.
     """
@@ -94,7 +94,7 @@ def claim_form(need: GpuNeed, rules: GpuRules, sizes: GpuSizes | None) -> ClaimF
     return ClaimForm(f"partage-{digest[:16]}", spec, _words(ways, need.count, rules))
 
 
-def _ways(need: GpuNeed, rules: GpuRules, sizes: GpuSizes | None) -> Iterator[_Way]:
+def _ways(need: GpuNeed, rules: GpuRules, sizes: ClaimableSizes | None) -> Iterator[_Way]:
     if rules.mig:
         yield from _of_mig(need, sizes)
         return
@@ -117,7 +117,7 @@ def _ways(need: GpuNeed, rules: GpuRules, sizes: GpuSizes | None) -> Iterator[_W
             yield _Way(SHARE_CLASS, few, ((SHARES, str(shares)),))
 
 
-def _of_mig(need: GpuNeed, sizes: GpuSizes | None) -> Iterator[_Way]:
+def _of_mig(need: GpuNeed, sizes: ClaimableSizes | None) -> Iterator[_Way]:
     """The smallest MIG device with enough memory first."""
     match need.memory:
         case BytesOfGpu(memory_bytes=least):
@@ -141,7 +141,7 @@ def _of_mig(need: GpuNeed, sizes: GpuSizes | None) -> Iterator[_Way]:
         yield _Way(MIG_CLASS, (same,), label=f"of-{_quantity(memory)}")
 
 
-def _known(sizes: GpuSizes | None) -> Sequence[GpuSize]:
+def _known(sizes: ClaimableSizes | None) -> Sequence[ClaimableSize]:
     """One of each memory, with its largest step, smallest first."""
     if sizes is None:
         raise SizesUnknown(
@@ -196,7 +196,7 @@ def _line_of(need: GpuNeed, rules: GpuRules) -> str:
     return HOME[Mode.AMOUNTS] if need.count == 1 else _HOME_OF_SEVERAL
 
 
-def _part_of(size: GpuSize, part: Decimal) -> int:
+def _part_of(size: ClaimableSize, part: Decimal) -> int:
     """Rounded down to whole steps, so that parts which are one GPU together fit on it; one step at least."""
     steps = int(size.memory_bytes * part // size.step_bytes)
     return max(steps, 1) * size.step_bytes

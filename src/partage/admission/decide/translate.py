@@ -31,7 +31,7 @@ from partage.admission.decide.refusals import (
     refuse_what_cannot_be,
 )
 from partage.admission.decide.settings import DialectSettings
-from partage.admission.decide.template import ClaimForm, GpuSizes, claim_form, home_of
+from partage.admission.decide.template import ClaimableSizes, ClaimForm, claim_form, home_of
 from partage.admission.decide.volcano import RESOURCES, asked_of_volcano
 from partage.values import Frozen
 
@@ -49,7 +49,7 @@ class AdmissionTerms(Frozen):
     """
 
     settings: DialectSettings = field(default_factory=DialectSettings)
-    sizes: GpuSizes | None = None
+    sizes: ClaimableSizes | None = None
     listed: frozenset[str] = frozenset()
 
 
@@ -136,7 +136,7 @@ _SYSTEMS: tuple[tuple[str, _Ask], ...] = (
 
 
 def _claims(
-    asked: PodGpuNeed, pod: AskingPod, sizes: GpuSizes | None
+    asked: PodGpuNeed, pod: AskingPod, sizes: ClaimableSizes | None
 ) -> tuple[tuple[ClaimOfPod, ...], list[str]]:
     """One for each container, in the order of the spec. An ordinary init container has ended before the
     others begin, and a claim lasts as long as its pod: it uses the claim of a later container that asks for
