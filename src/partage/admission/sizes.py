@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from partage.admission.decide.template import ClaimableSize, ClaimableSizes
 from partage.claims.decide.book import BookDevice, amount_of
-from partage.claims.model.names import DRIVER, MEMORY, Mode
+from partage.claims.model.names import MEMORY, OWN_NAMES, Mode
 from partage.units import MIB, parse_quantity
 
 
@@ -14,7 +14,7 @@ def sizes_of(devices: Iterable[BookDevice]) -> ClaimableSizes:
     """Of published devices; those of other drivers are left out."""
     amounts, migs = set(), set()
     for device in devices:
-        if device.driver != DRIVER or MEMORY not in device.device.capacity:
+        if device.driver != OWN_NAMES.driver or MEMORY not in device.device.capacity:
             continue
         memory_bytes = int(amount_of(device.device, MEMORY))
         if device.text("mode") == Mode.AMOUNTS:

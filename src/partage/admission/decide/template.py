@@ -18,12 +18,13 @@ from partage.admission.decide.need import (
     SizesUnknown,
     WholeGpu,
 )
-from partage.claims.model.names import CORES, DRIVER, MEMORY, SHARES, Mode
+from partage.claims.model.names import CORES, MEMORY, OWN_NAMES, SHARES, Mode
 from partage.model.ids import GPU_CLASS, MIG_CLASS, SHARE_CLASS
 from partage.text import listed
 from partage.units import exact_quantity, format_exactly
 from partage.values import Frozen
 
+DRIVER = OWN_NAMES.driver
 REQUEST = "gpu"
 _MOST_WAYS = 8
 """Alternatives of a request."""
