@@ -151,7 +151,8 @@ def test_hamis_config_map_among_the_files_says_the_names(tmp_path):
     file = tmp_path / "hami.yaml"
     file.write_text(
         "apiVersion: v1\nkind: ConfigMap\nmetadata: {name: c}\ndata:\n  device-config.yaml: |\n"
-        "    nvidia: {resourceCountName: corp/gpu, deviceMemoryScaling: 1.5}\n  broken: '{ resourceCountName'\n"
+        "    nvidia: {resourceCountName: corp/gpu, deviceMemoryScaling: 1.5}\n"
+        "  broken: '{ resourceCountName'\n"
     )
     found = settings_of([read_input_file(str(file))], DialectSettings())
     assert (found.hami_count, found.scaling, found.hami_memory) == ("corp/gpu", 1.5, MEM)

@@ -1,11 +1,16 @@
 """``partage migrate``, and what ``partage check`` says of the same files."""
 
+import asyncio
 import json
+import subprocess
+import sys
 
 import pytest
 import yaml
 
 from partage.cli.main import run
+from tests.claims.offers import amounts
+from tests.explain.test_explain_claims import ClaimApi, a_slice
 
 POD = """\
 apiVersion: v1
@@ -111,3 +116,16 @@ def test_check_says_the_same_of_what_is_not_rewritten_yet(capsys, file):
     own = (POD % "cpu: 1").replace("nvidia.com/gpu: 1, ", "aliyun.com/gpu-mem: 2, ")
     assert run(["check", file(own)]) == 0
     assert "no problems" in capsys.readouterr().out
+
+
+async def test_the_sizes_can_be_those_of_a_cluster(tmp_path, file):
+    api = ClaimApi([], slices=[a_slice("n1", amounts(0)), a_slice("n2", amounts(0, 39))])
+    async with api.served(tmp_path) as kubeconfig:
+        words = [sys.executable, "-m", "partage", "migrate", file(PERCENT), "--cluster", kubeconfig]
+        done = await asyncio.to_thread(
+            subprocess.run, words, capture_output=True, text=True, timeout=60, check=True
+        )
+    template = next(iter(yaml.safe_load_all(done.stdout)))
+    (request,) = template["spec"]["spec"]["devices"]["requests"]
+    asked = [way["capacity"]["requests"]["memory"] for way in request["firstAvailable"]]
+    assert asked == ["19Gi", "39Gi"]
