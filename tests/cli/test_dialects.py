@@ -18,42 +18,7 @@ def said(document):
     ]
 
 
-@pytest.mark.parametrize(
-    ("key", "system", "hint"),
-    [
-        ("aliyun.com/gpu-count", "Alibaba's gpushare", "nvidia.com/gpu"),
-        ("nvidia.com/gpumem", "HAMi", "mps"),
-        ("nvidia.com/gpucores", "HAMi", "SMs"),
-        ("nvidia.com/gpu-10gb", "nos (an MPS share of 10 GB)", "mps"),
-        ("volcano.sh/vgpu-memory", "Volcano", "mps"),
-    ],
-)
-def test_resources_of_other_systems(key, system, hint):
-    ((path, text),) = said(pod({key: 1}))
-    assert path == f"spec.containers[0].resources.limits.{key}"
-    assert f"of {system}" in text
-    assert hint in text.partition(" | ")[2]
-
-
-def test_our_own_names_say_nothing():
-    names = ("nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb", "cpu")
-    assert said(pod(dict.fromkeys(names, 1), {"a": "b"}, {"nvidia.com/gpu.product": "x"})) == []
-
-
-def test_annotations_and_labels_of_pods_and_nodes():
-    assert "KAI" in said(pod(annotations={"gpu-fraction": "0.5"}))[0][1]
-    job = {
-        "kind": "Job",
-        "apiVersion": "batch/v1",
-        "spec": {"template": pod(annotations={"hami.io/gpu-scheduler-policy": "binpack"})},
-    }
-    assert said(job)[0][0] == "spec.template.metadata.annotations.hami.io/gpu-scheduler-policy"
-    several = pod({"aliyun.com/gpu-mem": 8})
-    several["metadata"]["labels"] = {"aliyun.com/gpu-count": "2", "app": "x"}
-    ((path, text),) = said(several)
-    assert path == "metadata.labels.aliyun.com/gpu-count"
-    assert "memory of several GPUs" in text
-    assert "of one GPU" in text.partition(" | ")[2]
+def test_labels_of_nodes_and_the_pods_that_select_them():
     labels = {"nos.nebuly.com/gpu-partitioning": "mps", "ack.node.gpu.schedule": "share", "x": "y"}
     found = said({"kind": "Node", "apiVersion": "v1", "metadata": {"name": "n", "labels": labels}})
     assert [path for path, _ in found] == [f"metadata.labels.{key}" for key in list(labels)[:2]]
@@ -122,11 +87,6 @@ def test_the_hint_has_the_value_of_the_label(asked, hinted):
     document = {"kind": "Node", "metadata": {"labels": {"ack.node.gpu.schedule": asked}}}
     ((_, text),) = said(document)
     assert text.endswith(f"when: {{label: {{ack.node.gpu.schedule: {hinted}}}}}")
-
-
-def test_the_hint_has_the_size_of_the_request():
-    ((_, text),) = said(pod({"nvidia.com/gpu-8gb": 1}))
-    assert "aliyun.com/gpu-mem: 8;" in text
 
 
 def test_hamis_device_configuration():

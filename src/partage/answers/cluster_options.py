@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
+from partage.answers.lean_imports import lean_imports
 from partage.answers.verb import Command, common_option
 from partage.errors import InputError
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Coroutine
 
     from partage.edges.kube.config import ClusterConfig
+    from partage.edges.kube.reading import ClusterReader
 
+T = TypeVar("T")
 _DEFAULT = "~/.kube/config"
 _HOW = "in a pod the pod's account, else ~/.kube/config"
 
@@ -42,3 +45,15 @@ def cluster_of(kubeconfig: str | None) -> ClusterConfig:
             f"there is no kubeconfig {str(path)!r}", "name one with --kubeconfig FILE, or set KUBECONFIG"
         )
     return from_kubeconfig(path)
+
+
+def ask_cluster(kubeconfig: str | None, question: Callable[[ClusterReader], Coroutine[Any, Any, T]]) -> T:
+    """Ask the API server of ``cluster_of``. Raises ClusterError, InputError."""
+    with lean_imports(tls=True):
+        import asyncio
+
+        from partage.edges.kube.connection import Connection
+        from partage.edges.kube.reading import ClusterReader
+
+    config = cluster_of(kubeconfig)
+    return asyncio.run(question(ClusterReader(Connection(config))))

@@ -21,6 +21,7 @@ from partage.model.policy import ALL_EXCLUSIVE
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.admission.decide.settings import DialectSettings
     from partage.claims.decide.book import ClaimBook
     from partage.claims.model.names import ClaimNames
     from partage.claims.model.request import DeviceClass
@@ -89,7 +90,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     context = _context(papers, policy, config, machine, names, this_node=this_node)
     if provider is not None:
         context = _with_provider(context, provider, papers)
-    context = replace(context, classes=_classes(papers, names), names=names)
+    context = replace(context, classes=_classes(papers, names), names=names, settings=_settings(papers))
     verdicts += [verdict for paper in papers for verdict in check_file(paper, context)]
     if not files and context.inventory is not None:
         verdicts += policy_on_machine(ALL_EXCLUSIVE, "this node", context.inventory)
@@ -182,6 +183,13 @@ def _with_provider(context: CheckContext, name: str, papers: Sequence[Paper]) ->
             with suppress(InputError):  # said when the file itself is checked
                 groups += read_worker_groups(paper.document, paper.file)[0]
     return replace(context, provider=replace(found, groups=tuple(groups)))
+
+
+def _settings(papers: Sequence[Paper]) -> DialectSettings:
+    from partage.admission.decide.settings import DialectSettings
+    from partage.admission.manifests import settings_of
+
+    return settings_of(papers, DialectSettings())
 
 
 def _names(papers: Sequence[Paper]) -> ClaimNames:

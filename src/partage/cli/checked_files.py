@@ -12,9 +12,12 @@ from partage.answers.common_node import ctk_found
 from partage.claims.model.names import OWN_NAMES
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.kubernetes.manifests.node import CheckedProblem
+from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.admission.decide.settings import DialectSettings
+    from partage.admission.decide.translate import AdmissionTerms
     from partage.claims.model.names import ClaimNames
     from partage.claims.model.request import DeviceClass
     from partage.cli.check import PolicyOffer
@@ -25,10 +28,14 @@ if TYPE_CHECKING:
     from partage.providers.check import ProviderContext
 
 
+WHOLE_GPU = f"{VENDOR}/gpu"
+
+
 class CheckContext(Frozen):
     """What files are checked against. inventory, labels, provider: None where nothing was given. offers: what
     policies offer there, for the pods of manifests; a pod is for the one that has what it asks for. classes:
-    the DeviceClasses that claims can name. names: of the driver that claims mean.
+    the DeviceClasses that claims can name. names: of the driver that claims mean. settings: names that other
+    systems use.
     """
 
     config: str | None
@@ -38,6 +45,7 @@ class CheckContext(Frozen):
     classes: Mapping[str, DeviceClass] = field(default_factory=dict)
     names: ClaimNames = OWN_NAMES
     provider: ProviderContext | None = None
+    settings: DialectSettings | None = None
 
 
 def check_file(paper: Paper, context: CheckContext) -> Iterator[CheckedProblem]:
@@ -209,6 +217,7 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
 def _object(
     paper: ManifestInput, manifest_object: ManifestObject, context: CheckContext, offer: PolicyOffer | None
 ) -> Iterator[CheckedProblem]:
+    from partage.admission.manifests import TranslationTerms, translated_object
     from partage.claims.check import ClaimTerms, claim_findings
     from partage.claims.decide.book import ClaimBook
     from partage.cli.dialects import dialect_findings
@@ -216,8 +225,14 @@ def _object(
     from partage.kubernetes.manifests.manifest import findings
     from partage.providers.check import judge_manifest
 
-    path, document, line_of = manifest_object
+    path, original, line_of = manifest_object
     offered = None if offer is None else offer.offered
+    book = None if offer is None else offer.book or ClaimBook()
+    terms = ClaimTerms(context.classes, models_with, book, tuple(map(str, offered or ())), context.names)
+    how = TranslationTerms(_admission(context, offer), terms, "partage migrate FILE writes it so")
+    written = translated_object(original, paper.file, path, line_of, how)
+    yield from written.findings
+    document = written.document
     yield from findings(
         document,
         paper.file,
@@ -229,13 +244,26 @@ def _object(
         models_here=_models_of(context.inventory),
     )
     yield from amount_findings(document, paper.file, path, offered, line_of)
-    book = None if offer is None else offer.book or ClaimBook()
-    terms = ClaimTerms(context.classes, models_with, book, tuple(map(str, offered or ())), context.names)
     yield from claim_findings(document, paper.file, path, line_of, terms)
     if context.provider is None:
         yield from dialect_findings(document, paper.file, path, line_of)
     else:
         yield from judge_manifest(document, paper.file, path, line_of, context.provider)
+
+
+def _admission(context: CheckContext, offer: PolicyOffer | None) -> AdmissionTerms:
+    """Where nobody knows what a device plugin lists, it may list what Partage's own does, and a provider's
+    GPUs.
+    """
+    from partage.admission.decide.settings import DialectSettings
+    from partage.admission.decide.translate import AdmissionTerms
+    from partage.admission.sizes import sizes_of
+
+    settings = context.settings or DialectSettings()
+    if offer is None:
+        return AdmissionTerms(settings, None, frozenset({MEMORY_RESOURCE, WHOLE_GPU}))
+    listed = {*map(str, offer.offered), *((WHOLE_GPU,) if context.provider is not None else ())}
+    return AdmissionTerms(settings, sizes_of(offer.book.devices if offer.book else ()), frozenset(listed))
 
 
 def _models_of(inventory: Inventory | None) -> frozenset[str]:

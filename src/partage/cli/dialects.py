@@ -17,18 +17,6 @@ from partage.kubernetes.manifests.node import CheckedProblem, Keys, LineOf, Mani
 from partage.kubernetes.manifests.pods import pod_specs_at
 from partage.values import Frozen
 
-_AS_MANY_GIB = "as many GiB"
-
-
-def _by_memory(gib: str = _AS_MANY_GIB) -> str:
-    return (
-        "a policy with mps: {unit: 1Gi} shares GPUs by amounts of memory, and a container asks for "
-        f"aliyun.com/gpu-mem: {gib}; or make shares of a fixed size with mps: {{replicas: 4}} or as MIG "
-        "devices"
-    )
-
-
-_BY_MEMORY = _by_memory()
 _DEPLOY = "nvidia.com/gpu.deploy."
 _LONGEST_LABEL = 63
 _NONE = "no equivalent: remove it"
@@ -45,58 +33,6 @@ class _Word(Frozen):
     hint: str
     but: str = "which Partage does not know"
 
-
-_RESOURCES: Mapping[str, _Word] = {
-    "aliyun.com/gpu-count": _Word("Alibaba's gpushare", "whole GPUs", "ask for nvidia.com/gpu"),
-    "aliyun.com/gpu-core.percentage": _Word(
-        "ACK", "a part of a GPU's compute", "mps with replicas gives each share an equal part of the SMs"
-    ),
-    "nvidia.com/gpumem": _Word("HAMi", "MiB of each GPU's memory", _BY_MEMORY),
-    "nvidia.com/gpumem-percentage": _Word("HAMi", "a part of each GPU's memory", _BY_MEMORY),
-    "nvidia.com/gpucores": _Word(
-        "HAMi", "a part of a GPU's compute", "mps with replicas gives each share an equal part of the SMs"
-    ),
-    "nvidia.com/priority": _Word("HAMi", "a priority inside the GPU", _NONE),
-    "volcano.sh/vgpu-number": _Word("Volcano", "virtual GPUs", "ask for 1 of nvidia.com/gpu.shared"),
-    "volcano.sh/vgpu-memory": _Word("Volcano", "MB of a GPU's memory", _BY_MEMORY),
-    "volcano.sh/vgpu-memory-percentage": _Word("Volcano", "a part of a GPU's memory", _BY_MEMORY),
-    "volcano.sh/vgpu-cores": _Word(
-        "Volcano",
-        "a part of a GPU's compute",
-        "mps with replicas gives each share an equal part of the SMs",
-    ),
-}
-
-_NOS_SLICE = re.compile(r"nvidia\.com/gpu-(\d+)gb", re.ASCII)
-
-_MARKS: Mapping[str, _Word] = {
-    "gpu-fraction": _Word("KAI", "a part of a GPU", "a policy with replicas, and 1 of nvidia.com/gpu.shared"),
-    "gpu-memory": _Word("KAI", "MiB of a GPU's memory", _BY_MEMORY),
-    "nvidia.com/use-gputype": _Word(
-        "HAMi", "GPU models to take", "select by model in the policy, and give each its own name"
-    ),
-    "nvidia.com/nouse-gputype": _Word(
-        "HAMi", "GPU models to avoid", "select by model in the policy, and give each its own name"
-    ),
-    "nvidia.com/use-gpuuuid": _Word(
-        "HAMi", "GPUs to take", "select by uuid in the policy, with its own name"
-    ),
-    "nvidia.com/nouse-gpuuuid": _Word(
-        "HAMi", "GPUs to avoid", "select by uuid in the policy, with its own name"
-    ),
-    "hami.io/gpu-scheduler-policy": _Word("HAMi", "packed or spread GPUs", "the policy's option allocation"),
-    "hami.io/node-scheduler-policy": _Word("HAMi", "packed or spread nodes", "a matter of the scheduler"),
-    "ALIYUN_COM_GPU_MEM_IDX": _Word("Alibaba's gpushare", "the GPU that its scheduler chose", _NONE),
-}
-"""Annotations of pods."""
-
-_POD_LABELS: Mapping[str, _Word] = {
-    "aliyun.com/gpu-count": _Word(
-        "ACK",
-        "memory of several GPUs, an equal part of each",
-        "all memory of a container is of one GPU: ask for each part in its own container, or for whole GPUs",
-    ),
-}
 
 _NODE_LABELS: Mapping[str, _Word] = {
     "nos.nebuly.com/gpu-partitioning": _Word(
@@ -140,7 +76,7 @@ def dialect_findings(
     if pods := pod_specs_at(document):
         return [problem for keys in pods for problem in _pod(top, keys)]
     if kind == "Node":
-        return [*_marked(top.at("metadata", "labels"), _NODE_LABELS, "a label")]
+        return [*_marked(top.at("metadata", "labels"), _NODE_LABELS)]
     if kind == "ClusterPolicy" and str(document.get("apiVersion")).startswith("nvidia.com/"):
         return [*_cluster_policy(top.at("spec"))]
     if kind == "ConfigMap":
@@ -155,34 +91,18 @@ def _owner(document: Mapping[str, Any]) -> str:
 
 
 def _pod(top: ManifestNode, keys: Keys) -> Iterator[CheckedProblem]:
-    spec = top.at(*keys)
-    for group in ("initContainers", "containers"):
-        for container in spec.at(group).items:
-            limits = container.at("resources", "limits")
-            for key in limits.keys:
-                if (word := _resource(key)) is not None:
-                    yield _said(limits.at(key), f"{key} is a resource", word)
-    above = keys[:-1]
-    metadata = (top.at(*above) if above else top).at("metadata")
-    yield from _marked(metadata.at("annotations"), _MARKS, "an annotation")
-    yield from _marked(metadata.at("labels"), _POD_LABELS, "a label")
-    yield from _marked(spec.at("nodeSelector"), _NODE_LABELS, "a label")
+    """What its containers and annotations ask for is a matter of ``admission``."""
+    yield from _marked(top.at(*keys).at("nodeSelector"), _NODE_LABELS)
 
 
-def _resource(key: str) -> _Word | None:
-    if (slice_ := _NOS_SLICE.fullmatch(key)) is not None:
-        return _Word("nos", f"an MPS share of {slice_[1]} GB", _by_memory(slice_[1]))
-    return _RESOURCES.get(key)
-
-
-def _marked(place: ManifestNode, words: Mapping[str, _Word], what: str) -> Iterator[CheckedProblem]:
+def _marked(place: ManifestNode, words: Mapping[str, _Word]) -> Iterator[CheckedProblem]:
     for key in place.keys:
         word = words.get(key)
         if word is not None:
             value = place.at(key).value
             text = value if isinstance(value, str) and len(value) <= _LONGEST_LABEL else "VALUE"
             yield _said(
-                place.at(key), f"{key} is {what}", replace(word, hint=word.hint.replace("VALUE", text))
+                place.at(key), f"{key} is a label", replace(word, hint=word.hint.replace("VALUE", text))
             )
 
 

@@ -41,6 +41,7 @@ GROUPS = {
     },
     "Decide": {
         "check": "Check policies, manifests and stories before they are used.",
+        "migrate": "Rewrite manifests of HAMi, Volcano, KAI or ACK with claims.",
         "plan": "Show what a policy would offer, its steps, and what blocks them.",
         "advise": "Advise how to share a GPU model for a workload, and why.",
         "fits": "Show which MIG devices fit on a GPU model, and where.",
@@ -100,6 +101,7 @@ MODULES = {
     "rightsize": "partage.rightsize.verb",
     "rollout": "partage.kubernetes.verb_rollout",
     "check": "partage.cli.check",
+    "migrate": "partage.cli.migrate",
     "doctor": "partage.doctor.verb",
     "takeover": "partage.kubernetes.verb_takeover",
     "handback": "partage.kubernetes.verb_handback",

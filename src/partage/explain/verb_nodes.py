@@ -5,16 +5,15 @@ No slow imports at the top.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import click
 from msgspec import field
 from msgspec.structs import replace
 
 from partage.answers import common_node, common_options, common_output
-from partage.answers.cluster_options import cluster_of
 from partage.answers.lean_imports import lean_imports
 from partage.errors import DaemonError, InputError
 from partage.values import Frozen
@@ -22,7 +21,7 @@ from partage.values import Frozen
 if TYPE_CHECKING:
     from partage.answers.documents.report import ReportDocument
     from partage.edges.files.policy import LoadedPolicy
-    from partage.edges.kube.reading import ClusterReader, Object
+    from partage.edges.kube.reading import Object
     from partage.explain.decide.node import NodeView
 
 _NO_AGENT = "no agent runs here: who holds what is not known, so every share counts as free"
@@ -143,18 +142,6 @@ def read_folder(folder: Path) -> list[tuple[str, ReportDocument, str]]:
 
 
 # --- a cluster ---------------------------------------------------------------------------------------
-
-
-def ask_cluster(where: Where, question: Callable[[ClusterReader], Coroutine[Any, Any, T]]) -> T:
-    """Ask the API server of ``--kubeconfig``. Raises ClusterError, InputError."""
-    with lean_imports(tls=True):
-        import asyncio
-
-        from partage.edges.kube.connection import Connection
-        from partage.edges.kube.reading import ClusterReader
-
-    config = cluster_of(where.kubeconfig)
-    return asyncio.run(question(ClusterReader(Connection(config))))
 
 
 def see_cluster(where: Where, nodes: Sequence[Object], pods: Sequence[Object]) -> SeenNodes:

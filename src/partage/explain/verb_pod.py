@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from partage.answers import common_output
+from partage.answers.cluster_options import ask_cluster
 from partage.claims.model.names import OWN_NAMES
 from partage.errors import Absent, InputError, Rejected, Unsatisfiable
 from partage.explain.cluster_views import rows_at
@@ -21,7 +22,7 @@ from partage.explain.pod_claims import (
     with_books,
     with_claims,
 )
-from partage.explain.verb_nodes import SeenNodes, Where, ask_cluster, see_cluster, see_nodes
+from partage.explain.verb_nodes import SeenNodes, Where, see_cluster, see_nodes
 
 if TYPE_CHECKING:
     from partage.edges.kube.reading import ClusterReader, Object
@@ -40,7 +41,7 @@ def explain_file(file: str, where: Where, output: str) -> int:
     if where.in_cluster:
         namespaces = {pod.namespace for pod in pods if pod.claim_sources}
         names = {name for pod in pods for one in pod.containers for name in one.requests if "/" in name}
-        (nodes, running), there = ask_cluster(where, partial(_nodes_and_claims, namespaces, names))
+        (nodes, running), there = ask_cluster(where.kubeconfig, partial(_nodes_and_claims, namespaces, names))
         seen = see_cluster(where, nodes, running)
         if there is not None:
             known = known.over(claims_of_cluster(there))
@@ -169,7 +170,7 @@ def explain_live_pod(name: str, namespace: str | None, where: Where, output: str
 
     there, pod_name = _full_name(name, namespace)
     pod, events, nodes, running, claims = ask_cluster(
-        where, lambda reader: _live(reader, there or reader.namespace, pod_name)
+        where.kubeconfig, lambda reader: _live(reader, there or reader.namespace, pod_name)
     )
     seen = see_cluster(where, nodes, running)
     needs = _needs(pod)

@@ -129,6 +129,14 @@ def test_a_volume_at_dev_shm_hides_what_an_mps_share_brings():
     assert _said(_pod({"nvidia.com/gpu": 1}, volumeMounts=mounts), OFFERED) == []
 
 
+def test_volcanos_job_keeps_its_pods_elsewhere_than_kubernetes_own():
+    container = {"image": "a", "resources": {"limits": {"nvidia.com/gpu": "x"}}}
+    spec = {"tasks": [{"template": {"spec": {"containers": [container]}}}]}
+    document = {"apiVersion": "batch.volcano.sh/v1alpha1", "kind": "Job", "spec": spec}
+    path = "spec.tasks[0].template.spec.containers[0].resources.limits.nvidia.com/gpu"
+    assert _said(document) == [("error", path, False)]
+
+
 @pytest.mark.parametrize(
     ("kind", "path"),
     [
@@ -140,7 +148,8 @@ def test_a_pod_template_is_found_wherever_its_kind_keeps_it(kind, path):
     spec: dict[str, Any] = {"initContainers": [{"resources": {"limits": {"nvidia.com/gpu": "x"}}}]}
     for key in reversed(path.split(".initContainers")[0].split(".")):
         spec = {key: spec}
-    document = {"apiVersion": "x/v1", "kind": kind, **spec}
+    group = "apps" if kind == "Deployment" else "batch"
+    document = {"apiVersion": f"{group}/v1", "kind": kind, **spec}
     assert _said(document) == [("error", path, False)]
 
 

@@ -19,6 +19,8 @@ POD_SPEC_AT = {
     "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
 }
 """Where the kinds of Kubernetes itself have their pod."""
+_OWN_GROUPS = ("", "apps", "batch")
+"""The groups of these kinds: Volcano has a Job, too, whose pods are elsewhere."""
 
 _DEEPEST = 12
 """Levels that are looked through in objects of other kinds. The deepest known pod (JobSet) is 8 down."""
@@ -52,15 +54,21 @@ def objects_of(document: Mapping[str, Any], path: str) -> Iterator[tuple[str, Ma
         yield path, document
 
 
+def is_own_kind(document: Mapping[str, Any]) -> bool:
+    """Whether it is a pod, or Kubernetes itself makes pods of it; also where the apiVersion was forgotten."""
+    version = document.get("apiVersion")
+    group = version.rpartition("/")[0] if isinstance(version, str) else ""
+    return document.get("kind") in POD_SPEC_AT and group in _OWN_GROUPS
+
+
 def pod_specs_at(document: Mapping[str, Any]) -> tuple[Keys, ...]:
     """The keys that lead to the specs of the pods that an object makes; () if it makes none.
 
     Kinds that Kubernetes does not have itself (PyTorchJob, RayCluster, JobSet, InferenceService, ...) can
     make several pods: what has a list of containers is one.
     """
-    keys = POD_SPEC_AT.get(str(document.get("kind")))
-    if keys is not None:
-        return (keys,)
+    if is_own_kind(document):
+        return (POD_SPEC_AT[document["kind"]],)
     return tuple(_pods_below(document.get("spec"), ("spec",)))
 
 

@@ -1,0 +1,1 @@
+"""What such a pod asks for, what it becomes, and why not. Pure."""

@@ -1,0 +1,81 @@
+"""nos, whose resources are sizes, and GKE, whose node selectors say how GPUs are shared. Both only where no
+device plugin lists the name.
+
+Source of the rules: the documents of nos (one MPS device for each container) and of GKE.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+
+from partage.admission.decide.need import (
+    BytesOfGpu,
+    CannotMean,
+    ContainerNeed,
+    EvenShares,
+    GpuNeed,
+    PodGpuNeed,
+)
+from partage.admission.decide.pod import AskingPod
+from partage.units import GIB, whole_quantity
+
+NOS, GKE = "nos", "GKE"
+_NOS_SLICE = re.compile(r"nvidia\.com/gpu-([1-9]\d{0,3})gb", re.ASCII)
+_STRATEGY = "cloud.google.com/gke-gpu-sharing-strategy"
+_CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
+_GPU = "nvidia.com/gpu"
+_MOST_CLIENTS = 48
+
+
+def asked_of_nos(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
+    """None: the pod is not written for it. Raises CannotMean."""
+    names, needs = set(), []
+    for container in pod.containers:
+        sizes = {
+            name: int(match[1])
+            for name in container.amounts
+            if name not in listed and (match := _NOS_SLICE.fullmatch(name)) is not None
+        }
+        if not sizes:
+            continue
+        names |= {*sizes}
+        counts = {name: container.whole(name) for name in sizes}
+        if sum(counts.values()) != 1:
+            raise CannotMean(
+                f"{container.words} asks for {sum(counts.values())} shares, and nos gives a container one",
+                "ask for 1 of a larger one",
+            )
+        size = next(sizes[name] for name, number in counts.items() if number)
+        need = GpuNeed(1, BytesOfGpu(size * GIB))
+        needs.append(ContainerNeed(container.group, container.index, container.name, container.kind, need))
+    return PodGpuNeed(NOS, tuple(needs), names=frozenset(names)) if needs else None
+
+
+def asked_of_gke(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
+    """None: the pod is not written for it. Raises CannotMean."""
+    strategy, clients = pod.selector.get(_STRATEGY), pod.selector.get(_CLIENTS)
+    if _GPU in listed or not pod.asks_for(_GPU) or (strategy is None and clients is None):
+        return None
+    if strategy not in (None, "time-sharing", "mps"):
+        raise CannotMean(f"{_STRATEGY} is {strategy[:40]!r}, and neither time-sharing nor mps")
+    most = None
+    if clients is not None:
+        most = whole_quantity(clients)
+        if most is None or not 2 <= most <= _MOST_CLIENTS:
+            raise CannotMean(f"{_CLIENTS} is {clients[:20]!r}, and not 2 to {_MOST_CLIENTS}")
+    needs = []
+    for container in pod.containers:
+        shares = container.whole(_GPU) if _GPU in container.amounts else 0
+        if not shares:
+            continue
+        if shares > (1 if strategy != "mps" else most or 1):
+            raise CannotMean(
+                f"{container.words} asks for {shares} of {_GPU}, and GKE gives a container "
+                f"{'one share' if strategy != 'mps' else 'parts of one GPU only'}",
+                f"{_GPU}: 1",
+            )
+        need = GpuNeed(1, EvenShares(shares, most))
+        needs.append(ContainerNeed(container.group, container.index, container.name, container.kind, need))
+    taken = tuple(key for key in (_STRATEGY, _CLIENTS) if key in pod.selector)
+    return PodGpuNeed(GKE, tuple(needs), names=frozenset({_GPU}), selectors=taken)

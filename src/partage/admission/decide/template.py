@@ -1,0 +1,260 @@
+"""What a container asks for, as a ResourceClaimTemplate whose name is a hash of its content."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Iterator, Sequence
+from decimal import Decimal
+from typing import Any
+
+from partage.admission.decide.need import (
+    BytesOfGpu,
+    CannotMean,
+    EvenShares,
+    GpuNeed,
+    GpuRules,
+    PartOfGpu,
+    SizesUnknown,
+    WholeGpu,
+)
+from partage.claims.model.names import CORES, MEMORY, OWN_NAMES, SHARES, Mode
+from partage.model.ids import GPU_CLASS, MIG_CLASS, SHARE_CLASS
+from partage.text import listed
+from partage.units import exact_quantity, format_exactly
+from partage.values import Frozen
+
+DRIVER = OWN_NAMES.driver
+REQUEST = "gpu"
+_MOST_WAYS = 8
+"""Alternatives of a request."""
+_LONGEST = 10 * 1024
+"""Bytes of an expression."""
+_ATTRIBUTES, _CAPACITY = f"device.attributes['{DRIVER}']", f"device.capacity['{DRIVER}']"
+
+Json = dict[str, Any]
+
+
+class ClaimableSize(Frozen, order=True):
+    """Memory of GPUs that claims can have parts of, and the smallest step of a part."""
+
+    memory_bytes: int
+    step_bytes: int
+
+
+class ClaimableSizes(Frozen):
+    """The sizes that there are for claims: of GPUs that are shared by amounts, of MIG devices."""
+
+    amounts: tuple[ClaimableSize, ...] = ()
+    migs: tuple[int, ...] = ()
+
+
+class ClaimForm(Frozen):
+    """A template. spec: ``spec.spec`` of it. words: what it asks for: ``memory 3Gi of gpu.partage.dev``."""
+
+    name: str
+    spec: Json
+    words: str
+
+    def manifest(self, namespace: str = "") -> Json:
+        """The object. namespace: empty: that of whoever applies it."""
+        metadata: Json = {"name": self.name}
+        if namespace:
+            metadata["namespace"] = namespace
+        metadata["labels"] = {"app.kubernetes.io/managed-by": "partage"}
+        return {
+            "apiVersion": "resource.k8s.io/v1",
+            "kind": "ResourceClaimTemplate",
+            "metadata": metadata,
+            "spec": {"spec": self.spec},
+        }
+
+
+class _Way(Frozen):
+    """One alternative. label: what tells it from others."""
+
+    device_class: str
+    selectors: tuple[str, ...] = ()
+    amounts: tuple[tuple[str, str], ...] = ()
+    label: str = ""
+
+
+def claim_form(need: GpuNeed, rules: GpuRules, sizes: ClaimableSizes | None) -> ClaimForm:
+    """The template. sizes: None: not known. Raises CannotMean where it depends on sizes that are not known,
+    or of which there are too many.
+    """
+    ways = [*_ways(need, rules, sizes)]
+    which = tuple(_which(rules))
+    requests: list[Json] = [_request(ways, which, need.count)]
+    devices: Json = {"requests": requests}
+    if need.count > 1:
+        attribute = "parentUUID" if rules.mig else "uuid"
+        devices["constraints"] = [{"requests": [REQUEST], "distinctAttribute": f"{DRIVER}/{attribute}"}]
+    spec = {"devices": devices}
+    digest = hashlib.sha256(json.dumps(spec, sort_keys=True).encode()).hexdigest()
+    return ClaimForm(f"partage-{digest[:16]}", spec, _words(ways, need.count, rules))
+
+
+def _ways(need: GpuNeed, rules: GpuRules, sizes: ClaimableSizes | None) -> Iterator[_Way]:
+    if rules.mig:
+        yield from _of_mig(need, sizes)
+        return
+    cores = ((CORES, str(need.cores)),) if need.cores else ()
+    by_amounts = f"{_ATTRIBUTES}.mode == '{Mode.AMOUNTS}'"
+    match need.memory:
+        case WholeGpu():
+            yield _Way(GPU_CLASS)
+        case BytesOfGpu(memory_bytes=memory):
+            yield _Way(GPU_CLASS, (by_amounts,), ((MEMORY, _quantity(memory)), *cores))
+        case PartOfGpu(part=part):
+            for size in _known(sizes):
+                amount = _part_of(size, part)
+                total = _quantity(size.memory_bytes)
+                same = f"{by_amounts} && {_CAPACITY}.{MEMORY}.compareTo(quantity('{total}')) == 0"
+                amounts = ((MEMORY, _quantity(amount)), *cores)
+                yield _Way(GPU_CLASS, (same,), amounts, f"of-{total}")
+        case EvenShares(shares=shares, most=most):
+            few = () if most is None else (f"{_CAPACITY}.{SHARES}.compareTo(quantity('{most}')) <= 0",)
+            yield _Way(SHARE_CLASS, few, ((SHARES, str(shares)),))
+
+
+def _of_mig(need: GpuNeed, sizes: ClaimableSizes | None) -> Iterator[_Way]:
+    """The smallest MIG device with enough memory first."""
+    match need.memory:
+        case BytesOfGpu(memory_bytes=least):
+            pass
+        case WholeGpu():
+            least = 0
+        case _:
+            raise CannotMean(
+                "a part of a GPU's memory says nothing about the size of a MIG device",
+                "name an amount in MiB",
+            )
+    known = [memory for memory in sorted({*(sizes.migs if sizes else ())}) if memory >= least]
+    if len(known) <= 1 or not least:
+        enough = f"{_CAPACITY}.{MEMORY}.compareTo(quantity('{_quantity(least)}')) >= 0"
+        yield _Way(
+            MIG_CLASS, (enough,) if least else (), label=f"of-{_quantity(least)}-or-more" if least else ""
+        )
+        return
+    for memory in known[:_MOST_WAYS]:
+        same = f"{_CAPACITY}.{MEMORY}.compareTo(quantity('{_quantity(memory)}')) == 0"
+        yield _Way(MIG_CLASS, (same,), label=f"of-{_quantity(memory)}")
+
+
+def _known(sizes: ClaimableSizes | None) -> Sequence[ClaimableSize]:
+    """One of each memory, with its largest step, smallest first."""
+    if sizes is None:
+        raise SizesUnknown(
+            "a part of a GPU's memory is an amount only once the sizes of the GPUs are known",
+            "--policy FILE with --machine NAME, or --cluster",
+        )
+    found = {size.memory_bytes: size for size in sorted(sizes.amounts)}
+    if not found:
+        raise CannotMean("no GPU is there for claims of an amount of its memory", HOME[Mode.AMOUNTS])
+    if len(found) > _MOST_WAYS:
+        names = listed([format_exactly(memory) for memory in sorted(found)], 32)
+        raise CannotMean(
+            f"a claim can name {_MOST_WAYS} sizes of GPUs, and there are {len(found)}: {names}",
+            "name an amount in MiB, or fewer models with nvidia.com/use-gputype",
+        )
+    return [found[memory] for memory in sorted(found)]
+
+
+HOME = {
+    Mode.AMOUNTS: "in the policy: {select: rest, via: claims, mps: {unit: 1Gi}}",
+    Mode.WHOLE: "in the policy: {select: rest, via: claims, exclusive: {}}",
+    Mode.REPLICAS: "in the policy: {select: rest, via: claims, mps: {replicas: 4}}",
+    Mode.MIG: "in the policy: {select: rest, via: claims, mig: {layout: [...]}}",
+}
+"""The line of a policy that makes a home for a request."""
+_HOME_OF_SEVERAL = "in the policy: {select: rest, via: claims, time-slicing: {unit: 1Gi}}"
+"""Of parts of several GPUs: through MPS, a container uses one GPU."""
+
+
+def home_of(need: GpuNeed, rules: GpuRules) -> str:
+    """The line that would make a home for it, with what else it takes."""
+    return (
+        f"with a GPU that the pod names, {_line_of(need, rules)}"
+        if names_gpus(rules)
+        else _line_of(need, rules)
+    )
+
+
+def names_gpus(rules: GpuRules) -> bool:
+    """Whether not every GPU is meant."""
+    return any((rules.models, rules.not_models, rules.uuids, rules.not_uuids))
+
+
+def _line_of(need: GpuNeed, rules: GpuRules) -> str:
+    if rules.mig:
+        return HOME[Mode.MIG]
+    match need.memory:
+        case WholeGpu():
+            return HOME[Mode.WHOLE]
+        case EvenShares():
+            return HOME[Mode.REPLICAS]
+    return HOME[Mode.AMOUNTS] if need.count == 1 else _HOME_OF_SEVERAL
+
+
+def _part_of(size: ClaimableSize, part: Decimal) -> int:
+    """Rounded down to whole steps, so that parts which are one GPU together fit on it; one step at least."""
+    steps = int(size.memory_bytes * part // size.step_bytes)
+    return max(steps, 1) * size.step_bytes
+
+
+def _which(rules: GpuRules) -> Iterator[str]:
+    """Expressions for the GPUs that are meant. A device may be without a product name."""
+    product = f"{_ATTRIBUTES}.?productName.orValue('').lowerAscii()"
+    uuid = f"{_ATTRIBUTES}.?{'parentUUID' if rules.mig else 'uuid'}.orValue('').lowerAscii()"
+    for words, wanted in ((rules.models, True), (rules.not_models, False)):
+        if words:
+            either = " || ".join(f"{product}.contains('{word}')" for word in words)
+            yield either if wanted else f"!({either})"
+    for uuids, wanted in ((rules.uuids, True), (rules.not_uuids, False)):
+        if uuids:
+            inside = f"{uuid} in [{', '.join(repr(one) for one in uuids)}]"
+            yield inside if wanted else f"!({inside})"
+
+
+def _request(ways: Sequence[_Way], which: tuple[str, ...], count: int) -> Json:
+    if len(ways) == 1:
+        return {"name": REQUEST, "exactly": _ask(ways[0], which, count)}
+    return {
+        "name": REQUEST,
+        "firstAvailable": [{"name": way.label.lower(), **_ask(way, which, count)} for way in ways],
+    }
+
+
+def _ask(way: _Way, which: tuple[str, ...], count: int) -> Json:
+    ask: Json = {"deviceClassName": str(way.device_class)}
+    selectors = (*way.selectors, *which)
+    for text in selectors:
+        if len(text) > _LONGEST:
+            raise CannotMean(
+                "the lists of GPU models and UUIDs are longer than a claim can say", "shorten them"
+            )
+    if selectors:
+        ask["selectors"] = [{"cel": {"expression": text}} for text in selectors]
+    if way.amounts:
+        ask["capacity"] = {"requests": dict(way.amounts)}
+    if count > 1:
+        ask["count"] = count
+    return ask
+
+
+def _words(ways: Sequence[_Way], count: int, rules: GpuRules) -> str:
+    many = f"{count} x " if count > 1 else ""
+    ruled = " (of GPUs that the pod names)" if names_gpus(rules) else ""
+    said = dict.fromkeys(_way_words(way) for way in ways)
+    return f"{many}{' or '.join(said)} of {ways[0].device_class}{ruled}"
+
+
+def _way_words(way: _Way) -> str:
+    if way.device_class == MIG_CLASS:
+        return f"a MIG device {way.label.replace('-', ' ')}".strip()
+    return ", ".join(f"{name} {amount}" for name, amount in way.amounts) or "a whole GPU"
+
+
+def _quantity(memory_bytes: int) -> str:
+    return exact_quantity(memory_bytes, binary=True)

@@ -1,0 +1,259 @@
+"""A pod that was written for another system, as a pod with claims: what is changed in it, or why not.
+
+The answer is a value: a webhook sends its patch, ``check`` and ``migrate`` apply it to files.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any
+
+from msgspec import field
+
+from partage.admission.decide.ack import asked_of_ack
+from partage.admission.decide.hami import asked_of_hami
+from partage.admission.decide.kai import asked_of_kai
+from partage.admission.decide.need import (
+    CannotMean,
+    ContainerNeed,
+    GpuNeed,
+    PodGpuNeed,
+    SizesUnknown,
+    WholeGpu,
+)
+from partage.admission.decide.nos_gke import asked_of_gke, asked_of_nos
+from partage.admission.decide.patch import PatchStep, pointer
+from partage.admission.decide.pod import TRANSLATED, AskingPod, asking_pod
+from partage.admission.decide.refusals import (
+    DEFAULT_SCHEDULER,
+    THEIR_SCHEDULERS,
+    pod_warnings,
+    refuse_what_cannot_be,
+)
+from partage.admission.decide.settings import DialectSettings
+from partage.admission.decide.template import ClaimableSizes, ClaimForm, claim_form, home_of
+from partage.admission.decide.volcano import RESOURCES, asked_of_volcano
+from partage.values import Frozen
+
+GUARANTEE = "partage.dev/guarantee"
+FORMER_SCHEDULER = "partage.dev/former-scheduler"
+FORMER_SELECTOR = "partage.dev/former-node-selector"
+OPT_OUT = "partage.dev/admission"
+"""Label of pods that are left alone; its value is ``ignore``."""
+_LONGEST_ANNOTATION = 2000
+
+
+class AdmissionTerms(Frozen):
+    """What pods are translated by. sizes: None: not known. listed: names of resources that device plugins
+    list, and that are left to them.
+    """
+
+    settings: DialectSettings = field(default_factory=DialectSettings)
+    sizes: ClaimableSizes | None = None
+    listed: frozenset[str] = frozenset()
+
+
+class ClaimOfPod(Frozen):
+    """A claim that the pod gets. name: in the pod. containers: that have it. home: the line of a policy that
+    would make a home for it.
+    """
+
+    name: str
+    form: ClaimForm
+    containers: tuple[ContainerNeed, ...]
+    home: str
+
+
+class TranslatedPod(Frozen):
+    """What becomes of a pod. warnings: clauses."""
+
+    system: str
+    claims: tuple[ClaimOfPod, ...]
+    patch: tuple[PatchStep, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class RefusedPod(Frozen):
+    """Why a pod cannot be translated. sentence: without a full stop. hint: may be empty. unknown: it could
+    be, if the sizes of the GPUs were known.
+    """
+
+    system: str
+    sentence: str
+    hint: str = ""
+    unknown: bool = False
+
+
+def translate(
+    pod: Mapping[str, Any], terms: AdmissionTerms, owner: Mapping[str, str] | None = None
+) -> TranslatedPod | RefusedPod | None:
+    """pod: as the API server has it, or the template of one. owner: annotations of the object that makes it.
+    None: no pod of these systems, or one that wants to be left alone.
+    """
+    asking = asking_pod(pod)
+    if asking.labels.get(OPT_OUT) == "ignore":
+        return None
+    found: list[PodGpuNeed] = []
+    for system, ask in _SYSTEMS:
+        try:
+            asked = ask(asking, terms)
+        except CannotMean as why:
+            return RefusedPod(system, why.sentence, why.hint)
+        if asked is not None:
+            found.append(asked)
+    if not found:
+        return None
+    if len(found) > 1:
+        systems = " and ".join(one.system for one in found)
+        return RefusedPod(
+            systems, f"the pod asks for GPUs in the words of {systems} at once", "keep one of them"
+        )
+    try:
+        refuse_what_cannot_be(asking, owner or {})
+        claims, warnings = _claims(found[0], asking, terms.sizes)
+    except CannotMean as why:
+        return RefusedPod(found[0].system, why.sentence, why.hint, isinstance(why, SizesUnknown))
+    patch = (
+        *_without_old(found[0], pod),
+        *_with_claims(claims, pod),
+        *_scheduler(asking),
+        *_annotations(found[0], claims, asking, pod),
+    )
+    return TranslatedPod(
+        found[0].system, claims, patch, (*found[0].warnings, *pod_warnings(asking), *warnings)
+    )
+
+
+_Ask = Callable[[AskingPod, AdmissionTerms], PodGpuNeed | None]
+_SYSTEMS: tuple[tuple[str, _Ask], ...] = (
+    ("HAMi", lambda pod, terms: asked_of_hami(pod, terms.settings, terms.listed, RESOURCES)),
+    ("Volcano", lambda pod, terms: asked_of_volcano(pod, terms.listed)),
+    ("KAI", lambda pod, _: asked_of_kai(pod)),
+    ("ACK", lambda pod, terms: asked_of_ack(pod, terms.settings, terms.listed)),
+    ("nos", lambda pod, terms: asked_of_nos(pod, terms.listed)),
+    ("GKE", lambda pod, terms: asked_of_gke(pod, terms.listed)),
+)
+
+
+def _claims(
+    asked: PodGpuNeed, pod: AskingPod, sizes: ClaimableSizes | None
+) -> tuple[tuple[ClaimOfPod, ...], list[str]]:
+    """One for each container, in the order of the spec. An ordinary init container has ended before the
+    others begin, and a claim lasts as long as its pod: it uses the claim of a later container that asks for
+    the same.
+    """
+    lasting = [one for one in asked.containers if one.kind != "init"]
+    inits = [one for one in asked.containers if one.kind == "init"]
+    shared: list[tuple[GpuNeed, list[ContainerNeed]]] = [(one.need, [one]) for one in lasting]
+    warnings = []
+    after = [number for number, (_, users) in enumerate(shared) if users[0].kind == "container"]
+    for one in inits:
+        same = [number for number in after if shared[number][0] == one.need]
+        if same:
+            shared[same[0]][1].append(one)
+            continue
+        after.append(len(shared))
+        shared.append((one.need, [one]))
+        if lasting:
+            warnings.append(
+                f"init container {one.name} asks for something else than the containers: what it has stays "
+                "taken until the pod ends"
+            )
+    names = _free_names(pod.claims)
+    claims = []
+    for need, users in shared:
+        form = claim_form(need, asked.rules, sizes)
+        claims.append(ClaimOfPod(next(names), form, tuple(users), home_of(need, asked.rules)))
+    return tuple(claims), warnings
+
+
+def _free_names(taken: Collection[str]) -> Iterator[str]:
+    number = 1
+    while True:
+        name = "partage-gpu" if number == 1 else f"partage-gpu-{number}"
+        if name not in taken:
+            yield name
+        number += 1
+
+
+# --- the patch ---------------------------------------------------------------------------------
+
+
+def _without_old(asked: PodGpuNeed, pod: Mapping[str, Any]) -> Iterator[PatchStep]:
+    spec = pod.get("spec") or {}
+    for group in ("initContainers", "containers"):
+        rows = spec.get(group)
+        for index, container in enumerate(rows if isinstance(rows, list) else ()):
+            resources = container.get("resources") if isinstance(container, Mapping) else None
+            for part in ("limits", "requests"):
+                amounts = resources.get(part) if isinstance(resources, Mapping) else None
+                for name in amounts if isinstance(amounts, Mapping) else ():
+                    if name in asked.names:
+                        yield PatchStep("remove", pointer("spec", group, index, "resources", part, name))
+    for key in asked.selectors:
+        yield PatchStep("remove", pointer("spec", "nodeSelector", key))
+
+
+def _with_claims(claims: Sequence[ClaimOfPod], pod: Mapping[str, Any]) -> Iterator[PatchStep]:
+    spec = pod.get("spec") or {}
+    if claims and not isinstance(spec.get("resourceClaims"), list):
+        yield PatchStep("add", pointer("spec", "resourceClaims"), [])
+    for claim in claims:
+        value = {"name": claim.name, "resourceClaimTemplateName": claim.form.name}
+        yield PatchStep("add", pointer("spec", "resourceClaims", "-"), value)
+        for user in claim.containers:
+            resources = spec[user.group][user.index].get("resources")
+            there = pointer("spec", user.group, user.index, "resources")
+            if not isinstance(resources, Mapping):
+                yield PatchStep("add", there, {"claims": [{"name": claim.name}]})
+            elif not isinstance(resources.get("claims"), list):
+                yield PatchStep("add", f"{there}/claims", [{"name": claim.name}])
+            else:
+                yield PatchStep("add", f"{there}/claims/-", {"name": claim.name})
+
+
+def _scheduler(pod: AskingPod) -> Iterator[PatchStep]:
+    if pod.scheduler in THEIR_SCHEDULERS:
+        yield PatchStep("replace", pointer("spec", "schedulerName"), DEFAULT_SCHEDULER)
+
+
+def _annotations(
+    asked: PodGpuNeed, claims: Sequence[ClaimOfPod], pod: AskingPod, plain: Mapping[str, Any]
+) -> Iterator[PatchStep]:
+    said = {TRANSLATED: f"{asked.system}: {_was(asked, pod)}"}
+    if claims:
+        said[GUARANTEE] = "; ".join(_guarantee(claim) for claim in claims)
+    if pod.scheduler in THEIR_SCHEDULERS:
+        said[FORMER_SCHEDULER] = pod.scheduler
+    if asked.selectors:
+        said[FORMER_SELECTOR] = ", ".join(f"{key}={pod.selector[key]}" for key in asked.selectors)
+    metadata = plain.get("metadata")
+    if not isinstance(metadata, Mapping):
+        yield PatchStep("add", pointer("metadata"), {})
+        metadata = {}
+    if not isinstance(metadata.get("annotations"), Mapping):
+        yield PatchStep("add", pointer("metadata", "annotations"), {})
+    for key, text in said.items():
+        yield PatchStep("add", pointer("metadata", "annotations", key), text[:_LONGEST_ANNOTATION])
+
+
+def _was(asked: PodGpuNeed, pod: AskingPod) -> str:
+    """``main nvidia.com/gpu=1 nvidia.com/gpumem=3000``; annotations stay, and need no copy."""
+    rows = []
+    for container in pod.containers:
+        had = [f"{name}={container.amounts[name]}" for name in sorted(asked.names & {*container.amounts})]
+        if had:
+            rows.append(" ".join((container.name, *had)))
+    return "; ".join(rows) or "by annotation"
+
+
+def _guarantee(claim: ClaimOfPod) -> str:
+    users = ", ".join(user.name for user in claim.containers)
+    need = claim.containers[0].need
+    memory = (
+        "hard, the GPU is its own"
+        if isinstance(need.memory, WholeGpu)
+        else ("as PARTAGE_GUARANTEE in the container says")
+    )
+    cores = f", cores {need.cores}: a ceiling under MPS, none under time slicing" if need.cores else ""
+    return f"{users}: memory {memory}{cores}"
