@@ -10,8 +10,8 @@ from partage.values import Frozen
 
 
 class ScheduledNode(Frozen):
-    """What pods can have of a node. devices: extended resources. product: of its GPUs, by its label; empty: not
-    known.
+    """What pods can have of a node. devices: extended resources. product: of its GPUs, by its label; empty:
+    not known.
     """
 
     name: str
@@ -22,8 +22,9 @@ class ScheduledNode(Frozen):
 
 
 class ScheduledPod(Frozen):
-    """What a pod asks for. node: where it is; empty: it waits. devices: extended resources, by name. claims: names
-    of its ResourceClaims, in its namespace; None for one that is not made yet. owner: kind of its controller.
+    """What a pod asks for. node: where it is; empty: it waits. devices: extended resources, by name. claims:
+    names of its ResourceClaims, in its namespace; None for one that is not made yet. owner: kind of its
+    controller.
     """
 
     namespace: str

@@ -1,7 +1,7 @@
 """The extender: what is known, kept by watches; answers; tables that are made again in the background.
 
-It decides nothing and writes nothing. Where it knows too little for an answer, all nodes are equally good, and
-kube-scheduler's own scores decide.
+It decides nothing and writes nothing. Where it knows too little for an answer, all nodes are equally good,
+and kube-scheduler's own scores decide.
 """
 
 from __future__ import annotations
@@ -36,6 +36,7 @@ from partage.scheduler.metrics import ExtenderCounts, MixState
 from partage.scheduler.protocol import Asked, read_arguments, write_priorities
 from partage.scheduler.state import ClusterState
 from partage.serve_http.http import Answer, PageRequest, json_answer
+from partage.serve_http.metrics.exposition import Family
 
 log = logging.getLogger(__name__)
 
@@ -43,7 +44,6 @@ MIX_EVERY_S = 60.0
 """Pause between two mixes. Where a model of GPU is new, tables are made at once."""
 _CHANGED = 0.02
 """Part of all pods by which a mix differs from the one before, so that tables are worth making again."""
-_TURN_S = 0.25
 
 
 class _NoScores:
@@ -155,8 +155,8 @@ class Extender:
         return (*missing, *(() if self.mix.version else ("tables: they are being made",)))
 
     def turn(self) -> None:
-        """What has to be done beside answers: count pods that came, make tables, and count scores that will be
-        asked for soon. Called again and again by one thread.
+        """What has to be done beside answers: count pods that came, make tables, and count scores that will
+        be asked for soon. Called again and again by one thread.
         """
         if not self._listed.issuperset(KINDS):
             return
@@ -196,7 +196,11 @@ class Extender:
             lambda ask: reader.by_model(ask, kinds.values()) if ask.wants_gpus else {}, models, counts
         )
         self._made_s = self._clock()
-        if not anew and self._tables_of is not None and _distance(self._tables_of, expected.tables) < _CHANGED:
+        if (
+            not anew
+            and self._tables_of is not None
+            and _distance(self._tables_of, expected.tables) < _CHANGED
+        ):
             return
         scores: NodeScores
         match self._policy:
@@ -218,10 +222,11 @@ class Extender:
             self._models, self._tables_of = models, mix
             self.mix = MixState(self.mix.version + 1, self._clock(), len(self._window), len(mix.parts))
 
-    def run(self, stopped: threading.Event) -> None:
-        """Turn after turn until it is stopped."""
-        while not stopped.wait(_TURN_S):
-            self.turn()
+    def families(self) -> list[Family]:
+        """Metrics."""
+        with self._lock:
+            nodes = self._board.nodes
+        return self.counts.families(self.mix, self._clock(), nodes, trouble=any(self._troubles.values()))
 
 
 def _distance(before: Mix, now: Mix) -> float:

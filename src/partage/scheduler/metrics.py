@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from partage.serve_http.metrics.exposition import Family, label_text
+from partage.serve_http.metrics.exposition import Family, histogram_rows, label_text
 from partage.values import Frozen
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -24,7 +24,9 @@ class MixState(Frozen):
 
 
 class ExtenderCounts:
-    """Answers since the start, by result: ``scored``; ``equal``, all nodes alike; ``refused``, no ExtenderArgs."""
+    """Answers since the start, by result: ``scored``; ``equal``, all nodes alike; ``refused``, no
+    ExtenderArgs.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -41,15 +43,15 @@ class ExtenderCounts:
             for number, most in enumerate(BUCKETS_S):
                 self._buckets[number] += seconds <= most
 
-    def families(self, mix: MixState, now_s: float, nodes: int, trouble: bool) -> list[Family]:
+    def families(self, mix: MixState, now_s: float, nodes: int, *, trouble: bool) -> list[Family]:
         """All metrics of the extender."""
         with self._lock:
-            results = [(label_text([("result", name)]), count) for name, count in self._results.items()]
-            rows = [
-                (f'_bucket{{le="{most}"}}', count) for most, count in zip(BUCKETS_S, self._buckets, strict=True)
+            results = [
+                (label_text([("result", name)]), float(count)) for name, count in self._results.items()
             ]
-            seconds = [*rows, ('_bucket{le="+Inf"}', self._count), ("_sum", self._sum_s), ("_count", self._count)]
-        made = {
+            buckets = list(zip(BUCKETS_S, self._buckets, strict=True))
+            seconds = histogram_rows(buckets, self._sum_s, self._count)
+        made: dict[str, list[tuple[str, float]]] = {
             "partage_extender_seconds": seconds,
             "partage_extender_requests": results,
             "partage_extender_mix_version": [("", mix.version)],

@@ -1,7 +1,7 @@
 """What kube-scheduler says to an extender, and what it is told.
 
-Source: k8s.io/kube-scheduler/extender/v1/types.go: the Go types have no JSON names, so the outer keys begin with
-capitals. Either ``Nodes`` or ``NodeNames`` is there, the other is null.
+Source: k8s.io/kube-scheduler/extender/v1/types.go: the Go types have no JSON names, so the outer keys begin
+with capitals. Either ``Nodes`` or ``NodeNames`` is there, the other is null.
 """
 
 from __future__ import annotations

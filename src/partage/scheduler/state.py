@@ -1,4 +1,6 @@
-"""The cluster as watches tell of it, node by node: what is left is counted again only where something changed."""
+"""The cluster as watches tell of it, node by node: what is left is counted again only where something
+changed.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any
 
 from msgspec import Raw
 
@@ -42,7 +44,7 @@ class _NodeState:
         self.node: ScheduledNode | None = None
         self.cpu_milli = self.memory_mib = 0
         self.devices: Counter[str] = Counter()
-        self.slices: dict[str, SliceSpec | bytes] = {}
+        self.slices: dict[str, bytes] = {}
         self.given: tuple[NodeDevice, ...] = ()
 
     def count(self, pod: ScheduledPod, sign: int) -> None:
@@ -72,7 +74,6 @@ class ClusterState:
         self._dirty: set[str] = set()
         self._new: dict[str, ScheduledPod] = {}
         self._unreadable = Seldom()
-        self.of_pods = {"nodes": self._node, "pods": self._pod, "slices": self._slice, "claims": self._claim}
 
     # --- what comes ---------------------------------------------------------------------------------
 
@@ -97,10 +98,17 @@ class ClusterState:
 
     def changed(self, kind: str, name: str, value: Any) -> None:  # noqa: ANN401 - by kind
         """One object is so now; None: it is gone."""
-        if kind == "classes":
-            self._class(name, cast("ApiObject | None", value))
-        else:
-            self.of_pods[kind](name, value)
+        match kind:
+            case "nodes":
+                self._node(name, value)
+            case "pods":
+                self._pod(name, value)
+            case "slices":
+                self._slice(name, value)
+            case "claims":
+                self._claim(name, value)
+            case _:
+                self._class(name, value)
 
     def _node(self, name: str, node: ScheduledNode | None) -> None:
         state = self._nodes.setdefault(name, _NodeState())
@@ -144,8 +152,8 @@ class ClusterState:
         self._count_devices(spec.node_name, state)
 
     def _count_devices(self, node: str, state: _NodeState) -> None:
-        """The devices of the newest generations. Specs stay JSON: as values they take five times the memory."""
-        specs = [decode(SliceSpec, bytes(state.slices[name]), strict=False) for name in sorted(state.slices)]
+        """The devices of the newest generations. Specs stay JSON: as values they would take more memory."""
+        specs = [decode(SliceSpec, state.slices[name], strict=False) for name in sorted(state.slices)]
         given = []
         for device in devices_in(specs):
             closed = any(taint.effect in _NO_NEW for taint in device.device.taints)
@@ -237,8 +245,8 @@ class ClusterState:
         return Ask(pod.cpu_milli, pod.memory_mib, tuple(specs), devices)
 
     def take_new(self) -> list[tuple[Ask, bool]]:
-        """What pods ask for that were not told yet, and whether each still waits for a node. One whose claim is
-        not known comes later.
+        """What pods ask for that were not told yet, and whether each still waits for a node. One whose claim
+        is not known comes later.
         """
         found = []
         for key, pod in list(self._new.items()):

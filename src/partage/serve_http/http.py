@@ -36,7 +36,9 @@ Answer = tuple[HTTPStatus, str, bytes]
 
 
 class PageRequest(Frozen):
-    """What a page is asked. query: the last value of each name. accept: the header ``Accept``. body: of a POST."""
+    """What a page is asked. query: the last value of each name. accept: the header ``Accept``. body: of a
+    POST.
+    """
 
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
@@ -363,8 +365,8 @@ def _headers(content_type: str) -> list[tuple[str, str]]:
 
 
 class HttpServer:
-    """Serves pages on a listening socket, on a daemon thread, until it is closed. posts: paths of those pages that
-    take a POST, with a body of at most ``MOST_BODY``.
+    """Serves pages on a listening socket, on a daemon thread, until it is closed. posts: paths of those pages
+    that take a POST, with a body of at most ``MOST_BODY``.
     """
 
     def __init__(

@@ -90,9 +90,9 @@ class Collection(Frozen, Generic[T]):
 class CollectionWatch(Generic[T]):
     """Follows objects. Clock and pauses are arguments; nothing depends on the wall clock.
 
-    each: told of one object that changed, None: it is gone or was not kept, in place of ``seen``. Then the watch
-    keeps no objects, and ``seen`` has them only when they were listed: where there are many, all of them would be
-    copied at every change.
+    each: told of one object that changed, None: it is gone or was not kept, in place of ``seen``. Then the
+    watch keeps no objects, and ``seen`` has them only when they were listed: where there are many, all of
+    them would be copied at every change.
     """
 
     def __init__(
@@ -145,9 +145,7 @@ class CollectionWatch(Generic[T]):
         since = self._state.since if self._state.trouble else self._clock()
         forbidden = isinstance(error, Forbidden)
         absent = isinstance(error, Absent)
-        self._tell(
-            replace(self._state, trouble=message, since=since, forbidden=forbidden, absent=absent)
-        )
+        self._tell(replace(self._state, trouble=message, since=since, forbidden=forbidden, absent=absent))
 
     def _answered(self) -> CollectionState[T]:
         return replace(self._state, trouble="", since=self._clock(), forbidden=False, absent=False)

@@ -24,7 +24,8 @@ class Ssp:
         self, mix: Mix, supply: Mapping[str, int], *, exact: bool, priced: Mix | None = None
     ) -> None:
         """supply: milli of each GPU model in the cluster. priced: the mix by which models are priced, where
-        ``mix`` has one pod several times, as different amounts of different models. It takes a second or a few.
+        ``mix`` has one pod several times, as different amounts of different models. It takes a second or a
+        few.
         """
         self._tables: Mapping[str, WasteTable] = waste_tables(mix, list(supply))
         self._slots = mix.slots

@@ -42,7 +42,9 @@ class Ask(Frozen):
 
 
 class Wanted(Frozen):
-    """What an ask is of one kind. gpus: different ones; milli: of each. rank: alternatives that it likes better."""
+    """What an ask is of one kind. gpus: different ones; milli: of each. rank: alternatives that it likes
+    better.
+    """
 
     gpus: int
     milli: int
@@ -58,18 +60,19 @@ class AskReader:
             **{f"{_OF_CLASS}{name}": name for name in classes},
             **{one.extended: name for name, one in classes.items() if one.extended},
         }
-        self._known: dict[tuple[Ask, str], Wanted | None] = {}
-        self._charges: dict[tuple[DeviceAsk, str], int | None] = {}
+        self._known: dict[tuple[Ask, str], Wanted | AskReader | None] = {}
 
     def wanted(self, ask: Ask, kind: DeviceKind) -> Wanted | None:
         """None: it can have none of this kind, or asks for no GPU."""
         key = ask, kind.key
-        if key not in self._known:
-            if len(self._known) >= _MOST_KNOWN:
-                self._known.clear()
-                self._charges.clear()
-            self._known[key] = self._of_resource(ask, kind) if kind.resource else self._of_claims(ask, kind)
-        return self._known[key]
+        found = self._known.get(key, self)  # None is an answer; and another thread may clear it meanwhile
+        if not isinstance(found, AskReader):
+            return found
+        if len(self._known) >= _MOST_KNOWN:
+            self._known.clear()
+        made = self._of_resource(ask, kind) if kind.resource else self._of_claims(ask, kind)
+        self._known[key] = made
+        return made
 
     def by_model(self, ask: Ask, kinds: Iterable[DeviceKind]) -> dict[str, Wanted]:
         """What it is of each model."""
@@ -108,19 +111,13 @@ class AskReader:
         return Wanted(gpus, milli, rank) if gpus else None
 
     def _charge(self, way: DeviceAsk, kind: DeviceKind) -> int | None:
-        """Milli of one device of the kind; None: it is not enough, or not meant. What only tells devices of one
-        kind apart is for the scheduler to see.
+        """Milli of one device of the kind; None: it is not enough, or not meant. What only tells devices of
+        one kind apart is for the scheduler to see.
         """
         selectors = tuple(
             text for text in way.selectors if not any(f".{name}" in text for name in OF_ONE_DEVICE)
         )
-        one = replace(way, name="r", count=1, selectors=selectors)
-        key = one, kind.key
-        if key not in self._charges:
-            self._charges[key] = self._milli(one, kind)
-        return self._charges[key]
-
-    def _milli(self, way: DeviceAsk, kind: DeviceKind) -> int | None:
+        way = replace(way, name="r", count=1, selectors=selectors)
         assert kind.device is not None, "a kind that is not of a resource is for claims"
         claim = PodClaim("claim", ClaimSpec("", (ClaimRequest(way.name, (way,)),)))
         placed = place([claim], ClaimBook((kind.device,)), self._classes)

@@ -35,9 +35,9 @@ class Measure(StrEnum):
 
 
 class DeviceKind(Frozen):
-    """model: product and strategy, what tables of placement are for. total: what a device has of the measure; of
-    a resource: units of the node. device: one of them as it is published, for claims. resource: of the device
-    plugin; empty: for claims. key: differs where pods can tell the kinds apart.
+    """model: product and strategy, what tables of placement are for. total: what a device has of the measure;
+    of a resource: units of the node. device: one of them as it is published, for claims. resource: of the
+    device plugin; empty: for claims. key: differs where pods can tell the kinds apart.
     """
 
     key: str
@@ -48,7 +48,7 @@ class DeviceKind(Frozen):
     resource: str = ""
 
     def milli(self, amount: int) -> int:
-        """Thousandths of a GPU that an amount is, rounded down: what fits in bytes then fits in milli, too."""
+        """Thousandths of a GPU that an amount is, rounded down: what fits in bytes fits in milli, too."""
         return max(1, amount * WHOLE_MILLI // self.total)
 
     def left(self, taken: int) -> int:

@@ -21,7 +21,8 @@ FLOOR = 0.002
 _SEVERAL = (2, 4, 8)
 _MOST_NAMED = 64
 _CPU_PER_GPU = 9_500
-"""Thousandths, of pods of several GPUs where none came yet: about what those of a production trace ask for."""
+"""Thousandths, of pods of several GPUs where none came yet: about what those of a production trace ask for.
+"""
 
 ModelsOf = Callable[[Ask], Mapping[str, Wanted]]
 """What an ask is of each model of the cluster that it may have."""
