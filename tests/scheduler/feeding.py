@@ -6,8 +6,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
-from partage.edges.kube.scheduling import KINDS, ApiObject, PodRow, _NodeRow
 from partage.codec.values import decode
+from partage.edges.kube.scheduling import KINDS, ApiObject, PodRow, _NodeRow
 from partage.scheduler.decide.board import ExtenderPolicy
 from partage.scheduler.extender import Extender
 from partage.scheduler.protocol import Asked
@@ -51,7 +51,9 @@ class Fed:
         return {row["Host"]: row["Score"] for row in answer}
 
     def scores(self, pod: Json, nodes: Sequence[str]) -> list[float]:
-        found = self.extender.scores(Asked(decode(PodRow, json.dumps(pod).encode(), strict=False).value(), tuple(nodes)))
+        found = self.extender.scores(
+            Asked(decode(PodRow, json.dumps(pod).encode(), strict=False).value(), tuple(nodes))
+        )
         assert found is not None
         return found
 

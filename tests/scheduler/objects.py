@@ -19,9 +19,7 @@ def node(name: str, cpu_milli: int = 64_000, memory_mib: int = 10**6, **devices:
     return {"metadata": {"name": name, "labels": {}}, "spec": {}, "status": {"allocatable": amounts}}
 
 
-def device(
-    number: int, product: str = "A", mode: str = "amounts", memory: int = MEMORY, **more: Any
-) -> Json:
+def device(number: int, product: str = "A", mode: str = "amounts", memory: int = MEMORY, **more: Any) -> Json:
     """A GPU of a node."""
     text = {"mode": mode, "productName": product, "uuid": f"GPU-{number}", "type": "gpu"}
     attributes: Json = {name: {"string": value} for name, value in text.items()} | {"index": {"int": number}}
@@ -76,7 +74,11 @@ def claim(
                 "driver": DRIVER,
                 "pool": f"{on}-partage",
                 "device": one,
-                **({"consumedCapacity": {key: str(value) for key, value in consumed.items()}} if consumed else {}),
+                **(
+                    {"consumedCapacity": {key: str(value) for key, value in consumed.items()}}
+                    if consumed
+                    else {}
+                ),
             }
             for on, devices in given.items()
             for one in devices

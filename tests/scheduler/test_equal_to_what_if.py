@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import itertools
-from pathlib import Path
 from random import Random
 
 import pytest

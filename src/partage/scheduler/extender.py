@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from http import HTTPStatus
 from typing import Any
 
@@ -20,9 +20,8 @@ from partage.edges.kube.scheduling import KINDS
 from partage.plan.placement.baselines import BestFit, Spread
 from partage.plan.placement.mix import Mix
 from partage.plan.placement.ssp import Ssp
-from partage.scheduler.decide.asks import Ask, AskReader
+from partage.scheduler.decide.asks import AskReader
 from partage.scheduler.decide.board import (
-    NO,
     ExtenderPolicy,
     Judge,
     NodeScores,
@@ -31,7 +30,7 @@ from partage.scheduler.decide.board import (
 )
 from partage.scheduler.decide.kinds import DeviceKind
 from partage.scheduler.decide.online_mix import MixWindow
-from partage.scheduler.decide.ranks import ranked
+from partage.scheduler.decide.ranks import NO, ranked
 from partage.scheduler.metrics import ExtenderCounts, MixState
 from partage.scheduler.protocol import Asked, read_arguments, write_priorities
 from partage.scheduler.state import ClusterState
@@ -115,7 +114,7 @@ class Extender:
             scores = self.scores(asked)
             if scores is None:
                 return [0] * len(nodes), "equal"
-            best = max(range(len(nodes)), key=scores.__getitem__)
+            best = scores.index(max(scores))
             ask = self._state.ask_of(pod)
             seen = ask is None or self._board.sees_amounts(ask, nodes[best])
         ranks = ranked(scores)
@@ -175,16 +174,15 @@ class Extender:
         if changed or not self.mix.version or not self._models.issuperset(supply) or due:
             self._make(kinds, supply, anew=changed or not self._models.issuperset(supply))
         for ask in dict.fromkeys(ask for ask, waits in new if waits):
-            self._warm(ask)
+            self._by_steps(self._board.warm(ask))
 
-    def _warm(self, ask: Ask) -> None:
-        with self._lock:
-            steps = self._board.warm(ask)
+    def _by_steps(self, steps: Iterator[None]) -> None:
+        """Answers come between two steps."""
         while True:
             with self._lock:
                 if next(steps, self) is self:
                     return
-            time.sleep(0)  # answers first
+            time.sleep(0)
 
     def _make(self, kinds: Mapping[str, DeviceKind], supply: Mapping[str, int], *, anew: bool) -> None:
         """Tables for the mix of now, in a second or a few; then all answers are by them at once."""
@@ -217,8 +215,8 @@ class Extender:
 
     def use(self, scores: NodeScores, models: frozenset[str], mix: Mix) -> None:
         """Answer by these from now on. models: that they know. mix: of which they were made."""
+        self._by_steps(self._board.use(Judge(scores, self._reader, models)))
         with self._lock:
-            self._board.use(Judge(scores, self._reader, models))
             self._models, self._tables_of = models, mix
             self.mix = MixState(self.mix.version + 1, self._clock(), len(self._window), len(mix.parts))
 

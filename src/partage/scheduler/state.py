@@ -206,7 +206,7 @@ class ClusterState:
 
     def _say_unreadable(self, what: str, name: str, reason: str) -> None:
         if (left_out := self._unreadable.left_out()) is not None:
-            extra = {"what": what, "name": name, "reason": reason, "left_out": left_out or None}
+            extra = {"what": what, "object": name, "reason": reason, "left_out": left_out or None}
             log.warning("object cannot be read, and does not count", extra=extra)
 
     # --- what it is -----------------------------------------------------------------------------------

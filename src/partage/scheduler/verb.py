@@ -53,6 +53,7 @@ def command(*, kubeconfig: str | None, policy: str, http: str, log_level: str) -
         raise missing_library("--policy ssp", "numpy", "numpy", "--policy bestfit needs none")
     with lean_imports(tls=True):
         import asyncio  # with TLS, before others import it without (answers.lean_imports)
+    import gc
     import sys
 
     from partage.agent import log
@@ -61,6 +62,8 @@ def command(*, kubeconfig: str | None, policy: str, http: str, log_level: str) -
     from partage.scheduler.extender import Extender
     from partage.scheduler.service import ExtenderService
 
+    # Nearly nothing is garbage that has to be looked for.
+    gc.set_threshold(50_000, 20, 50)
     log.configure(log.LogOptions(log_level))
     sys.setswitchinterval(_SWITCH_S)
     service = ExtenderService(Connection(cluster_of(kubeconfig)), Extender(ExtenderPolicy(policy)))

@@ -12,9 +12,8 @@ from partage.plan.placement.mix import PodType
 from partage.plan.placement.room import GpuIndexes, Room
 from partage.scheduler.decide.asks import Ask, AskReader, Wanted
 from partage.scheduler.decide.node_rooms import NO_GPU, KindRoom
+from partage.scheduler.decide.ranks import NO
 
-NO = float("-inf")
-"""The score of a node that is not known, or where the pod does not fit as far as is known."""
 MOST_ASKS = 512
 _STEP = 32
 
@@ -87,17 +86,12 @@ class Judge:
 
 
 class _Row:
-    """Scores of one ask, by the place of nodes, and of which version of the node each is."""
+    """Scores of one ask, by the place of nodes. stale: places that changed since, or were not counted yet."""
 
-    def __init__(self) -> None:
-        self.scores = array("d")
-        self.versions = array("q")
-
-    def grow(self, size: int) -> None:
-        missing = size - len(self.scores)
-        if missing > 0:
-            self.scores.extend([NO] * missing)
-            self.versions.extend([-1] * missing)
+    def __init__(self, judge: Judge, size: int) -> None:
+        self.judge = judge
+        self.scores = array("d", [NO]) * size
+        self.stale = set(range(size))
 
 
 class ScoreBoard:
@@ -108,9 +102,8 @@ class ScoreBoard:
         self._places: dict[str, int] = {}
         self._free: list[int] = []
         self._rooms: list[tuple[KindRoom, ...]] = []
-        self._versions: list[int] = []
-        self._version = 0
         self._rows: OrderedDict[Ask, _Row] = OrderedDict()
+        self._next: dict[Ask, _Row] = {}
 
     def put(self, name: str, rooms: tuple[KindRoom, ...]) -> None:
         """A node is so now."""
@@ -120,23 +113,34 @@ class ScoreBoard:
             self._places[name] = place
             if place == len(self._rooms):
                 self._rooms.append(())
-                self._versions.append(0)
-        self._version += 1
-        self._rooms[place], self._versions[place] = rooms, self._version
+                for row in self._all_rows():
+                    row.scores.append(NO)
+        self._rooms[place] = rooms
+        for row in self._all_rows():
+            row.stale.add(place)
 
     def drop(self, name: str) -> None:
         """A node is gone."""
         place = self._places.pop(name, None)
         if place is not None:
             self._rooms[place] = ()
-            self._version += 1
-            self._versions[place] = self._version
             self._free.append(place)
 
-    def use(self, judge: Judge) -> None:
-        """Scores are counted in another way from now on."""
-        self._judge = judge
-        self._rows.clear()
+    def use(self, judge: Judge) -> Iterator[None]:
+        """Count scores in another way. Those that are known are counted beforehand, some at each step; from
+        the last step on all answers are by it.
+        """
+        self._next = {ask: _Row(judge, len(self._rooms)) for ask in self._rows}
+        for row_ask, row in list(self._next.items()):
+            places = list(self._places.values())
+            for start in range(0, len(places), _STEP):
+                self._count(row_ask, row, places[start : start + _STEP])
+                yield
+        self._judge, self._rows, self._next = judge, OrderedDict(self._next), {}
+
+    def _all_rows(self) -> Iterator[_Row]:
+        yield from self._rows.values()
+        yield from self._next.values()
 
     @property
     def nodes(self) -> int:
@@ -159,21 +163,20 @@ class ScoreBoard:
 
     def scores(self, ask: Ask, names: Sequence[str]) -> list[float]:
         """Of nodes by name. NO for a node that is not known."""
-        row = self._row(ask)
-        places, versions = self._places, self._versions
-        row.grow(len(versions))
-        kept, of = row.scores, row.versions
-        found = []
-        for name in names:
-            place = places.get(name)
-            if place is None:
-                found.append(NO)
-                continue
-            if of[place] != versions[place]:
-                kept[place] = self._judge.score(ask, self._rooms[place])
-                of[place] = versions[place]
-            found.append(kept[place])
-        return found
+        row, places = self._row(ask), self._places
+        try:
+            asked = list(map(places.__getitem__, names))
+        except KeyError:
+            return [self.scores(ask, [name])[0] if name in places else NO for name in names]
+        self._count(ask, row, asked)
+        return list(map(row.scores.__getitem__, asked))
+
+    def _count(self, ask: Ask, row: _Row, places: Sequence[int]) -> None:
+        """Those of these places that are stale."""
+        if row.stale:
+            for place in row.stale.intersection(places):
+                row.scores[place] = row.judge.score(ask, self._rooms[place])
+            row.stale.difference_update(places)
 
     def warm(self, ask: Ask) -> Iterator[None]:
         """Count all nodes for an ask that will be asked for soon, some at each step."""
@@ -185,7 +188,7 @@ class ScoreBoard:
     def _row(self, ask: Ask) -> _Row:
         row = self._rows.get(ask)
         if row is None:
-            row = self._rows[ask] = _Row()
+            row = self._rows[ask] = _Row(self._judge, len(self._rooms))
             if len(self._rows) > self._most:
                 self._rows.popitem(last=False)
         else:

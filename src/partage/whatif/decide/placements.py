@@ -97,7 +97,8 @@ def place_all(
 ) -> PlacedPods:
     """Place pods until they have asked for ``load`` percent of the GPUs. rooms: the nodes without pods; they
     are not changed. draw: which of the equally good nodes is taken; its arguments are the pod by its place in
-    ``pods``, and nodes by theirs in ``rooms``. Raises ValueError where no pod asks for a GPU, or no node has one.
+    ``pods``, and nodes by theirs in ``rooms``. Raises ValueError where no pod asks for a GPU, or no node has
+    one.
     """
     supply: dict[str, int] = defaultdict(int)
     for room in rooms:
