@@ -113,19 +113,11 @@ def pod(
 def classes() -> list[Json]:
     """As the chart makes them."""
     modes = {DRIVER: ["whole", "amounts"], "share.partage.dev": ["replicas"], "mig.partage.dev": ["mig"]}
-    return [
-        {
-            "metadata": {"name": name},
-            "spec": {
-                "selectors": [
-                    {
-                        "cel": {
-                            "expression": f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].mode in '
-                            + str(of).replace("'", '"')
-                        }
-                    }
-                ]
-            },
-        }
-        for name, of in modes.items()
-    ]
+    found = []
+    for name, of in modes.items():
+        listed = ",".join(f'"{mode}"' for mode in of)
+        expression = f'device.driver == "{DRIVER}" && device.attributes["{DRIVER}"].mode in [{listed}]'
+        found.append(
+            {"metadata": {"name": name}, "spec": {"selectors": [{"cel": {"expression": expression}}]}}
+        )
+    return found

@@ -54,29 +54,51 @@ def test_other_policies(policy: str, best: set[str]) -> None:
     assert {name for name, rank in ranks.items() if rank == 10} == best
 
 
+ODD = 'od","d\\'
 NODE_LIST = {"items": [{"metadata": {"name": name, "labels": None}, "status": {"images": []}} for name in N]}
 
 
 @pytest.mark.parametrize(
     ("body", "hosts"),
     [
-        ({"Pod": WAITS, "Nodes": None, "NodeNames": N}, N), ({"Pod": WAITS, "Nodes": NODE_LIST, "NodeNames":
-        None}, N), ({"Pod": WAITS, "Nodes": NODE_LIST}, N), ({"Pod": WAITS, "Nodes": NODE_LIST, "NodeNames":
-        ["n2"]}, ["n2"]), ({"Pod": WAITS, "NodeNames": []}, []), ({"Pod": WAITS, "Nodes": {"items": None}},
-        []), ({"Pod": WAITS, "NodeNames": ["n1", "n1", "n0"]}, ["n1", "n0"]), ({"Pod": WAITS, "NodeNames":
-        ["n1", "unheard", 'od","d\\', "n0"]}, ["n1", "unheard", 'od","d\\', "n0"]), ({"Pod": WAITS,
-        "NodeNames": [f"x{number}" for number in range(5000)]}, None), ({"Pod": {"metadata": {}}, "NodeNames":
-        N}, N), ({"Pod": {"metadata": {"name": None}}, "NodeNames": N}, 400), ({"Pod": pod("p",
-        claims=["unheard"]), "NodeNames": N}, N), ({"Pod": pod("p", nvidia_com__gpu="1e99"), "NodeNames": N},
-        N), ({"Pod": None, "NodeNames": N}, 400), ({"NodeNames": N}, 400), ({"Pod": WAITS, "Nodes": None,
-        "NodeNames": None}, 400), ({"Pod": WAITS, "NodeNames": "n1"}, 400), ({"Pod": WAITS, "NodeNames":
-        ["n1"] * 20_001}, 400), ({"pod": WAITS, "nodenames": N}, 400), (None, 400), ([], 400), (b"", 400),
-        (b"{", 400), (b"\xff\xfe", 400), (b"[" * 100_000, 400), ], ids=lambda value: repr(value)[:40], )  #
-        fmt: skip def test_what_kube_scheduler_or_anybody_says(body: Any, hosts: Any) -> None: status, answer
-        = fed(claims=[HALF]).post(body) if hosts == 400: assert status == 400 assert list(answer) == ["error"]
-        return assert status == 200 names = body["NodeNames"] if hosts is None else hosts assert [row["Host"]
-        for row in answer] == names assert all(set(row) == {"Host", "Score"} and row["Score"] in range(11) for
-        row in answer)
+        ({"Pod": WAITS, "Nodes": None, "NodeNames": N}, N),
+        ({"Pod": WAITS, "Nodes": NODE_LIST, "NodeNames": None}, N),
+        ({"Pod": WAITS, "Nodes": NODE_LIST}, N),
+        ({"Pod": WAITS, "Nodes": NODE_LIST, "NodeNames": ["n2"]}, ["n2"]),
+        ({"Pod": WAITS, "NodeNames": []}, []),
+        ({"Pod": WAITS, "Nodes": {"items": None}}, []),
+        ({"Pod": WAITS, "NodeNames": ["n1", "n1", "n0"]}, ["n1", "n0"]),
+        ({"Pod": WAITS, "NodeNames": ["n1", "unheard", ODD, "n0"]}, ["n1", "unheard", ODD, "n0"]),
+        ({"Pod": WAITS, "NodeNames": [f"x{number}" for number in range(5000)]}, None),
+        ({"Pod": {"metadata": {}}, "NodeNames": N}, N),
+        ({"Pod": {"metadata": {"name": None}}, "NodeNames": N}, 400),
+        ({"Pod": pod("p", claims=["unheard"]), "NodeNames": N}, N),
+        ({"Pod": pod("p", nvidia_com__gpu="1e99"), "NodeNames": N}, N),
+        ({"Pod": None, "NodeNames": N}, 400),
+        ({"NodeNames": N}, 400),
+        ({"Pod": WAITS, "Nodes": None, "NodeNames": None}, 400),
+        ({"Pod": WAITS, "NodeNames": "n1"}, 400),
+        ({"Pod": WAITS, "NodeNames": ["n1"] * 20_001}, 400),
+        ({"pod": WAITS, "nodenames": N}, 400),
+        (None, 400),
+        ([], 400),
+        (b"", 400),
+        (b"{", 400),
+        (b"\xff\xfe", 400),
+        (b"[" * 100_000, 400),
+    ],
+    ids=lambda value: repr(value)[:40],
+)
+def test_what_kube_scheduler_or_anybody_says(body: Any, hosts: Any) -> None:
+    status, answer = fed(claims=[HALF]).post(body)
+    if hosts == 400:
+        assert status == 400
+        assert list(answer) == ["error"]
+        return
+    assert status == 200
+    names = body["NodeNames"] if hosts is None else hosts
+    assert [row["Host"] for row in answer] == names
+    assert all(set(row) == {"Host", "Score"} and row["Score"] in range(11) for row in answer)
 
 
 def test_a_claim_that_is_not_known_makes_all_nodes_equal_until_it_is() -> None:

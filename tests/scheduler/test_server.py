@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import http.client
 import json
 from collections.abc import AsyncIterator, Callable
@@ -188,12 +189,10 @@ def _in_chunks(port: int, size: int) -> int:
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
     try:
         parts = (b"[" * (1 << 16) for _ in range(size // (1 << 16) + 1))
-        try:
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):  # it has answered already
             connection.request(
                 "POST", PRIORITIZE, parts, encode_chunked=True, headers={"Transfer-Encoding": "chunked"}
             )
-        except (BrokenPipeError, ConnectionResetError):
-            pass  # it has answered already
         return connection.getresponse().status
     finally:
         connection.close()

@@ -58,8 +58,10 @@ class ExtenderService:
             self.extender.turn()
             self._turned_s = self._clock()
             if not ready and not self.extender.waits_for:
-                ready = True # What was listed stays; to look through it for garbage takes 30 ms, in the
-                middle of an answer. gc.collect() gc.freeze()
+                ready = True
+                # What was listed stays. To look through it for garbage takes 30 ms, amid an answer.
+                gc.collect()
+                gc.freeze()
 
     def _metrics(self, request: PageRequest) -> Answer:
         openmetrics = wants_openmetrics(request.accept)
