@@ -172,27 +172,32 @@ def _status(port: int) -> int:
 def measure(nodes: int, pending: int, calls: int) -> Answers:
     """Ask for pods in turn."""
     cluster = Cluster(nodes, pending)
-    with tempfile.TemporaryDirectory() as folder, api_server_of(cluster) as (store, loop):
-        with extender(store.server.url, Path(folder)) as (pid, port):
-            time.sleep(3)  # what waits is counted beforehand, a moment after it was seen
-            bodies = [
-                json.dumps({"Pod": one, "Nodes": None, "NodeNames": cluster.names}).encode()
-                for one in cluster.waiting[:calls]
-            ]
-            times, plain, changes = [], [], 0
-            random = Random(2)
-            with _kept(port) as ask:
-                content = ask(bodies[0])
-            # In turn: what a busy machine changes, it changes for both.
-            with _plain(content) as plain_port, _kept(port) as ask, _kept(plain_port) as ask_plain:
-                for number, body in enumerate(bodies):
-                    if number % EVERY == 0:
-                        changes += 1
-                        _change(store, loop, cluster.names[random.randrange(nodes)], number)
-                    content = _timed(ask, body, times)
-                    _timed(ask_plain, body, plain)
-            assert len(json.loads(content)) == nodes
-            return Answers(times, plain, len(content), memory([pid]).pss, changes)
+    with (
+        tempfile.TemporaryDirectory() as folder,
+        api_server_of(cluster) as (store, loop),
+        extender(store.server.url, Path(folder)) as (pid, port),
+    ):
+        time.sleep(3)  # what waits is counted beforehand, a moment after it was seen
+        bodies = [
+            json.dumps({"Pod": one, "Nodes": None, "NodeNames": cluster.names}).encode()
+            for one in cluster.waiting[:calls]
+        ]
+        times: list[float] = []
+        plain: list[float] = []
+        changes = 0
+        random = Random(2)
+        with _kept(port) as ask:
+            content = ask(bodies[0])
+        # In turn: what a busy machine changes, it changes for both.
+        with _plain(content) as plain_port, _kept(port) as ask, _kept(plain_port) as ask_plain:
+            for number, body in enumerate(bodies):
+                if number % EVERY == 0:
+                    changes += 1
+                    _change(store, loop, cluster.names[random.randrange(nodes)], number)
+                content = _timed(ask, body, times)
+                _timed(ask_plain, body, plain)
+        assert len(json.loads(content)) == nodes
+        return Answers(times, plain, len(content), memory([pid]).pss, changes)
 
 
 def _change(store: ObjectStore, loop: asyncio.AbstractEventLoop, name: str, number: int) -> None:

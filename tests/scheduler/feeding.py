@@ -7,10 +7,10 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from partage.codec.values import decode
-from partage.edges.kube.scheduling import KINDS, ApiObject, PodRow, _NodeRow
+from partage.edges.kube.scheduling import KINDS, ApiObject, ScheduledPodJson, _NodeRow
 from partage.scheduler.decide.board import ExtenderPolicy
 from partage.scheduler.extender import Extender
-from partage.scheduler.protocol import Asked
+from partage.scheduler.protocol import PrioritizeRequest
 from partage.serve_http.http import PageRequest
 from tests.scheduler.objects import Json, classes
 
@@ -52,7 +52,9 @@ class Fed:
 
     def scores(self, pod: Json, nodes: Sequence[str]) -> list[float]:
         found = self.extender.scores(
-            Asked(decode(PodRow, json.dumps(pod).encode(), strict=False).value(), tuple(nodes))
+            PrioritizeRequest(
+                decode(ScheduledPodJson, json.dumps(pod).encode(), strict=False).value(), tuple(nodes)
+            )
         )
         assert found is not None
         return found
@@ -66,6 +68,6 @@ def value_of(kind: str, found: Json) -> tuple[str, Any]:
     if kind == "nodes":
         return name, decode(_NodeRow, content, strict=False).value()
     if kind == "pods":
-        return name, decode(PodRow, content, strict=False).value()
+        return name, decode(ScheduledPodJson, content, strict=False).value()
     spec, status = (json.dumps(found.get(part, {})).encode() for part in ("spec", "status"))
     return name, ApiObject(name, spec, status)

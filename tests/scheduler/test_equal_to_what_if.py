@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping, Sequence
 from random import Random
+from typing import Any
 
 import pytest
 
@@ -68,7 +70,7 @@ def test_the_best_nodes_are_those_of_the_what_if(seed: int, models: tuple[str, .
     live = [Room(one.model, one.cpu_milli, one.memory_mib, [*one.left], 64_000, 10**6) for one in rooms]
     serial, compared = itertools.count(), 0
 
-    def draw(number: int, best: list[int]) -> int:
+    def draw(number: int, best: Sequence[int]) -> int:
         nonlocal compared
         asked, key = pods[number], f"p{next(serial)}"
         wanted = _claim(key, asked, full)
@@ -89,7 +91,7 @@ def test_the_best_nodes_are_those_of_the_what_if(seed: int, models: tuple[str, .
         if wanted is not None:
             given = {names[taken]: [f"gpu-{gpu}" for gpu in gpus]}
             consumed = {"memory": asked.milli * MEMORY // WHOLE_MILLI}
-            fed.put("claims", _claim(key, asked, full, given, consumed))
+            fed.put("claims", _claim(key, asked, full, given, consumed) or wanted)
         fed.put("pods", pod(key, asked.cpu_milli, 2048, [key] if wanted else [], on=names[taken]))
         return taken
 
@@ -98,7 +100,7 @@ def test_the_best_nodes_are_those_of_the_what_if(seed: int, models: tuple[str, .
     assert compared > 80
 
 
-def _claim(key: str, asked: PodType, full: dict[str, str], *taken: dict) -> Json | None:
+def _claim(key: str, asked: PodType, full: dict[str, str], *taken: Mapping[str, Any]) -> Json | None:
     if not asked.gpus:
         return None
     products = [model for model, name in full.items() if name in asked.models]

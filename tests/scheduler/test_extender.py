@@ -124,7 +124,7 @@ def test_what_ends_is_given_back_in_any_order() -> None:
 def test_a_device_that_is_closed_counts_as_full_and_a_newer_generation_replaces() -> None:
     one = fed(claims=[claim("mine", 2, MEMORY)])
     assert one.scores(WAITS, ["n0"])[0] > NO
-    taint = {"taints": [{"key": f"{DRIVER}/cordoned", "effect": "NoSchedule"}]}
+    taint: dict[str, Any] = {"taints": [{"key": f"{DRIVER}/cordoned", "effect": "NoSchedule"}]}
     one.put("slices", slices("n0", [device(0), device(1, **taint)], generation=2))
     assert one.scores(WAITS, ["n0"]) == [NO]
     one.put("slices", slices("n0", [device(0), device(1)], generation=3))

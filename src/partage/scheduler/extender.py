@@ -17,7 +17,7 @@ from partage.agent.log import Seldom
 from partage.claims.model.request import DeviceClass
 from partage.codec.values import CodecError
 from partage.edges.kube.scheduling import KINDS
-from partage.plan.placement.baselines import BestFit, Spread
+from partage.plan.placement.baselines import BestFit, EmptiestFirst
 from partage.plan.placement.mix import Mix
 from partage.plan.placement.ssp import Ssp
 from partage.scheduler.decide.asks import AskReader
@@ -32,7 +32,7 @@ from partage.scheduler.decide.kinds import DeviceKind
 from partage.scheduler.decide.online_mix import MixWindow
 from partage.scheduler.decide.ranks import NO, ranked
 from partage.scheduler.metrics import ExtenderCounts, MixState
-from partage.scheduler.protocol import Asked, read_arguments, write_priorities
+from partage.scheduler.protocol import PrioritizeRequest, read_arguments, write_priorities
 from partage.scheduler.state import ClusterState
 from partage.serve_http.http import Answer, PageRequest, json_answer
 from partage.serve_http.metrics.exposition import Family
@@ -107,7 +107,7 @@ class Extender:
         self.counts.ended(result, time.perf_counter() - began)
         return HTTPStatus.OK, "application/json; charset=utf-8", answer
 
-    def _ranks(self, asked: Asked) -> tuple[list[int], str]:
+    def _ranks(self, asked: PrioritizeRequest) -> tuple[list[int], str]:
         """A score for each node, and what the answer is: ``scored`` or ``equal``."""
         nodes, pod = asked.nodes, asked.pod
         with self._lock:
@@ -133,7 +133,7 @@ class Extender:
             )
         return ranks, "scored" if any(ranks) else "equal"
 
-    def scores(self, asked: Asked) -> list[float] | None:
+    def scores(self, asked: PrioritizeRequest) -> list[float] | None:
         """As the policy has them, before they become 0 to 10; None: nothing is known, and all are equal."""
         with self._lock:
             ask = self._state.ask_of(asked.pod) if asked.nodes and self.mix.version else None
@@ -207,7 +207,7 @@ class Extender:
             case ExtenderPolicy.BESTFIT:
                 scores = BestFit()
             case ExtenderPolicy.SPREAD:
-                scores = Spread()
+                scores = EmptiestFirst()
         self.use(scores, models, expected.tables)
         seconds = round(time.perf_counter() - began, 3)
         extra = {"version": self.mix.version, "pods": sum(counts.values()), "seconds": seconds}

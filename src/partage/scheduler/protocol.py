@@ -13,7 +13,7 @@ import msgspec
 
 from partage.codec.values import CodecError, decode
 from partage.edges.kube.objects import Meta
-from partage.edges.kube.scheduling import PodRow
+from partage.edges.kube.scheduling import ScheduledPodJson
 from partage.model.scheduled import ScheduledPod
 from partage.values import Frozen
 
@@ -30,19 +30,19 @@ class _NamedNodes(Frozen):
 
 
 class _Arguments(msgspec.Struct, frozen=True, rename="pascal"):
-    pod: PodRow | None = None
+    pod: ScheduledPodJson | None = None
     nodes: _NamedNodes | None = None
     node_names: tuple[str, ...] | None = None
 
 
-class Asked(Frozen):
+class PrioritizeRequest(Frozen):
     """A pod, and the nodes on which it could go, each once."""
 
     pod: ScheduledPod
     nodes: tuple[str, ...]
 
 
-def read_arguments(body: bytes) -> Asked:
+def read_arguments(body: bytes) -> PrioritizeRequest:
     """Raises CodecError, with a sentence."""
     given = decode(_Arguments, body, strict=False)
     if given.pod is None:
@@ -55,7 +55,7 @@ def read_arguments(body: bytes) -> Asked:
         raise CodecError("both Nodes and NodeNames are missing")
     if len(names) > MOST_NODES:
         raise CodecError(f"{len(names)} nodes: at most {MOST_NODES} are scored")
-    return Asked(given.pod.value(), tuple(dict.fromkeys(names)))
+    return PrioritizeRequest(given.pod.value(), tuple(dict.fromkeys(names)))
 
 
 def write_priorities(nodes: Sequence[str], scores: Sequence[int]) -> bytes:

@@ -23,8 +23,8 @@ from partage.claims.model.slices import SliceSpec
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.kube.scheduling import ApiObject
 from partage.model.scheduled import ScheduledNode, ScheduledPod
-from partage.scheduler.decide.asks import Ask
-from partage.scheduler.decide.kinds import KindNames, NodeDevice, Taken
+from partage.scheduler.decide.asks import PodAsk
+from partage.scheduler.decide.kinds import KindDevice, KindNames, Taken
 from partage.scheduler.decide.node_rooms import KindRoom, Used, is_gpu_resource, rooms_of
 
 log = logging.getLogger(__name__)
@@ -45,7 +45,7 @@ class _NodeState:
         self.cpu_milli = self.memory_mib = 0
         self.devices: Counter[str] = Counter()
         self.slices: dict[str, bytes] = {}
-        self.given: tuple[NodeDevice, ...] = ()
+        self.given: tuple[KindDevice, ...] = ()
 
     def count(self, pod: ScheduledPod, sign: int) -> None:
         self.cpu_milli += sign * pod.cpu_milli
@@ -162,7 +162,7 @@ class ClusterState:
             except (ValueError, KeyError) as error:
                 self._say_unreadable("device", f"{device.pool}/{device.device.name}", str(error))
                 continue
-            given.append(NodeDevice(device.pool, device.device.name, kind, closed))
+            given.append(KindDevice(device.pool, device.device.name, kind, closed))
         state.given = tuple(given)
         self._dirty.add(node)
 
@@ -229,7 +229,7 @@ class ClusterState:
         """Of the cluster; those of the chart while none is known."""
         return dict(self._classes) or chart_classes()
 
-    def ask_of(self, pod: ScheduledPod) -> Ask | None:
+    def ask_of(self, pod: ScheduledPod) -> PodAsk | None:
         """What it asks for; None: one of its claims is not known yet, or cannot be read."""
         specs = []
         for name in pod.claims:
@@ -242,9 +242,9 @@ class ClusterState:
         devices = tuple(
             (name, amount) for name, amount in pod.devices if is_gpu_resource(name) or name in served
         )
-        return Ask(pod.cpu_milli, pod.memory_mib, tuple(specs), devices)
+        return PodAsk(pod.cpu_milli, pod.memory_mib, tuple(specs), devices)
 
-    def take_new(self) -> list[tuple[Ask, bool]]:
+    def take_new(self) -> list[tuple[PodAsk, bool]]:
         """What pods ask for that were not told yet, and whether each still waits for a node. One whose claim
         is not known comes later.
         """

@@ -7,25 +7,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.plan.placement.mix import PodType, mix_of
-from partage.scheduler.decide.asks import Ask, Wanted
+from partage.scheduler.decide.asks import KindAmount, PodAsk
 from partage.scheduler.decide.online_mix import FLOOR, MixWindow
 from partage.scheduler.decide.ranks import BEST, NO, ranked
 
 MODELS = frozenset({"a", "b"})
 OF = {
-    "any": {"a": Wanted(1, 500), "b": Wanted(1, 500)},
-    "unlike": {"a": Wanted(1, 500), "b": Wanted(1, 250)},
-    "named": {"a": Wanted(1, 1000)},
-    "four": {"a": Wanted(4, 1000), "b": Wanted(4, 1000)},
+    "any": {"a": KindAmount(1, 500), "b": KindAmount(1, 500)},
+    "unlike": {"a": KindAmount(1, 500), "b": KindAmount(1, 250)},
+    "named": {"a": KindAmount(1, 1000)},
+    "four": {"a": KindAmount(4, 1000), "b": KindAmount(4, 1000)},
     "other": {},
 }
 
 
-def ask(kind: str, cpu: int = 1000) -> Ask:
-    return Ask(cpu, 0, (), ((kind, 1),) if kind else ())
+def ask(kind: str, cpu: int = 1000) -> PodAsk:
+    return PodAsk(cpu, 0, (), ((kind, 1),) if kind else ())
 
 
-def expected(*asks: Ask, window: MixWindow | None = None):
+def expected(*asks: PodAsk, window: MixWindow | None = None):
     found = MixWindow() if window is None else window
     for one in asks:
         found.add(one)

@@ -79,7 +79,7 @@ class _PodClaim(Frozen):
     resource_claim_name: str | None = None
 
 
-class _PodSpec(Frozen):
+class _ScheduledSpec(Frozen):
     containers: tuple[_Container, ...] | None = None
     init_containers: tuple[_Container, ...] | None = None
     overhead: Mapping[str, str | int] | None = None
@@ -92,16 +92,16 @@ class _PodStatus(Frozen):
     resource_claim_statuses: tuple[_PodClaim, ...] | None = None
 
 
-class PodRow(Frozen):
+class ScheduledPodJson(Frozen):
     """A pod, as the API server and kube-scheduler send it."""
 
     metadata: Meta
-    spec: _PodSpec | None = None
+    spec: _ScheduledSpec | None = None
     status: _PodStatus | None = None
 
     def value(self) -> ScheduledPod:
         """As others know it."""
-        meta, spec, status = self.metadata, self.spec or _PodSpec(), self.status or _PodStatus()
+        meta, spec, status = self.metadata, self.spec or _ScheduledSpec(), self.status or _PodStatus()
         containers = (
             *(one.value(init=True) for one in spec.init_containers or ()),
             *(one.value(init=False) for one in spec.containers or ()),
@@ -131,7 +131,7 @@ class PodRow(Frozen):
 
 class _PodRows(Frozen):
     metadata: Page
-    items: tuple[PodRow, ...] | None = None
+    items: tuple[ScheduledPodJson, ...] | None = None
 
 
 class _RawRow(Frozen):
@@ -187,14 +187,16 @@ async def follow_scheduling(connection: Connection, driver: str, seen: Schedulin
     """Five watches, for ever. A server without ``resource.k8s.io/v1`` has no slices, claims and classes."""
     collections: dict[str, Collection[Any]] = {
         "nodes": Collection(NODES, _NodeRows, _NodeRow, page=PAGE),
-        "pods": Collection(PODS, _PodRows, PodRow, {"fieldSelector": _ENDED}, page=PAGE, in_namespaces=True),
+        "pods": Collection(
+            PODS, _PodRows, ScheduledPodJson, {"fieldSelector": _ENDED}, page=PAGE, in_namespaces=True
+        ),
         "slices": _raw("resourceslices", {"fieldSelector": f"spec.driver={driver}"}),
         "claims": _raw("resourceclaims", in_namespaces=True),
         "classes": _raw("deviceclasses"),
     }
     async with asyncio.TaskGroup() as group:
         for kind, collection in collections.items():
-            follower = _Follower(kind, seen)
+            follower = _SchedulingListener(kind, seen)
             watch = CollectionWatch(connection, collection, follower.state, each=follower.one)
             group.create_task(unending(kind, watch.run()))
 
@@ -207,7 +209,7 @@ def _raw(
     )
 
 
-class _Follower:
+class _SchedulingListener:
     def __init__(self, kind: str, seen: SchedulingSeen) -> None:
         self._kind, self._seen, self._lists = kind, seen, 0
 

@@ -24,7 +24,7 @@ class BestFit:
         return int(100 * (1 - cpu / 2 - gpu / 2)), gpus
 
 
-class Spread:
+class EmptiestFirst:
     """The node with the most CPU and GPUs left after the pod; on it the first GPUs with enough left."""
 
     def best(self, pod: PodType, room: Room) -> tuple[float, GpuIndexes]:

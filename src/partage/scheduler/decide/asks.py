@@ -22,7 +22,7 @@ _OF_CLASS = "deviceclass.resource.kubernetes.io/"
 _MOST_KNOWN = 100_000
 
 
-class Ask(Frozen):
+class PodAsk(Frozen):
     """What pods of one kind ask for. devices: extended resources that may be GPUs."""
 
     cpu_milli: int
@@ -41,7 +41,7 @@ class Ask(Frozen):
         return PodType(self.cpu_milli, self.memory_mib)
 
 
-class Wanted(Frozen):
+class KindAmount(Frozen):
     """What an ask is of one kind. gpus: different ones; milli: of each. rank: alternatives that it likes
     better.
     """
@@ -60,9 +60,9 @@ class AskReader:
             **{f"{_OF_CLASS}{name}": name for name in classes},
             **{one.extended: name for name, one in classes.items() if one.extended},
         }
-        self._known: dict[tuple[Ask, str], Wanted | AskReader | None] = {}
+        self._known: dict[tuple[PodAsk, str], KindAmount | AskReader | None] = {}
 
-    def wanted(self, ask: Ask, kind: DeviceKind) -> Wanted | None:
+    def wanted(self, ask: PodAsk, kind: DeviceKind) -> KindAmount | None:
         """None: it can have none of this kind, or asks for no GPU."""
         key = ask, kind.key
         found = self._known.get(key, self)  # None is an answer; and another thread may clear it meanwhile
@@ -74,23 +74,23 @@ class AskReader:
         self._known[key] = made
         return made
 
-    def by_model(self, ask: Ask, kinds: Iterable[DeviceKind]) -> dict[str, Wanted]:
+    def by_model(self, ask: PodAsk, kinds: Iterable[DeviceKind]) -> dict[str, KindAmount]:
         """What it is of each model."""
-        found: dict[str, Wanted] = {}
+        found: dict[str, KindAmount] = {}
         for kind in kinds:
             if kind.model not in found and (wanted := self.wanted(ask, kind)) is not None:
                 found[kind.model] = wanted
         return found
 
-    def _of_resource(self, ask: Ask, kind: DeviceKind) -> Wanted | None:
+    def _of_resource(self, ask: PodAsk, kind: DeviceKind) -> KindAmount | None:
         count = dict(ask.devices).get(kind.resource, 0)
         if not count or ask.claims:
             return None
         if kind.measure is Measure.SLOTS:
-            return Wanted(count, WHOLE_MILLI)
-        return Wanted(1, kind.milli(count))
+            return KindAmount(count, WHOLE_MILLI)
+        return KindAmount(1, kind.milli(count))
 
-    def _of_claims(self, ask: Ask, kind: DeviceKind) -> Wanted | None:
+    def _of_claims(self, ask: PodAsk, kind: DeviceKind) -> KindAmount | None:
         requests = [request for spec in ask.claims for request in spec.requests]
         requests += [
             ClaimRequest(name, (DeviceAsk(name, self._resources[name], count=count),))
@@ -108,7 +108,7 @@ class AskReader:
                     break
             else:
                 return None
-        return Wanted(gpus, milli, rank) if gpus else None
+        return KindAmount(gpus, milli, rank) if gpus else None
 
     def _charge(self, way: DeviceAsk, kind: DeviceKind) -> int | None:
         """Milli of one device of the kind; None: it is not enough, or not meant. What only tells devices of

@@ -10,7 +10,7 @@ from typing import Protocol
 
 from partage.plan.placement.mix import PodType
 from partage.plan.placement.room import GpuIndexes, Room
-from partage.scheduler.decide.asks import Ask, AskReader, Wanted
+from partage.scheduler.decide.asks import AskReader, KindAmount, PodAsk
 from partage.scheduler.decide.node_rooms import NO_GPU, KindRoom
 from partage.scheduler.decide.ranks import NO
 
@@ -41,7 +41,7 @@ class Judge:
     def __init__(self, scores: NodeScores, reader: AskReader, models: Collection[str]) -> None:
         self._scores, self._reader, self._models = scores, reader, models
 
-    def score(self, ask: Ask, rooms: Sequence[KindRoom]) -> float:
+    def score(self, ask: PodAsk, rooms: Sequence[KindRoom]) -> float:
         """The score of a node, NO where the pod does not fit, or its models are not known yet.
 
         Other kinds of GPUs on the node lose CPUs to the pod.
@@ -64,9 +64,9 @@ class Judge:
             for number, room in enumerate(rooms)
         )
 
-    def _choice(self, ask: Ask, rooms: Sequence[KindRoom]) -> tuple[tuple[int, PodType] | None, bool]:
+    def _choice(self, ask: PodAsk, rooms: Sequence[KindRoom]) -> tuple[tuple[int, PodType] | None, bool]:
         """The room that the pod gets, and what it is of it; whether it can have any of these kinds at all."""
-        found: list[tuple[int, Wanted]] = []
+        found: list[tuple[int, KindAmount]] = []
         for number, room in enumerate(rooms):
             wanted = None if room.kind is None else self._reader.wanted(ask, room.kind)
             if wanted is not None:
@@ -77,7 +77,7 @@ class Judge:
                 return (number, pod), True
         return None, bool(found)
 
-    def seen(self, ask: Ask, rooms: Iterable[KindRoom]) -> bool:
+    def seen(self, ask: PodAsk, rooms: Iterable[KindRoom]) -> bool:
         """Whether amounts of a GPU are seen for this ask: not where a device plugin serves it."""
         return not any(
             room.kind is not None and room.kind.resource and self._reader.wanted(ask, room.kind)
@@ -85,7 +85,7 @@ class Judge:
         )
 
 
-class _Row:
+class _ScoreRow:
     """Scores of one ask, by the place of nodes. stale: places that changed since, or were not counted yet."""
 
     def __init__(self, judge: Judge, size: int) -> None:
@@ -102,8 +102,8 @@ class ScoreBoard:
         self._places: dict[str, int] = {}
         self._free: list[int] = []
         self._rooms: list[tuple[KindRoom, ...]] = []
-        self._rows: OrderedDict[Ask, _Row] = OrderedDict()
-        self._next: dict[Ask, _Row] = {}
+        self._rows: OrderedDict[PodAsk, _ScoreRow] = OrderedDict()
+        self._next: dict[PodAsk, _ScoreRow] = {}
 
     def put(self, name: str, rooms: tuple[KindRoom, ...]) -> None:
         """A node is so now."""
@@ -130,7 +130,7 @@ class ScoreBoard:
         """Count scores in another way. Those that are known are counted beforehand, some at each step; from
         the last step on all answers are by it.
         """
-        self._next = {ask: _Row(judge, len(self._rooms)) for ask in self._rows}
+        self._next = {ask: _ScoreRow(judge, len(self._rooms)) for ask in self._rows}
         for row_ask, row in list(self._next.items()):
             places = list(self._places.values())
             for start in range(0, len(places), _STEP):
@@ -138,7 +138,7 @@ class ScoreBoard:
                 yield
         self._judge, self._rows, self._next = judge, OrderedDict(self._next), {}
 
-    def _all_rows(self) -> Iterator[_Row]:
+    def _all_rows(self) -> Iterator[_ScoreRow]:
         yield from self._rows.values()
         yield from self._next.values()
 
@@ -157,11 +157,11 @@ class ScoreBoard:
         place = self._places.get(name)
         return () if place is None else self._rooms[place]
 
-    def sees_amounts(self, ask: Ask, name: str) -> bool:
+    def sees_amounts(self, ask: PodAsk, name: str) -> bool:
         """Whether amounts of a GPU are seen for this ask on the node."""
         return self._judge.seen(ask, self.rooms_of(name))
 
-    def scores(self, ask: Ask, names: Sequence[str]) -> list[float]:
+    def scores(self, ask: PodAsk, names: Sequence[str]) -> list[float]:
         """Of nodes by name. NO for a node that is not known."""
         row, places = self._row(ask), self._places
         try:
@@ -171,24 +171,24 @@ class ScoreBoard:
         self._count(ask, row, asked)
         return list(map(row.scores.__getitem__, asked))
 
-    def _count(self, ask: Ask, row: _Row, places: Sequence[int]) -> None:
+    def _count(self, ask: PodAsk, row: _ScoreRow, places: Sequence[int]) -> None:
         """Those of these places that are stale."""
         if row.stale:
             for place in row.stale.intersection(places):
                 row.scores[place] = row.judge.score(ask, self._rooms[place])
             row.stale.difference_update(places)
 
-    def warm(self, ask: Ask) -> Iterator[None]:
+    def warm(self, ask: PodAsk) -> Iterator[None]:
         """Count all nodes for an ask that will be asked for soon, some at each step."""
         names = list(self._places)
         for start in range(0, len(names), _STEP):
             self.scores(ask, names[start : start + _STEP])
             yield
 
-    def _row(self, ask: Ask) -> _Row:
+    def _row(self, ask: PodAsk) -> _ScoreRow:
         row = self._rows.get(ask)
         if row is None:
-            row = self._rows[ask] = _Row(self._judge, len(self._rooms))
+            row = self._rows[ask] = _ScoreRow(self._judge, len(self._rooms))
             if len(self._rows) > self._most:
                 self._rows.popitem(last=False)
         else:

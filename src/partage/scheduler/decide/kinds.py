@@ -56,7 +56,7 @@ class DeviceKind(Frozen):
         return max(0, self.total - taken) * WHOLE_MILLI // self.total
 
 
-class NodeDevice(Frozen):
+class KindDevice(Frozen):
     """A device for claims. closed: no claim gets anything of it now."""
 
     pool: str

@@ -9,7 +9,7 @@ from msgspec import field
 from partage.model.scheduled import ScheduledNode
 from partage.plan.placement.mix import WHOLE_MILLI
 from partage.plan.placement.room import Room
-from partage.scheduler.decide.kinds import DeviceKind, KindNames, Measure, NodeDevice, Taken
+from partage.scheduler.decide.kinds import DeviceKind, KindDevice, KindNames, Measure, Taken
 from partage.values import Frozen
 
 NO_GPU = "no GPU"
@@ -38,7 +38,7 @@ def is_gpu_resource(name: str) -> bool:
 
 def rooms_of(
     node: ScheduledNode,
-    devices: Sequence[NodeDevice],
+    devices: Sequence[KindDevice],
     taken: Mapping[tuple[str, str], Taken],
     used: Used,
     names: KindNames,

@@ -11,7 +11,7 @@ from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Mapping
 
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType
-from partage.scheduler.decide.asks import Ask, Wanted
+from partage.scheduler.decide.asks import KindAmount, PodAsk
 from partage.values import Frozen
 
 WINDOW = 10_000
@@ -24,7 +24,7 @@ _CPU_PER_GPU = 9_500
 """Thousandths, of pods of several GPUs where none came yet: about what those of a production trace ask for.
 """
 
-ModelsOf = Callable[[Ask], Mapping[str, Wanted]]
+ModelsOf = Callable[[PodAsk], Mapping[str, KindAmount]]
 """What an ask is of each model of the cluster that it may have."""
 
 
@@ -42,14 +42,14 @@ class MixWindow:
 
     def __init__(self, size: int = WINDOW) -> None:
         self._size = size
-        self._asks: deque[Ask] = deque()
-        self._counts: Counter[Ask] = Counter()
-        self._named: OrderedDict[frozenset[str], Ask] = OrderedDict()
+        self._asks: deque[PodAsk] = deque()
+        self._counts: Counter[PodAsk] = Counter()
+        self._named: OrderedDict[frozenset[str], PodAsk] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._asks)
 
-    def add(self, ask: Ask) -> None:
+    def add(self, ask: PodAsk) -> None:
         """A pod was made."""
         self._asks.append(ask)
         self._counts[ask] += 1
@@ -60,12 +60,12 @@ class MixWindow:
                 del self._counts[oldest]
 
     @property
-    def counts(self) -> dict[Ask, int]:
+    def counts(self) -> dict[PodAsk, int]:
         """How many asked for each."""
         return dict(self._counts)
 
     def expected(
-        self, models_of: ModelsOf, models: frozenset[str], counts: Mapping[Ask, int]
+        self, models_of: ModelsOf, models: frozenset[str], counts: Mapping[PodAsk, int]
     ) -> ExpectedPods:
         """models: of the cluster. counts: of this window, a moment ago."""
         parts: dict[PodType, float] = defaultdict(float)
@@ -96,7 +96,7 @@ class MixWindow:
 
     def _floor_of_named(
         self,
-        ask: Ask,
+        ask: PodAsk,
         models_of: ModelsOf,
         models: frozenset[str],
         into: tuple[dict[PodType, float], dict[PodType, float]],
@@ -114,7 +114,7 @@ class MixWindow:
                 parts[pod] += missing
 
 
-def _types(ask: Ask, of_models: Mapping[str, Wanted], models: frozenset[str]) -> list[PodType]:
+def _types(ask: PodAsk, of_models: Mapping[str, KindAmount], models: frozenset[str]) -> list[PodType]:
     """The pod, once for each amount that it is of some models."""
     if not of_models:
         return [PodType(ask.cpu_milli)]
@@ -127,7 +127,7 @@ def _types(ask: Ask, of_models: Mapping[str, Wanted], models: frozenset[str]) ->
     ]
 
 
-def _named_type(ask: Ask, of_models: Mapping[str, Wanted], models: frozenset[str]) -> PodType:
+def _named_type(ask: PodAsk, of_models: Mapping[str, KindAmount], models: frozenset[str]) -> PodType:
     """The pod once, with the mean of what it is of each model."""
     if not of_models:
         return PodType(ask.cpu_milli)
@@ -136,7 +136,7 @@ def _named_type(ask: Ask, of_models: Mapping[str, Wanted], models: frozenset[str
     return PodType(ask.cpu_milli, 0, gpus, milli, _unless_all(of_models, models))
 
 
-def _unless_all(names: Mapping[str, Wanted] | set[str], models: frozenset[str]) -> frozenset[str]:
+def _unless_all(names: Mapping[str, KindAmount] | set[str], models: frozenset[str]) -> frozenset[str]:
     return frozenset() if models <= set(names) else frozenset(names)
 
 
