@@ -33,7 +33,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo image wheel test test-all test-313 walks mutate check format lint types contracts pictures docs reference soak guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
+.PHONY: help setup demo image wheel test test-all test-313 walks mutate check format lint types contracts pictures docs reference soak claims-kills guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -152,6 +152,9 @@ walks: $(READY)  ## print which files run, in order, when a policy and when a MI
 
 soak: $(READY)  ## the laws of a whole node, in RUNS random lives of it instead of 25
 	PARTAGE_EXAMPLES=$(RUNS) $(PYTEST) --timeout=0 tests/node
+
+claims-kills: $(READY)  ## 1,000 claims of all kinds, eight at a time, while agent and helper are killed 50 times (4 minutes)
+	PARTAGE_CLAIMS=1000 PARTAGE_KILLS=50 $(BIN)/python -m pytest tests/claims/kills/test_kills.py -n 0 -s
 
 guard-torch: $(READY)  ## the guard with a real PyTorch, Debian's (installs it: root, 650 MB)
 	@$(DEBIAN) -c 'import torch' 2>/dev/null || apt-get install -y --no-install-recommends python3-torch

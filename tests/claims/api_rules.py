@@ -27,13 +27,34 @@ def _faults(spec: dict[str, Any]) -> Iterator[str]:
     names = [device["name"] for device in devices]
     if len(set(names)) < len(names):
         yield f"names: {names}"
-    if len(devices) > (64 if any("taints" in device for device in devices) else 128):
+    if len(devices) > (64 if any({"taints", "consumesCounters"} & {*device} for device in devices) else 128):
         yield f"{len(devices)} devices"
+    yield from _of_counters(spec.get("sharedCounters", []), devices)
     if spec["pool"]["resourceSliceCount"] < 1:
         yield "no slice"
     for device in devices:
         for fault in _of_device(device):
             yield f"{device['name']}: {fault}"
+
+
+def _of_counters(sets: list[dict[str, Any]], devices: list[dict[str, Any]]) -> Iterator[str]:
+    """Counter sets have slices of their own since 1.35."""
+    if sets and devices:
+        yield "counters beside devices"
+    if len(sets) > 8:
+        yield f"{len(sets)} counter sets"
+    uses = [use for device in devices for use in device.get("consumesCounters", [])]
+    if any(len(device.get("consumesCounters", [])) > 2 for device in devices):
+        yield "more than 2 counter sets of a device"
+    if sum(len(use["counters"]) for use in uses) > 2048:
+        yield "more than 2048 counters in use"
+    for name, one in [(one["name"], one) for one in sets] + [(one["counterSet"], one) for one in uses]:
+        if not 1 <= len(one["counters"]) <= 32:
+            yield f"{len(one['counters'])} counters of {name}"
+        if not all(_LABEL.fullmatch(each) for each in (name, *one["counters"])):
+            yield f"names of {name}"
+        if any(parse_quantity(each["value"]) <= 0 for each in one["counters"].values()) and one in uses:
+            yield f"counters of {name}"
 
 
 def _of_device(device: dict[str, Any]) -> Iterator[str]:

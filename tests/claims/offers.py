@@ -5,6 +5,7 @@ from __future__ import annotations
 from msgspec.structs import replace
 
 from partage.claims.decide.devices import ClaimDevices, claim_devices
+from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
@@ -71,6 +72,6 @@ def machine(*rows: DeviceOffer) -> Inventory:
     return node(*gpus)
 
 
-def devices(*rows: DeviceOffer) -> ClaimDevices:
+def devices(*rows: DeviceOffer, names: ClaimNames = OWN_NAMES) -> ClaimDevices:
     """The devices of a node ``node-a`` that offers these rows."""
-    return claim_devices(offers(*rows), machine(*rows), "node-a", lambda _: None)
+    return claim_devices(offers(*rows), machine(*rows), "node-a", lambda _: None, names)

@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.cli.main import run
 from tests.explain.test_explain_claims import (
     GPU,
@@ -19,6 +19,8 @@ from tests.explain.test_explain_claims import (
     request,
     template,
 )
+
+DRIVER = OWN_NAMES.driver
 
 MACHINE = ["--machine", "4xh100-sxm5-80gb"]
 REQUEST = "spec.spec.devices.requests[0]"

@@ -17,7 +17,7 @@ import jsonschema
 import pytest
 import yaml
 
-from partage.claims.model.names import DRIVER, Mode
+from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES, Mode
 from partage.cli import hardware_options
 from partage.cli.agent import command as agent_command
 from partage.model.node_labels import NodeTaint
@@ -25,11 +25,14 @@ from partage.plan.cluster.rollout import RolloutSettings, settings_of
 from partage.plan.offer.policy_choice import Fallback
 from partage.scheduler.verb import command as scheduler_command
 
+DRIVER = OWN_NAMES.driver
+
 ROOT = Path(__file__).parents[2]
 CHART = ROOT / "deploy" / "helm" / "partage"
 DEFAULT = ROOT / "deploy" / "manifests" / "partage.yaml"
 ALL = Path(__file__).parent / "rendered" / "all.yaml"
 ALONE = Path(__file__).parent / "rendered" / "alone.yaml"
+NVIDIA = Path(__file__).parent / "rendered" / "operator.yaml"
 RENDERED = (DEFAULT, ALL, ALONE)
 
 Json = dict[str, Any]
@@ -329,6 +332,29 @@ def test_each_way_to_ask_by_claim_has_one_class_and_no_other_driver_has_it() -> 
     assert not any(kind == "DeviceClass" for kind, _ in _objects(DEFAULT))
 
 
+def test_under_the_names_of_nvidias_driver_nothing_has_partages() -> None:
+    objects = _objects(NVIDIA)
+    specs = {name: one["spec"] for (kind, name), one in objects.items() if kind == "DeviceClass"}
+    driver = NVIDIA_NAMES.driver
+    for name, of in (("gpu.nvidia.com", "gpu"), ("mig.nvidia.com", "mig")):
+        (selector,) = specs[name]["selectors"]
+        asked = f'device.driver == "{driver}" && device.attributes["{driver}"].type in ["{of}"]'
+        assert selector["cel"]["expression"] == asked
+    assert {name: spec.get("extendedResourceName") for name, spec in specs.items()} == {
+        "gpu.nvidia.com": "nvidia.com/gpu",
+        "mig.nvidia.com": None,
+    }
+    assert "--dra-driver-name=gpu.nvidia.com" in _container(NVIDIA, "agent")["args"]
+    mounted = {mount["mountPath"] for mount in _container(NVIDIA, "agent")["volumeMounts"]}
+    assert f"/var/lib/kubelet/plugins/{driver}" in mounted
+    rules = objects["ClusterRole", "partage-claims"]["rules"]
+    assert [rule["resourceNames"] for rule in rules if "resourceNames" in rule] == [[driver]]
+    policy = objects["ValidatingAdmissionPolicy", "partage-own-slices-only"]["spec"]
+    assert f'variables.slice.spec.driver == "{driver}"' in {
+        one["expression"] for one in policy["validations"]
+    }
+
+
 def test_an_agent_writes_only_what_claims_have_of_its_own_driver() -> None:
     rules = _objects(ALL)["ClusterRole", "partage-claims"]["rules"]
     named = [rule.get("resourceNames") for rule in rules if "resourceclaims/driver" in rule["resources"]]
@@ -351,6 +377,7 @@ def test_the_sockets_of_an_agent_have_the_name_of_its_pod() -> None:
     assert uid["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.uid"}}
     assert "--dra" in _container(ALL, "agent")["args"]
     assert "--dra" not in _container(DEFAULT, "agent")["args"]
+    assert "--dra-counters" not in _container(ALL, "agent")["args"]
 
 
 def test_without_an_api_server_there_is_no_token() -> None:
@@ -445,8 +472,9 @@ def test_the_schema_has_the_values_of_the_chart_and_no_others() -> None:
         ("rollout: {maxChanging: 101}", "$.rollout.maxChanging"),
         ("metrics: {dcgmNames: off}", "$.metrics.dcgmNames"),
         ("driverRoot: run/nvidia/driver", "$.driverRoot"),
-        ("dra: {counters: always}", "$.dra"),
-        ("dra: {extendedResources: {nvidia.com/gpu: gpu.nvidia.com}}", "$.dra.extendedResources"),
+        ("dra: {counters: never}", "$.dra.counters"),
+        ("dra: {driverName: gpu.example.com}", "$.dra.driverName"),
+        ("dra: {extendedResources: {nvidia.com/gpu: gpu.example.com}}", "$.dra.extendedResources"),
         ("dra: {extendedResources: {gpu: gpu.partage.dev}}", "$.dra.extendedResources"),
     ],
 )

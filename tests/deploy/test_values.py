@@ -41,6 +41,8 @@ def _template(*options: str) -> subprocess.CompletedProcess[str]:
             "--set=cluster.podAnnotations=true --set=admission.ownNodeOnly=false",
             "cluster.podAnnotations needs admission.ownNodeOnly",
         ),
+        ("--set=agent.updateStrategy.rollingUpdate.maxSurge=1", "maxSurge has to be 0: one agent serves"),
+        ("--set=agent.updateStrategy.rollingUpdate.maxSurge=10%", "maxSurge has to be 0: one agent serves"),
         ("--set=rollout.canary.pool=test", "rollout.canary needs rollout.maxChanging"),
         ("--kube-version=1.29.4-gke.1", "admission.ownNodeOnly needs Kubernetes 1.30"),
         (
@@ -51,7 +53,14 @@ def _template(*options: str) -> subprocess.CompletedProcess[str]:
             "--kube-version=1.29 --set=cluster.enabled=false --set=admission.restrictedMps.enabled=true",
             "admission.restrictedMps needs Kubernetes 1.30",
         ),
-        ("--set=dra.driverName=gpu.nvidia.com", "has only the name gpu.partage.dev yet"),
+        (
+            f"{DRA} --set=dra.driverName=gpu.nvidia.com --set=dra.extendedResources.a\\.b/c=gpu.partage.dev",
+            "gpu.nvidia.com has no class gpu.partage.dev; it has gpu.nvidia.com, mig.nvidia.com",
+        ),
+        (
+            f"{DRA} --set=dra.extendedResources.a\\.b/c=gpu.nvidia.com",
+            "gpu.partage.dev has no class gpu.nvidia.com",
+        ),
         (f"{DRA} --set=cluster.enabled=false", "dra.enabled needs cluster.enabled"),
         ("--kube-version=1.37.2 --set=dra.enabled=true", "dra.enabled needs cdi.enabled"),
         (f"{DRA} --kube-version=1.35.9", "dra.enabled needs Kubernetes 1.36.4, and this is v1.35.9"),
@@ -78,6 +87,8 @@ def test_what_cannot_work_is_refused_before_anything_is_installed(options: str, 
         "--set=cluster.podAnnotations=true",
         "--set=rollout.maxChanging=1 --set=rollout.canary.pool=true",
         f"{DRA} --set=dra.extendedResources.nvidia\\.com/gpu=gpu.partage.dev",
+        f"{DRA} --set=dra.driverName=gpu.nvidia.com"
+        " --set=dra.extendedResources.nvidia\\.com/gpu=gpu.nvidia.com",
         f"{DRA} --kube-version=1.36.4-gke.1",
         f"--values={CHART / 'presets' / 'gpu-operator.yaml'}",
     ],

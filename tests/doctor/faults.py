@@ -8,6 +8,7 @@ from collections.abc import Callable
 
 from tests.doctor.node import KUBELET, LIBRARY, Node, ahead, mps_environ
 
+POD_RESOURCES = "var/lib/kubelet/pod-resources/kubelet.sock"
 UUID = "GPU-00000000-1111-2222-3333-444444444444"
 
 
@@ -86,6 +87,14 @@ def _cdi_own(node: Node) -> None:
     digest = node.file("var/run/cdi/k8s.device-plugin.nvidia.com-gpu.digest", "0" * 64)
     os.utime(path, (1.0, 1.0))
     assert digest.exists()
+
+
+def _claim_left(node: Node) -> None:
+    """The kubelet says nothing of its pods."""
+    if node.at(POD_RESOURCES).exists():
+        node.remove(POD_RESOURCES)
+        node.left_socket(POD_RESOURCES)
+    node.file("var/run/cdi/gpu.partage.dev-claim_3f0e8a52-7f0b.json", "{}")
 
 
 def _kubelet_down(node: Node) -> None:
@@ -218,6 +227,7 @@ FAULTS: dict[str, Callable[[Node], object]] = {
     "cdi-broken": lambda node: node.remove(LIBRARY),
     "cdi-broken: ours": _cdi_own,
     "cdi-conflict": _cdi_twice,
+    "claim-files-left": _claim_left,
     "cgroup-drivers-differ": _cgroups,
     "gpus-lost-on-reload": lambda node: node.remove("dev/char/1:255"),
     "policy-refused": _refused,
@@ -247,7 +257,7 @@ _EXCLUDE = (
     {"mig-mode-pending", "mig-without-devices"},  # one mode
     {"compute-mode-left", "compute-mode-left: nobody"},
     *({one, other} for one in ("two-agents", "state-unusable")  # an agent that runs looks after the rest
-      for other in ("agent-not-running", "mps-left", "sockets-left")),
+      for other in ("agent-not-running", "mps-left", "sockets-left", "claim-files-left")),
 )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ from partage.claims.decide.devices import claim_devices
 from partage.claims.decide.slices import slices_of
 from partage.claims.model.claim import Claim, parse_claim
 from partage.claims.model.grant import Granted
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import SliceSpec, slice_of_json
 from partage.edges.files.catalogue import geometry_of
@@ -26,6 +26,8 @@ from partage.plan.serve.claim_offer import Closed
 from partage.units import GIB, MIB
 from tests.claims.offers import amounts, machine, mig, offers, replicas, whole
 from tests.e2e.control_plane import PROGRAMS, ControlPlane, Json, control_plane, until
+
+DRIVER = OWN_NAMES.driver
 
 ROOT = Path(__file__).parents[2]
 API = "/apis/resource.k8s.io/v1"
@@ -85,7 +87,7 @@ def version(plane: ControlPlane) -> ServerVersion:
 def published(plane: ControlPlane, rows: tuple[DeviceOffer, ...], **closed: Closed) -> tuple[SliceSpec, ...]:
     """The slices of a node with these rows. closed: by the name of a device, with _ for -."""
     inventory = machine(*rows)
-    devices = claim_devices(offers(*rows), inventory, "node-a", geometry_of)
+    devices = claim_devices(offers(*rows), inventory, "node-a", geometry_of, OWN_NAMES)
     shut = {devices.rows[name.replace("_", "-")].device: why for name, why in closed.items()}
     return slices_of(devices, inventory, shut, version(plane), geometry_of)
 
@@ -128,7 +130,7 @@ def why_not(plane: ControlPlane, name: str) -> str:
 
 def granted(claim: Claim, *kept: Granted) -> Granted:
     """What the node gives for it."""
-    devices = claim_devices(offers(*ROWS), machine(*ROWS), "node-a", geometry_of)
+    devices = claim_devices(offers(*ROWS), machine(*ROWS), "node-a", geometry_of, OWN_NAMES)
     found = grant(claim, claim.ref, devices, kept)
     assert isinstance(found, Granted), found
     return found

@@ -78,11 +78,7 @@ def claiming(name: str, template_name: str = "", claim: str = "", containers: in
 
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
-    if cluster.folder is None:
-        pytest.skip("device files that stand for GPUs are made on the node of an own cluster")
-    minor = int(json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]["minor"])
-    if minor < 36:
-        pytest.skip(f"Kubernetes 1.{minor}: claims need 1.36.4 or newer")
+    skip_without_claims(cluster)
     cluster.kubectl("create", "namespace", OTHER, check=False)
     cluster.install(
         hardware={"machine": MACHINE},
@@ -111,6 +107,15 @@ def claims(node: Cluster) -> Iterator[None]:
             node.kubectl("delete", kind, "--all", "-n", namespace, "--wait=false", check=False)
 
 
+def skip_without_claims(cluster: Cluster) -> None:
+    """Skip on a cluster that has no claims, or whose node is not ours."""
+    if cluster.folder is None:
+        pytest.skip("device files that stand for GPUs are made on the node of an own cluster")
+    minor = int(json.loads(cluster.kubectl("version", "-o", "json"))["serverVersion"]["minor"])
+    if minor < 36:
+        pytest.skip(f"Kubernetes 1.{minor}: claims need 1.36.4 or newer")
+
+
 def make_device_files(cluster: Cluster) -> None:
     """What the simulated node's CDI specs name; nothing answers there. The simulated MPS daemons have no
     directories, which CDI does not make, as the kubelet does.
@@ -131,10 +136,10 @@ def make_device_files(cluster: Cluster) -> None:
         cluster.on_node("sh", "-c", f"test -e {path} || mknod -m 666 {path} c 1 3")
 
 
-def devices(cluster: Cluster) -> dict[str, Json]:
+def devices(cluster: Cluster, driver: str = DRIVER) -> dict[str, Json]:
     """All devices of the driver's slices, by name."""
     slices = cluster.get("resourceslices")["items"]
-    ours = (one["spec"] for one in slices if one["spec"]["driver"] == DRIVER)
+    ours = (one["spec"] for one in slices if one["spec"]["driver"] == driver)
     return {one["name"]: one for spec in ours for one in spec.get("devices", [])}
 
 

@@ -1,7 +1,7 @@
-"""A running kube-scheduler gives more of the GPUs away when it asks the extender, and as much as the what-if says.
+"""A running kube-scheduler gives more of the GPUs away when it asks the extender, as much as the what-if says.
 
-Nodes, slices and claims are objects: no kubelet and no agent. Pods of a made-up workload come in the same order
-once without and once with ``partage scheduler``, which is killed in the middle and started again.
+Nodes, slices and claims are objects: no kubelet and no agent. Pods of a made-up workload come in the same
+order, once without and once with ``partage scheduler``, which is killed in the middle and started again.
 """
 
 from __future__ import annotations
@@ -30,8 +30,8 @@ GPUS = 4
 CPU_MILLI, MEMORY_MIB = 64_000, 400_000
 LOAD, SEED = 105, 5
 CLOSE = 1.0
-"""Points of allocation between the running scheduler and the what-if: it learns what pods ask for as they come,
-and scores by what was written a moment ago."""
+"""Points of allocation between the running scheduler and the what-if: it learns what pods ask for as they
+come, and scores by what was written a moment ago."""
 _API = "/apis/resource.k8s.io/v1"
 _TEAM = "/api/v1/namespaces/team/pods"
 

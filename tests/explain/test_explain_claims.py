@@ -8,7 +8,7 @@ import yaml
 
 from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.slices import slices_of
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.claims.model.server import ServerVersion
 from partage.cli.main import run
 from partage.codec.values import encode_replacing
@@ -19,6 +19,8 @@ from tests.claims.offers import amounts, devices, machine
 from tests.edges.kube.scripted import Answer, status
 from tests.explain.test_explain import explained, texts
 from tests.explain.test_explain_cluster import Api, a_node, a_pod
+
+DRIVER = OWN_NAMES.driver
 
 POLICY = """\
 version: partage/v1

@@ -35,6 +35,9 @@ def gpu(
         numa_node=index // 4,
         mig_mode=MigMode(current=migs > 0, pending=migs > 0),
         mig_devices=tuple(_mig(uuid, n) for n in range(migs)),
+        brand="Nvidia",
+        addressing_mode="HMM",
+        pcie_root="pci0000:00",
     )
 
 

@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from partage.claims.model.names import OWN_NAMES
 from partage.codec.values import decode
 from partage.edges.kube.scheduling import KINDS, ApiObject, ScheduledPodJson, _NodeRow
 from partage.scheduler.decide.board import ExtenderPolicy
@@ -18,9 +19,9 @@ from tests.scheduler.objects import Json, classes
 class Fed:
     """clock: stands still unless a test moves it."""
 
-    def __init__(self, policy: ExtenderPolicy = ExtenderPolicy.SSP) -> None:
+    def __init__(self, policy: ExtenderPolicy = ExtenderPolicy.SSP, driver: str = OWN_NAMES.driver) -> None:
         self.now_s = 1000.0
-        self.extender = Extender(policy, clock=lambda: self.now_s)
+        self.extender = Extender(policy, driver, clock=lambda: self.now_s)
 
     def start(self, **objects: Iterable[Json]) -> None:
         """List all kinds, and take the first turn."""

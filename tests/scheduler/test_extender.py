@@ -217,6 +217,21 @@ def test_tables_are_made_again_when_the_mix_moved_and_only_then() -> None:
     assert one.scores(WAITS, ["n7"])[0] > NO
 
 
+def test_devices_under_nvidias_names_and_without_those_on_demand() -> None:
+    """No attribute says how such a device is shared; capacities do."""
+    one = Fed(driver="gpu.nvidia.com")
+    text = json.dumps(slices("n0", [device(0), device(1, mode="replicas"), device(2, mode="whole")]))
+    named = json.loads(text.replace(DRIVER, "gpu.nvidia.com"))
+    demand = {**device(3, mode="whole"), "consumesCounters": [{"counterSet": "a", "counters": {}}]}
+    for found in (*named["spec"]["devices"], demand):
+        found["attributes"].pop("mode")
+    named["spec"]["devices"].append(demand)
+    one.start(nodes=[node("n0")], slices=[named])
+    models = [room.kind.model for room in one.extender._board.rooms_of("n0") if room.kind]
+    assert models == [f"A/memory-{MEMORY}", "A/shares-4", "A/whole"]
+    assert [len(room.room.left) for room in one.extender._board.rooms_of("n0")] == [1, 1, 1]
+
+
 def test_until_all_is_listed_all_nodes_are_equal() -> None:
     one = Fed()
     assert one.post({"Pod": WAITS, "NodeNames": N})[1] == [{"Host": name, "Score": 0} for name in N]
@@ -225,7 +240,7 @@ def test_until_all_is_listed_all_nodes_are_equal() -> None:
 
 def test_hostile_objects_end_nothing() -> None:
     one = fed(claims=[HALF], pods=[WAITS])
-    bad = slices("n0", [{**device(0), "capacity": {"memory": {"value": "0"}}}, device(1, mode="odd")])
+    bad = slices("n0", [{**device(0), "capacity": {"memory": {"value": "0"}}}, {**device(1), "capacity": {}}])
     one.put("slices", bad)
     one.put("slices", {"metadata": {"name": "all-nodes"}, "spec": {"driver": DRIVER, "allNodes": True}})
     one.put(

@@ -16,6 +16,7 @@ if TYPE_CHECKING:
 
     from partage.edges.hardware.port import Hardware
     from partage.model.claim import ClaimHold
+    from partage.model.mig_demand import Demands
 
     ConnectClaims = Callable[
         [AgentOptions, Ledger, Callable[[], float], Callable[[], None], Hardware], "ClaimsPart"
@@ -32,6 +33,10 @@ class ClaimsPart(Protocol):
 
     def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         """After a turn: this is what claims can get. What is new is on disk. terms: what containers get."""
+
+    def demands(self, boot_id: str) -> Demands:
+        """What claims want of GPUs whose MIG devices are made on demand. boot_id: of the node, empty: not
+        known."""
 
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims, and no others."""
@@ -61,9 +66,13 @@ class NoClaims:
     def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         """What claims could get, nobody gets."""
         del terms
-        self.trouble = (
-            "the policy has GPUs for claims, and the agent runs without --dra" if offer.offer else ""
-        )
+        given = offer.offer or offer.on_demand
+        self.trouble = "the policy has GPUs for claims, and the agent runs without --dra" if given else ""
+
+    def demands(self, boot_id: str) -> Demands:
+        """Nobody wants anything."""
+        del boot_id
+        return {}
 
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """Another driver's claims are not ours."""

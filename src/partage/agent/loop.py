@@ -37,6 +37,7 @@ from partage.plan.serve.claim_offer import (
     asked_by_claim,
     claim_offer,
     in_force,
+    made_on_demand,
     options_for_claims,
 )
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
@@ -107,7 +108,7 @@ class Loop(Struct):
             waited=any(done.plan.waiting.values()), answer=bool(done.view.withdrawn)
         )
         parts.watchdog.update(parts.policies.desired, self.view.offer)
-        self._publish(seen.node)
+        self._publish(seen.node, done.plan)
         parts.reconciler.published(done.plan)
         self._report(seen, done, began_s)
 
@@ -145,6 +146,7 @@ class Loop(Struct):
             other_plugin=parts.other_plugins.sentence,
             checkpoint=not (parts.pod_resources.unreadable or parts.pod_resources.unproven),
             listed_before=self._listed_before(observed.node),
+            demands=parts.policies.desired.on_demand if parts.policies.desired else {},
         )
 
     def _unknown(self, node: KnownNode) -> frozenset[GpuUuid]:
@@ -183,7 +185,8 @@ class Loop(Struct):
     def _seen(self) -> TurnInput:
         parts = self.parts
         news = parts.hardware.take()
-        parts.policies.resolve_on(news.node)
+        boot_id = news.node.inventory.boot_id if news.node else ""
+        parts.policies.resolve_on(news.node, parts.claims.demands(boot_id))
         if news.booted:
             parts.originals.forget()
             parts.settings.forget()
@@ -215,12 +218,12 @@ class Loop(Struct):
             self.parts.reconciler.forget_failures()
             self.parts.settings.slices_changed()
 
-    def _publish(self, node: KnownNode) -> None:
+    def _publish(self, node: KnownNode, plan: NodePlan) -> None:
         """Serve the new rows. Without a driver, answers stay as they were."""
         parts, desired = self.parts, self.parts.policies.desired
         if desired and not isinstance(node.inventory.driver, NoDriver):
             inventory, options = node.inventory, desired.policy.options
-            by_claim = asked_by_claim(desired.offer) or asked_by_claim(self.view.offer)
+            by_claim = bool(desired.on_demand) or any(map(asked_by_claim, (desired.offer, self.view.offer)))
             for_claims = options_for_claims(options)
             parts.cdi.request(inventory, for_claims if by_claim and not options.uses_cdi else options)
             parts.guard.request(one for devices in self.view.offer.values() for one in devices)
@@ -238,17 +241,19 @@ class Loop(Struct):
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.view, self._terms):
                 parts.endpoints.serve(plugin)
-            self._publish_claims(node, self._terms)
+            self._publish_claims(node, plan, self._terms)
         if desired:
             for name in parts.plugins.retire(plugin_resources(desired.offer), parts.clock()):
                 parts.endpoints.retire(name)
 
-    def _publish_claims(self, node: KnownNode, terms: AllocateContext) -> None:
+    def _publish_claims(self, node: KnownNode, plan: NodePlan, terms: AllocateContext) -> None:
         """Tell the DRA driver what claims can get."""
         parts, options = self.parts, options_for_claims(terms.options)
         cordoned, bare = parts.cordon.gpus(node.known), parts.cdi.why_unusable(options)
-        now = NodeMoment(node.known, self.state.serving, self.view, self.state.health, cordoned, bare)
-        watch_of = parts.policies.desired.watch_of if parts.policies.desired else {}
+        desired = parts.policies.desired
+        made = made_on_demand(desired.on_demand if desired else {}, plan)
+        now = NodeMoment(node.known, self.state.serving, self.view, self.state.health, cordoned, bare, made)
+        watch_of = desired.watch_of if desired else {}
         offer = replace(claim_offer(now), in_force=in_force(parts.settings.observed(node), watch_of))
         parts.claims.publish(offer, replace(terms, options=options))
 

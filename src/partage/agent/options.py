@@ -10,6 +10,7 @@ from msgspec import field
 
 from partage.edges.kubelet.container_names import LOGS
 from partage.model.dcgm_names import DcgmNames
+from partage.model.ids import DRA_DRIVERS
 from partage.model.node_labels import NodeLabels, NodeTaint, WrittenLabels
 from partage.model.paths import check_socket_path
 from partage.plan.offer.policy_choice import ChoiceRules, Fallback
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 KUBELET_DIR = Path("/var/lib/kubelet/device-plugins")
 STATE_DIR = Path("/var/lib/partage")
 RUN_DIR = Path("/run/partage")
+SIMULATED_CDI = "cdi"
+"""Below the run directory: CDI specs of a simulated node."""
 
 
 def pod_resources_of(kubelet_dir: Path) -> Path:
@@ -74,6 +77,9 @@ class Intervals(Frozen):
         kubelet's pause before it starts a container again.
     retry_s: observing the node while there is no driver or the helper does not answer; first retry of a
         failed change.
+    made_s: a claim waits so long for devices that are made on demand; the kubelet waits 45. What takes
+        longest is a change of MIG mode, which stays when a claim gives up, so that its next try finds it
+        done.
     """
 
     observe_s: float = 60.0
@@ -101,6 +107,7 @@ class Intervals(Frozen):
     unwatched_s: float = 2.0
     other_ends_s: float = 8.0
     retry_s: float = 2.0
+    made_s: float = 35.0
 
 
 class AgentOptions(Frozen):
@@ -130,6 +137,8 @@ class AgentOptions(Frozen):
     restricted_mps: pods that ask for MPS shares are refused unless none of their processes is or can become
                    root: the cluster's admission does that.
     dra:           ResourceClaims are served, too: the agent is the DRA driver of the node.
+    dra_driver:    its name, one of ``DRA_DRIVERS``: all names that users of claims write follow from it.
+    dra_counters:  MIG devices on demand are offered also where that makes scheduling slow (before 1.37).
     pod_uid:       of the pod in which the agent runs, empty: in none. Two agents of a rolling update have
                    sockets of their own by it.
     cdi_dir:       where the container runtime looks for CDI specs; a simulated node's go below run_dir.
@@ -148,6 +157,8 @@ class AgentOptions(Frozen):
     driver_root: str | None = None
     restricted_mps: bool = False
     dra: bool = False
+    dra_driver: str = DRA_DRIVERS[0]
+    dra_counters: bool = False
     pod_uid: str = ""
     cdi_dir: Path = Path("/var/run/cdi")
     container_logs: Path = LOGS
@@ -193,4 +204,4 @@ class AgentOptions(Frozen):
         """Where the CDI specs of these GPUs go: those of a simulated node must not reach a real container
         runtime.
         """
-        return self.run_dir / "cdi" if inventory.simulated else self.cdi_dir
+        return self.run_dir / SIMULATED_CDI if inventory.simulated else self.cdi_dir

@@ -55,7 +55,7 @@ def make_plan(
 
     from partage.answers.wording import lost_sentences
     from partage.edges.files.catalogue import geometry_of
-    from partage.plan.offer.caveats import Caveat, caveats
+    from partage.plan.offer.caveats import Caveat, caveats, made_on_demand
     from partage.plan.offer.desired import resolve
     from partage.plan.offer.guarantees import promised
     from partage.plan.reconcile.planner import plan_node
@@ -70,7 +70,8 @@ def make_plan(
         policy, now = policy if named else seen.policy, seen.snapshot
         if policy != seen.policy:  # the drain of another policy begins anew
             now = replace(now, gave_up={}, spared={})
-        desired = resolve(policy, common_node.need_driver(now.observed.node.inventory), geometry_of)
+        driven = common_node.need_driver(now.observed.node.inventory)
+        desired = resolve(policy, driven, geometry_of, now.demands)
     inventory = now.observed.node.inventory
     offer = promised(desired.offer, desired.watch_of, inventory, desired.settings)
     return PolicyOnNode(
@@ -87,6 +88,7 @@ def make_plan(
                 ctk_found=common_node.ctk_found(policy, inventory),
                 layouts=desired.layouts,
             ),
+            *(Caveat(line) for line in made_on_demand(inventory, desired.on_demand)),
             *(Caveat(line) for line in [cordon_sentence(now.cordoned_indexes)] if line),
             *(Caveat(line) for line in [_held_back(report, named=named)] if line),
             *(Caveat(line) for line in lost_sentences(inventory)),

@@ -13,7 +13,7 @@ from typing import Any
 
 from partage.claims.decide.config import ConfigError, read_config
 from partage.claims.model.claim import ClaimConfig, ConfigSource
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.claims.model.request import (
     ClaimRequest,
     ClaimSpec,
@@ -57,7 +57,7 @@ class ClaimObjectReader:
         file: str = "",
         path: str = "",
         line_of: LineOf | None = None,
-        driver: str = DRIVER,
+        driver: str = OWN_NAMES.driver,
     ) -> None:
         self.top = ManifestNode(file, path, document, line_of, owner=object_name(document))
         self.problems: list[CheckedProblem] = []

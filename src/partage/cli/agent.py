@@ -33,6 +33,7 @@ from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
 from partage.model.dcgm_names import DcgmNames
+from partage.model.ids import DRA_DRIVERS
 from partage.model.node_labels import NodeTaint, WrittenLabels
 from partage.model.paths import check_socket_path
 from partage.serve_http.options import http_option, http_options, http_protection
@@ -162,8 +163,22 @@ _path = partial(directory_option, metavar="PATH")
 @click.option(
     "--dra",
     is_flag=True,
-    help="Serve ResourceClaims, too: be the DRA driver gpu.partage.dev of this node, for the GPUs with via: "
-    "claims in the policy. It takes Kubernetes 1.36.4 or newer, --cluster and --node-name.",
+    help="Serve ResourceClaims, too: be the DRA driver of this node, for the GPUs with via: claims in the "
+    "policy. It takes Kubernetes 1.36.4 or newer, --cluster and --node-name.",
+)
+@click.option(
+    "--dra-driver-name",
+    type=click.Choice(DRA_DRIVERS),
+    default=DRA_DRIVERS[0],
+    show_default=True,
+    help="Name of the DRA driver. With gpu.nvidia.com, classes, devices, attributes and configurations are "
+    "called as by NVIDIA's driver, so that manifests for it run unchanged.",
+)
+@click.option(
+    "--dra-counters",
+    is_flag=True,
+    help="With --dra: offer MIG devices on demand also on Kubernetes 1.36.4 and newer. Without it they are "
+    "offered from 1.37 on: before it, each scheduling cycle of the cluster takes hundreds of times as long.",
 )
 @click.option(
     "--pod-uid",
@@ -207,6 +222,8 @@ def command(
     restricted_mps: bool,
     takeover: bool,
     dra: bool,
+    dra_counters: bool,
+    dra_driver_name: str,
     pod_uid: str,
     log_level: str,
     log_format: str | None,
@@ -253,6 +270,8 @@ def command(
         restricted_mps=restricted_mps,
         takeover=takeover,
         dra=dra,
+        dra_counters=dra_counters,
+        dra_driver=dra_driver_name,
         pod_uid=pod_uid,
         labels=WrittenLabels(labels),
         features_file=_features_file(features_file, labels),

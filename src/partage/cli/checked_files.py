@@ -114,7 +114,7 @@ _Judged = tuple[str, list[CheckedProblem], list[CheckedProblem]]
 def _configuration(content: bytes, file: str, config: str | None, context: CheckContext) -> list[_Judged]:
     """One configuration; its variants, where it depends on labels."""
     from partage.edges.files.policy import parse_policy
-    from partage.plan.offer.caveats import DRAIN_NEEDS_CLUSTER, draining
+    from partage.plan.offer.caveats import DRAIN_NEEDS_CLUSTER, ON_DEMAND_COSTS, draining, on_demand
     from partage.plan.offer.conditions import for_node, variants
 
     what = f"configuration {config}"
@@ -126,6 +126,10 @@ def _configuration(content: bytes, file: str, config: str | None, context: Check
     problems += [
         CheckedProblem(Problem(file, f"{origin}.change", "warning", DRAIN_NEEDS_CLUSTER))
         for origin in draining(loaded.policy)
+    ]
+    problems += [
+        CheckedProblem(Problem(file, f"{origin}.mig.on-demand", "warning", ON_DEMAND_COSTS))
+        for origin in on_demand(loaded.policy)
     ]
     if context.provider is not None:
         from partage.providers.check import judge_policy

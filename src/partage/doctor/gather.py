@@ -10,7 +10,14 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.doctor.decide.observation import Agent, Clock, Disk, DriverParts, Observation, Unseen
-from partage.doctor.gather_agent import agent_seen, kubelet_seen_by_agent, mps_seen, reasons_of, why_ended
+from partage.doctor.gather_agent import (
+    agent_seen,
+    claim_files_of,
+    kubelet_seen_by_agent,
+    mps_seen,
+    reasons_of,
+    why_ended,
+)
 from partage.doctor.gather_policy import GivenPolicy, Looked, look
 from partage.doctor.gather_slurm import slurm_seen
 from partage.doctor.host.cdi_files import cdi_files
@@ -99,6 +106,7 @@ def _with_files(seen: Observation, place: DoctorPlace, sources: Sources) -> Obse
         # Without a kubelet it has nothing to do with pods.
         runtime=None if seen.kubelet is None else _unless(contained, lambda: container_runtime(root)),
         cdi=_unless(contained, lambda: cdi_files(root)),
+        claims=None if seen.kubelet is None else _unless(contained, lambda: claim_files_of(place)),
         disks=sources.disks(root, (place.state_dir, place.run_dir)),
         mps=mps_seen(place),
         slurm=slurm_seen(place, inventory, sources.environ),

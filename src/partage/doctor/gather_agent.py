@@ -11,7 +11,18 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
-from partage.doctor.decide.observation import Agent, AgentReason, Kubelet, MpsDirectory, MpsState, Unseen
+from partage.agent.options import SIMULATED_CDI, pod_resources_of
+from partage.doctor.decide.observation import (
+    Agent,
+    AgentReason,
+    ClaimFile,
+    Kubelet,
+    MpsDirectory,
+    MpsState,
+    Unseen,
+)
+from partage.doctor.host.cdi_files import DIRECTORIES
+from partage.doctor.host.claim_files import claim_files
 from partage.doctor.host.kubelet import kubelet_seen
 from partage.doctor.host.processes import agent_processes, mps_processes
 from partage.doctor.place import DoctorPlace
@@ -143,6 +154,15 @@ def mps_seen(place: DoctorPlace) -> MpsState | Unseen:
         for name in homes
     )
     return MpsState(below, processes, directories)
+
+
+# --- claims --------------------------------------------------------------------------------------
+
+
+def claim_files_of(place: DoctorPlace) -> tuple[ClaimFile, ...]:
+    """The CDI files of claims; those of a simulated node are in the run directory."""
+    directories = (DIRECTORIES[-1], f"{place.run_dir}/{SIMULATED_CDI}")
+    return claim_files(place.root, directories, pod_resources_of(place.root.at(place.kubelet_dir)))
 
 
 # --- the kubelet -------------------------------------------------------------------------------

@@ -13,12 +13,14 @@ from typing import assert_never
 from partage.doctor.decide.finding import (
     MakeDirectory,
     RemoveCdiFile,
+    RemoveClaimFile,
     RemoveMpsDirectory,
     RemoveSocket,
     Repair,
 )
 from partage.doctor.decide.observation import Unseen
 from partage.doctor.decide.runtime import cdi_problem
+from partage.doctor.gather_agent import claim_files_of
 from partage.doctor.host.cdi_files import cdi_files
 from partage.doctor.host.processes import mps_processes
 from partage.doctor.place import DoctorPlace, host
@@ -48,6 +50,8 @@ def carry_out(place: DoctorPlace, repair: Repair) -> Repaired:
                 left = _remove_socket(place, place.root.at(repair.path))
             case RemoveCdiFile():
                 left = _remove_cdi(place, repair.path)
+            case RemoveClaimFile():
+                left = _remove_claim_file(place, repair.path)
             case MakeDirectory():
                 place.root.at(repair.path).mkdir(mode=repair.mode, parents=True, exist_ok=True)
                 left = ""
@@ -113,4 +117,16 @@ def _remove_cdi(place: DoctorPlace, path: str) -> str:
     here = place.root.at(path)
     here.unlink()
     here.with_suffix(".digest").unlink(missing_ok=True)
+    return ""
+
+
+def _remove_claim_file(place: DoctorPlace, path: str) -> str:
+    if is_locked(place.run_path, RUN_LOCK):
+        return "an agent runs now, and looks after it"
+    file = next((file for file in claim_files_of(place) if file.path == path), None)
+    if file is None or file.pods is None:
+        return "it is not known whether a pod has its claim now"
+    if file.pods:
+        return f"pod {file.pods[0]} has its claim now"
+    place.root.at(path).unlink()
     return ""

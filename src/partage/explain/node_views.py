@@ -92,7 +92,8 @@ def view_of_report(name: str, report: ReportDocument, labels: Mapping[str, str] 
 
 def _desired(seen: PlannedFrom) -> DesiredState | None:
     try:
-        return resolve(seen.policy, seen.snapshot.observed.node.inventory, geometry_of)
+        inventory = seen.snapshot.observed.node.inventory
+        return resolve(seen.policy, inventory, geometry_of, seen.snapshot.demands)
     except (InputError, Unsatisfiable):
         return None
 

@@ -18,7 +18,7 @@ from partage.claims.manifests import (
     is_claim_object,
     read_or_refuse,
 )
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import SliceSpec, slice_of_json
@@ -169,7 +169,7 @@ def with_books(views: Sequence[NodeView], found: ClaimObjects, known: KnownClaim
         devices = devices_in(on_node.get(view.name, ()))
         pools = dict.fromkeys(device.pool for device in devices)
         here = tuple(taking for pool in pools for taking in of_pool.get(pool, ()))
-        own = any(device.driver == DRIVER for device in devices)
+        own = any(device.driver == OWN_NAMES.driver for device in devices)
         why = "" if own else trouble or view.claims_trouble or _NOTHING_PUBLISHED
         book = ClaimBook(devices, here, trouble=why)
         views_with.append(replace(view, published=book, classes=known.classes, claims_trouble=why))

@@ -153,6 +153,9 @@ def _without_offer(report: ReportDocument, view: NodeView, what: str) -> Iterato
         if here:
             reason, change = obstacle_words(view, GpuView(gpu.index, gpu.uuid), here[0])
             why, step = str(reason), str(change)
+        elif (seen := report.planner_input) is not None and gpu.uuid in seen.snapshot.demands:
+            why = gpu.reason or "its MIG devices are made when claims ask for them, and none has one"
+            step = "ask by a ResourceClaim of the class mig.partage.dev, or gpu.partage.dev for all of it"
         else:
             why, step = (
                 gpu.reason or "the policy offers nothing of it",

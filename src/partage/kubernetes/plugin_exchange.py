@@ -174,7 +174,7 @@ def wanted_offer(report: ReportDocument, policy: Policy | None = None) -> NodeOf
     inventory = seen.snapshot.observed.node.inventory if seen else None
     if seen is None or inventory is None or isinstance(inventory.driver, NoDriver):
         raise Unsatisfiable("the agent does not know the node's GPUs", "partage show says what is wrong")
-    return resolve(policy or seen.policy, inventory, geometry_of).offer
+    return resolve(policy or seen.policy, inventory, geometry_of, seen.snapshot.demands).offer
 
 
 def nvidia_mps(root: Path = Path("/run/nvidia/mps")) -> frozenset[ResourceName]:

@@ -17,6 +17,16 @@ ARCHITECTURES = {
 
 UNKNOWN_ARCHITECTURE = "unknown"
 
+BRANDS = {
+    0: "Unknown", 1: "Quadro", 2: "Tesla", 3: "NVS", 4: "Grid", 5: "GeForce", 6: "Titan", 7: "NvidiaVApps",
+    8: "NvidiaVPC", 9: "NvidiaVCS", 10: "NvidiaVWS", 11: "NvidiaCloudGaming", 12: "QuadroRTX",
+    13: "NvidiaRTX", 14: "Nvidia", 15: "GeForceRTX", 16: "TitanRTX",
+}  # fmt: skip
+"""Brand by NVML's number, in the words of NVIDIA's DRA driver. Source: nvml.h, nvmlBrandType_t; go-nvlib."""
+
+ADDRESSING_MODES = {0: "None", 1: "HMM", 2: "ATS"}
+"""How CPU memory is addressed, by NVML's number. Source: nvml.h, NVML_DEVICE_ADDRESSING_MODE_*."""
+
 
 def architecture_name(number: int | None) -> str:
     """``hopper`` for NVML's 9; ``unknown`` for None and for a number that is not in the table."""
@@ -141,6 +151,8 @@ class Gpu(Frozen):
     mig_mode: None for a GPU without MIG.
     mig_hidden: only root may read where its MIG devices are, and which GPU instances are empty.
     serial, board_part_number, vbios_version: None if the driver does not report it, as for consumer GPUs.
+    brand, addressing_mode: a word of ``BRANDS`` and of ``ADDRESSING_MODES``. pcie_root: the root complex
+    above it, ``pci0000:00``. None: not known.
     recovery, persistence: None if the driver does not report it. persistence: persistence mode is on.
     pci_class: class code of the PCI device, ``0x030200`` for a GPU without display; None if not known.
     clique: cluster UUID and clique of the NVLink fabric that it has joined, ``<uuid>.<number>``; None: none.
@@ -171,6 +183,9 @@ class Gpu(Frozen):
     serial: str | None = None
     board_part_number: str | None = None
     vbios_version: str | None = None
+    brand: str | None = None
+    addressing_mode: str | None = None
+    pcie_root: str | None = None
 
     @property
     def mig_enabled(self) -> bool:

@@ -42,6 +42,8 @@ DEVICE_CLASSES = frozenset((GPU_CLASS, SHARE_CLASS, MIG_CLASS))
 """The DeviceClasses by which ResourceClaims ask: for whole GPUs and amounts of one, for equal shares, for MIG
 devices. They stand where a resource name does, and have no slash, which resource names have.
 """
+DRA_DRIVERS = ("gpu.partage.dev", "gpu.nvidia.com")
+"""Names that the DRA driver can have; the first is Partage's own."""
 _LABEL = r"[a-z0-9]([a-z0-9-]*[a-z0-9])?"
 _SUBDOMAIN = re.compile(rf"{_LABEL}(\.{_LABEL})*", re.ASCII)
 LONGEST_RESOURCE_NAME = 63

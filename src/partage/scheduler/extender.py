@@ -14,6 +14,7 @@ from http import HTTPStatus
 from typing import Any
 
 from partage.agent.log import Seldom
+from partage.claims.model.names import OWN_NAMES
 from partage.claims.model.request import DeviceClass
 from partage.codec.values import CodecError
 from partage.edges.kube.scheduling import KINDS
@@ -54,15 +55,23 @@ class _NoScores:
 
 
 class Extender:
-    """Told of objects by watches (``SchedulingSeen``), asked over HTTP. clock: seconds, monotonic."""
+    """Told of objects by watches (``SchedulingSeen``), asked over HTTP. driver: whose devices count.
+    clock: seconds, monotonic."""
 
-    def __init__(self, policy: ExtenderPolicy, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        policy: ExtenderPolicy,
+        driver: str = OWN_NAMES.driver,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self.driver = driver
         self._policy, self._clock = policy, clock
         self._lock = threading.RLock()
         self._reader = AskReader({})
         self._classes: Mapping[str, DeviceClass] = {}
         self._board = ScoreBoard(Judge(_NoScores(), self._reader, ()))
-        self._state = ClusterState(self._board.put, self._board.drop)
+        self._state = ClusterState(self._board.put, self._board.drop, driver)
         self._window = MixWindow()
         self._listed: set[str] = set()
         self._troubles: dict[str, str] = dict.fromkeys(KINDS, "the API server has not answered yet")

@@ -9,7 +9,6 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 
-from partage.claims.model.names import DRIVER
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.scheduling import follow_scheduling
@@ -45,7 +44,7 @@ class ExtenderService:
         """Never returns. Raises what is a mistake of ours."""
         stopped = threading.Event()
         async with asyncio.TaskGroup() as group:
-            watches = follow_scheduling(self._connection, DRIVER, self.extender)
+            watches = follow_scheduling(self._connection, self.extender.driver, self.extender)
             group.create_task(unending("watches", watches))
             try:
                 await asyncio.to_thread(self._turns, stopped)

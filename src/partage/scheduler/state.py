@@ -17,7 +17,7 @@ from partage.claims.decide.book import devices_in
 from partage.claims.decide.classes import chart_classes
 from partage.claims.manifests import CLAIM, CLASS, GROUP, VERSION, ClaimObjectReader
 from partage.claims.model.claim import parse_claim
-from partage.claims.model.names import DRIVER, MEMORY, SHARES
+from partage.claims.model.names import MEMORY, OWN_NAMES, SHARES
 from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.claims.model.slices import SliceSpec
 from partage.codec.values import CodecError, decode, encode
@@ -56,12 +56,18 @@ class _NodeState:
 
 class ClusterState:
     """Takes objects as they come, in any order. put, drop: told of a node that is another, or gone.
+    driver: whose devices count.
 
     Not safe for several threads: who uses it has a lock.
     """
 
-    def __init__(self, put: Callable[[str, tuple[KindRoom, ...]], None], drop: Callable[[str], None]) -> None:
-        self._put, self._drop = put, drop
+    def __init__(
+        self,
+        put: Callable[[str, tuple[KindRoom, ...]], None],
+        drop: Callable[[str], None],
+        driver: str = OWN_NAMES.driver,
+    ) -> None:
+        self._put, self._drop, self._driver = put, drop, driver
         self._names = KindNames()
         self._nodes: dict[str, _NodeState] = {}
         self._pods: dict[str, ScheduledPod] = {}
@@ -156,6 +162,8 @@ class ClusterState:
         specs = [decode(SliceSpec, state.slices[name], strict=False) for name in sorted(state.slices)]
         given = []
         for device in devices_in(specs):
+            if device.device.consumes_counters:
+                continue  # what is left of it depends on other devices
             closed = any(taint.effect in _NO_NEW for taint in device.device.taints)
             try:
                 kind = self._names.of_device(device)
@@ -174,7 +182,7 @@ class ClusterState:
             return
         self._specs[key] = claim_spec(found.spec)
         try:
-            takings = _takings_of(found)
+            takings = _takings_of(found, self._driver)
         except CodecError as error:
             self._say_unreadable("claim", key, str(error))
             return
@@ -227,7 +235,7 @@ class ClusterState:
     @property
     def classes(self) -> dict[str, DeviceClass]:
         """Of the cluster; those of the chart while none is known."""
-        return dict(self._classes) or chart_classes()
+        return dict(self._classes) or chart_classes(self._driver)
 
     def ask_of(self, pod: ScheduledPod) -> PodAsk | None:
         """What it asks for; None: one of its claims is not known yet, or cannot be read."""
@@ -257,14 +265,14 @@ class ClusterState:
         return found
 
 
-def _takings_of(found: ApiObject) -> dict[DevicePlace, Taken]:
+def _takings_of(found: ApiObject, driver: str) -> dict[DevicePlace, Taken]:
     """What a claim has, by device. Raises CodecError."""
     namespace, _, name = found.name.rpartition("/")
     meta = {"name": name, "namespace": namespace, "uid": ""}
     content = encode({"metadata": meta, "status": Raw(found.status)})
     takings: dict[DevicePlace, Taken] = {}
-    for result in parse_claim(content, DRIVER).results:
-        if result.driver == DRIVER and not result.admin_access:
+    for result in parse_claim(content, driver).results:
+        if result.driver == driver and not result.admin_access:
             place = result.pool, result.device
             taken = Taken(1, result.consumed.get(MEMORY, 0), result.consumed.get(SHARES, 0))
             takings[place] = takings.get(place, Taken()).plus(taken)

@@ -11,6 +11,7 @@ from partage.answers.cluster_options import cluster_of, kubeconfig_option
 from partage.answers.lean_imports import lean_imports
 from partage.answers.verb import verb
 from partage.errors import missing_library
+from partage.model.ids import DRA_DRIVERS
 from partage.serve_http.options import http_option, http_options, http_protection
 
 if TYPE_CHECKING:
@@ -30,6 +31,13 @@ _SWITCH_S = 0.0005
     help="ssp: so that little of the GPUs is wasted for pods to come; bestfit: the fullest node that the pod "
     "fits on; spread: the emptiest.",
 )
+@click.option(
+    "--dra-driver-name",
+    type=click.Choice(DRA_DRIVERS),
+    default=DRA_DRIVERS[0],
+    show_default=True,
+    help="Name of the DRA driver whose devices count, as that of the agents.",
+)
 @http_option("Where kube-scheduler asks.", "127.0.0.1:9402")
 @http_protection
 @click.option(
@@ -39,7 +47,7 @@ _SWITCH_S = 0.0005
     show_default=True,
     help="What is logged; debug: each answer.",
 )
-def command(*, kubeconfig: str | None, policy: str, http: str, log_level: str) -> None:
+def command(*, kubeconfig: str | None, policy: str, dra_driver_name: str, http: str, log_level: str) -> None:
     """Tell kube-scheduler which nodes are best for a pod, so that less of the GPUs is wasted.
 
     An HTTP extender that only prioritizes: it removes no node, binds no pod and writes nothing. What it knows
@@ -66,7 +74,9 @@ def command(*, kubeconfig: str | None, policy: str, http: str, log_level: str) -
     gc.set_threshold(50_000, 20, 50)
     log.configure(log.LogOptions(log_level))
     sys.setswitchinterval(_SWITCH_S)
-    service = ExtenderService(Connection(cluster_of(kubeconfig)), Extender(ExtenderPolicy(policy)))
+    service = ExtenderService(
+        Connection(cluster_of(kubeconfig)), Extender(ExtenderPolicy(policy), dra_driver_name)
+    )
     asyncio.run(_serve(service, http))
 
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import json
-import threading
+import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,8 @@ from partage.agent.status.status import AgentStatus
 from partage.answers.documents.plan import held_row
 from partage.answers.report import report_document
 from partage.claims.agent.part import ClaimsOfNode
+from partage.claims.model.names import OWN_NAMES, ClaimNames
+from partage.claims.model.steps import ClaimStep, StepTaken, go_on
 from partage.explain.shares import share_rows
 from partage.model.claim import ClaimRef
 from partage.plan.report import Report
@@ -28,8 +31,9 @@ from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.agent.harness import Place, place
 from tests.dra_script import DriverSocket
+from tests.edges.kube.scripted import Answer
 from tests.edges.kube.store import SLICES, ObjectStore, claims_path, object_store
-from tests.kubelet_script import ScriptedKubelet, held, until
+from tests.kubelet_script import LIMIT_S, ScriptedKubelet, grpc, held, until
 
 GPUS = """
 version: partage/v1
@@ -50,10 +54,14 @@ class DraNode:
     store: ObjectStore
     kubelet: ScriptedKubelet
     hardware: SimulatedHardware
+    names: ClaimNames = OWN_NAMES
+    made_s: float = 35.0
+    counters: bool = False
     status: AgentStatus | None = None
+    taken: StepTaken = go_on
     _stop: asyncio.Event = field(default_factory=asyncio.Event)
     _task: asyncio.Task[None] | None = None
-    _sockets: list[DriverSocket] = field(default_factory=list)
+    _starts: int = 0
 
     async def start(self) -> None:
         loop = asyncio.get_running_loop()
@@ -67,7 +75,10 @@ class DraNode:
             container_logs=self.place.container_logs,
             cluster=self.store.server.config(),
             node_name="n1",
+            cdi_dir=self.place.root / "cdi",
             dra=True,
+            dra_counters=self.counters,
+            dra_driver=self.names.driver,
             intervals=Intervals(
                 turn_gap_s=0.01,
                 withdraw_s=0.05,
@@ -75,6 +86,7 @@ class DraNode:
                 holders_s=0.5,
                 watch_s=0.05,
                 conditions_s=0.5,
+                made_s=self.made_s,
             ),
         )
         work = run(
@@ -83,7 +95,7 @@ class DraNode:
             stop=self._stop,
             status=self.status,
             connect=_NoCluster,
-            connect_claims=ClaimsOfNode,
+            connect_claims=partial(ClaimsOfNode, taken=self.taken),
         )
         self._task = asyncio.create_task(work)
         await self.until(self.registration.exists, "the registration socket")
@@ -92,12 +104,26 @@ class DraNode:
         """kill: nothing is put in order, as after SIGKILL."""
         if (task := self._task) is None:
             return
+        await self._kubelet_has_connected(task)
         if kill:
             task.cancel()
         self._stop.set()
         with suppress(asyncio.CancelledError):
             await task
         self._task = None
+
+    async def _kubelet_has_connected(self, task: asyncio.Task[None]) -> None:
+        """A connection that comes while an agent ends would be left open: a process would end it."""
+        self._starts += 1
+        if self.status is None or not self.status.endpoints():  # all GPUs are there for claims
+            return
+
+        def connected() -> bool:
+            watches = [one.watch for one in self.kubelet.registered if one.watch and one.watch.lists]
+            return task.done() or len(watches) >= self._starts
+
+        if self.kubelet.goes_on.is_set():
+            await until(connected, what="the kubelet has the lists")
 
     async def until(self, condition: Callable[[], Any], what: str) -> Any:
         """Wait, and say what the agent died of if it did."""
@@ -117,7 +143,7 @@ class DraNode:
 
     @property
     def registration(self) -> Path:
-        return self.place.root / "plugins_registry" / "gpu.partage.dev-reg.sock"
+        return self.place.root / "plugins_registry" / f"{self.names.driver}-reg.sock"
 
     @property
     def devices(self) -> dict[str, Any]:
@@ -130,7 +156,7 @@ class DraNode:
         return by_index.get(index)
 
     async def call(self, method: str, *claims: ClaimRef) -> Any:
-        calls = DriverSocket(self.place.root / "plugins" / "gpu.partage.dev" / "dra.sock")
+        calls = DriverSocket(self.place.root / "plugins" / self.names.driver / "dra.sock")
         try:
             return await asyncio.to_thread(getattr(calls, method), *claims)
         finally:
@@ -144,15 +170,22 @@ class DraNode:
         error: str = (await self.prepare(claim))[claim.uid].error
         return error
 
+    async def until_prepared(self, claim: ClaimRef, tries: int = 40) -> str:
+        """As the kubelet does: ask again and again. Why it is refused at last; empty if it is not."""
+        for _ in range(tries):
+            if (error := await self.refusal(claim)) == "":
+                return ""
+            await asyncio.sleep(0.2)
+        return error
+
     def claim(
         self, name: str, *results: dict[str, Any], config: Any = None, pods: dict[str, str] | None = None
     ) -> ClaimRef:
         """A claim that the scheduler has allocated. pods: that it is reserved for, name to UID."""
-        made = [{"request": "gpu", "driver": "gpu.partage.dev", "pool": POOL, **one} for one in results]
+        driver, pool = self.names.driver, self.names.pool("n1")
+        made = [{"request": "gpu", "driver": driver, "pool": pool, **one} for one in results]
         configs = (
-            [{"source": "FromClaim", "opaque": {"driver": "gpu.partage.dev", "parameters": config}}]
-            if config
-            else []
+            [{"source": "FromClaim", "opaque": {"driver": driver, "parameters": config}}] if config else []
         )
         found = self.store.put(
             claims_path("team"),
@@ -187,6 +220,9 @@ class DraNode:
     def cdi_path(self, uid: str) -> Path:
         return self.place.run_dir / "cdi" / f"gpu.partage.dev-claim_{uid}.json"
 
+    def record_path(self, uid: str) -> Path:
+        return self.place.state_dir / "claims" / f"{uid}.json"
+
     def cdi(self, uid: str) -> Any:
         """The CDI file of a claim; None: there is none."""
         path = self.cdi_path(uid)
@@ -204,7 +240,16 @@ def _NoCluster(*parts: Any) -> Any:  # noqa: N802 (stands for a class)
 
 
 @asynccontextmanager
-async def dra_node(policy: str = GPUS, machine: str = "4xh100-sxm5-80gb") -> AsyncIterator[DraNode]:
+async def dra_node(
+    policy: str = GPUS,
+    machine: str = "4xh100-sxm5-80gb",
+    names: ClaimNames = OWN_NAMES,
+    taken: StepTaken = go_on,
+    made_s: float = 35.0,
+    *,
+    version: str = "v1.37.2",
+    counters: bool = False,
+) -> AsyncIterator[DraNode]:
     async with AsyncExitStack() as stack:
         here = stack.enter_context(place())
         (here.root / "plugins_registry").mkdir()
@@ -213,7 +258,9 @@ async def dra_node(policy: str = GPUS, machine: str = "4xh100-sxm5-80gb") -> Asy
         store.node("n1")
         kubelet = ScriptedKubelet(here.kubelet_dir, here.pod_resources)
         await asyncio.to_thread(kubelet.start)
-        node = DraNode(here, store, kubelet, SimulatedHardware(load_machine(machine)))
+        store.version = version
+        hardware = SimulatedHardware(load_machine(machine))
+        node = DraNode(here, store, kubelet, hardware, names, made_s, counters, taken=taken)
         try:
             await node.start()
             yield node
@@ -234,6 +281,23 @@ async def test_slices_have_what_the_policy_gives_to_claims() -> None:
         assert made["spec"]["pool"] == {"name": POOL, "generation": 1, "resourceSliceCount": 1}
         assert made["metadata"]["ownerReferences"][0]["uid"] == "uid-n1"
         assert {one.request.resource_name for one in node.kubelet.registered} == {"nvidia.com/gpu"}
+
+
+async def test_claims_can_be_prepared_when_the_kubelet_has_its_first_list() -> None:
+    """By the clock, and also where the kubelet does not take a list at all."""
+    async with dra_node() as node:
+        (plugin,) = await node.until(lambda: node.kubelet.registered, "the device plugin")
+        listed = await node.until(lambda: plugin.watch and plugin.watch.times, "the first list")
+        served_s = node.registration.stat().st_ctime - (time.time() - time.monotonic())
+        assert served_s < listed[0] + 0.05
+        await node.until(lambda: node.device(2), "the device")
+        await node.end(kill=True)
+        node.registration.unlink(missing_ok=True)
+        node.kubelet.goes_on.clear()
+        await node.start()
+        assert await node.refusal(node.claim("whole", {"device": node.device(2)["name"]})) == ""
+        assert len(node.kubelet.registered) == 2
+        node.kubelet.goes_on.set()
 
 
 async def test_slices_that_are_deleted_or_changed_are_put_back() -> None:
@@ -279,36 +343,135 @@ async def test_what_a_claim_has_survives_kill() -> None:
         assert await node.call("unprepare", first) == {first.uid: ""}
 
 
-@pytest.mark.parametrize("step", ["write", "save"])
-async def test_a_prepare_that_was_cut_off_is_taken_back(step: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Killed after the first record, and after the CDI file."""
-    async with dra_node() as node:
+class StopsAt:
+    """The agent comes to this step of a claim and not further, until ``on``."""
+
+    def __init__(self, step: ClaimStep) -> None:
+        self._step = step
+        self.there, self.on = asyncio.Event(), asyncio.Event()
+
+    async def __call__(self, step: ClaimStep, claim: ClaimRef) -> None:
+        if step is self._step:
+            self.there.set()
+            await self.on.wait()
+
+
+@pytest.mark.parametrize("step", [*ClaimStep])
+async def test_killed_after_any_step_nothing_stays_of_a_claim(step: ClaimStep) -> None:
+    """Then it is prepared and taken back as if nothing had been, and nobody else has its share."""
+    stops, backwards = StopsAt(step), step in (ClaimStep.FILE_REMOVED, ClaimStep.FORGOTTEN)
+    async with dra_node(taken=stops) as node:
         await node.until(lambda: node.device(0), "the device")
         claim = node.amount("cut", "70Gi")
-        calls = {"write": 0, "save": 0}
-
-        def dies(name: str, at: int, real: Callable[..., None]) -> Callable[..., None]:
-            def call(*arguments: Any) -> None:
-                calls[name] += 1
-                if calls[name] == at:
-                    raise SystemError("killed")
-                real(*arguments)
-
-            return call
-
-        from partage.claims.host.cdi_files import ClaimCdiFiles
-        from partage.claims.host.records import RecordsFile
-
-        owner: Any = ClaimCdiFiles if step == "write" else RecordsFile
-        with monkeypatch.context() as patch:
-            patch.setattr(owner, step, dies(step, 1 if step == "write" else 2, getattr(owner, step)))
-            assert "killed" in await node.refusal(claim)
-            await node.end(kill=True)
-        assert json.loads((node.place.state_dir / "claims.json").read_text())["records"]
+        if backwards:
+            assert await node.refusal(claim) == ""
+        call = asyncio.create_task(node.call("unprepare" if backwards else "prepare", claim))
+        await asyncio.wait_for(stops.there.wait(), LIMIT_S)
+        await node.end(kill=True)
+        with pytest.raises(grpc.RpcError):
+            await call
+        node.taken = go_on
         await node.start()
-        await node.until(lambda: node.cdi(claim.uid) is None, "no CDI file")
-        other = node.amount("other", "70Gi")
+        if not backwards:
+            assert await node.refusal(claim) == ""
+            assert "9 GiB is free of 79 GiB" in await node.refusal(node.amount("more", "10Gi"))
+        assert await node.call("unprepare", claim) == {claim.uid: ""}
+        assert node.cdi(claim.uid) is None
+        assert [*(node.place.state_dir / "claims").iterdir()] == []
+        assert await node.refusal(node.amount("other", "70Gi")) == ""
+
+
+async def test_a_step_that_fails_is_undone_and_said() -> None:
+    """In the way: first of the record, then of the CDI file."""
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        claim = node.amount("first", "70Gi")
+        cdi = node.cdi_path(claim.uid)
+        for path in (
+            node.record_path(claim.uid).with_suffix(".json.new"),
+            cdi.with_name(f".{cdi.name}.new"),
+        ):
+            path.mkdir(parents=True)
+            assert "cannot" in await node.refusal(claim)
+            assert (node.cdi(claim.uid), node.record_path(claim.uid).exists()) == (None, False)
+            path.rmdir()
+        assert await node.refusal(node.amount("other", "70Gi")) == ""
+        assert "9 GiB is free of 79 GiB" in await node.refusal(claim)
+
+
+async def test_the_half_of_a_cdi_file_that_a_killed_agent_wrote_is_removed() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        half = node.cdi_path("uid-a").with_name(".gpu.partage.dev-claim_uid-a.json.new")
+        half.write_text('{"cdiVersion"')
+        await node.end(kill=True)
+        await node.start()
+        assert not half.exists()
+
+
+async def test_a_damaged_record_is_made_anew_from_the_cdi_file() -> None:
+    """Also without an API server: until it answers, the claim holds what it held."""
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        claim, other = node.amount("first", "70Gi"), node.amount("other", "70Gi")
+        answer = list((await node.prepare(claim))[claim.uid].devices)
+        await node.end(kill=True)
+        node.record_path(claim.uid).write_text('{"version": "partage-cl')
+        node.store.refuse = lambda request: Answer(drop=True)
+        await node.start()
+        await node.until(lambda: node.report.entries, "it is held")
+        assert list((await node.prepare(claim))[claim.uid].devices) == answer
+        node.store.refuse = lambda request: None
+        assert "9 GiB is free of 79 GiB" in await node.refusal(other)
+        assert await node.call("unprepare", claim) == {claim.uid: ""}
         assert await node.refusal(other) == ""
+        assert sorted(path.name for path in node.record_path("").parent.iterdir()) == [
+            f"{claim.uid}.json.corrupt-1",
+            f"{other.uid}.json",
+        ]
+
+
+async def test_a_claim_without_record_and_cdi_file_is_found_by_its_container() -> None:
+    async with dra_node() as node:
+        await node.until(lambda: node.device(0), "the device")
+        claim, nobodys = node.amount("first", "30Gi"), node.amount("nobodys", "30Gi")
+        for one in (claim, nobodys):
+            assert await node.refusal(one) == ""
+        answer = held({"team/train": {"main": {}}})
+        for name in ("first", "of-another-driver"):
+            answer.pod_resources[0].containers[0].dynamic_resources.add(
+                claim_name=name, claim_namespace="team"
+            )
+        node.kubelet.pod_resources = answer
+        await node.end(kill=True)
+        for one in (claim, nobodys):
+            node.record_path(one.uid).write_text("")
+            node.cdi_path(one.uid).unlink()
+        node.store.refuse = lambda request: Answer(drop=True)
+        await node.start()
+        assert not node.report.entries
+        node.store.refuse = lambda request: None
+        await node.until(lambda: node.cdi(claim.uid), "the CDI file")
+        await node.until(lambda: {one.claim for one in node.report.entries} == {"team/first"}, "it is held")
+        assert node.cdi(nobodys.uid) is None
+
+
+@pytest.mark.parametrize("step", [ClaimStep.STARTED, ClaimStep.FILE_WRITTEN])
+async def test_what_was_only_begun_is_taken_back_at_the_next_start(step: ClaimStep) -> None:
+    stops = StopsAt(step)
+    async with dra_node(taken=stops) as node:
+        await node.until(lambda: node.device(0), "the device")
+        claim = node.amount("cut", "70Gi")
+        call = asyncio.create_task(node.prepare(claim))
+        await asyncio.wait_for(stops.there.wait(), LIMIT_S)
+        await node.end(kill=True)
+        with pytest.raises(grpc.RpcError):
+            await call
+        assert [path.stem for path in (node.place.state_dir / "claims").iterdir()] == [claim.uid]
+        node.taken = go_on
+        await node.start()
+        assert node.cdi(claim.uid) is None
+        assert await node.refusal(node.amount("other", "70Gi")) == ""
 
 
 async def test_a_card_changes_books_when_its_claims_have_ended() -> None:
@@ -413,15 +576,20 @@ async def test_a_claims_status_says_what_it_has_and_metrics_count_it() -> None:
 
 
 async def test_after_a_reboot_claims_hold_nothing_until_they_are_prepared_again() -> None:
+    """One whose pod ended with the reboot is only taken back: its record goes, too."""
     async with dra_node() as node:
-        await node.until(lambda: node.device(2), "the device")
+        await node.until(lambda: node.device(2) and node.device(0), "the devices")
         whole = node.claim("whole", {"device": node.device(2)["name"]})
-        assert await node.refusal(whole) == ""
+        ends = node.amount("ends", "10Gi")
+        for one in (whole, ends):
+            assert await node.refusal(one) == ""
         await node.hardware.inject(Reboot())
         await node.until(lambda: not node.report.entries, "nothing is held")
         await node.until(lambda: "taints" not in (node.device(2) or {"taints": []}), "no taint")
         assert await node.refusal(whole) == ""
         await node.until(lambda: [one.claim for one in node.report.entries] == ["team/whole"], "it is held")
+        assert await node.call("unprepare", ends) == {ends.uid: ""}
+        assert [path.stem for path in node.record_path("").parent.iterdir()] == [whole.uid]
 
 
 async def test_a_claim_that_is_gone_is_taken_back_unless_a_container_has_it(
@@ -445,26 +613,17 @@ async def test_a_claim_that_is_gone_is_taken_back_unless_a_container_has_it(
         assert {one.claim for one in node.report.entries} >= {"team/first"}
 
 
-async def test_shares_are_held_while_the_record_is_written(monkeypatch: pytest.MonkeyPatch) -> None:
-    from partage.claims.host.records import RecordsFile
-
-    async with dra_node() as node:
+async def test_shares_are_held_while_the_record_is_written() -> None:
+    stops = StopsAt(ClaimStep.HELD)
+    async with dra_node(taken=stops) as node:
         await node.until(lambda: node.device(2), "the device")
         whole = node.claim("whole", {"device": node.device(2)["name"]})
-        real, goes_on, seen = RecordsFile.save, threading.Event(), threading.Event()
-
-        def slow(*arguments: Any) -> None:
-            seen.set()
-            goes_on.wait(10)
-            real(*arguments)
-
-        monkeypatch.setattr(RecordsFile, "save", slow)
         asked = asyncio.create_task(node.refusal(whole))
-        await node.until(seen.is_set, "the disk is asked")
+        await asyncio.wait_for(stops.there.wait(), LIMIT_S)
         node.place.write_policy(GPUS.replace("via: claims, exclusive", "exclusive"))
         await node.until(lambda: "taints" in (node.device(2) or {}), "the GPU is to change")
         assert [one.claim for one in node.report.entries] == ["team/whole"]
-        goes_on.set()
+        stops.on.set()
         assert await asked == ""
         assert node.device(2) is not None
 

@@ -74,7 +74,9 @@ async def published(version: str = "v1.37.2") -> AsyncIterator[Published]:
         store.version = version
         asked: list[None] = []
         api = ResourceApi(Connection(store.server.config(), quick))
-        node = Published(store, Publisher(api, "n1", lambda: asked.append(None)), asked=asked)
+        node = Published(
+            store, Publisher(api, "n1", "gpu.partage.dev", lambda: asked.append(None)), asked=asked
+        )
 
         def note(request: Request) -> Answer | None:
             node.requests.append(request)

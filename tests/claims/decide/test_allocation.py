@@ -13,7 +13,7 @@ from partage.claims.decide.allocation import grant
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
 from partage.claims.model.grant import EnforcedBy, Granted, RefusalReason, RefusedClaim
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
 from partage.model.ids import GpuUuid, ResourceName, ShareId, device_of
@@ -24,6 +24,8 @@ from partage.plan.serve.claim_offer import InForce
 from partage.plan.serve.ledger_entry import Hold
 from partage.units import GIB, MIB
 from tests.claims.offers import AMOUNTS, amounts, devices, mig, replicas, slices, whole
+
+DRIVER = OWN_NAMES.driver
 
 POOL = "node-a-partage"
 PLUGIN = ResourceName("nvidia.com/gpu")
@@ -336,6 +338,18 @@ def test_what_is_no_uid_gets_into_no_name(uid: str) -> None:
     assert isinstance(found, RefusedClaim)
     assert found.reason is RefusalReason.UNREADABLE
     assert refused(claim("a", replace(result(row), share_id=uid)), devices(row))[0] == "unreadable"
+
+
+def test_an_even_share_may_be_asked_for_with_memory_under_the_names_of_nvidias_driver() -> None:
+    row = replicas(0, 4)
+    node = devices(row, names=NVIDIA_NAMES)
+    consumed = {"shares": 1, "memory": 2 * GIB}
+    asked = ClaimResult("req", NVIDIA_NAMES.driver, "node-a", "gpu-10", "share-0", consumed)
+    assert granted(claim("a", asked), node).shares[0].ids == row.share_ids[:1]
+    cores = replace(asked, consumed={"shares": 1, "cores": 10})
+    assert refused(claim("a", cores), node)[0] == "kind"
+    own = result(row, shares=1, memory=2 * GIB)
+    assert refused(claim("a", own), devices(row))[0] == "kind"
 
 
 # --- configuration -------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from partage.claims.decide.allocation import grant
 from partage.claims.decide.cdi import ClaimCdi, claim_cdi
 from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
 from partage.claims.model.grant import Granted
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.edges.cdi.spec import spec_error
 from partage.model.claim import ClaimRef
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
@@ -23,6 +23,8 @@ from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.claim_offer import options_for_claims
 from partage.units import GIB
 from tests.claims.offers import amounts, devices, machine, mig, replicas, slices, whole
+
+DRIVER = OWN_NAMES.driver
 
 UID = "3f0e8a52-7f0b-4c57-9f0e-5d3a9d0a1b2c"
 NODE = "k8s.device-plugin.nvidia.com/gpu"

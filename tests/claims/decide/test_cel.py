@@ -5,9 +5,11 @@ import pytest
 from partage.claims.decide.book import book_of_offer
 from partage.claims.decide.cel import SelectorError, read_selector, selects
 from partage.claims.decide.cel_syntax import NotEvaluated
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.edges.files.catalogue import geometry_of
 from tests.claims.offers import amounts, machine, mig, offers
+
+DRIVER = OWN_NAMES.driver
 
 ATTRIBUTES, CAPACITY = f"device.attributes['{DRIVER}']", f"device.capacity['{DRIVER}']"
 

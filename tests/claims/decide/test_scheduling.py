@@ -31,13 +31,15 @@ from partage.claims.decide.scheduling import Placed, PodClaim, Unplaced, allocat
 from partage.claims.decide.slices import slices_of
 from partage.claims.manifests import ClaimObjectReader, read_or_refuse
 from partage.claims.model.grant import Granted
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import Capacity
 from partage.edges.files.catalogue import geometry_of
 from partage.plan.serve.claim_offer import Closed
 from tests.claims.offers import amounts, devices, machine, mig, offers, replicas, slices, whole
+
+DRIVER = OWN_NAMES.driver
 
 CLASSES, SERVER = chart_classes(), ServerVersion(1, 37, 2)
 GPU, SHARE, MIG = "gpu.partage.dev", "share.partage.dev", "mig.partage.dev"
@@ -257,7 +259,7 @@ def test_what_another_request_of_the_pod_gets_and_what_a_rule_forbids_is_said():
 
 def test_of_a_pool_only_the_newest_slices_count_and_only_amounts_that_can_be_read():
     (spec,) = slices_of(devices(amounts(0), whole(1)), machine(amounts(0), whole(1)), {}, SERVER, geometry_of)
-    old, new = spec.in_generation(1), spec.in_generation(2)
+    old, new = (replace(spec, pool=replace(spec.pool, generation=number)) for number in (1, 2))
     odd = replace(new.devices[0], capacity={"memory": Capacity("12 apples")})
     found = devices_in([old, replace(new, devices=(odd, new.devices[1]))])
     assert [one.device.name for one in found] == ["gpu-00000001"]

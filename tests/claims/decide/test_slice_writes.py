@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from partage.claims.decide.slice_writes import (
     CONSUMABLE_CAPACITY,
     DEVICE_TAINTS,
+    PARTITIONABLE,
     SliceWrites,
     gates_needed,
     gates_off,
@@ -18,6 +19,9 @@ from partage.claims.decide.slice_writes import (
 )
 from partage.claims.model.slices import (
     Capacity,
+    Counter,
+    CounterSet,
+    CounterUse,
     DeviceTaint,
     Pool,
     RequestPolicy,
@@ -41,6 +45,10 @@ def spec(*devices: SliceDevice, generation: int = 0, count: int = 1, pool: str =
 
 def name(number: int, end: str = "aaaaa") -> str:
     return f"{number:05d}-gpu.partage.dev-n1-{end}"
+
+
+def in_generation(wanted: SliceSpec, generation: int) -> SliceSpec:
+    return replace(wanted, pool=replace(wanted.pool, generation=generation))
 
 
 def applied(writes: SliceWrites, there: dict[str, SliceSpec | None]) -> dict[str, SliceSpec | None]:
@@ -88,7 +96,7 @@ def test_what_is_there_afterwards_is_what_is_wanted(
     assert len(generations) == min(1, len(wanted))
     highest = max((one.pool.generation for one in there.values() if one is not None), default=0)
     assert all(generation >= highest for generation in generations)
-    expected = [one.in_generation(generation) for one in wanted for generation in generations]
+    expected = [in_generation(one, generation) for one in wanted for generation in generations]
     assert in_order == expected
     assert not slice_writes(wanted, after)
 
@@ -98,7 +106,7 @@ def test_one_that_changes_keeps_the_generation_and_two_raise_it(
     wanted: list[SliceSpec], data: st.DataObject
 ) -> None:
     there: dict[str, SliceSpec | None] = {
-        name(number): one.in_generation(7) for number, one in enumerate(wanted)
+        name(number): in_generation(one, 7) for number, one in enumerate(wanted)
     }
     new = SliceDevice("new")
     changed = data.draw(st.sets(st.integers(0, len(wanted) - 1), min_size=1))
@@ -139,6 +147,18 @@ def test_what_a_server_without_a_gate_drops() -> None:
     assert gates_off(sent, spec(PLAIN, SHARED, healthy)) == {DEVICE_TAINTS}
     assert gates_off(sent, spec(PLAIN, no_sharing, healthy)) == {CONSUMABLE_CAPACITY, DEVICE_TAINTS}
     assert gates_off(sent, sent) == frozenset()
+
+
+def test_counters_that_are_dropped_take_their_devices_and_their_slice_with_them() -> None:
+    counters = {"memory-slice-0": Counter("1")}
+    place = SliceDevice("place", consumes_counters=(CounterUse("gpu", counters),))
+    counted = replace(spec(), shared_counters=(CounterSet("gpu", counters),))
+    assert gates_off(counted, spec()) == {PARTITIONABLE}
+    assert gates_off(spec(place, PLAIN), spec(SliceDevice("place"), PLAIN)) == {PARTITIONABLE}
+    assert gates_off(counted, counted) == gates_off(spec(place), spec(place)) == frozenset()
+    wanted = (counted, spec(place, PLAIN))
+    assert without(wanted, frozenset({PARTITIONABLE})) == (spec(PLAIN),)
+    assert without(wanted, frozenset({DEVICE_TAINTS})) == wanted
 
 
 @pytest.mark.parametrize("kept", [None, spec(), spec(replace(PLAIN, name="other"))])

@@ -11,12 +11,13 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.claims.decide.devices import claim_devices
-from partage.claims.decide.slices import BoardFacts, semantic_version, slices_of
+from partage.claims.decide.slices import semantic_version, slices_of
+from partage.claims.model.names import NAMES_OF_DRIVER, NVIDIA_NAMES, OWN_NAMES, ClaimNames
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import slice_of_json
 from partage.edges.files.catalogue import geometry_of
 from partage.model.geometry import Placement
-from partage.model.gpu import Gpu, Inventory, NoDriver
+from partage.model.gpu import ARCHITECTURES, UNKNOWN_ARCHITECTURE, Gpu, Inventory, NoDriver
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.share import DeviceOffer
 from partage.model.strategy import Strategy, Via
@@ -29,10 +30,10 @@ ILL = Closed("unhealthy", "is not healthy: XID 79", "79")
 SERVER, OLD = ServerVersion(1, 37, 2), ServerVersion(1, 36, 3)
 
 
-def published(*rows: DeviceOffer, inventory: Inventory | None = None, **more):
+def published(*rows: DeviceOffer, inventory: Inventory | None = None, names: ClaimNames = OWN_NAMES, **more):
     """The devices of a node with these rows, as JSON."""
     inventory = inventory or machine(*rows)
-    devices = claim_devices(offers(*rows), inventory, "node-a", geometry_of)
+    devices = claim_devices(offers(*rows), inventory, "node-a", geometry_of, names)
     found = slices_of(
         devices, inventory, more.pop("closed", {}), more.pop("server", SERVER), geometry_of, **more
     )
@@ -112,8 +113,7 @@ def test_a_mig_device_says_its_engines_as_far_as_they_are_known() -> None:
 
 
 def test_all_attributes_of_a_whole_gpu() -> None:
-    board = {machine(whole(1)).gpus[0].uuid: BoardFacts("Nvidia", "pci0000:00", "HMM")}
-    assert attributes(whole(1), boards=board) == {
+    assert attributes(whole(1)) == {
         "type": "gpu",
         "mode": "whole",
         "guarantee": "hard",
@@ -132,6 +132,66 @@ def test_all_attributes_of_a_whole_gpu() -> None:
     }
 
 
+# --- under the names of NVIDIA's driver ----------------------------------------------------------
+
+OF_GPUS = {
+    "architecture", "brand", "cudaComputeCapability", "cudaDriverVersion", "driverVersion", "productName",
+    "type", "uuid", "addressingMode", "resource.kubernetes.io/pciBusID", "resource.kubernetes.io/pcieRoot",
+}  # fmt: skip
+"""As its tests have them (tests/bats of its repository), and no others."""
+
+
+@pytest.mark.parametrize("row", [whole(1), amounts(1), replicas(1)])
+def test_a_gpu_has_the_attributes_and_the_name_that_nvidias_driver_gives_it(row: DeviceOffer) -> None:
+    found = attributes(row, names=NVIDIA_NAMES)
+    assert found.keys() == OF_GPUS
+    assert (found["type"], found["architecture"], found["brand"]) == ("gpu", "Hopper", "Nvidia")
+    (spec,) = published(row, names=NVIDIA_NAMES)
+    assert (spec["driver"], spec["pool"]["name"]) == ("gpu.nvidia.com", "node-a")
+    assert [one["name"] for one in spec["devices"]] == ["gpu-11"]  # its minor number
+
+
+def test_a_mig_device_has_the_attributes_and_the_name_that_nvidias_driver_gives_it() -> None:
+    found = attributes(mig(3, 2), names=NVIDIA_NAMES)
+    assert found.keys() == OF_GPUS | {"profile", "parentUUID"}
+    assert found["type"] == "mig"
+    assert device(mig(3, 2), names=NVIDIA_NAMES)["name"] == "gpu-13-mig-1g10gb-19-2"
+
+
+def test_claims_of_nvidias_even_shares_may_name_memory_up_to_what_one_has() -> None:
+    found = device(replicas(0, 4), names=NVIDIA_NAMES)["capacity"]
+    assert found["shares"]["requestPolicy"]["default"] == "1"
+    assert found["memory"] == {
+        "value": "80Gi",
+        "requestPolicy": {"default": "0", "validRange": {"min": "0", "max": "20Gi", "step": "1Mi"}},
+    }
+    assert device(amounts(0), names=NVIDIA_NAMES)["capacity"] == device(amounts(0))["capacity"]
+
+
+def test_a_share_of_less_than_a_mib_has_no_memory_to_ask_for() -> None:
+    row = replace(replicas(0, 4), memory_bytes=MIB - 1)
+    policy = device(row, names=NVIDIA_NAMES)["capacity"]["memory"]["requestPolicy"]
+    assert policy == {"default": "0", "validValues": ["0"]}
+
+
+@pytest.mark.parametrize(
+    ("ours", "theirs"), [("ada", "Ada Lovelace"), ("rubin", "Rubin"), ("unknown", "Unknown")]
+)
+def test_architectures_have_the_words_of_nvidias_driver(ours: str, theirs: str) -> None:
+    inventory = machine(whole(0))
+    inventory = replace(inventory, gpus=(replace(inventory.gpus[0], architecture=ours),))
+    assert attributes(whole(0), inventory=inventory, names=NVIDIA_NAMES)["architecture"] == theirs
+
+
+def test_every_architecture_has_a_word_of_nvidias() -> None:
+    assert NVIDIA_NAMES.architectures.keys() == {*ARCHITECTURES.values(), UNKNOWN_ARCHITECTURE}
+
+
+def test_taints_have_the_domain_of_the_driver() -> None:
+    (taint,) = device(whole(0), names=NVIDIA_NAMES, closed={whole(0).device: ILL})["taints"]
+    assert taint["key"] == "gpu.nvidia.com/unhealthy"
+
+
 def test_a_mig_device_names_its_gpu_and_profile() -> None:
     found = attributes(mig(3, 2))
     assert (found["type"], found["mode"], found["profile"]) == ("mig", "mig", "1g.10gb")
@@ -145,7 +205,14 @@ def test_modes_are_told_apart() -> None:
 
 def test_what_is_not_known_is_left_out() -> None:
     inventory = machine(whole(0))
-    unknown = replace(inventory.gpus[0], architecture="unknown", numa_node=None)
+    unknown = replace(
+        inventory.gpus[0],
+        architecture="unknown",
+        numa_node=None,
+        brand=None,
+        addressing_mode=None,
+        pcie_root=None,
+    )
     found = attributes(
         whole(0), inventory=replace(inventory, gpus=(unknown,), driver=NoDriver("failed", "no answer"))
     )
@@ -332,15 +399,20 @@ def rows_of_a_node(draw: st.DrawFn) -> list[DeviceOffer]:
     return rows
 
 
-@given(rows_of_a_node(), st.randoms(use_true_random=False), st.sets(st.integers(0, 23)))
+@given(
+    rows_of_a_node(),
+    st.randoms(use_true_random=False),
+    st.sets(st.integers(0, 23)),
+    st.sampled_from([*NAMES_OF_DRIVER.values()]),
+)
 def test_slices_are_a_function_of_their_inputs_and_the_api_server_takes_them(
-    rows: list[DeviceOffer], chance: random.Random, ill: set[int]
+    rows: list[DeviceOffer], chance: random.Random, ill: set[int], names: ClaimNames
 ) -> None:
     closed = {row.device: ILL for row in rows if row.gpu_index in ill}
     inventory = machine(*rows)
-    specs = published(*rows, inventory=inventory, closed=closed)
+    specs = published(*rows, inventory=inventory, closed=closed, names=names)
     other_order = chance.sample(rows, len(rows))
-    assert published(*other_order, inventory=inventory, closed=closed) == specs
+    assert published(*other_order, inventory=inventory, closed=closed, names=names) == specs
     assert [fault for spec in specs for fault in faults(spec)] == []
     assert [name for spec in specs for one in spec.get("devices", []) for name in single_tenant(one)] == []
     devices = [one for spec in specs for one in spec.get("devices", [])]
@@ -353,10 +425,10 @@ def test_slices_are_a_function_of_their_inputs_and_the_api_server_takes_them(
 def test_what_the_api_server_returns_is_compared_with_what_was_sent(rows: list[DeviceOffer]) -> None:
     """It adds fields, and times to taints."""
     inventory = machine(*rows)
-    devices = claim_devices(offers(*rows), inventory, "node-a", geometry_of)
+    devices = claim_devices(offers(*rows), inventory, "node-a", geometry_of, OWN_NAMES)
     ill = {row.device: (ILL, Closed("cordoned", "is cordoned"))[row.gpu_index % 2] for row in rows[::2]}
     for spec in slices_of(devices, inventory, ill, SERVER, geometry_of):
-        sent = spec.in_generation(7)
+        sent = replace(spec, pool=replace(spec.pool, generation=7))
         returned = json.loads(json.dumps(sent.to_json())) | {"perDeviceNodeSelection": None}
         for one in returned.get("devices", []):
             for taint in one.get("taints", []):

@@ -10,10 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.claims.model.claim import ClaimConfig, ClaimResult, ConfigSource, Consumer, parse_claim
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.codec.values import CodecError
 from partage.model.claim import ClaimRef
 from partage.units import GIB, exact_quantity, parse_quantity
+
+DRIVER = OWN_NAMES.driver
 
 RESULT = {
     "request": "gpu/soft",
@@ -86,7 +88,7 @@ def changed(path: list[Any], value: object) -> Any:
 def test_all_that_is_needed_is_read() -> None:
     claim = parsed()
     assert claim.ref == ClaimRef("team-a", "part", "uid-1")
-    assert (claim.allocated, claim.deleted) == (True, False)
+    assert claim.allocated
     assert claim.results == (
         ClaimResult(
             "gpu/soft",
@@ -112,8 +114,7 @@ def test_a_claim_that_has_nothing_yet() -> None:
         assert (claim.allocated, claim.results) == (False, ())
 
 
-def test_a_claim_that_is_deleted_and_admin_access() -> None:
-    assert parsed(changed(["metadata", "deletionTimestamp"], "2026-11-24T21:00:00Z")).deleted
+def test_admin_access() -> None:
     path = ["status", "allocation", "devices", "results", 0, "adminAccess"]
     assert parsed(changed(path, True)).results[0].admin_access
 

@@ -41,6 +41,7 @@ NATIVE: dict[str, Any] = {
         {"select": {"index": 9}, "mps": {"unit": "1Gi", "placement": "spread", "protocol": 3}},
         {"select": {"index": 10}, "time-slicing": {"unit": "512Mi"}, "name": "example.com/half-gib"},
         {"select": {"index": 11}, "via": "claims", "mps": {"unit": "1Gi"}},
+        {"select": {"index": 12}, "via": "claims", "mig": {"on-demand": True}},
         {"select": "rest", "exclusive": {}},
     ],
     "resources": {

@@ -407,6 +407,25 @@ int nvmlDeviceGetSerial(void *device, char *to, unsigned size) { START(device); 
 int nvmlDeviceGetBoardPartNumber(void *device, char *to, unsigned size) { START(device); return copy(to, size, text("gpu.%d.part", GPU_OF(device))); }
 int nvmlDeviceGetVbiosVersion(void *device, char *to, unsigned size) { START(device); return copy(to, size, text("gpu.%d.vbios", GPU_OF(device))); }
 
+int nvmlDeviceGetBrand(void *device, unsigned *to) {
+    START(device);
+    const char *found = text("gpu.%d.brand", GPU_OF(device));
+    if (!found) return NOT_SUPPORTED;
+    *to = (unsigned)atoi(found);
+    return OK;
+}
+
+typedef struct { unsigned version, value; } AddressingMode;
+
+int nvmlDeviceGetAddressingMode(void *device, AddressingMode *to) {
+    START(device);
+    const char *found = text("gpu.%d.addressing", GPU_OF(device));
+    if (to->version != (1u << 24 | sizeof *to)) return INVALID_ARGUMENT;
+    if (!found) return NOT_SUPPORTED;
+    to->value = (unsigned)atoi(found);
+    return OK;
+}
+
 /* NUMA nodes, one bit each: "MASK" in the first word. */
 int nvmlDeviceGetMemoryAffinity(void *device, unsigned words, unsigned long *to, unsigned scope) {
     START(device);

@@ -42,7 +42,11 @@ def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node:
     node.add_h100s(1)
     node.write(**{"gpu.0.mode": 3, "gpu.0.field.230": 1, "gpu.0.minor": 5, "gpu.0.mig": "0 1"})
     node.write(**{"gpu.0.serial": 1321, "gpu.0.part": "692-2G520-0200-000", "gpu.0.vbios": "96.00.74.00.1A"})
-    node.file("sys/bus/pci/devices/0000:1a:00.0/numa_node", "1\n")
+    node.write(**{"gpu.0.brand": 14, "gpu.0.addressing": 1})
+    below = "devices/pci0000:18/0000:18:01.0/0000:19:00.0/0000:1a:00.0"
+    node.file(f"sys/{below}/numa_node", "1\n")
+    (node.root / "sys/bus/pci/devices").mkdir(parents=True)
+    (node.root / "sys/bus/pci/devices/0000:1a:00.0").symlink_to(f"../../../{below}")
     node.file("dev/nvidiactl", "")
     node.file("proc/sys/kernel/random/boot_id", "5bd3d8a0-0000-4000-8000-000000000001\n")
     node.file("etc/nvidia-container-runtime/config.toml", "disable-require = false\n")
@@ -67,6 +71,9 @@ def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node:
                 serial="1321",
                 board_part_number="692-2G520-0200-000",
                 vbios_version="96.00.74.00.1A",
+                brand="Nvidia",
+                addressing_mode="HMM",
+                pcie_root="pci0000:18",
             ),
         ),
         control_nodes=("/dev/nvidiactl",),
@@ -80,6 +87,21 @@ def test_a_corrupt_inforom_costs_the_serial_number_and_not_the_gpu(node: StubNod
     node.add_h100s(1).write(**{"fail.nvmlDeviceGetSerial": 14, "gpu.0.vbios": "96.00.74.00.1A"})
     (gpu,) = look(node).gpus
     assert (gpu.serial, gpu.vbios_version) == (None, "96.00.74.00.1A")
+
+
+@pytest.mark.parametrize("number", [None, 999])
+def test_a_brand_or_mode_that_nobody_knows_is_none(node: StubNode, number: int | None) -> None:
+    node.add_h100s(1).write(**{"gpu.0.brand": number, "gpu.0.addressing": number})
+    (gpu,) = look(node).gpus
+    assert (gpu.brand, gpu.addressing_mode, gpu.pcie_root) == (None, None, None)
+
+
+def test_a_driver_that_cannot_tell_the_brand_costs_no_gpu(node: StubNode) -> None:
+    """Not supported, a function that the library lacks, an unknown error."""
+    for code in (3, 13, 999):
+        node.add_h100s(1).write(**{"fail.nvmlDeviceGetBrand": code, "fail.nvmlDeviceGetAddressingMode": code})
+        (gpu,) = look(node).gpus
+        assert (gpu.brand, gpu.addressing_mode) == (None, None)
 
 
 @pytest.mark.parametrize(

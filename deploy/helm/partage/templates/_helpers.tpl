@@ -120,3 +120,15 @@ as met. Empty where helm asks no cluster (helm template). */}}
 {{- $found }}
 {{- end }}
 {{- end }}
+
+{{- /* The DeviceClasses by which claims ask: which attribute a device has to have, and with which of these values. */}}
+{{- define "partage.deviceClasses" -}}
+{{- if eq .Values.dra.driverName "gpu.nvidia.com" }}
+gpu.nvidia.com: {attribute: type, values: [gpu]}
+mig.nvidia.com: {attribute: type, values: [mig]}
+{{- else }}
+gpu.partage.dev: {attribute: mode, values: [whole, amounts]}
+share.partage.dev: {attribute: mode, values: [replicas]}
+mig.partage.dev: {attribute: mode, values: [mig]}
+{{- end }}
+{{- end }}

@@ -16,6 +16,7 @@ from partage.edges.host.directory_changes import DirectoryChanges
 from partage.edges.kubelet.sockets import check_plugin_sockets
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
+from partage.model.mig_demand import NO_DEMANDS, Demands
 from partage.model.node_labels import MIG_CONFIG, NodeLabels
 from partage.model.policy import Policy
 from partage.model.share import plugin_resources
@@ -38,7 +39,7 @@ class PolicyObserver(Struct):
     it is not the one that was asked for. problems: why that one is refused; misfit: why the policy in force
     no longer fits the node. layouts_problems: why the label that asks for a layout is refused. ask: asks for
     a turn. may_change: asked before the policy in force is changed; None: nobody is asked. served_before: an
-    earlier agent has offered shares.
+    earlier agent has offered shares. demands: what claims want of GPUs with MIG on demand.
     """
 
     options: AgentOptions
@@ -57,11 +58,12 @@ class PolicyObserver(Struct):
     reloads_failed: int = 0
     may_change: MayChange | None = None
     served_before: bool = False
+    demands: Demands = field(default_factory=dict)
     _held: HeldBack | None = None
     _wanted: str = ""
     _reason: PolicyReason = PolicyReason.IN_FORCE
     _newest: NodePolicy | None = None
-    _judged_on: Inventory | None = None
+    _judged_on: tuple[Inventory, Demands] | None = None
     _error: InputError | Unsatisfiable | None = None
     _chosen: ChosenPolicy = field(default_factory=lambda: ChosenPolicy(AgentOptions()))
 
@@ -126,14 +128,18 @@ class PolicyObserver(Struct):
 
     # --- applying it to the node ---
 
-    def resolve_on(self, node: KnownNode | None) -> None:
+    def resolve_on(self, node: KnownNode | None, demands: Demands = NO_DEMANDS) -> None:
         """Resolve the newest policy on the node, else the one in force, else the last good one.
 
-        Without a driver nothing changes.
+        Without a driver nothing changes. demands: what claims want of GPUs with MIG on demand.
         """
-        if node is None or isinstance(node.inventory.driver, NoDriver) or node.inventory == self._judged_on:
+        if node is None or isinstance(node.inventory.driver, NoDriver):
             return
-        self._judged_on = node.inventory
+        on_demand = self.desired.on_demand if self.desired else {}
+        judged = node.inventory, {gpu: demand for gpu, demand in demands.items() if gpu in on_demand}
+        if judged == self._judged_on:
+            return
+        self._judged_on, self.demands = judged, demands
         if self._newest is not None and self._take(self._newest, node):
             return
         if self.good is not None:
@@ -296,7 +302,7 @@ class PolicyObserver(Struct):
 
     def _resolve(self, policy: Policy, node: KnownNode) -> DesiredState:
         policy = with_driver_root(policy, self.options.driver_root)
-        desired = resolve(policy, node.inventory, self.geometry_of)
+        desired = resolve(policy, node.inventory, self.geometry_of, self.demands)
         check_plugin_sockets(self.options.kubelet_dir, plugin_resources(desired.offer))
         return desired
 

@@ -5,31 +5,37 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from partage.agent.endpoints.plugin_set import AllocateContext
-from partage.agent.options import AgentOptions
+from partage.agent.options import SIMULATED_CDI, AgentOptions
 from partage.agent.status.status import ClaimFigures
 from partage.claims.agent.driver import ClaimDriver
 from partage.claims.agent.ends import ClaimEnds
 from partage.claims.agent.enforcing import Enforcing
+from partage.claims.agent.making import Making
 from partage.claims.agent.publisher import Publisher
 from partage.claims.agent.status_writer import ClaimStatusWriter
 from partage.claims.decide.slices import slices_of
 from partage.claims.host.cdi_files import ClaimCdiFiles
-from partage.claims.host.records import RecordsFile
+from partage.claims.host.made_places import MadePlaces
+from partage.claims.host.records import ClaimRecordFiles
 from partage.claims.model.claim import Claim, parse_claim
 from partage.claims.model.grant import RefusalReason
-from partage.claims.model.names import DRIVER
-from partage.claims.model.record import ClaimState
+from partage.claims.model.names import NAMES_OF_DRIVER
+from partage.claims.model.record import ClaimRecord, ClaimState
+from partage.claims.model.server import COUNTERS_SINCE, ServerVersion
+from partage.claims.model.steps import StepTaken, go_on
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.hardware.port import Hardware
 from partage.edges.host.own_task import unending
+from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.resources import ResourceApi
 from partage.edges.kubelet.dra_server import DraServer, DraSockets
 from partage.errors import PartageError
 from partage.model.claim import ClaimHold
+from partage.model.mig_demand import Demands
 from partage.plan.serve.claim_offer import ClaimOffer
 from partage.plan.serve.ledger import Ledger
 
@@ -46,11 +52,11 @@ AGAIN_S = 10.0
 class ApiClaims:
     """Claims as the API server has them."""
 
-    def __init__(self, api: ResourceApi) -> None:
-        self._api = api
+    def __init__(self, api: ResourceApi, driver: str) -> None:
+        self._api, self._driver = api, driver
 
     async def claim(self, namespace: str, name: str) -> Claim:
-        return parse_claim(await self._api.claim(namespace, name), DRIVER)
+        return parse_claim(await self._api.claim(namespace, name), self._driver)
 
 
 class ClaimsOfNode:
@@ -63,40 +69,76 @@ class ClaimsOfNode:
         clock: Callable[[], float],
         ask: Callable[[], None],
         hardware: Hardware,
+        *,
+        taken: StepTaken = go_on,
     ) -> None:
+        """taken: told of each step of a prepare and an unprepare."""
         assert options.cluster is not None
+        names = NAMES_OF_DRIVER[options.dra_driver]
         self._options = options
-        self._records = RecordsFile(options.state_dir)
+        self._records = ClaimRecordFiles(options.state_dir)
         self._cdi = ClaimCdiFiles(options.cdi_dir)
-        loaded = self._records.load()
-        for problem in loaded.problems:
-            log.warning("records of claims", extra={"problem": problem})
+        kept, self._lost = self._kept()
+        places_file = MadePlaces(options.state_dir)
+        places, problem = places_file.load()
+        if problem:
+            log.warning("places of MIG devices", extra={"problem": problem})
+        self._making = Making(places_file, options.intervals.made_s, places)
         api = ResourceApi(Connection(options.cluster))
-        self._status = ClaimStatusWriter(api)
+        self._status = ClaimStatusWriter(api, names.driver)
         self._enforcing = Enforcing(hardware.perform)
         self._driver = ClaimDriver(
+            names,
             options.node_name,
             ledger,
             clock,
             ask,
-            reader=ApiClaims(api),
+            reader=ApiClaims(api, names.driver),
             records=self._records,
             cdi=self._cdi,
+            making=self._making,
             enforcing=self._enforcing,
             ends=ClaimEnds(hardware, options.container_logs, clock),
-            kept=loaded.records,
+            kept=kept,
             say=self._status.say,
+            taken=taken,
         )
-        self._publisher = Publisher(api, options.node_name, ask)
-        sockets = DraSockets(options.plugins_dir, options.registry_dir, DRIVER, options.pod_uid)
+        self._publisher = Publisher(api, options.node_name, names.driver, ask)
+        sockets = DraSockets(options.plugins_dir, options.registry_dir, names.driver, options.pod_uid)
         self._server = DraServer(self._driver, sockets, ask)
-        self._ready = asyncio.Event()
-        self._boot_id = ""
+        self._ready, self._named = asyncio.Event(), asyncio.Event()
+        self._boot_id = self._uncounted = ""
+
+    def _kept(self) -> tuple[list[ClaimRecord], frozenset[str]]:
+        """What is recorded, and the UIDs of claims of which nothing can be read.
+
+        A CDI file is written after the record and removed before it: one without it has lost it.
+        """
+        loaded = self._records.load()
+        problems, kept = [*loaded.problems], {record.claim.uid: record for record in loaded.records}
+        for directory in (self._options.cdi_dir, self._options.run_dir / SIMULATED_CDI):
+            for record in _without(kept, ClaimCdiFiles(directory)):
+                kept[record.claim.uid] = record
+                problems.append(f"that of {record.claim.uid} is made anew from its CDI file")
+                self._save_again(record, problems)
+        for problem in problems:
+            log.warning("records of claims", extra={"problem": problem})
+        return list(kept.values()), loaded.damaged - kept.keys()
+
+    def _save_again(self, record: ClaimRecord, problems: list[str]) -> None:
+        try:
+            self._records.save(record)
+        except PartageError as error:
+            problems.append(str(error))
 
     @property
     def trouble(self) -> str:
         """Why claims get nothing, or not all; empty: they do."""
-        return self._server.trouble or self._publisher.trouble
+        return self._server.trouble or self._publisher.trouble or self._uncounted
+
+    def demands(self, boot_id: str) -> Demands:
+        """What claims want of GPUs whose MIG devices are made on demand."""
+        return self._driver.demands(boot_id)
 
     def figures(self) -> ClaimFigures:
         """For metrics, which are asked on another thread: what is replaced as a whole is read once."""
@@ -113,6 +155,7 @@ class ClaimsOfNode:
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims, and no others."""
         self._driver.seen(holds)
+        self._named.set()
 
     def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
         """After a turn: this is what claims can get."""
@@ -123,8 +166,11 @@ class ClaimsOfNode:
         self._driver.publish(offer, terms)
         self._ready.set()
         if (server := self._publisher.server) is not None:
+            counters = self._options.dra_counters or server >= COUNTERS_SINCE
+            devices, inventory = self._driver.devices, terms.inventory
+            self._uncounted = _uncounted(server) if devices.places and not counters else ""
             self._publisher.want(
-                slices_of(self._driver.devices, terms.inventory, offer.closed, server, geometry_of)
+                slices_of(devices, inventory, offer.closed, server, geometry_of, counters=counters)
             )
 
     async def run(self) -> None:
@@ -141,6 +187,8 @@ class ClaimsOfNode:
             group.create_task(unending("status of claims", self._status.run()))
             group.create_task(unending("limits of claims", self._keep_limits()))
             group.create_task(unending("upkeep of claims", self._upkeep()))
+            group.create_task(unending("devices on demand", self._clear_up()))
+            group.create_task(self._find_lost())
 
     async def _keep_limits(self) -> None:
         while True:
@@ -154,11 +202,40 @@ class ClaimsOfNode:
             await asyncio.sleep(GONE_S)
             await self._driver.forget_gone()
 
+    async def _clear_up(self) -> None:
+        while True:
+            await self._making.news()
+            await self._driver.clear_up()
+
+    async def _find_lost(self) -> None:
+        await self._named.wait()
+        backoff = Backoff()
+        while self._lost:
+            self._lost = await self._driver.find_again(self._lost)
+            await asyncio.sleep(backoff.pause_s())
+
     def _remove_unknown_files(self) -> None:
         """CDI files of claims that are not recorded: of an agent that was killed between the two."""
+        self._cdi.tidy()
         try:
             for uid in self._cdi.uids():
-                if uid not in self._driver.kept:
+                if uid not in self._driver.kept and uid not in self._lost:
                     self._cdi.remove(uid)
         except PartageError as error:
             log.warning("CDI files of former claims cannot be removed", extra={"reason": str(error)})
+
+
+def _uncounted(server: ServerVersion) -> str:
+    return (
+        f"MIG devices on demand are offered from Kubernetes {COUNTERS_SINCE} on, and this is {server}: there "
+        "counters make a scheduling cycle hundreds of times as long; --dra-counters offers them all the same"
+    )
+
+
+def _without(kept: Collection[str], files: ClaimCdiFiles) -> list[ClaimRecord]:
+    """The records in CDI files of other claims than these."""
+    try:
+        uids = set(files.uids()).difference(kept)
+    except PartageError:
+        return []
+    return [record for uid in sorted(uids) if (record := files.record(uid)) is not None]

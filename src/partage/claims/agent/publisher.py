@@ -10,7 +10,6 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from partage.claims.decide.slice_writes import SliceWrites, gates_needed, gates_off, slice_writes, without
-from partage.claims.model.names import DRIVER
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import SliceSpec, slice_of_json
 from partage.codec.values import CodecError
@@ -37,9 +36,9 @@ class Publisher:
     are wanted; empty: they are. current: how many slices there are, as wanted; 0 while that is not known.
     """
 
-    def __init__(self, api: ResourceApi, node: str, ask: Callable[[], None]) -> None:
+    def __init__(self, api: ResourceApi, node: str, driver: str, ask: Callable[[], None]) -> None:
         """ask: for a turn: ``server`` or ``trouble`` is another one."""
-        self._api, self._node, self._ask = api, node, ask
+        self._api, self._node, self._driver, self._ask = api, node, driver, ask
         self._wanted: tuple[SliceSpec, ...] | None = None
         self._news = asyncio.Event()
         self._news.set()
@@ -61,7 +60,7 @@ class Publisher:
     async def run(self) -> None:
         """Write whenever something is new. Never returns."""
         async with asyncio.TaskGroup() as group:
-            group.create_task(self._api.watch_slices(self._node, DRIVER, self._changed))
+            group.create_task(self._api.watch_slices(self._node, self._driver, self._changed))
             while True:
                 await self._news.wait()
                 await asyncio.sleep(self._settle_s())
@@ -111,7 +110,7 @@ class Publisher:
             return
         wanted = () if server.too_old else without(self._wanted, self._off)
         try:
-            objects = {one.name: one for one in await self._api.slices(self._node, DRIVER)}
+            objects = {one.name: one for one in await self._api.slices(self._node, self._driver)}
         except Absent:
             if not server.too_old:
                 raise
@@ -148,7 +147,7 @@ class Publisher:
         except Absent as error:
             raise Conflict("a slice has been deleted meanwhile") from error
         for number, spec in writes.creates.items():
-            prefix = f"{number:05d}-{DRIVER}-{self._node}-"
+            prefix = f"{number:05d}-{self._driver}-{self._node}-"
             answers.append((spec, await self._api.create_slice(prefix, owner, spec.to_json())))
         log.info(
             "resource slices are written",

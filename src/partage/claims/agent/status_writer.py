@@ -22,8 +22,8 @@ _MOST_WAITING = 1_000
 class ClaimStatusWriter:
     """One task, one claim after the other."""
 
-    def __init__(self, api: ResourceApi) -> None:
-        self._api = api
+    def __init__(self, api: ResourceApi, driver: str) -> None:
+        self._api, self._driver = api, driver
         self._waiting: asyncio.Queue[ClaimRecord] = asyncio.Queue(_MOST_WAITING)
 
     def say(self, record: ClaimRecord) -> None:
@@ -46,7 +46,7 @@ class ClaimStatusWriter:
 
     async def _is_written(self, record: ClaimRecord) -> bool:
         """False: it may be possible later."""
-        claim, devices = record.claim, device_status(record, second(time.time()))
+        claim, devices = record.claim, device_status(record, self._driver, second(time.time()))
         try:
             await self._api.say_devices(claim.namespace, claim.name, claim.uid, devices, MANAGER)
         except Unreachable:

@@ -12,9 +12,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from msgspec.structs import replace
 
-from partage.claims.decide.asked import watched_as, why_not_sliced, why_not_watched
-from partage.claims.decide.config import ConfigError, share_config
+from partage.claims.decide.asked import watched_as, why_not_shared_so, why_not_sliced, why_not_watched
+from partage.claims.decide.config import AskedDevice, ConfigError, share_config
 from partage.claims.decide.devices import ClaimDevices
+from partage.claims.decide.on_demand import PlaceOnDemand, excluded_by
 from partage.claims.decide.slices import usable_memory
 from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
 from partage.claims.model.grant import (
@@ -25,10 +26,10 @@ from partage.claims.model.grant import (
     RefusedClaim,
     ShareConfig,
 )
-from partage.claims.model.names import CORES, DRIVER, MEMORY, SHARES, Mode, mode_of
+from partage.claims.model.names import CORES, MEMORY, SHARES, ClaimNames, Mode, mode_of
 from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
-from partage.model.ids import DeviceUuid, ShareId, device_of
+from partage.model.ids import DeviceUuid, GpuUuid, ShareId, device_of
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.serve.claim_offer import InForce
 from partage.plan.serve.ledger_entry import Hold
@@ -55,32 +56,36 @@ def grant(
     kept: Iterable[Granted] = (),
     held: Mapping[Hold, str] | None = None,
     *,
-    recorded: Mapping[str, DeviceUuid] | None = None,
+    recorded: Mapping[str, GpuUuid] | None = None,
     in_force: InForce | None = None,
     guard: bool = True,
-    driver: str = DRIVER,
 ) -> Granted | RefusedClaim:
     """The shares of a claim, or a refusal of all of it.
 
     asked: what the kubelet asks for. kept: what claims have on this node, also claims of pods that were
     deleted; what this claim had itself does not count. held: what others hold, with words for the holder:
-    ``pod team-a/train``. recorded: the UUIDs of the devices that this claim was given before, by name.
+    ``pod team-a/train``. recorded: the GPUs of the devices that this claim was given before, by name.
     in_force: what the node is set to. guard: the guard's files are on the node.
     """
     in_force = in_force or InForce()
     others = [one for one in kept if one.claim.uid != claim.ref.uid]
     try:
-        results = _results(claim, asked, devices, driver)
+        results = _results(claim, asked, devices)
+        rows = [_row(result, devices, recorded or {}) for result in results]
+        given = [
+            AskedDevice(result.request, row.device, row.profile is not None)
+            for result, row in zip(results, rows, strict=True)
+        ]
         mine: list[GrantedShare] = []
-        for result in results:
-            row = _row(result, devices, recorded or {})
-            config = _config(claim.configs, result, driver)
-            row = configured(row, config, guard=guard)
+        for result, plain, device in zip(results, rows, given, strict=True):
+            config = _config(claim.configs, device, given, devices.names)
+            row = configured(plain, config, guard=guard)
             so_far = (*others, Granted(claim.ref, tuple(mine)))
             by_class = [one for one in claim.configs if one.source is ConfigSource.CLASS]
-            _check_asked(row, config, _config(by_class, result, driver), so_far, in_force)
+            _check_asked(row, config, _config(by_class, device, given, devices.names), so_far, in_force)
             _check_need(row, config)
-            mine.append(_share(result, row, config, _Taken(row, devices, so_far, held or {})))
+            _check_place(result, row, devices.places.get(result.device), so_far)
+            mine.append(_share(result, row, config, _Taken(row, devices, so_far, held or {}), devices.places))
         _check_together(mine, devices)
     except _ClaimRefusal as refusal:
         return RefusedClaim(
@@ -104,7 +109,8 @@ def configured(row: DeviceOffer, config: ShareConfig, *, guard: bool) -> DeviceO
 # --- what was allocated ------------------------------------------------------------------------
 
 
-def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices, driver: str) -> list[ClaimResult]:
+def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices) -> list[ClaimResult]:
+    driver = devices.names.driver
     if claim.ref.uid != asked.uid:
         raise _ClaimRefusal(
             RefusalReason.REPLACED,
@@ -140,7 +146,7 @@ def _check_uid(uid: str) -> None:
         raise _ClaimRefusal(RefusalReason.UNREADABLE, f"has {uid[:64]!r} in place of a UID")
 
 
-def _row(result: ClaimResult, devices: ClaimDevices, recorded: Mapping[str, DeviceUuid]) -> DeviceOffer:
+def _row(result: ClaimResult, devices: ClaimDevices, recorded: Mapping[str, GpuUuid]) -> DeviceOffer:
     row = devices.named(result.device)
     if row is None:
         there = listed(list(devices.rows), _MOST_NAMED) or "none"
@@ -149,22 +155,24 @@ def _row(result: ClaimResult, devices: ClaimDevices, recorded: Mapping[str, Devi
             f"was given {result.device}, and this node has no such device for claims now (it has {there}); "
             f"{_ANEW}",
         )
-    before = recorded.get(result.device, row.device)
-    if before != row.device:
+    before = recorded.get(result.device, row.gpu)
+    if before != row.gpu:
         raise _ClaimRefusal(
             RefusalReason.OTHER_GPU,
-            f"was given {result.device} when that was {before}; now it is {row.device}: {_ANEW}",
+            f"was given {result.device} when that was {before}; now it is {row.gpu}: {_ANEW}",
         )
-    if not result.admin_access and (now := _other_kind(result, row)):
+    if not result.admin_access and (now := _other_kind(result, row, devices.names)):
         raise _ClaimRefusal(RefusalReason.KIND, f"was given {now}; {_ANEW}")
     return row
 
 
-def _other_kind(result: ClaimResult, row: DeviceOffer) -> str:
+def _other_kind(result: ClaimResult, row: DeviceOffer, names: ClaimNames) -> str:
     """Whether the device was another one in kind when it was allocated, a clause; empty if not."""
     mode, amounts = mode_of(row), {name for name, amount in result.consumed.items() if amount}
     if mode is Mode.REPLICAS:
-        fits = SHARES in result.consumed and not amounts & {MEMORY, CORES}
+        fits = SHARES in result.consumed and not amounts & (
+            {CORES} if names.share_memory else {MEMORY, CORES}
+        )
     elif mode is Mode.AMOUNTS:
         fits = SHARES not in result.consumed
     else:
@@ -186,19 +194,25 @@ _AS = {
 # --- configuration -----------------------------------------------------------------------------
 
 
-def _config(configs: Iterable[ClaimConfig], result: ClaimResult, driver: str) -> ShareConfig:
+def _config(
+    configs: Iterable[ClaimConfig], device: AskedDevice, given: Sequence[AskedDevice], names: ClaimNames
+) -> ShareConfig:
     try:
-        return share_config(configs, result.request, driver)
+        return share_config(configs, device, given, names)
     except ConfigError as wrong:
         raise _ClaimRefusal(
-            RefusalReason.CONFIG, f"cannot be prepared for its request {result.request}: {wrong}"
+            RefusalReason.CONFIG, f"cannot be prepared for its request {device.request}: {wrong}"
         ) from None
 
 
 def _check_asked(
     row: DeviceOffer, config: ShareConfig, by_class: ShareConfig, kept: Iterable[Granted], node: InForce
 ) -> None:
-    refused = why_not_sliced(row, config, kept, node) or why_not_watched(row, config, by_class, node)
+    refused = (
+        why_not_shared_so(row, config)
+        or why_not_sliced(row, config, kept, node)
+        or why_not_watched(row, config, by_class, node)
+    )
     if refused is not None:
         raise _ClaimRefusal(refused.reason, refused.text)
 
@@ -268,7 +282,29 @@ def _excludes(device: DeviceUuid, gpu: DeviceUuid, row: DeviceOffer) -> bool:
     return gpu == row.gpu and not apart
 
 
-def _share(result: ClaimResult, row: DeviceOffer, config: ShareConfig, taken: _Taken) -> GrantedShare:
+def _check_place(
+    result: ClaimResult, row: DeviceOffer, place: PlaceOnDemand | None, kept: Iterable[Granted]
+) -> None:
+    """Whether other claims leave room for a device that is made on demand, be it there or not."""
+    if place is None:
+        return
+    if result.admin_access and row.planned:
+        text = f"was given {result.device} to look at, which is made only when a claim asks for all of it"
+        raise _ClaimRefusal(RefusalReason.DEVICE, f"{text}; {_ANEW}")
+    if result.admin_access:
+        return
+    if others := excluded_by(place, kept):
+        who = [f"claim {_named(granted.claim)} ({share.device})" for granted, share in others]
+        raise _held(result, row, listed(list(dict.fromkeys(who)), _MOST_NAMED))
+
+
+def _share(
+    result: ClaimResult,
+    row: DeviceOffer,
+    config: ShareConfig,
+    taken: _Taken,
+    places: Mapping[str, PlaceOnDemand],
+) -> GrantedShare:
     ids: tuple[ShareId, ...] = ()
     cores = 0
     if not result.admin_access:
@@ -278,8 +314,10 @@ def _share(result: ClaimResult, row: DeviceOffer, config: ShareConfig, taken: _T
         free = [id_ for id_ in row.share_ids if id_ not in taken.ids]
         if len(free) < wanted:
             raise _too_much(result, row, wanted, len(free), taken)
-        ids = tuple(free[:wanted])
+        ids = () if row.planned else tuple(free[:wanted])
         cores = _cores(result, row, taken)
+    held = not result.admin_access and result.device in places
+    place = places[result.device].item if held else None
     return GrantedShare(
         request=result.request,
         pool=result.pool,
@@ -294,6 +332,7 @@ def _share(result: ClaimResult, row: DeviceOffer, config: ShareConfig, taken: _T
         guarantee=row.guarantee,
         admin_access=result.admin_access,
         config=config,
+        place="" if place is None else str(place),
         slot=slot_of(row, ids),
         enforced=_enforced_by(row),
     )

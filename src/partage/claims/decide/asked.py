@@ -14,6 +14,22 @@ from partage.plan.serve.watchdog import WATCH_ORDER
 _LATER = "it is tried again by itself, and succeeds once that has ended"
 
 
+def why_not_shared_so(row: DeviceOffer, config: ShareConfig) -> RefusedClaim | None:
+    """Why the strategy that is asked for cannot be; None: it is how the GPU is shared. text: a clause.
+
+    All who have something of a GPU share it as the policy says; a claim cannot change it.
+    """
+    wanted = config.strategy
+    if wanted is None or wanted.traits.through_daemon == row.traits.through_daemon:
+        return None
+    now = "through MPS" if row.traits.through_daemon else "without MPS"
+    word = wanted.traits.word
+    return _wrong(
+        f"asks for {word} in its configuration, and {name_of(row)} ({row.device}) is used {now}: leave the "
+        f"strategy out of the claim, or let the policy of the node give GPUs with {word} to claims"
+    )
+
+
 def why_not_sliced(
     row: DeviceOffer, config: ShareConfig, kept: Iterable[Granted], node: InForce
 ) -> RefusedClaim | None:

@@ -9,7 +9,7 @@ from msgspec import field
 
 from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.claims.decide.slices import slices_of, usable_memory
-from partage.claims.model.names import MEMORY, SHARES, Mode, mode_of
+from partage.claims.model.names import MEMORY, OWN_NAMES, SHARES, Mode, mode_of
 from partage.claims.model.server import NUMA_SINCE
 from partage.claims.model.slices import SliceDevice, SliceSpec, ValidRange
 from partage.model.gpu import Inventory
@@ -132,7 +132,7 @@ def book_of_offer(
     closed: Mapping[DeviceUuid, Closed] | None = None,
 ) -> ClaimBook:
     """The book of a node whose offer is known. held: who holds a share."""
-    served = claim_devices(offer, inventory, node, geometry_of)
+    served = claim_devices(offer, inventory, node, geometry_of, OWN_NAMES)
     devices = devices_in(slices_of(served, inventory, closed or {}, NUMA_SINCE, geometry_of))
     keys = {name: one.key for one in devices for name in [one.device.name]}
     takings = [

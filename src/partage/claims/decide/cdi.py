@@ -14,15 +14,17 @@ from msgspec.structs import replace
 from partage.claims.decide.allocation import configured
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import Granted, GrantedShare
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.model.allocation import ContainerAllocation, Mount
 from partage.model.ids import ResourceName
 from partage.model.share import DeviceOffer, Resource
 from partage.plan.serve.allocate_response import CDI_VENDOR, AllocateResponder, share_facts
 from partage.text import one_or_each
+from partage.units import MIB
 from partage.values import Frozen
 
-KIND = f"{DRIVER}/claim"
+KIND = f"{OWN_NAMES.driver}/claim"
+"""Whatever the driver is called: files of claims that were prepared under another name are found again."""
 
 _VERSION = "0.5.0"
 """The lowest CDI version in which a name may begin with a digit, as UIDs do."""
@@ -32,6 +34,7 @@ _NO_LEGACY = "NVIDIA_VISIBLE_DEVICES"
 
 _OPTIONS = ("nosuid", "nodev", "rbind", "rprivate")
 _TOTAL = "PARTAGE_TOTAL_BYTES"
+_RESOURCE = "PARTAGE_RESOURCE"
 _GPUSHARE = "ALIYUN_COM_"
 
 Responding = Callable[[Resource], AllocateResponder]
@@ -63,7 +66,7 @@ def claim_cdi(granted: Granted, devices: ClaimDevices, responding: Responding, *
             for other, (row, given) in zip(granted.shares, answers, strict=True)
             if other.asked == share.asked
         ]
-        envs = {_NO_LEGACY: "void"} | _envs(together)
+        envs = {_NO_LEGACY: "void"} | _envs(together, devices.names)
         edits: dict[str, Any] = {"env": [f"{key}={value}" for key, value in envs.items()]}
         if answer[1].mounts:
             edits["mounts"] = [_mount(mount) for mount in answer[1].mounts]
@@ -90,13 +93,26 @@ def _answer(
     if share.admin_access:
         return row, ContainerAllocation(cdi_devices=(f"{CDI_VENDOR}/gpu={share.uuid}",))
     answer = responding(Resource(row.resource, (row,))).answer(share.ids)
-    if share.cores and row.traits.through_daemon and not share.slot:  # a slot has it itself
-        cores = {"CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": str(share.cores)}
-        answer = replace(answer, envs={**answer.envs, **cores})
-    return row, answer
+    if row.traits.through_daemon:
+        answer = replace(answer, envs={**answer.envs, **_client_limits(share)})
+    asked_by = devices.names.class_of(row.resource)
+    return row, replace(answer, envs={**answer.envs, _RESOURCE: asked_by})
 
 
-def _envs(together: Sequence[tuple[GrantedShare, DeviceOffer, ContainerAllocation]]) -> dict[str, str]:
+def _client_limits(share: GrantedShare) -> dict[str, str]:
+    """Of each process under MPS, by variables, which can only say less than the daemon does."""
+    found = {}
+    own = 0 if share.slot else share.cores  # a slot has it itself
+    if threads := [part for part in (own, share.config.client_threads_percent) if part]:
+        found["CUDA_MPS_ACTIVE_THREAD_PERCENTAGE"] = str(min(threads))
+    if (memory_bytes := share.config.client_memory_bytes) is not None:
+        found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={min(memory_bytes, share.memory_bytes) // MIB}M"
+    return found
+
+
+def _envs(
+    together: Sequence[tuple[GrantedShare, DeviceOffer, ContainerAllocation]], names: ClaimNames
+) -> dict[str, str]:
     """The variables of the shares of one request. Those that say what the container has, say it of all."""
     envs: dict[str, str] = {}
     for _, _, answer in together:
@@ -104,7 +120,7 @@ def _envs(together: Sequence[tuple[GrantedShare, DeviceOffer, ContainerAllocatio
     if len(together) > 1 and envs:
         envs = {key: value for key, value in envs.items() if not key.startswith(_GPUSHARE)}
         held = [(row, id_) for share, row, _ in together for id_ in share.ids]
-        resources = ",".join(dict.fromkeys(row.resource for row, _ in held))
+        resources = ",".join(dict.fromkeys(names.class_of(row.resource) for row, _ in held))
         envs |= share_facts(ResourceName(resources), [id_ for _, id_ in held], [row for row, _ in held])
         if _TOTAL in envs:
             envs[_TOTAL] = one_or_each(list(_totals(answer for _, _, answer in together)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partage.claims.model.names import DRIVER, Mode
+from partage.claims.model.names import OWN_NAMES, Mode
 from partage.claims.model.request import DeviceClass
 from partage.model.ids import GPU_CLASS, MIG_CLASS, SHARE_CLASS
 
@@ -16,7 +16,7 @@ MODES_OF: Mapping[str, tuple[Mode, ...]] = {
 """What each class selects."""
 
 
-def chart_classes(driver: str = DRIVER) -> dict[str, DeviceClass]:
+def chart_classes(driver: str = OWN_NAMES.driver) -> dict[str, DeviceClass]:
     """The classes by name, each with the expression that the chart writes."""
     found = {}
     for name, modes in MODES_OF.items():

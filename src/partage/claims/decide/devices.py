@@ -1,7 +1,7 @@
 """The devices of a node that claims can get, by their names in the pool.
 
-A name begins with the GPU's UUID and not with its index: an index moves when a GPU is lost or replaced, and
-the name would then mean another GPU.
+Partage's names begin with the GPU's UUID and not with its index: an index moves when a GPU is lost or
+replaced, and the name would then mean another GPU. NVIDIA's have the number of its device file.
 """
 
 from __future__ import annotations
@@ -9,10 +9,14 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator, Mapping
 
-from partage.claims.model.names import pool_of
+from msgspec import field
+
+from partage.claims.decide.on_demand import PlaceOnDemand, devices_on_demand, mig_name
+from partage.claims.model.names import ClaimNames
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, MigDevice, gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.mig_demand import NO_DEMANDS, Demands
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, NodeOffer, node_order
 from partage.model.strategy import Via
@@ -26,14 +30,18 @@ _OTHER = re.compile(r"[^0-9a-z]")
 class ClaimDevices(Frozen):
     """What a node offers by claims.
 
-    node: its name. pool: of all its devices. rows: by name of the device, in the order of GPU index, MIG
-    index and share. gpu_of: the GPU of each MIG device of the node.
+    names: how all of it is called. node: its name. pool: of all its devices. rows: by name of the device, in
+    the order of GPU index, MIG index and share; of a device that is made on demand and is not there, what it
+    will be (``planned``). gpu_of: the GPU of each MIG device of the node. places: the devices of GPUs on
+    demand, by name.
     """
 
+    names: ClaimNames
     node: str
     pool: str
     rows: Mapping[str, DeviceOffer]
     gpu_of: Mapping[DeviceUuid, GpuUuid]
+    places: Mapping[str, PlaceOnDemand] = field(default_factory=dict)
 
     def named(self, name: str) -> DeviceOffer | None:
         """The device with this name; None: there is none."""
@@ -41,17 +49,25 @@ class ClaimDevices(Frozen):
 
 
 def claim_devices(
-    offers: NodeOffer, inventory: Inventory, node: str, geometry_of: GeometryOf
+    offers: NodeOffer,
+    inventory: Inventory,
+    node: str,
+    geometry_of: GeometryOf,
+    names: ClaimNames,
+    *,
+    on_demand: Demands = NO_DEMANDS,
 ) -> ClaimDevices:
     """The devices of these offers that are there for claims.
 
     offers: what is served now (``answerable_offer``). inventory: with the GPUs that are lost for now. A GPU
     of which nothing is known is left out: without its attributes, an expression of a claim would fail on it,
-    and with it the pod.
+    and with it the pod. on_demand: GPUs whose MIG devices are made on demand: all that can be made is there
+    for claims.
     """
     gpus = {gpu.uuid: gpu for gpu in inventory}
-    short = _gpu_names(gpus)
-    rows = sorted(_offered(offers), key=lambda row: (*node_order(row), row.device))
+    short = {gpu.uuid: f"gpu-{gpu.minor}" for gpu in inventory} if names.by_minor else _gpu_names(gpus)
+    fixed = {gpu: offer for gpu, offer in offers.items() if gpu not in on_demand}
+    rows = sorted(_offered(fixed), key=lambda row: (*node_order(row), row.device))
     several = {row.device for row in rows if sum(other.device == row.device for other in rows) > 1}
     named = {}
     for row in rows:
@@ -59,7 +75,15 @@ def claim_devices(
         name = None if gpu is None else _name(row, gpu, short[row.gpu], geometry_of(gpu))
         if name is not None:
             named[f"{name}-from-{row.first}" if row.device in several else name] = row
-    return ClaimDevices(node, pool_of(node), named, gpu_of_mig_devices(inventory))
+    places = {}
+    for gpu in inventory:
+        geometry = geometry_of(gpu)
+        if gpu.uuid not in on_demand or geometry is None:
+            continue
+        there = offers.get(gpu.uuid, ())
+        for one in devices_on_demand(gpu, geometry, short[gpu.uuid], there, on_demand[gpu.uuid]):
+            named[one.name], places[one.name] = one.row, one.place
+    return ClaimDevices(names, node, names.pool(node), named, gpu_of_mig_devices(inventory), places)
 
 
 def mig_device(row: DeviceOffer, gpu: Gpu) -> MigDevice | None:
@@ -99,6 +123,8 @@ def _name(row: DeviceOffer, gpu: Gpu, short: str, geometry: Geometry | None) -> 
         return None
     profile = MigProfile.parse(mig.profile)
     spec = None if geometry is None else geometry.spec(profile)
+    if spec is not None and mig.placement is not None and profile == profile.gpu_instance:
+        return mig_name(short, spec, mig.placement.start)
     start = f"-{mig.placement.start}" if mig.placement is not None else f"-x{mig.gi_id}"
     kind = f"-{spec.smi_id}" if spec is not None and spec.smi_id is not None else ""
     # Several compute instances of one GPU instance have the same profile and the same place.

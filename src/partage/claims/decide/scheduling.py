@@ -284,7 +284,7 @@ def refused_by_node(
         if not any(one.device.pool == book.served.pool for one in mine):
             continue
         asked = allocated(claim, mine, classes)
-        answer = grant(asked, asked.ref, book.served, so_far, held, driver=mine[0].device.driver)
+        answer = grant(asked, asked.ref, book.served, so_far, held)
         if isinstance(answer, RefusedClaim):
             return answer
         so_far.append(answer)

@@ -81,6 +81,7 @@ def _number(name: str) -> int | None:
 # --- servers without a feature -----------------------------------------------------------------
 
 CONSUMABLE_CAPACITY, DEVICE_TAINTS = "DRAConsumableCapacity", "DRADeviceTaints"
+PARTITIONABLE = "DRAPartitionableDevices"
 """Feature gates of the API server. Where one is off, the server drops the fields that belong to it, without
 a word: a shared device would be given whole to the first claim, one with a fault to any.
 """
@@ -94,6 +95,8 @@ def gates_needed(device: SliceDevice) -> frozenset[str]:
 def gates_off(sent: SliceSpec, kept: SliceSpec | None) -> frozenset[str]:
     """The gates of which the API server dropped something. kept: its answer; None: it cannot be read."""
     returned = {} if kept is None else {device.name: _gated(device) for device in kept.devices}
+    if kept is not None and sent.shared_counters and not kept.shared_counters:
+        return frozenset((PARTITIONABLE,))
     return frozenset(
         gate
         for device in sent.devices
@@ -112,12 +115,14 @@ def _gated(device: SliceDevice) -> set[tuple[str, str]]:
     }
     if device.allow_multiple_allocations:
         found.add((CONSUMABLE_CAPACITY, ""))
+    found |= {(PARTITIONABLE, use.counter_set) for use in device.consumes_counters}
     return found
 
 
 def without(wanted: Iterable[SliceSpec], off: frozenset[str]) -> tuple[SliceSpec, ...]:
-    """The same slices without the devices that need one of these gates."""
+    """The same slices without the devices, and without the counters, that need one of these gates."""
     return tuple(
         replace(spec, devices=tuple(device for device in spec.devices if not gates_needed(device) & off))
         for spec in wanted
+        if not (spec.shared_counters and PARTITIONABLE in off)
     )

@@ -9,7 +9,6 @@ from msgspec.structs import replace
 from partage.claims.decide.allocation import configured
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import GrantedShare
-from partage.claims.model.names import DRIVER
 from partage.claims.model.record import ClaimRecord
 from partage.model.share import Guarantee, weakest
 
@@ -32,15 +31,15 @@ def _held_now(share: GrantedShare, devices: ClaimDevices, *, guard: bool) -> Gra
     return replace(share, guarantee=weakest([now, share.guarantee]))
 
 
-def device_status(record: ClaimRecord, now: str) -> list[dict[str, Any]]:
+def device_status(record: ClaimRecord, driver: str, now: str) -> list[dict[str, Any]]:
     """The entries of this driver. now: RFC 3339."""
-    return [_entry(share, now) for share in record.shares]
+    return [_entry(share, driver, now) for share in record.shares]
 
 
-def _entry(share: GrantedShare, now: str) -> dict[str, Any]:
+def _entry(share: GrantedShare, driver: str, now: str) -> dict[str, Any]:
     """``Enforced`` is true where more than the share cannot be had: the hardware or the daemon refuses."""
     enforced = share.guarantee in _ENFORCED
-    entry = {"driver": DRIVER, "pool": share.pool, "device": share.device}
+    entry = {"driver": driver, "pool": share.pool, "device": share.device}
     if share.share_id is not None:
         entry["shareID"] = share.share_id
     condition = {

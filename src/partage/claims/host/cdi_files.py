@@ -4,15 +4,20 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import json
 
 from partage.claims.decide.cdi import KIND, ClaimCdi
+from partage.claims.decide.cdi_record import record_in, with_record
+from partage.claims.model.record import ClaimRecord
+from partage.edges.host.read_file import read_regular
 from partage.edges.host.replace_file import replace_file
 from partage.errors import HardwareError
 
 _PREFIX = KIND.replace("/", "-")
+_LIMIT_BYTES = 4 * 1024 * 1024
 _UID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
 
 
@@ -22,9 +27,9 @@ class ClaimCdiFiles:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
 
-    def write(self, uid: str, cdi: ClaimCdi) -> None:
-        """Write the file of a claim; the runtime sees all of it or none."""
-        path = self._path(uid)
+    def write(self, record: ClaimRecord, cdi: ClaimCdi) -> None:
+        """Write the file of a claim, with its record; the runtime sees all of it or none."""
+        path, cdi = self._path(record.claim.uid), with_record(cdi, record)
         try:
             self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
             replace_file(path, json.encode(cdi.spec), mode=0o644, hidden=True)
@@ -42,6 +47,18 @@ class ClaimCdiFiles:
     def has(self, uid: str) -> bool:
         """Whether a claim has a file."""
         return self._path(uid).exists()
+
+    def record(self, uid: str) -> ClaimRecord | None:
+        """The record in the file of a claim; None: there is none, or it cannot be read."""
+        with suppress(HardwareError, OSError):
+            return record_in(read_regular(self._path(uid), _LIMIT_BYTES), uid)
+        return None
+
+    def tidy(self) -> None:
+        """Remove halves of files, of an agent that was killed while it wrote."""
+        for path in self.directory.glob(f".{_PREFIX}_*.json.new"):
+            with suppress(OSError):
+                path.unlink()
 
     def uids(self) -> Collection[str]:
         """The claims that have a file here."""

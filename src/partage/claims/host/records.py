@@ -1,15 +1,16 @@
-"""The file of the claims' records, ``claims.json``.
+"""What is kept of claims on the disk: a directory with one file for each, ``<uid>.json``.
 
-It is replaced atomically, and read again whenever it has changed: during a rolling update two agents take
-turns with it, under the lock of the caller.
+A file is replaced atomically, so that a prepare costs the same with one claim and with a thousand. What an
+older version kept in one file, ``claims.json``, is taken over.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
-from msgspec import Raw, json
+from msgspec import json
 
 from partage.claims.model.record import ClaimRecord
 from partage.codec.values import CodecError, decode, encode
@@ -20,98 +21,176 @@ from partage.errors import HardwareError
 from partage.text import printable, shortened
 from partage.values import Frozen
 
-RECORDS_FILE = "claims.json"
-LIMIT_BYTES = 64 * 1024 * 1024
-"""Nothing larger is read or written; 1,000 claims with 79 units each are 5 MB."""
+RECORDS_DIR = "claims"
+FORMER_FILE = "claims.json"
+LIMIT_BYTES = 4 * 1024 * 1024
+"""Of a record, and no more is read or written; one with all 8,000 units that a node can have is 0.5 MB."""
 
-_VERSION = "partage-claims/1"
+_FORMER_LIMIT_BYTES = 64 * 1024 * 1024
+
+_VERSION = "partage-claim/1"
+_UID = re.compile(r"[0-9A-Za-z-]{1,64}", re.ASCII)
 _LONGEST = 200
+_AGAIN = "nothing was changed; make room on the disk, or mend the directory"
 
 
 class LoadedRecords(Frozen):
-    """records: those that can be used, each claim once. problems: sentences for the log and the report."""
+    """records: those that can be used, each claim once. damaged: UIDs of claims whose record cannot be.
+    problems: sentences for the log and the report.
+    """
 
     records: tuple[ClaimRecord, ...] = ()
+    damaged: frozenset[str] = frozenset()
     problems: tuple[str, ...] = ()
 
 
 class _Document(Frozen):
     version: str
-    records: tuple[Raw, ...]
+    record: ClaimRecord
 
 
-class RecordsFile:
-    """The records in a directory. Both calls block (the second flushes the disk): call them in a thread."""
+class _FormerDocument(Frozen):
+    """There was one version of it."""
 
-    def __init__(self, directory: Path) -> None:
-        self._file = directory / RECORDS_FILE
-        self._read: tuple[tuple[int, int, int], LoadedRecords] | None = None
+    records: tuple[ClaimRecord, ...]
+
+
+class ClaimRecordFiles:
+    """The records in the directory of the agent's state. All calls block: call them in a thread."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.directory = state_dir / RECORDS_DIR
+        self._former = state_dir / FORMER_FILE
 
     def load(self) -> LoadedRecords:
-        """What is written there; nothing if there is no file. Never raises.
+        """What is written there; nothing if there is no directory. Never raises.
 
-        A file that cannot be used is set aside, and said. One with some damaged records stays until it is
-        replaced, a copy is set aside, and the others count. Fields that are not known are passed over.
+        A file that cannot be used is set aside, and said; the others count. Fields that are not known are
+        passed over.
         """
-        try:
-            stamp = self._stamp()
-            if self._read is not None and self._read[0] == stamp:
-                return self._read[1]
-            content = read_regular(self._file, LIMIT_BYTES + 1)
-        except FileNotFoundError:
-            return LoadedRecords()
-        except OSError as error:
-            return LoadedRecords(problems=(f"cannot read {self._file}: {error.strerror}",))
-        try:
-            loaded = self._decoded(content)
-        except ValueError as error:
-            said = shortened(printable(str(error)), _LONGEST)
-            return LoadedRecords(problems=(f"{self._file} cannot be used: {said}; {set_aside(self._file)}",))
-        self._read = stamp, loaded
-        return loaded
+        problems: list[str] = []
+        former = {record.claim.uid: record for record in self._former_records(problems)}
+        own = self._each(problems)
+        good = {uid: record for uid, record in own.items() if record is not None}
+        if former:
+            self._take_over([record for uid, record in former.items() if uid not in good], problems)
+        records = sorted({**former, **good}.values(), key=_order)
+        return LoadedRecords(
+            tuple(records), frozenset(own.keys() - good.keys() - former.keys()), tuple(problems)
+        )
 
-    def save(self, records: Iterable[ClaimRecord]) -> None:
-        """Replace the file. Raises HardwareError; then the old one is still there."""
-        kept = sorted({record.claim.uid: record for record in records}.values(), key=_order)
+    def save(self, record: ClaimRecord) -> None:
+        """Keep this of its claim, in place of what was. Raises HardwareError; then that is still there."""
+        path = self._path(record.claim.uid)
         try:
-            content = json.format(encode({"version": _VERSION, "records": kept}), indent=1)
+            content = json.format(encode(_Document(_VERSION, record)), indent=1)
             if len(content) > LIMIT_BYTES:
-                raise HardwareError(f"{len(kept)} records are {len(content)} bytes, more than {LIMIT_BYTES}")
-            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(self._file, content)
+                raise HardwareError(f"the record of a claim is {len(content)} bytes, more than {LIMIT_BYTES}")
+            self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(path, content)
         except CodecError as error:
-            raise HardwareError(f"the records of claims cannot be written: {error}") from error
+            raise HardwareError(f"the record of a claim cannot be written: {error}") from error
         except OSError as error:
             raise HardwareError(
-                f"the records of claims cannot be written to {self._file}: {error.strerror}",
-                "nothing was changed; make room on the disk, or mend the directory",
+                f"the record of a claim cannot be written to {path}: {error.strerror}", _AGAIN
             ) from error
 
-    def _stamp(self) -> tuple[int, int, int]:
-        """It differs for each file that was put in its place."""
-        status = self._file.stat()
-        return status.st_ino, status.st_mtime_ns, status.st_size
+    def remove(self, uid: str) -> None:
+        """Keep nothing of this claim. Raises HardwareError; then it is still there.
 
-    def _decoded(self, content: bytes) -> LoadedRecords:
-        """Raises ValueError for what is not such a file at all."""
-        if len(content) > LIMIT_BYTES:
-            raise ValueError(f"it is longer than {LIMIT_BYTES} bytes")
-        document = decode(_Document, content, strict=False)
-        if document.version != _VERSION:
-            raise ValueError(f"its version is {document.version[:40]!r}, not {_VERSION!r}")
-        records: dict[str, ClaimRecord] = {}
-        wrong = []
-        for number, written in enumerate(document.records):
-            try:
-                record = decode(ClaimRecord, bytes(written), strict=False)
-            except CodecError as error:
-                wrong.append(f"record {number}: {shortened(printable(str(error)), _LONGEST)}")
-            else:
-                records[record.claim.uid] = record
-        if not wrong:
-            return LoadedRecords(tuple(records.values()))
-        aside = set_aside(self._file, stays=True)
-        return LoadedRecords(tuple(records.values()), (f"{self._file} is damaged: {wrong[0]}; {aside}",))
+        The directory is not flushed: after a loss of power the node has another boot, and the record holds
+        nothing.
+        """
+        path = self._path(uid)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise HardwareError(f"the record {path} cannot be removed: {error.strerror}", _AGAIN) from error
+
+    def _path(self, uid: str) -> Path:
+        """UIDs come from the API server, and are no paths."""
+        if not _UID.fullmatch(uid):
+            raise HardwareError(f"{uid[:64]!r} is no UID of a claim")
+        return self.directory / f"{uid}.json"
+
+    def _each(self, problems: list[str]) -> dict[str, ClaimRecord | None]:
+        """By UID; None: it cannot be used."""
+        try:
+            paths = sorted(self.directory.iterdir())
+        except FileNotFoundError:
+            return {}
+        except OSError as error:
+            problems.append(f"cannot read {self.directory}: {error.strerror}")
+            return {}
+        for path in paths:
+            if path.name.endswith(".json.new"):
+                _tidy(path)
+        return {path.stem: _record(path, problems) for path in paths if path.suffix == ".json"}
+
+    def _take_over(self, records: Iterable[ClaimRecord], problems: list[str]) -> None:
+        try:
+            for record in records:
+                self.save(record)
+            self._former.unlink()
+        except (HardwareError, OSError) as error:
+            problems.append(f"{self._former} stays for now: {error}")
+
+    def _former_records(self, problems: list[str]) -> Iterable[ClaimRecord]:
+        content = _content(self._former, problems, _FORMER_LIMIT_BYTES)
+        if content is None:
+            return ()
+        try:
+            return decode(_FormerDocument, content, strict=False).records
+        except ValueError as error:
+            problems.append(_set_aside(self._former, error))
+            return ()
+
+
+def _content(path: Path, problems: list[str], limit_bytes: int = LIMIT_BYTES) -> bytes | None:
+    """None: there is nothing, or it cannot be read, which says nothing about what is in it."""
+    try:
+        return read_regular(path, limit_bytes + 1)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        problems.append(f"cannot read {path}: {error.strerror}")
+        return None
+
+
+def _record(path: Path, problems: list[str]) -> ClaimRecord | None:
+    content = _content(path, problems)
+    if content is None:
+        return None
+    try:
+        return _decoded(content, path.stem)
+    except ValueError as error:
+        problems.append(_set_aside(path, error))
+        return None
+
+
+def _decoded(content: bytes, uid: str) -> ClaimRecord:
+    """Raises ValueError for what is no record of this claim."""
+    if len(content) > LIMIT_BYTES:
+        raise ValueError(f"it is longer than {LIMIT_BYTES} bytes")
+    document = decode(_Document, content, strict=False)
+    if document.version != _VERSION:
+        raise ValueError(f"its version is {document.version[:40]!r}, not {_VERSION!r}")
+    if document.record.claim.uid != uid:
+        raise ValueError(f"it is of the claim {document.record.claim.uid[:40]!r}")
+    return document.record
+
+
+def _set_aside(path: Path, error: ValueError) -> str:
+    said = shortened(printable(str(error)), _LONGEST)
+    return f"{printable(str(path))} cannot be used: {said}; {set_aside(path)}"
+
+
+def _tidy(path: Path) -> None:
+    """Of an agent that was killed while it wrote."""
+    try:
+        path.unlink(missing_ok=True)
+    except OSError:
+        return  # it is in nobody's way
 
 
 def _order(record: ClaimRecord) -> tuple[str, str, str]:

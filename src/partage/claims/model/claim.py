@@ -64,17 +64,13 @@ class ClaimConfig(Frozen):
 
 
 class Claim(Frozen):
-    """A ResourceClaim. allocated: the scheduler has given it devices. reserved_for: who may use it.
-
-    deleted: it ends as soon as nobody uses it.
-    """
+    """A ResourceClaim. allocated: the scheduler has given it devices. reserved_for: who may use it."""
 
     ref: ClaimRef
     allocated: bool
     results: tuple[ClaimResult, ...] = ()
     configs: tuple[ClaimConfig, ...] = ()
     reserved_for: tuple[Consumer, ...] = ()
-    deleted: bool = False
 
     @property
     def pods(self) -> tuple[PodUid, ...]:
@@ -101,7 +97,6 @@ def claim_of(claim: ClaimJson, driver: str) -> Claim:
         results=tuple(one.value(driver) for one in devices.results or ()),
         configs=tuple(one.value(one.opaque) for one in devices.config or () if one.opaque is not None),
         reserved_for=tuple(status.reserved_for or ()),
-        deleted=claim.metadata.deletion_timestamp is not None,
     )
 
 
@@ -112,7 +107,6 @@ class _Meta(Frozen):
     name: str
     namespace: str
     uid: str
-    deletion_timestamp: str | None = None
 
 
 class _Result(Frozen):

@@ -8,9 +8,10 @@ from msgspec import field
 
 from partage.model.claim import ClaimRef
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
+from partage.model.layout import LayoutItem
 from partage.model.policy import WatchAction
 from partage.model.share import Guarantee
-from partage.model.strategy import Interval
+from partage.model.strategy import Interval, Strategy
 from partage.values import Frozen
 
 
@@ -18,13 +19,18 @@ class ShareConfig(Frozen):
     """What a class or a claim asks of its shares, beside amounts. None: as the policy has it.
 
     interval: of time slices. guard: the guard comes into the containers. watch: what happens to one that
-    exceeds its share. need: a share with a weaker guarantee is refused.
+    exceeds its share. need: a share with a weaker guarantee is refused. strategy: a device that is shared in
+    another way is refused. client_threads_percent, client_memory_bytes: at most so much for each process,
+    within what the share has, on a device that is shared through MPS.
     """
 
     interval: Interval | None = None
     guard: bool | None = None
     watch: WatchAction | None = None
     need: Guarantee | None = None
+    strategy: Strategy | None = None
+    client_threads_percent: int | None = None
+    client_memory_bytes: int | None = None
 
 
 class EnforcedBy(StrEnum):
@@ -49,9 +55,11 @@ class GrantedShare(Frozen):
 
     request: as in the allocation, ``req`` or ``req/sub``. device: its name in the pool. share_id: the
     scheduler's; None: the device is not shared. uuid: of the device. resource, ids: what it holds, as a
-    container of the device plugin would; () with admin_access, which holds nothing. memory_bytes: of all ids
-    together. cores: percent of the multiprocessors, a ceiling; 0: none was named. slot: the namespace of the
-    GPU's MPS daemon that it alone has; empty: none. enforced: what holds it to its memory.
+    container of the device plugin would; () with admin_access, which holds nothing, and while a device that
+    is made on demand is not there. memory_bytes: of all ids together. cores: percent of the multiprocessors,
+    a ceiling; 0: none was named. slot: the namespace of the GPU's MPS daemon that it alone has; empty: none.
+    enforced: what holds it to its memory. place: of a MIG device that is made on demand, ``3g.40gb@4``; else
+    empty. Raises ValueError for a place of another form.
     """
 
     request: str
@@ -69,6 +77,16 @@ class GrantedShare(Frozen):
     config: ShareConfig = field(default_factory=ShareConfig)
     slot: str = ""
     enforced: EnforcedBy = EnforcedBy.NOTHING
+    place: str = ""
+
+    def __post_init__(self) -> None:
+        if self.place:
+            LayoutItem.parse(self.place)
+
+    @property
+    def whole(self) -> bool:
+        """All of a GPU is promised, or an amount of it: nobody else can have a MIG device of it."""
+        return self.uuid == self.gpu and not (self.place or self.admin_access)
 
     @property
     def asked(self) -> str:

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from partage.claims.model.grant import Granted, GrantedShare
 from partage.model.claim import ClaimRef, PreparedDevice
-from partage.model.ids import DeviceUuid, PodUid
+from partage.model.ids import GpuUuid, PodUid
 from partage.values import Frozen
 
 
@@ -51,9 +51,10 @@ class ClaimRecord(Frozen):
         return Granted(self.claim, self.shares)
 
     @property
-    def uuids(self) -> Mapping[str, DeviceUuid]:
-        """The devices that it was given, by name: a name can mean another GPU later."""
-        return {share.device: share.uuid for share in self.shares}
+    def gpus(self) -> Mapping[str, GpuUuid]:
+        """The GPUs of the devices that it was given, by name: a name can mean another GPU later. A MIG device
+        has another UUID each time it is made, also after a boot."""
+        return {share.device: share.gpu for share in self.shares}
 
 
 def prepared(started: ClaimRecord, cdi_ids: Iterable[tuple[str, ...]]) -> ClaimRecord:

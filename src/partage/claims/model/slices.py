@@ -11,7 +11,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from msgspec import field
-from msgspec.structs import replace
 
 from partage.codec.values import from_plain, to_plain
 from partage.values import Frozen
@@ -19,6 +18,9 @@ from partage.values import Frozen
 MOST_DEVICES = 64
 """Devices of one slice. 128 are possible where none has a taint; with one number for both, a fault of a GPU
 never changes how many slices there are, and so never makes the pool incomplete meanwhile."""
+
+MOST_COUNTER_SETS = 8
+"""Counter sets of one slice, which has no devices then."""
 
 LONGEST_TEXT = 64
 """Characters of a string or version."""
@@ -66,6 +68,27 @@ class DeviceTaint(Frozen, omit_defaults=True):
     value: str = ""
 
 
+class Counter(Frozen):
+    """How much there is of something, or is used up."""
+
+    value: str
+
+
+class CounterSet(Frozen):
+    """What the devices of one GPU use up together. name: unique in the pool. counters: names are DNS
+    labels."""
+
+    name: str
+    counters: Mapping[str, Counter]
+
+
+class CounterUse(Frozen):
+    """What a device uses up of a counter set while somebody has it."""
+
+    counter_set: str
+    counters: Mapping[str, Counter]
+
+
 class SliceDevice(Frozen, omit_defaults=True):
     """A device. name: a DNS label, unique in its pool. Attributes and capacities without a domain are of the
     driver's domain.
@@ -76,6 +99,7 @@ class SliceDevice(Frozen, omit_defaults=True):
     capacity: Mapping[str, Capacity] = field(default_factory=dict)
     allow_multiple_allocations: bool | None = None
     taints: tuple[DeviceTaint, ...] = ()
+    consumes_counters: tuple[CounterUse, ...] = ()
 
 
 class Pool(Frozen):
@@ -89,16 +113,13 @@ class Pool(Frozen):
 
 
 class SliceSpec(Frozen, omit_defaults=True):
-    """``spec`` of a ResourceSlice."""
+    """``spec`` of a ResourceSlice: devices, or counter sets of the pool."""
 
     driver: str
     node_name: str
     pool: Pool
     devices: tuple[SliceDevice, ...] = ()
-
-    def in_generation(self, generation: int) -> SliceSpec:
-        """The same slice in another generation of its pool."""
-        return replace(self, pool=replace(self.pool, generation=generation))
+    shared_counters: tuple[CounterSet, ...] = ()
 
     def to_json(self) -> dict[str, Any]:
         """As the API server takes it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partage.doctor.decide import agent, driver, gpus, host, kubelet, labels, policy, runtime, slurm
+from partage.doctor.decide import agent, claims, driver, gpus, host, kubelet, labels, policy, runtime, slurm
 from partage.doctor.decide.finding import EVERYTHING, Check, Finding, Repair
 from partage.doctor.decide.observation import Observation, Unseen
 from partage.values import Answer, Frozen
@@ -16,6 +16,7 @@ CHECKS: tuple[Check, ...] = (
     *agent.CHECKS,
     *kubelet.CHECKS,
     *runtime.CHECKS,
+    *claims.CHECKS,
     *policy.CHECKS,
     *labels.CHECKS,
     *slurm.CHECKS,

@@ -29,6 +29,12 @@ class RemoveCdiFile(Tagged):
     path: str
 
 
+class RemoveClaimFile(Tagged):
+    """Remove the CDI file of a claim that no running pod has, where no agent runs."""
+
+    path: str
+
+
 class MakeDirectory(Tagged):
     """Make a directory of Partage that is gone. mode: its permissions."""
 
@@ -36,13 +42,14 @@ class MakeDirectory(Tagged):
     mode: int = 0o700
 
 
-Repair = RemoveMpsDirectory | RemoveSocket | RemoveCdiFile | MakeDirectory
+Repair = RemoveMpsDirectory | RemoveSocket | RemoveCdiFile | RemoveClaimFile | MakeDirectory
 """What ``--fix`` may do: nothing that a running program, a GPU or somebody else's file would notice."""
 
 _DOES = {
     RemoveMpsDirectory: "remove {}",
     RemoveSocket: "remove the socket {}",
     RemoveCdiFile: "remove the CDI specification {}",
+    RemoveClaimFile: "remove the claim's CDI file {}",
     MakeDirectory: "make the directory {}",
 }
 

@@ -119,6 +119,16 @@ class CdiFile(Frozen):
     order: int = 0
 
 
+class ClaimFile(Frozen):
+    """The CDI file of a ResourceClaim. claim: ``namespace/name``; empty: it does not say it. pods: that run
+    with the claim, ``namespace/name``; None: not known.
+    """
+
+    path: str
+    claim: str = ""
+    pods: tuple[str, ...] | None = None
+
+
 class Kubelet(Frozen):
     """The kubelet as files and processes show it.
 
@@ -279,6 +289,7 @@ class Observation(Frozen, kw_only=True):
     conditions: tuple[GpuCondition, ...] | Unseen | None = None
     runtime: ContainerRuntime | Unseen | None = None
     cdi: tuple[CdiFile, ...] | Unseen | None = None
+    claims: tuple[ClaimFile, ...] | Unseen | None = None
     kubelet: Kubelet | Unseen | None = None
     agent: Agent | Unseen | None = None
     reasons: tuple[AgentReason, ...] | Unseen | None = None

@@ -167,6 +167,8 @@ def _entry(field: Field) -> GpuEntry | None:
     via = table.choice("via", Via.DEVICE_PLUGIN)
     if via is Via.CLAIMS:
         _not_by_claim(table, sharing, mig)
+    elif mig is not None and mig.on_demand:
+        table.whole.error("only claims get MIG devices that are made on demand", "add 'via: claims'")
     return GpuEntry(
         origin=field.place.path,
         select=select,

@@ -190,7 +190,7 @@ SHARING_READERS: Mapping[str, Callable[[Field], Sharing]] = {
 }
 """The keys for a device in shares, and what reads their values."""
 
-_MIG = ("layout", *SHARING_READERS)
+_MIG = ("layout", "on-demand", *SHARING_READERS)
 
 
 def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
@@ -198,13 +198,27 @@ def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
     table = field.table(_MIG, f"{{layout: {_meant_layout(field.value) or '[3g.40gb, 2g.20gb]'}}}")
     if table is None:
         return Exclusive(), DesiredMig()
-    what = "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]"
-    wanted = table.needed("layout", _layout, what) or DesiredMig()
+    wanted = _on_demand(table) if "on-demand" in table else _fixed(table)
     given = [key for key in SHARING_READERS if key in table]
     if len(given) > 1:
         field.error(f"{' and '.join(given)} exclude each other", "keep one of the two")
     sharings = [SHARING_READERS[key](table.here(key)) for key in given]
     return (sharings[0] if sharings else Exclusive()), wanted
+
+
+def _fixed(table: Table) -> DesiredMig:
+    what = "the MIG devices that the GPU should have: [3g.40gb, 2g.20gb]"
+    return table.needed("layout", _layout, what) or DesiredMig()
+
+
+def _on_demand(table: Table) -> DesiredMig:
+    """MIG devices that are made when claims ask for them."""
+    field = table.here("on-demand")
+    if "layout" in table:
+        field.error("layout and on-demand exclude each other", "keep one of the two")
+    elif not table.boolean("on-demand", default=True):
+        field.error("is false", "write the MIG devices that the GPU should have: layout: [3g.40gb, 2g.20gb]")
+    return DesiredMig(on_demand=True)
 
 
 def _layout(field: Field) -> DesiredMig:

@@ -173,6 +173,9 @@ class Discovery:
             serial=nvml.board_text("nvmlDeviceGetSerial", handle),
             board_part_number=nvml.board_text("nvmlDeviceGetBoardPartNumber", handle),
             vbios_version=nvml.board_text("nvmlDeviceGetVbiosVersion", handle),
+            brand=nvml.brand(handle),
+            addressing_mode=nvml.addressing_mode(handle),
+            pcie_root=self._host.pcie_root(pci.bus_id),
         )
         return known
 

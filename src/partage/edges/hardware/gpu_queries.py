@@ -14,6 +14,8 @@ from partage.edges.hardware.session_memory import SessionMemory
 from partage.edges.hardware.translate import ABSENT, INVALID_ARGUMENT
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotFound
 from partage.model.gpu import (
+    ADDRESSING_MODES,
+    BRANDS,
     ComputeMode,
     Driver,
     LinkPath,
@@ -180,8 +182,20 @@ class GpuQueries(Binding):
 
     def board_text(self, call: str, handle: Handle) -> str | None:
         """What is written on the board; None if it cannot be read, which makes a GPU no worse."""
+        return str(self._unneeded(call, handle) or "") or None
+
+    def brand(self, handle: Handle) -> str | None:
+        """``Nvidia``, ``Tesla``: see ``BRANDS``."""
+        return BRANDS.get(self._unneeded("nvmlDeviceGetBrand", handle, absent=NOT_HERE))
+
+    def addressing_mode(self, handle: Handle) -> str | None:
+        """``HMM``, ``ATS`` or ``None``; None if driver or GPU know no such mode."""
+        return ADDRESSING_MODES.get(self._unneeded("nvmlDeviceGetAddressingMode", handle, absent=NOT_HERE))
+
+    def _unneeded(self, call: str, handle: Handle, *more: int, absent: frozenset[int] = ABSENT) -> Any:  # noqa: ANN401 - of that call
+        """An answer without which a GPU is no worse; None if there is none."""
         try:
-            return str(self.optional(call, handle) or "") or None
+            return self.optional(call, handle, *more, absent=absent)
         except (DriverUnavailable, GpuLost, HardwareTimeout):
             raise
         except HardwareError:
@@ -192,14 +206,9 @@ class GpuQueries(Binding):
 
         Not nvmlDeviceGetNumaNodeId: that is the node that a GPU's own memory is, on a Grace Hopper.
         """
-        try:
-            words = self.optional(
-                "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _SCOPE_NODE, absent=NOT_HERE
-            )
-        except (DriverUnavailable, GpuLost, HardwareTimeout):
-            raise
-        except HardwareError:
-            return None
+        words = self._unneeded(
+            "nvmlDeviceGetMemoryAffinity", handle, _NODE_WORDS, _SCOPE_NODE, absent=NOT_HERE
+        )
         mask = sum(int(word) << 64 * at for at, word in enumerate(words or ()))
         return mask.bit_length() - 1 if mask.bit_count() == 1 else None
 

@@ -18,6 +18,7 @@ from partage.values import Frozen
 _CAPABILITY = re.compile(r"gpu(\d+)/gi(\d+)(?:/ci(\d+))?/access (\d+)", re.ASCII)
 _CAPABILITY_MAJOR = re.compile(r"^\s*(\d+) nvidia-caps$", re.MULTILINE | re.ASCII)
 _CAPABILITY_KEY = re.compile(r"^(\w+): (\d+)$", re.MULTILINE | re.ASCII)
+_PCIE_ROOT = re.compile(r"(?:^|/)(pci[0-9a-f]{4,8}:[0-9a-f]{2})/", re.ASCII)
 _KERNEL_MODULE = re.compile(r"Kernel Module.*?\s(\d+\.\d+(?:\.\d+)?)\s", re.ASCII)
 _OPEN_TO_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 _OPEN_TO_MOUNTS = "accept-nvidia-visible-devices-as-volume-mounts"
@@ -70,6 +71,16 @@ class Host(Frozen):
         except ValueError:
             return None
         return node if node >= 0 else None
+
+    def pcie_root(self, pci_bus_id: PciBusId) -> str | None:
+        """The root complex above a GPU, ``pci0000:00``; None if sysfs does not have the device."""
+        link = self.sys / "bus/pci/devices" / sysfs_address(pci_bus_id)
+        try:
+            path = str(link.readlink())
+        except OSError:
+            return None
+        found = _PCIE_ROOT.search(path)
+        return found[1] if found else None
 
     def capability_minors(self) -> CapabilityMinors:
         """Minor numbers of the MIG capability files; empty on a node without MIG."""

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from partage.claims.decide.book import ClaimBook
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.claims.model.request import DeviceAsk, DeviceToleration
 from partage.errors import InputError, Unsatisfiable
 from partage.explain.decide.changes import (
@@ -167,7 +167,7 @@ def _untainted(book: ClaimBook | None, gpu: GpuUuid, kind: type[Obstacle]) -> Cl
     """Without the taints by which the agent says this of the GPU's devices."""
     if book is None:
         return None
-    keys = {f"{DRIVER}/{word}" for word in _TAINTS[kind]}
+    keys = {f"{OWN_NAMES.driver}/{word}" for word in _TAINTS[kind]}
     devices = tuple(
         replace(
             one,

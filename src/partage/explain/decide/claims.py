@@ -24,7 +24,7 @@ from partage.claims.decide.device_reasons import (
 )
 from partage.claims.decide.nearest import nearest
 from partage.claims.decide.scheduling import Placed, Unplaced, WayVerdict, place, refused_by_node
-from partage.claims.model.names import DRIVER
+from partage.claims.model.names import OWN_NAMES
 from partage.claims.model.request import DeviceAsk, amount_words
 from partage.explain.decide.apply import Applied
 from partage.explain.decide.changes import (
@@ -260,9 +260,9 @@ def _without_taint(
     source: str, way: DeviceAsk, device: BookDevice, taint: DeviceTainted, node: NodeView
 ) -> Change:
     gpu, index = GpuUuid(device.gpu), device.gpu_index
-    if not taint.key.startswith(f"{DRIVER}/") or index is None:
+    if not taint.key.startswith(f"{OWN_NAMES.driver}/") or index is None:
         return TolerateDevice(source, way.name, taint.key, taint.value, taint.effect)
-    match taint.key.removeprefix(f"{DRIVER}/"):
+    match taint.key.removeprefix(f"{OWN_NAMES.driver}/"):
         case "cordoned":
             return Uncordon(index, gpu, node.name if node.in_cluster else "")
         case "changing":

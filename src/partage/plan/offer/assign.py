@@ -7,7 +7,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import field
 
 from partage.errors import Problem
-from partage.model.gpu import Inventory, NoDriver
+from partage.model.geometry import Geometry
+from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.ids import (
     GPU_CLASS,
     MEMORY_RESOURCE,
@@ -17,6 +18,7 @@ from partage.model.ids import (
     ResourceName,
     parse_resource_name,
 )
+from partage.model.mig_demand import NO_DEMANDS, Demands, GpuDemand
 from partage.model.node_labels import ACK_SCHEDULE, MIG_CONFIG, STOOD_FOR
 from partage.model.policy import (
     DesiredMig,
@@ -33,8 +35,9 @@ from partage.model.policy import (
 from partage.model.strategy import Strategy, Via
 from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.findings import Findings
-from partage.plan.offer.gpu_devices import GpuDevices, devices_of
+from partage.plan.offer.gpu_devices import GpuDevices, can_divide, devices_of
 from partage.plan.offer.memory_units import check_unit_names, units_of
+from partage.plan.offer.on_demand import on_demand_devices, wanted_layout
 from partage.plan.offer.resource_names import device_name, warn_of_unlike_shares
 from partage.plan.offer.select import GeometryOf, select, select_layouts
 from partage.plan.offer.target import Target
@@ -55,6 +58,7 @@ class Assignment(Frozen):
     labelled: GPUs whose layout is that of the node's label.
     warnings: doubtful things, each with file and path.
     drain_of: GPU UUID to how its pods are asked to leave before it changes.
+    on_demand: GPUs whose MIG devices are made on demand, by UUID, and what claims want of each.
     """
 
     targets: tuple[Target, ...]
@@ -65,6 +69,7 @@ class Assignment(Frozen):
     labelled: frozenset[GpuUuid] = frozenset()
     warnings: tuple[Problem, ...] = ()
     drain_of: Mapping[GpuUuid, Drain] = field(default_factory=dict)
+    on_demand: Demands = field(default_factory=dict)
 
     @property
     def watch_of(self) -> dict[GpuUuid, WatchAction]:
@@ -72,8 +77,10 @@ class Assignment(Frozen):
         return {target.gpu.uuid: target.watch for target in self.targets}
 
 
-def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Assignment:
-    """Lay ``policy`` over ``inventory``.
+def assign(
+    policy: Policy, inventory: Inventory, geometry_of: GeometryOf, demands: Demands = NO_DEMANDS
+) -> Assignment:
+    """Lay ``policy`` over ``inventory``. demands: what claims want of GPUs with MIG on demand.
 
     Raises InputError (overlapping selectors) or Unsatisfiable (a GPU that the node does not have, a MIG
     layout that does not fit, MIG strategy ``single`` with unequal devices), each with *all* problems;
@@ -89,8 +96,20 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
     labelled = select_layouts(policy.layouts, inventory, geometry_of, findings)
     _check_labelled(policy, inventory, owners, labelled, findings)
     laid_out = {**owners, **labelled}
+    on_demand = {
+        uuid: demands.get(uuid, GpuDemand())
+        for uuid, entry in laid_out.items()
+        if entry.mig is not None and entry.mig.on_demand and strategy is not MigStrategy.NONE
+    }
     presented = {
-        gpu.uuid: devices_of(gpu, laid_out.get(gpu.uuid), strategy, geometry_of(gpu), findings)
+        gpu.uuid: _devices(
+            gpu,
+            laid_out.get(gpu.uuid),
+            strategy,
+            geometry_of(gpu),
+            findings,
+            demand=on_demand.get(gpu.uuid),
+        )
         for gpu in inventory
     }
     if strategy is MigStrategy.SINGLE:
@@ -115,10 +134,29 @@ def assign(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> Ass
         strategies=_strategies(inventory, presented, targets),
         pending={uuid: shown.pending for uuid, shown in presented.items() if shown.pending},
         existing=tuple(_existing(policy, inventory, presented, owners)),
-        layouts=_layouts(laid_out, strategy),
+        layouts=_layouts(laid_out, strategy, inventory, on_demand),
         labelled=frozenset(labelled),
         warnings=findings.warnings(),
         drain_of={uuid: entry.drain for uuid, entry in owners.items() if entry.drain is not None},
+        on_demand=on_demand,
+    )
+
+
+def _devices(
+    gpu: Gpu,
+    entry: GpuEntry | None,
+    strategy: MigStrategy,
+    geometry: Geometry | None,
+    findings: Findings,
+    *,
+    demand: GpuDemand | None,
+) -> GpuDevices:
+    """demand: of a GPU whose MIG devices are made on demand; None: it is another one."""
+    if entry is None or demand is None:
+        return devices_of(gpu, entry, strategy, geometry, findings)
+    divided = can_divide(gpu, entry, geometry, findings)
+    return (
+        GpuDevices((), mig=True, judged=False) if divided is None else on_demand_devices(gpu, demand, divided)
     )
 
 
@@ -174,9 +212,17 @@ def _check_labelled(
             findings.add("impossible", entry.origin, message, "set the MIG strategy to mixed or single")
 
 
-def _layouts(owners: Mapping[GpuUuid, GpuEntry], strategy: MigStrategy) -> dict[GpuUuid, DesiredMig]:
+def _layouts(
+    owners: Mapping[GpuUuid, GpuEntry], strategy: MigStrategy, inventory: Inventory, on_demand: Demands
+) -> dict[GpuUuid, DesiredMig]:
     """Under MIG strategy ``none`` a GPU is only ever taken out of MIG mode."""
-    layouts = {uuid: entry.mig for uuid, entry in owners.items() if entry.mig is not None}
+    layouts = {
+        uuid: entry.mig for uuid, entry in owners.items() if entry.mig is not None and not entry.mig.on_demand
+    }
+    for uuid, demand in on_demand.items():
+        gpu = inventory.gpu(uuid)
+        if gpu is not None and (layout := wanted_layout(gpu, demand)) is not None:
+            layouts[uuid] = layout
     if strategy is MigStrategy.NONE:
         return {uuid: layout for uuid, layout in layouts.items() if not layout.enabled}
     return layouts

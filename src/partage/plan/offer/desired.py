@@ -10,6 +10,7 @@ from msgspec.structs import replace
 from partage.errors import Problem
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
+from partage.model.mig_demand import NO_DEMANDS, Demands
 from partage.model.policy import DesiredMig, Drain, Policy, WatchAction
 from partage.model.share import GpuOffer, NodeOffer
 from partage.model.strategy import Strategy
@@ -31,7 +32,7 @@ class DesiredState(Frozen):
     ``existing``.
     drain_of: how pods are asked to leave before a GPU changes; other GPUs wait for them.
     watch_of: what happens to a container that exceeds its share. labelled: GPUs whose layout is that of the
-    node's label.
+    node's label. on_demand: GPUs whose MIG devices are made on demand, and what claims want of each.
     """
 
     policy: Policy
@@ -47,14 +48,17 @@ class DesiredState(Frozen):
     watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
     drain_of: Mapping[GpuUuid, Drain] = field(default_factory=dict)
     labelled: frozenset[GpuUuid] = frozenset()
+    on_demand: Demands = field(default_factory=dict)
 
 
-def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> DesiredState:
-    """Resolve ``policy`` on ``inventory``.
+def resolve(
+    policy: Policy, inventory: Inventory, geometry_of: GeometryOf, demands: Demands = NO_DEMANDS
+) -> DesiredState:
+    """Resolve ``policy`` on ``inventory``. demands: what claims want of GPUs with MIG on demand.
 
     Raises InputError or Unsatisfiable, as ``assign`` and ``advertise``.
     """
-    assignment = assign(policy, inventory, geometry_of)
+    assignment = assign(policy, inventory, geometry_of, demands)
     return DesiredState(
         policy=policy,
         inventory=inventory,
@@ -69,6 +73,7 @@ def resolve(policy: Policy, inventory: Inventory, geometry_of: GeometryOf) -> De
         watch_of=assignment.watch_of,
         drain_of=assignment.drain_of,
         labelled=assignment.labelled,
+        on_demand=assignment.on_demand,
     )
 
 

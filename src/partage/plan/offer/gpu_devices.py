@@ -85,7 +85,9 @@ def devices_of(
     geometry: Geometry | None,
     findings: Findings,
 ) -> GpuDevices:
-    """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself."""
+    """The devices of one GPU. Under MIG strategy ``none`` it is always the GPU itself. For GPUs whose MIG
+    devices are made on demand see ``on_demand_devices``.
+    """
     if strategy is MigStrategy.NONE:
         return _WHOLE
     desired = entry.mig if entry is not None else None
@@ -115,6 +117,19 @@ def _desired_devices(
     return GpuDevices((), mig=True, judged=False)
 
 
+def can_divide(gpu: Gpu, entry: GpuEntry, geometry: Geometry | None, findings: Findings) -> Geometry | None:
+    """What MIG allows on a GPU of which MIG devices are made on demand; None: it is not known, and said."""
+    path = f"{entry.origin}.mig.on-demand"
+    try:
+        _check_mig(gpu)
+        if geometry is None or not any(spec.starts for spec in geometry.profiles):
+            raise _not_plannable(gpu)
+    except _Impossible as reason:
+        findings.add("impossible", path, str(reason), reason.hint, [gpu.index])
+        return None
+    return geometry
+
+
 def _layout_path(origin: str) -> str:
     """The place of the layout: below an entry of Partage's or mig-parted's format, or in a label."""
     if origin.startswith("label "):
@@ -136,10 +151,7 @@ def _spelled_out(
     gpu: Gpu, desired: DesiredMig, geometry: Geometry | None, path: str, findings: Findings
 ) -> DesiredMig:
     """``desired`` as MIG devices: names are resolved, misprints of a provider corrected."""
-    if gpu.mig_mode is None:
-        raise _Impossible(
-            f"{gpu.product} has no MIG", "MIG needs an A30, A100, H100, H200, B200 or a similar GPU"
-        )
+    _check_mig(gpu)
     if geometry is None and desired.named is not None:
         raise _not_plannable(gpu)
     if geometry is None:
@@ -176,6 +188,13 @@ def _planned(placed: Sequence[PlacedItem], geometry: Geometry, total_bytes: int)
         for item in placed
     )
     return tuple(sorted(devices, key=lambda device: device.placement))
+
+
+def _check_mig(gpu: Gpu) -> None:
+    if gpu.mig_mode is None:
+        raise _Impossible(
+            f"{gpu.product} has no MIG", "MIG needs an A30, A100, H100, H200, B200 or a similar GPU"
+        )
 
 
 def _not_plannable(gpu: Gpu) -> _Impossible:

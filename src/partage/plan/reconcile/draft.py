@@ -158,7 +158,8 @@ class _NodeDrafter:
         """What GPUs have to be set to once all layouts are there."""
         gpus = (self._gpu_after(gpu) for gpu in self._desired.inventory)
         inventory = replace(self._desired.inventory, gpus=tuple(gpus))
-        return settings_of(assign(self._desired.policy, inventory, self._geometry_of).targets)
+        wanted = assign(self._desired.policy, inventory, self._geometry_of, self._desired.on_demand)
+        return settings_of(wanted.targets)
 
     def _gpu_after(self, gpu: Gpu) -> Gpu:
         transaction = self._transactions.get(gpu.uuid)

@@ -139,6 +139,11 @@ def gpu_mig_steps(
         return Blocked(gpu.uuid, BlockKind.NO_MIG, f"GPU {gpu.index}: {gpu.product} has no MIG")
     if gpu.mig_unplaced:
         return _unplaced(gpu, desired, geometry, reset_with_others=reset_with_others)
+    if desired.spared:
+        named = ", ".join(map(str, desired.spared))
+        reason = f"its GPU instance {named} is empty, and was not made for a claim"
+        kept = tuple(device.uuid for device in gpu.mig_devices)
+        return Blocked(gpu.uuid, BlockKind.HELD, f"GPU {gpu.index} cannot be changed: {reason}", kept=kept)
     mode, reset = _mode(gpu, desired.enabled)
     all_go = reset_with_others or reset or not desired.enabled or not gpu.mig_mode.current
     live = live_instances(gpu, uses, renew) if gpu.mig_mode.current else ()

@@ -14,6 +14,7 @@ from msgspec import field
 from partage.model.gpu import gpu_of_mig_devices
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
+from partage.model.mig_demand import Demands
 from partage.model.mps import DaemonState
 from partage.model.share import GpuOffer, NodeOffer
 from partage.model.step import PlannedStep, Transaction
@@ -90,6 +91,7 @@ class Snapshot(Frozen):
     other_plugin: which other device plugin offers GPUs of this node, a sentence; empty for none. Pods that it
     admits may begin to use any GPU at any moment, so no GPU is changed meanwhile.
     listed_before: ids that plugins listed before this agent, while there are GPUs that serve nothing yet.
+    demands: what claims want of GPUs whose MIG devices are made on demand: the policy is resolved with it.
     """
 
     now_s: float
@@ -108,6 +110,7 @@ class Snapshot(Frozen):
     cordoned: frozenset[GpuUuid] = frozenset()
     other_plugin: str = ""
     listed_before: Mapping[ResourceName, frozenset[ShareId]] = field(default_factory=dict)
+    demands: Demands = field(default_factory=dict)
 
     @property
     def cordoned_indexes(self) -> tuple[int, ...]:

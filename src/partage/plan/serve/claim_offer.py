@@ -11,15 +11,18 @@ from msgspec.structs import replace
 from partage.model.gpu import Gpu
 from partage.model.health import Health
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid
+from partage.model.mig_demand import Demands, GpuDemand
 from partage.model.mps import DaemonPhase
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, WatchAction
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer
 from partage.model.strategy import Interval, Via
-from partage.plan.reconcile.node_plan import Observed
+from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Observed, Phase
 from partage.plan.reconcile.transition import GpuServing
 from partage.plan.serve.kubelet_view import KubeletView
+from partage.text import listed
 from partage.values import Frozen
 
+_MOST_NAMED = 4
 _XID = re.compile(r"\bXID (\d+)", re.ASCII)
 
 
@@ -32,6 +35,19 @@ class Closed(Frozen):
     kind: str
     reason: str
     detail: str = ""
+
+
+class OnDemand(Frozen):
+    """A GPU whose MIG devices are made on demand.
+
+    demand: what claims want of it, as the planner knew it. settled: it is so, and nothing is under way.
+    reason: why it is not, a clause; empty if it is. failed: that will not pass by itself soon.
+    """
+
+    demand: GpuDemand
+    settled: bool = True
+    reason: str = ""
+    failed: bool = False
 
 
 class InForce(Frozen):
@@ -61,11 +77,13 @@ def in_force(observed: Observed, watch_of: Mapping[GpuUuid, WatchAction]) -> InF
 class ClaimOffer(Frozen):
     """What claims can get. offer: the devices, by GPU; a GPU that claims cannot ask for is not in it.
 
-    closed: devices of which no claim gets anything now. in_force: what the node is set to.
+    closed: devices of which no claim gets anything now. on_demand: GPUs whose MIG devices are made on demand;
+    ``offer`` has those of their devices that are there. in_force: what the node is set to.
     """
 
     offer: NodeOffer = field(default_factory=dict)
     closed: Mapping[DeviceUuid, Closed] = field(default_factory=dict)
+    on_demand: Mapping[GpuUuid, OnDemand] = field(default_factory=dict)
     in_force: InForce = field(default_factory=InForce)
 
 
@@ -80,20 +98,41 @@ class NodeMoment(Frozen):
     health: Mapping[GpuUuid, Health]
     cordoned: frozenset[GpuUuid]
     bare: str = ""
+    on_demand: Mapping[GpuUuid, OnDemand] = field(default_factory=dict)
 
     def closed(self, row: DeviceOffer, gi_id: int | None) -> Closed | None:
         """Why no claim gets anything of this device now; None: claims do. gi_id: of its GPU instance."""
         serving = self.serving[row.gpu]
-        status = self.health.get(row.gpu, Health()).status(gi_id)
-        if not status.state.offered:
-            xid = _XID.search(status.reason)
-            detail = xid[1] if xid else status.state.value
-            return Closed("unhealthy", f"is not healthy: {status.reason}", detail)
+        if (ill := self._unhealthy(row.gpu, gi_id)) is not None:
+            return ill
         if not self.view.healthy.get(row.device, False):
             return Closed("unusable", "cannot be used now")
         if serving.draining or row in serving.leaving:
             return Closed("changing", "is to be used in another way")
-        if row.gpu in self.cordoned:
+        return self._shut(row.gpu)
+
+    def gpu_closed(self, gpu: GpuUuid) -> Closed | None:
+        """The same of a GPU whose MIG devices are made on demand, for all that can be made of it."""
+        return self._unhealthy(gpu, None) or self._shut(gpu)
+
+    def open_rows(self, gpu: GpuUuid, offered: GpuOffer) -> GpuOffer:
+        """What claims can be given of a GPU. What is made on demand and on its way out is not there any
+        more."""
+        rows, serving = _by_claim(offered), self.serving[gpu]
+        if gpu not in self.on_demand:
+            return rows
+        return () if serving.draining else tuple(row for row in rows if row not in serving.leaving)
+
+    def _unhealthy(self, gpu: GpuUuid, gi_id: int | None) -> Closed | None:
+        status = self.health.get(gpu, Health()).status(gi_id)
+        if status.state.offered:
+            return None
+        xid = _XID.search(status.reason)
+        detail = xid[1] if xid else status.state.value
+        return Closed("unhealthy", f"is not healthy: {status.reason}", detail)
+
+    def _shut(self, gpu: GpuUuid) -> Closed | None:
+        if gpu in self.cordoned:
             return Closed("cordoned", "is cordoned")
         return Closed("unusable", f"cannot be used: {self.bare}") if self.bare else None
 
@@ -102,7 +141,7 @@ def claim_offer(now: NodeMoment) -> ClaimOffer:
     """What claims can get. A GPU that has to change is closed until its claims have ended, and then is
     offered no more.
     """
-    offer = {gpu: rows for gpu, offered in now.view.offer.items() if (rows := _by_claim(offered))}
+    offer = {gpu: rows for gpu, offered in now.view.offer.items() if (rows := now.open_rows(gpu, offered))}
     instances: dict[DeviceUuid, int] = {
         mig.uuid: mig.gi_id for gpu in now.known.values() for mig in gpu.mig_devices
     }
@@ -112,7 +151,25 @@ def claim_offer(now: NodeMoment) -> ClaimOffer:
         for row in rows
         if (reason := now.closed(row, instances.get(row.device))) is not None
     }
-    return ClaimOffer(offer, closed)
+    closed |= {gpu: reason for gpu in now.on_demand if (reason := now.gpu_closed(gpu)) is not None}
+    return ClaimOffer(offer, closed, now.on_demand)
+
+
+def made_on_demand(demands: Demands, plan: NodePlan) -> Mapping[GpuUuid, OnDemand]:
+    """How the GPUs stand whose MIG devices are made on demand. demands: of all of them.
+
+    Without a driver there is no plan; what claims could get stays known.
+    """
+    return {gpu: _standing(demand, plan.gpus.get(gpu)) for gpu, demand in demands.items()}
+
+
+def _standing(demand: GpuDemand, plan: GpuPlan | None) -> OnDemand:
+    if plan is None:
+        return OnDemand(demand, settled=False)
+    failed = plan.phase in (Phase.FAILED, Phase.BLOCKED)
+    claims = sorted({f"claim {entry.claim}" for entry in plan.waiting_for if entry.claim})
+    waits = f"; it waits for {listed(claims, _MOST_NAMED)} to end" if claims else ""
+    return OnDemand(demand, plan.phase is Phase.SETTLED, plan.reason + waits, failed)
 
 
 def _by_claim(rows: GpuOffer) -> GpuOffer:

@@ -123,7 +123,7 @@ class KindNames(Frozen):
 
 
 def _kind(found: BookDevice, key: str) -> DeviceKind:
-    device, mode = found.device, Mode(found.text("mode"))
+    device, mode = found.device, _mode(found)
     product = found.text("productName") or "GPU"
     match mode:
         case Mode.WHOLE:
@@ -137,6 +137,13 @@ def _kind(found: BookDevice, key: str) -> DeviceKind:
             memory = _total(device, MEMORY)
             words = exact_quantity(memory, binary=True)
             return DeviceKind(key, f"{product}/memory-{words}", Measure.MEMORY, memory, found)
+
+
+def _mode(found: BookDevice) -> Mode:
+    """By what it has: under NVIDIA's names no attribute says it."""
+    if found.shared:
+        return Mode.REPLICAS if SHARES in found.device.capacity else Mode.AMOUNTS
+    return Mode.MIG if found.text("type") == "mig" else Mode.WHOLE
 
 
 def _total(device: SliceDevice, name: str) -> int:

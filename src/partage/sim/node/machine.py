@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from msgspec import field
 
 from partage.edges.files.catalogue import GpuModel
-from partage.model.gpu import Driver, Gpu, Inventory, MigMode, RecoveryAction
+from partage.model.gpu import ADDRESSING_MODES, BRANDS, Driver, Gpu, Inventory, MigMode, RecoveryAction
 from partage.model.ids import GpuUuid, PciBusId
 from partage.model.mps import DaemonSpec
 from partage.model.paths import CONTROL_NODES
@@ -53,6 +53,9 @@ def new_gpu(position: int, model: GpuModel, product: str, numa: int | None) -> G
         numa_node=numa,
         mig_mode=MigMode(current=False, pending=False) if model.mig else None,
         recovery=RecoveryAction.NONE,
+        brand=BRANDS[14],
+        addressing_mode=ADDRESSING_MODES[1],
+        pcie_root=f"pci0000:{0x09 + 3 * position:02x}",
     )
 
 

@@ -491,6 +491,20 @@ def test_a_gpu_without_mig_has_no_geometry():
     assert "has no MIG" in found["gpus[0].mig-geometry"]
 
 
+@pytest.mark.parametrize(("brand", "mode"), [("Tesla", "ATS"), (2, 2)])
+def test_brand_addressing_mode_and_root_complex_are_read_and_written(brand: object, mode: object):
+    row = {"name": "t4", "brand": brand, "addressing-mode": mode, "pcie-root": "pci0000:5d"}
+    machine = read({"gpus": [row, {"name": "t4", "brand": None, "addressing-mode": None, "pcie-root": None}]})
+    first, second = machine.inventory.gpus
+    assert (first.brand, first.addressing_mode, first.pcie_root) == ("Tesla", "ATS", "pci0000:5d")
+    assert (second.brand, second.addressing_mode, second.pcie_root) == (None, None, None)
+    assert read_machine(written(machine.inventory), "m").inventory == machine.inventory
+    wrong = problems(
+        {"gpus": [{"name": "t4", "brand": "tesla", "addressing-mode": 3, "pcie-root": "0000:5d"}]}
+    )
+    assert wrong.keys() == {"gpus[0].brand", "gpus[0].addressing-mode", "gpus[0].pcie-root"}
+
+
 @pytest.mark.parametrize("serial", ["1321020008373", 1321020008373])
 def test_what_is_written_on_the_board_is_read_and_written(serial):
     row = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable, Mapping
 
 from msgspec.structs import replace
 
@@ -10,7 +11,9 @@ from partage.codec.fields import Field, Table
 from partage.codec.reader import number, word_of
 from partage.edges.files.catalogue import GpuModel, choose_one, load_catalogue
 from partage.model.gpu import (
+    ADDRESSING_MODES,
     ARCHITECTURES,
+    BRANDS,
     UNKNOWN_ARCHITECTURE,
     ComputeMode,
     Gpu,
@@ -28,12 +31,14 @@ from partage.values import Frozen
 
 GPU_KEYS = (
     "index", "uuid", "minor", "name", "memory-bytes", "pci-bus-id", "pci-device-id", "pci-subsystem-id",
-    "compute-capability", "architecture", "brand", "numa-node", "mig-mode", "mig-devices", "empty-instances",
+    "compute-capability", "architecture", "brand", "addressing-mode", "numa-node", "pcie-root",
+    "mig-mode", "mig-devices", "empty-instances",
     "compute-mode", "time-slice", "recovery", "persistence", "mig-geometry",
     "serial", "board-part-number", "vbios-version", "pci-class", "clique",
 )  # fmt: skip
 
 
+_PCIE_ROOT = re.compile(r"pci[0-9a-f]{4,8}:[0-9a-f]{2}", re.ASCII)
 _PCI_DEVICE_ID = re.compile(r"0x[0-9A-Fa-f]{8}", re.ASCII)
 
 
@@ -138,6 +143,11 @@ def _with_row(row: Table, gpu: Gpu) -> Gpu:
         serial=row.nullable("serial", _serial, gpu.serial),
         board_part_number=row.nullable("board-part-number", Field.some_text, gpu.board_part_number),
         vbios_version=row.nullable("vbios-version", Field.some_text, gpu.vbios_version),
+        brand=row.nullable("brand", _word_or_number(BRANDS), gpu.brand),
+        addressing_mode=row.nullable(
+            "addressing-mode", _word_or_number(ADDRESSING_MODES), gpu.addressing_mode
+        ),
+        pcie_root=row.nullable("pcie-root", _pcie_root, gpu.pcie_root),
     )
 
 
@@ -169,6 +179,22 @@ def _architecture(field: Field) -> str | None:
         return field.word({name: name for name in (*ARCHITECTURES.values(), UNKNOWN_ARCHITECTURE)})
     number = field.integer(0)
     return None if number is None else architecture_name(number)
+
+
+def _word_or_number(words: Mapping[int, str]) -> Callable[[Field], str | None]:
+    """Reads one of these words, or NVML's number for it."""
+
+    def read(field: Field) -> str | None:
+        if isinstance(field.value, str):
+            return field.word({word: word for word in words.values()})
+        number = field.integer(0, max(words))
+        return None if number is None else words.get(number)
+
+    return read
+
+
+def _pcie_root(field: Field) -> str | None:
+    return field.matching(_PCIE_ROOT, "a root complex such as pci0000:16")
 
 
 def _serial(field: Field) -> str | None:

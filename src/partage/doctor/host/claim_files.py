@@ -1,0 +1,78 @@
+"""The CDI files of ResourceClaims on a node, and the pods that the kubelet says to run with these claims."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from partage.claims.decide.cdi import KIND
+from partage.claims.decide.cdi_record import record_in
+from partage.doctor.decide.observation import ClaimFile
+from partage.doctor.host.root import NodeRoot
+from partage.errors import Unreachable
+from partage.model.claim import ClaimHold
+
+_NAME = re.compile(rf"{re.escape(KIND.replace('/', '-'))}_([0-9A-Za-z-]{{1,64}})\.json", re.ASCII)
+_ASKED_S = 2.0
+_MOST_FILES = 2_000
+
+
+def claim_files(root: NodeRoot, directories: Sequence[str], pod_resources: Path) -> tuple[ClaimFile, ...]:
+    """All of them, with the pods that have their claims. pod_resources: the kubelet's socket, here; it is
+    asked only where there are files.
+    """
+    found = {path: _claim(root, path) for directory in directories for path in _paths(root, directory)}
+    if not found:
+        return ()
+    holds = _holds(pod_resources)
+    return tuple(
+        ClaimFile(path, claim, None if holds is None or not claim else _pods(claim, holds))
+        for path, claim in found.items()
+    )
+
+
+def _paths(root: NodeRoot, directory: str) -> list[str]:
+    try:
+        names = sorted(path.name for path in root.at(directory).iterdir() if _NAME.fullmatch(path.name))
+    except OSError:
+        return []
+    return [f"{directory}/{name}" for name in names[:_MOST_FILES]]
+
+
+def _claim(root: NodeRoot, path: str) -> str:
+    """Its name, ``team-a/part``; empty: the file does not say it."""
+    name = _NAME.fullmatch(path.rpartition("/")[2])
+    assert name is not None, "only such files are listed"
+    try:
+        record = record_in(root.text(path).encode(), name[1])
+    except OSError:
+        return ""
+    return "" if record is None else f"{record.claim.namespace}/{record.claim.name}"
+
+
+def _pods(claim: str, holds: Sequence[ClaimHold]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(f"{hold.namespace}/{hold.pod}" for hold in holds if hold.claim == claim))
+
+
+def _holds(pod_resources: Path) -> tuple[ClaimHold, ...] | None:
+    """Which containers have claims; None: nobody says it."""
+    from partage.answers.lean_imports import lean_imports
+
+    with lean_imports():
+        import asyncio
+
+        from partage.edges.kubelet.pod_resources import PodResourcesClient
+
+    async def ask() -> tuple[ClaimHold, ...]:
+        client = PodResourcesClient(pod_resources, timeout_s=_ASKED_S)
+        try:
+            await client.held()
+            return client.claims
+        finally:
+            client.close()
+
+    try:
+        return asyncio.run(ask())
+    except Unreachable:
+        return None
