@@ -1,4 +1,4 @@
-"""A running kube-scheduler gives more of the GPUs away when it asks the extender, as much as the what-if says.
+"""A running kube-scheduler gives more of the GPUs away with the extender, about as much as the what-if says.
 
 Nodes, slices and claims are objects: no kubelet and no agent. Pods of a made-up workload come in the same
 order, once without and once with ``partage scheduler``, which is killed in the middle and started again.
@@ -103,7 +103,7 @@ def make_cluster(plane: ControlPlane) -> None:
         plane.ask("POST", f"{_API}/deviceclasses", one)
     for number in range(NODES):
         name = f"n{number:03}"
-        amounts = {"cpu": f"{CPU_MILLI}m", "memory": f"{MEMORY_MIB}Mi", "pods": 200}
+        amounts: dict[str, int | str] = {"cpu": f"{CPU_MILLI}m", "memory": f"{MEMORY_MIB}Mi", "pods": 200}
         plane.add_node(name, 0, amounts)
         devices = [device(gpu) for gpu in range(GPUS)]
         plane.ask("POST", f"{_API}/resourceslices", slices(name, devices))
