@@ -143,6 +143,7 @@ def test_an_upgrade_under_load(node: Cluster) -> None:
         until_run(node, "stays", "load-5", "load-6", "load-7")
         node.until("another agent", lambda: node.component("agent")["metadata"]["name"] != agent)
         node.until("it serves", lambda: len(claimed(node)) == 4, timeout_s=90)
+        node.until("the kubelet reaches it again", lambda: found, timeout_s=90)
     print(f"gaps: {[round(gap, 2) for gap in found]} s")
     assert len(found) == 1
     assert found[0] < FORGOTTEN_S

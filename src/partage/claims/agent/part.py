@@ -142,7 +142,7 @@ class ClaimsOfNode:
 
     def figures(self) -> ClaimFigures:
         """For metrics, which are asked on another thread: what is replaced as a whole is read once."""
-        kept, counts = self._driver.kept, self._driver.counts
+        kept, counts = self._driver.holds.kept, self._driver.counts
         states = Counter(record.state for record in kept.values())
         return ClaimFigures(
             states={state.value: states[state] for state in ClaimState},
@@ -161,13 +161,13 @@ class ClaimsOfNode:
         """After a turn: this is what claims can get."""
         if terms.inventory.boot_id != self._boot_id:
             self._boot_id = terms.inventory.boot_id
-            self._driver.booted(self._boot_id)
+            self._driver.holds.booted(self._boot_id)
             self._cdi.directory = self._options.cdi_dir_of(terms.inventory)
         self._driver.publish(offer, terms)
         self._ready.set()
         if (server := self._publisher.server) is not None:
             counters = self._options.dra_counters or server >= COUNTERS_SINCE
-            devices, inventory = self._driver.devices, terms.inventory
+            devices, inventory = self._driver.now.devices, terms.inventory
             self._uncounted = _uncounted(server) if devices.places and not counters else ""
             self._publisher.want(
                 slices_of(devices, inventory, offer.closed, server, geometry_of, counters=counters)
@@ -219,7 +219,7 @@ class ClaimsOfNode:
         self._cdi.tidy()
         try:
             for uid in self._cdi.uids():
-                if uid not in self._driver.kept and uid not in self._lost:
+                if uid not in self._driver.holds.kept and uid not in self._lost:
                     self._cdi.remove(uid)
         except PartageError as error:
             log.warning("CDI files of former claims cannot be removed", extra={"reason": str(error)})

@@ -1,0 +1,81 @@
+"""What claims can get of a node now, and on which terms."""
+
+from __future__ import annotations
+
+import asyncio
+
+from partage.agent.endpoints.plugin_set import AllocateContext
+from partage.claims.decide.devices import ClaimDevices, claim_devices
+from partage.claims.decide.slices import FOREIGN
+from partage.claims.model.grant import GrantedShare
+from partage.claims.model.names import ClaimNames
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.kubelet.dra_port import ConditionList
+from partage.model.claim import DeviceCondition
+from partage.model.share import Resource
+from partage.plan.offer.guarantees import with_current_guarantees
+from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.claim_offer import ClaimOffer, Closed
+
+
+class PublishedDevices:
+    """terms: None: the node has not been observed yet. conditions: the health of all devices of the pool."""
+
+    def __init__(self, names: ClaimNames, node: str) -> None:
+        self.terms: AllocateContext | None = None
+        self.offer = ClaimOffer()
+        self.devices = ClaimDevices(names, node, names.pool(node), {}, {})
+        self.conditions = ConditionList(0, ())
+        self._changed = asyncio.Event()
+
+    def publish(self, offer: ClaimOffer, terms: AllocateContext) -> bool:
+        """What claims can get from now on. False: nothing has changed."""
+        if offer == self.offer and terms == self.terms:
+            return False
+        self.offer, self.terms = offer, terms
+        rows = with_current_guarantees(offer.offer, terms.unheld, terms.inventory)
+        wanted = {gpu: standing.demand for gpu, standing in offer.on_demand.items()}
+        names, node = self.devices.names, self.devices.node
+        self.devices = claim_devices(rows, terms.inventory, node, geometry_of, names, on_demand=wanted)
+        conditions = tuple(
+            DeviceCondition(self.devices.pool, name, closed is None, "" if closed is None else closed.reason)
+            for name, row in self.devices.rows.items()
+            for closed in [offer.closed.get(row.device)]
+            if not row.planned
+        )
+        if conditions != self.conditions.rows:
+            self.conditions = ConditionList(self.conditions.version + 1, conditions)
+            self._changed.set()
+            self._changed = asyncio.Event()
+        return True
+
+    async def changed(self, seen_version: int) -> None:
+        """Return when the version of ``conditions`` is no longer seen_version."""
+        while self.conditions.version == seen_version:
+            await self._changed.wait()
+
+    def closed(self, share: GrantedShare) -> Closed | None:
+        """Why nobody gets this now; None: claims do."""
+        closed, place = self.offer.closed, self.devices.places.get(share.device)
+        if place is None:
+            return closed.get(share.uuid)
+        return closed.get(share.gpu) or (FOREIGN if place.foreign else None)
+
+    @property
+    def guard(self) -> bool:
+        """The guard's files are on the node."""
+        return self.terms is not None and bool(self.terms.guard_dir)
+
+    def responder(self, resource: Resource) -> AllocateResponder:
+        """Answers as the device plugin does."""
+        terms = self.terms
+        assert terms is not None
+        return AllocateResponder(
+            resource,
+            terms.inventory,
+            terms.options,
+            terms.run_dir,
+            cdi_classes=terms.cdi_classes,
+            guard_dir=terms.guard_dir,
+            read_only_pipe=terms.read_only_pipe,
+        )
