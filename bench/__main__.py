@@ -18,7 +18,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from bench import bench_claims, bench_mig, bench_packing, bench_slurm, bench_verbs, peer
+from bench import bench_claims, bench_extender, bench_mig, bench_packing, bench_slurm, bench_verbs, peer
 from bench.cells import Cell, cells_of, measure, plain_plugins, queue_cell, waiting_cell
 from bench.client import Client, client, go_binary
 from bench.node import WHOLE, Starts, bare_plugin, behind_a_queue, node, sliced, starts
@@ -87,6 +87,7 @@ def main() -> None:
     files = bench_slurm.measure()
     print(bench_slurm.line(files))
     _print_packing()
+    _print_extender(effort)
     _print_ratios(started, cells, plain, costs)
     _print_budgets(started, cells, plain, costs, real, weather, slower)
     for what, value, budget in bench_claims.verdicts(prepared, with_claims):
@@ -328,6 +329,12 @@ def _print_plan(effort: Effort) -> None:
 
 def _print_packing() -> None:
     print("\n" + "\n".join(bench_packing.table()))
+
+
+def _print_extender(effort: Effort) -> None:
+    nodes, pending = 1000, 5000
+    found = bench_extender.measure(nodes, pending, effort.calls)
+    print("\n" + "\n".join(bench_extender.lines(nodes, pending, found)))
 
 
 def _print_budgets(

@@ -23,6 +23,7 @@ from partage.cli.agent import command as agent_command
 from partage.model.node_labels import NodeTaint
 from partage.plan.cluster.rollout import RolloutSettings, settings_of
 from partage.plan.offer.policy_choice import Fallback
+from partage.scheduler.verb import command as scheduler_command
 
 DRIVER = OWN_NAMES.driver
 
@@ -147,6 +148,11 @@ ROLLOUT = {
 }
 VIEWER = {("", kind, verb) for kind in ("nodes", "pods") for verb in ("list", "watch")}
 _DRA = "resource.k8s.io"
+SCHEDULER = VIEWER | {
+    (_DRA, kind, verb)
+    for kind in ("resourceslices", "resourceclaims", "deviceclasses")
+    for verb in ("list", "watch")
+}
 CLAIMS = {
     *((_DRA, "resourceslices", verb) for verb in ("get", "list", "watch", "create", "update", "delete")),
     (_DRA, "resourceclaims", "get"),
@@ -165,7 +171,8 @@ CLAIMS = {
 
 
 @pytest.mark.parametrize(
-    ("path", "granted"), [(DEFAULT, LEAST), (ALL, LEAST | DRAIN | ROLLOUT | VIEWER | CLAIMS), (ALONE, set())]
+    ("path", "granted"),
+    [(DEFAULT, LEAST), (ALL, LEAST | DRAIN | ROLLOUT | VIEWER | SCHEDULER | CLAIMS), (ALONE, set())],
 )
 def test_nothing_more_is_granted_than_is_used(path: Path, granted: set[tuple[str, str, str]]) -> None:
     assert _rules(path) == granted
@@ -252,6 +259,39 @@ def test_who_looks_at_the_cluster_may_read_and_nothing_else_and_is_not_the_agent
     assert subject == {"kind": "ServiceAccount", "name": "partage-viewer", "namespace": "partage"}
     assert objects["ServiceAccount", "partage-viewer"]["automountServiceAccountToken"] is False
     assert not any(name == "partage-viewer" for _, name in _objects(DEFAULT))
+
+
+def test_the_extender_only_reads_has_two_replicas_and_options_that_exist() -> None:
+    objects = _objects(ALL)
+    granted = {
+        (group, kind, verb)
+        for rule in objects["ClusterRole", "partage-scheduler"]["rules"]
+        for group in rule["apiGroups"]
+        for kind in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    assert granted == SCHEDULER
+    deployment = objects["Deployment", "partage-scheduler"]["spec"]
+    assert deployment["replicas"] == 2
+    labels = deployment["template"]["metadata"]["labels"]
+    for selector in (
+        deployment["selector"]["matchLabels"],
+        objects["Service", "partage-scheduler"]["spec"]["selector"],
+        objects["PodDisruptionBudget", "partage-scheduler"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels.items()
+        assert not selector.items() <= _objects(ALL)["DaemonSet", "partage-agent"]["spec"]["selector"].items()
+    (container,) = deployment["template"]["spec"]["containers"]
+    program, verb, *options = container["command"]
+    assert (program, verb) == ("partage", "scheduler")
+    with scheduler_command.make_context("scheduler", [*options]) as context:
+        assert context.params["http"] == ":9402"
+    mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
+    files = {
+        value.rpartition("/")[0] for option in options for value in [option.partition("=")[2]] if "/" in value
+    }
+    assert files == mounted
+    assert not any("scheduler" in name for _, name in _objects(DEFAULT))
 
 
 def test_a_rollout_can_be_read_by_agents_and_only_its_leases_be_written() -> None:

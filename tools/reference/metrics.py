@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partage.scheduler.metrics import DEFINITIONS, RESULTS
 from partage.serve_http.metrics.dcgm_metrics import SPELLINGS
 from partage.serve_http.metrics.metric_definitions import METRICS
 from tools.reference.tables import code, table
@@ -21,3 +22,13 @@ def metrics() -> str:
 def dcgm() -> str:
     """The names of dcgm-exporter that are served, in both spellings."""
     return table(("up to 4.8", "4.9"), [(code(old), code(new)) for old, new in SPELLINGS])
+
+
+def extender() -> str:
+    """The metrics of ``partage scheduler``."""
+    rows = []
+    for name, (text, kind) in DEFINITIONS.items():
+        counted = kind == "counter"
+        labels = code("result") + ": " + ", ".join(map(code, RESULTS)) if counted else ""
+        rows.append((code(f"{name}_total" if counted else name), kind, labels, text))
+    return table(("metric", "kind", "labels", "means"), rows)

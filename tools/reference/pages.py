@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.reference.documents import documents
 from tools.reference.exit_codes import exit_codes
-from tools.reference.metrics import dcgm, metrics
+from tools.reference.metrics import dcgm, extender, metrics
 from tools.reference.options import options
 from tools.reference.policy_keys import policy_keys
 
@@ -20,6 +20,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "policy-keys": policy_keys,
     "metrics": metrics,
     "dcgm": dcgm,
+    "extender": extender,
     "documents": documents,
 }
 

@@ -59,6 +59,7 @@ GROUPS = {
     },
     "Run": {
         "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
+        "scheduler": "Tell kube-scheduler which nodes waste least of the GPUs.",
         "slurm": "Write and check Slurm's GPU files, and serve its jobs.",
     },
     "Prove": {
@@ -108,6 +109,7 @@ MODULES = {
     "simulate": "partage.cli.simulate",
     "bench": "partage.lab.bench.verb",
     "prove": "partage.lab.prove.verb",
+    "scheduler": "partage.scheduler.verb",
     "slurm": "partage.slurm.verb",
     "machines": "partage.cli.machines",
     "record": "partage.cli.record",

@@ -17,7 +17,7 @@ import socketserver
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl
@@ -36,11 +36,14 @@ Answer = tuple[HTTPStatus, str, bytes]
 
 
 class PageRequest(Frozen):
-    """What a page is asked. query: the last value of each name. accept: the header ``Accept``."""
+    """What a page is asked. query: the last value of each name. accept: the header ``Accept``. body: of a
+    POST.
+    """
 
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     accept: str = ""
+    body: bytes = b""
 
 
 class Stream(Frozen):
@@ -64,6 +67,11 @@ MOST_STREAMS = 8
 RESERVED_DESCRIPTORS = 64
 """So many descriptors are left for the kubelet, the helper and files, also if something else takes them."""
 _READ_BYTES = 1 << 16
+MOST_BODY = 8 << 20
+"""Bytes of a body."""
+_SMALL_BODY = 1 << 20
+MOST_LARGE_BODIES = 4
+"""Bodies above _SMALL_BODY at a time: together they take no more than this process can spare."""
 _EXHAUSTED = (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM)
 _PAUSE_S = 1.0
 """How long nobody is accepted when the system is exhausted."""
@@ -83,8 +91,16 @@ class _BoundServer(socketserver.ThreadingTCPServer):
 
     daemon_threads = True
 
-    def __init__(self, listening: socket.socket, pages: Mapping[str, Page], access: HttpAccess) -> None:
+    def __init__(
+        self,
+        listening: socket.socket,
+        pages: Mapping[str, Page],
+        access: HttpAccess,
+        posts: Collection[str],
+    ) -> None:
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
+        self.posts = posts
+        self.large_bodies = threading.BoundedSemaphore(MOST_LARGE_BODIES)
         self.socket.close()
         self.socket = listening
         self.pages = pages
@@ -202,11 +218,14 @@ class _Handler(socketserver.BaseRequestHandler):
         for name, value in asked.headers:  # h11 writes all names in lower case
             headers.setdefault(name, []).append(value.decode("latin-1"))
         path, _, query = asked.target.decode("latin-1").partition("?")
-        refused = self.server.access.refusal(self._asked_by(path, headers))
+        posted = asked.method == b"POST" and path in self.server.posts
+        refused = self.server.access.refusal(self._asked_by(path, headers, posted=posted))
         if refused is not None:
             malformed = refused.status is HTTPStatus.BAD_REQUEST  # where the next request begins is not known
             more = [_CHALLENGE] if refused.challenge else []
             self._send(*json_answer({"error": refused.reason}, refused.status), *more, last=malformed)
+        elif posted:
+            self._answer_post(path, query, headers)
         elif asked.method not in (b"GET", b"HEAD"):
             told = {"error": f"nothing here can be asked with {asked.method.decode()[:20]}"}
             self._send(*json_answer(told, HTTPStatus.NOT_IMPLEMENTED), last=True)
@@ -217,6 +236,45 @@ class _Handler(socketserver.BaseRequestHandler):
                 self._stream(answer)
             else:
                 self._send(*answer)
+
+    def _answer_post(self, path: str, query: str, headers: Mapping[bytes, Sequence[str]]) -> None:
+        length = int(_one(headers, b"content-length") or MOST_BODY)  # h11 has seen to it that it is a number
+        large = length > _SMALL_BODY
+        if length > MOST_BODY:
+            told = {"error": f"a body has at most {MOST_BODY >> 20} MiB"}
+            self._send(*json_answer(told, HTTPStatus.REQUEST_ENTITY_TOO_LARGE), last=True)
+        elif large and not self.server.large_bodies.acquire(timeout=_PAUSE_S):
+            told = {"error": "too many large bodies at a time"}
+            self._send(*json_answer(told, HTTPStatus.SERVICE_UNAVAILABLE), last=True)
+        else:
+            try:
+                body = self._body()
+                if body is None:
+                    told = {"error": f"a body has at most {MOST_BODY >> 20} MiB"}
+                    self._send(*json_answer(told, HTTPStatus.REQUEST_ENTITY_TOO_LARGE), last=True)
+                    return
+                answer = self._page(path, query, headers, body)
+                assert not isinstance(answer, Stream), "no page that takes a body has no end"
+                self._send(*answer)
+            finally:
+                if large:
+                    self.server.large_bodies.release()
+
+    def _body(self) -> bytes | None:
+        """The whole body; None: it is too long. Raises RemoteProtocolError, OSError."""
+        if self._http.they_are_waiting_for_100_continue:
+            go_on = h11.InformationalResponse(status_code=100, headers=[])
+            self.request.sendall(self._http.send(go_on) or b"")
+        body = bytearray()
+        while not isinstance(event := self._http.next_event(), h11.EndOfMessage):
+            if isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > MOST_BODY:
+                    return None
+            else:
+                # h11 tells that the connection has ended too early.
+                self._http.receive_data(self.request.recv(_READ_BYTES))
+        return bytes(body)
 
     def _send(
         self,
@@ -261,11 +319,13 @@ class _Handler(socketserver.BaseRequestHandler):
         poll.register(self.request, select.POLLRDHUP)
         return not self.server.closing.is_set() and not poll.poll(0)
 
-    def _asked_by(self, path: str, headers: Mapping[bytes, Sequence[str]]) -> AskedBy:
+    def _asked_by(self, path: str, headers: Mapping[bytes, Sequence[str]], *, posted: bool) -> AskedBy:
         """What decides whether it is answered. h11 has refused what is no header, and a second Host."""
         malformed = ""
         if len(headers.get(b"authorization", ())) > 1:  # a proxy may take another one than this server
             malformed = "a request has one Authorization"
+        elif posted:
+            pass
         elif b"transfer-encoding" in headers or headers.get(b"content-length", ["0"]) != ["0"]:
             malformed = "nothing here takes a body"
         return AskedBy(
@@ -276,11 +336,13 @@ class _Handler(socketserver.BaseRequestHandler):
             certified=self._certified,
         )
 
-    def _page(self, path: str, query: str, headers: Mapping[bytes, Sequence[str]]) -> Answer | Stream:
+    def _page(
+        self, path: str, query: str, headers: Mapping[bytes, Sequence[str]], body: bytes = b""
+    ) -> Answer | Stream:
         page = self.server.pages.get(path)
         if page is not None:
             asked = dict(parse_qsl(query, keep_blank_values=True))
-            return page(PageRequest(path, asked, _one(headers, b"accept")))
+            return page(PageRequest(path, asked, _one(headers, b"accept"), body))
         paths = {"error": f"there is no {path[:200]}", "paths": sorted(self.server.pages)}
         return json_answer(paths, HTTPStatus.NOT_FOUND)
 
@@ -303,13 +365,19 @@ def _headers(content_type: str) -> list[tuple[str, str]]:
 
 
 class HttpServer:
-    """Serves pages on a listening socket, on a daemon thread, until it is closed."""
+    """Serves pages on a listening socket, on a daemon thread, until it is closed. posts: paths of those pages
+    that take a POST, with a body of at most ``MOST_BODY``.
+    """
 
     def __init__(
-        self, listening: socket.socket, pages: Mapping[str, Page], access: HttpAccess | None = None
+        self,
+        listening: socket.socket,
+        pages: Mapping[str, Page],
+        access: HttpAccess | None = None,
+        posts: Collection[str] = (),
     ) -> None:
         self._listening = listening
-        self._server = _BoundServer(listening, pages, access or HttpAccess(HttpOptions()))
+        self._server = _BoundServer(listening, pages, access or HttpAccess(HttpOptions()), posts)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
         self._thread.start()
 

@@ -16,7 +16,7 @@ from tests.edges.kube.scripted import Answer, Request, ScriptedServer, Stream, a
 Json = dict[str, Any]
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-_COLLECTIONS = ("nodes", "pods", "leases", "configmaps", "resourceslices", "resourceclaims")
+_COLLECTIONS = ("nodes", "pods", "leases", "configmaps", "resourceslices", "resourceclaims", "deviceclasses")
 
 
 def leases_path(namespace: str) -> str:

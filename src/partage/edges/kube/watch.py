@@ -17,7 +17,7 @@ from partage.edges.kube.connection import Connection, ErrorResponse, Forbidden, 
 from partage.edges.kube.objects import Meta, NodeJson, NodeList, Status
 from partage.edges.kube.paging import Listing, read_list
 from partage.edges.kube.port import ClusterNode, WatchState
-from partage.errors import ClusterError, InputError, PartageError
+from partage.errors import Absent, ClusterError, InputError, PartageError
 from partage.values import Frozen
 
 WATCH_S = 1800
@@ -56,7 +56,7 @@ class Row(Protocol[T_co]):
 
 class CollectionState(Frozen, Generic[T]):
     """What a watch of several objects knows. objects: by name. forbidden: the account has no right to ask.
-    Else as ``WatchState``.
+    absent: the server does not know such objects. Else as ``WatchState``.
     """
 
     objects: Mapping[str, T] = field(default_factory=dict)
@@ -65,6 +65,7 @@ class CollectionState(Frozen, Generic[T]):
     restarts: int = 0
     lists: int = 0
     forbidden: bool = False
+    absent: bool = False
 
 
 class Collection(Frozen, Generic[T]):
@@ -87,7 +88,12 @@ class Collection(Frozen, Generic[T]):
 
 
 class CollectionWatch(Generic[T]):
-    """Follows objects. Clock and pauses are arguments; nothing depends on the wall clock."""
+    """Follows objects. Clock and pauses are arguments; nothing depends on the wall clock.
+
+    each: told of one object that changed, None: it is gone or was not kept, in place of ``seen``. Then the
+    watch keeps no objects, and ``seen`` has them only when they were listed: where there are many, all of
+    them would be copied at every change.
+    """
 
     def __init__(
         self,
@@ -96,8 +102,10 @@ class CollectionWatch(Generic[T]):
         seen: Callable[[CollectionState[T]], None],
         *,
         clock: Callable[[], float] = time.monotonic,
+        each: Callable[[str, T | None], None] | None = None,
     ) -> None:
         self._connection, self._collection, self._seen, self._clock = connection, collection, seen, clock
+        self._each = each
         self._backoff = connection.backoff()
         self._version = ""
         self._state: CollectionState[T] = CollectionState(since=clock())
@@ -136,10 +144,11 @@ class CollectionWatch(Generic[T]):
         message = error.problems[0].message
         since = self._state.since if self._state.trouble else self._clock()
         forbidden = isinstance(error, Forbidden)
-        self._tell(replace(self._state, trouble=message, since=since, forbidden=forbidden))
+        absent = isinstance(error, Absent)
+        self._tell(replace(self._state, trouble=message, since=since, forbidden=forbidden, absent=absent))
 
     def _answered(self) -> CollectionState[T]:
-        return replace(self._state, trouble="", since=self._clock(), forbidden=False)
+        return replace(self._state, trouble="", since=self._clock(), forbidden=False, absent=False)
 
     def _tell(self, state: CollectionState[T]) -> None:
         if state != self._state:
@@ -163,6 +172,8 @@ class CollectionWatch(Generic[T]):
         )
         self._state = replace(self._state, lists=self._state.lists + 1)
         self._tell(replace(self._answered(), objects=objects))
+        if self._each is not None:
+            self._state = replace(self._state, objects={})
 
     async def _watch(self) -> None:
         """Until the server ends the watch. Raises ErrorResponse when the version is too old, and what
@@ -195,7 +206,10 @@ class CollectionWatch(Generic[T]):
         self._backoff.reset()
         name, before = self._collection.name(row.metadata), self._state.objects
         kept = row.value() if event.type in ("ADDED", "MODIFIED") else None
-        if kept is not None and self._collection.keeps(kept):
+        if self._each is not None:
+            if event.type in ("ADDED", "MODIFIED", "DELETED"):
+                self._each(name, kept if kept is not None and self._collection.keeps(kept) else None)
+        elif kept is not None and self._collection.keeps(kept):
             self._tell(replace(self._state, objects={**before, name: kept}))
         elif event.type in ("ADDED", "MODIFIED", "DELETED") and name in before:
             others = {key: one for key, one in before.items() if key != name}

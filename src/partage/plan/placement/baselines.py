@@ -24,6 +24,14 @@ class BestFit:
         return int(100 * (1 - cpu / 2 - gpu / 2)), gpus
 
 
+class EmptiestFirst:
+    """The node with the most CPU and GPUs left after the pod; on it the first GPUs with enough left."""
+
+    def best(self, pod: PodType, room: Room) -> tuple[float, GpuIndexes]:
+        """The score of a node where the pod fits, and the GPUs there."""
+        return -BestFit().best(pod, room)[0], first_fit(pod, room.left)
+
+
 class Fgd:
     """The node and GPU on which the pod leaves the fewest pieces that typical pods cannot use.
 

@@ -20,11 +20,16 @@ class Ssp:
     is what the node will do.
     """
 
-    def __init__(self, mix: Mix, supply: Mapping[str, int], *, exact: bool) -> None:
-        """supply: milli of each GPU model in the cluster. It takes a second or a few."""
+    def __init__(
+        self, mix: Mix, supply: Mapping[str, int], *, exact: bool, priced: Mix | None = None
+    ) -> None:
+        """supply: milli of each GPU model in the cluster. priced: the mix by which models are priced, where
+        ``mix`` has one pod several times, as different amounts of different models. It takes a second or a
+        few.
+        """
         self._tables: Mapping[str, WasteTable] = waste_tables(mix, list(supply))
         self._slots = mix.slots
-        self._prices = prices(mix, supply)
+        self._prices = prices(mix if priced is None else priced, supply)
         self._exact = exact
         self._known: dict[tuple[str, tuple[int, ...], int], float] = {}
 

@@ -16,9 +16,10 @@ _HELP_ESCAPES = str.maketrans({"\\": r"\\", "\n": r"\n"})
 
 
 class Family(Struct):
-    """All samples of one metric. name: without ``_total``. kind: gauge, counter or unknown.
+    """All samples of one metric. name: without ``_total``. kind: gauge, counter, histogram or unknown.
 
-    rows: what ``label_text`` makes of the labels, and the number.
+    rows: what ``label_text`` makes of the labels, and the number; of a histogram, what ``histogram_rows``
+    makes.
     """
 
     name: str
@@ -74,10 +75,19 @@ def write(families: Iterable[Family], *, openmetrics: bool) -> bytes:
         kind = "untyped" if family.kind == "unknown" and not openmetrics else family.kind
         text = family.text.translate(_VALUE_ESCAPES if openmetrics else _HELP_ESCAPES)
         lines.append(f"# HELP {declared} {text}\n# TYPE {declared} {kind}\n")
-        lines += _samples(sample, family.rows)
+        if family.kind == "histogram":
+            lines += [f"{sample}{part} {_number(value)}\n" for part, value in family.rows]
+        else:
+            lines += _samples(sample, family.rows)
     if openmetrics:
         lines.append("# EOF\n")
     return "".join(lines).encode("utf-8", errors="replace")
+
+
+def histogram_rows(buckets: Iterable[tuple[float, int]], total: float, count: int) -> list[tuple[str, float]]:
+    """buckets: the longest of each, and how many are not longer. Buckets with less are in those with more."""
+    rows: list[tuple[str, float]] = [(f'_bucket{{le="{most}"}}', counted) for most, counted in buckets]
+    return [*rows, ('_bucket{le="+Inf"}', count), ("_sum", total), ("_count", count)]
 
 
 def _samples(name: str, rows: Sequence[tuple[str, float]]) -> list[str]:

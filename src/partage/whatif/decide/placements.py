@@ -18,7 +18,7 @@ from partage.plan.placement.room import GpuIndexes, Room, first_fit
 from partage.plan.placement.ssp import Ssp
 from partage.values import Frozen
 from partage.whatif.decide.node import balance, balanced_allocation, least_allocated
-from partage.whatif.decide.scheduler import KubeScheduler, drawn
+from partage.whatif.decide.scheduler import Draw, KubeScheduler, drawn
 
 PROGRESS_EVERY = 200
 """Pods between two calls of ``on_progress``."""
@@ -93,9 +93,12 @@ def place_all(
     load: int,
     seed: int,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
+    draw: Draw | None = None,
 ) -> PlacedPods:
     """Place pods until they have asked for ``load`` percent of the GPUs. rooms: the nodes without pods; they
-    are not changed. Raises ValueError where no pod asks for a GPU, or no node has one.
+    are not changed. draw: which of the equally good nodes is taken; its arguments are the pod by its place in
+    ``pods``, and nodes by theirs in ``rooms``. Raises ValueError where no pod asks for a GPU, or no node has
+    one.
     """
     supply: dict[str, int] = defaultdict(int)
     for room in rooms:
@@ -108,7 +111,9 @@ def place_all(
     numbers: dict[PodType, _Class] = {}
     nodes = [_Node(rooms[number], scores) for number in nodes_order]
     scheduler = KubeScheduler(nodes, None if policy.by_kube_scheduler else len(nodes))
-    draw = drawn(seed) if policy.by_kube_scheduler else lambda _pod, best: best[0]
+    if draw is None:
+        draw = drawn(seed) if policy.by_kube_scheduler else lambda _pod, best: best[0]
+    place_of = {number: place for place, number in enumerate(nodes_order)}
     columns: dict[int, list[float]] = defaultdict(list)
     asked = got = placed = 0
     for done, number in enumerate(order):
@@ -118,7 +123,7 @@ def place_all(
         kind = numbers.setdefault(pod, _Class(len(numbers), pod))
         asked += pod.demand
         if best := scheduler.best(kind):
-            node = draw(number, best)
+            node = place_of[draw(number, [nodes_order[place] for place in best])]
             nodes[node].take(pod)
             scheduler.changed(node)
             got += pod.demand

@@ -1,0 +1,225 @@
+"""What a scheduler looks at, followed in the whole cluster: nodes, pods that have not ended, slices of one
+driver, claims and device classes. Slices, claims and classes stay JSON here, in which they take least memory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from functools import lru_cache
+from math import ceil
+from typing import Any, Protocol
+
+from msgspec import Raw
+
+from partage.edges.host.own_task import unending
+from partage.edges.kube.connection import Connection
+from partage.edges.kube.objects import Amounts, Meta, OwnerReference, Page
+from partage.edges.kube.paging import PAGE
+from partage.edges.kube.reading import NODES, PODS
+from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
+from partage.model.pod import Container, ContainerKind, Pod
+from partage.model.scheduled import ScheduledNode, ScheduledPod
+from partage.units import MIB, parse_quantity
+from partage.values import Frozen
+
+_RESOURCES = "/apis/resource.k8s.io/v1"
+_ENDED = "status.phase!=Succeeded,status.phase!=Failed"
+_PRODUCT = "nvidia.com/gpu.product"
+
+KINDS = ("nodes", "pods", "slices", "claims", "classes")
+"""Of objects that are followed."""
+
+
+class ApiObject(Frozen):
+    """An object as JSON. name: with its namespace, ``team/part``, where it has one."""
+
+    name: str
+    spec: bytes
+    status: bytes
+
+
+class _NodeStatus(Frozen):
+    allocatable: Mapping[str, str | int] | None = None
+
+
+class _NodeRow(Frozen):
+    metadata: Meta
+    status: _NodeStatus | None = None
+
+    def value(self) -> ScheduledNode:
+        """As others know it."""
+        amounts = _amounts((self.status or _NodeStatus()).allocatable)
+        return ScheduledNode(
+            self.metadata.name,
+            amounts.pop("cpu", 0),
+            amounts.pop("memory", 0) // MIB,
+            amounts,
+            (self.metadata.labels or {}).get(_PRODUCT, ""),
+        )
+
+
+class _NodeRows(Frozen):
+    metadata: Page
+    items: tuple[_NodeRow, ...] | None = None
+
+
+class _Container(Frozen):
+    resources: Amounts | None = None
+    restart_policy: str | None = None
+
+    def value(self, *, init: bool) -> Container:
+        kind: ContainerKind = "main" if not init else "sidecar" if self.restart_policy == "Always" else "init"
+        asked = self.resources or Amounts()
+        return Container("", _amounts({**(asked.limits or {}), **(asked.requests or {})}), kind)
+
+
+class _PodClaim(Frozen):
+    name: str = ""
+    resource_claim_name: str | None = None
+
+
+class _ScheduledSpec(Frozen):
+    containers: tuple[_Container, ...] | None = None
+    init_containers: tuple[_Container, ...] | None = None
+    overhead: Mapping[str, str | int] | None = None
+    resources: Amounts | None = None
+    node_name: str = ""
+    resource_claims: tuple[_PodClaim, ...] | None = None
+
+
+class _PodStatus(Frozen):
+    resource_claim_statuses: tuple[_PodClaim, ...] | None = None
+
+
+class ScheduledPodJson(Frozen):
+    """A pod, as the API server and kube-scheduler send it."""
+
+    metadata: Meta
+    spec: _ScheduledSpec | None = None
+    status: _PodStatus | None = None
+
+    def value(self) -> ScheduledPod:
+        """As others know it."""
+        meta, spec, status = self.metadata, self.spec or _ScheduledSpec(), self.status or _PodStatus()
+        containers = (
+            *(one.value(init=True) for one in spec.init_containers or ()),
+            *(one.value(init=False) for one in spec.containers or ()),
+        )
+        whole = _amounts((spec.resources or Amounts()).requests)
+        totals = Pod(meta.namespace, meta.name, containers, _amounts(spec.overhead), whole).totals
+        made = {one.name: one.resource_claim_name for one in status.resource_claim_statuses or ()}
+        # A template that makes no claim for this pod has a status without a name.
+        claims = tuple(
+            one.resource_claim_name or made.get(one.name)
+            for one in spec.resource_claims or ()
+            if one.resource_claim_name or one.name not in made or made[one.name]
+        )
+        owner = next((one for one in meta.owner_references or () if one.controller), OwnerReference())
+        return ScheduledPod(
+            meta.namespace,
+            meta.name,
+            meta.uid,
+            spec.node_name,
+            totals.pop("cpu", 0),
+            ceil(totals.pop("memory", 0) / MIB),
+            tuple(sorted(totals.items())),
+            claims,
+            owner.kind,
+        )
+
+
+class _PodRows(Frozen):
+    metadata: Page
+    items: tuple[ScheduledPodJson, ...] | None = None
+
+
+class _RawRow(Frozen):
+    metadata: Meta
+    spec: Raw = Raw(b"{}")
+    status: Raw = Raw(b"{}")
+
+    def value(self) -> ApiObject:
+        """As others know it."""
+        meta = self.metadata
+        name = f"{meta.namespace}/{meta.name}" if meta.namespace else meta.name
+        return ApiObject(name, bytes(self.spec), bytes(self.status))
+
+
+class _RawRows(Frozen):
+    metadata: Page = Page()
+    items: tuple[_RawRow, ...] | None = None
+
+
+@lru_cache(maxsize=4096)
+def _amount(name: str, text: str) -> int:
+    """CPUs in thousandths, others as they are. Raises ValueError."""
+    amount = parse_quantity(text)
+    return ceil(amount * 1000 if name == "cpu" else amount)
+
+
+def _amounts(given: Mapping[str, str | int] | None) -> dict[str, int]:
+    """CPUs, memory and extended resources; what is no amount is not there."""
+    found = {}
+    for name, text in (given or {}).items():
+        if name in ("cpu", "memory") or "/" in name:
+            try:
+                found[name] = _amount(name, str(text))
+            except ValueError:
+                continue
+    return found
+
+
+class SchedulingSeen(Protocol):
+    """Whom the watches tell. kind: one of ``KINDS``; a value is of the kind."""
+
+    def listed(self, kind: str, objects: Mapping[str, Any]) -> None:
+        """These are all there are."""
+
+    def changed(self, kind: str, name: str, value: Any) -> None:  # noqa: ANN401 - by kind
+        """One is there, or is another; None: it is gone."""
+
+    def answered(self, kind: str, trouble: str) -> None:
+        """Whether the API server answers; trouble: why not."""
+
+
+async def follow_scheduling(connection: Connection, driver: str, seen: SchedulingSeen) -> None:
+    """Five watches, for ever. A server without ``resource.k8s.io/v1`` has no slices, claims and classes."""
+    collections: dict[str, Collection[Any]] = {
+        "nodes": Collection(NODES, _NodeRows, _NodeRow, page=PAGE),
+        "pods": Collection(
+            PODS, _PodRows, ScheduledPodJson, {"fieldSelector": _ENDED}, page=PAGE, in_namespaces=True
+        ),
+        "slices": _raw("resourceslices", {"fieldSelector": f"spec.driver={driver}"}),
+        "claims": _raw("resourceclaims", in_namespaces=True),
+        "classes": _raw("deviceclasses"),
+    }
+    async with asyncio.TaskGroup() as group:
+        for kind, collection in collections.items():
+            follower = _SchedulingListener(kind, seen)
+            watch = CollectionWatch(connection, collection, follower.state, each=follower.one)
+            group.create_task(unending(kind, watch.run()))
+
+
+def _raw(
+    path: str, selection: Mapping[str, str] | None = None, *, in_namespaces: bool = False
+) -> Collection[ApiObject]:
+    return Collection(
+        f"{_RESOURCES}/{path}", _RawRows, _RawRow, selection or {}, page=PAGE, in_namespaces=in_namespaces
+    )
+
+
+class _SchedulingListener:
+    def __init__(self, kind: str, seen: SchedulingSeen) -> None:
+        self._kind, self._seen, self._lists = kind, seen, 0
+
+    def state(self, state: CollectionState[Any]) -> None:
+        if state.lists != self._lists:
+            self._lists = state.lists
+            self._seen.listed(self._kind, state.objects)
+        elif state.absent and not self._lists:
+            self._seen.listed(self._kind, {})
+        self._seen.answered(self._kind, "" if state.absent else state.trouble)
+
+    def one(self, name: str, value: Any) -> None:  # noqa: ANN401 - by kind
+        self._seen.changed(self._kind, name, value)

@@ -1,0 +1,82 @@
+"""The extender as a server: watches, the thread that makes tables, and HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import gc
+import threading
+import time
+from collections.abc import Callable, Mapping
+from http import HTTPStatus
+
+from partage.edges.host.own_task import unending
+from partage.edges.kube.connection import Connection
+from partage.edges.kube.scheduling import follow_scheduling
+from partage.scheduler.extender import Extender
+from partage.serve_http.http import Answer, Page, PageRequest, json_answer
+from partage.serve_http.metrics.exposition import OPENMETRICS, TEXT, wants_openmetrics, write
+
+PRIORITIZE = "/prioritize"
+_STALLED_S = 60.0
+"""A turn takes seconds, however many nodes there are."""
+
+
+class ExtenderService:
+    """Follows a cluster and keeps its extender up to date, until it is cancelled."""
+
+    def __init__(
+        self, connection: Connection, extender: Extender, *, clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        self.extender = extender
+        self._connection, self._clock = connection, clock
+        self._turned_s = clock()
+
+    def pages(self) -> Mapping[str, Page]:
+        """What is served; a POST goes to ``PRIORITIZE`` alone."""
+        return {
+            PRIORITIZE: self.extender.page,
+            "/metrics": self._metrics,
+            "/healthz": self._health,
+            "/livez": self._life,
+        }
+
+    async def run(self) -> None:
+        """Never returns. Raises what is a mistake of ours."""
+        stopped = threading.Event()
+        async with asyncio.TaskGroup() as group:
+            watches = follow_scheduling(self._connection, self.extender.driver, self.extender)
+            group.create_task(unending("watches", watches))
+            try:
+                await asyncio.to_thread(self._turns, stopped)
+            finally:
+                stopped.set()
+
+    def _turns(self, stopped: threading.Event) -> None:
+        ready = False
+        while not stopped.wait(_TURN_S):
+            self.extender.turn()
+            self._turned_s = self._clock()
+            if not ready and not self.extender.waits_for:
+                ready = True
+                # What was listed stays. To look through it for garbage takes 30 ms, amid an answer.
+                gc.collect()
+                gc.freeze()
+
+    def _metrics(self, request: PageRequest) -> Answer:
+        openmetrics = wants_openmetrics(request.accept)
+        body = write(self.extender.families(), openmetrics=openmetrics)
+        return HTTPStatus.OK, OPENMETRICS if openmetrics else TEXT, body
+
+    def _health(self, _: PageRequest) -> Answer:
+        """Whether answers are more than all nodes alike."""
+        waits = self.extender.waits_for
+        status = HTTPStatus.SERVICE_UNAVAILABLE if waits else HTTPStatus.OK
+        return json_answer({"ready": not waits, "waitsFor": waits}, status)
+
+    def _life(self, _: PageRequest) -> Answer:
+        alive = self._clock() - self._turned_s < _STALLED_S
+        status = HTTPStatus.OK if alive else HTTPStatus.SERVICE_UNAVAILABLE
+        return json_answer({"alive": alive}, status)
+
+
+_TURN_S = 0.25
