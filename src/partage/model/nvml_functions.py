@@ -34,5 +34,6 @@ USES: Mapping[tuple[str, ...], str] = {
     ): "why clocks are low",
     ("nvmlDeviceGetTotalEnergyConsumption",): "the energy used",
     ("nvmlDeviceGetEnforcedPowerLimit",): "the power limit",
+    ("nvmlDeviceGetAddressingMode",): "how a GPU addresses the memory of the host",
 }
 """Functions, of which one is enough, and what is not known without them."""
