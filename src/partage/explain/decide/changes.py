@@ -142,9 +142,8 @@ class Tolerate(Tagged):
     effect: str
 
     def __str__(self) -> str:
-        operator = f"operator: Equal, value: {self.value}" if self.value else "operator: Exists"
         return (
-            f"add to the pod's tolerations {{key: {self.key}, {operator}, effect: {self.effect}}}, or remove "
+            f"add to the pod's tolerations {_toleration(self)}, or remove "
             f"the taint {taint_text(self.key, self.value, self.effect)}"
         )
 
@@ -236,10 +235,9 @@ class TolerateDevice(Tagged):
     effect: str
 
     def __str__(self) -> str:
-        operator = f"operator: Equal, value: {self.value}" if self.value else "operator: Exists"
         return (
-            f"add to the tolerations of request {self.request} of {self.source} {{key: {self.key}, "
-            f"{operator}, effect: {self.effect}}}, or remove the taint from the device"
+            f"add to the tolerations of request {self.request} of {self.source} {_toleration(self)}, or "
+            "remove the taint from the device"
         )
 
 
@@ -250,6 +248,12 @@ class MakeClaimObject(Tagged):
 
     def __str__(self) -> str:
         return f"make the {self.source}, or name another one in the pod's resourceClaims"
+
+
+def _toleration(taint: Tolerate | TolerateDevice) -> str:
+    """As it stands in a manifest."""
+    operator = f"operator: Equal, value: {taint.value}" if taint.value else "operator: Exists"
+    return f"{{key: {taint.key}, {operator}, effect: {taint.effect}}}"
 
 
 Change = (

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Sequence
 from math import exp
 
@@ -81,10 +80,9 @@ def _unusable(pod: PodType, model: str, left: Sequence[int], cpu_milli: int) -> 
 
 def _typical(mix: Mix) -> list[tuple[PodType, float]]:
     """The most frequent types, until they are 95 of 100 pods."""
-    parts: dict[PodType, float] = defaultdict(float, mix.parts)
     found: list[tuple[PodType, float]] = []
     total = 0.0
-    for pod, part in sorted(parts.items(), key=lambda pair: -pair[1]):
+    for pod, part in sorted(mix.parts.items(), key=lambda pair: -pair[1]):
         if total >= _TYPICAL:
             break
         found.append((pod, part))
