@@ -36,7 +36,7 @@ class HardwareObservation(Frozen):
     booted: bool
 
 
-MOST_ALIKE = 11
+MOST_ALIKE = 5
 """So many answers about the health in a row ask for no turn, where they are alike and nothing waits."""
 
 XID_LOG_S = 60.0
