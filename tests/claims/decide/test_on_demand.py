@@ -241,8 +241,8 @@ def test_no_claims_ever_have_devices_that_exclude_each_other(order: list[int]) -
     for number, at in enumerate(order):
         place = found.places[names[at]]
         answer = asks(f"c{number}", names[at], kept)
-        overlap = any(place.placement.overlaps(other.placement) for other in held)
-        assert isinstance(answer, RefusedClaim) == overlap
+        together = allowed(of, [counter_use("gpu", one) for one in (*held, place)])
+        assert isinstance(answer, Granted) == together
         if isinstance(answer, Granted):
             kept.append(answer)
             held.append(place)
@@ -262,6 +262,18 @@ def test_a_device_that_is_not_there_is_granted_without_an_id() -> None:
         "claim team/b was given GPU 0 1g.10gb (gpu-00000000-mig-1g10gb-19-6), which is held by "
         "claim team/a (gpu-00000000-mig-3g40gb-9-4); it is tried again by itself, and succeeds once that has "
         "ended"
+    )
+
+
+def test_a_device_beside_others_that_have_the_only_engine_is_refused_at_once() -> None:
+    first = asks("a", "gpu-00000000-mig-1g10gbme-20-6")
+    assert isinstance(first, Granted)
+    refused = asks("b", "gpu-00000000-mig-1g10gbme-20-0", [first])
+    assert isinstance(refused, RefusedClaim)
+    assert refused.text == (
+        "claim team/b was given GPU 0 1g.10gb+me (gpu-00000000-mig-1g10gbme-20-0), which needs 1 of the "
+        "ofa engines of its GPU, and 0 of 1 are free beside claim team/a (gpu-00000000-mig-1g10gbme-20-6); it "
+        "is tried again by itself, and succeeds once that has ended"
     )
 
 
