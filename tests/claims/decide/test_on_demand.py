@@ -272,8 +272,8 @@ def test_a_device_beside_others_that_have_the_only_engine_is_refused_at_once() -
     assert isinstance(refused, RefusedClaim)
     assert refused.text == (
         "claim team/b was given GPU 0 1g.10gb+me (gpu-00000000-mig-1g10gbme-20-0), which needs 1 of the "
-        "ofa engines of its GPU, and 0 of 1 are free beside claim team/a (gpu-00000000-mig-1g10gbme-20-6); it "
-        "is tried again by itself, and succeeds once that has ended"
+        "ofa engines of its GPU, and 0 of 1 are free beside claim team/a (gpu-00000000-mig-1g10gbme-20-6); "
+        "it is tried again by itself, and succeeds once that has ended"
     )
 
 
