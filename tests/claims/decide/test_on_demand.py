@@ -25,7 +25,7 @@ from partage.claims.decide.on_demand import (
 from partage.claims.decide.slices import slices_of
 from partage.claims.model.claim import Claim, ClaimResult
 from partage.claims.model.grant import Granted, RefusedClaim
-from partage.claims.model.names import OWN_NAMES
+from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import CounterUse, SliceSpec
 from partage.edges.files.catalogue import geometry_of, load_catalogue
@@ -38,6 +38,7 @@ from partage.model.mig_demand import Demands, GpuDemand
 from partage.model.share import NodeOffer
 from partage.units import GIB
 from tests.claims.api_rules import faults
+from tests.claims.decide.test_slices import OF_GPUS
 from tests.claims.offers import mig, offers, whole
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.offers import gpu, node
@@ -182,6 +183,17 @@ def test_a_device_says_the_same_whether_it_is_there_or_not() -> None:
     )
     assert there.rows["gpu-00000000-mig-1g10gb-19-6"] == row
     assert published(there, live) == published(devices())
+
+
+def test_under_nvidias_names_devices_have_exactly_the_attributes_of_its_driver() -> None:
+    """As its tests of MIG on demand compare them (test_gpu_dynmig.bats)."""
+    found = claim_devices(
+        {}, node(GPU_0), "node-a", geometry_of, NVIDIA_NAMES, on_demand={GPU_0.uuid: GpuDemand()}
+    )
+    all_of_it = published(found)[-1].devices[-1]
+    assert (all_of_it.name, {*all_of_it.attributes}) == ("gpu-10", OF_GPUS)
+    others = {frozenset(one.attributes) for one in published(found)[-1].devices[:-1]}
+    assert others == {OF_GPUS - {"uuid"} | {"parentUUID", "profile"}}
 
 
 def test_without_counters_such_gpus_are_left_out() -> None:
