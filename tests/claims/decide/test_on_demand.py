@@ -193,7 +193,7 @@ def test_under_nvidias_names_devices_have_exactly_the_attributes_of_its_driver()
     all_of_it = published(found)[-1].devices[-1]
     assert (all_of_it.name, {*all_of_it.attributes}) == ("gpu-10", OF_GPUS)
     others = {frozenset(one.attributes) for one in published(found)[-1].devices[:-1]}
-    assert others == {OF_GPUS - {"uuid"} | {"parentUUID", "profile"}}
+    assert others == {frozenset(OF_GPUS - {"uuid"} | {"parentUUID", "profile"})}
 
 
 def test_without_counters_such_gpus_are_left_out() -> None:

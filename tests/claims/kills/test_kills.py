@@ -314,8 +314,8 @@ class Run:
         assert len(node.devices) == DEVICES
 
     async def gpus(self) -> Any:
-        """What outlives the processes: MIG devices, daemons, time slices; of a GPU in MIG mode there are none,
-        and that mode stays.
+        """What outlives the processes: MIG devices, daemons, time slices. The GPU on demand has no time slice
+        while it is in MIG mode, which stays.
         """
         gpus = self.node.gpus
         inventory = await gpus.observe()
