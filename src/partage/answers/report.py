@@ -75,7 +75,7 @@ def verify_of(report: Report) -> Verify | None:
     if now is None:
         return None
     kinds = {gpu: (*serving.offer, *serving.leaving) for gpu, serving in now.served.items()}
-    return verifier(kinds, now.observed, report.watched, report.doubts)
+    return verifier(kinds, now.observed, report.watched, report.doubts, report.entries)
 
 
 def _planned_from(report: Report) -> PlannedFrom | None:
