@@ -118,6 +118,7 @@ class KubeletService(NodeService):
             directory=options.container_logs,
             ask=ask,
             intervals=intervals,
+            counts=status.counts,
         )
         self.usage = UsageObserver(
             hardware=hardware,

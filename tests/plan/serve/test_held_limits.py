@@ -130,7 +130,10 @@ def test_hard_is_said_of_a_gpu_only_if_the_limit_of_every_holder_was_read() -> N
     assert seen_on(device, [entry(0, A, limit=HELD)], Guarantee.NONE) is Guarantee.HARD
     both = [entry(0, A, limit=HELD), entry(1, B, limit=LOST)]
     assert seen_on(device, both, Guarantee.NONE) is Guarantee.NONE
-    assert seen_on(device, [], Guarantee.NONE) is None
+    assert seen_on(device, [entry(0, A, limit=HELD), entry(1, B)], Guarantee.NONE) is Guarantee.NONE
+    ending = entry(1, B, certainty=Certainty.ENDING)
+    assert seen_on(device, [entry(0, A, limit=HELD), ending], Guarantee.NONE) is Guarantee.HARD
+    assert seen_on(device, [ending], Guarantee.NONE) is None
 
 
 def test_a_free_gpu_promises_hard_and_nobody_has_seen_it() -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from partage.agent.options import Intervals
+from partage.agent.status.status import AgentCounts
 from partage.agent.waiting import wait_at_most
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.container_names import container_names
@@ -42,10 +43,10 @@ class MemoryLimitsObserver(Struct):
     directory: Path
     ask: Callable[[], None]
     intervals: Intervals
+    counts: AgentCounts
     seen: Mapping[LimitAt, SeenLimit] = field(default_factory=dict)
     late: frozenset[LimitAt] = frozenset()
     failed: Mapping[LimitAt, str] = field(default_factory=dict)
-    repairs: int = 0
     _offer: NodeOffer = field(default_factory=dict)
     _limited: frozenset[DeviceUuid] = frozenset()
     _version: int = -1
@@ -115,6 +116,8 @@ class MemoryLimitsObserver(Struct):
                 if self.failed.get(at) != str(error):
                     log.warning("memory limit cannot be set", extra={**who, "reason": str(error)})
                 self.failed = {**self.failed, at: str(error)}
+                self.counts.limits[at.gpu, "failed"] += 1
             else:
                 log.warning("memory limit was missing and is set now, late", extra=who)
-                self.late, self.repairs = self.late | {at}, self.repairs + 1
+                self.late = self.late | {at}
+                self.counts.limits[at.gpu, "set"] += 1

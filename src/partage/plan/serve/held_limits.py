@@ -7,11 +7,14 @@ runtime's, because it was started again: one without a cgroup has ended, or is n
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+from msgspec.structs import replace
 
 from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, ShareId, device_of
-from partage.model.share import DeviceOffer, Guarantee, NodeOffer
-from partage.plan.serve.ledger_entry import HeldLimit, Hold, Holder, LedgerEntry
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
+from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Hold, Holder, LedgerEntry
 from partage.units import format_bytes
 
 NOT_SEEN = "its container has no cgroup yet, or was not looked at"
@@ -98,12 +101,52 @@ def _limited(entries: Iterable[LedgerEntry], offer: NodeOffer) -> list[tuple[Led
     return [(entry, rows[entry.hold]) for entry in entries if entry.hold in rows and entry.ended_s is None]
 
 
-def seen_on(device: DeviceUuid, entries: Iterable[LedgerEntry], otherwise: Guarantee) -> Guarantee | None:
+class Limited(Protocol):
+    """An entry of the ledger, or the row of a report that says the same."""
+
+    @property
+    def id(self) -> ShareId:
+        """Of the held share."""
+
+    @property
+    def certainty(self) -> Certainty:
+        """Of the hold."""
+
+    @property
+    def limit(self) -> HeldLimit | None:
+        """What was seen of its limit."""
+
+
+def as_seen(offer: NodeOffer, entries: Iterable[Limited]) -> NodeOffer:
+    """An offer with what is said of its shares (``said_of``)."""
+    if not limited_devices(offer):
+        return offer
+    entries = tuple(entries)
+    return {
+        gpu: tuple(replace(row, guarantee=said_of(row, entries)) for row in rows)
+        for gpu, rows in offer.items()
+    }
+
+
+def said_of(row: DeviceOffer, entries: Iterable[Limited]) -> Guarantee:
+    """What is said of shares: of limited ones what was seen, of others what is promised."""
+    if not row.limited:
+        return row.guarantee
+    missing = Guarantee.ADVISORY if row.guard else Guarantee.NONE
+    return weakest((row.guarantee, seen_on(row.device, entries, missing) or missing))
+
+
+def seen_on(device: DeviceUuid, entries: Iterable[Limited], otherwise: Guarantee) -> Guarantee | None:
     """What was seen to be guaranteed on a device with such limits: hard only if every holder's limit was
     read, because one without a limit can use the memory of all. None: nobody holds a share of it, so nothing
-    could be read. otherwise: where a limit is missing.
+    could be read. otherwise: where a limit is missing, or was not looked at yet.
     """
-    limits = [entry.limit for entry in entries if entry.limit is not None and device_of(entry.id) == device]
-    if not limits:
+    held = [
+        entry.limit
+        for entry in entries
+        if device_of(entry.id) == device and entry.certainty is not Certainty.ENDING
+    ]
+    if not held:
         return None
-    return Guarantee.HARD if all(limit.in_force for limit in limits) else otherwise
+    in_force = all(limit is not None and limit.in_force for limit in held)
+    return Guarantee.HARD if in_force else otherwise
