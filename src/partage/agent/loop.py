@@ -39,6 +39,7 @@ from partage.plan.serve.claim_offer import (
     made_on_demand,
     options_for_claims,
 )
+from partage.plan.serve.held_limits import limits_read
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.turn import NodeState, TurnInput, TurnResult, turn
 
@@ -107,6 +108,7 @@ class Loop(Struct):
             waited=any(done.plan.waiting.values()), answer=bool(done.view.withdrawn)
         )
         parts.watchdog.update(parts.policies.desired, self.view.offer)
+        parts.memory_limits.update(self.view.offer)
         self._publish(seen.node, done.plan)
         parts.reconciler.published(done.plan)
         self._report(seen, done, began_s)
@@ -252,6 +254,7 @@ class Loop(Struct):
         desired = parts.policies.desired
         made = made_on_demand(desired.on_demand if desired else {}, plan)
         force = in_force(parts.settings.observed(node), desired.watch_of if desired else {})
+        force = replace(force, limits_read=limits_read(self.view.offer, parts.ledger.entries()))
         state = self.state
         now = NodeMoment(node.known, state.serving, self.view, state.health, cordoned, bare, made, force)
         parts.claims.publish(now, replace(terms, options=options))
