@@ -24,6 +24,9 @@
  *   gpu.I.gpm.ID VALUE            what GPM measures, of the GPU; gpu.I.gi.G.gpm.ID: of a GPU instance
  *   gpu.I.mig.N.used BYTES        memory of a MIG device that is given out
  *   gpu.I.cold MILLISECONDS       how long it takes to initialise it, at its first use in a session
+ *   gpu.I.limits dmem|misc        that it takes memory limits of cgroups, and what keeps them; told, one a line, in the file
+ *                                 "limits.txt" beside the library: "UUID SOFT HARD INODE DIRECTORY"
+ *   gpu.I.limits.cap BYTES        it takes a limit that is larger, and keeps this one in its place
  *   gpu.I.monitor 1               somebody holds a handle: it blocks mode and reset, and nothing else
  *   lie.FUNCTION CODE             do it, and answer that it could not be done
  *   unprivileged 1                refuse what needs root
@@ -44,7 +47,7 @@
 #include <unistd.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, SMALL = 7, TIMED_OUT = 10 };
-enum { RESET_REQUIRED = 16, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
+enum { RESET_REQUIRED = 16, OPERATING_SYSTEM = 17, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
 enum { GPU = 0x10000, MIG = 0x20000, GI = 0x30000, CI = 0x40000, KIND = 0xf0000 };
 
 typedef unsigned long long u64;
@@ -323,7 +326,7 @@ int nvmlInitWithFlags(unsigned flags) {
     return (int)code;
 }
 
-/* Partage calls none of these four; NVIDIA's container toolkit does. */
+/* Partage's own programs in Python call none of these; NVIDIA's container toolkit does, and the hook of memory limits. */
 int nvmlInit(void) { return nvmlInitWithFlags(0); }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 const char *nvmlErrorString(int code) { return code ? "an error of the stand-in" : "no error"; }
@@ -948,6 +951,55 @@ int nvmlDeviceGetSupportedEventTypes(void *device, u64 *to) {
     START(device);
     *to = or_zero(text("gpu.%d.events", GPU_OF(device)));
     return OK;
+}
+
+typedef struct { const char *directory; u64 soft, hard; } SetLimits;
+typedef struct { const char *directory; u64 soft, hard, used; } GetLimits;
+
+/* What both calls refuse: source: nvml.h of driver branch 615. */
+static int limits_kept(void *device, const char *directory, struct stat *seen) {
+    if (((uintptr_t)device & KIND) == MIG || !text("gpu.%d.limits", GPU_OF(device))) return NOT_SUPPORTED;
+    const char *mig = text("gpu.%d.mig", GPU_OF(device));
+    if (kept(device) ? kept(device)->current : mig && *mig == '1') return NOT_SUPPORTED;
+    if (!directory || *directory != '/') return INVALID_ARGUMENT;
+    return stat(directory, seen) || !S_ISDIR(seen->st_mode) ? OPERATING_SYSTEM : OK;
+}
+
+int nvmlDeviceSetMemoryLimits_v1(void *device, SetLimits *wanted) {
+    ROOT(device);
+    char path[4096], line[4608];
+    struct stat seen;
+    int refused = limits_kept(device, wanted->directory, &seen);
+    if (refused) return refused;
+    if (wanted->soft > wanted->hard || (wanted->hard != ~0ull && wanted->hard > bytes("gpu.%d.memory", GPU_OF(device)))) return INVALID_ARGUMENT;
+    u64 cap = bytes("gpu.%d.limits.cap", GPU_OF(device)), hard = cap && wanted->hard > cap ? cap : wanted->hard;
+    int length = snprintf(line, sizeof line, "%s %llu %llu %llu %s\n", text("gpu.%d.uuid", GPU_OF(device)), wanted->soft, hard, (u64)seen.st_ino, wanted->directory);
+    int file = open(beside(path, sizeof path, "limits.txt"), O_WRONLY | O_CREAT | O_APPEND, 0600);
+    if (file < 0 || write(file, line, (size_t)length) != length) return 999;
+    close(file);
+    return said(__func__);
+}
+
+/* With the controller dmem every cgroup has its files; the driver itself knows only those that it was told. A directory
+   that was removed and made anew is another one. */
+int nvmlDeviceGetMemoryLimits_v1(void *device, GetLimits *to) {
+    START(device);
+    char path[4096], line[4608], uuid[96];
+    struct stat seen;
+    int refused = limits_kept(device, to->directory, &seen), found = 0;
+    if (refused) return refused;
+    const char *own = text("gpu.%d.uuid", GPU_OF(device));
+    FILE *file = fopen(beside(path, sizeof path, "limits.txt"), "r");
+    to->soft = 0, to->hard = ~0ull, to->used = 0;
+    while (file && fgets(line, sizeof line, file)) {
+        u64 soft, hard, inode;
+        int at = 0;
+        line[strcspn(line, "\n")] = 0;
+        if (sscanf(line, "%95s %llu %llu %llu %n", uuid, &soft, &hard, &inode, &at) != 4 || strcmp(uuid, own)) continue;
+        if (inode == seen.st_ino && !strcmp(line + at, to->directory)) to->soft = soft, to->hard = hard, found = 1;
+    }
+    if (file) fclose(file);
+    return found || !strcmp(text("gpu.%d.limits", GPU_OF(device)), "dmem") ? OK : NOT_FOUND;
 }
 
 int nvmlEventSetCreate(void **to) {
