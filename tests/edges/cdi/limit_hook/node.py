@@ -1,4 +1,4 @@
-"""A node with cgroup v2 whose containers are real: a mount namespace, the real runc, and the stand-in for NVML."""
+"""A node with cgroup v2 and real containers: a mount namespace, the real runc, and the stand-in for NVML."""
 
 from __future__ import annotations
 
@@ -21,6 +21,8 @@ SOURCE = Path(limit_hook.__file__).parent
 """The hook's source, and the script that builds it."""
 
 PROGRAM = "partage-limit-hook"
+GROUP = f"partage-test-{os.getpid()}"
+"""The cgroup above all that are made here."""
 
 
 def built_hook(folder: Path) -> Path:
@@ -99,8 +101,13 @@ class CgroupNode:
             yield sleeper.pid
         finally:
             sleeper.communicate()
-            made = [f"/sys/fs/cgroup{parent}" for parent in (cgroup, *map(str, Path(cgroup).parents))][:-1]
-            self.run("rmdir", *made)
+            self.remove_cgroup("/" + cgroup.split("/")[1])
+
+    def remove_cgroup(self, cgroup: str) -> None:
+        """With those below it; what was just ended may be in it for a moment."""
+        place = f"/sys/fs/cgroup{cgroup}"
+        remove = 'find "$1" -depth -type d -exec rmdir {} +; [ -e "$1" ] && sleep 0.05'
+        self.run("sh", "-c", f"for turn in $(seq 100); do {remove} || exit 0; done", "sh", place)
 
     def close(self) -> None:
         """End the namespace."""
@@ -147,7 +154,7 @@ class Runc:
             "hooks": {"createRuntime": list(hooks)},
             "linux": {
                 "namespaces": [{"type": kind} for kind in kinds],
-                "cgroupsPath": f"/partage-test-{os.getpid()}/{id_}",
+                "cgroupsPath": f"/{GROUP}/{id_}",
             },
         }
         (made / "config.json").write_text(json.dumps(config))
@@ -164,4 +171,4 @@ class Runc:
 
     def close(self) -> None:
         """Remove the cgroup above those of the containers."""
-        self.node.run("rmdir", f"/sys/fs/cgroup/partage-test-{os.getpid()}")
+        self.node.remove_cgroup(f"/{GROUP}")

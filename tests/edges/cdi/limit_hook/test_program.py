@@ -1,4 +1,4 @@
-"""The hook as a program: its arguments, a hostile state, cgroups that are not the container's, and the driver."""
+"""The hook as a program: arguments, a hostile state, cgroups that are not the container's, the driver."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.edges.cdi.limit_hook.node import SOURCE, CgroupNode, Kept, kept_limits
+from tests.edges.cdi.limit_hook.node import GROUP, SOURCE, CgroupNode, Kept, kept_limits
 from tests.edges.hardware.stub import H100_MEMORY_BYTES, StubNode
 
 GPU, OTHER = StubNode.uuid(0), StubNode.uuid(1)
 ID = "0123456789abcdef"
-CGROUP = f"/partage-test-{os.getpid()}/kubepods/{ID}"
+CGROUP = f"/{GROUP}/kubepods/{ID}"
 LIMIT = 8 << 30
 
 
@@ -150,20 +150,26 @@ def test_a_process_that_is_gone_is_named(cgroups: CgroupNode, hook: Path, driver
     assert (code, said) == (1, f"the container's process {gone.pid} is gone")
 
 
-@pytest.mark.parametrize("cgroup", ["/", f"/partage-test-{os.getpid()}/kubepods/sandbox"])
-def test_a_process_outside_of_the_containers_cgroup_is_refused(
-    cgroups: CgroupNode, hook: Path, driver: StubNode, cgroup: str
-) -> None:
+def test_a_process_in_another_cgroup_is_refused(cgroups: CgroupNode, hook: Path, driver: StubNode) -> None:
     """As with gVisor, whose process is in the cgroup of the pod's sandbox."""
-    if cgroup == "/":
-        process = cgroups.start("sh", "-c", "echo $$ > /sys/fs/cgroup/cgroup.procs && exec cat", stdin=-1)
-        code, said = _set(cgroups, hook, driver, _state(process.pid))
-        process.communicate()
-    else:
-        with cgroups.process_in(cgroup) as pid:
-            code, said = _set(cgroups, hook, driver, _state(pid))
+    cgroup = f"/{GROUP}/kubepods/sandbox"
+    with cgroups.process_in(cgroup) as pid:
+        code, said = _set(cgroups, hook, driver, _state(pid))
     assert code == 1
     assert f"is in the cgroup {cgroup}, which is not the one of container {ID}" in said
+    assert kept_limits(driver) == []
+
+
+def test_the_cgroup_of_the_whole_node_is_never_limited(
+    cgroups: CgroupNode, hook: Path, driver: StubNode
+) -> None:
+    words = "sh", "-c", "echo $$ > /sys/fs/cgroup/cgroup.procs && echo ready && exec cat"
+    process = cgroups.start(*words, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdout is not None
+    assert process.stdout.readline() == b"ready\n"
+    code, said = _set(cgroups, hook, driver, _state(process.pid))
+    process.communicate()
+    assert (code, f"is in the cgroup /, which is not the one of container {ID}" in said) == (1, True)
     assert kept_limits(driver) == []
 
 
@@ -196,14 +202,14 @@ def test_what_is_no_library_is_named(cgroups: CgroupNode, hook: Path, driver: St
 @pytest.mark.parametrize(
     ("keys", "limit", "sentence"),
     [
-        ({"gpu.0.limits": None}, LIMIT, "setting the memory limit on GPU {gpu} failed: .* needs driver branch 615"),
+        ({"gpu.0.limits": None}, LIMIT, "setting the .* {gpu} failed: .* needs driver branch 615"),
         ({"gpu.0.mig": "1 1"}, LIMIT, "setting .* {gpu} failed: .* a GPU that is not in MIG mode"),
         ({"unprivileged": 1}, LIMIT, "setting .* {gpu} failed: .* has to run as root"),
         ({}, H100_MEMORY_BYTES + 1, "setting .* {gpu} failed: .* more than the GPU has"),
         ({"gpu.0.uuid": "GPU-other"}, LIMIT, "looking for the GPU {gpu} failed: .* is the GPU still there"),
         ({"gpu.0.code": 15}, LIMIT, "looking for the GPU {gpu} failed: .*error 15"),
         ({"init": 9}, LIMIT, "opening the NVIDIA driver below .* failed: .*error 9"),
-        ({"fail.nvmlDeviceGetMemoryLimits_v1": 999}, LIMIT, "reading the memory limit back from GPU {gpu} failed"),
+        ({"fail.nvmlDeviceGetMemoryLimits_v1": 999}, LIMIT, "reading the .* back from GPU {gpu} failed"),
         ({"gpu.0.limits.cap": LIMIT - 1}, LIMIT, f"was told a memory limit of {LIMIT} .* holds {LIMIT - 1}"),
     ],
 )  # fmt: skip

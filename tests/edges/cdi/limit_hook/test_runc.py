@@ -1,4 +1,4 @@
-"""The real runc runs our hook, and NVIDIA's: the limits are in force before the container's first instruction."""
+"""The real runc runs our hook, and NVIDIA's: limits are in force before a container's first instruction."""
 
 from __future__ import annotations
 
@@ -13,13 +13,12 @@ from typing import Any
 
 import pytest
 
-from tests.edges.cdi.limit_hook.node import PROGRAM, Kept, Runc, built_hook, kept_limits
+from tests.edges.cdi.limit_hook.node import GROUP, PROGRAM, Kept, Runc, built_hook, kept_limits
 from tests.edges.hardware.stub import StubNode
 from tests.nvidia.packages import toolkit
 
-GPU, OTHER = StubNode.uuid(0), StubNode.uuid(1)
+GPU, OTHER = str(StubNode.uuid(0)), str(StubNode.uuid(1))
 GIB = 1 << 30
-GROUP = f"partage-test-{os.getpid()}"
 
 Hook = dict[str, Any]
 
