@@ -1,7 +1,7 @@
 """The hook of memory limits on the node's disk: where runtimes find it, also while no agent runs.
 
-Its source is part of Partage; the image has it compiled, beside its source. A container that starts again needs it
-for as long as its pod lives, so it stays after an uninstall.
+Its source is part of Partage; the image has it compiled, beside its source. A container that starts again
+needs it for as long as its pod lives, so it stays after an uninstall.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The CDI files of sets of memory limits: in the directory that runtimes read, and a copy that stays after a reboot.
+"""CDI files of sets of memory limits: in the directory that runtimes read, and copies that outlive a boot.
 
 After a reboot the kubelet starts its pods with the CDI names that it was once given, and asks nobody again.
 """
@@ -54,7 +54,7 @@ class LimitFiles:
                 raise HardwareError(f"cannot remove the CDI file {path}: {error.strerror}") from error
 
     def load(self) -> Mapping[str, tuple[DriverLimit, ...]]:
-        """The sets that have a file or a copy, by name. Halves of files are removed; others are left alone."""
+        """The sets that have a file or a copy, by name. Halves of files are removed, and no others."""
         found: dict[str, tuple[DriverLimit, ...]] = {}
         for folder in (self._kept, self.directory):
             for half in folder.glob(f".{PREFIX}_set-*.json.new"):

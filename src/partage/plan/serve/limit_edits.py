@@ -13,6 +13,7 @@ from enum import StrEnum
 from typing import Any
 
 from partage.codec.values import CodecError, decode
+from partage.model.allocation import AllocationRefused
 from partage.model.driver_limit import DriverLimit
 from partage.model.ids import GpuUuid
 from partage.units import MIB
@@ -25,7 +26,7 @@ _VERSION = "0.3.0"
 """The lowest CDI version, which has hooks."""
 
 _TIMEOUT_S = 60
-"""Until the runtime ends the hook. A GPU without persistence mode is initialised by it, which takes seconds."""
+"""When the runtime ends the hook: without persistence mode it initialises the GPU, which takes seconds."""
 
 _ENVIRONMENT = ("LC_ALL=C",)
 """Not the runtime's own."""
@@ -49,7 +50,10 @@ class LimitTerms(Frozen):
     way: LimitWay | None = None
     program: str = ""
     driver_root: str = "/"
-    trouble: str = ""
+    trouble: str = "no hook is there for it"
+
+
+NO_LIMIT_TERMS = LimitTerms()
 
 
 def limit_terms(program: str, driver_root: str, trouble: str, *, nvidia: bool) -> LimitTerms:
@@ -59,7 +63,7 @@ def limit_terms(program: str, driver_root: str, trouble: str, *, nvidia: bool) -
     and containers get their GPUs by it.
     """
     if not trouble:
-        return LimitTerms(LimitWay.HOOK, program, driver_root)
+        return LimitTerms(LimitWay.HOOK, program, driver_root, "")
     return LimitTerms(LimitWay.NVIDIA if nvidia else None, driver_root=driver_root, trouble=trouble)
 
 
@@ -122,11 +126,21 @@ def limits_in(spec: bytes) -> tuple[DriverLimit, ...]:
     return limits if limits and device.name == limits_name(limits) else ()
 
 
-def nvidia_variables(limits: Sequence[DriverLimit]) -> dict[str, str]:
-    """What NVIDIA's hook reads, which has one value for all GPUs; empty: they have several.
+def limit_variables(limits: Sequence[DriverLimit], terms: LimitTerms) -> dict[str, str]:
+    """The variables of a container with these limits: for our hook none, for NVIDIA's its two.
 
     The request is always given: without it a soft limit as large as the hard one would be set. Source:
-    nvidia-container-toolkit 1.20.1, apply-cuda-memory-limits.
+    nvidia-container-toolkit 1.20.1, apply-cuda-memory-limits. Raises AllocationRefused where nothing can set
+    the limits before the container starts.
     """
     amounts = {limit.limit_bytes // MIB for limit in limits}
-    return {REQUEST: "0", LIMIT: str(amounts.pop())} if len(amounts) == 1 else {}
+    if not amounts or terms.way is LimitWay.HOOK:
+        return {}
+    if terms.way is None:
+        raise AllocationRefused(f"its memory limit cannot be set before it starts: {terms.trouble}")
+    if len(amounts) > 1:
+        raise AllocationRefused(
+            "its GPUs have different memory limits, and NVIDIA's hook knows one for all; "
+            f"Partage's own cannot be used: {terms.trouble}"
+        )
+    return {REQUEST: "0", LIMIT: str(amounts.pop())}
