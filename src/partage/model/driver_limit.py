@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from enum import StrEnum
 
-from partage.model.ids import GpuUuid
+from partage.model.ids import ContainerId, GpuUuid
 from partage.units import MIB
 from partage.values import Frozen
 
@@ -84,13 +84,36 @@ class DriverLimit(Frozen, order=True):
 class LimitState(Frozen):
     """What the driver says of one cgroup and GPU.
 
-    hard_bytes, soft_bytes: None: no limit. used_bytes: of all processes in the cgroup, without managed
-    memory; None: it does not say.
+    hard_bytes: None: no limit. soft_bytes: 0: no reservation. used_bytes: of all processes in the cgroup,
+    without managed memory; None: it does not say.
     """
 
     hard_bytes: int | None = None
-    soft_bytes: int | None = None
+    soft_bytes: int = 0
     used_bytes: int | None = None
+
+
+class LimitAt(Frozen, order=True):
+    """Where a limit is: the cgroup of a container, and one GPU (UUID)."""
+
+    container: ContainerId
+    gpu: GpuUuid
+
+
+class SeenLimit(Frozen, omit_defaults=True):
+    """What was read there. state: None: nothing, and ``why`` says why, a clause. cgroup: its directory, as
+    seen from the helper; empty: none was found.
+    """
+
+    at: LimitAt
+    state: LimitState | None = None
+    cgroup: str = ""
+    why: str = ""
+
+    @property
+    def hard_bytes(self) -> int | None:
+        """The hard limit that is in force; None: none was read."""
+        return None if self.state is None else self.state.hard_bytes
 
 
 def usable_bytes(limit_bytes: int) -> tuple[int, int]:

@@ -24,12 +24,12 @@
  *   gpu.I.gpm.ID VALUE            what GPM measures, of the GPU; gpu.I.gi.G.gpm.ID: of a GPU instance
  *   gpu.I.mig.N.used BYTES        memory of a MIG device that is given out
  *   gpu.I.cold MILLISECONDS       how long it takes to initialise it, at its first use in a session
- *   gpu.I.limits dmem|misc        that it takes memory limits of cgroups, and what keeps them; told, one a line, in the file
- *                                 "limits.txt" beside the library: "UUID SOFT HARD INODE DIRECTORY"
- *   gpu.I.limits.cap BYTES        it takes a limit that is larger, and keeps this one in its place
  *   gpu.I.monitor 1               somebody holds a handle: it blocks mode and reset, and nothing else
  *   lie.FUNCTION CODE             do it, and answer that it could not be done
  *   unprivileged 1                refuse what needs root
+ *   gpu.I.limits misc|dmem        that it limits the memory of cgroups; dmem: where a directory has a file dmem.max.
+ *                                 Every set is a line "GPU CGROUP SOFT HARD" of "limits.txt" beside the library
+ *   gpu.I.cgroup.NAME BYTES       what the processes in the cgroup of that name use
  *   lists split                   in MIG mode the lists of a GPU lack the processes on MIG devices; unnamed: their instances
  */
 #define _GNU_SOURCE
@@ -47,7 +47,7 @@
 #include <unistd.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, SMALL = 7, TIMED_OUT = 10 };
-enum { RESET_REQUIRED = 16, OPERATING_SYSTEM = 17, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
+enum { RESET_REQUIRED = 16, OPERATING_SYSTEM = 17, IN_USE = 19, UNKNOWN = 999, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
 enum { GPU = 0x10000, MIG = 0x20000, GI = 0x30000, CI = 0x40000, KIND = 0xf0000 };
 
 typedef unsigned long long u64;
@@ -58,6 +58,8 @@ typedef struct {
 } Pci;
 typedef struct { u64 total, free, used; } Memory;
 typedef struct { unsigned version; u64 total, reserved, free, used; } Memory2;
+typedef struct { const char *cgroup; u64 soft, hard; } SetLimits;
+typedef struct { const char *cgroup; u64 soft, hard, used; } GetLimits;
 typedef struct {
     uint32_t id, scope;
     int64_t timestamp, latency;
@@ -326,7 +328,7 @@ int nvmlInitWithFlags(unsigned flags) {
     return (int)code;
 }
 
-/* Partage's own programs in Python call none of these; NVIDIA's container toolkit does, and the hook of memory limits. */
+/* Partage's Python calls none of these; NVIDIA's container toolkit does, and our hook. */
 int nvmlInit(void) { return nvmlInitWithFlags(0); }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 const char *nvmlErrorString(int code) { return code ? "an error of the stand-in" : "no error"; }
@@ -484,6 +486,50 @@ int nvmlDeviceGetMemoryInfo(void *device, Memory *to) {
     to->total = strtoull(found, NULL, 0);
     to->used = bytes("gpu.%d.used", GPU_OF(device)) + bytes("gpu.%d.reserved", GPU_OF(device));
     to->free = to->total - to->used;
+    return OK;
+}
+
+/* Source: nvml.h of branch 615. Refuses what it documents, in an order that is this stand-in's own. */
+static int limited(void *device, const char *cgroup) {
+    char path[4096];
+    const char *how = text("gpu.%d.limits", GPU_OF(device));
+    int by_kernel = how && !strcmp(how, "dmem");
+    if (!how || ((uintptr_t)device & KIND) == MIG || (kept(device) && kept(device)->current)) return NOT_SUPPORTED;
+    if (!cgroup) return INVALID_ARGUMENT;
+    int directory = open(cgroup, O_RDONLY | O_DIRECTORY);
+    if (directory < 0) return OPERATING_SYSTEM;
+    close(directory);
+    snprintf(path, sizeof path, "%s/dmem.max", cgroup);
+    return !by_kernel || !access(path, F_OK) ? OK : NOT_FOUND;
+}
+
+int nvmlDeviceSetMemoryLimits_v1(void *device, const SetLimits *limits) {
+    ROOT(device);
+    char path[4096];
+    int code = limits ? limited(device, limits->cgroup) : INVALID_ARGUMENT;
+    if (code) return code;
+    if (limits->soft > limits->hard || (limits->hard != ~0ull && limits->hard > bytes("gpu.%d.memory", GPU_OF(device)))) return INVALID_ARGUMENT;
+    FILE *file = fopen(beside(path, sizeof path, "limits.txt"), "a");
+    if (!file) return UNKNOWN;
+    fprintf(file, "%d %s %llu %llu\n", GPU_OF(device), limits->cgroup, limits->soft, limits->hard);
+    fclose(file);
+    return said(__func__);
+}
+
+int nvmlDeviceGetMemoryLimits_v1(void *device, GetLimits *limits) {
+    START(device);
+    char path[4096], cgroup[4096];
+    int gpu, code = limits ? limited(device, limits->cgroup) : INVALID_ARGUMENT;
+    u64 soft, hard;
+    if (code) return code;
+    limits->soft = 0, limits->hard = ~0ull;
+    const char *name = strrchr(limits->cgroup, '/');
+    const char *used = text("gpu.%d.cgroup.%s", GPU_OF(device), name ? name + 1 : limits->cgroup);
+    limits->used = used ? strtoull(used, NULL, 0) : 0;
+    FILE *file = fopen(beside(path, sizeof path, "limits.txt"), "r");
+    while (file && fscanf(file, "%d %4095s %llu %llu", &gpu, cgroup, &soft, &hard) == 4)
+        if (gpu == GPU_OF(device) && !strcmp(cgroup, limits->cgroup)) limits->soft = soft, limits->hard = hard;
+    if (file) fclose(file);
     return OK;
 }
 
@@ -951,55 +997,6 @@ int nvmlDeviceGetSupportedEventTypes(void *device, u64 *to) {
     START(device);
     *to = or_zero(text("gpu.%d.events", GPU_OF(device)));
     return OK;
-}
-
-typedef struct { const char *directory; u64 soft, hard; } SetLimits;
-typedef struct { const char *directory; u64 soft, hard, used; } GetLimits;
-
-/* What both calls refuse: source: nvml.h of driver branch 615. */
-static int limits_kept(void *device, const char *directory, struct stat *seen) {
-    if (((uintptr_t)device & KIND) == MIG || !text("gpu.%d.limits", GPU_OF(device))) return NOT_SUPPORTED;
-    const char *mig = text("gpu.%d.mig", GPU_OF(device));
-    if (kept(device) ? kept(device)->current : mig && *mig == '1') return NOT_SUPPORTED;
-    if (!directory || *directory != '/') return INVALID_ARGUMENT;
-    return stat(directory, seen) || !S_ISDIR(seen->st_mode) ? OPERATING_SYSTEM : OK;
-}
-
-int nvmlDeviceSetMemoryLimits_v1(void *device, SetLimits *wanted) {
-    ROOT(device);
-    char path[4096], line[4608];
-    struct stat seen;
-    int refused = limits_kept(device, wanted->directory, &seen);
-    if (refused) return refused;
-    if (wanted->soft > wanted->hard || (wanted->hard != ~0ull && wanted->hard > bytes("gpu.%d.memory", GPU_OF(device)))) return INVALID_ARGUMENT;
-    u64 cap = bytes("gpu.%d.limits.cap", GPU_OF(device)), hard = cap && wanted->hard > cap ? cap : wanted->hard;
-    int length = snprintf(line, sizeof line, "%s %llu %llu %llu %s\n", text("gpu.%d.uuid", GPU_OF(device)), wanted->soft, hard, (u64)seen.st_ino, wanted->directory);
-    int file = open(beside(path, sizeof path, "limits.txt"), O_WRONLY | O_CREAT | O_APPEND, 0600);
-    if (file < 0 || write(file, line, (size_t)length) != length) return 999;
-    close(file);
-    return said(__func__);
-}
-
-/* With the controller dmem every cgroup has its files; the driver itself knows only those that it was told. A directory
-   that was removed and made anew is another one. */
-int nvmlDeviceGetMemoryLimits_v1(void *device, GetLimits *to) {
-    START(device);
-    char path[4096], line[4608], uuid[96];
-    struct stat seen;
-    int refused = limits_kept(device, to->directory, &seen), found = 0;
-    if (refused) return refused;
-    const char *own = text("gpu.%d.uuid", GPU_OF(device));
-    FILE *file = fopen(beside(path, sizeof path, "limits.txt"), "r");
-    to->soft = 0, to->hard = ~0ull, to->used = 0;
-    while (file && fgets(line, sizeof line, file)) {
-        u64 soft, hard, inode;
-        int at = 0;
-        line[strcspn(line, "\n")] = 0;
-        if (sscanf(line, "%95s %llu %llu %llu %n", uuid, &soft, &hard, &inode, &at) != 4 || strcmp(uuid, own)) continue;
-        if (inode == seen.st_ino && !strcmp(line + at, to->directory)) to->soft = soft, to->hard = hard, found = 1;
-    }
-    if (file) fclose(file);
-    return found || !strcmp(text("gpu.%d.limits", GPU_OF(device)), "dmem") ? OK : NOT_FOUND;
 }
 
 int nvmlEventSetCreate(void **to) {

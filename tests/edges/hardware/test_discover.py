@@ -74,6 +74,7 @@ def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node:
                 brand="Nvidia",
                 addressing_mode="HMM",
                 pcie_root="pci0000:18",
+                limits=LimitSupport(obstacle=LimitObstacle.CGROUP_V1),
             ),
         ),
         control_nodes=("/dev/nvidiactl",),

@@ -47,7 +47,9 @@ def test_the_hook_has_a_value_for_each_gpu_as_arguments() -> None:
 
 
 @given(SETS, SETS)
-def test_a_name_is_of_one_set_in_any_order(one: tuple[DriverLimit, ...], other: tuple[DriverLimit, ...]) -> None:
+def test_a_name_is_of_one_set_in_any_order(
+    one: tuple[DriverLimit, ...], other: tuple[DriverLimit, ...]
+) -> None:
     same = sorted(one) == sorted(other)
     assert (limits_device(one) == limits_device(other)) is same
     assert limits_device(one[::-1]) == limits_device(one)

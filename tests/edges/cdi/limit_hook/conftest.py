@@ -37,7 +37,7 @@ def cgroups() -> Iterator[CgroupNode]:
 def driver(stub_library: Path, tmp_path: Path) -> StubNode:
     """A driver that takes memory limits, and two GPUs."""
     node = StubNode(tmp_path / "root", stub_library).add_h100s(2)
-    node.write(**{"driver": "615.71.09", "gpu.0.limits": "dmem", "gpu.1.limits": "dmem"})
+    node.write(**{"driver": "615.71.09", "gpu.0.limits": "misc", "gpu.1.limits": "misc"})
     return node
 
 

@@ -48,8 +48,10 @@ class Kept:
 def kept_limits(driver: StubNode) -> list[Kept]:
     """What the driver was told, in order."""
     file = driver.library.with_name("limits.txt")
-    rows = [line.split(" ", 4) for line in file.read_text().splitlines()] if file.exists() else []
-    return [Kept(gpu, int(soft), int(hard), directory) for gpu, soft, hard, _, directory in rows]
+    rows = [line.split(" ") for line in file.read_text().splitlines()] if file.exists() else []
+    return [
+        Kept(StubNode.uuid(int(gpu)), int(soft), int(hard), directory) for gpu, directory, soft, hard in rows
+    ]
 
 
 class CgroupNode:

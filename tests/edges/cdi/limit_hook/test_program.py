@@ -203,14 +203,12 @@ def test_what_is_no_library_is_named(cgroups: CgroupNode, hook: Path, driver: St
     ("keys", "limit", "sentence"),
     [
         ({"gpu.0.limits": None}, LIMIT, "setting the .* {gpu} failed: .* needs driver branch 615"),
-        ({"gpu.0.mig": "1 1"}, LIMIT, "setting .* {gpu} failed: .* a GPU that is not in MIG mode"),
         ({"unprivileged": 1}, LIMIT, "setting .* {gpu} failed: .* has to run as root"),
         ({}, H100_MEMORY_BYTES + 1, "setting .* {gpu} failed: .* more than the GPU has"),
         ({"gpu.0.uuid": "GPU-other"}, LIMIT, "looking for the GPU {gpu} failed: .* is the GPU still there"),
         ({"gpu.0.code": 15}, LIMIT, "looking for the GPU {gpu} failed: .*error 15"),
         ({"init": 9}, LIMIT, "opening the NVIDIA driver below .* failed: .*error 9"),
         ({"fail.nvmlDeviceGetMemoryLimits_v1": 999}, LIMIT, "reading the .* back from GPU {gpu} failed"),
-        ({"gpu.0.limits.cap": LIMIT - 1}, LIMIT, f"was told a memory limit of {LIMIT} .* holds {LIMIT - 1}"),
     ],
 )  # fmt: skip
 def test_what_the_driver_refuses_is_said(
@@ -221,6 +219,17 @@ def test_what_the_driver_refuses_is_said(
     code, said = _set(cgroups, hook, driver, _state(pid), f"{GPU}={limit}")
     assert code == 1
     assert re.search(sentence.format(gpu=GPU), said), said
+
+
+def test_what_is_read_back_has_to_be_what_was_set(
+    cgroups: CgroupNode, hook: Path, driver: StubNode, pid: int
+) -> None:
+    driver.library.with_name("limits.txt").symlink_to("/dev/null")
+    code, said = _set(cgroups, hook, driver, _state(pid))
+    assert (code, said) == (
+        1,
+        f"the driver was told a memory limit of {LIMIT} bytes on GPU {GPU}, and holds {2**64 - 1} (soft: 0)",
+    )
 
 
 def test_it_asks_only_for_versions_of_glibc_that_old_nodes_have(hook: Path) -> None:
