@@ -99,7 +99,7 @@ def test_nvidias_hook_is_told_one_value_and_no_request() -> None:
     }
     assert limit_variables(equal, HOOK) == {}
     assert limit_variables([], LimitTerms()) == {}
-    with pytest.raises(AllocationRefused, match="different memory limits.*noexec"):
+    with pytest.raises(AllocationRefused, match=r"different memory limits.*noexec"):
         limit_variables([DriverLimit(A, GIB), DriverLimit(B, 2 * GIB)], nvidia)
     with pytest.raises(AllocationRefused, match="cannot be set before it starts: noexec"):
         limit_variables(equal, limit_terms("/p", "/", "noexec", nvidia=False))

@@ -39,12 +39,18 @@ class ContainerLimits:
     """terms: what sets limits here. given: the sets that have a file, by name. trouble: why some have none.
 
     directory_of: where the CDI files of these GPUs go. nvidia: whether containers get NVIDIA's hook.
+    compiled: as for ``HookProgram``.
     """
 
     def __init__(
-        self, state_dir: Path, directory_of: Callable[[Inventory], Path], nvidia: Callable[[], bool]
+        self,
+        state_dir: Path,
+        directory_of: Callable[[Inventory], Path],
+        nvidia: Callable[[], bool],
+        compiled: Path | None = None,
     ) -> None:
         self._state_dir, self._directory_of, self._nvidia = state_dir, directory_of, nvidia
+        self._compiled = compiled
         self._loaded = False
         self._files: LimitFiles | None = None
         self._program: HookProgram | None = None
@@ -117,7 +123,7 @@ class ContainerLimits:
         """Why our hook cannot be used; empty: it can."""
         from partage.edges.cdi.hook_program import HookProgram
 
-        program = self._program = self._program or HookProgram(self._state_dir / HOOK_DIR)
+        program = self._program = self._program or HookProgram(self._state_dir / HOOK_DIR, self._compiled)
         return program.install()
 
     def _write(self, sets: Iterable[tuple[DriverLimit, ...]]) -> str:

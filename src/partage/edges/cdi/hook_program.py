@@ -22,11 +22,13 @@ _NO_EXEC = getattr(os, "ST_NOEXEC", 8)
 
 
 class HookProgram:
-    """directory: on the node, of root alone; made if it is not there. compiled: the program to copy."""
+    """directory: on the node, of root alone; made if it is not there. compiled: the program to copy, if it is
+    not beside its source.
+    """
 
-    def __init__(self, directory: Path, compiled: Path = SOURCE / HOOK_NAME) -> None:
+    def __init__(self, directory: Path, compiled: Path | None = None) -> None:
         self.path = directory / HOOK_NAME
-        self._compiled = compiled
+        self._compiled = compiled or SOURCE / HOOK_NAME
         self._seen: tuple[int, ...] = ()
 
     def install(self) -> str:
