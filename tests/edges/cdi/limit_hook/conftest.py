@@ -47,7 +47,7 @@ def runc(cgroups: CgroupNode, tmp_path: Path) -> Iterator[Runc]:
     if shutil.which("runc") is None or not Path("/bin/busybox").exists():
         pytest.skip("no runc or busybox: tests/cluster/packages fetches them")
     image = tmp_path / "image"
-    for name in ("bin", "proc", "driver"):
+    for name in ("bin", "dev", "proc", "driver"):
         (image / name).mkdir(parents=True)
     shutil.copy("/bin/busybox", image / "bin")
     for name in ("sh", "cat", "sleep", "true"):

@@ -148,6 +148,7 @@ class Runc:
             "root": {"path": str(self.image), "readonly": True},
             "mounts": [
                 {"destination": "/proc", "type": "proc", "source": "proc"},
+                {"destination": "/dev", "type": "tmpfs", "source": "tmpfs"},
                 *(
                     {"destination": to, "type": "bind", "source": str(source), "options": ["rbind", "ro"]}
                     for source, to in mounts
