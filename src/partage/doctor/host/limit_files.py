@@ -22,7 +22,7 @@ def limit_files(
 ) -> tuple[LimitFile, ...]:
     """All of them, with the pods that have a share of their GPUs; the hook last. program: its path."""
     paths = [path for directory in directories for path in _paths(root, directory)]
-    hook = [program] if root.at(program).exists() else []
+    hook = [program] if _is_there(root, program) else []
     if not paths and not hook:
         return ()
     holds = kubelet_holds(pod_resources)
@@ -37,6 +37,14 @@ def _paths(root: NodeRoot, directory: str) -> list[str]:
     except OSError:
         return []
     return [f"{directory}/{name}" for name in names[:_MOST_FILES]]
+
+
+def _is_there(root: NodeRoot, path: str) -> bool:
+    """False also where this user may not look."""
+    try:
+        return root.at(path).exists()
+    except OSError:
+        return False
 
 
 def _gpus(root: NodeRoot, path: str) -> frozenset[GpuUuid]:
