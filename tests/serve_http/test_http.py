@@ -321,6 +321,7 @@ def test_the_report_says_everything_in_camel_case(agent: Agent) -> None:
         "unseen": None,
         "unseenAt": None,
         "claim": None,
+        "limit": None,
     }
     assert not [key for key in _keys(document) if "_" in key]
 

@@ -18,6 +18,7 @@ from partage.agent.endpoints.served import ServedResources
 from partage.agent.loop import Loop
 from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.former_holders import FormerHolders
+from partage.agent.observers.memory_limits import MemoryLimitsObserver
 from partage.agent.observers.other_plugins import OtherPluginObserver
 from partage.agent.observers.pipe_tenants import PipeTenantsObserver
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
@@ -113,6 +114,14 @@ class KubeletService(NodeService):
             intervals=intervals,
             observation=lambda: self.watchdog.observation,
         )
+        self.memory_limits = MemoryLimitsObserver(
+            hardware=hardware,
+            ledger=self.ledger,
+            directory=options.container_logs,
+            ask=ask,
+            intervals=intervals,
+            counts=status.counts,
+        )
         self.usage = UsageObserver(
             hardware=hardware,
             ledger=self.ledger,
@@ -121,6 +130,7 @@ class KubeletService(NodeService):
             offer=lambda: self.loop.view.offer,
             clock=clock,
             intervals=intervals,
+            counted=lambda: self.memory_limits.used,
         )
         held = self.ledger.entries
         self.keep_history(options.node_name or socket.gethostname(), self.usage.look, lambda: bool(held()))
@@ -162,6 +172,7 @@ class KubeletService(NodeService):
                 "cdi": self.cdi.run,
                 "watchdog": self.watchdog.run,
                 "pipe tenants": self.pipe_tenants.run,
+                "memory limits": self.memory_limits.run,
                 "usage": self.usage.run,
             },
         )
@@ -263,6 +274,7 @@ class KubeletService(NodeService):
             ask=self.requests.ask,
             intervals=self.options.intervals,
             counts=self.status.counts,
+            counted=lambda: self.memory_limits.used,
         )
 
     def _know(self, node: ClusterNode) -> None:
@@ -272,6 +284,7 @@ class KubeletService(NodeService):
     def _allocated(self) -> None:
         self.pod_resources.allocated()
         self.pipe_tenants.soon()
+        self.memory_limits.soon()
 
     def _refused(self, resource: ResourceName, refusal: NoRoom) -> None:
         now_s = self.clock()

@@ -9,6 +9,7 @@ from partage.edges.hardware.gpu_queries import NvLinkPeer
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.topology import count_nvlinks
 from partage.errors import DriverUnavailable
+from partage.model.driver_limit import LimitObstacle, LimitSupport
 from partage.model.geometry import Placement
 from partage.model.gpu import (
     ComputeMode,

@@ -399,6 +399,10 @@ class Broken:
     async def daemons(self) -> tuple[DaemonState, ...]:
         return ()
 
+    async def limits(self, asked: Collection[LimitAt]) -> tuple[SeenLimit, ...]:
+        del asked
+        return ()
+
     async def tenants(self) -> PipeTenants:
         return PipeTenants()
 

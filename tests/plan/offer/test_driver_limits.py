@@ -7,12 +7,16 @@ import re
 import pytest
 from msgspec.structs import replace
 
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy import parse_policy
 from partage.errors import Unsatisfiable
 from partage.model.driver_limit import DriverLimit, LimitBackend, LimitObstacle, LimitSupport
 from partage.model.gpu import Gpu
 from partage.model.policy import MemoryUnits, Policy, SharingClient, TimeSlicing
 from partage.model.share import DeviceOffer, Guarantee, driver_limits
 from partage.plan.offer.advertise import advertise
+from partage.plan.offer.caveats import caveats
+from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.offer.driver_limits import why_unlimited
 from partage.units import GIB, MIB
 from tests.plan.offers import assignment, gpu, node, target
@@ -116,4 +120,40 @@ def test_every_reason_says_what_to_change(obstacle: LimitObstacle, driver: str, 
 
 
 def test_a_node_that_can_needs_no_reason() -> None:
-    assert why_unlimited(able(), node(able()).driver) == ""
+    assert why_unlimited(able(), node(able(), driver="615.71.09").driver) == ""
+
+
+# --- what an operator is told -----------------------------------------------------------------------
+
+ENTRY = "version: partage/v1\ngpus: [{select: all, time-slicing: {replicas: 4, memory: hard}}]"
+
+
+def desired(*gpus: Gpu, driver: str = "615.71.09", text: str = ENTRY) -> DesiredState:
+    return resolve(parse_policy(text, "p").policy, node(*gpus, driver=driver), geometry_of)
+
+
+def test_a_node_that_cannot_is_a_warning_that_names_gpus_and_what_to_change() -> None:
+    off = LimitSupport(obstacle=LimitObstacle.MODE)
+    (problem,) = desired(able(0), able(1, off), able(2, off)).warnings
+    assert (problem.severity, problem.path) == ("warning", "gpus[0].time-slicing.memory")
+    assert problem.message.startswith("GPUs 1-2: no limit holds containers to their shares")
+    assert "RmMemacctMode is 0" in problem.message
+
+
+def test_an_old_branch_is_the_reason_also_where_nobody_looked() -> None:
+    (problem,) = desired(gpu(0), driver="580.95.05").warnings
+    assert "driver branch 580 has no memory limits for cgroups: take branch 615" in problem.message
+
+
+def test_limit_and_what_is_left_of_it_are_told_apart() -> None:
+    state = desired(able())
+    assert not state.warnings
+    found = caveats(state.policy, state.inventory, state.offer, ctk_found=True)
+    said = [caveat.sentence for caveat in found if "limit" in caveat.sentence]
+    assert said[0].startswith("Of a limit of 20 GiB a container can use 19 GiB to 19.8 GiB for data")
+    assert "do not count managed memory" in said[1]
+    plain = desired(able(), text=ENTRY.replace(", memory: hard", ""))
+    assert not any(
+        "limit of" in caveat.sentence
+        for caveat in caveats(plain.policy, plain.inventory, plain.offer, ctk_found=True)
+    )

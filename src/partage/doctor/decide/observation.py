@@ -231,7 +231,7 @@ class ObservedPolicy(Frozen):
     """The policy of this node. source: its file, or who said it. policy: None: it cannot be read. problems:
     why it is refused, or does not hold on this node.
 
-    sockets: problems with paths of sockets.
+    sockets: problems with paths of sockets. unlimited: GPUs where it wants limits that the driver cannot set.
     differs: GPUs that are not as it wants them. mps: GPUs with daemons; shares: GPUs are shared at all.
     labels: that the agent would write; empty: not known.
     """
@@ -240,6 +240,7 @@ class ObservedPolicy(Frozen):
     policy: Policy | None = None
     problems: tuple[Problem, ...] = ()
     sockets: tuple[Problem, ...] = ()
+    unlimited: tuple[Problem, ...] = ()
     differs: tuple[GpuDifference, ...] | Unseen = ()
     mps: tuple[GpuUuid, ...] = ()
     shares: bool = False

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 from partage.model.driver_limit import SMALLEST_USABLE_BYTES, LimitObstacle
 from partage.model.gpu import Driver, Gpu, Inventory, NoDriver
+from partage.model.policy import TimeSlicing
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.mps_command import branch_of
 from partage.units import format_bytes
@@ -45,6 +46,8 @@ _WHY: Final[Mapping[LimitObstacle, str]] = {
 
 def why_unlimited(gpu: Gpu, driver: Driver | NoDriver) -> str:
     """Why the driver cannot limit containers on this GPU, with what to change; empty if it can."""
+    if 0 < branch_of(driver) < LIMITS_SINCE:
+        return _old_driver(driver)
     if gpu.limits is None:
         return "it is not known whether the driver can limit the memory of a cgroup on this GPU"
     if gpu.limits.obstacle is None:
@@ -71,6 +74,19 @@ def check_limits(target: Target, rows: Iterable[DeviceOffer], path: str, finding
     )
     findings.add("impossible", path, message, "give each share 1Gi or more", [target.gpu.index])
     return False
+
+
+def warn_unlimited(targets: Iterable[Target], inventory: Inventory, findings: Findings) -> None:
+    """Say of which GPUs the policy wants limits that the driver cannot set, and what to change."""
+    for target in targets:
+        if not isinstance(target.sharing, TimeSlicing) or not target.sharing.limited:
+            continue
+        why = why_unlimited(target.gpu, inventory.driver)
+        if target.mig is not None:
+            why = _WHY[LimitObstacle.MIG]
+        if why:
+            message = f"no limit holds containers to their shares, which guarantee less than 'hard': {why}"
+            findings.add("doubtful", f"{target.origin}.time-slicing.memory", message, "", [target.gpu.index])
 
 
 def limits_of_gpu(target: Target, inventory: Inventory) -> bool:
