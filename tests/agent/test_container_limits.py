@@ -17,7 +17,7 @@ from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.driver_limit import DriverLimit
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
-from partage.model.policy import Options
+from partage.model.policy import DeviceListStrategy, Options
 from partage.plan.serve.limit_edits import LimitWay, limits_device, limits_name
 from partage.units import GIB
 from tests.agent.harness import Place, ids, native, registered
@@ -188,7 +188,8 @@ def test_nvidias_hook_is_taken_only_where_ours_cannot_be(node_of_limits: _Node) 
     node_of_limits.nvidia = True
     assert node_of_limits.agent().terms.way is LimitWay.HOOK
     node_of_limits.compiled.unlink()
-    agent = node_of_limits.agent()
+    assert node_of_limits.agent().terms.way is None, "its hook comes with the CDI names of GPUs alone"
+    agent = node_of_limits.agent(options=Options(device_list=(DeviceListStrategy.CDI_CRI,)))
     assert agent.terms.way is LimitWay.NVIDIA
     assert "the hook is not compiled" in agent.trouble
     assert agent.limited(_asked(ONE)) == _asked(ONE)

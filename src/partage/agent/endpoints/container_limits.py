@@ -70,7 +70,7 @@ class ContainerLimits:
         files = self._opened(inventory)
         trouble = "" if inventory.simulated else self._installed()
         program = str(self._state_dir / HOOK_DIR / HOOK_NAME)
-        terms = limit_terms(program, options.driver_root, trouble, nvidia=self._nvidia())
+        terms = limit_terms(program, options.driver_root, trouble, nvidia=options.uses_cdi and self._nvidia())
         anew, self.terms = terms != self.terms, terms
         if terms.way is LimitWay.HOOK:
             trouble = self._write([held for held in self.given.values() if anew or not files.has(held)])
