@@ -91,7 +91,8 @@ class ContainerLimits:
                 self._files.write(answer.limits, self.terms)
             except HardwareError as error:
                 raise AllocationRefused(
-                    f"its memory limit cannot be set before it starts: {error}; make room on the disk"
+                    f"its memory limit cannot be set before it starts: {error}; make room on the disk, or "
+                    "set the chart's cdi.enabled"
                 ) from error
             self.given[name] = answer.limits
         return replace(answer, cdi_devices=(*answer.cdi_devices, limits_device(answer.limits)))
