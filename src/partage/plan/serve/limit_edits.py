@@ -105,19 +105,19 @@ class _Edits(Frozen):
     hooks: tuple[_Hook, ...]
 
 
-class _Device(Frozen):
+class _LimitDevice(Frozen):
     name: str
     containerEdits: _Edits  # noqa: N815 - CDI's name
 
 
-class _Spec(Frozen):
-    devices: tuple[_Device, ...]
+class _LimitSpec(Frozen):
+    devices: tuple[_LimitDevice, ...]
 
 
 def limits_in(spec: bytes) -> tuple[DriverLimit, ...]:
     """The limits of a file that this or another version of Partage wrote. () if it is none of these."""
     try:
-        (device,) = decode(_Spec, spec, strict=False).devices
+        (device,) = decode(_LimitSpec, spec, strict=False).devices
         (hook,) = device.containerEdits.hooks
         words = [word.partition("=") for word in hook.args if not word.startswith("-") and "=" in word]
         limits = tuple(DriverLimit(GpuUuid(gpu), int(amount)) for gpu, _, amount in words)
