@@ -40,6 +40,7 @@ from partage.plan.serve.claim_offer import (
     made_on_demand,
     options_for_claims,
 )
+from partage.plan.serve.held_limits import limits_read
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.turn import NodeState, TurnInput, TurnResult, turn
 
@@ -269,7 +270,9 @@ class Loop(Struct):
         made = made_on_demand(desired.on_demand if desired else {}, plan)
         now = NodeMoment(node.known, self.state.serving, self.view, self.state.health, cordoned, bare, made)
         watch_of = desired.watch_of if desired else {}
-        offer = replace(claim_offer(now), in_force=in_force(parts.settings.observed(node), watch_of))
+        force = in_force(parts.settings.observed(node), watch_of)
+        force = replace(force, limits_read=limits_read(self.view.offer, parts.ledger.entries()))
+        offer = replace(claim_offer(now), in_force=force)
         parts.claims.publish(offer, replace(terms, options=options))
 
     def _report(self, seen: TurnInput, done: TurnResult, began_s: float) -> None:

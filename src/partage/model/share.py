@@ -40,7 +40,7 @@ class Guarantee(StrEnum):
 
 _STRENGTHS = {guarantee: len(Guarantee) - 1 - place for place, guarantee in enumerate(Guarantee)}
 _MEANS = {
-    Guarantee.HARD: "the hardware holds it",
+    Guarantee.HARD: "GPU or driver holds it",
     Guarantee.GUARDED: "the MPS daemon refuses more",
     Guarantee.ADVISORY: "a tenant can lift the limit",
     Guarantee.NONE: "a neighbour can use all of it",

@@ -9,6 +9,7 @@ from partage.model.driver_limit import LimitAt, LimitBackend, LimitState, LimitS
 from partage.model.ids import ContainerId, ResourceName
 from partage.model.policy import Policy, TimeSlicing, WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
+from partage.model.samples import Samples
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.advertise import advertise
 from partage.plan.reconcile.verification import stated_guarantee
@@ -16,6 +17,7 @@ from partage.plan.serve.held_limits import held_limits, seen_on, to_repair, want
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Holder, LedgerEntry
 from partage.plan.serve.watchdog import ViolationKind, check_usage, grants_of
+from partage.plan.usage import usage_of
 from partage.units import GIB
 from tests.plan.offers import assignment, gpu, node, target
 
@@ -180,3 +182,13 @@ def test_what_is_counted_for_a_cgroup_needs_no_process() -> None:
         found = check_usage(Processes(rows, hidden="no host pids"), NAMES, grants, {}, counted)
         (usage,) = found.usages
         assert (usage.holder, usage.used_bytes, usage.partly, usage.counted) == (A, 3 * GIB, False, True)
+
+
+def test_use_says_what_is_counted_and_keeps_the_highest() -> None:
+    """So does the history, from which ``rightsize`` reads: it samples this."""
+    grants = grants_of([entry(0, A, limit=HELD)], offered())
+    samples = Samples(processes=Processes((process(GIB),)))
+    for counted, used in (({}, GIB), ({at(NEW): 3 * GIB}, 3 * GIB)):
+        (use,) = usage_of(samples, NAMES, grants, counted=counted).containers
+        assert (use.holder, use.amount.used_bytes, use.amount.peak_bytes) == (A, used, used)
+        assert (use.amount.processes, use.guarantee, use.share_bytes) == (1, Guarantee.HARD, SHARE)

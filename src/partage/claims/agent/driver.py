@@ -92,10 +92,14 @@ class ClaimDriver:
         for uid, record in self.holds.kept.items():
             if record.state is not ClaimState.PREPARED:
                 continue
-            now = held_now(record, self.now.devices, guard=self.now.guard)
+            now = self._held_now(record)
             if now != self._said.get(uid, record):
                 self._said[uid] = now
                 self._say(now)
+
+    def _held_now(self, record: ClaimRecord) -> ClaimRecord:
+        read = self._enforcing.in_force.limits_read
+        return held_now(record, self.now.devices, guard=self.now.guard, limits_read=read)
 
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims."""
@@ -321,7 +325,8 @@ class ClaimDriver:
             "a claim is prepared",
             extra={"claim": name_of_claim(granted.claim), "devices": _devices(granted.shares)},
         )
-        self._say(done)
+        self._said[done.claim.uid] = now = self._held_now(done)
+        self._say(now)
         return done.answer
 
     async def _keep(self, record: ClaimRecord) -> None:

@@ -128,6 +128,14 @@ def as_seen(offer: NodeOffer, entries: Iterable[Limited]) -> NodeOffer:
     }
 
 
+def limits_read(offer: NodeOffer, entries: Iterable[Limited]) -> frozenset[DeviceUuid]:
+    """Devices with such limits where the limit of every holder was read."""
+    limited, entries = limited_devices(offer), tuple(entries)
+    return frozenset(
+        device for device in limited if seen_on(device, entries, Guarantee.NONE) is Guarantee.HARD
+    )
+
+
 def said_of(row: DeviceOffer, entries: Iterable[Limited]) -> Guarantee:
     """What is said of shares: of limited ones what was seen, of others what is promised."""
     if not row.limited:
