@@ -120,15 +120,15 @@ def command(
         raise InputError("--ca is for --http-cert", "give --http-cert and --http-key, or no --ca")
     log.configure(log.LogOptions(log_level))
     cluster = cluster_of(kubeconfig)
-    settings = _settings(hami, _UNITS[gpu_mem_unit])
+    settings = settings_of_options(hami, _UNITS[gpu_mem_unit])
     place = name, namespace or cluster.namespace
     keeps_own = options.cert is None
     parts = _parts(cluster, place, settings, frozenset(schedulers), keeps_own=keeps_own)
     asyncio.run(_serve(replace(parts, ca=ca), options, http))
 
 
-def _settings(hami: Iterable[str], unit_bytes: int) -> DialectSettings:
-    """Raises InputError."""
+def settings_of_options(hami: Iterable[str], unit_bytes: int) -> DialectSettings:
+    """hami: ``KEY=VALUE``. unit_bytes: of ``aliyun.com/gpu-mem``. Raises InputError."""
     from partage.admission.decide.settings import DialectSettings, with_hami_config
     from partage.codec.yaml_document import read_document
 

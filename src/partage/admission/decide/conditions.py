@@ -82,7 +82,7 @@ def _has(part: str, key: str, names: Iterable[str]) -> str:
 
 
 def _list(names: Iterable[str]) -> str:
-    return f"[{', '.join(map(_text, names))}]"
+    return json.dumps([*names], separators=(",", ":"))
 
 
 def _text(name: str) -> str:
