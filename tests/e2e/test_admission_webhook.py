@@ -6,6 +6,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 from typing import Any
 
 import pytest
@@ -75,6 +76,13 @@ def create(cluster: Cluster, document: Json, *options: str) -> str:
     return cluster.kubectl("create", *options, "-f", "-", stdin=yaml.safe_dump(document), check=False)
 
 
+def created(cluster: Cluster, document: Json) -> str:
+    """What kubectl says of a pod that was let in."""
+    said = create(cluster, document)
+    assert re.search(r"\bcreated\b", said), said
+    return said
+
+
 def replicas(cluster: Cluster) -> list[Json]:
     found = cluster.get("pods", "-n", NAMESPACE, "-l", "app.kubernetes.io/component=admission")["items"]
     return [one for one in found if "deletionTimestamp" not in one["metadata"]]
@@ -124,10 +132,7 @@ def test_pods_of_four_systems_run_while_a_replica_is_killed(node: Cluster) -> No
                 "delete", "pod", holder(node), "-n", NAMESPACE, "--grace-period=0", "--force", check=False
             )
         # A request under way to the one that was killed fails; whoever makes pods tries again.
-        said[name] = node.until(
-            f"{name} is let in",
-            lambda document=document: found if "created" in (found := create(node, document)) else None,
-        )
+        said[name] = node.until(f"{name} is let in", partial(created, node, document))
     assert "the queue" not in said["hami"]
     assert "kai.scheduler/queue: team is kept" in said["kai"]
     for name, (_, memory_bytes) in theirs().items():
