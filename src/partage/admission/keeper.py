@@ -18,6 +18,8 @@ from partage.admission.certificates import (
     written,
 )
 from partage.admission.decide.rotation import (
+    EVERY_S,
+    SOON_S,
     CertifiedPair,
     HeldCertificates,
     RotationStep,
@@ -29,9 +31,6 @@ from partage.edges.kube.webhooks import SecretObject, WebhookObjects
 from partage.errors import Absent, ClusterError, Conflict
 
 log = logging.getLogger(__name__)
-
-EVERY_S, SOON_S = 15.0, 1.0
-"""Between two looks at what the API server trusts; SOON_S after something was not as it should be."""
 
 
 class CertificateKeeper:

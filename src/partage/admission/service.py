@@ -8,9 +8,10 @@ import time
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from partage.admission.decide.refusals import THEIR_SCHEDULERS
-from partage.admission.keeper import EVERY_S, SOON_S, CertificateKeeper
+from partage.admission.decide.rotation import EVERY_S, SOON_S
 from partage.admission.metrics import AdmissionNow
 from partage.admission.state import AdmissionState, follow_homes
 from partage.admission.templates import PodTemplates
@@ -27,6 +28,9 @@ from partage.serve_http.http import Answer, Page, PageRequest, json_answer
 from partage.serve_http.metrics.durations import metrics_page
 from partage.serve_http.metrics.exposition import Family
 from partage.values import Frozen
+
+if TYPE_CHECKING:
+    from partage.admission.keeper import CertificateKeeper  # cryptography is an extra
 
 log = logging.getLogger(__name__)
 
@@ -83,14 +87,17 @@ class AdmissionService:
         """Never returns. Raises what is a mistake of ours."""
         parts = self._parts
         self.webhook.begin()
-        async with asyncio.TaskGroup() as group:
-            group.create_task(unending("watches", follow_homes(parts.connection, parts.state)))
-            group.create_task(unending("look", self._look()))
-            group.create_task(unending("owner", self._follow_owner()))
-            group.create_task(unending("beat", self._beat()))
-            if parts.keeper is not None:
-                group.create_task(unending("certificate", parts.keeper.follow()))
-            group.create_task(unending("election", parts.election.run(self._lead)))
+        try:
+            async with asyncio.TaskGroup() as group:
+                group.create_task(unending("watches", follow_homes(parts.connection, parts.state)))
+                group.create_task(unending("look", self._look()))
+                group.create_task(unending("owner", self._follow_owner()))
+                group.create_task(unending("beat", self._beat()))
+                if parts.keeper is not None:
+                    group.create_task(unending("certificate", parts.keeper.follow()))
+                group.create_task(unending("election", parts.election.run(self._lead)))
+        finally:
+            await parts.templates.close()
 
     # --- every replica ------------------------------------------------------------------------------
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from collections import defaultdict
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -51,6 +52,7 @@ class AdmissionState:
         self._kept, self._there = schedulers, frozenset[str]()
         self._listed: dict[str, frozenset[str]] = {}
         self._specs: dict[str, SliceSpec] = {}
+        self._of_node: defaultdict[str, dict[str, SliceSpec]] = defaultdict(dict)
         self._nodes: dict[str, HomeNode] = {}
         self._changed: set[str] = set()
         self._classes: dict[str, DeviceClass] = {}
@@ -118,6 +120,7 @@ class AdmissionState:
 
     def _slice(self, name: str, found: ApiObject | None) -> None:
         if (before := self._specs.pop(name, None)) is not None:
+            self._of_node[before.node_name].pop(name)
             self._changed.add(before.node_name)
             self._made = None
         if found is None:
@@ -128,7 +131,7 @@ class AdmissionState:
             self._say_unreadable("slice", name, str(error))
             return
         if spec.driver == DRA_DRIVERS[0]:
-            self._specs[name] = spec
+            self._specs[name] = self._of_node[spec.node_name][name] = spec
             self._changed.add(spec.node_name)
             self._made = None
 
@@ -176,9 +179,11 @@ class AdmissionState:
 
     def _make(self) -> tuple[AdmissionTerms, Homes]:
         for node in self._changed:
-            specs = [spec for _, spec in sorted(self._specs.items()) if spec.node_name == node]
             self._nodes.pop(node, None)
-            if devices := devices_in(specs):
+            specs = self._of_node[node]
+            if not specs:
+                del self._of_node[node]
+            elif devices := devices_in(specs[name] for name in sorted(specs)):
                 self._nodes[node] = home_node(devices)
         self._changed.clear()
         homes = Homes(self._nodes.values(), dict(self._classes))

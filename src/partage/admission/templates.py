@@ -59,6 +59,13 @@ class PodTemplates:
             task.add_done_callback(lambda _: self._running.pop(key))
         await asyncio.shield(task)
 
+    async def close(self) -> None:
+        """End what is under way."""
+        tasks = [*self._running.values()]
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def _ensure(self, namespace: str, form: ClaimForm, *, dry_run: bool) -> None:
         async with self._free:
             for _ in range(3):

@@ -18,6 +18,8 @@ RENEWED_S = 30 * 86_400.0
 """So long before its end the next certificate is made."""
 HEARD_S = 300.0
 """So long after it was written, every API server has read which authorities to trust: they watch it."""
+EVERY_S, SOON_S = 15.0, 1.0
+"""Between two looks at whom the API server trusts; SOON_S after something was not as it should be."""
 
 
 class CertifiedPair(Frozen):

@@ -75,10 +75,11 @@ class Election:
         """Take or renew the Lease if it is free or the own one."""
         began_s = self._clock()
         try:
-            lease = await bounded(self._cluster.lease(self._namespace, self._name), _CALL_S)
-            if not self._is_free(lease):
-                return False
-            await bounded(self._cluster.write_lease(self._taken(lease)), _CALL_S)
+            async with asyncio.timeout(_CALL_S):
+                lease = await self._cluster.lease(self._namespace, self._name)
+                if not self._is_free(lease):
+                    return False
+                await self._cluster.write_lease(self._taken(lease))
         except Conflict:
             return False
         except (ClusterError, TimeoutError) as error:
