@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 import threading
@@ -25,6 +26,8 @@ gpus:
 """
 GIB = 1 << 30
 NAME = "partage-admission"
+THEIRS = "runai-scheduler-default"
+"""The Deployment of a scheduler of another system."""
 
 
 def theirs() -> dict[str, tuple[Json, int]]:
@@ -48,6 +51,22 @@ def theirs() -> dict[str, tuple[Json, int]]:
 @pytest.fixture(scope="module")
 def node(cluster: Cluster) -> Iterator[Cluster]:
     skip_without_claims(cluster)
+    labels = {"app": "theirs"}
+    cluster.apply(
+        {
+            "apiVersion": "apps/v1",
+            "kind": "Deployment",
+            "metadata": {"name": THEIRS, "namespace": "kube-public"},
+            "spec": {
+                "replicas": 0,
+                "selector": {"matchLabels": labels},
+                "template": {
+                    "metadata": {"labels": labels},
+                    "spec": {"containers": [{"name": "main", "image": "none"}]},
+                },
+            },
+        }
+    )
     cluster.install(
         hardware={"machine": MACHINE},
         config={"map": {"default": POLICY}},
@@ -61,6 +80,7 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
         yield cluster
     finally:
         remove_pods(cluster)
+        cluster.kubectl("delete", "deployment", THEIRS, "-n", "kube-public", check=False)
         cluster.uninstall()
         cluster.kubectl("delete", "resourceclaimtemplates,resourceclaims", "--all", check=False)
 
@@ -170,6 +190,53 @@ def test_other_pods_never_come_to_it_and_a_dry_run_writes_nothing(node: Cluster)
     asked = [str(one["spec"]) for one in templates]
     assert not any("7777Mi" in text for text in asked)
     remove_pods(node)
+
+
+def asking(name: str, limits: dict[str, int], **more: Any) -> Json:
+    made = pod(name, limits, **{key: value for key, value in more.items() if key != "annotations"})
+    made["metadata"]["annotations"] = more.get("annotations", {})
+    return made
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        asking("hami-by-mark", {"nvidia.com/gpu": 1}, annotations={"nvidia.com/use-gputype": "A100"}),
+        asking("hami-percentage", {"nvidia.com/gpumem-percentage": 25}),
+        asking("hami-requests", {"nvidia.com/gpu": 1, "nvidia.com/gpucores": 20, "nvidia.com/gpumem": 99}),
+        asking("volcano-old", {"volcano.sh/gpu-memory": 1024}),
+        asking("kai-memory", {}, annotations={"gpu-memory": "2000"}),
+        asking("ack-cores", {"aliyun.com/gpu-mem": 2, "aliyun.com/gpu-core.percentage": 10}),
+        asking("nos", {"nvidia.com/gpu-10gb": 1}),
+    ],
+    ids=lambda document: document["metadata"]["name"],
+)
+def test_the_api_server_sends_what_is_translated(node: Cluster, document: Json) -> None:
+    said = create(node, document, "--dry-run=server", "-o", "json")
+    made = json.loads(said[said.index("{") :])
+    assert made["metadata"]["annotations"]["partage.dev/translated"]
+    assert made["spec"]["resourceClaims"]
+
+
+def test_a_node_selector_of_gke_is_seen(node: Cluster) -> None:
+    selector = {"cloud.google.com/gke-gpu-sharing-strategy": "mps"}
+    said = create(node, pod("gke", {"nvidia.com/gpu": 1}, nodeSelector=selector), "--dry-run=server")
+    # A device plugin of this cluster lists the name, and so has the pod.
+    assert "created" in said
+    assert any('dialect="none",result="unchanged"' in line for line in metrics(node))
+
+
+def test_a_scheduler_that_is_there_is_kept_and_all_rights_are_enough(node: Cluster) -> None:
+    document = asking("runai", {}, annotations={"gpu-fraction": "0.5"}, schedulerName="runai-scheduler")
+    said = create(node, document, "--dry-run=server", "-o", "json")
+    assert json.loads(said[said.index("{") :])["spec"]["schedulerName"] == "runai-scheduler"
+    who = f"system:serviceaccount:{NAMESPACE}:{NAME}"
+    for verb, kind in {"list": "pods", "delete": "resourceclaimtemplates"}.items():
+        assert node.kubectl("auth", "can-i", verb, kind, "-A", "--as", who, check=False).endswith("yes\n")
+    for one in replicas(node):
+        log = node.kubectl("logs", "-n", NAMESPACE, one["metadata"]["name"])
+        assert "is not permitted" not in log
+        assert "Traceback" not in log
 
 
 def test_uninstalled_no_pod_is_refused_and_pods_run_on(node: Cluster) -> None:
