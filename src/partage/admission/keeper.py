@@ -26,6 +26,7 @@ from partage.admission.decide.rotation import (
     next_step,
     stepped,
 )
+from partage.agent.log import Seldom
 from partage.edges.kube.watch import CollectionState
 from partage.edges.kube.webhooks import SecretObject, WebhookObjects
 from partage.errors import Absent, ClusterError, Conflict
@@ -45,6 +46,7 @@ class CertificateKeeper:
         self._serving: CertifiedPair | None = None
         self._secret: SecretObject | None = None
         self._held = HeldCertificates()
+        self._failed = Seldom()
         self._heard: tuple[str, float] | None = None
         self._trouble = "the API server has not answered yet"
 
@@ -100,7 +102,7 @@ class CertificateKeeper:
             except (Conflict, Absent):
                 in_order = False  # another has written, and is read first; or there is no configuration yet
             except ClusterError as error:
-                log.warning("certificate cannot be kept", extra={"reason": str(error)})
+                self._failed.warn(log, "certificate cannot be kept", error)
                 in_order = False
             await asyncio.sleep(EVERY_S if in_order else SOON_S)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import defaultdict
 from collections.abc import Callable, Mapping
 from http import HTTPStatus
 from pathlib import Path
@@ -16,6 +17,7 @@ from partage.admission.metrics import AdmissionNow
 from partage.admission.state import AdmissionState, follow_homes
 from partage.admission.templates import PodTemplates
 from partage.admission.webhook import MUTATE, Webhook
+from partage.agent.log import Seldom
 from partage.claims.model.server import ServerVersion
 from partage.edges.host.own_task import unending
 from partage.edges.host.read_file import read_regular
@@ -72,6 +74,7 @@ class AdmissionService:
         self._parts, self._clock = parts, clock
         self.webhook = Webhook(parts.state, parts.templates)
         self._beat_s = clock()
+        self._failed = defaultdict[str, Seldom](Seldom)
 
     def pages(self) -> Mapping[str, Page]:
         """What is served; a POST goes to ``MUTATE`` alone."""
@@ -116,7 +119,7 @@ class AdmissionService:
                     ]
                     parts.state.has_schedulers(frozenset(found))
             except (ClusterError, ValueError) as error:
-                log.warning("cluster cannot be looked at", extra={"reason": str(error)})
+                self._failed["look"].warn(log, "cluster cannot be looked at", error)
                 pause_s = SOON_S
             await asyncio.sleep(pause_s)
 
@@ -129,7 +132,7 @@ class AdmissionService:
             except Absent:
                 parts.templates.owner = None
             except ClusterError as error:
-                log.warning("configuration cannot be read", extra={"reason": str(error)})
+                self._failed["owner"].warn(log, "configuration cannot be read", error)
             else:
                 parts.templates.owner = OwnerJson(
                     "admissionregistration.k8s.io/v1", "MutatingWebhookConfiguration", parts.name, state.uid
@@ -157,7 +160,7 @@ class AdmissionService:
             try:
                 await self._parts.templates.sweep()
             except ClusterError as error:
-                log.warning("templates cannot be swept", extra={"reason": str(error)})
+                self._failed["sweep"].warn(log, "templates cannot be swept", error)
 
     async def _trust_file(self, ca: Path) -> None:
         while True:
@@ -170,7 +173,7 @@ class AdmissionService:
             except (Conflict, Absent):
                 pause_s = SOON_S
             except (ClusterError, OSError) as error:
-                log.warning("the API server cannot be told whom to trust", extra={"reason": str(error)})
+                self._failed["trust"].warn(log, "the API server cannot be told whom to trust", error)
             await asyncio.sleep(pause_s)
 
     # --- pages --------------------------------------------------------------------------------------

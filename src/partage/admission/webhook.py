@@ -95,10 +95,8 @@ class Webhook:
         except (Rejected, Absent) as error:  # a quota, or a namespace that ends
             return _refused(review, RefusedPod(pod.system, f"its template cannot be made: {error}"))
         except (ClusterError, TimeoutError, CancelledError) as error:
-            if (left_out := self._failed.left_out()) is not None:
-                extra = {"reason": str(error) or "no answer in time", "left_out": left_out or None}
-                log.warning("template cannot be written", extra=extra)
             reason = str(error) or "the API server did not answer"
+            self._failed.warn(log, "template cannot be written", reason)
             said = f"written for {pod.system}, and its template could not be written now: {reason}: try again"
             refusal = ReviewRefusal(f"the pod is {said}", HTTPStatus.SERVICE_UNAVAILABLE)
             return _ReviewOutcome(write_refused(review.uid, refusal), pod.system, "failed")
