@@ -60,7 +60,7 @@ GROUPS = {
     "Run": {
         "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
         "scheduler": "Tell kube-scheduler which nodes waste least of the GPUs.",
-        "admission": "Let pods of HAMi, Volcano, KAI and others in as pods with claims.",
+        "admission": "Let pods of other systems in as pods with claims.",
         "slurm": "Write and check Slurm's GPU files, and serve its jobs.",
     },
     "Prove": {
