@@ -96,6 +96,12 @@ def create(cluster: Cluster, document: Json, *options: str) -> str:
     return cluster.kubectl("create", *options, "-f", "-", stdin=yaml.safe_dump(document), check=False)
 
 
+def as_made(said: str) -> Json:
+    """The object that kubectl prints; warnings stand around it."""
+    found: Json = json.JSONDecoder().raw_decode(said[said.index("{") :])[0]
+    return found
+
+
 def created(cluster: Cluster, document: Json) -> str:
     """What kubectl says of a pod that was let in."""
     said = create(cluster, document)
@@ -213,7 +219,7 @@ def asking(name: str, limits: dict[str, int], **more: Any) -> Json:
 )
 def test_the_api_server_sends_what_is_translated(node: Cluster, document: Json) -> None:
     said = create(node, document, "--dry-run=server", "-o", "json")
-    made = json.loads(said[said.index("{") :])
+    made = as_made(said)
     assert made["metadata"]["annotations"]["partage.dev/translated"]
     assert made["spec"]["resourceClaims"]
 
@@ -229,7 +235,7 @@ def test_a_node_selector_of_gke_is_seen(node: Cluster) -> None:
 def test_a_scheduler_that_is_there_is_kept_and_all_rights_are_enough(node: Cluster) -> None:
     document = asking("runai", {}, annotations={"gpu-fraction": "0.5"}, schedulerName="runai-scheduler")
     said = create(node, document, "--dry-run=server", "-o", "json")
-    assert json.loads(said[said.index("{") :])["spec"]["schedulerName"] == "runai-scheduler"
+    assert as_made(said)["spec"]["schedulerName"] == "runai-scheduler"
     who = f"system:serviceaccount:{NAMESPACE}:{NAME}"
     for verb, kind in {"list": "pods", "delete": "resourceclaimtemplates"}.items():
         assert node.kubectl("auth", "can-i", verb, kind, "-A", "--as", who, check=False).endswith("yes\n")
