@@ -322,7 +322,7 @@ def test_translating_twice_changes_nothing(mains, inits, marks):
             claim["name"]
             for group in ("containers", "initContainers")
             for row in after["spec"][group]
-            for claim in row["resources"].get("claims", [])
+            for claim in row.get("resources", {}).get("claims", [])
         }
         assert asked == used
         for claim in found.claims:
