@@ -66,6 +66,7 @@ class ExplainedGpuRow(Frozen):
 class GivenDeviceRow(Frozen):
     """A device that a claim of the pod would get. claim: as the pod calls it. request: of an alternative
     ``req/sub``. device: its name in the pool. gpu: index; None: not published. text: how much of it.
+    guarantee: of its memory, as it is published; empty: it is not.
     """
 
     claim: str
@@ -73,6 +74,7 @@ class GivenDeviceRow(Frozen):
     device: str
     gpu: int | None
     text: str
+    guarantee: str = ""
 
 
 class ClaimAskRow(Frozen):
@@ -265,9 +267,7 @@ def explained_pod(
 
 
 def _former_row(pod: PodNeeds, former: FormerPod, verdicts: tuple[NodeVerdict, ...]) -> FormerPodRow:
-    never = bool(verdicts) and all(
-        isinstance(verdict.reason, NoDeviceEver | NoDevicesForClaims) for verdict in verdicts
-    )
+    never = bool(verdicts) and all(_has_no_home(verdict) for verdict in verdicts)
     homes = [words.home for words in former.claims.values()] if never else []
     return FormerPodRow(
         former.system,
@@ -314,6 +314,7 @@ def _node_row(verdict: NodeVerdict, remarks: tuple[str, ...]) -> ExplainedNodeRo
                 one.device.device.name,
                 one.device.gpu_index,
                 device_words(one.device, one.amounts),
+                one.device.text("guarantee"),
             )
             for one in verdict.gives
         ),

@@ -50,11 +50,10 @@ def admission_terms(nodes: Iterable[NodeView], geometry_of: GeometryOf) -> Admis
     return AdmissionTerms(sizes=sizes_of(devices), listed=frozenset(listed))
 
 
-def is_asking(documents: Iterable[Object]) -> bool:
-    """Whether one of the pods is written for another system, or refused as such."""
-    return any(
-        translate(pod, AdmissionTerms()) is not None for document in documents for pod in _pods_in(document)
-    )
+def is_asking(documents: Iterable[Object], listed: frozenset[str] = frozenset()) -> bool:
+    """Whether one of the pods is written for another system. listed: names that device plugins have."""
+    terms = AdmissionTerms(listed=listed)
+    return any(translate(pod, terms) is not None for document in documents for pod in _pods_in(document))
 
 
 def taken(found: Sequence[Found], file: str, terms: AdmissionTerms) -> TakenObjects:

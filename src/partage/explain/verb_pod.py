@@ -42,19 +42,20 @@ def explain_file(file: str, where: Where, output: str) -> int:
     from partage.explain.pod_needs import pods_of
 
     found = _read(file)
-    asks = _asks_of_others(found)
     if where.in_cluster:
         raw = [pod for path, document, line_of in found for pod in pods_of(document, file, path, line_of)]
-        namespaces = {pod.namespace for pod in raw if pod.claim_sources or asks}
+        namespaces = {pod.namespace for pod in raw if pod.claim_sources}
         names = {name for pod in raw for one in pod.containers for name in one.requests if "/" in name}
-        (nodes, running), there = ask_cluster(where.kubeconfig, partial(_nodes_and_claims, namespaces, names))
+        (nodes, running), there = ask_cluster(
+            where.kubeconfig, partial(_nodes_and_claims, namespaces, names, found)
+        )
         seen = see_cluster(where, nodes, running)
         if there is not None:
             of_cluster = claims_of_cluster(there)
             seen = replace(seen, nodes=with_books(seen.nodes, there, of_cluster))
     else:
         seen, there = see_nodes(where), None
-    taken = _taken(found, file, seen, asks=asks)
+    taken = _taken(found, file, seen)
     known = claims_of_objects(taken.objects, file)
     if there is not None:
         known = known.over(of_cluster)
@@ -65,28 +66,22 @@ def explain_file(file: str, where: Where, output: str) -> int:
             said = f"its agent is taken to have the driver name that the claims mean: {known.names.driver}"
             remarks = {node.name: (*seen.remarks.get(node.name, ()), said) for node in seen.nodes}
             seen = replace(seen, remarks=remarks)
-    asking = [with_claims(pod, known) for pod in map(_with_resources(seen), taken.pods)]
+    seen_asks = _with_resources(seen)
+    asking = [with_claims(pod, known) for pod in map(seen_asks, taken.pods)]
     asking = [pod for pod in asking if pod.asks or pod.claim_sources]
-    refused = [explained_pod(pod, (), {}, sentence) for pod, sentence in taken.refused]
+    refused = [explained_pod(seen_asks(pod), (), {}, sentence) for pod, sentence in taken.refused]
     if not asking and not refused:
         raise InputError(f"{file}: no container asks for a GPU or a share of one", _ASK)
     return _print([*refused, *(_explained(pod, seen) for pod in asking)], output)
 
 
-def _asks_of_others(found: Sequence[Found]) -> bool:
-    from partage.explain.other_systems import is_asking
-
-    return is_asking(document for _, document, _ in found)
-
-
-def _taken(found: Sequence[Found], file: str, seen: SeenNodes, *, asks: bool) -> TakenObjects:
-    """asks: some of the pods are written for other systems."""
+def _taken(found: Sequence[Found], file: str, seen: SeenNodes) -> TakenObjects:
     from partage.admission.decide.translate import AdmissionTerms
     from partage.edges.files.catalogue import geometry_of
-    from partage.explain.other_systems import admission_terms, taken
+    from partage.explain.other_systems import admission_terms, is_asking, taken
 
-    terms = admission_terms(seen.nodes, geometry_of) if asks else AdmissionTerms()
-    return taken(found, file, terms)
+    asks = is_asking(document for _, document, _ in found)
+    return taken(found, file, admission_terms(seen.nodes, geometry_of) if asks else AdmissionTerms())
 
 
 def _meant(node: NodeView, known: KnownClaims) -> NodeView:
@@ -116,25 +111,42 @@ def _with_resources(seen: SeenNodes) -> _Completed:
 
 
 async def _nodes_and_claims(
-    namespaces: Collection[str], names: Collection[str], reader: ClusterReader
+    namespaces: Collection[str], names: Collection[str], found: Sequence[Found], reader: ClusterReader
 ) -> tuple[tuple[Sequence[Object], Sequence[Object]], ClaimObjects | None]:
-    """namespaces: of pods with claims. names: resources that pods ask for."""
+    """namespaces: of pods with claims. names: resources that pods ask for. found: the objects of the pods."""
+    from partage.explain.other_systems import is_asking
+
     nodes, pods = await reader.nodes(), await reader.pods()
-    return (nodes, pods), await _claims_if_any(reader, namespaces, names, nodes)
+    asks = not namespaces and is_asking((document for _, document, _ in found), _listed(nodes))
+    return (nodes, pods), await _claims_if_any(reader, namespaces, names, nodes, asks=asks)
+
+
+def _listed(nodes: Sequence[Object]) -> frozenset[str]:
+    """Names of resources that some node lists."""
+    from partage.explain.cluster_views import texts_at
+
+    amounts = (texts_at(node, "status", "allocatable") for node in nodes)
+    return frozenset(name for each in amounts for name, amount in each.items() if amount != "0")
 
 
 async def _claims_if_any(
-    reader: ClusterReader, namespaces: Collection[str], names: Collection[str], nodes: Sequence[Object]
+    reader: ClusterReader,
+    namespaces: Collection[str],
+    names: Collection[str],
+    nodes: Sequence[Object],
+    *,
+    asks: bool = False,
 ) -> ClaimObjects | None:
     """None where no pod has claims, and the scheduler would make none: every node lists what is asked for by
     name. Who may not read what is there for claims gets an answer without it, unless pods name claims.
+    asks: a pod would have claims, as it is written for another system.
     """
     from partage.explain.cluster_views import texts_at
 
     if namespaces:
         return await _claims(reader, namespaces)
     listed = [texts_at(node, "status", "allocatable") for node in nodes]
-    if all(one.get(name, "0") != "0" for one in listed for name in names):
+    if not asks and all(one.get(name, "0") != "0" for one in listed for name in names):
         return None
     try:
         return await _claims(reader, ())

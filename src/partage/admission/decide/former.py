@@ -105,7 +105,8 @@ def as_before(pod: Mapping[str, Any]) -> dict[str, Any]:
         claims = resources.get("claims")
         kept = [row for row in claims if not _is_ours(row)] if isinstance(claims, list) else []
         limits = resources.get("limits")
-        limits = {**(limits if isinstance(limits, dict) else {}), **amounts.get(container.get("name"), {})}
+        had = amounts.get(str(container.get("name")), {})
+        limits = {**(limits if isinstance(limits, dict) else {}), **had}
         container["resources"] = {**resources, "claims": kept, "limits": limits}
     rows = spec.get("resourceClaims")
     if isinstance(rows, list):
@@ -117,7 +118,7 @@ def as_before(pod: Mapping[str, Any]) -> dict[str, Any]:
     return before
 
 
-def _amounts(asked: str) -> Iterator[tuple[Any, dict[str, str]]]:
+def _amounts(asked: str) -> Iterator[tuple[str, dict[str, str]]]:
     """By container, from ``main nvidia.com/gpu=1 nvidia.com/gpumem=3000; side ...``."""
     for row in asked.split("; "):
         name, _, words = row.partition(" ")

@@ -52,7 +52,7 @@ def asked_of_nos(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
                 "ask for 1 of a larger one",
             )
         size = next(sizes[name] for name, number in counts.items() if number)
-        word = AmountWord(MEMORY, "nvidia.com/gpu-{}gb: 1", f"{size}gb", Decimal(GIB))
+        word = AmountWord(MEMORY, "nvidia.com/gpu-{}gb: 1", f"nvidia.com/gpu-{size}gb", Decimal(GIB))
         needs.append(container.asking(GpuNeed(1, BytesOfGpu(size * GIB)), word))
     return PodGpuNeed(NOS, tuple(needs), names=frozenset(names)) if needs else None
 

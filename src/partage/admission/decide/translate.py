@@ -289,7 +289,7 @@ def _guarantee(claim: ClaimOfPod) -> str:
     users = ", ".join(user.name for user in claim.containers)
     need = claim.containers[0].need
     memory = (
-        "hard, the GPU is its own"
+        "all of the GPU, alone, as PARTAGE_GUARANTEE in the container says"
         if isinstance(need.memory, WholeGpu)
         else ("as PARTAGE_GUARANTEE in the container says")
     )
