@@ -161,7 +161,7 @@ async def test_a_pod_that_was_let_in_is_explained_in_its_own_words(capsys, tmp_p
     ]
 
 
-async def test_a_pod_that_no_webhook_has_seen_is_told_so(capsys, tmp_path):
+async def test_scenario_22_a_pod_that_no_webhook_has_seen_is_told_so(capsys, tmp_path):
     waits = pod(container({"nvidia.com/gpu": 1, HAMI: 40000}))
     waits["metadata"].update(name="new", namespace="a")
     waits["status"] = {"phase": "Pending"}
