@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from partage.plan.placement.mix import WHOLE_MILLI, PodType, mix_of
+from partage.plan.placement.replay import tuned_scores
 from partage.plan.placement.room import Room, first_fit
-from partage.plan.placement.ssp import Ssp
 from partage.whatif.decide.placements import PlacementPolicy, place_all
 from tests.scheduler.feeding import Fed
 from tests.scheduler.objects import MEMORY, Json, claim, device, node, pod, slices
@@ -66,7 +66,7 @@ def test_the_best_nodes_are_those_of_the_what_if(seed: int, models: tuple[str, .
     for room in rooms:
         supply[room.model] = supply.get(room.model, 0) + sum(room.left)
     # The same tables: what-if knows all pods that will come, the extender only those that came.
-    fed.extender.use(Ssp(mix_of(pods), supply, exact=False), frozenset(supply), mix_of(pods))
+    fed.extender.use(tuned_scores(mix_of(pods), rooms, supply=supply), frozenset(supply), mix_of(pods))
     live = [Room(one.model, one.cpu_milli, one.memory_mib, [*one.left], 64_000, 10**6) for one in rooms]
     serial, compared = itertools.count(), 0
 

@@ -20,12 +20,13 @@ from partage.codec.values import CodecError
 from partage.edges.kube.scheduling import KINDS
 from partage.plan.placement.baselines import BestFit, EmptiestFirst
 from partage.plan.placement.mix import Mix
+from partage.plan.placement.replay import tuned_scores
+from partage.plan.placement.room import NodeScores
 from partage.plan.placement.ssp import Ssp
 from partage.scheduler.decide.asks import AskReader
 from partage.scheduler.decide.board import (
     ExtenderPolicy,
     Judge,
-    NodeScores,
     ScoreBoard,
     supply_of,
 )
@@ -41,7 +42,10 @@ from partage.serve_http.metrics.exposition import Family
 log = logging.getLogger(__name__)
 
 MIX_EVERY_S = 60.0
-"""Pause between two mixes. Where a model of GPU is new, tables are made at once."""
+"""Pause between two mixes. Where a model of GPU is new, or twice as many pods are known, there is none."""
+_ENOUGH = 100
+"""Pods from which on it is tried out which way to score is best."""
+_FEW = 10
 _CHANGED = 0.02
 """Part of all pods by which a mix differs from the one before, so that tables are worth making again."""
 
@@ -77,7 +81,7 @@ class Extender:
         self._troubles: dict[str, str] = dict.fromkeys(KINDS, "the API server has not answered yet")
         self._models: frozenset[str] = frozenset()
         self._tables_of: Mix | None = None
-        self._made_s = 0.0
+        self._made_s, self._made_of = 0.0, 0
         self._not_seen, self._unknown = Seldom(), Seldom()
         self.mix = MixState()
         self.counts = ExtenderCounts()
@@ -180,8 +184,11 @@ class Extender:
         if changed:
             self._classes, self._reader = classes, AskReader(classes)
         due = self._clock() - self._made_s >= MIX_EVERY_S
-        if changed or not self.mix.version or not self._models.issuperset(supply) or due:
-            self._make(kinds, supply, anew=changed or not self._models.issuperset(supply))
+        before, pods = self._made_of, len(self._window)
+        anew = changed or not self._models.issuperset(supply) or before < _ENOUGH <= pods
+        if anew or not self.mix.version or due or pods >= max(_FEW, 2 * before):
+            self._made_of = pods
+            self._make(kinds, supply, anew=anew)
         for ask in dict.fromkeys(ask for ask, waits in new if waits):
             self._by_steps(self._board.warm(ask))
 
@@ -194,7 +201,7 @@ class Extender:
             time.sleep(0)
 
     def _make(self, kinds: Mapping[str, DeviceKind], supply: Mapping[str, int], *, anew: bool) -> None:
-        """Tables for the mix of now, in a second or a few; then all answers are by them at once."""
+        """Tables for the mix of now, in some seconds; then all answers are by them at once."""
         began = time.perf_counter()
         with self._lock:
             counts = self._window.counts
@@ -212,7 +219,12 @@ class Extender:
         scores: NodeScores
         match self._policy:
             case ExtenderPolicy.SSP:
-                scores = Ssp(expected.tables, supply, exact=False, priced=expected.priced)
+                if len(self._window) < _ENOUGH:
+                    scores = Ssp(expected.tables, supply, exact=False, priced=expected.priced)
+                else:
+                    with self._lock:
+                        rooms = [one.room for one in self._board.rooms()]
+                    scores = tuned_scores(expected.tables, rooms, supply=supply, priced=expected.priced)
             case ExtenderPolicy.BESTFIT:
                 scores = BestFit()
             case ExtenderPolicy.SPREAD:

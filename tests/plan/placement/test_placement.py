@@ -10,8 +10,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from partage.plan.placement import replay as replays
 from partage.plan.placement.baselines import BestFit, Fgd
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType, mix_of, prices
+from partage.plan.placement.replay import MOST_NODES, drawn_pods, replay, sampled, tuned_scores
 from partage.plan.placement.room import Room, choices, first_fit
 from partage.plan.placement.ssp import Ssp
 from partage.plan.placement.waste import WasteTable, waste_tables
@@ -172,3 +174,48 @@ def test_the_tables_of_a_production_trace() -> None:
     assert waste.of_cpu(8000, 12_000) == pytest.approx(6488, rel=0.03)
     rows_of = [(row.gpus, round(row.cpu_milli / 1000, 1), round(row.part, 4)) for row in mix.slots]
     assert sorted(rows_of) == [(2, 16.9, 0.0020), (4, 37.8, 0.0018), (8, 80.3, 0.0054)]
+
+
+def test_small_pods_that_are_rare_are_not_expected_in_every_hole() -> None:
+    """Eights leave holes of 200 milli, and of 100 pods of one GPU one would fill it."""
+    steady = table(mix_of([PodType(0, 0, 1, 800)] * 50 + [PodType(0, 0, 1, 200)] + [WHOLE] * 49))
+    contested = steady.of_way(1.0)
+    assert steady.of_hole(200) < 170
+    assert contested.of_hole(200) > steady.of_hole(200)
+    assert [round(of_way, 6) for of_way in steady.of_way(0.5).holes] == [
+        round((a + b) / 2, 6) for a, b in zip(steady.holes, contested.holes, strict=True)
+    ]
+    # What no pod fits in is lost, either way; what all pods fill is not.
+    assert contested.of_hole(190) == pytest.approx(190)
+    assert table(mix_of([HALF])).of_way(1.0).of_hole(500) < 5
+
+
+def test_fgd_with_the_fullest_first_differs_among_equals_alone() -> None:
+    fgd, fullest = Fgd(MIX), Fgd(MIX, fullest=True)
+    nodes = [room(1000, 1000), room(500, 1000), room(1000, cpu=8000), room(1000, 1000, cpu=32_000)]
+    for pod in (HALF, WHOLE):
+        for node in nodes:
+            assert 0 <= fgd.best(pod, node)[0] - fullest.best(pod, node)[0] < 1
+        assert fullest.best(pod, nodes[3])[0] > fullest.best(pod, nodes[0])[0]
+
+
+def test_where_ssp_loses_the_pods_of_the_mix_fgd_is_taken(monkeypatch: pytest.MonkeyPatch) -> None:
+    nodes = [room(*[1000] * 8, cpu=128_000) for _ in range(20)]
+    supply = {"a": 160_000}
+    assert isinstance(tuned_scores(MIX, nodes, supply=supply), Ssp)
+    # No way of SSP is as good as one that is said to be better than all.
+    monkeypatch.setattr(replays, "_NOISE", -100.0)
+    assert isinstance(tuned_scores(MIX, nodes, supply=supply), Fgd)
+
+
+def test_a_replay_does_not_depend_on_the_order_of_nodes_or_on_what_is_used() -> None:
+    nodes = [room(*[1000] * gpus, cpu=128_000, model=model) for gpus in (1, 2, 8) for model in "ab"]
+    used = [room(*[500] * len(one.left), cpu=1000, model=one.model) for one in reversed(nodes)]
+    assert sampled(nodes) == sampled(used)
+    assert len(sampled(nodes * 100)) == MOST_NODES
+    pods = drawn_pods(MIX, nodes)
+    assert pods == drawn_pods(Mix(dict(reversed(MIX.parts.items()))), nodes)
+    assert sum(pod.demand for pod in pods) >= 1.3 * sum(sum(one.left) for one in nodes)
+    assert drawn_pods(mix_of([CPU]), nodes) == []
+    at_full, at_end = replay(BestFit(), sampled(nodes), pods)
+    assert 0 < at_full <= at_end <= 100

@@ -10,6 +10,7 @@ from partage.plan.placement.room import GpuIndexes, Room, choices, first_fit, wi
 
 _CPU_SCALE, _GPU_SCALE = 128_000, 8 * WHOLE_MILLI
 _TYPICAL = 0.95
+_OF_EQUALS = 0.01
 
 
 class BestFit:
@@ -34,10 +35,13 @@ class EmptiestFirst:
 class Fgd:
     """The node and GPU on which the pod leaves the fewest pieces that typical pods cannot use.
 
-    Scores are whole numbers, as published: with exact ones it is worse.
+    Scores are whole numbers, as published: with exact ones it is worse. fullest: of nodes with the same score
+    the fullest is best, and the GPU is the allocator's first fit. So it gives as much where kube-scheduler
+    looks at part of the nodes and draws among equals, too.
     """
 
-    def __init__(self, mix: Mix) -> None:
+    def __init__(self, mix: Mix, *, fullest: bool = False) -> None:
+        self._fullest = fullest
         self._typical = _typical(mix)
         self._known: dict[tuple[str, tuple[int, ...], int], float] = {}
 
@@ -46,12 +50,16 @@ class Fgd:
         left = tuple(room.left)
         before = self._fragments(room.model, left, room.cpu_milli)
         cpu_milli = room.cpu_milli - pod.cpu_milli
-        found = choices(pod, left) if pod.gpus == 1 and pod.milli < WHOLE_MILLI else (first_fit(pod, left),)
-        scored = [
+        chosen = pod.gpus == 1 and pod.milli < WHOLE_MILLI and not self._fullest
+        found = choices(pod, left) if chosen else (first_fit(pod, left),)
+        scored: list[tuple[float, GpuIndexes]] = [
             (_score(before - self._fragments(room.model, without(pod, left, gpus), cpu_milli)), gpus)
             for gpus in found
         ]
-        return max(scored, key=lambda pair: pair[0])
+        score, gpus = max(scored, key=lambda pair: pair[0])
+        if self._fullest:
+            return score - _OF_EQUALS * (sum(left) / _GPU_SCALE + room.cpu_milli / _CPU_SCALE), gpus
+        return score, gpus
 
     def _fragments(self, model: str, left: tuple[int, ...], cpu_milli: int) -> float:
         key = model, left, cpu_milli

@@ -7,12 +7,25 @@ from collections.abc import Mapping
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType, Slots, prices
 from partage.plan.placement.room import GpuIndexes, Room, choices, first_fit, without
 from partage.plan.placement.waste import WasteTable, waste_tables
+from partage.values import Frozen
 
 _SLOT_WEIGHT = 0.8
 _OPEN = 15.0
 """Milli that it costs to begin an unused node of eight GPUs."""
-_PRICE = 0.5
 _CPU_ONLY = 1e-6
+
+
+class SspWay(Frozen):
+    """What of the scores can be tuned. contested: part of the table of contested holes, 0 to 1; the rest is
+    the steady one's. price: how much the price of a model counts.
+    """
+
+    contested: float = 0.0
+    price: float = 0.5
+
+
+STEADY = SspWay()
+"""As published."""
 
 
 class Ssp:
@@ -21,13 +34,22 @@ class Ssp:
     """
 
     def __init__(
-        self, mix: Mix, supply: Mapping[str, int], *, exact: bool, priced: Mix | None = None
+        self,
+        mix: Mix,
+        supply: Mapping[str, int],
+        *,
+        exact: bool,
+        priced: Mix | None = None,
+        way: SspWay = STEADY,
+        tables: Mapping[str, WasteTable] | None = None,
     ) -> None:
         """supply: milli of each GPU model in the cluster. priced: the mix by which models are priced, where
-        ``mix`` has one pod several times, as different amounts of different models. It takes a second or a
-        few.
+        ``mix`` has one pod several times, as different amounts of different models. tables: of the mix, if
+        they are known. It takes a second or a few.
         """
-        self._tables: Mapping[str, WasteTable] = waste_tables(mix, list(supply))
+        self.way = way
+        tables = waste_tables(mix, list(supply)) if tables is None else tables
+        self._tables = {model: table.of_way(way.contested) for model, table in tables.items()}
         self._slots = mix.slots
         self._prices = prices(mix if priced is None else priced, supply)
         self._exact = exact
@@ -50,7 +72,7 @@ class Ssp:
         )
         if room.unused:
             score -= _OPEN * len(left) / 8
-        return score - _PRICE * self._prices.get(room.model, 0.0) * pod.demand, gpus
+        return score - self.way.price * self._prices.get(room.model, 0.0) * pod.demand, gpus
 
     def potential(self, model: str, left: tuple[int, ...], cpu_milli: int) -> float:
         """Milli of the node's GPUs that are expected to be wasted. left: of each GPU."""
