@@ -41,10 +41,11 @@ def contested_holes(steady: Sequence[float], sizes: Mapping[int, float], step: i
     if not sizes:
         return tuple(steady)
     whole = len(steady) - 1
+    left = float(step) * np.arange(whole + 1)
     each = _LOAD * whole / _STEPS / sum(size * part for size, part in sizes.items())
     for _ in range(_ROUNDS):
         arrivals = [_arrival(waste, size, part * each) for size, part in sorted(sizes.items())]
-        waste = (1 - _NEW) * waste + _NEW * _wasted(_moves(arrivals, whole), step)
+        waste = (1 - _NEW) * waste + _NEW * _wasted(arrivals, _moves(arrivals, whole), left)
     return tuple(map(float, waste))
 
 
@@ -57,9 +58,9 @@ def _arrival(waste: np.ndarray, size: int, count: float) -> _Arrival:
     return _Arrival(size, count, holes[order], gains[order])
 
 
-def _moves(arrivals: Sequence[_Arrival], whole: int) -> list[np.ndarray]:
-    """Of each step: how much of the holes of one size (rows) become holes of another (columns). A size of
-    which there are none is as one hole that came among the others.
+def _moves(arrivals: Sequence[_Arrival], whole: int) -> list[list[np.ndarray]]:
+    """Of each step and arrival: which part of each hole, best first, gets such a pod. A size of which there
+    are none is as one hole that came among the others.
     """
     import numpy as np
 
@@ -67,35 +68,36 @@ def _moves(arrivals: Sequence[_Arrival], whole: int) -> list[np.ndarray]:
     share[whole] = 1.0
     found = []
     for _ in range(_STEPS):
-        moved = np.eye(whole + 1)
+        parts = []
         for pods in arrivals:
             there = share[pods.holes]
             together = np.cumsum(there)
             taken = np.diff(np.minimum(together, pods.count), prepend=0.0)
             last = int(np.searchsorted(together, pods.count - 1e-15))
             least = pods.gains[last] if last < len(together) else -np.inf
-            part = np.where(there > 0, taken / np.where(there > 0, there, 1.0), pods.gains >= least)
-            away = moved[:, pods.holes] * part
-            moved[:, pods.holes] -= away
-            moved[:, pods.holes - pods.size] += away
+            parts.append(np.where(there > 0, taken / np.where(there > 0, there, 1.0), pods.gains >= least))
             share[pods.holes] -= taken
             share[pods.holes - pods.size] += taken
-        found.append(moved)
+        found.append(parts)
     return found
 
 
-def _wasted(moves: Sequence[np.ndarray], step: int) -> np.ndarray:
-    """Mean milli that stay unused of a hole that is there at a random step."""
+def _wasted(
+    arrivals: Sequence[_Arrival], moves: Sequence[Sequence[np.ndarray]], left: np.ndarray
+) -> np.ndarray:
+    """Mean milli that stay unused of a hole that is there at a random step. left: of each hole."""
     import numpy as np
 
-    left = float(step) * np.arange(len(moves[0]))
     later, together = np.zeros_like(left), np.zeros_like(left)
     counted = 0
     for number in range(len(moves) - 1, -1, -1):
         if number >= int(_STEPS * _FULL / _LOAD):
             later = later + left
             counted += 1
-        later = moves[number] @ later
+        for pods, part in zip(reversed(arrivals), reversed(moves[number]), strict=True):
+            after = later.copy()
+            after[pods.holes] += part * (later[pods.holes - pods.size] - later[pods.holes])
+            later = after
         together += later / counted
     mean: np.ndarray = together / len(moves)
     return mean
