@@ -33,8 +33,8 @@ def tuned_scores(
     mix: Mix, rooms: Sequence[Room], *, supply: Mapping[str, int], priced: Mix | None = None
 ) -> NodeScores:
     """The way to score that gives the most of the GPUs away in a replay: SSP in one of several ways, or FGD
-    itself where each of them gave less. The same mix and nodes give the same. rooms: the nodes of the cluster;
-    what is used of them does not count. The others are as for ``Ssp``. It takes some seconds.
+    itself where each of them gave less. The same mix and nodes give the same. rooms: the nodes of the
+    cluster; what is used of them does not count. The others are as for ``Ssp``. It takes some seconds.
     """
     tables = waste_tables(mix, list(supply))
     nodes = sampled(rooms)
