@@ -20,7 +20,6 @@ from partage.codec.values import CodecError
 from partage.edges.kube.scheduling import KINDS
 from partage.plan.placement.baselines import BestFit, EmptiestFirst
 from partage.plan.placement.mix import Mix
-from partage.plan.placement.replay import tuned_scores
 from partage.plan.placement.room import NodeScores
 from partage.plan.placement.ssp import Ssp
 from partage.scheduler.decide.asks import AskReader
@@ -36,6 +35,7 @@ from partage.scheduler.decide.ranks import NO, ranked
 from partage.scheduler.metrics import ExtenderCounts, MixState
 from partage.scheduler.protocol import PrioritizeRequest, read_arguments, write_priorities
 from partage.scheduler.state import ClusterState
+from partage.scheduler.trial import Trial, TrialProcess, Tried
 from partage.serve_http.http import Answer, PageRequest, json_answer
 from partage.serve_http.metrics.exposition import Family
 
@@ -60,7 +60,7 @@ class _NoScores:
 
 class Extender:
     """Told of objects by watches (``SchedulingSeen``), asked over HTTP. driver: whose devices count.
-    clock: seconds, monotonic."""
+    clock: seconds, monotonic. begin: a trial of ways to score."""
 
     def __init__(
         self,
@@ -68,8 +68,11 @@ class Extender:
         driver: str = OWN_NAMES.driver,
         *,
         clock: Callable[[], float] = time.monotonic,
+        begin: Callable[[Tried], Trial] = TrialProcess,
     ) -> None:
         self.driver = driver
+        self._begin = begin
+        self._trial: tuple[Trial, frozenset[str], Mix] | None = None
         self._policy, self._clock = policy, clock
         self._lock = threading.RLock()
         self._reader = AskReader({})
@@ -183,10 +186,12 @@ class Extender:
         changed = classes != self._classes
         if changed:
             self._classes, self._reader = classes, AskReader(classes)
-        due = self._clock() - self._made_s >= MIX_EVERY_S
         before, pods = self._made_of, len(self._window)
         anew = changed or not self._models.issuperset(supply) or before < _ENOUGH <= pods
-        if anew or not self.mix.version or due or pods >= max(_FEW, 2 * before):
+        due = self._clock() - self._made_s >= MIX_EVERY_S or pods >= max(_FEW, 2 * before)
+        if self._trial is not None and not anew:
+            self._look_at(*self._trial)
+        elif anew or due or not self.mix.version:
             self._made_of = pods
             self._make(kinds, supply, anew=anew)
         for ask in dict.fromkeys(ask for ask, waits in new if waits):
@@ -216,15 +221,18 @@ class Extender:
             and _distance(self._tables_of, expected.tables) < _CHANGED
         ):
             return
+        if self._policy is ExtenderPolicy.SSP and len(self._window) >= _ENOUGH:
+            with self._lock:
+                rooms = [one.room for one in self._board.rooms()]
+            self.close()
+            tried = Tried(expected.tables, rooms, supply, expected.priced)
+            self._trial = self._begin(tried), models, expected.tables
+            if self.mix.version and not anew:
+                return  # until it ends, answers are by the scores before
         scores: NodeScores
         match self._policy:
             case ExtenderPolicy.SSP:
-                if len(self._window) < _ENOUGH:
-                    scores = Ssp(expected.tables, supply, exact=False, priced=expected.priced)
-                else:
-                    with self._lock:
-                        rooms = [one.room for one in self._board.rooms()]
-                    scores = tuned_scores(expected.tables, rooms, supply=supply, priced=expected.priced)
+                scores = Ssp(expected.tables, supply, exact=False, priced=expected.priced)
             case ExtenderPolicy.BESTFIT:
                 scores = BestFit()
             case ExtenderPolicy.SPREAD:
@@ -233,6 +241,25 @@ class Extender:
         seconds = round(time.perf_counter() - began, 3)
         extra = {"version": self.mix.version, "pods": sum(counts.values()), "seconds": seconds}
         log.info("tables were made", extra=extra)
+
+    def _look_at(self, trial: Trial, models: frozenset[str], mix: Mix) -> None:
+        try:
+            scores = trial.scores()
+        except ChildProcessError as error:
+            self._trial = self._tables_of = None
+            log.warning("ways to score were not tried; the one before stays", extra={"reason": str(error)})
+            return
+        if scores is not None:
+            self._trial = None
+            self.use(scores, models, mix)
+            extra = {"version": self.mix.version, "way": repr(scores.way)}
+            log.info("ways to score were tried", extra=extra)
+
+    def close(self) -> None:
+        """End what was begun."""
+        if self._trial is not None:
+            self._trial[0].stop()
+            self._trial = None
 
     def use(self, scores: NodeScores, models: frozenset[str], mix: Mix) -> None:
         """Answer by these from now on. models: that they know. mix: of which they were made."""

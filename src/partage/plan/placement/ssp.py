@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from partage.plan.placement.fragments import Fragments
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType, Slots, prices
 from partage.plan.placement.room import GpuIndexes, Room, choices, first_fit, without
 from partage.plan.placement.waste import WasteTable, waste_tables
@@ -16,16 +17,16 @@ _CPU_ONLY = 1e-6
 
 
 class SspWay(Frozen):
-    """What of the scores can be tuned. contested: part of the table of contested holes, 0 to 1; the rest is
-    the steady one's. price: how much the price of a model counts.
+    """What of the scores can be tuned. fragments: which part of the potential is FGD's measure, 0 to 1.
+    price: how much the price of a model counts.
     """
 
-    contested: float = 0.0
+    fragments: float = 0.0
     price: float = 0.5
 
 
-STEADY = SspWay()
-"""As published."""
+PUBLISHED = SspWay()
+"""With the check values of our study."""
 
 
 class Ssp:
@@ -40,7 +41,7 @@ class Ssp:
         *,
         exact: bool,
         priced: Mix | None = None,
-        way: SspWay = STEADY,
+        way: SspWay = PUBLISHED,
         tables: Mapping[str, WasteTable] | None = None,
     ) -> None:
         """supply: milli of each GPU model in the cluster. priced: the mix by which models are priced, where
@@ -48,8 +49,8 @@ class Ssp:
         they are known. It takes a second or a few.
         """
         self.way = way
-        tables = waste_tables(mix, list(supply)) if tables is None else tables
-        self._tables = {model: table.of_way(way.contested) for model, table in tables.items()}
+        self._tables = waste_tables(mix, list(supply)) if tables is None else tables
+        self._fragments = Fragments(mix)
         self._slots = mix.slots
         self._prices = prices(mix if priced is None else priced, supply)
         self._exact = exact
@@ -91,7 +92,10 @@ class Ssp:
         stranded = table.of_cpu(total - wasted, cpu_milli)
         free = left.count(WHOLE_MILLI)
         slots = sum(_no_slots(row, total, free, cpu_milli) for row in self._slots if _fits(row, model, left))
-        return wasted + stranded + _SLOT_WEIGHT * slots
+        spoilt = wasted + stranded + _SLOT_WEIGHT * slots
+        if not (part := self.way.fragments):
+            return spoilt
+        return (1 - part) * spoilt + part * self._fragments.of(model, left, cpu_milli)
 
 
 _MOST_KNOWN = 200_000

@@ -6,10 +6,8 @@ Making them takes about a second for each group of models that the same pods may
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
-from partage.plan.placement.contested import contested_holes
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType
 from partage.values import Frozen
 
@@ -28,24 +26,11 @@ _CPU_ONLY_WEIGHT = 0.3
 
 class WasteTable(Frozen):
     """holes: milli finally wasted of a GPU of which n * HOLE_STEP are left. stranded: milli of GPUs that stay
-    unused for want of CPU, by steps of usable milli of GPUs and of CPU left. sizes: of pods of one GPU or a
-    part of one, in steps of holes, and how often they come.
+    unused for want of CPU, by steps of usable milli of GPUs and of CPU left.
     """
 
     holes: tuple[float, ...]
     stranded: tuple[tuple[float, ...], ...]
-    sizes: Mapping[int, float]
-
-    def of_way(self, contested: float) -> WasteTable:
-        """The same with so much of the contested holes, from 0 to 1."""
-        if not contested:
-            return self
-        other = _contested(self.holes, tuple(sorted(self.sizes.items())))
-        holes = tuple(
-            (1 - contested) * steady + contested * full
-            for steady, full in zip(self.holes, other, strict=True)
-        )
-        return WasteTable(holes, self.stranded, self.sizes)
 
     def of_hole(self, left: int) -> float:
         """left: milli of a GPU."""
@@ -73,36 +58,24 @@ def waste_tables(mix: Mix, models: Sequence[str]) -> dict[str, WasteTable]:
         single = mix.single(model)
         key = frozenset(single)
         if key not in made:
-            sizes = _sizes(single)
-            made[key] = WasteTable(_holes(sizes), _stranded(single, mix.without_gpus), sizes)
+            made[key] = WasteTable(_holes(single), _stranded(single, mix.without_gpus))
         tables[model] = made[key]
     return tables
 
 
-@lru_cache(maxsize=16)
-def _contested(steady: tuple[float, ...], sizes: tuple[tuple[int, float], ...]) -> tuple[float, ...]:
-    """Remembered for the tables of one mix, which are tried in several ways."""
-    return contested_holes(steady, dict(sizes), HOLE_STEP)
-
-
-def _sizes(single: Mapping[PodType, float]) -> dict[int, float]:
-    """How often pods of so many steps come, adding up to 1."""
+def _holes(single: Mapping[PodType, float]) -> tuple[float, ...]:
+    """A pod that fits makes the hole smaller, one that does not leaves it as it is; again and again."""
     sizes: dict[int, float] = {}
     for pod, part in single.items():
         size = -(-pod.milli // HOLE_STEP)
         sizes[size] = sizes.get(size, 0.0) + part
     total = sum(sizes.values())
-    return {size: part / total for size, part in sizes.items()}
-
-
-def _holes(sizes: Mapping[int, float]) -> tuple[float, ...]:
-    """A pod that fits makes the hole smaller, one that does not leaves it as it is; again and again."""
     wasted = [float(HOLE_STEP * hole) for hole in range(_HOLES)]
-    if not sizes:
+    if not total:
         return tuple(wasted)
     for _ in range(_ROUNDS):
         wasted = [
-            sum(part * wasted[hole - size if size <= hole else hole] for size, part in sizes.items())
+            sum(part * wasted[hole - size if size <= hole else hole] for size, part in sizes.items()) / total
             for hole in range(_HOLES)
         ]
     return tuple(wasted)
