@@ -326,7 +326,8 @@ def test_a_context_in_the_way_is_named_and_waited_for(
         agent.wait(lambda: "python3" in (agent.gpu(0)["reason"] or ""), "the context named")
         assert not ids(kubelet, SHARED)
         node.in_report_file("python3 (pid 4711)")
-        assert re.search(r"! GPU 0: .*python3 \(pid 4711\)", shown(node)), "and shown"
+        said = re.compile(r"! GPU 0: .*python3 \(pid 4711\)")
+        wait_for(lambda: said.search(shown(node)), what="and shown, while it is not tried again")
         helper.inject(Vacate(0, "python3"))
         offered(kubelet, SHARED, 2)
 

@@ -170,6 +170,23 @@ def test_beside_what_a_policy_offers(checked, document, severity, message):
     assert message in found[0]["message"]
 
 
+ON_DEMAND = """\
+version: partage/v1
+gpus:
+  - {select: {index: [0]}, via: claims, mig: {on-demand: true}}
+  - {select: rest, exclusive: {}}
+"""
+
+
+def test_what_is_made_on_demand_can_be_asked_for_as_far_as_it_fits_together(checked):
+    half, small = f"{PROFILE} == '3g.40gb'", f"{PROFILE} == '1g.10gb'"
+    two = request(MIG, half, name="a"), request(MIG, half, name="b")
+    assert checked(template(*two), policy=ON_DEMAND) == (0, [])
+    code, (problem,) = checked(template(*two, request(MIG, small, name="c")), policy=ON_DEMAND)
+    assert code == 3
+    assert "goes to the request a of the same pod" in problem["message"]
+
+
 def test_a_class_of_the_files_can_be_named_and_a_pod_has_the_claims_that_it_names(checked):
     asked = template(request("extra", memory="10Gi"))
     assert checked(a_class(), asked, pod("t"), policy=POLICY) == (0, [])

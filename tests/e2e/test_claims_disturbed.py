@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import threading
@@ -98,13 +99,14 @@ def test_a_gpu_of_a_pod_that_was_deleted_by_force_is_given_when_its_process_has_
 def gaps(node: Cluster) -> Iterator[list[float]]:
     """For how long nobody listened at any socket of the driver, in seconds, each time."""
     folder = node.path_on_node(f"/var/lib/kubelet/plugins/{DRIVER}")
+    handle = os.open(folder, os.O_PATH)  # a path of the folder may be too long for a socket
     found, ended = list[float](), threading.Event()
 
     def answers() -> bool:
         for path in folder.glob("dra*.sock"):
             with socket.socket(socket.AF_UNIX) as one:
                 try:
-                    one.connect(str(path))
+                    one.connect(f"/proc/self/fd/{handle}/{path.name}")
                 except OSError:
                     continue
                 return True
@@ -126,6 +128,7 @@ def gaps(node: Cluster) -> Iterator[list[float]]:
     finally:
         ended.set()
         thread.join()
+        os.close(handle)
 
 
 def test_an_upgrade_under_load(node: Cluster) -> None:

@@ -8,13 +8,16 @@ import yaml
 from msgspec.structs import replace
 
 from partage.claims.decide.classes import chart_classes
+from partage.claims.decide.devices import claim_devices
 from partage.claims.decide.slices import slices_of
 from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 from partage.claims.model.server import ServerVersion
 from partage.cli.main import run
 from partage.codec.values import encode_replacing
 from partage.edges.files.catalogue import geometry_of
+from partage.model.gpu import MigMode
 from partage.model.ids import ResourceName
+from partage.model.mig_demand import GpuDemand
 from partage.plan.cluster.conditions import node_conditions
 from partage.plan.report import DependencyProblems
 from tests.answers.reports import a_document, a_report
@@ -22,6 +25,7 @@ from tests.claims.offers import amounts, devices, machine
 from tests.edges.kube.scripted import Answer, status
 from tests.explain.test_explain import explained, texts
 from tests.explain.test_explain_cluster import Api, a_node, a_pod
+from tests.plan.offers import gpu, node
 
 DRIVER = OWN_NAMES.driver
 
@@ -365,6 +369,37 @@ async def test_a_pod_that_waits_for_its_claim(capsys, tmp_path):
     assert first["gpus"][0]["change"]["text"] == "wait until pod a/holder has ended, or end it"
     assert second["reason"]["kind"] == "no-devices-for-claims"
     assert "nothing of the node is published for claims" in second["reason"]["text"]
+
+
+async def test_all_of_a_gpu_waits_for_the_pods_with_its_mig_devices(capsys, tmp_path):
+    """By the counters, which all devices of a GPU on demand use up together."""
+    gpus = node(replace(gpu(0), mig_mode=MigMode(current=True, pending=True)))
+    places = claim_devices({}, gpus, "n1", geometry_of, OWN_NAMES, on_demand={gpu(0).uuid: GpuDemand()})
+    slices = [
+        {"metadata": {"name": f"s{number}"}, "spec": spec.to_json()}
+        for number, spec in enumerate(slices_of(places, gpus, {}, ServerVersion(1, 37, 2), geometry_of))
+    ]
+    claims = [
+        given_to(a_claim(name=name), "n1", f"pod-{name}", device=f"gpu-00000000-mig-{device}")
+        for name, device in (("half", "3g40gb-9-4"), ("small", "1g10gb-19-0"))
+    ]
+    api = ClaimApi([a_node("n1", {})], slices=slices, claims=claims)
+    asked = file(tmp_path, template(request()), pod("t"))
+    code, row = await of_cluster(capsys, tmp_path, api, asked)
+    (there,) = row["nodes"]
+    assert code == 1
+    assert (
+        "gpu-00000000 (GPU 0) needs 1 of memory-slice-0, of which other devices leave 0 of 1: held by claim "
+        "a/small, claim a/half" in there["reason"]["text"]
+    )
+    assert texts(there["changes"]) == ["wait until pods a/pod-small, a/pod-half have ended, or end it"]
+    assert there["enough"]
+    beside = f"{PROFILE} == '2g.20gb'"
+    code, row = await of_cluster(
+        capsys, tmp_path, api, file(tmp_path, template(request(MIG, beside)), pod("t"))
+    )
+    assert code == 0
+    assert row["nodes"][0]["fits"]
 
 
 async def test_a_claim_that_has_devices_binds_its_pods_to_their_node(capsys, tmp_path):

@@ -156,7 +156,7 @@ def _unregister(agent: Agent, *, attempts: int, since: float) -> None:
         (lambda agent: setattr(agent.status, "helper_trouble", lambda: "it has ended"), "helper-down"),
         (lambda agent: agent.say(node=UNSEEN), "helper-down"),
         (lambda agent: agent.say(node=without_driver(agent)), "driver-missing"),
-        (lambda agent: setattr(agent.clock, "now_s", 1016.0), "loop-stalled"),
+        (lambda agent: setattr(agent.clock, "now_s", 1000.0 + INTERVALS.stalled_s + 1), "loop-stalled"),
         (lambda agent: setattr(agent.status, "report", None), "starting"),
     ],
     ids=[

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Protocol
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import ClaimFigures
-from partage.plan.serve.claim_offer import ClaimOffer
+from partage.plan.serve.claim_offer import NodeMoment
 from partage.plan.serve.ledger import Ledger
 
 if TYPE_CHECKING:
@@ -31,8 +31,9 @@ class ClaimsPart(Protocol):
     async def run(self) -> None:
         """Serve the kubelet and keep the node's ResourceSlices, until cancelled."""
 
-    def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
-        """After a turn: this is what claims can get. What is new is on disk. terms: what containers get."""
+    def publish(self, now: NodeMoment, terms: AllocateContext) -> None:
+        """After a turn: this decides what claims can get. What is new is on disk. terms: what containers
+        get."""
 
     def demands(self, boot_id: str) -> Demands:
         """What claims want of GPUs whose MIG devices are made on demand. boot_id: of the node, empty: not
@@ -63,10 +64,10 @@ class NoClaims:
         """There are none."""
         return None
 
-    def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
+    def publish(self, now: NodeMoment, terms: AllocateContext) -> None:
         """What claims could get, nobody gets."""
         del terms
-        given = offer.offer or offer.on_demand
+        given = now.on_demand or any(now.open_rows(gpu, rows) for gpu, rows in now.view.offer.items())
         self.trouble = "the policy has GPUs for claims, and the agent runs without --dra" if given else ""
 
     def demands(self, boot_id: str) -> Demands:

@@ -35,7 +35,6 @@ from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import may_exist, socket_identity
 from partage.model.gpu import Inventory, devices_of
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName
-from partage.plan.reconcile.asked_intervals import asked_intervals
 from partage.plan.reconcile.node_plan import NodePlan
 from partage.plan.reconcile.transition import answerable_offer
 from partage.plan.serve.fragmentation import Refusals
@@ -197,7 +196,7 @@ class KubeletService(NodeService):
         await self.cdi.wait_until_written(inventory)
 
     def slices_asked(self) -> bool:
-        return bool(asked_intervals(self.ledger.entries()))
+        return self.planner.slices_asked(self.ledger.entries())
 
     def look_for_others(self) -> None:
         self.other_plugins.look()

@@ -35,7 +35,6 @@ from partage.plan.report import (
 from partage.plan.serve.claim_offer import (
     NodeMoment,
     asked_by_claim,
-    claim_offer,
     in_force,
     made_on_demand,
     options_for_claims,
@@ -252,10 +251,10 @@ class Loop(Struct):
         cordoned, bare = parts.cordon.gpus(node.known), parts.cdi.why_unusable(options)
         desired = parts.policies.desired
         made = made_on_demand(desired.on_demand if desired else {}, plan)
-        now = NodeMoment(node.known, self.state.serving, self.view, self.state.health, cordoned, bare, made)
-        watch_of = desired.watch_of if desired else {}
-        offer = replace(claim_offer(now), in_force=in_force(parts.settings.observed(node), watch_of))
-        parts.claims.publish(offer, replace(terms, options=options))
+        force = in_force(parts.settings.observed(node), desired.watch_of if desired else {})
+        state = self.state
+        now = NodeMoment(node.known, state.serving, self.view, state.health, cordoned, bare, made, force)
+        parts.claims.publish(now, replace(terms, options=options))
 
     def _report(self, seen: TurnInput, done: TurnResult, began_s: float) -> None:
         parts = self.parts

@@ -58,7 +58,7 @@ class Intervals(Frozen):
     turn_gap_s: turns are at least this far apart, so that fifty pods starting in a second cost twenty turns.
     watch_s: how much of a shared GPU each container uses. One request to the helper, a few NVML calls per GPU
         and a few files of /proc per process. A container is ended after two checks; processes that MPS limits
-        stay limited meanwhile.
+        stay limited meanwhile. While no share is held, nobody can exceed one: then it is every rest_s.
     look_gap_s, look_longest_s: who has the pipes of MPS daemons: at most and at least so often while there
         are guarded shares. Each look reads every process of the node; it is made when a container starts.
     usage_s: how much every container uses, while somebody scrapes the metrics. Peaks are kept by the helper;
@@ -86,7 +86,7 @@ class Intervals(Frozen):
     conditions_s: float = 5.0
     events_s: float = 30.0
     policy_s: float = 1.0
-    rest_s: float = 5.0
+    rest_s: float = 10.0
     holders_first_s: float = 0.3
     holders_s: float = 10.0
     holders_waited_s: float = 2.0
@@ -102,7 +102,7 @@ class Intervals(Frozen):
     history_s: float = 30.0
     history_write_s: float = 300.0
     report_s: float = 1.0
-    stalled_s: float = 15.0
+    stalled_s: float = 20.0
     silent_s: float = 10.0
     unwatched_s: float = 2.0
     other_ends_s: float = 8.0

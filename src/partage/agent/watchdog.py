@@ -81,6 +81,7 @@ class Watchdog(Struct):
     _watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
     _by_policy: frozenset[GpuUuid] = frozenset()
     _watched: frozenset[GpuUuid] = frozenset()
+    _held: bool = False
     _sees: bool = False
     _missed: int = 0
     _cases: dict[_Key, _Case] = field(default_factory=dict)
@@ -96,10 +97,11 @@ class Watchdog(Struct):
         self._offer = offer
         self._promised = {gpu: (*offer.get(gpu, ()), *wanted.get(gpu, ())) for gpu in {**wanted, **offer}}
         self._by_policy = gpus_to_watch(self._promised, self._watch_of)
-        watched = self._by_policy | gpus_that_claims_watch(self.ledger.entries(), offer)
-        if watched != self._watched:
-            self._watched = watched
+        entries = self.ledger.entries()
+        watched = self._by_policy | gpus_that_claims_watch(entries, offer)
+        if watched != self._watched or bool(entries) > self._held:
             self._news.set()
+        self._watched, self._held = watched, bool(entries)
 
     @property
     def watched(self) -> frozenset[GpuUuid]:
@@ -114,7 +116,7 @@ class Watchdog(Struct):
     # --- the task ---
 
     async def run(self) -> None:
-        """Check every watch_s seconds while there is something to watch."""
+        """Check every watch_s seconds while there is something to watch, and somebody holds a share."""
         async with asyncio.TaskGroup() as group:
             while True:
                 self._news.clear()
@@ -130,7 +132,8 @@ class Watchdog(Struct):
             await self._news.wait()
             return
         watch_s = self.intervals.watch_s
-        await until_tick(watch_s, self._news, least_s=watch_s / 2)  # two checks see two moments
+        period_s = watch_s if self._held or self._missed else max(watch_s, self.intervals.rest_s)
+        await until_tick(period_s, self._news, least_s=watch_s / 2)  # two checks see two moments
 
     def _rest(self) -> None:
         self.observation, self._sees, self._missed = None, False, 0

@@ -14,6 +14,7 @@ if TYPE_CHECKING:
     from partage.answers.documents.report import ReportDocument
     from partage.edges.files.policy import LoadedPolicy
     from partage.model.gpu import Inventory
+    from partage.model.mig_demand import Demands
     from partage.model.policy import Policy
     from partage.model.share import NodeOffer
     from partage.plan.offer.caveats import Caveat
@@ -23,8 +24,8 @@ if TYPE_CHECKING:
 class PolicyOnNode(Frozen):
     """A policy and its plan on one node.
 
-    offer: once everything is done. plan: what has to be done for that. report: of the agent for which it is
-    planned, None: no agent runs there.
+    offer: once everything is done. demands: what claims want of GPUs whose MIG devices are made on demand.
+    plan: what has to be done. report: of the agent for which it is planned, None: no agent runs there.
     """
 
     inventory: Inventory
@@ -34,6 +35,7 @@ class PolicyOnNode(Frozen):
     warnings: Sequence[Problem]
     caveats: Sequence[Caveat]
     report: ReportDocument | None
+    demands: Demands
 
 
 def make_plan(
@@ -94,6 +96,7 @@ def make_plan(
             *(Caveat(line) for line in lost_sentences(inventory)),
         ),
         report=report if seen is not None else None,
+        demands=desired.on_demand,
     )
 
 

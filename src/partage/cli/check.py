@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from partage.claims.model.request import DeviceClass
     from partage.kubernetes.manifests.manifest import Resources
     from partage.model.gpu import Inventory
+    from partage.model.mig_demand import Demands
     from partage.model.node_labels import NodeLabels
     from partage.model.policy import Policy
     from partage.model.share import NodeOffer
@@ -236,13 +237,15 @@ def offer_of(name: str, policy: Policy, inventory: Inventory, names: ClaimNames)
     from partage.plan.offer.advertise import advertise
     from partage.plan.offer.assign import assign
 
-    offer = advertise(assign(policy, inventory, geometry_of), inventory, policy)
-    return PolicyOffer(
-        name, plugin_resources(offer), policy.options.only_cdi, _book(policy, inventory, offer, names)
-    )
+    assigned = assign(policy, inventory, geometry_of)
+    offer = advertise(assigned, inventory, policy)
+    book = _book(policy, inventory, offer, names, assigned.on_demand)
+    return PolicyOffer(name, plugin_resources(offer), policy.options.only_cdi, book)
 
 
-def _book(policy: Policy, inventory: Inventory, offer: NodeOffer, names: ClaimNames) -> ClaimBook | None:
+def _book(
+    policy: Policy, inventory: Inventory, offer: NodeOffer, names: ClaimNames, demands: Demands
+) -> ClaimBook | None:
     """What claims can get, once MIG devices are made; None: nothing is for claims."""
     from partage.answers.made_devices import with_made_devices
     from partage.claims.decide.book import book_of_offer
@@ -252,7 +255,7 @@ def _book(policy: Policy, inventory: Inventory, offer: NodeOffer, names: ClaimNa
     if not any(row.via is Via.CLAIMS for rows in offer.values() for row in rows):
         return None
     made, there = with_made_devices(policy, inventory, offer)
-    return book_of_offer(made, there, "node", geometry_of, names=names)
+    return book_of_offer(made, there, "node", geometry_of, names=names, demands=demands)
 
 
 def offers_in(

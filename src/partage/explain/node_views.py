@@ -56,6 +56,7 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
         trouble="" if inventory.gpus or inventory.lost else NO_GPU,
         policy=planned.policy,
         inventory=inventory,
+        demands=planned.demands,
         labels=would if labels is None else {**would, **labels},
         all_labels=labels is not None,
     )
@@ -82,6 +83,7 @@ def view_of_report(name: str, report: ReportDocument, labels: Mapping[str, str] 
         hint=hint,
         policy=None if seen is None else seen.policy,
         inventory=inventory,
+        demands={} if desired is None else desired.on_demand,
         policy_trouble=_policy_trouble(report),
         labels={**_own_labels(report, seen), **(known or {})},
         all_labels=known is not None,

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.claims.decide.book import ClaimBook, DeviceKey, Taking, devices_in
+from partage.claims.decide.book import ClaimBook, DeviceKey, Taking, counters_in, devices_in
 from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.scheduling import PodClaim, not_evaluated
 from partage.claims.manifests import (
@@ -170,12 +170,13 @@ def with_books(views: Sequence[NodeView], found: ClaimObjects, known: KnownClaim
     trouble = found.trouble or _too_old(found.server)
     views_with = []
     for view in views:
-        devices = devices_in(on_node.get(view.name, ()))
+        slices = on_node.get(view.name, ())
+        devices = devices_in(slices)
         pools = dict.fromkeys(device.pool for device in devices)
         here = tuple(taking for pool in pools for taking in of_pool.get(pool, ()))
         own = any(device.driver in NAMES_OF_DRIVER for device in devices)
         why = "" if own else trouble or view.claims_trouble or _NOTHING_PUBLISHED
-        book = ClaimBook(devices, here, trouble=why)
+        book = ClaimBook(devices, here, trouble=why, counters=counters_in(slices))
         views_with.append(replace(view, published=book, classes=known.classes, claims_trouble=why))
     return tuple(views_with)
 

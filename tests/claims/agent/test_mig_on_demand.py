@@ -19,6 +19,7 @@ from partage.answers.node_plan import make_plan
 from partage.answers.report import report_document
 from partage.claims.host.cdi_files import ClaimCdiFiles
 from partage.claims.host.made_places import MadePlaces
+from partage.claims.model.steps import ClaimStep, go_on
 from partage.edges.files.policy import parse_policy
 from partage.errors import InsufficientResources
 from partage.explain.shares import share_rows
@@ -37,9 +38,10 @@ from partage.sim.node.faults import (
     SetMig,
     Vacate,
 )
-from tests.claims.agent.test_claims_of_node import DraNode, dra_node
+from tests.claims.agent.test_claims_of_node import OF_MAKING, DraNode, StopsAt, dra_node
 from tests.dra_script import DriverSocket
 from tests.edges.kube.store import SLICES
+from tests.kubelet_script import LIMIT_S, grpc
 
 ON_DEMAND = """
 version: partage/v1
@@ -372,6 +374,25 @@ async def test_an_agent_that_is_killed_between_two_steps_leaves_nothing(
         other = part(node, "other", "7g80gb-0-0")
         assert await node.until_prepared(other) == ""
         assert await made(node) == ["7g.80gb@0"]
+
+
+@pytest.mark.parametrize("step", [ClaimStep.STARTED, *OF_MAKING])
+async def test_an_agent_that_is_killed_while_a_claim_waits_leaves_nothing(step: ClaimStep) -> None:
+    stops = StopsAt(step)
+    async with dra_node(ON_DEMAND, taken=stops) as node:
+        await places(node)
+        claim = part(node, "cut", "1g10gb-19-6")
+        call = asyncio.create_task(node.call("prepare", claim))
+        await asyncio.wait_for(stops.there.wait(), LIMIT_S)
+        await node.end(kill=True)
+        with pytest.raises(grpc.RpcError):
+            await call
+        node.taken = go_on
+        await node.start()
+        await until_nothing_is_made(node)
+        assert node.cdi(claim.uid) is None
+        assert await node.until_prepared(part(node, "other", "7g80gb-0-0")) == ""
+        assert "held by claim team/other" in await node.refusal(claim)
 
 
 async def test_what_is_made_too_late_for_its_claim_is_destroyed_again() -> None:

@@ -25,7 +25,7 @@ from partage.claims.decide.on_demand import (
 from partage.claims.decide.slices import slices_of
 from partage.claims.model.claim import Claim, ClaimResult
 from partage.claims.model.grant import Granted, RefusedClaim
-from partage.claims.model.names import OWN_NAMES
+from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import CounterUse, SliceSpec
 from partage.edges.files.catalogue import geometry_of, load_catalogue
@@ -38,6 +38,7 @@ from partage.model.mig_demand import Demands, GpuDemand
 from partage.model.share import NodeOffer
 from partage.units import GIB
 from tests.claims.api_rules import faults
+from tests.claims.decide.test_slices import OF_GPUS
 from tests.claims.offers import mig, offers, whole
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.offers import gpu, node
@@ -184,6 +185,17 @@ def test_a_device_says_the_same_whether_it_is_there_or_not() -> None:
     assert published(there, live) == published(devices())
 
 
+def test_under_nvidias_names_devices_have_exactly_the_attributes_of_its_driver() -> None:
+    """As its tests of MIG on demand compare them (test_gpu_dynmig.bats)."""
+    found = claim_devices(
+        {}, node(GPU_0), "node-a", geometry_of, NVIDIA_NAMES, on_demand={GPU_0.uuid: GpuDemand()}
+    )
+    all_of_it = published(found)[-1].devices[-1]
+    assert (all_of_it.name, {*all_of_it.attributes}) == ("gpu-10", OF_GPUS)
+    others = {frozenset(one.attributes) for one in published(found)[-1].devices[:-1]}
+    assert others == {frozenset(OF_GPUS - {"uuid"} | {"parentUUID", "profile"})}
+
+
 def test_without_counters_such_gpus_are_left_out() -> None:
     plain = claim_devices(
         offers(whole(1)),
@@ -241,8 +253,8 @@ def test_no_claims_ever_have_devices_that_exclude_each_other(order: list[int]) -
     for number, at in enumerate(order):
         place = found.places[names[at]]
         answer = asks(f"c{number}", names[at], kept)
-        overlap = any(place.placement.overlaps(other.placement) for other in held)
-        assert isinstance(answer, RefusedClaim) == overlap
+        together = allowed(of, [counter_use("gpu", one) for one in (*held, place)])
+        assert isinstance(answer, Granted) == together
         if isinstance(answer, Granted):
             kept.append(answer)
             held.append(place)
@@ -262,6 +274,18 @@ def test_a_device_that_is_not_there_is_granted_without_an_id() -> None:
         "claim team/b was given GPU 0 1g.10gb (gpu-00000000-mig-1g10gb-19-6), which is held by "
         "claim team/a (gpu-00000000-mig-3g40gb-9-4); it is tried again by itself, and succeeds once that has "
         "ended"
+    )
+
+
+def test_a_device_beside_others_that_have_the_only_engine_is_refused_at_once() -> None:
+    first = asks("a", "gpu-00000000-mig-1g10gbme-20-6")
+    assert isinstance(first, Granted)
+    refused = asks("b", "gpu-00000000-mig-1g10gbme-20-0", [first])
+    assert isinstance(refused, RefusedClaim)
+    assert refused.text == (
+        "claim team/b was given GPU 0 1g.10gb+me (gpu-00000000-mig-1g10gbme-20-0), which needs 1 of the "
+        "ofa engines of its GPU, and 0 of 1 are free beside claim team/a (gpu-00000000-mig-1g10gbme-20-6); "
+        "it is tried again by itself, and succeeds once that has ended"
     )
 
 

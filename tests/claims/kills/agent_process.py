@@ -1,4 +1,5 @@
-"""An agent in a process of its own that can kill itself after a step of a claim, as SIGKILL does.
+"""An agent in a process of its own that can kill itself after a step of a claim, or after one of the steps
+with which a MIG device is made or destroyed, as SIGKILL does.
 
 ``python -m tests.claims.kills.agent_process ROOT URL [STEP NUMBER]``: after step STEP for the NUMBERth time.
 """
@@ -24,6 +25,15 @@ from partage.claims.model.steps import ClaimStep
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.kube.config import ClusterConfig
 from partage.model.claim import ClaimRef
+from partage.model.step import (
+    CreateCompute,
+    Created,
+    CreateInstance,
+    DestroyCompute,
+    DestroyInstance,
+    SetMigMode,
+    Step,
+)
 from tests.agent.harness import Place
 from tests.agent.hosted import QUICK
 from tests.edges.kube.scripted import CA
@@ -31,15 +41,34 @@ from tests.edges.kube.scripted import CA
 NODE = "n1"
 
 
+MAKING = (SetMigMode, CreateInstance, CreateCompute, DestroyCompute, DestroyInstance)
+"""What the reconciler does to a GPU on demand."""
+
+
 class _Dies:
-    def __init__(self, step: ClaimStep, number: int) -> None:
+    def __init__(self, step: str, number: int) -> None:
         self._step, self._left = step, number
 
     async def __call__(self, step: ClaimStep, claim: ClaimRef) -> None:
         del claim
-        self._left -= step is self._step
+        self.done(step)
+
+    def done(self, step: str) -> None:
+        self._left -= step == self._step
         if not self._left:
             os.kill(os.getpid(), signal.SIGKILL)
+
+
+class _DyingHardware(RemoteHardware):
+    def __init__(self, socket: Path, dies: _Dies) -> None:
+        super().__init__(socket)
+        self._dies = dies
+
+    async def perform(self, step: Step) -> Created | None:
+        """The driver has done it, and nobody has heard of it yet."""
+        created = await super().perform(step)
+        self._dies.done(type(step).__name__)
+        return created
 
 
 class _Quiet(NoCluster):
@@ -65,7 +94,8 @@ async def _main(place: Place, url: str, dies: _Dies | None) -> None:
         pod_uid=os.environ.get("POD_UID", ""),
         intervals=QUICK,
     )
-    hardware = RemoteHardware(place.hardware_socket)
+    socket = place.hardware_socket
+    hardware = RemoteHardware(socket) if dies is None else _DyingHardware(socket, dies)
     hardware.start()
 
     async def reports(status: AgentStatus) -> None:
@@ -93,4 +123,4 @@ async def _main(place: Place, url: str, dies: _Dies | None) -> None:
 if __name__ == "__main__":
     root, url, *when = sys.argv[1:]
     configure()
-    asyncio.run(_main(Place(Path(root)), url, _Dies(ClaimStep(when[0]), int(when[1])) if when else None))
+    asyncio.run(_main(Place(Path(root)), url, _Dies(when[0], int(when[1])) if when else None))

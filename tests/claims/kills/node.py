@@ -19,10 +19,11 @@ from typing import IO, Any
 
 from partage.claims.model.steps import ClaimStep
 from partage.edges.hardware.helper_server import HelperServer
+from partage.model.gpu import Gpu
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.agent.harness import REPOSITORY, Place, place
-from tests.claims.kills.agent_process import NODE
+from tests.claims.kills.agent_process import MAKING, NODE
 from tests.dra_script import DriverSocket
 from tests.edges.kube.store import SLICES, ObjectStore, object_store
 from tests.kubelet_script import ScriptedKubelet, until
@@ -40,12 +41,18 @@ gpus:
   - {select: {index: [0]}, via: claims, mps: {unit: 1Gi}}
   - {select: {index: [1]}, via: claims, mps: {unit: 1Gi, protocol: 3}}
   - {select: {index: [2, 3]}, via: claims, time-slicing: {replicas: 4}}
-  - {select: {index: [4, 5]}, via: claims, exclusive: {}}
+  - {select: {index: [4]}, via: claims, exclusive: {}}
+  - {select: {index: [5]}, via: claims, mig: {on-demand: true}}
   - {select: {index: [6]}, via: claims, mig: {layout: [3g.40gb, 2g.20gb, 1g.10gb]}}
   - {select: rest, exclusive: {}}
 """
-FIXED = 2 + 2 + 2 + 3
-"""Devices for claims."""
+ON_DEMAND = 5
+DEVICES = 2 + 2 + 1 + 26 + 3
+"""For claims; 26 of the GPU on demand, which is one of them itself."""
+SLICES_OF_ALL = 2
+"""One of them has the counters."""
+MOMENTS = (*ClaimStep, *(step.__name__ for step in MAKING))
+"""After each of them the agent can be killed."""
 
 
 @dataclass
@@ -60,7 +67,7 @@ class KilledNode:
     killed: Counter[str] = field(default_factory=Counter)
     agent: subprocess.Popen[bytes] | None = None
     helper: subprocess.Popen[bytes] | None = None
-    dies_after: ClaimStep | None = None
+    dies_after: str | None = None
 
     def _start(self, module: str, *arguments: object, pod_uid: str = "") -> subprocess.Popen[bytes]:
         command = [sys.executable, "-m", f"tests.claims.kills.{module}", *map(str, arguments)]
@@ -70,10 +77,10 @@ class KilledNode:
     def start_helper(self) -> None:
         self.helper = self._start("helper_process", self.place.hardware_socket, self.gpu_socket)
 
-    def start_agent(self, step: ClaimStep | None = None, number: int = 1, *, pod_uid: str = "") -> None:
+    def start_agent(self, step: str | None = None, number: int = 1, *, pod_uid: str = "") -> None:
         """step: after which it kills itself, for the numberth time."""
         self.dies_after = step
-        when = () if step is None else (step.value, number)
+        when = () if step is None else (step, number)
         self.agent = self._start(
             "agent_process", self.place.root, self.store.server.url, *when, pod_uid=pod_uid
         )
@@ -141,6 +148,16 @@ class KilledNode:
         return {one["name"]: one for found in slices for one in found["spec"].get("devices", [])}
 
     @property
+    def counters(self) -> dict[str, int]:
+        """What there is of each counter of the GPU on demand."""
+        return {
+            name: int(counter["value"])
+            for found in self.store.objects.get(SLICES, {}).values()
+            for some in found["spec"].get("sharedCounters", ())
+            for name, counter in some["counters"].items()
+        }
+
+    @property
     def tainted(self) -> list[str]:
         """Devices of which no claim gets anything now."""
         return [name for name, one in self.devices.items() if one.get("taints")]
@@ -150,6 +167,27 @@ class KilledNode:
         """The namespaces of MPS that are open, and the memory that each allows."""
         daemons = self.gpus.state.daemons.values()
         return {name: slot.memory_bytes for daemon in daemons for name, slot in daemon.slots.items()}
+
+    @property
+    def on_demand(self) -> Gpu:
+        """The GPU of which MIG devices are made, as it is."""
+        return self.gpus.state.gpus[ON_DEMAND]
+
+    @property
+    def made(self) -> list[str]:
+        """``1g.10gb@6`` of each MIG device that is made, ``empty 1g.10gb@6`` of what is half made."""
+        gpu = self.on_demand
+        live = [(one.profile, one.known_placement.start) for one in gpu.mig_devices]
+        live += [(f"empty {one.profile}", one.placement.start) for one in gpu.empty_instances]
+        return sorted(f"{profile}@{start}" for profile, start in live)
+
+    @property
+    def places(self) -> list[Any]:
+        """Where the agent has written down that something is made."""
+        with suppress(FileNotFoundError):
+            found: list[Any] = json.loads((self.place.state_dir / "claim-places.json").read_text())["places"]
+            return found
+        return []
 
     def report(self) -> Any:
         return json.loads((self.place.run_dir / "report.json").read_text())
@@ -184,7 +222,7 @@ async def killed_node() -> AsyncIterator[KilledNode]:
             await until(node.gpu_socket.exists, what="the simulated GPUs")
             node.start_helper()
             node.start_agent()
-            await until(lambda: len(node.devices) == FIXED and not node.tainted, what="the slices")
+            await until(lambda: len(node.devices) == DEVICES and not node.tainted, what="the slices")
             yield node
         finally:
             await node.end()

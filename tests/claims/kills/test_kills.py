@@ -1,5 +1,6 @@
-"""Claims of all kinds, eight at a time, while agent and helper are killed: between any two steps, and at any
-moment. What is given is compared from outside, by answers and CDI files.
+"""Claims of all kinds, eight at a time, while agent and helper are killed: between any two steps, also of
+those that make a MIG device, and at any moment. What is given is compared from outside, by answers, CDI files
+and what is on the GPUs.
 
 ``PARTAGE_CLAIMS`` and ``PARTAGE_KILLS`` say how many there are (``make claims-kills``).
 """
@@ -20,7 +21,8 @@ import pytest
 
 from partage.claims.model.steps import ClaimStep
 from partage.model.claim import ClaimRef
-from tests.claims.kills.node import FIXED, KilledNode, killed_node, names
+from partage.model.ids import MigUuid
+from tests.claims.kills.node import DEVICES, MOMENTS, SLICES_OF_ALL, KilledNode, killed_node, names
 from tests.edges.kube.store import SLICES, claims_path
 from tests.kubelet_script import grpc, held, until
 
@@ -36,12 +38,24 @@ Result = dict[str, Any]
 
 @dataclass
 class Device:
-    """A device as the scheduler counts it. left: GiB, shares, or 1 for all of it."""
+    """A device as the scheduler counts it. left: GiB, shares, or 1 for all of it. uses: of the counters that
+    it uses up together with others, how much; none: it is always there.
+    """
 
     name: str
     mode: str
     most: int
     left: int
+    uses: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def kind(self) -> str:
+        """What a pod chooses by: that it is made is a kind of its own."""
+        return "made" if self.uses else self.mode
+
+    def excludes(self, other: Device) -> bool:
+        """Whether nobody can have the other one beside it: both have a memory slice in common."""
+        return any(name.startswith("memory-slice-") for name in self.uses.keys() & other.uses.keys())
 
     def result(self, amount: int, share: str) -> Result:
         found: Result = {
@@ -64,7 +78,12 @@ def device_of(found: Any) -> Device:
     mode = found["attributes"]["mode"]["string"]
     most = {"amounts": "memory", "replicas": "shares"}.get(mode)
     amount = 1 if most is None else int(found["capacity"][most]["value"].removesuffix("Gi"))
-    return Device(found["name"], mode, amount, amount)
+    uses = {
+        name: int(counter["value"])
+        for use in found.get("consumesCounters", ())
+        for name, counter in use["counters"].items()
+    }
+    return Device(found["name"], mode, amount, amount, uses)
 
 
 def without_names(sentence: str) -> str:
@@ -99,11 +118,14 @@ class Given:
 
 @dataclass
 class Run:
-    """One run. given: by UID, what is prepared for pods that run. ended: claims that had all of it."""
+    """One run. counters: what is left of them. given: by UID, what is prepared for pods that run. ended:
+    claims that had all of it.
+    """
 
     node: KilledNode
     random: Random
     devices: dict[str, Device] = field(default_factory=dict)
+    counters: Counter[str] = field(default_factory=Counter)
     given: dict[str, Given] = field(default_factory=dict)
     pods: dict[str, ClaimRef] = field(default_factory=dict)
     told: Counter[str] = field(default_factory=Counter)
@@ -134,16 +156,22 @@ class Run:
             await self._rival(f"{name}-rival", device)
         await asyncio.sleep(self.random.random() * 0.2)
         assert self.node.cdi(claim.uid) == self.given[claim.uid].cdi, "the CDI file is another one"
+        self._is_there(device, self.given[claim.uid])
         del self.pods[name]
         self._tell_pods()
         # Its pod has ended. The agent may give it to the next claim before this one's answer is read here.
         del self.given[claim.uid]
         await self._taken_back(claim)
         device.left += amount
+        self.counters.update(device.uses)
         self.node.store.remove(claims_path("team"), name)
 
     async def _rival(self, name: str, device: Device) -> None:
-        """A scheduler that has lost count gives all of a device of which a claim has a part."""
+        """A scheduler that has lost count gives all of a device of which a claim has a part, or a device that
+        cannot be made beside one that a claim has.
+        """
+        if device.uses:
+            device = self.random.choice([one for one in self.devices.values() if one.excludes(device)])
         rival = self._claim(name, device.result(device.most, f"{name}-s"))
         answer = await self._answer(rival)
         assert answer.error, f"{device.name} was given twice: {names(answer.devices)}"
@@ -155,16 +183,26 @@ class Run:
 
     async def _allocated(self) -> tuple[Device, int]:
         """What the scheduler gives to the next pod, as soon as something is free."""
-        mode = self.random.choice(["amounts", "replicas", "whole", "mig"])
-        wanted = {"amounts": self.random.randint(1, 16), "replicas": self.random.randint(1, 2)}.get(mode, 1)
+        kind = self.random.choice(["amounts", "replicas", "whole", "mig", "made"])
+        wanted = {"amounts": self.random.randint(1, 16), "replicas": self.random.randint(1, 2)}.get(kind, 1)
+        prefers_all = self.random.random() < 0.3
 
         def free() -> Device | None:
-            fits = [one for one in self.devices.values() if one.mode == mode and one.left >= wanted]
-            return self.random.choice(fits) if fits else None
+            fits = [
+                one
+                for one in self.devices.values()
+                if one.kind == kind and one.left >= wanted and self._beside_others(one)
+            ]
+            alone = [one for one in fits if one.mode == "whole" and one.uses]
+            return self.random.choice((alone if prefers_all else []) or fits) if fits else None
 
-        device = await until(free, what=f"a free device for {mode}", limit_s=STUCK_S)
+        device = await until(free, what=f"a free device for {kind}", limit_s=STUCK_S)
         device.left -= wanted
+        self.counters.subtract(device.uses)
         return device, wanted
+
+    def _beside_others(self, device: Device) -> bool:
+        return all(self.counters[name] >= amount for name, amount in device.uses.items())
 
     def _claim(self, name: str, result: Result) -> ClaimRef:
         claim = {
@@ -230,10 +268,28 @@ class Run:
             assert memory <= device.most * GIB, f"{name} has {device.most} GiB, and {memory} bytes are given"
         else:
             assert len(flat) <= device.most, f"{name} has {device.most} shares, and {shares} are given"
+        uuids = [share for one in self.given.values() for share in one.env["PARTAGE_SHARES"].split(",")]
+        assert not device.uses or not {*flat} & {*uuids}, f"{flat} is given twice"
+        self._is_there(device, mine)
         if mine.slot:
             assert self.node.slots[mine.slot] == int(mine.env["PARTAGE_MEMORY_BYTES"]), "another limit"
             self.told["a namespace has the claim's memory"] += 1
         self.given[claim.uid] = mine
+
+    def _is_there(self, device: Device, given: Given) -> None:
+        """What was made for a claim is on the GPU, and is what its device's name says."""
+        if not device.uses:
+            return
+        gpu, share = self.node.on_demand, given.env["PARTAGE_SHARES"]
+        if device.mode == "whole":
+            assert (share, gpu.mig_enabled) == (gpu.uuid, False)
+            return
+        found = {one.uuid: f"{one.profile}@{one.known_placement.start}" for one in gpu.mig_devices}
+        start = device.name.rpartition("-")[2]
+        said = re.sub("[^0-9a-z@]", "", found.get(MigUuid(share), "nothing"))
+        assert device.name.split("-mig-")[1].startswith(said.partition("@")[0] + "-"), (device.name, found)
+        assert said.endswith(f"@{start}"), (device.name, found)
+        self.told["its MIG device is there"] += 1
 
     async def nothing_is_left(self, before: Any) -> None:
         node = self.node
@@ -245,6 +301,8 @@ class Run:
                 *(str(row) for row in node.report()["held"]),
                 *(f"taints of {name}" for name in node.tainted),
                 *(f"namespace {name}" for name in node.slots),
+                *(f"MIG device {name}" for name in node.made),
+                *(f"place {place}" for place in node.places),
             ]
 
         try:
@@ -252,28 +310,32 @@ class Run:
         except AssertionError as error:
             raise AssertionError(f"{error}: {left()}\n{node.said()}") from None
         assert await self.gpus() == before
-        assert len(node.store.objects[SLICES]) == 1
-        assert len(node.devices) == FIXED
+        assert len(node.store.objects[SLICES]) == SLICES_OF_ALL
+        assert len(node.devices) == DEVICES
 
     async def gpus(self) -> Any:
-        """What outlives the processes: MIG devices, daemons, time slices."""
+        """What outlives the processes: MIG devices, daemons, time slices. The GPU on demand has no time slice
+        while it is in MIG mode, which stays.
+        """
         gpus = self.node.gpus
         inventory = await gpus.observe()
         return (
             [mig for gpu in inventory for mig in gpu.mig_devices],
             [(one.gpu, one.phase) for one in await gpus.daemons()],
-            await gpus.time_slices(),
+            [one for one in await gpus.time_slices() if one.gpu != self.node.on_demand.uuid],
         )
 
     # --- who kills ---
 
     async def agents_die(self) -> None:
-        """Two of three die after a step of a claim, each step in its turn; the others at any moment."""
-        node, steps = self.node, cycle(ClaimStep)
+        """Two of three die after a step, each step in its turn; the others at any moment."""
+        node, steps = self.node, cycle(self.random.sample(MOMENTS, len(MOMENTS)))
         await node.kill_agent()
         for number in range(1, KILLS - KILLS // 4):
             if number % 3:
-                node.start_agent(next(steps), self.random.randint(1, 8))
+                step = next(steps)
+                often = isinstance(step, ClaimStep)
+                node.start_agent(step, self.random.randint(1, 8 if often else 2))
                 await until(node.notice_death, limit_s=STUCK_S, what="the agent kills itself")
             else:
                 node.start_agent()
@@ -312,6 +374,7 @@ async def test_nothing_is_given_twice_and_nothing_is_left_whoever_is_killed() ->
     async with killed_node() as node:
         run = Run(node, Random(CLAIMS * KILLS))
         run.devices = {name: device_of(found) for name, found in node.devices.items()}
+        run.counters.update(node.counters)
         before = await run.gpus()
         began_s = time.monotonic()
         try:
@@ -323,6 +386,6 @@ async def test_nothing_is_given_twice_and_nothing_is_left_whoever_is_killed() ->
             raise AssertionError(f"{errors.exceptions}\n{run.said()}\n{node.said()}") from errors
         await run.nothing_is_left(before)
         print(f"\n{time.monotonic() - began_s:.0f} s; {run.said()}")
-        after_steps = {step: node.killed[f"agent after {step}"] for step in ClaimStep}
+        after_steps = {step: node.killed[f"agent after {step}"] for step in MOMENTS}
         assert node.killed.total() >= KILLS
         assert sum(after_steps.values()) >= KILLS // 3

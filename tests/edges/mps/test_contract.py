@@ -18,12 +18,16 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from partage.edges.host.procfs import boot_id, start_of
+from partage.edges.mps.processes import connected
+from partage.edges.mps.record import DaemonIdentity
 from partage.errors import DaemonError, GpuInUse, NotFound
 from partage.lab.daemon import MpsDaemon
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState, ServerStatus
 from tests.edges.mps.subjects import LIMIT, NOBODY, ROOT, Subject, until
 
+PROC = Path("/proc")
 needs_root = pytest.mark.skipif(not ROOT, reason="other users' processes can be started by root only")
 
 
@@ -354,7 +358,16 @@ async def _kept_from_others(subject: Subject, held: AbstractAsyncContextManager[
     if subject.protocol == 3:
         pytest.skip("it is not known of version 3")
     started = await subject.keeper().start(subject.spec())
+    assert started.pid is not None
+    start = start_of(PROC, started.pid)
+    assert start is not None
+    daemon = DaemonIdentity(started.pid, start, boot_id(PROC))
     async with held as pid:
+
+        async def has_it() -> bool:
+            return pid in connected(PROC, daemon) or not ROOT
+
+        await until(has_it)  # before others ask: a control program that is refused then does not try again
 
         async def is_silent() -> bool:
             (state,) = await subject.keeper(answer_s=0.5).states()
@@ -362,7 +375,7 @@ async def _kept_from_others(subject: Subject, held: AbstractAsyncContextManager[
             named = re.search(rf"end it if nobody needs it: kill.* {pid}\b", state.reason) or not ROOT
             return is_held(state) and bool(named)
 
-        await until(is_silent)  # the process may have started, and not yet connected
+        await until(is_silent)
         with pytest.raises(DaemonError):
             await subject.keeper(answer_s=0.3).start(subject.spec())
         (state,) = await subject.keeper(answer_s=0.5).states()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 from msgspec.structs import replace
 
@@ -59,6 +61,22 @@ def test_a_claims_time_slice_is_set_while_it_holds_the_gpu_and_then_the_policys(
 def test_the_same_claims_are_the_same_wish() -> None:
     """The planner keeps its draft by identity."""
     desired, planner = policy(), Planner(geometry_of)
-    wanted = planner.with_claims(desired, [LONG])
-    assert planner.with_claims(desired, [replace(LONG, id=unit_id(GPU, 4))]) is wanted
-    assert planner.with_claims(desired, []) is desired
+    wanted = planner.with_claims(desired, (LONG,))
+    assert planner.with_claims(desired, (replace(LONG, id=unit_id(GPU, 4)),)) is wanted
+    assert planner.with_claims(desired, ()) is desired
+
+
+def test_the_entries_of_one_version_of_the_ledger_are_walked_once() -> None:
+    walks = []
+
+    class Entries(tuple[LedgerEntry, ...]):
+        def __iter__(self) -> Iterator[LedgerEntry]:
+            walks.append(self)
+            return super().__iter__()
+
+    desired, planner, entries = policy(), Planner(geometry_of), Entries((LONG,))
+    for _ in range(3):
+        assert planner.slices_asked(entries)
+        assert planner.with_claims(desired, entries) is not desired
+    assert len(walks) == 1
+    assert not planner.slices_asked(Entries())

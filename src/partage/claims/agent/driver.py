@@ -224,6 +224,8 @@ class ClaimDriver:
     ) -> tuple[str, tuple[PreparedDevice, ...] | str]:
         """UID and answer of a claim once its devices are there, or why they are not."""
         reason = await self._making.until_there(granted)
+        if not reason:
+            await self._taken(ClaimStep.MADE, ref)
         return ref.uid, await asyncio.shield(self._finished(ref, claim, granted, reason))
 
     async def _finished(
@@ -284,7 +286,9 @@ class ClaimDriver:
         boot_id = terms.inventory.boot_id
         self._given_up.discard(granted.claim.uid)
         await self._making.note(granted, boot_id)
+        await self._taken(ClaimStep.PLACE_NOTED, granted.claim)
         await self._keep(ClaimRecord(granted.claim, ClaimState.STARTED, boot_id, granted.shares))
+        await self._taken(ClaimStep.STARTED, granted.claim)
         self._ask()
 
     async def clear_up(self) -> None:

@@ -37,7 +37,7 @@ from partage.edges.kubelet.dra_server import DraServer, DraSockets
 from partage.errors import PartageError
 from partage.model.claim import ClaimHold
 from partage.model.mig_demand import Demands
-from partage.plan.serve.claim_offer import ClaimOffer
+from partage.plan.serve.claim_offer import NodeMoment, claim_offer
 from partage.plan.serve.ledger import Ledger
 
 log = logging.getLogger(__name__)
@@ -159,8 +159,9 @@ class ClaimsOfNode:
         self._driver.seen(holds)
         self._named.set()
 
-    def publish(self, offer: ClaimOffer, terms: AllocateContext) -> None:
-        """After a turn: this is what claims can get."""
+    def publish(self, now: NodeMoment, terms: AllocateContext) -> None:
+        """After a turn: this decides what claims can get."""
+        offer = claim_offer(now)
         if terms.inventory.boot_id != self._boot_id:
             self._boot_id = terms.inventory.boot_id
             self._driver.holds.booted(self._boot_id)

@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from partage.claims.decide.asked import watched_as, why_not_shared_so, why_not_sliced, why_not_watched
 from partage.claims.decide.config import AskedDevice, ConfigError, share_config
 from partage.claims.decide.devices import ClaimDevices
-from partage.claims.decide.on_demand import PlaceOnDemand, excluded_by
+from partage.claims.decide.on_demand import PlaceOnDemand, excluded_by, shortage_for
 from partage.claims.decide.slices import usable_memory
 from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
 from partage.claims.model.grant import (
@@ -285,7 +285,7 @@ def _excludes(device: DeviceUuid, gpu: DeviceUuid, row: DeviceOffer) -> bool:
 
 
 def _check_place(
-    result: ClaimResult, row: DeviceOffer, place: PlaceOnDemand | None, kept: Iterable[Granted]
+    result: ClaimResult, row: DeviceOffer, place: PlaceOnDemand | None, kept: Sequence[Granted]
 ) -> None:
     """Whether other claims leave room for a device that is made on demand, be it there or not."""
     if place is None:
@@ -298,6 +298,14 @@ def _check_place(
     if others := excluded_by(place, kept):
         who = [f"claim {_named(granted.claim)} ({share.device})" for granted, share in others]
         raise _held(result, row, listed(list(dict.fromkeys(who)), _MOST_NAMED))
+    if (short := shortage_for(place, kept)) is not None:
+        who = [f"claim {_named(granted.claim)} ({share.device})" for granted, share in short.kept]
+        beside = listed(list(dict.fromkeys(who)), _MOST_NAMED)
+        raise _ClaimRefusal(
+            RefusalReason.SUM,
+            f"was given {name_of(row)} ({result.device}), which needs {short.needs} of the {short.what} of "
+            f"its GPU, and {short.left} of {short.total} are free beside {beside}; {_LATER}",
+        )
 
 
 def _share(

@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from decimal import Decimal
 
 from msgspec import field
 
 from partage.claims.decide.devices import ClaimDevices, claim_devices
+from partage.claims.decide.on_demand import PlaceOnDemand
 from partage.claims.decide.slices import slices_of, usable_memory
 from partage.claims.model.names import MEMORY, OWN_NAMES, SHARES, ClaimNames, Mode, mode_of
 from partage.claims.model.server import NUMA_SINCE
 from partage.claims.model.slices import SliceDevice, SliceSpec, ValidRange
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid
+from partage.model.mig_demand import NO_DEMANDS, Demands, GpuDemand
 from partage.model.share import DeviceOffer, NodeOffer
 from partage.plan.offer.select import GeometryOf
 from partage.plan.serve.claim_offer import Closed
@@ -23,6 +26,12 @@ from partage.values import Frozen
 
 DeviceKey = tuple[str, str, str]
 """Driver, pool and name: what a device is in the cluster."""
+
+CounterKey = tuple[str, str, str]
+"""Driver, pool and name of a counter set."""
+
+Counters = Mapping[CounterKey, Mapping[str, Decimal]]
+"""How much there is of each counter."""
 
 
 class BookDevice(Frozen):
@@ -75,13 +84,15 @@ class ClaimBook(Frozen):
 
     devices: in the order in which the scheduler tries them. takings: who has something of them. served: the
     devices as the agent of the node gives them; None: only what is published is known. trouble: why the node
-    has no devices for claims, a clause; empty: it has, or need not have.
+    has no devices for claims, a clause; empty: it has, or need not have. counters: what devices use up
+    together.
     """
 
     devices: tuple[BookDevice, ...] = ()
     takings: tuple[Taking, ...] = ()
     served: ClaimDevices | None = None
     trouble: str = ""
+    counters: Counters = field(default_factory=dict)
 
     @property
     def names(self) -> ClaimNames:
@@ -97,18 +108,32 @@ def devices_in(slices: Iterable[SliceSpec]) -> tuple[BookDevice, ...]:
     """The devices of the newest generation of each pool, in the order of the slices. Without those of other
     drivers whose amounts are not read here.
     """
+    return tuple(
+        BookDevice(one.driver, one.pool.name, device)
+        for one in _newest(slices)
+        for device in one.devices
+        if _can_be_counted(device)
+    )
+
+
+def counters_in(slices: Iterable[SliceSpec]) -> Counters:
+    """The counters of the newest generation of each pool. Without sets whose amounts are not read here."""
+    found: dict[CounterKey, Mapping[str, Decimal]] = {}
+    for one in _newest(slices):
+        for some in one.shared_counters:
+            with suppress(ValueError):
+                amounts = {name: parse_quantity(counter.value) for name, counter in some.counters.items()}
+                found[one.driver, one.pool.name, some.name] = amounts
+    return found
+
+
+def _newest(slices: Iterable[SliceSpec]) -> list[SliceSpec]:
     kept = list(slices)
     newest: dict[tuple[str, str], int] = {}
     for one in kept:
         pool = one.driver, one.pool.name
         newest[pool] = max(newest.get(pool, 0), one.pool.generation)
-    return tuple(
-        BookDevice(one.driver, one.pool.name, device)
-        for one in kept
-        if one.pool.generation == newest[one.driver, one.pool.name]
-        for device in one.devices
-        if _can_be_counted(device)
-    )
+    return [one for one in kept if one.pool.generation == newest[one.driver, one.pool.name]]
 
 
 def _can_be_counted(device: SliceDevice) -> bool:
@@ -122,6 +147,9 @@ def _can_be_counted(device: SliceDevice) -> bool:
                 texts += [text for text in (allowed.max, allowed.step) if text is not None]
             for text in texts:
                 parse_quantity(text)
+        for use in device.consumes_counters:
+            for counter in use.counters.values():
+                parse_quantity(counter.value)
     except ValueError:
         return False
     return True
@@ -136,15 +164,29 @@ def book_of_offer(
     held: Mapping[Hold, str] | None = None,
     closed: Mapping[DeviceUuid, Closed] | None = None,
     names: ClaimNames = OWN_NAMES,
+    demands: Demands = NO_DEMANDS,
 ) -> ClaimBook:
-    """The book of a node whose offer is known. held: who holds a share. names: of its driver."""
-    served = claim_devices(offer, inventory, node, geometry_of, names)
-    devices = devices_in(slices_of(served, inventory, closed or {}, NUMA_SINCE, geometry_of))
+    """The book of a node whose offer is known. held: who holds a share. names: of its driver. demands: what
+    claims want of GPUs on demand, also what is not made yet.
+    """
+    served = claim_devices(offer, inventory, node, geometry_of, names, on_demand=demands)
+    slices = slices_of(served, inventory, closed or {}, NUMA_SINCE, geometry_of)
+    devices = devices_in(slices)
     keys = {name: one.key for one in devices for name in [one.device.name]}
     takings = [
         taking for name, row in served.rows.items() for taking in _takings(keys[name], row, held or {})
     ]
-    return ClaimBook(devices, tuple(takings), served)
+    # What a claim waits for is not there, so it has no ids of it.
+    wanted = [
+        Taking(keys[name], f"?{name}")
+        for name, place in served.places.items()
+        if served.rows[name].planned and _is_wanted(place, demands[place.gpu])
+    ]
+    return ClaimBook(devices, (*takings, *wanted), served, counters=counters_in(slices))
+
+
+def _is_wanted(place: PlaceOnDemand, demand: GpuDemand) -> bool:
+    return demand.whole if place.item is None else place.item in demand.parts
 
 
 def _takings(key: DeviceKey, row: DeviceOffer, held: Mapping[Hold, str]) -> Iterator[Taking]:

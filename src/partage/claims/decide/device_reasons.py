@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from decimal import Decimal
 
 from partage.claims.model.request import amount_words
 from partage.text import listed, shortened
-from partage.values import Tagged
+from partage.values import Frozen, Tagged
 
 _SHOWN = 4
 _LONGEST = 120
@@ -113,6 +114,31 @@ class DeviceTaken(Tagged):
         return f"is taken{_held_by(self.who)}"
 
 
+class LackingCounter(Frozen):
+    """A counter of which others have left too little. by_pods: how much comes back when these end."""
+
+    name: str
+    asked: Decimal
+    free: Decimal
+    total: Decimal
+    who: tuple[str, ...]
+    by_pods: Mapping[tuple[str, ...], Decimal]
+
+
+class CountersTaken(Tagged):
+    """Others have devices that exclude it. lacking: the counters that they have used up."""
+
+    lacking: tuple[LackingCounter, ...]
+
+    def __str__(self) -> str:
+        first = self.lacking[0]
+        who = tuple(dict.fromkeys(who for one in self.lacking for who in one.who))
+        return (
+            f"needs {amount_words(first.asked)} of {first.name}, of which other devices leave "
+            f"{amount_words(first.free)} of {amount_words(first.total)}{_held_by(who)}"
+        )
+
+
 class TakenHere(Tagged):
     """Another request of the same pod gets it, or what is left of it."""
 
@@ -147,6 +173,7 @@ DeviceReason = (
     | CapacityTooSmall
     | CapacityTaken
     | DeviceTaken
+    | CountersTaken
     | TakenHere
     | RuleForbids
 )

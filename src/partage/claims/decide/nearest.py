@@ -10,6 +10,7 @@ from partage.claims.decide.device_reasons import (
     CapacityTaken,
     CapacityTooSmall,
     ClassSelectsOthers,
+    CountersTaken,
     DeviceReason,
     DeviceTainted,
     DeviceTaken,
@@ -31,6 +32,7 @@ _NEARNESS: tuple[type[DeviceReason], ...] = (
     CapacityTooSmall,
     DeviceTainted,
     DeviceTaken,
+    CountersTaken,
     CapacityTaken,
     TakenHere,
     SelectorBroken,  # it ends the attempt, whatever the other devices are

@@ -178,6 +178,13 @@ def _count_of(spec: ProfileSpec) -> str:
     return f"profile-{_OTHER.sub('', str(spec.profile))}{kind}"
 
 
+def _counter_words(counter: str, spec: ProfileSpec) -> str:
+    """``jpeg engines``."""
+    if counter == _count_of(spec):
+        return f"instances of {spec.profile}"
+    return "GPU instances" if counter == "instances" else counter.replace("-", " ")
+
+
 def _most(spec: ProfileSpec, totals: Mapping[str, int]) -> int:
     """How many of a profile fit side by side, by the counters so far."""
     beside, end = 0, 0
@@ -211,6 +218,43 @@ def _excludes(share: GrantedShare, place: PlaceOnDemand) -> bool:
         return True
     taken = placement_of(share, place.geometry)
     return taken is not None and taken.overlaps(place.placement)
+
+
+class Shortage(Frozen):
+    """What claims leave too little of for a device. what: a noun phrase. needs, left, total: how much of it
+    the device needs, and how much is left of how much. kept: who has of it.
+    """
+
+    what: str
+    needs: int
+    left: int
+    total: int
+    kept: tuple[tuple[Granted, GrantedShare], ...]
+
+
+def shortage_for(place: PlaceOnDemand, kept: Iterable[Granted]) -> Shortage | None:
+    """What a MIG device that excludes no other one by its place lacks all the same: as the counters have it.
+    None: nothing.
+    """
+    if place.spec is None:
+        return None
+    totals, wanted = _totals(place.geometry), _used(place.spec, place.start)
+    used: dict[str, list[tuple[Granted, GrantedShare, int]]] = {}
+    for granted in kept:
+        for share in granted.shares:
+            if share.gpu != place.gpu or not share.place:
+                continue
+            item = LayoutItem.parse(share.place)
+            if (spec := place.geometry.spec(item.profile)) is not None:
+                for name, amount in _used(spec, item.start or 0).items():
+                    used.setdefault(name, []).append((granted, share, amount))
+    for name, total in totals.items():
+        holders = [one for one in used.get(name, ()) if one[2]]
+        left = total - sum(amount for _, _, amount in holders)
+        if wanted.get(name, 0) > left:
+            what = _counter_words(name, place.spec)
+            return Shortage(what, wanted[name], left, total, tuple((who, share) for who, share, _ in holders))
+    return None
 
 
 def placement_of(share: GrantedShare, geometry: Geometry) -> Placement | None:

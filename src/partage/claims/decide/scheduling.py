@@ -15,6 +15,7 @@ from partage.claims.decide.book import BookDevice, ClaimBook, DeviceKey, Taking
 from partage.claims.decide.cel import SelectorError, read_selector, selects
 from partage.claims.decide.cel_syntax import NotEvaluated
 from partage.claims.decide.charge import Charge, charge_of, no_room
+from partage.claims.decide.counters import CountersLeft
 from partage.claims.decide.device_reasons import (
     ClassSelectsOthers,
     DeviceReason,
@@ -108,6 +109,7 @@ def not_evaluated(claims: Sequence[PodClaim], classes: Classes) -> Iterator[str]
 class _PlaceSearch:
     def __init__(self, claims: Sequence[PodClaim], book: ClaimBook, classes: Classes) -> None:
         self._book, self._classes = book, classes
+        self._counters = CountersLeft(book)
         self._slots = [(claim, request) for claim in claims for request in claim.spec.requests]
         self._alone: dict[tuple[str, str, DeviceKey], DeviceReason | Charge] = {}
         self._tries = 0
@@ -193,10 +195,13 @@ class _PlaceSearch:
         charge = self._alone[key]
         if not isinstance(charge, Charge):
             return charge
-        mine = [one for one in given if one.device.key == device.key and not one.way.admin]
-        own = [Taking(device.key, one.way.name, (), one.amounts) for one in mine]
+        mine = [Taking(one.device.key, one.way.name, (), one.amounts) for one in given if not one.way.admin]
+        own = [taking for taking in mine if taking.device == device.key]
         if own and no_room(charge, device, (*self._book.of_device(device.key), *own)) is not None:
             return TakenHere(own[0].who)
+        if mine and (lacking := self._counters.lacking(device, mine)) is not None:
+            named = {taking.who for taking in mine}
+            return TakenHere(next(who for one in lacking.lacking for who in one.who if who in named))
         return _forbidden(claim, way, device, [one for one in given if one.claim == claim.name])
 
     def _reason_alone(self, way: DeviceAsk, device: BookDevice) -> DeviceReason | Charge:
@@ -210,7 +215,8 @@ class _PlaceSearch:
         if not isinstance(charge, Charge):
             return charge
         # A request that only looks is charged for this check, too, and then counts for nothing.
-        return no_room(charge, device, self._book.of_device(device.key)) or charge
+        alone = no_room(charge, device, self._book.of_device(device.key)) or self._counters.lacking(device)
+        return alone or charge
 
 
 _NOT_MEANT = (ClassSelectsOthers, SelectorSaysNo)

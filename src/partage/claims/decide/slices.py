@@ -74,17 +74,18 @@ def slices_of(
     for name, row in sorted(rows, key=lambda one: _order(one[1], devices.places.get(one[0]))):
         gpu = inventory.gpu(row.gpu)
         assert gpu is not None, "devices of other GPUs are left out by claim_devices"
-        facts = _attributes(row, gpu, inventory.driver, server, names)
+        known = _attributes(row, gpu, inventory.driver, server, names)
+        facts = {key: fact for key, fact in known if names.publishes(key)}
         if (place := devices.places.get(name)) is not None:
             sets.setdefault(row.gpu, counter_set(_counted_as(row.gpu), place.geometry))
             shut = closed.get(row.device) or closed.get(gpu.uuid)
             taints = _taints(FOREIGN if place.foreign and shut is None else shut, names)
-            found.append(_on_demand(name, place, gpu, dict(facts), taints))
+            found.append(_on_demand(name, place, gpu, facts, taints))
             continue
         found.append(
             SliceDevice(
                 name,
-                attributes={key: fact for key, fact in facts if names.publishes(key)},
+                attributes=facts,
                 capacity=_capacities(row, gpu, geometry_of(gpu), names),
                 allow_multiple_allocations=True if row.traits.in_shares else None,
                 taints=_taints(closed.get(row.device), names),

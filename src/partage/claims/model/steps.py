@@ -11,12 +11,16 @@ from partage.model.claim import ClaimRef
 class ClaimStep(StrEnum):
     """What was done last, in the order in which it is done.
 
-    judged: nothing; what the claim gets is known. held: its shares are held, and nothing is on the disk.
-    started: its first record is written. limited: its limits are in force. file-written: its CDI file is
-    there. prepared: its record has the answer, and the kubelet has none yet. file-removed: the CDI file is
-    gone, and the record there. forgotten: the record is gone, too.
+    place-noted: where a MIG device will be made for it is written down; then its first record follows.
+    made: all devices that had to be made for it are there. judged: nothing; what the claim gets is known.
+    held: its shares are held, and nothing is on the disk. started: its first record is written. limited: its
+    limits are in force. file-written: its CDI file is there. prepared: its record has the answer, and the
+    kubelet has none yet. file-removed: the CDI file is gone, and the record there. forgotten: the record is
+    gone, too.
     """
 
+    PLACE_NOTED = "place-noted"
+    MADE = "made"
     JUDGED = "judged"
     HELD = "held"
     STARTED = "started"

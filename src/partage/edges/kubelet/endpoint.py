@@ -36,7 +36,7 @@ from partage.edges.kubelet.sockets import SocketIdentity, fresh_socket, socket_i
 from partage.errors import ClusterError, Rejected, Unreachable
 from partage.model.ids import device_of
 
-CHECK_S, POLL_S = 5.0, 0.5
+CHECK_S, POLL_S = 10.0, 0.5
 """The two sockets are checked this often, with two calls of stat: where the kernel tells of changes of their
 directory at once, and where it does not.
 """

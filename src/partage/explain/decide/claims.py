@@ -16,6 +16,7 @@ from partage.claims.decide.book import BookDevice, ClaimBook, book_of_offer
 from partage.claims.decide.device_reasons import (
     CapacityTaken,
     CapacityTooSmall,
+    CountersTaken,
     DeviceReason,
     DeviceTainted,
     DeviceTaken,
@@ -76,6 +77,7 @@ def claim_book(node: NodeView, geometry_of: GeometryOf) -> ClaimBook:
         held=node.held,
         closed=closed,
         names=node.claim_names,
+        demands=node.demands,
     )
     return replace(book, trouble=node.claims_trouble)
 
@@ -255,6 +257,8 @@ def _holders(device: BookDevice, reason: DeviceReason | None, book: ClaimBook) -
     """The fewest pods whose end leaves enough of the device; none where that is not known."""
     if isinstance(reason, DeviceTaken):
         return reason.pods
+    if isinstance(reason, CountersTaken):
+        return _users(reason)
     if not isinstance(reason, CapacityTaken):
         return ()
     users: dict[tuple[str, ...], int] = {}
@@ -264,6 +268,17 @@ def _holders(device: BookDevice, reason: DeviceReason | None, book: ClaimBook) -
             users[taking.pods] = had + int(taking.amounts.get(reason.name, Decimal(0)))
     chosen = fewest(users, int(reason.asked - reason.free)) or ()
     return tuple(dict.fromkeys(pod for pods in chosen for pod in pods))
+
+
+def _users(reason: CountersTaken) -> tuple[str, ...]:
+    chosen: dict[str, None] = {}
+    for lacking in reason.lacking:
+        back = {pods: int(amount) for pods, amount in lacking.by_pods.items()}
+        some = fewest(back, int(lacking.asked - lacking.free))
+        if some is None:
+            return ()
+        chosen |= dict.fromkeys(pod for pods in some for pod in pods)
+    return tuple(chosen)
 
 
 def _without_taint(

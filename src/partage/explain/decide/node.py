@@ -12,6 +12,7 @@ from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.claims.model.request import DeviceClass
 from partage.model.gpu import Inventory, Link
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
+from partage.model.mig_demand import Demands
 from partage.model.policy import AllocationPolicy, Policy
 from partage.model.share import NodeOffer, resources_of
 from partage.plan.reconcile.node_plan import Phase
@@ -90,6 +91,8 @@ class NodeView(Frozen):
     node is not ready; counted: resources as the scheduler counts them, empty where no cluster was asked.
     in_cluster: verbs reach it by its name in the cluster.
 
+    demands: what claims want of GPUs whose MIG devices are made on demand.
+
     published: its devices for claims, and who has them, as the cluster has them; None: they follow from its
     offer. classes: the DeviceClasses by name. claim_names: of its driver. claims_trouble: why claims get
     nothing of it, a clause.
@@ -116,6 +119,7 @@ class NodeView(Frozen):
     not_ready: str = ""
     counted: Mapping[str, Counted] = field(default_factory=dict)
     in_cluster: bool = False
+    demands: Demands = field(default_factory=dict)
     published: ClaimBook | None = None
     classes: Mapping[str, DeviceClass] = field(default_factory=chart_classes)
     claim_names: ClaimNames = OWN_NAMES

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from msgspec import Struct
+from msgspec import Struct, field
 from msgspec.structs import replace
 
 from partage.model.ids import DeviceUuid, device_of
@@ -21,14 +21,22 @@ def asked_intervals(entries: Iterable[LedgerEntry]) -> dict[DeviceUuid, Interval
 
 class WithIntervals(Struct):
     """The desired state with the intervals of claims. The same inputs have the same value, not an equal one:
-    the planner's cache goes by that.
+    the planner's cache goes by that. The ledger's entries are walked once for each of its versions.
     """
 
     _last: tuple[DesiredState, Mapping[DeviceUuid, Interval], DesiredState] | None = None
+    _walked: tuple[LedgerEntry, ...] = ()
+    _asked: Mapping[DeviceUuid, Interval] = field(default_factory=dict)
 
-    def of(self, desired: DesiredState, entries: Iterable[LedgerEntry]) -> DesiredState:
+    def asked(self, entries: tuple[LedgerEntry, ...]) -> Mapping[DeviceUuid, Interval]:
+        """As ``asked_intervals``."""
+        if entries is not self._walked:
+            self._walked, self._asked = entries, asked_intervals(entries)
+        return self._asked
+
+    def of(self, desired: DesiredState, entries: tuple[LedgerEntry, ...]) -> DesiredState:
         """In place of the policy's interval, where a claim asks for one, as long as it holds the GPU."""
-        asked = asked_intervals(entries)
+        asked = self.asked(entries)
         if not asked:
             return desired
         if self._last is None or self._last[0] is not desired or self._last[1] != asked:

@@ -6,7 +6,7 @@ compare or carry out the same ``NodePlan``.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct, field
 from msgspec.structs import replace
@@ -87,9 +87,13 @@ class Planner(Struct):
             due_s=next_due_s(serving, self.withdraw_s),
         )
 
-    def with_claims(self, desired: DesiredState, entries: Iterable[LedgerEntry]) -> DesiredState:
+    def with_claims(self, desired: DesiredState, entries: tuple[LedgerEntry, ...]) -> DesiredState:
         """What the policy wants, and what claims ask for that hold GPUs: the length of time slices."""
         return self._intervals.of(desired, entries)
+
+    def slices_asked(self, entries: tuple[LedgerEntry, ...]) -> bool:
+        """Whether claims ask for any."""
+        return bool(self._intervals.asked(entries))
 
     def _draft(self, desired: DesiredState, now: Snapshot) -> NodeDraft:
         """The cached draft if its inputs have not changed.

@@ -89,7 +89,7 @@ class ClaimOffer(Frozen):
 
 class NodeMoment(Frozen):
     """What decides whether a device is open to claims. bare: why containers would not have the driver's
-    libraries; empty: they would.
+    libraries; empty: they would. in_force: see ``ClaimOffer``.
     """
 
     known: Mapping[GpuUuid, Gpu]
@@ -99,6 +99,7 @@ class NodeMoment(Frozen):
     cordoned: frozenset[GpuUuid]
     bare: str = ""
     on_demand: Mapping[GpuUuid, OnDemand] = field(default_factory=dict)
+    in_force: InForce = field(default_factory=InForce)
 
     def closed(self, row: DeviceOffer, gi_id: int | None) -> Closed | None:
         """Why no claim gets anything of this device now; None: claims do. gi_id: of its GPU instance."""
@@ -152,7 +153,7 @@ def claim_offer(now: NodeMoment) -> ClaimOffer:
         if (reason := now.closed(row, instances.get(row.device))) is not None
     }
     closed |= {gpu: reason for gpu in now.on_demand if (reason := now.gpu_closed(gpu)) is not None}
-    return ClaimOffer(offer, closed, now.on_demand)
+    return ClaimOffer(offer, closed, now.on_demand, now.in_force)
 
 
 def made_on_demand(demands: Demands, plan: NodePlan) -> Mapping[GpuUuid, OnDemand]:
