@@ -21,7 +21,7 @@ from partage.edges.kube.scheduling import KINDS
 from partage.plan.placement.baselines import BestFit, EmptiestFirst
 from partage.plan.placement.mix import Mix
 from partage.plan.placement.room import NodeScores
-from partage.plan.placement.ssp import Ssp
+from partage.plan.placement.ssp import PUBLISHED, Ssp
 from partage.scheduler.decide.asks import AskReader
 from partage.scheduler.decide.board import (
     ExtenderPolicy,
@@ -73,6 +73,7 @@ class Extender:
         self.driver = driver
         self._begin = begin
         self._trial: tuple[Trial, frozenset[str], Mix] | None = None
+        self._way = PUBLISHED
         self._policy, self._clock = policy, clock
         self._lock = threading.RLock()
         self._reader = AskReader({})
@@ -187,8 +188,9 @@ class Extender:
         if changed:
             self._classes, self._reader = classes, AskReader(classes)
         before, pods = self._made_of, len(self._window)
-        anew = changed or not self._models.issuperset(supply) or before < _ENOUGH <= pods
-        due = self._clock() - self._made_s >= MIX_EVERY_S or pods >= max(_FEW, 2 * before)
+        many = before < _ENOUGH <= pods or pods >= max(_FEW, 2 * before)
+        anew = many or changed or not self._models.issuperset(supply)
+        due = self._clock() - self._made_s >= MIX_EVERY_S
         if self._trial is not None and not anew:
             self._look_at(*self._trial)
         elif anew or due or not self.mix.version:
@@ -228,11 +230,11 @@ class Extender:
             tried = Tried(expected.tables, rooms, supply, expected.priced)
             self._trial = self._begin(tried), models, expected.tables
             if self.mix.version and not anew:
-                return  # until it ends, answers are by the scores before
+                return  # until it ends, answers are by the tables before
         scores: NodeScores
         match self._policy:
             case ExtenderPolicy.SSP:
-                scores = Ssp(expected.tables, supply, exact=False, priced=expected.priced)
+                scores = Ssp(expected.tables, supply, exact=False, priced=expected.priced, way=self._way)
             case ExtenderPolicy.BESTFIT:
                 scores = BestFit()
             case ExtenderPolicy.SPREAD:
@@ -250,7 +252,7 @@ class Extender:
             log.warning("ways to score were not tried; the one before stays", extra={"reason": str(error)})
             return
         if scores is not None:
-            self._trial = None
+            self._trial, self._way = None, scores.way
             self.use(scores, models, mix)
             extra = {"version": self.mix.version, "way": repr(scores.way)}
             log.info("ways to score were tried", extra=extra)

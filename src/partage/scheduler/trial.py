@@ -18,7 +18,7 @@ from partage.plan.placement.room import Room
 from partage.plan.placement.ssp import Ssp
 from partage.values import Frozen
 
-_NICE = 10
+_NICE = 5
 
 
 class Tried(Frozen):
