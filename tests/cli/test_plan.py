@@ -101,7 +101,7 @@ def test_the_table_says_the_guarantees_in_words(capsys, policy):
     text = capsys.readouterr().out
     assert "advisory: a tenant can lift the limit" in text
     assert "none: a neighbour can use all of it" in text
-    assert "hard: the hardware holds it" in text
+    assert "hard: GPU or driver holds it" in text
     assert "set the compute mode to exclusive-process" in text
     assert "0-1" in text
 

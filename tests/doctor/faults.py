@@ -136,6 +136,11 @@ def _mig_drift(node: Node) -> None:
     node.policy = "version: partage/v1\ngpus:\n  - {select: all, mig: {layout: [3g.40gb, 3g.40gb]}}\n"
 
 
+def _limits(node: Node) -> None:
+    """The driver of the simulated node is of a branch before 615."""
+    node.policy = "version: partage/v1\ngpus:\n  - {select: all, time-slicing: {replicas: 4, memory: hard}}\n"
+
+
 def _refused(node: Node) -> None:
     node.policy = "version: partage/v1\ngpus:\n  - {select: all, time-slicing: {replicas: 1000000}}\n"
 
@@ -228,11 +233,13 @@ FAULTS: dict[str, Callable[[Node], object]] = {
     "cdi-broken: ours": _cdi_own,
     "cdi-conflict": _cdi_twice,
     "claim-files-left": _claim_left,
+    "limit-files-left": lambda node: node.file("var/lib/partage/bin/partage-limit-hook", "a program"),
     "cgroup-drivers-differ": _cgroups,
     "gpus-lost-on-reload": lambda node: node.remove("dev/char/1:255"),
     "policy-refused": _refused,
     "socket-path-long": _long_path,
     "gpus-differ": _mig_drift,
+    "limits-missing": _limits,
     "mps-left": _mps_left,
     "mps-of-others": _mps_other,
     "operator-plugin": _label("nvidia.com/gpu.deploy.device-plugin", "true"),
@@ -251,13 +258,13 @@ WITHOUT_NVML = {
 _EXCLUDE = (
     WITHOUT_NVML,
     {"no-gpu", "gpu-without-driver"},  # a card that is there
-    {"policy-refused", "socket-path-long", "gpus-differ", "sockets-left"},  # one policy
+    {"policy-refused", "socket-path-long", "gpus-differ", "limits-missing", "sockets-left"},  # one policy
     {"kubelet-elsewhere", "kubelet-silent", "socket-path-long", "cgroup-drivers-differ"},  # one kubelet
     {"runtime-unreadable", "runtime-without-nvidia"},  # one file
     {"mig-mode-pending", "mig-without-devices"},  # one mode
     {"compute-mode-left", "compute-mode-left: nobody"},
     *({one, other} for one in ("two-agents", "state-unusable")  # an agent that runs looks after the rest
-      for other in ("agent-not-running", "mps-left", "sockets-left", "claim-files-left")),
+      for other in ("agent-not-running", "mps-left", "sockets-left", "claim-files-left", "limit-files-left")),
 )  # fmt: skip
 
 

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from partage.agent.driver_gate import DriverGate
 from partage.agent.endpoints.cdi_specs import CdiSpecs
+from partage.agent.endpoints.container_limits import ContainerLimits
 from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks
@@ -17,6 +18,7 @@ from partage.agent.endpoints.served import ServedResources
 from partage.agent.loop import Loop
 from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.former_holders import FormerHolders
+from partage.agent.observers.memory_limits import MemoryLimitsObserver
 from partage.agent.observers.other_plugins import OtherPluginObserver
 from partage.agent.observers.pipe_tenants import PipeTenantsObserver
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
@@ -82,6 +84,7 @@ class KubeletService(NodeService):
         self.endpoints = ServedResources(options, self.changes, clock, self.supervisor)
         self.gate = DriverGate(options.run_dir, options.validations, hardware, self.hardware.observe)
         self.pod_resources = self._poller_of(hardware)
+        self.limits = ContainerLimits(options.state_dir, options.cdi_dir_of, lambda: self.cdi.nvidia_limits)
         self.plugins = PluginSet(self._hooks())
         self.cluster = connect(options, status, ask, self._know, self.policies.judge_again)
         if options.rollout:
@@ -110,6 +113,14 @@ class KubeletService(NodeService):
             intervals=intervals,
             observation=lambda: self.watchdog.observation,
         )
+        self.memory_limits = MemoryLimitsObserver(
+            hardware=hardware,
+            ledger=self.ledger,
+            directory=options.container_logs,
+            ask=ask,
+            intervals=intervals,
+            counts=status.counts,
+        )
         self.usage = UsageObserver(
             hardware=hardware,
             ledger=self.ledger,
@@ -118,6 +129,7 @@ class KubeletService(NodeService):
             offer=lambda: self.loop.view.offer,
             clock=clock,
             intervals=intervals,
+            counted=lambda: self.memory_limits.used,
         )
         held = self.ledger.entries
         self.keep_history(options.node_name or socket.gethostname(), self.usage.look, lambda: bool(held()))
@@ -159,6 +171,7 @@ class KubeletService(NodeService):
                 "cdi": self.cdi.run,
                 "watchdog": self.watchdog.run,
                 "pipe tenants": self.pipe_tenants.run,
+                "memory limits": self.memory_limits.run,
                 "usage": self.usage.run,
             },
         )
@@ -223,6 +236,7 @@ class KubeletService(NodeService):
             allocated=self._allocated,
             registering=kubelet.now,
             refused=self._refused,
+            limited=self.limits.limited,
         )
 
     def _poller_of(self, hardware: Hardware) -> PodResourcesPoller:
@@ -259,6 +273,7 @@ class KubeletService(NodeService):
             ask=self.requests.ask,
             intervals=self.options.intervals,
             counts=self.status.counts,
+            counted=lambda: self.memory_limits.used,
         )
 
     def _know(self, node: ClusterNode) -> None:
@@ -268,6 +283,7 @@ class KubeletService(NodeService):
     def _allocated(self) -> None:
         self.pod_resources.allocated()
         self.pipe_tenants.soon()
+        self.memory_limits.soon()
 
     def _refused(self, resource: ResourceName, refusal: NoRoom) -> None:
         now_s = self.clock()

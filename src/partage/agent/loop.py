@@ -39,6 +39,7 @@ from partage.plan.serve.claim_offer import (
     made_on_demand,
     options_for_claims,
 )
+from partage.plan.serve.held_limits import limits_read
 from partage.plan.serve.kubelet_view import EMPTY_VIEW, KubeletView
 from partage.plan.turn import NodeState, TurnInput, TurnResult, turn
 
@@ -107,6 +108,7 @@ class Loop(Struct):
             waited=any(done.plan.waiting.values()), answer=bool(done.view.withdrawn)
         )
         parts.watchdog.update(parts.policies.desired, self.view.offer)
+        parts.memory_limits.update(self.view.offer)
         self._publish(seen.node, done.plan)
         parts.reconciler.published(done.plan)
         self._report(seen, done, began_s)
@@ -226,6 +228,10 @@ class Loop(Struct):
             for_claims = options_for_claims(options)
             parts.cdi.request(inventory, for_claims if by_claim and not options.uses_cdi else options)
             parts.guard.request(one for devices in self.view.offer.values() for one in devices)
+            offered = (one for now in self.state.serving.values() for one in now.offer)
+            parts.limits.request(offered, inventory, options)
+            if parts.limits.given:
+                parts.limits.sweep(self._may_be_held())
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
             unheld = parts.watchdog.unwatched | served_by_own_users(desired.settings)
             self._terms = AllocateContext(
@@ -236,6 +242,7 @@ class Loop(Struct):
                 guard_dir,
                 unheld,
                 read_only_pipe=parts.options.mps_pipe_read_only,
+                limits=parts.limits.terms,
             )
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.view, self._terms):
@@ -245,6 +252,15 @@ class Loop(Struct):
             for name in parts.plugins.retire(plugin_resources(desired.offer), parts.clock()):
                 parts.endpoints.retire(name)
 
+    def _may_be_held(self) -> set[GpuUuid]:
+        """GPUs that a pod has a share of, or may have: those are its holder's limits, too."""
+        held, kept = self.parts.ledger.held().ids, set(self._unknown(self.parts.hardware.node or UNSEEN))
+        for gpu, now in self.state.serving.items():
+            for one in (*now.offer, *now.leaving):
+                if not held.get(one.resource, frozenset()).isdisjoint(one.share_ids):
+                    kept.add(gpu)
+        return kept
+
     def _publish_claims(self, node: KnownNode, plan: NodePlan, terms: AllocateContext) -> None:
         """Tell the DRA driver what claims can get."""
         parts, options = self.parts, options_for_claims(terms.options)
@@ -252,6 +268,7 @@ class Loop(Struct):
         desired = parts.policies.desired
         made = made_on_demand(desired.on_demand if desired else {}, plan)
         force = in_force(parts.settings.observed(node), desired.watch_of if desired else {})
+        force = replace(force, limits_read=limits_read(self.view.offer, parts.ledger.entries()))
         state = self.state
         now = NodeMoment(node.known, state.serving, self.view, state.health, cordoned, bare, made, force)
         parts.claims.publish(now, replace(terms, options=options))
@@ -313,6 +330,7 @@ class Loop(Struct):
             state_dir=parts.state_writer.trouble,
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,
+            limits=parts.limits.trouble,
             api_server=parts.cluster.trouble,
             history=parts.history_trouble,
             claims=parts.claims.trouble,

@@ -22,6 +22,7 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.host.ticks import until_tick
 from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
+from partage.model.driver_limit import LimitAt
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.policy import WatchAction
 from partage.model.process import Processes
@@ -62,7 +63,8 @@ class _Case(Struct):
 class Watchdog(Struct):
     """What was seen last, and the task that asks. Where nothing has to be watched, it rests.
 
-    holders_known: whether it is known now who holds what. directory: of the containers' logs.
+    holders_known: whether it is known now who holds what. directory: of the containers' logs. counted: what
+    is counted for cgroups (``MemoryLimitsObserver.used``).
     observation: the last one. first_check_done: so that the first turn can wait for it.
     """
 
@@ -74,6 +76,7 @@ class Watchdog(Struct):
     ask: Callable[[], None]
     intervals: Intervals
     counts: AgentCounts
+    counted: Callable[[], Mapping[LimitAt, int]] = dict
     observation: WatchObservation | None = None
     first_check_done: asyncio.Event = field(default_factory=asyncio.Event)
     _offer: NodeOffer = field(default_factory=dict)
@@ -158,8 +161,11 @@ class Watchdog(Struct):
                 group.create_task(self._end(case), name=f"end {case.violation.usage.container[:12]}")
 
     async def _check(self, seen: Processes) -> WatchResult:
-        names = await asyncio.to_thread(container_names, self.directory) if seen.rows else {}
-        found = check_usage(seen, names, grants_of(self.ledger.entries(), self._offer), self._watch_of)
+        counted = self.counted()
+        named = seen.rows or counted
+        names = await asyncio.to_thread(container_names, self.directory) if named else {}
+        grants = grants_of(self.ledger.entries(), self._offer)
+        found = check_usage(seen, names, grants, self._watch_of, counted)
         if self.holders_known():
             return found
         # A container that the kubelet has not named yet may hold a share.

@@ -38,6 +38,7 @@ from partage.model.mps import DaemonState
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.reconcile.verification import verifier
 from partage.plan.report import GpuReport, Report, ResourceReport
+from partage.plan.serve.held_limits import as_seen
 from partage.plan.serve.ledger_entry import LedgerEntry
 
 
@@ -58,7 +59,7 @@ def report_document(report: Report, status: AgentStatus, readiness: Readiness) -
         held=tuple(_entry_row(entry, time_of) for entry in report.entries),
         watch=None if observation is None else watch_row(observation, time_of),
         use=use_row(status.use_seen(), status.clock(), time_of),
-        offer=report.offer,
+        offer=as_seen(report.offer, report.entries),
         planned_from=Raw(encode_replacing(_planned_from(report))),
     )
 
@@ -75,7 +76,7 @@ def verify_of(report: Report) -> Verify | None:
     if now is None:
         return None
     kinds = {gpu: (*serving.offer, *serving.leaving) for gpu, serving in now.served.items()}
-    return verifier(kinds, now.observed, report.watched, report.doubts)
+    return verifier(kinds, now.observed, report.watched, report.doubts, report.entries)
 
 
 def _planned_from(report: Report) -> PlannedFrom | None:

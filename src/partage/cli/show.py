@@ -191,7 +191,13 @@ def _draw(node: ShownNode, path: str) -> None:
 
 def _print(node: ShownNode, console: Console) -> None:
     from partage.answers.render.picture import legend, picture
-    from partage.answers.render.rows import links_sentence, pending_lines, waiting_lines, withdrawn_lines
+    from partage.answers.render.rows import (
+        limit_lines,
+        links_sentence,
+        pending_lines,
+        waiting_lines,
+        withdrawn_lines,
+    )
     from partage.answers.render.tables import gpus_table, guarantees_used, holders_table, resources_table
     from partage.answers.share_counts import count_by_resource
     from partage.model.gpu import Driver
@@ -241,5 +247,6 @@ def _print(node: ShownNode, console: Console) -> None:
             console.print(made)
         pending = pending_lines(inventory, report.pending)
         cordon = (report.cordon,) if report.cordon else ()
-        for line in (*cordon, *waiting_lines(report.waiting), *pending, *report.messages):
+        waiting = (*limit_lines(report.held), *waiting_lines(report.waiting))
+        for line in (*cordon, *waiting, *pending, *report.messages):
             console.print(f"! {line}", style="yellow")

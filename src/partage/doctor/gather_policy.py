@@ -143,7 +143,21 @@ def _with_offer(
     shares = any(row.traits.in_shares for rows in offer.values() for row in rows)
     labels: Mapping[str, str] = node_labels(inventory, offer, policy.options, geometry_of)
     mps = tuple(gpu for gpu, rows in offer.items() if any(row.traits.through_daemon for row in rows))
-    return replace(known, shares=shares, labels=labels, mps=mps)
+    return replace(known, shares=shares, labels=labels, mps=mps, unlimited=_unlimited(policy, inventory))
+
+
+def _unlimited(policy: Policy, inventory: Inventory) -> tuple[Problem, ...]:
+    """GPUs where the policy wants memory limits that the driver cannot set, each with what to change."""
+    from partage.plan.offer.assign import assign
+    from partage.plan.offer.driver_limits import warn_unlimited
+    from partage.plan.offer.findings import Findings
+
+    findings = Findings(policy.source)
+    try:
+        warn_unlimited(assign(policy, inventory, geometry_of).targets, inventory, findings)
+    except (InputError, Unsatisfiable):
+        return ()  # ``policy-refused`` says it
+    return findings.warnings()
 
 
 def _reported(report: ReportDocument) -> tuple[GpuDifference, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
+from partage.model.driver_limit import LimitSupport
 from partage.model.geometry import Geometry, Placement
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, PciBusId
 from partage.values import Frozen, Tagged
@@ -157,6 +158,7 @@ class Gpu(Frozen):
     pci_class: class code of the PCI device, ``0x030200`` for a GPU without display; None if not known.
     clique: cluster UUID and clique of the NVLink fabric that it has joined, ``<uuid>.<number>``; None: none.
     geometry: what its driver says that MIG allows; None where nobody asked, as for models of the catalogue.
+    limits: whether containers can have memory limits of the driver's on it; None where nobody asked.
     """
 
     index: int
@@ -186,6 +188,7 @@ class Gpu(Frozen):
     brand: str | None = None
     addressing_mode: str | None = None
     pcie_root: str | None = None
+    limits: LimitSupport | None = None
 
     @property
     def mig_enabled(self) -> bool:

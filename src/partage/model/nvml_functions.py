@@ -35,5 +35,7 @@ USES: Mapping[tuple[str, ...], str] = {
     ("nvmlDeviceGetTotalEnergyConsumption",): "the energy used",
     ("nvmlDeviceGetEnforcedPowerLimit",): "the power limit",
     ("nvmlDeviceGetAddressingMode",): "how a GPU addresses the memory of the host",
+    ("nvmlDeviceSetMemoryLimits_v1",): "how to limit the memory of a container (memory: hard)",
+    ("nvmlDeviceGetMemoryLimits_v1",): "which memory limits containers have (memory: hard)",
 }
 """Functions, of which one is enough, and what is not known without them."""

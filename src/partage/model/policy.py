@@ -41,23 +41,33 @@ class MemoryUnits(Frozen):
     placement: UnitPlacement = UnitPlacement.BINPACK
 
 
+class SharingClient(Frozen):
+    """One of several unequal shares. memory_bytes, threads_percent: None means an equal part of the rest.
+
+    threads_percent: only under MPS.
+    """
+
+    name: str | None = None
+    memory_bytes: int | None = None
+    threads_percent: int | None = None
+
+
 class TimeSlicing(Tagged):
-    """Processes take turns on the device. replicas: 2 or more; 0 with units. interval: None leaves the length
-    of the slice alone. units: shares by amounts of memory, in place of replicas.
+    """Processes take turns on the device.
+
+    replicas: 2 or more; the number of clients if ``clients`` is given; 0 with units.
+    interval: None leaves the length of the slice alone.
+    units:    shares by amounts of memory, in place of replicas and clients.
+    clients:  unequal shares, in the order of the file; empty for equal ones.
+    limited:  the driver is to hold each container to the memory of its shares (``model.driver_limit``).
     """
 
     strategy: ClassVar[Strategy] = Strategy.TIME_SLICING
     replicas: int
     interval: Interval | None = None
     units: MemoryUnits | None = None
-
-
-class MpsClient(Frozen):
-    """One of several unequal shares. memory_bytes, threads_percent: None means an equal part of the rest."""
-
-    name: str | None = None
-    memory_bytes: int | None = None
-    threads_percent: int | None = None
+    clients: tuple[SharingClient, ...] = ()
+    limited: bool = False
 
 
 class Mps(Tagged):
@@ -75,7 +85,7 @@ class Mps(Tagged):
 
     strategy: ClassVar[Strategy] = Strategy.MPS
     replicas: int
-    clients: tuple[MpsClient, ...] = ()
+    clients: tuple[SharingClient, ...] = ()
     exclusive_process: bool = True
     multi_user: bool | None = None
     protocol: int = 2
@@ -84,6 +94,11 @@ class Mps(Tagged):
 
 Sharing = Exclusive | TimeSlicing | Mps
 """How one device, a whole GPU or a MIG device, is shared."""
+
+
+def clients_of(sharing: Sharing) -> tuple[SharingClient, ...]:
+    """The unequal shares of a device; () if its shares are equal."""
+    return () if isinstance(sharing, Exclusive) else sharing.clients
 
 
 class DesiredMig(Frozen):

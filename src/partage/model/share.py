@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
+from partage.model.driver_limit import DriverLimit
 from partage.model.geometry import Placement
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
 from partage.model.strategy import Interval, Strategy, StrategyTraits, Via
@@ -39,7 +40,7 @@ class Guarantee(StrEnum):
 
 _STRENGTHS = {guarantee: len(Guarantee) - 1 - place for place, guarantee in enumerate(Guarantee)}
 _MEANS = {
-    Guarantee.HARD: "the hardware holds it",
+    Guarantee.HARD: "GPU or driver holds it",
     Guarantee.GUARDED: "the MPS daemon refuses more",
     Guarantee.ADVISORY: "a tenant can lift the limit",
     Guarantee.NONE: "a neighbour can use all of it",
@@ -77,6 +78,7 @@ class DeviceOffer(Frozen):
                  of a directory's name; ``pipe_of`` says how it goes on.
     by_memory:   its shares are units of memory: a container may hold several, all of one device.
     spread:      a container gets them where most is free, else where least is free that is enough.
+    limited:     the driver holds each container to the memory of its shares, by a limit of its cgroup.
     via:         how pods ask for it. By claims, ``resource`` is the DeviceClass.
     """
 
@@ -105,6 +107,7 @@ class DeviceOffer(Frozen):
     by_memory: bool = False
     spread: bool = False
     via: Via = Via.DEVICE_PLUGIN
+    limited: bool = False
 
     @property
     def traits(self) -> StrategyTraits:
@@ -127,6 +130,13 @@ class DeviceOffer(Frozen):
         if not self.in_slots:
             return f"{self.pipe}{len(ids)}"
         return f"{self.pipe}{self.first + min(map(self.share_ids.index, ids))}"
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The driver's limit for one share, whole MiB; None: it sets none. Those of a container add up
+        (``driver_limits``).
+        """
+        return self.memory_bytes if self.limited else None
 
     @property
     def planned(self) -> bool:
@@ -181,6 +191,18 @@ def resources_of(offer: NodeOffer) -> dict[ResourceName, Resource]:
     for offering in sorted(offerings, key=node_order):
         rows.setdefault(offering.resource, []).append(offering)
     return {name: Resource(name, tuple(offerings)) for name, offerings in rows.items()}
+
+
+def driver_limits(offerings: Iterable[DeviceOffer]) -> tuple[DriverLimit, ...]:
+    """The limits of a container that holds these shares, one for each GPU, in the order of the shares.
+
+    offerings: of each share. () if the driver sets none.
+    """
+    sums: dict[GpuUuid, int] = {}
+    for offering in offerings:
+        if offering.limit_bytes is not None:
+            sums[offering.gpu] = sums.get(offering.gpu, 0) + offering.limit_bytes
+    return tuple(DriverLimit(gpu, limit_bytes) for gpu, limit_bytes in sums.items())
 
 
 def plugin_resources(offer: NodeOffer) -> dict[ResourceName, Resource]:

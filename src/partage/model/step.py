@@ -11,6 +11,7 @@ from partage.model.gpu import ComputeMode
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import ClientLimits, DaemonSpec, MpsNamespace
 from partage.model.strategy import Interval
+from partage.units import format_bytes
 from partage.values import Frozen, Tagged
 
 # --- the steps -----------------------------------------------------------------------------------
@@ -213,6 +214,21 @@ class SetNamespace(Tagged):
         return f"allow {self.namespace} of the MPS daemon{_part(self.gpu, self.device)}"
 
 
+class SetMemoryLimit(Tagged):
+    """Set the driver's hard memory limit of a container's cgroup again, where it was lost. Done when it has
+    been read back. Lowered below what is in use, it evicts nothing. Cannot be undone.
+
+    limit_bytes: whole MiB.
+    """
+
+    gpu: GpuUuid
+    container: ContainerId
+    limit_bytes: int
+
+    def __str__(self) -> str:
+        return f"limit container {self.container[:12]} to {format_bytes(self.limit_bytes)}"
+
+
 def _part(gpu: GpuUuid, device: DeviceUuid) -> str:
     return "" if device == gpu else f" of {device}"
 
@@ -232,6 +248,7 @@ Step = (
     | StopDaemon
     | EndClient
     | SetNamespace
+    | SetMemoryLimit
 )
 """One step. Every step can be performed by the hardware port."""
 

@@ -18,6 +18,7 @@ from partage.model.step import (
     PlannedStep,
     Reset,
     SetComputeMode,
+    SetMemoryLimit,
     SetMigMode,
     SetNamespace,
     SetTimeSlice,
@@ -55,7 +56,9 @@ def reverse(step: Step, made: Created | None = None) -> Step | None:
             return StopDaemon(gpu, spec.device, spec)
         case StopDaemon(gpu, _, DaemonSpec() as spec):
             return StartDaemon(gpu, spec)
-        case Reset() | Verify() | EndProcess() | StopDaemon() | EndClient() | SetNamespace():
+        case (
+            Reset() | Verify() | EndProcess() | StopDaemon() | EndClient() | SetNamespace() | SetMemoryLimit()
+        ):
             return None
         case _:
             assert_never(step)

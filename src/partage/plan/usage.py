@@ -13,12 +13,19 @@ from enum import StrEnum
 from msgspec.structs import replace
 
 from partage.model.cgroup import Owner, parse_cgroup
+from partage.model.driver_limit import LimitAt
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid
 from partage.model.process import GpuProcess, ProcessKind
 from partage.model.samples import DeviceMemory, OwnerPeak, ProcessActivity, Samples
 from partage.model.share import DeviceOffer, Guarantee, weakest
 from partage.plan.serve.ledger_entry import Holder
-from partage.plan.serve.watchdog import ContainerUsage, GrantKind, ShareGrants, check_usage
+from partage.plan.serve.watchdog import (
+    NOTHING_COUNTED,
+    ContainerUsage,
+    GrantKind,
+    ShareGrants,
+    check_usage,
+)
 from partage.values import Frozen
 
 MOST_ROWS = 2048
@@ -109,12 +116,14 @@ def usage_of(
     granted: ShareGrants,
     *,
     holders_known: bool = True,
+    counted: Mapping[LimitAt, int] = NOTHING_COUNTED,
 ) -> NodeUse:
     """All use of the node. names: container id to its names, also of containers that ended lately.
+    counted: as ``check_usage`` has it.
 
     holders_known: False: a container that the ledger does not name may hold a share all the same.
     """
-    seen = check_usage(samples.processes, names, granted, {})
+    seen = check_usage(samples.processes, names, granted, {}, counted)
     done = {(activity.gpu, activity.pid): activity for activity in samples.activities}
     containers = [
         container
@@ -146,6 +155,9 @@ def _containers(
         if usage.holder is None:
             continue
         amount = _amount(usage.processes, samples, done)
+        if usage.counted:
+            used = usage.used_bytes
+            amount = replace(amount, used_bytes=used, peak_bytes=used, partly=False)
         key = usage.device, usage.holder
         before = found.get(key)
         if before is not None:  # two container ids of one name: the old one has not quite ended

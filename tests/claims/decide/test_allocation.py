@@ -11,9 +11,11 @@ from msgspec.structs import replace
 
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.devices import ClaimDevices
+from partage.claims.decide.status import device_status, held_now
 from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
 from partage.claims.model.grant import EnforcedBy, Granted, RefusalReason, RefusedClaim
 from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
+from partage.claims.model.record import ClaimRecord, ClaimState
 from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
 from partage.model.ids import GpuUuid, ResourceName, ShareId, device_of
@@ -520,12 +522,27 @@ def test_what_nobody_watches_is_not_guarded() -> None:
         (amounts(0, 8), EnforcedBy.NAMESPACE),
         (replace(amounts(0, 8), pipe="", limits_in_env=True), EnforcedBy.ENVIRONMENT),
         (replace(slices(0, 8), guard=True), EnforcedBy.GUARD),
+        (replace(slices(0, 8), limited=True), EnforcedBy.DRIVER_LIMIT),
         (slices(0, 8), EnforcedBy.NOTHING),
     ],
 )
 def test_what_holds_a_share(row: DeviceOffer, held_by: EnforcedBy) -> None:
     (share,) = granted(claim("a", result(row)), devices(row)).shares
     assert (share.enforced, bool(share.slot)) == (held_by, held_by is EnforcedBy.NAMESPACE)
+    limit_bytes = share.memory_bytes if held_by is EnforcedBy.DRIVER_LIMIT else None
+    assert share.limit_bytes == limit_bytes
+
+
+def test_a_limit_of_the_drivers_is_said_to_hold_once_it_was_read() -> None:
+    row = replace(slices(0, 8), limited=True, guarantee=Guarantee.HARD)
+    found = granted(asking("a", row, need="hard"), devices(row))
+    record = ClaimRecord(found.claim, ClaimState.STARTED, "boot", found.shares)
+    for read, said, enforced in (((), Guarantee.NONE, "False"), ((row.device,), Guarantee.HARD, "True")):
+        now = held_now(record, devices(row), guard=False, limits_read=read)
+        assert [share.guarantee for share in now.shares] == [said]
+        (entry,) = device_status(now, "gpu.partage.dev", "2026-11-28T00:00:00Z")
+        assert entry["conditions"][0]["status"] == enforced
+        assert entry["data"]["means"] == "driver-limit"
 
 
 # --- the law -------------------------------------------------------------------------------------

@@ -42,6 +42,13 @@ NATIVE: dict[str, Any] = {
         {"select": {"index": 10}, "time-slicing": {"unit": "512Mi"}, "name": "example.com/half-gib"},
         {"select": {"index": 11}, "via": "claims", "mps": {"unit": "1Gi"}},
         {"select": {"index": 12}, "via": "claims", "mig": {"on-demand": True}},
+        {
+            "select": {"index": 13},
+            "time-slicing": {
+                "clients": [{"name": "big", "memory": "40Gi"}, {"name": "small"}],
+                "memory": "hard",
+            },
+        },
         {"select": "rest", "exclusive": {}},
     ],
     "resources": {

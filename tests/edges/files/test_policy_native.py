@@ -20,12 +20,13 @@ from partage.model.policy import (
     Exclusive,
     GpuCriteria,
     GpuEntry,
+    MemoryUnits,
     MigStrategy,
     Mps,
-    MpsClient,
     Options,
     Policy,
     RemainingGpus,
+    SharingClient,
     SparedPods,
     TimeSlicing,
     WatchAction,
@@ -113,7 +114,7 @@ def test_every_key_is_read() -> None:
         index=(2,), uuid=("GPU-x",), model=("A100*",), pci=("00000000:07:00.0",)
     )
     assert second.sharing == Mps(
-        2, (MpsClient("big", 8 * GIB, 20), MpsClient("nvidia.com/small", 4 * GIB, None)), protocol=3
+        2, (SharingClient("big", 8 * GIB, 20), SharingClient("nvidia.com/small", 4 * GIB, None)), protocol=3
     )
     assert (fifth.guard, fifth.watch) == (True, WatchAction.KILL)
 
@@ -146,7 +147,22 @@ def test_a_drain_says_how_long_it_lasts_and_whom_else_it_takes(change: str, drai
 
 def test_equal_clients_need_no_names() -> None:
     one = entry("{select: all, mps: {clients: [{memory: 8Gi}, {memory: 8Gi}, {name: x, memory: 1Gi}]}}")
-    assert one.sharing == Mps(3, (MpsClient(None, 8 * GIB), MpsClient(None, 8 * GIB), MpsClient("x", GIB)))
+    assert one.sharing == Mps(
+        3, (SharingClient(None, 8 * GIB), SharingClient(None, 8 * GIB), SharingClient("x", GIB))
+    )
+
+
+def test_time_slices_have_clients_and_units_as_mps_has() -> None:
+    clients = (SharingClient("big", 8 * GIB), SharingClient("small", None))
+    text = "clients: [{name: big, memory: 8Gi}, {name: small}], memory: hard"
+    assert entry(f"{{select: all, time-slicing: {{{text}}}}}").sharing == TimeSlicing(
+        2, clients=clients, limited=True
+    )
+    units = MemoryUnits(2 * GIB)
+    assert entry("{select: all, time-slicing: {unit: 2Gi, memory: hard}}").sharing == TimeSlicing(
+        0, units=units, limited=True
+    )
+    assert entry("{select: all, time-slicing: {replicas: 2, memory: none}}").sharing == TimeSlicing(2)
 
 
 def test_a_number_listed_twice_is_a_warning() -> None:
@@ -180,7 +196,28 @@ def test_a_number_listed_twice_is_a_warning() -> None:
         ("{select: all, exclusive: }", "gpus[0].exclusive", "has no value"),
         ("{select: all, exclusive: true}", "gpus[0].exclusive", "has to be a mapping, not true"),
         ("{select: all, exclusive: {replicas: 2}}", "gpus[0].exclusive.replicas", "unknown key"),
-        ("{select: all, time-slicing: {}}", "gpus[0].time-slicing", "'replicas' is missing"),
+        ("{select: all, time-slicing: {}}", "gpus[0].time-slicing", "neither replicas nor clients nor unit"),
+        (
+            "{select: all, time-slicing: {replicas: 2, unit: 1Gi}}",
+            "gpus[0].time-slicing",
+            "replicas and unit exclude each other",
+        ),
+        (
+            "{select: all, time-slicing: {clients: [{}, {threads: 20%}]}}",
+            "gpus[0].time-slicing.clients[1].threads",
+            "unknown key",
+        ),
+        (
+            "{select: all, time-slicing: {replicas: 2, memory: 8Gi}}",
+            "gpus[0].time-slicing.memory",
+            "has to be none or hard",
+        ),
+        ("{select: all, mps: {replicas: 2, memory: hard}}", "gpus[0].mps.memory", "unknown key"),
+        (
+            "{select: all, mig: {layout: [1g.10gb], time-slicing: {replicas: 2, memory: hard}}}",
+            "gpus[0].mig.time-slicing",
+            "the driver takes no limits for MIG devices",
+        ),
         ("{select: all, time-slicing: {replicas: 1}}", "gpus[0].time-slicing.replicas", "2 or more, not 1"),
         ("{select: all, time-slicing: {replicas: 0}}", "gpus[0].time-slicing.replicas", "2 or more, not 0"),
         ("{select: all, time-slicing: {replicas: -1}}", "gpus[0].time-slicing.replicas", "2 or more, not -1"),

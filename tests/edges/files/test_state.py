@@ -73,6 +73,7 @@ MIG = replace(
     pipe="gpu/share0",
     by_memory=True,
     spread=True,
+    limited=True,
     via=Via.CLAIMS,
 )
 SICK = next_health(Health(), Xid(GPU_0, 79), 90)

@@ -27,6 +27,9 @@
  *   gpu.I.monitor 1               somebody holds a handle: it blocks mode and reset, and nothing else
  *   lie.FUNCTION CODE             do it, and answer that it could not be done
  *   unprivileged 1                refuse what needs root
+ *   gpu.I.limits misc|dmem        that it limits the memory of cgroups; dmem: where a directory has a file dmem.max.
+ *                                 Every set is a line "GPU CGROUP SOFT HARD" of "limits.txt" beside the library
+ *   gpu.I.cgroup.NAME BYTES       what the processes in the cgroup of that name use
  *   lists split                   in MIG mode the lists of a GPU lack the processes on MIG devices; unnamed: their instances
  */
 #define _GNU_SOURCE
@@ -44,7 +47,7 @@
 #include <unistd.h>
 
 enum { OK = 0, UNINITIALIZED = 1, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NO_PERMISSION = 4, NOT_FOUND = 6, SMALL = 7, TIMED_OUT = 10 };
-enum { RESET_REQUIRED = 16, IN_USE = 19, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
+enum { RESET_REQUIRED = 16, OPERATING_SYSTEM = 17, IN_USE = 19, UNKNOWN = 999, INSUFFICIENT_RESOURCES = 23, VERSION_MISMATCH = 25 };
 enum { GPU = 0x10000, MIG = 0x20000, GI = 0x30000, CI = 0x40000, KIND = 0xf0000 };
 
 typedef unsigned long long u64;
@@ -55,6 +58,8 @@ typedef struct {
 } Pci;
 typedef struct { u64 total, free, used; } Memory;
 typedef struct { unsigned version; u64 total, reserved, free, used; } Memory2;
+typedef struct { const char *cgroup; u64 soft, hard; } SetLimits;
+typedef struct { const char *cgroup; u64 soft, hard, used; } GetLimits;
 typedef struct {
     uint32_t id, scope;
     int64_t timestamp, latency;
@@ -323,7 +328,7 @@ int nvmlInitWithFlags(unsigned flags) {
     return (int)code;
 }
 
-/* Partage calls none of these four; NVIDIA's container toolkit does. */
+/* Partage's Python calls none of these; NVIDIA's container toolkit does, and our hook. */
 int nvmlInit(void) { return nvmlInitWithFlags(0); }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 const char *nvmlErrorString(int code) { return code ? "an error of the stand-in" : "no error"; }
@@ -481,6 +486,50 @@ int nvmlDeviceGetMemoryInfo(void *device, Memory *to) {
     to->total = strtoull(found, NULL, 0);
     to->used = bytes("gpu.%d.used", GPU_OF(device)) + bytes("gpu.%d.reserved", GPU_OF(device));
     to->free = to->total - to->used;
+    return OK;
+}
+
+/* Source: nvml.h of branch 615. Refuses what it documents, in an order that is this stand-in's own. */
+static int limited(void *device, const char *cgroup) {
+    char path[4096];
+    const char *how = text("gpu.%d.limits", GPU_OF(device));
+    int by_kernel = how && !strcmp(how, "dmem");
+    if (!how || ((uintptr_t)device & KIND) == MIG || (kept(device) && kept(device)->current)) return NOT_SUPPORTED;
+    if (!cgroup) return INVALID_ARGUMENT;
+    int directory = open(cgroup, O_RDONLY | O_DIRECTORY);
+    if (directory < 0) return OPERATING_SYSTEM;
+    close(directory);
+    snprintf(path, sizeof path, "%s/dmem.max", cgroup);
+    return !by_kernel || !access(path, F_OK) ? OK : NOT_FOUND;
+}
+
+int nvmlDeviceSetMemoryLimits_v1(void *device, const SetLimits *limits) {
+    ROOT(device);
+    char path[4096];
+    int code = limits ? limited(device, limits->cgroup) : INVALID_ARGUMENT;
+    if (code) return code;
+    if (limits->soft > limits->hard || (limits->hard != ~0ull && limits->hard > bytes("gpu.%d.memory", GPU_OF(device)))) return INVALID_ARGUMENT;
+    FILE *file = fopen(beside(path, sizeof path, "limits.txt"), "a");
+    if (!file) return UNKNOWN;
+    fprintf(file, "%d %s %llu %llu\n", GPU_OF(device), limits->cgroup, limits->soft, limits->hard);
+    fclose(file);
+    return said(__func__);
+}
+
+int nvmlDeviceGetMemoryLimits_v1(void *device, GetLimits *limits) {
+    START(device);
+    char path[4096], cgroup[4096];
+    int gpu, code = limits ? limited(device, limits->cgroup) : INVALID_ARGUMENT;
+    u64 soft, hard;
+    if (code) return code;
+    limits->soft = 0, limits->hard = ~0ull;
+    const char *name = strrchr(limits->cgroup, '/');
+    const char *used = text("gpu.%d.cgroup.%s", GPU_OF(device), name ? name + 1 : limits->cgroup);
+    limits->used = used ? strtoull(used, NULL, 0) : 0;
+    FILE *file = fopen(beside(path, sizeof path, "limits.txt"), "r");
+    while (file && fscanf(file, "%d %4095s %llu %llu", &gpu, cgroup, &soft, &hard) == 4)
+        if (gpu == GPU_OF(device) && !strcmp(cgroup, limits->cgroup)) limits->soft = soft, limits->hard = hard;
+    if (file) fclose(file);
     return OK;
 }
 

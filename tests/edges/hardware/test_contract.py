@@ -8,9 +8,12 @@ from itertools import combinations
 import pytest
 
 from partage.edges.hardware.port import Events
-from partage.errors import DriverUnavailable
+from partage.errors import DriverUnavailable, NotFound, Unsupported
+from partage.model.driver_limit import LimitAt
 from partage.model.gpu import Driver, NoDriver
-from partage.model.ids import PodUid
+from partage.model.ids import ContainerId, PodUid
+from partage.model.step import SetMemoryLimit
+from partage.units import GIB
 from tests.edges.hardware.conftest import Subject
 
 LIMIT_S = 10.0
@@ -39,6 +42,20 @@ async def test_every_gpu_of_the_inventory_has_a_condition(subject: Subject) -> N
 
 async def test_of_a_pod_that_never_was_nothing_is_left(subject: Subject) -> None:
     assert not (await subject.hardware.left_of([PodUid("0aa9e3a1-0000-4000-8000-000000000001")])).processes
+
+
+async def test_of_a_container_that_never_was_no_limit_is_read(subject: Subject) -> None:
+    (gpu, *_) = (await subject.hardware.observe()).gpus
+    at = LimitAt(ContainerId("e" * 64), gpu.uuid)
+    (seen,) = await subject.hardware.limits([at])
+    assert (seen.at, seen.state, seen.cgroup) == (at, None, "")
+    assert seen.why
+
+
+async def test_nor_is_one_set_there(acting: Subject) -> None:
+    (gpu, *_) = (await acting.hardware.observe()).gpus
+    with pytest.raises((NotFound, Unsupported)):
+        await acting.hardware.perform(SetMemoryLimit(gpu.uuid, ContainerId("e" * 64), GIB))
 
 
 async def test_without_mps_daemons_nobody_has_a_pipe(subject: Subject) -> None:

@@ -9,6 +9,7 @@ from partage.edges.hardware.gpu_queries import NvLinkPeer
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.topology import count_nvlinks
 from partage.errors import DriverUnavailable
+from partage.model.driver_limit import LimitObstacle, LimitSupport
 from partage.model.geometry import Placement
 from partage.model.gpu import (
     ComputeMode,
@@ -74,6 +75,7 @@ def test_everything_that_driver_and_files_say_of_a_gpu_is_in_the_inventory(node:
                 brand="Nvidia",
                 addressing_mode="HMM",
                 pcie_root="pci0000:18",
+                limits=LimitSupport(obstacle=LimitObstacle.CGROUP_V1),
             ),
         ),
         control_nodes=("/dev/nvidiactl",),

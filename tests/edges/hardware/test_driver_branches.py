@@ -36,7 +36,12 @@ NOT_HERE = "nvmlDeviceGetCurrentClocksEventReasons"
 """The stand-in has the older one of a pair of which one is enough."""
 
 _MODE = "nvmlDeviceGetAddressingMode"
-LACKS = {"535": ("nvmlDeviceGetGpuFabricInfoV", _MODE), "550": (_MODE,), "555": (_MODE,)}
+_LIMITS = ("nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1")
+LACKS = {
+    "535": ("nvmlDeviceGetGpuFabricInfoV", _MODE, *_LIMITS),
+    "550": (_MODE, *_LIMITS),
+    "555": (_MODE, *_LIMITS),
+}
 """By branch: 535.261.03, 550.163.01, 555.58.02."""
 
 

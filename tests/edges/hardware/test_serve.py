@@ -23,6 +23,7 @@ from partage.edges.hardware.frames import PROTOCOL
 from partage.edges.hardware.helper_server import VERBS, HelperServer, listen
 from partage.edges.hardware.port import Events
 from partage.errors import HardwareTimeout, InputError
+from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import Inventory
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
@@ -83,6 +84,7 @@ async def test_the_list_of_verbs_is_closed(simulation: SimulatedHardware, short_
         "left",
         "time-slices",
         "daemons",
+        "limits",
         "tenants",
     }
     async with serving(simulation, short_dir / "s"):
@@ -395,6 +397,10 @@ class Broken:
         return ()
 
     async def daemons(self) -> tuple[DaemonState, ...]:
+        return ()
+
+    async def limits(self, asked: Collection[LimitAt]) -> tuple[SeenLimit, ...]:
+        del asked
         return ()
 
     async def tenants(self) -> PipeTenants:

@@ -14,7 +14,7 @@ from partage.model.geometry import Placement
 from partage.model.gpu import Inventory
 from partage.model.ids import share_id
 from partage.model.layout import LayoutItem
-from partage.model.policy import MemoryUnits, Mps, MpsClient, Policy, Sharing, TimeSlicing
+from partage.model.policy import MemoryUnits, Mps, Policy, Sharing, SharingClient, TimeSlicing
 from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, Guarantee, resources_of
 from partage.model.strategy import Interval, Strategy
@@ -160,10 +160,10 @@ def test_a_mig_gpu_without_instances_offers_nothing_but_is_listed() -> None:
 def test_unequal_clients_have_names_figures_and_guarantees_of_their_own() -> None:
     """The daemon's one limit is the largest client's; smaller ones are held by variables."""
     clients = (
-        MpsClient("big", 8 * GIB, 50),
-        MpsClient("small", 2 * GIB, 20),
-        MpsClient("small", 2 * GIB, 20),
-        MpsClient("example.org/tiny", GIB, 10),
+        SharingClient("big", 8 * GIB, 50),
+        SharingClient("small", 2 * GIB, 20),
+        SharingClient("small", 2 * GIB, 20),
+        SharingClient("example.org/tiny", GIB, 10),
     )
     rows = _offer(target(gpu(0, memory_bytes=24 * GIB), Mps(4, clients), resource="nvidia.com/gpu.shared"))
     assert [(row.resource, row.first, row.count, row.memory_bytes, row.threads_percent) for row in rows] == [
@@ -177,16 +177,16 @@ def test_unequal_clients_have_names_figures_and_guarantees_of_their_own() -> Non
     assert rows[1].share_ids == (f"{gpu(0).uuid}::1", f"{gpu(0).uuid}::2")
 
 
-def _apart(*clients: MpsClient, replicas: int = 0, **more: object) -> Mps:
+def _apart(*clients: SharingClient, replicas: int = 0, **more: object) -> Mps:
     return replace(Mps(replicas or len(clients), clients, protocol=3), **more)
 
 
 def test_under_protocol_3_each_kind_of_client_has_a_namespace_and_its_limits_are_guarded() -> None:
     """Equal clients share one: a namespace limits each of its clients. Nothing is left to variables."""
     clients = (
-        MpsClient("small", 2 * GIB, 20),
-        MpsClient("big", 8 * GIB, 50),
-        MpsClient("small", 2 * GIB, 20),
+        SharingClient("small", 2 * GIB, 20),
+        SharingClient("big", 8 * GIB, 50),
+        SharingClient("small", 2 * GIB, 20),
     )
     of = gpu(0, memory_bytes=24 * GIB)
     rows = _offer(target(of, _apart(*clients)), inventory=node(of, driver="615.71.09"))
@@ -232,7 +232,7 @@ def test_protocol_3_is_refused_where_it_is_not_supported(
 
 
 def test_clients_without_figures_share_what_the_others_leave() -> None:
-    clients = (MpsClient("big", 16 * GIB, 70), MpsClient("a"), MpsClient("b"))
+    clients = (SharingClient("big", 16 * GIB, 70), SharingClient("a"), SharingClient("b"))
     _, a, b = _offer(target(gpu(0, memory_bytes=24 * GIB), Mps(3, clients)))
     assert (a.memory_bytes, a.threads_percent) == (b.memory_bytes, b.threads_percent) == (4 * GIB, 15)
 
@@ -241,24 +241,24 @@ def test_clients_without_figures_share_what_the_others_leave() -> None:
     ("clients", "message", "hint"),
     [
         (
-            (MpsClient("a", 16 * GIB), MpsClient("b", 16 * GIB)),
+            (SharingClient("a", 16 * GIB), SharingClient("b", 16 * GIB)),
             "GPU 0: the MPS clients want 32 GiB of the 24 GiB that it has",
             "",
         ),
         (
-            (MpsClient("a", 24 * GIB), MpsClient("b")),
+            (SharingClient("a", 24 * GIB), SharingClient("b")),
             "GPU 0: the MPS clients want 24 GiB of the 24 GiB that it has",
             "a client without a figure needs a part, too",
         ),
         (
-            (MpsClient("a", None, 60), MpsClient("b", None, 50)),
+            (SharingClient("a", None, 60), SharingClient("b", None, 50)),
             "GPU 0: the MPS clients want 110% of its SMs",
             "",
         ),
     ],
 )  # fmt: skip
 def test_clients_that_want_more_than_the_gpu_has_are_refused(
-    clients: tuple[MpsClient, ...], message: str, hint: str
+    clients: tuple[SharingClient, ...], message: str, hint: str
 ) -> None:
     wanted = target(gpu(0, memory_bytes=24 * GIB), Mps(2, clients))
     assert _problems(Unsatisfiable, wanted) == [("gpus[0].mps.clients", message, hint)]
@@ -266,7 +266,7 @@ def test_clients_that_want_more_than_the_gpu_has_are_refused(
 
 def test_a_client_whose_name_makes_no_resource_name_is_wrong_input() -> None:
     """And outranks what is merely impossible."""
-    clients = (MpsClient("Big One", 8 * GIB), MpsClient("small", 2 * GIB))
+    clients = (SharingClient("Big One", 8 * GIB), SharingClient("small", 2 * GIB))
     wrong = target(gpu(0), Mps(2, clients))
     problems = _problems(InputError, wrong, target(gpu(1), Mps(49)))
     assert [path for path, _, _ in problems] == ["gpus[0].mps.clients", "gpus[1].mps.replicas"]
@@ -274,13 +274,13 @@ def test_a_client_whose_name_makes_no_resource_name_is_wrong_input() -> None:
 
 
 _client = st.builds(
-    MpsClient, st.just("c"), st.none() | st.integers(1, 40 * GIB), st.none() | st.integers(1, 60)
+    SharingClient, st.just("c"), st.none() | st.integers(1, 40 * GIB), st.none() | st.integers(1, 60)
 )
 
 
 @settings(deadline=None, max_examples=examples(100))
 @given(st.lists(_client, min_size=2, max_size=6))
-def test_what_clients_get_never_exceeds_the_gpu(clients: list[MpsClient]) -> None:
+def test_what_clients_get_never_exceeds_the_gpu(clients: list[SharingClient]) -> None:
     """Either they fit, wishes fulfilled to the byte, or they are refused."""
     try:
         rows = _offer(target(gpu(0), Mps(len(clients), tuple(clients))))

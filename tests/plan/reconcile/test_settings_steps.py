@@ -28,8 +28,8 @@ from partage.model.policy import (
     Exclusive,
     GpuEntry,
     Mps,
-    MpsClient,
     Policy,
+    SharingClient,
 )
 from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon
 from partage.model.strategy import Interval
@@ -73,7 +73,7 @@ def test_even_shares_need_a_daemon_with_their_limits_and_exclusive_shares_need_n
 
 
 def test_unequal_clients_need_the_largest_ones_limits() -> None:
-    clients = (MpsClient("big", 40 * GIB, 60), MpsClient("small", 8 * GIB, 10))
+    clients = (SharingClient("big", 40 * GIB, 60), SharingClient("small", 8 * GIB, 10))
     (setting,) = settings_of([target(gpu(0), Mps(2, clients))]).values()
     assert (setting.daemons[0].memory_bytes, setting.daemons[0].threads_percent) == (40 * GIB, 60)
 

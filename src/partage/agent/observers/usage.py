@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from pathlib import Path
 
@@ -20,6 +20,7 @@ from partage.edges.hardware.port import SAMPLED_FOR_S, Hardware
 from partage.edges.host.ticks import until_tick
 from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
+from partage.model.driver_limit import LimitAt
 from partage.model.ids import ContainerId
 from partage.model.share import NodeOffer
 from partage.plan.last_hour import LastHour, with_samples
@@ -45,7 +46,7 @@ class UsageObserver(Struct):
     """The last answer, what the answers of the last hour were, and the task that asks.
 
     holders_known: whether it is known now who holds what. directory: of the containers' logs. offer: all
-    that can be held now. trouble: why the last call failed.
+    that can be held now. counted: what is counted for cgroups. trouble: why the last call failed.
     """
 
     hardware: Hardware
@@ -55,6 +56,7 @@ class UsageObserver(Struct):
     offer: Callable[[], NodeOffer]
     clock: Callable[[], float]
     intervals: Intervals
+    counted: Callable[[], Mapping[LimitAt, int]] = dict
     observation: UsageObservation | None = None
     trouble: str = ""
     _hour: LastHour = field(default_factory=dict)
@@ -117,9 +119,12 @@ class UsageObserver(Struct):
         except HardwareError as error:
             self.trouble = str(error)
             return
-        await self._learn_names({peak.container for peak in samples.peaks if peak.container})
+        counted = self.counted()
+        named = {at.container for at in counted}
+        await self._learn_names(named | {peak.container for peak in samples.peaks if peak.container})
         granted = grants_of(self.ledger.entries(), self.offer())
-        use = usage_of(samples, self._names, granted, holders_known=self.holders_known())
+        known = self.holders_known()
+        use = usage_of(samples, self._names, granted, holders_known=known, counted=counted)
         self.observation, self.trouble = UsageObservation(at_s, samples, use), ""
         self._sampled_s, self._hour = at_s, with_samples(self._hour, samples, at_s)
 

@@ -34,7 +34,7 @@ class AgentCounts(Struct):
 
     asked: by resource. xids: by GPU (empty: unknown) and code; last_xids: the last code. changes:
     transactions, by how they ended. kills: processes that the watchdog ended, by GPU and how; not_killed:
-    that it could not end, by GPU.
+    that it could not end, by GPU. limits: memory limits that were missing, by GPU and ``set`` or ``failed``.
     """
 
     turns: int = 0
@@ -45,6 +45,7 @@ class AgentCounts(Struct):
     changes: Counter[str] = field(default_factory=Counter)
     kills: Counter[tuple[str, str]] = field(default_factory=Counter)
     not_killed: Counter[str] = field(default_factory=Counter)
+    limits: Counter[tuple[str, str]] = field(default_factory=Counter)
     asked: Callable[[], dict[str, RequestCounts]] = dict
 
 

@@ -29,7 +29,7 @@ from partage.plan.reconcile.node_plan import Phase, Snapshot
 from partage.plan.reconcile.transition import withdrawn
 from partage.plan.report import MigConfigReport, PolicyReason, PolicyState
 from partage.plan.serve.cordon import cordon_sentence
-from partage.plan.serve.ledger_entry import Certainty, Hold, Holder
+from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Hold, Holder
 from partage.values import Frozen
 
 _LARGEST_BYTES = 64 * 2**20
@@ -77,7 +77,8 @@ class EntryRow(Frozen):
     ended_at: when the kubelet named nobody any more. former_pods: UIDs of the pods whose processes have not
     been seen to be gone; left: those that were seen to run: the share is given to nobody until they have
     ended; unseen: why nobody can look for them now, so that a GPU that has to change waits; unseen_at: since
-    when. claim: the ResourceClaim that holds it, ``namespace/name``; null: containers do.
+    when. claim: the ResourceClaim that holds it, ``namespace/name``; null: containers do. limit: what was
+    read of the driver's memory limit of its container; null: its share has none.
     """
 
     resource: ResourceName
@@ -91,6 +92,7 @@ class EntryRow(Frozen):
     unseen: str | None = None
     unseen_at: str | None = None
     claim: str | None = None
+    limit: HeldLimit | None = None
 
     @property
     def pods(self) -> str:

@@ -119,6 +119,21 @@ def _left_of(entries: Sequence[LedgerEntry | EntryRow]) -> list[str]:
     return sorted(found)
 
 
+def limit_lines(held: Sequence[EntryRow]) -> list[str]:
+    """Containers whose memory limit is not in force, or was not from the start, a sentence each."""
+    lines: dict[str, None] = {}
+    for entry in held:
+        if entry.limit is None:
+            continue
+        who = " or ".join(map(pod_name, entry.holders)) or entry.id
+        amount = format_bytes(entry.limit.limit_bytes)
+        if not entry.limit.in_force:
+            lines[f"the memory limit of {who}, {amount}, was not seen in force: {entry.limit.reason}"] = None
+        elif entry.limit.late:
+            lines[f"the memory limit of {who}, {amount}, was set late: until then it had none"] = None
+    return list(lines)
+
+
 def waiting_lines(waiting: Sequence[ReportedGpuRow]) -> list[str]:
     """GPUs that wait for their holders before they change, a sentence each."""
     lines = []

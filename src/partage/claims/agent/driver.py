@@ -92,10 +92,14 @@ class ClaimDriver:
         for uid, record in self.holds.kept.items():
             if record.state is not ClaimState.PREPARED:
                 continue
-            now = held_now(record, self.now.devices, guard=self.now.guard)
+            now = self._held_now(record)
             if now != self._said.get(uid, record):
                 self._said[uid] = now
                 self._say(now)
+
+    def _held_now(self, record: ClaimRecord) -> ClaimRecord:
+        read = self._enforcing.in_force.limits_read
+        return held_now(record, self.now.devices, guard=self.now.guard, limits_read=read)
 
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims."""
@@ -212,9 +216,11 @@ class ClaimDriver:
             if not self._making.is_there(granted):
                 await self._begun(granted)
                 return granted
-            cdi = claim_cdi(granted, self.now.devices, self.now.responder, guard=self.now.guard)
+            cdi = claim_cdi(
+                granted, self.now.devices, self.now.responder, guard=self.now.guard, limits=self.now.limits
+            )
             return await self._carried_out(granted, cdi, claim.pods if isinstance(claim, Claim) else ())
-        except PartageError as error:
+        except (PartageError, AllocationRefused) as error:
             if ref.uid in self.holds.kept:
                 await self._taken_back(ref.uid)
             return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
@@ -323,7 +329,8 @@ class ClaimDriver:
             "a claim is prepared",
             extra={"claim": name_of_claim(granted.claim), "devices": _devices(granted.shares)},
         )
-        self._say(done)
+        self._said[done.claim.uid] = now = self._held_now(done)
+        self._say(now)
         return done.answer
 
     async def _keep(self, record: ClaimRecord) -> None:
@@ -390,7 +397,9 @@ class ClaimDriver:
             return
         try:
             if not await asyncio.to_thread(self._cdi.has, record.claim.uid):
-                cdi = claim_cdi(record.granted, devices, self.now.responder, guard=self.now.guard)
+                cdi = claim_cdi(
+                    record.granted, devices, self.now.responder, guard=self.now.guard, limits=self.now.limits
+                )
                 await asyncio.to_thread(self._cdi.write, record, cdi)
         except (PartageError, AllocationRefused) as error:
             log.warning(

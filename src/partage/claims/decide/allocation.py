@@ -360,6 +360,8 @@ def _enforced_by(row: DeviceOffer) -> EnforcedBy:
         if row.limits_in_env:
             return EnforcedBy.ENVIRONMENT
         return EnforcedBy.NAMESPACE if row.in_slots else EnforcedBy.DAEMON
+    if row.limited:
+        return EnforcedBy.DRIVER_LIMIT
     return EnforcedBy.GUARD if row.guard else EnforcedBy.NOTHING
 
 

@@ -2,25 +2,42 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 from msgspec.structs import replace
 
 from partage.claims.decide.allocation import configured
 from partage.claims.decide.devices import ClaimDevices
-from partage.claims.model.grant import GrantedShare
+from partage.claims.model.grant import EnforcedBy, GrantedShare
 from partage.claims.model.record import ClaimRecord
+from partage.model.ids import DeviceUuid
 from partage.model.share import Guarantee, weakest
 
 _ENFORCED = (Guarantee.HARD, Guarantee.GUARDED)
 
 
-def held_now(record: ClaimRecord, devices: ClaimDevices, *, guard: bool) -> ClaimRecord:
+def held_now(
+    record: ClaimRecord,
+    devices: ClaimDevices,
+    *,
+    guard: bool,
+    limits_read: Collection[DeviceUuid] = (),
+) -> ClaimRecord:
     """With what each share guarantees now: at most what was promised, and less while the node holds less.
 
-    guard: the guard's files are on the node. A device that is not offered now says what it said.
+    guard: the guard's files are on the node. limits_read: devices where the driver's limit of every holder
+    was read: before that it guarantees nothing. A device that is not offered now says what it said.
     """
-    return replace(record, shares=tuple(_held_now(share, devices, guard=guard) for share in record.shares))
+    shares = (_held_now(share, devices, guard=guard) for share in record.shares)
+    return replace(record, shares=tuple(_as_read(share, limits_read, guard=guard) for share in shares))
+
+
+def _as_read(share: GrantedShare, limits_read: Collection[DeviceUuid], *, guard: bool) -> GrantedShare:
+    if share.enforced is not EnforcedBy.DRIVER_LIMIT or share.uuid in limits_read:
+        return share
+    left = Guarantee.ADVISORY if guard and share.config.guard else Guarantee.NONE
+    return replace(share, guarantee=weakest([left, share.guarantee]))
 
 
 def _held_now(share: GrantedShare, devices: ClaimDevices, *, guard: bool) -> GrantedShare:

@@ -37,14 +37,16 @@ class EnforcedBy(StrEnum):
     """What holds a share to its memory.
 
     gpu: nobody else has the GPU. mig: a MIG device. mps-namespace: a namespace of the GPU's MPS daemon that
-    no other claim has. mps-daemon: one limit for all clients of the daemon. environment: variables of the
-    container. guard: a framework's own limit. nothing: a neighbour can use all memory.
+    no other claim has. mps-daemon: one limit for all clients of the daemon. driver-limit: the driver's limit
+    of each container's cgroup. environment: variables of the container. guard: a framework's own limit.
+    nothing: a neighbour can use all memory.
     """
 
     GPU = "gpu"
     MIG = "mig"
     NAMESPACE = "mps-namespace"
     DAEMON = "mps-daemon"
+    DRIVER_LIMIT = "driver-limit"
     ENVIRONMENT = "environment"
     GUARD = "guard"
     NOTHING = "nothing"
@@ -87,6 +89,11 @@ class GrantedShare(Frozen):
     def whole(self) -> bool:
         """All of a GPU is promised, or an amount of it: nobody else can have a MIG device of it."""
         return self.uuid == self.gpu and not (self.place or self.admin_access)
+
+    @property
+    def limit_bytes(self) -> int | None:
+        """The driver's limit for each container that has the claim, whole MiB; None: it sets none."""
+        return self.memory_bytes if self.enforced is EnforcedBy.DRIVER_LIMIT else None
 
     @property
     def asked(self) -> str:

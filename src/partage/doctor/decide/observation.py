@@ -129,6 +129,15 @@ class ClaimFile(Frozen):
     pods: tuple[str, ...] | None = None
 
 
+class LimitFile(Frozen):
+    """A CDI file of memory limits, a copy of one, or the hook. pods: that may need it, ``namespace/name``;
+    None: not known.
+    """
+
+    path: str
+    pods: tuple[str, ...] | None = None
+
+
 class Kubelet(Frozen):
     """The kubelet as files and processes show it.
 
@@ -222,7 +231,7 @@ class ObservedPolicy(Frozen):
     """The policy of this node. source: its file, or who said it. policy: None: it cannot be read. problems:
     why it is refused, or does not hold on this node.
 
-    sockets: problems with paths of sockets.
+    sockets: problems with paths of sockets. unlimited: GPUs where it wants limits that the driver cannot set.
     differs: GPUs that are not as it wants them. mps: GPUs with daemons; shares: GPUs are shared at all.
     labels: that the agent would write; empty: not known.
     """
@@ -231,6 +240,7 @@ class ObservedPolicy(Frozen):
     policy: Policy | None = None
     problems: tuple[Problem, ...] = ()
     sockets: tuple[Problem, ...] = ()
+    unlimited: tuple[Problem, ...] = ()
     differs: tuple[GpuDifference, ...] | Unseen = ()
     mps: tuple[GpuUuid, ...] = ()
     shares: bool = False
@@ -290,6 +300,7 @@ class Observation(Frozen, kw_only=True):
     runtime: ContainerRuntime | Unseen | None = None
     cdi: tuple[CdiFile, ...] | Unseen | None = None
     claims: tuple[ClaimFile, ...] | Unseen | None = None
+    limits: tuple[LimitFile, ...] | Unseen | None = None
     kubelet: Kubelet | Unseen | None = None
     agent: Agent | Unseen | None = None
     reasons: tuple[AgentReason, ...] | Unseen | None = None

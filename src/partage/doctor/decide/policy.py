@@ -68,6 +68,19 @@ def _begun_by_jobs(now: Observation) -> frozenset[int]:
     return frozenset(gpu.index for gpu in now.inventory if gpu.uuid in _policy(now).mps)
 
 
+def _unlimited(now: Observation) -> Finding | None:
+    problems = _policy(now).unlimited
+    if not problems:
+        return None
+    return warning(
+        "limits-missing",
+        "The policy wants memory limits of the driver's (memory: hard), and this node cannot have them: its "
+        "shares are offered without",
+        _sentences(problems),
+        "Change what is named, or leave 'memory: hard' out. partage plan says what each share guarantees",
+    )
+
+
 def _mps_left(now: Observation) -> Finding | None:
     """Directories of daemons that have ended, and no agent that would start or remove them."""
     state = _mps(now)
@@ -135,6 +148,7 @@ CHECKS = (
     Check("socket-path-long", "paths of sockets", ("policy",), _sockets),
     Check("gpus-differ", "GPUs against the policy", ("policy",), _differ,
           frozenset({"mig-mode-pending", "mig-without-devices"})),
+    Check("limits-missing", _POLICY, ("policy",), _unlimited),
     Check("mps-left", "MPS daemons", ("mps",), _mps_left),
     Check("mps-of-others", "MPS daemons", ("mps",), _mps_strange, frozenset({"compute-mode-left"})),
 )  # fmt: skip

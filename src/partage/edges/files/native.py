@@ -14,7 +14,7 @@ from typing import TypeVar
 from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.reader import Reader, parsed
 from partage.codec.yaml_document import Value
-from partage.edges.files.native_sharing import CLIENT_KEYS, SHARING_READERS, read_mig
+from partage.edges.files.native_sharing import SHARING_READERS, read_mig
 from partage.model.ids import parse_pci_address, parse_resource_name
 from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.policy import (
@@ -28,13 +28,13 @@ from partage.model.policy import (
     GpuSelector,
     LabelCondition,
     MigStrategy,
-    Mps,
     Options,
     Policy,
     RemainingGpus,
     Sharing,
     SparedPods,
     WatchAction,
+    clients_of,
 )
 from partage.model.strategy import Strategy, Via
 from partage.units import parse_duration
@@ -101,12 +101,13 @@ DIALECT = Dialect(
         **dict.fromkeys(_CRITERIA, "'select'"),
         "label": "'when'",
         "also": "'change', beside 'drain'",
-        **dict.fromkeys(CLIENT_KEYS[1:], "a client of 'mps'"),
+        "memory": "'time-slicing', or a client of it or of 'mps'",
+        "threads": "a client of 'mps'",
         "replicas": _IN_SHARES,
         "unit": _IN_SHARES,
         "placement": _IN_SHARES,
         "interval": "'time-slicing'",
-        "clients": "'mps'",
+        "clients": _IN_SHARES,
         "exclusive-process": "'mps'",
         "layout": "'mig'",
         "gpus": "the top",
@@ -189,7 +190,7 @@ def _not_by_claim(table: Table, sharing: Sharing, mig: DesiredMig | None) -> Non
         name.error(
             "claims ask for GPUs by a DeviceClass, not by this name", "remove 'name', or 'via: claims'"
         )
-    if isinstance(sharing, Mps) and sharing.clients:
+    if clients_of(sharing):
         hint = "'unit: 1Gi' gives each claim the amount that it asks for"
         table.whole.error("a claim cannot choose one of unequal clients", hint)
     if mig is not None and sharing.strategy.traits.in_shares:

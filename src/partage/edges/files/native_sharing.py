@@ -1,12 +1,15 @@
-"""How the GPUs of one entry of the native format are shared: ``time-slicing``, ``mps`` with clients,
-``mig``.
+"""How the GPUs of one entry of the native format are shared: ``time-slicing``, ``mps``, both with clients
+or units, ``mig``.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from partage.codec.fields import Field, Table
 from partage.codec.reader import by_type, parsed
@@ -19,8 +22,8 @@ from partage.model.policy import (
     Exclusive,
     MemoryUnits,
     Mps,
-    MpsClient,
     Sharing,
+    SharingClient,
     TimeSlicing,
     UnitPlacement,
 )
@@ -34,11 +37,19 @@ _MOST_MEANT = 8
 """Limit for the MIG devices that a hint names."""
 
 _UNITS = ("unit", "placement")
-_TIME_SLICING = ("replicas", *_UNITS, "interval")
-_MPS = ("replicas", "clients", *_UNITS, "exclusive-process", "users", "protocol")
+_SHARES = ("replicas", "clients", *_UNITS)
+_TIME_SLICING = (*_SHARES, "interval", "memory")
+_MPS = (*_SHARES, "exclusive-process", "users", "protocol")
 _PROTOCOLS = (2, 3)
-_ONE_OF_TWO = "how many shares a GPU is cut into; or unit: 1Gi, for amounts of memory"
-CLIENT_KEYS = ("name", "memory", "threads")
+_SLICED_CLIENT = ("name", "memory")
+_MPS_CLIENT = (*_SLICED_CLIENT, "threads")
+
+
+class HeldMemory(StrEnum):
+    """``memory``: whether the driver is to hold a time-sliced container to its share."""
+
+    NONE = "none"
+    HARD = "hard"
 
 
 class MpsUsers(StrEnum):
@@ -53,13 +64,44 @@ def read_time_slicing(field: Field) -> TimeSlicing:
     table = field.table(_TIME_SLICING, _replicas_example(field))
     if table is None:
         return TimeSlicing(2)
-    interval = table.value("interval", by_type(Interval), None)
-    units = _units(table)
+    shares = _shares(field, table, _SLICED_CLIENT)
+    return TimeSlicing(
+        shares.replicas,
+        table.value("interval", by_type(Interval), None),
+        shares.units,
+        shares.clients,
+        limited=table.choice("memory", HeldMemory.NONE) is HeldMemory.HARD,
+    )
+
+
+class _Shares(NamedTuple):
+    """Into what a GPU is cut: equal shares, unequal ones, or units."""
+
+    replicas: int
+    clients: tuple[SharingClient, ...] = ()
+    units: MemoryUnits | None = None
+
+
+def _shares(field: Field, table: Table, client_keys: Sequence[str]) -> _Shares:
+    """``replicas``, ``clients`` or ``unit``. field: of the whole table. client_keys: what a client can
+    have.
+    """
+    units, replicas, clients = _units(table), table.get("replicas"), table.get("clients")
+    given = [key for key in ("replicas", "clients", "unit") if key in table]
+    if len(given) != 1:
+        text = (
+            f"{' and '.join(given)} exclude each other" if given else "neither replicas nor clients nor unit"
+        )
+        hint = "replicas: n for even shares, clients: [...] for unequal ones, unit: 1Gi for amounts of memory"
+        field.error(text, hint)
     if units is not None:
-        if "replicas" in table:
-            field.error("replicas and unit exclude each other", _ONE_OF_TWO)
-        return TimeSlicing(0, interval, units)
-    return TimeSlicing(table.needed("replicas", _replicas, _ONE_OF_TWO) or 2, interval)
+        return _Shares(0, units=units)
+    if clients is None:
+        return _Shares(table.value("replicas", _replicas, 2))
+    if replicas is not None:
+        _replicas(replicas)
+    read = _clients(clients, client_keys)
+    return _Shares(max(2, len(read)), read)
 
 
 def _units(table: Table) -> MemoryUnits | None:
@@ -104,22 +146,8 @@ def read_mps(field: Field) -> Mps:
             "single excludes protocol 3, whose server always has one user and would refuse all others",
             "leave 'users' out, or take 'protocol: 2'",
         )
-    units, replicas, clients = _units(table), table.get("replicas"), table.get("clients")
-    given = [key for key in ("replicas", "clients", "unit") if key in table]
-    if len(given) != 1:
-        text = (
-            f"{' and '.join(given)} exclude each other" if given else "neither replicas nor clients nor unit"
-        )
-        hint = "replicas: n for even shares, clients: [...] for unequal ones, unit: 1Gi for amounts of memory"
-        field.error(text, hint)
-    if units is not None:
-        return Mps(0, (), alone, multi_user, protocol, units)
-    if clients is None:
-        return Mps(table.value("replicas", _replicas, 2), (), alone, multi_user, protocol)
-    if replicas is not None:
-        _replicas(replicas)
-    read = _clients(clients)
-    return Mps(max(2, len(read)), read, alone, multi_user, protocol)
+    shares = _shares(field, table, _MPS_CLIENT)
+    return Mps(shares.replicas, shares.clients, alone, multi_user, protocol, shares.units)
 
 
 def _protocol(field: Field) -> int | None:
@@ -130,26 +158,29 @@ def _protocol(field: Field) -> int | None:
     return version
 
 
-def _clients(field: Field) -> tuple[MpsClient, ...]:
+def _clients(field: Field, keys: Sequence[str]) -> tuple[SharingClient, ...]:
     items = field.items(MOST_ITEMS)
     if items is None:
         return ()
     if len(items) < 2:
         field.error(f"has to list 2 clients or more, not {len(items)}", "one client needs no sharing")
-    clients = [(item, client) for item in items if (client := _client(item)) is not None]
+    clients = [(item, client) for item in items if (client := _client(item, keys)) is not None]
     _equal_under_one_name(clients)
     return tuple(client for _, client in clients)
 
 
-def _client(field: Field) -> MpsClient | None:
-    table = field.table(CLIENT_KEYS)
+def _client(field: Field, keys: Sequence[str]) -> SharingClient | None:
+    table = field.table(keys)
     if table is None:
         return None
-    return MpsClient(
+    client = SharingClient(
         name=table.value("name", parsed(_client_name), None),
         memory_bytes=table.value("memory", lambda found: _with_unit(found, _memory, "Gi"), None),
-        threads_percent=table.value("threads", lambda found: _with_unit(found, parse_percent, "%"), None),
     )
+    if "threads" not in keys:
+        return client
+    threads_percent = table.value("threads", lambda found: _with_unit(found, parse_percent, "%"), None)
+    return replace(client, threads_percent=threads_percent)
 
 
 def _with_unit(field: Field, parse: Callable[[str], int], unit: str) -> int | None:
@@ -167,12 +198,12 @@ def _client_name(text: str) -> str:
 
 
 def _memory(text: str) -> int:
-    return parse_gpu_memory(text)  # 1 MiB is also the least that MPS can limit
+    return parse_gpu_memory(text)  # 1 MiB is also the least that MPS and the driver can limit
 
 
-def _equal_under_one_name(clients: list[tuple[Field, MpsClient]]) -> None:
+def _equal_under_one_name(clients: list[tuple[Field, SharingClient]]) -> None:
     """A pod asks by name, so shares with one name must be equal."""
-    first: dict[str | None, tuple[Field, MpsClient]] = {}
+    first: dict[str | None, tuple[Field, SharingClient]] = {}
     for field, client in clients:
         known, like = first.setdefault(client.name, (field, client))
         if (like.memory_bytes, like.threads_percent) == (client.memory_bytes, client.threads_percent):
@@ -203,6 +234,11 @@ def read_mig(field: Field) -> tuple[Sharing, DesiredMig]:
     if len(given) > 1:
         field.error(f"{' and '.join(given)} exclude each other", "keep one of the two")
     sharings = [SHARING_READERS[key](table.here(key)) for key in given]
+    if any(isinstance(sharing, TimeSlicing) and sharing.limited for sharing in sharings):
+        table.here("time-slicing").error(
+            "memory: hard is for whole GPUs: the driver takes no limits for MIG devices",
+            "leave 'memory' out, or give each tenant a MIG device of its own",
+        )
     return (sharings[0] if sharings else Exclusive()), wanted
 
 

@@ -10,6 +10,7 @@ import _ctypes
 import contextlib
 import ctypes
 import threading
+from collections.abc import Sequence
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -104,13 +105,22 @@ class Binding:
 
     def optional(self, name: str, *arguments: object, absent: frozenset[int] = ABSENT) -> Any | None:  # noqa: ANN401
         """What the function returns; None if its return code is one of ``absent``."""
+        return self._asked(name, arguments, absent)[1]
+
+    def fills(self, name: str, *arguments: object, absent: frozenset[int] = ABSENT) -> bool:
+        """Whether a function of pynvml that returns nothing has filled its argument; False if its return code
+        is one of ``absent``.
+        """
+        return self._asked(name, arguments, absent)[0]
+
+    def _asked(self, name: str, arguments: Sequence[object], absent: frozenset[int]) -> tuple[bool, Any]:
         if self._pynvml is None:
             raise translate(1, name)
         try:
-            return getattr(self._pynvml, name)(*arguments)
+            return True, getattr(self._pynvml, name)(*arguments)
         except self._pynvml.NVMLError as error:
             if error.value in absent:
-                return None
+                return False, None
             raise translate(error.value, name) from error
 
     def structure(self, name: str) -> Any:  # noqa: ANN401

@@ -10,6 +10,7 @@ from partage.edges.hardware.asked_geometry import AskedGeometries, Lacks
 from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
+from partage.edges.hardware.memory_limits import limit_support
 from partage.edges.hardware.mig_devices import read_mig_devices, with_files
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.topology import Topology
@@ -175,6 +176,7 @@ class Discovery:
             vbios_version=nvml.board_text("nvmlDeviceGetVbiosVersion", handle),
             brand=nvml.brand(handle),
             addressing_mode=nvml.addressing_mode(handle),
+            limits=limit_support(nvml, self._host, handle, pci.bus_id, mig_mode),
             pcie_root=self._host.pcie_root(pci.bus_id),
         )
         return known

@@ -15,6 +15,7 @@ from partage.edges.hardware.helper_connection import HelperConnection
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events, longer_s
 from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, HelperSupervisor
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, Unsupported
+from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
@@ -103,6 +104,12 @@ class RemoteHardware:
 
     async def daemons(self) -> tuple[DaemonState, ...]:
         return await self._ask("daemons", tuple[DaemonState, ...])
+
+    async def limits(self, asked: Collection[LimitAt]) -> tuple[SeenLimit, ...]:
+        try:
+            return await self._ask("limits", tuple[SeenLimit, ...], tuple(asked))
+        except Unsupported:
+            return tuple(SeenLimit(at, why="the helper is older than the agent") for at in asked)
 
     async def tenants(self) -> PipeTenants:
         try:

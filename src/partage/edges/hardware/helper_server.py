@@ -34,6 +34,7 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.cgroup import Owner, parse_cgroup
+from partage.model.driver_limit import LimitAt
 from partage.model.ids import PodUid
 from partage.model.paths import check_socket_path
 from partage.model.pipe_tenants import PipeTenants
@@ -80,6 +81,10 @@ async def _left(hardware: Hardware, arguments: bytes) -> object:
     return await hardware.left_of(_argument(tuple[PodUid, ...], arguments, "UIDs of pods"))
 
 
+async def _limits(hardware: Hardware, arguments: bytes) -> object:
+    return await hardware.limits(_argument(tuple[LimitAt, ...], arguments, "containers and GPUs"))
+
+
 def _step(arguments: bytes) -> Step:
     # mypy has no type for a union itself.
     return _argument(cast("type[Step]", Step), arguments, "a valid step")
@@ -116,6 +121,7 @@ VERBS: Mapping[str, Verb] = {
     "samples": _query(lambda hardware: hardware.samples()),
     "time-slices": _query(lambda hardware: hardware.time_slices()),
     "daemons": _query(lambda hardware: hardware.daemons()),
+    "limits": _limits,
     "tenants": _query(lambda hardware: hardware.tenants()),
 }
 """All verbs of the helper."""

@@ -11,6 +11,7 @@ from typing import TypeVar
 
 from partage.edges.hardware.asked_geometry import Lacks
 from partage.edges.hardware.compute_mode import set_compute_mode
+from partage.edges.hardware.container_cgroups import ContainerCgroups
 from partage.edges.hardware.daemon_steps import observe_daemons, perform_daemon_step
 from partage.edges.hardware.discover import Discovery
 from partage.edges.hardware.end_process import check_uses_gpu, end_process, refuse_own_process
@@ -18,6 +19,7 @@ from partage.edges.hardware.event_queue import EventQueue
 from partage.edges.hardware.event_watch import EventWatch
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.left_processes import left_of
+from partage.edges.hardware.memory_limits import cgroup_root, read_limits, set_limit
 from partage.edges.hardware.mig_instances import InstanceStep, MigInstances
 from partage.edges.hardware.mig_mode import set_mig_mode
 from partage.edges.hardware.nvml_queries import Nvml
@@ -38,6 +40,7 @@ from partage.edges.hardware.time_slice import set_time_slice, time_slices
 from partage.edges.hardware.uses import uses
 from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
+from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import PAUSED, Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
@@ -52,6 +55,7 @@ from partage.model.step import (
     EndProcess,
     Reset,
     SetComputeMode,
+    SetMemoryLimit,
     SetMigMode,
     SetNamespace,
     SetTimeSlice,
@@ -125,6 +129,7 @@ class NvmlHardware:
         self._nvml = Nvml(self._host)
         self._discovery = Discovery(self._nvml, self._host, lacks_geometry)
         self._sampler = NvmlSampler(self._nvml, self._host, clock)
+        self._cgroups = ContainerCgroups(cgroup_root(self._host))
         self._persistence = PersistenceMode(self._host.run)
         self._watch: EventWatch | None = None
         self._opened_at = 0.0
@@ -164,6 +169,8 @@ class NvmlHardware:
                 raise DriverUnavailable(running, "wait until it has ended")
             case StartDaemon() | StopDaemon() | EndClient() | SetNamespace():
                 await perform_daemon_step(self._keeper, step, self._users_of)
+            case SetMemoryLimit():
+                await self._query(lambda: set_limit(self._nvml, self._cgroups, step))
             case _:
                 return await self._perform_alone(step)
         return None
@@ -208,6 +215,9 @@ class NvmlHardware:
 
     async def time_slices(self) -> tuple[TimeSlice, ...]:
         return await time_slices(self._host, await self._query(self._nvml.handles))
+
+    async def limits(self, asked: Collection[LimitAt]) -> tuple[SeenLimit, ...]:
+        return await self._query(lambda: read_limits(self._nvml, self._cgroups, asked))
 
     async def daemons(self) -> tuple[DaemonState, ...]:
         return await observe_daemons(self._keeper)

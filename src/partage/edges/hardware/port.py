@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Protocol
 
 from partage.edges.host.device_users import UsersOf, nobody
+from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import Inventory
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid
@@ -92,7 +93,8 @@ class Hardware(Protocol):
         one step, and does nothing if the modes that it is for are in force. A destruction uses gi_id and
         ci_id if given, and is refused unless profile, placement (and uuid) are those of the step. Verify
         changes nothing. SetComputeMode and SetTimeSlice do nothing if the value is set already.
-        SetNamespace returns when the limits have been read back.
+        SetNamespace and SetMemoryLimit return when the limits have been read back. SetMemoryLimit sets a
+        hard limit only, of a container's cgroup that is there.
         EndProcess ends a process that uses the GPU and is no client of MPS; never process 1, the helper,
         or a process in the helper's container. StartDaemon returns when the daemon serves and its limits
         are verified; StopDaemon when it is gone.
@@ -148,6 +150,12 @@ class Hardware(Protocol):
     async def daemons(self) -> tuple[DaemonState, ...]:
         """Every MPS control daemon that was started here and not stopped. A daemon that does not answer
         within some seconds is a state in the answer.
+        """
+        ...
+
+    async def limits(self, asked: Collection[LimitAt]) -> tuple[SeenLimit, ...]:
+        """The driver's memory limits of containers, in the order of the question. That there is none, or no
+        cgroup, is an answer. Needs no right to read them. Raises DriverUnavailable.
         """
         ...
 

@@ -22,10 +22,10 @@ from partage.explain.decide.reasons import (
     OneShareOnly,
     PolicyNotInForce,
 )
+from partage.model.driver_limit import SMALLEST_USABLE_BYTES
 from partage.model.ids import VENDOR, ResourceName
 from partage.model.policy import Exclusive, Policy
 from partage.model.share import Resource
-from partage.plan.offer.memory_units import SMALLEST_USABLE_BYTES
 
 MOST_OPTIONS = 3
 _MOST_REPLICAS = 64

@@ -18,9 +18,9 @@ from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNo
 from partage.kubernetes.manifests.pod_claims import pod_claim_findings
 from partage.kubernetes.manifests.pods import object_name, pod_specs_at
 from partage.kubernetes.manifests.settings import settings_findings
+from partage.model.driver_limit import SMALLEST_USABLE_BYTES
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, ResourceName
 from partage.model.share import DeviceOffer, Resource
-from partage.plan.offer.memory_units import SMALLEST_USABLE_BYTES
 from partage.units import format_bytes, whole_quantity
 from partage.values import Frozen
 

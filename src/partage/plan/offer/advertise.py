@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Final, assert_never
 
 from msgspec.structs import replace
 
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, planned_uuid
-from partage.model.policy import Exclusive, MemoryUnits, Mps, Policy, TimeSlicing
+from partage.model.policy import Exclusive, MemoryUnits, Mps, Policy, TimeSlicing, clients_of
 from partage.model.share import DeviceOffer, GpuOffer, Guarantee, NodeOffer, plugin_resources
 from partage.model.strategy import Strategy, Via
 from partage.plan.offer.assign import Assignment
+from partage.plan.offer.driver_limits import check_limits, limits_of_gpu
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import PlannedDevice, device_memory
 from partage.plan.offer.list_size import MESSAGE_LIMIT_BYTES, SLACK_BYTES, list_bytes, most_for_each
@@ -27,6 +28,7 @@ from partage.plan.offer.memory_units import (
     units_of,
 )
 from partage.plan.offer.mps_shares import (
+    Portion,
     Portions,
     client_cap,
     client_offerings,
@@ -99,7 +101,7 @@ def _offerings(
         case Exclusive():
             offerings = [whole]
         case TimeSlicing():
-            offerings = _time_sliced(target, whole, sharing, findings)
+            offerings = _time_sliced(target, whole, sharing, inventory, findings)
         case Mps():
             offerings = _mps(target, whole, sharing, inventory, findings)
             if not limits_clients(target.gpu):  # before Volta the daemon has no limits: nothing is set
@@ -145,25 +147,53 @@ def _whole_device(target: Target, position: int) -> DeviceOffer:
 
 
 def _time_sliced(
+    target: Target, whole: DeviceOffer, sharing: TimeSlicing, inventory: Inventory, findings: Findings
+) -> list[DeviceOffer]:
+    limited = sharing.limited and limits_of_gpu(target, inventory)
+    # The guard sets a framework's own limit, which a tenant can remove.
+    guarantee = Guarantee.HARD if limited else Guarantee.ADVISORY if whole.guard else Guarantee.NONE
+    whole = replace(whole, interval=sharing.interval, guarantee=guarantee, limited=limited)
+    rows = _sliced_rows(target, whole, sharing, findings)
+    if sharing.limited and not check_limits(target, rows, _replicas_path(target), findings):
+        return []
+    return rows
+
+
+def _sliced_rows(
     target: Target, whole: DeviceOffer, sharing: TimeSlicing, findings: Findings
 ) -> list[DeviceOffer]:
-    whole = replace(whole, interval=sharing.interval)
-    # The guard sets a framework's own limit, which a tenant can remove.
-    guarantee = Guarantee.ADVISORY if whole.guard else Guarantee.NONE
     if sharing.units is not None:
         if not check_units(target, sharing.units, whole.memory_bytes, _replicas_path(target), findings):
             return []
-        return [unit_offering(whole, sharing.units, Strategy.TIME_SLICING, guarantee)]
-    return [
-        replace(
-            whole,
-            shared=Strategy.TIME_SLICING,
-            replicas=sharing.replicas,
-            count=sharing.replicas,
-            memory_bytes=whole.memory_bytes // sharing.replicas // MIB * MIB,
-            guarantee=guarantee,
-        )
-    ]
+        return [unit_offering(whole, sharing.units, Strategy.TIME_SLICING, whole.guarantee)]
+    whole = replace(whole, shared=Strategy.TIME_SLICING, replicas=sharing.replicas, count=sharing.replicas)
+    if not sharing.clients:
+        return [replace(whole, memory_bytes=whole.memory_bytes // sharing.replicas // MIB * MIB)]
+
+    def offered(_: Portions, client: Portion) -> DeviceOffer:
+        return replace(whole, memory_bytes=client.memory_bytes)
+
+    return _clients(target, whole, sharing, offered, findings)
+
+
+def _clients(
+    target: Target,
+    whole: DeviceOffer,
+    sharing: Mps | TimeSlicing,
+    offered: Callable[[Portions, Portion], DeviceOffer],
+    findings: Findings,
+) -> list[DeviceOffer]:
+    """Equal shares or those of the policy. offered: the share of one client."""
+    gpu, path = [target.gpu.index], _replicas_path(target)
+    shares = portions(sharing, whole.memory_bytes)
+    if not isinstance(shares, Portions):
+        findings.add("impossible", path, shares.message, shares.hint, gpu)
+        return []
+    try:
+        return client_offerings(whole, shares, lambda client: offered(shares, client))
+    except ValueError as wrong:
+        findings.add("wrong", path, str(wrong), gpus=gpu)
+        return []
 
 
 def _mps(
@@ -186,15 +216,11 @@ def _mps(
     guarded = limits_clients(target.gpu) and sharing.exclusive_process and target.mig is None
     if sharing.units is not None:
         return _mps_units(target, whole, sharing, sharing.units, findings, guarded=guarded)
-    shares = portions(sharing, whole.memory_bytes)
-    if not isinstance(shares, Portions):
-        findings.add("impossible", f"{target.origin}.mps.clients", shares.message, shares.hint, gpu)
-        return []
-    try:
-        return client_offerings(whole, shares, guarded=guarded)
-    except ValueError as wrong:
-        findings.add("wrong", f"{target.origin}.mps.clients", str(wrong), gpus=gpu)
-        return []
+
+    def offered(shares: Portions, client: Portion) -> DeviceOffer:
+        return shares.offered(whole, client, guarded=guarded)
+
+    return _clients(target, whole, sharing, offered, findings)
 
 
 def _mps_units(
@@ -223,8 +249,6 @@ def _replicas_path(target: Target) -> str:
         return target.origin
     if ".sharing." in f".{target.origin}":  # an item of NVIDIA's format; in a ConfigMap below its key
         return f"{target.origin}.replicas"
-    if isinstance(target.sharing, Mps) and target.sharing.clients:
-        return f"{target.origin}.mps.clients"
     inside = "" if target.mig is None else ".mig"
-    key = "replicas" if units_of(target.sharing) is None else "unit"
+    key = "clients" if clients_of(target.sharing) else "unit" if units_of(target.sharing) else "replicas"
     return f"{target.origin}{inside}.{target.sharing.strategy}.{key}"

@@ -34,6 +34,7 @@ from partage.model.policy import (
 )
 from partage.model.strategy import Strategy, Via
 from partage.plan.offer.claims import ClaimableDevice, claim
+from partage.plan.offer.driver_limits import warn_unlimited
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import GpuDevices, can_divide, devices_of
 from partage.plan.offer.memory_units import check_unit_names, units_of
@@ -128,6 +129,7 @@ def assign(
     by_name = [target for target in targets if target.via is Via.DEVICE_PLUGIN]
     check_unit_names(by_name, findings)
     warn_of_unlike_shares(policy, by_name, findings)
+    warn_unlimited(targets, inventory, findings)
     findings.raise_any()
     return Assignment(
         targets=tuple(targets),

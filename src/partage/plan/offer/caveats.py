@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
+from partage.model.driver_limit import usable_bytes
 from partage.model.gpu import Inventory, ToolkitConfig
 from partage.model.ids import GpuUuid
 from partage.model.policy import DeviceListStrategy, Exclusive, GpuEntry, Policy
@@ -11,6 +12,7 @@ from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.mps_command import why_not_promised
 from partage.plan.offer.mps_shares import client_cap
 from partage.text import gpus
+from partage.units import format_bytes
 from partage.values import Frozen
 
 
@@ -68,6 +70,7 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
     if hidden := mig_hidden(inventory):
         yield Caveat(f"{hidden}; a plan of other MIG devices needs root.", certain=False)
     yield from _of_units([o for some in offer.values() for o in some if o.by_memory], inventory)
+    yield from _of_limits(o for some in offer.values() for o in some if o.limited)
     if on_demand(policy):
         yield Caveat(ON_DEMAND_COSTS, certain=False)
     if any(row.traits.through_daemon for rows in offer.values() for row in rows):
@@ -113,6 +116,8 @@ DRAIN_NEEDS_CLUSTER = (
     "wait until their pods end. Pods without a controller and system-critical ones stay, unless 'also' names "
     "them: change: {drain: 10m, also: [bare, system-critical]}."
 )
+
+_MOST_LIMITS = 8
 
 ACCEPTS_ENV = "accept-nvidia-visible-devices-envvar-when-unprivileged"
 """Key of the container toolkit's configuration: unprivileged containers may choose GPUs by a variable."""
@@ -164,6 +169,23 @@ def _of_units(units: Sequence[DeviceOffer], inventory: Inventory) -> Iterator[Ca
         yield Caveat(
             f"An MPS server has at most {caps[over[0].gpu].clients} clients, and more containers than that "
             f"can hold memory of {where}: CUDA does not start in the processes that are too many."
+        )
+
+
+def _of_limits(limited: Iterable[DeviceOffer]) -> Iterator[Caveat]:
+    """What a limit of the driver's leaves for data, and what it does not count."""
+    amounts = sorted({row.memory_bytes for row in limited})
+    for limit_bytes in amounts[:_MOST_LIMITS]:
+        least, most = usable_bytes(limit_bytes)
+        yield Caveat(
+            f"Of a limit of {format_bytes(limit_bytes)} a container can use {format_bytes(least)} to "
+            f"{format_bytes(most)} for data with one process: each process has a context of 250 to 820 MiB, "
+            "and memory comes in steps of 256 MiB (measured by others)."
+        )
+    if amounts:
+        yield Caveat(
+            "The driver's limits do not count managed memory, and limit neither bandwidth nor compute. 'hard'"
+            " is said of a share once the limit of its container was read."
         )
 
 

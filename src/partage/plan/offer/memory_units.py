@@ -31,9 +31,6 @@ release 615, and people who tried it); none of it has been measured by us.
 MOST_UNITS: Final = 8_000
 """Ids of units on one node. The kubelet and its checkpoint handle each of them one by one."""
 
-SMALLEST_USABLE_BYTES: Final = 1024 * MIB
-"""With less, the context of a process may leave nothing for its data."""
-
 MOST_NAMESPACES: Final = 1_024
 """Namespaces of one MPS server. How many a real daemon takes is not documented."""
 

@@ -1,8 +1,10 @@
-"""What each client of an MPS server may use: equal parts, or the amounts in the policy."""
+"""What each client of an MPS server may use, or each unequal share of time-slicing: equal parts, or the
+amounts in the policy.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 
 from msgspec.structs import replace
@@ -10,7 +12,7 @@ from msgspec.structs import replace
 from partage.model.gpu import Driver, Gpu, NoDriver
 from partage.model.ids import ResourceName, parse_resource_name
 from partage.model.mps import SERVER, MpsNamespace
-from partage.model.policy import Mps
+from partage.model.policy import Mps, TimeSlicing
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy
 from partage.plan.offer.mps_command import branch_of
@@ -104,7 +106,11 @@ class Portions(Frozen):
         return self.apart or client.memory_bytes == self.largest[0]
 
     def offered(self, whole: DeviceOffer, client: Portion, *, guarded: bool) -> DeviceOffer:
-        """Its share of a device. guarded: the daemon enforces limits on this GPU."""
+        """Its share of a device under MPS. guarded: the daemon enforces limits on this GPU.
+
+        Without namespaces the daemon has one limit for all clients: the largest share's. Smaller shares are
+        limited by variables that a tenant can remove.
+        """
         return replace(
             whole,
             shared=Strategy.MPS,
@@ -163,9 +169,11 @@ def no_namespaces(gpu: Gpu, driver: Driver | NoDriver, *, mig: bool) -> str:
     return "MPS protocol 3 is for whole GPUs: NVIDIA asks for MIG to be off" if mig else ""
 
 
-def portions(sharing: Mps, memory_bytes: int) -> Portions | TooManyClients:
-    """The portions of a GPU. A client without an amount gets an equal part of what the others leave."""
-    apart = sharing.protocol >= 3
+def portions(sharing: Mps | TimeSlicing, memory_bytes: int) -> Portions | TooManyClients:
+    """The portions of a GPU. A client without an amount gets an equal part of what the others leave. Under
+    time-slicing ``threads_percent`` means nothing.
+    """
+    apart = isinstance(sharing, Mps) and sharing.protocol >= 3
     if not sharing.clients:
         even = Portion(None, memory_bytes // sharing.replicas // MIB * MIB, 100 // sharing.replicas)
         return Portions((even,) * sharing.replicas, apart)
@@ -173,18 +181,20 @@ def portions(sharing: Mps, memory_bytes: int) -> Portions | TooManyClients:
     memory = _filled(wanted_memory, memory_bytes, MIB)
     if memory is None:
         wanted = format_bytes(sum(part or 0 for part in wanted_memory))
-        return _too_much(f"want {wanted} of the {format_bytes(memory_bytes)} that it has", wanted_memory)
+        text = f"want {wanted} of the {format_bytes(memory_bytes)} that it has"
+        return _too_much(sharing, text, wanted_memory)
     wanted_threads = [client.threads_percent for client in sharing.clients]
     threads = _filled(wanted_threads, 100, 1)
     if threads is None:
-        return _too_much(f"want {sum(part or 0 for part in wanted_threads)}% of its SMs", wanted_threads)
+        text = f"want {sum(part or 0 for part in wanted_threads)}% of its SMs"
+        return _too_much(sharing, text, wanted_threads)
     names = (client.name for client in sharing.clients)
     return Portions(tuple(Portion(*parts) for parts in zip(names, memory, threads, strict=True)), apart)
 
 
-def _too_much(message: str, wanted: Sequence[int | None]) -> TooManyClients:
+def _too_much(sharing: Mps | TimeSlicing, message: str, wanted: Sequence[int | None]) -> TooManyClients:
     hint = "a client without a figure needs a part, too" if None in wanted else ""
-    return TooManyClients(f"the MPS clients {message}", hint)
+    return TooManyClients(f"the {sharing.strategy.traits.word} clients {message}", hint)
 
 
 def _filled(wanted: Sequence[int | None], total: int, unit: int) -> list[int] | None:
@@ -197,17 +207,17 @@ def _filled(wanted: Sequence[int | None], total: int, unit: int) -> list[int] | 
     return [even if part is None else part for part in wanted]
 
 
-def client_offerings(whole: DeviceOffer, shares: Portions, *, guarded: bool) -> list[DeviceOffer]:
-    """One row for each run of equal clients. guarded: the daemon enforces limits on this GPU.
+def client_offerings(
+    whole: DeviceOffer, shares: Portions, offered: Callable[[Portion], DeviceOffer]
+) -> list[DeviceOffer]:
+    """One row for each run of equal clients. offered: the share of one of them.
 
-    Without namespaces the daemon has one limit for all clients: the largest share's. Smaller shares are
-    limited by variables that a tenant can remove. Raises ValueError for a client whose name gives no valid
-    resource name.
+    Raises ValueError for a client whose name gives no valid resource name.
     """
     rows, first = [], 0
     for portion, run in groupby(shares.clients):
         count = len(list(run))
-        share = shares.offered(whole, portion, guarded=guarded)
+        share = offered(portion)
         resource = client_resource(whole.resource, portion.name)
         rows.append(replace(share, resource=resource, first=first, count=count))
         first += count

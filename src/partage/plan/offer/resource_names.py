@@ -12,7 +12,7 @@ from partage.model.policy import Exclusive, MigStrategy, Mps, NamePattern, Optio
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.gpu_devices import PlannedDevice
 from partage.plan.offer.memory_units import units_of
-from partage.plan.offer.mps_shares import Portions, client_resource, limits_clients, portions
+from partage.plan.offer.mps_shares import Portion, Portions, client_resource, limits_clients, portions
 from partage.plan.offer.select import glob_matches
 from partage.plan.offer.target import Target
 from partage.text import gpus
@@ -71,21 +71,32 @@ def warn_of_unlike_shares(policy: Policy, targets: Sequence[Target], findings: F
 
 
 def _named_kinds(target: Target) -> Sequence[tuple[ResourceName, str]]:
-    """The kinds of shares of a device with their names: several if its MPS clients differ."""
+    """The kinds of shares of a device with their names: several if its clients differ."""
     sharing = target.sharing
-    if not isinstance(sharing, Mps) or not sharing.clients:
+    if isinstance(sharing, Exclusive) or not sharing.clients:
         return [(target.resource, _kind(target))]
     shares = portions(sharing, target.gpu.memory_bytes)
     if not isinstance(shares, Portions):
         return ()
     try:
         kinds = [
-            (client_resource(target.resource, client.name), shares.described(client))
+            (client_resource(target.resource, client.name), _described(shares, client, sharing))
             for client in shares.clients
         ]
     except ValueError:  # an invalid name, which ``advertise`` reports
         return ()
     return tuple(dict.fromkeys(kinds))
+
+
+def _described(shares: Portions, client: Portion, sharing: Mps | TimeSlicing) -> str:
+    """An unequal share in words."""
+    if isinstance(sharing, Mps):
+        return shares.described(client)
+    return f"time-slicing with {format_bytes(client.memory_bytes)}{_limited(sharing)}"
+
+
+def _limited(sharing: TimeSlicing) -> str:
+    return ", memory: hard" if sharing.limited else ""
 
 
 def _kind(target: Target) -> str:
@@ -96,12 +107,12 @@ def _kind(target: Target) -> str:
     match target.sharing:
         case Exclusive():
             return f"{on}exclusive"
-        case TimeSlicing() if each:
-            return f"{on}{each}time-slicing"
+        case TimeSlicing() as sharing if each:
+            return f"{on}{each}time-slicing{_limited(sharing)}"
         case Mps(protocol=protocol) if each:
             return f"{on}{each}MPS, {'namespaces' if protocol >= 3 else 'limits in the environment'}"
-        case TimeSlicing(replicas=replicas):
-            return f"{on}time-slicing x {replicas}"
+        case TimeSlicing(replicas=replicas) as sharing:
+            return f"{on}time-slicing x {replicas}{_limited(sharing)}"
         case Mps(replicas=replicas, exclusive_process=alone):
             older = "" if limits_clients(target.gpu) else " without limits"
             return f"{on}MPS x {replicas}{'' if alone else ' without exclusive-process mode'}{older}"

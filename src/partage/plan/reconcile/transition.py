@@ -290,6 +290,7 @@ def terms_of(offer: GpuOffer) -> dict[DeviceUuid, set[tuple[object, ...]]]:
             offering.guarantee,
             offering.guard,
             offering.profile,
+            offering.limited,
         )
         terms.setdefault(offering.device, set()).add(share + promise)
     return terms

@@ -16,6 +16,8 @@ from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
 from partage.plan.reconcile.node_plan import Observed
+from partage.plan.serve.held_limits import seen_on
+from partage.plan.serve.ledger_entry import LedgerEntry
 
 
 def verified_guarantee(
@@ -23,8 +25,9 @@ def verified_guarantee(
     observed: Observed,
     watched: Collection[GpuUuid],
     doubts: Mapping[DeviceUuid, str],
+    entries: Collection[LedgerEntry] = (),
 ) -> Guarantee | None:
-    """The guarantee that was seen in force; None where nothing could be seen.
+    """The guarantee that was seen in force; None where nothing could be seen. entries: what is held.
 
     watched: UUIDs of GPUs whose use is watched at this moment. doubts: devices whose daemon's limits somebody
     else may change or have changed (``limit_trust``).
@@ -32,6 +35,10 @@ def verified_guarantee(
     gpu = observed.node.inventory.gpu(share.gpu)
     if gpu is None or share.gpu in observed.node.lost or not _exists(share, gpu):
         return None
+    if share.limited:
+        missing = Guarantee.ADVISORY if share.guard else Guarantee.NONE
+        seen = seen_on(share.device, entries, missing)
+        return seen if seen is None else weakest((seen, share.guarantee))
     if not share.traits.through_daemon:
         return share.guarantee
     daemons = observed.daemons or ()
@@ -50,7 +57,11 @@ def verified_guarantee(
 
 
 def verifier(
-    kinds: NodeOffer, observed: Observed, watched: Collection[GpuUuid], doubts: Mapping[DeviceUuid, str]
+    kinds: NodeOffer,
+    observed: Observed,
+    watched: Collection[GpuUuid],
+    doubts: Mapping[DeviceUuid, str],
+    entries: Collection[LedgerEntry] = (),
 ) -> Callable[[DeviceOffer], Guarantee | None]:
     """``verified_guarantee`` for shares of an offer whose guarantees were weakened: what is promised of a
     share of MPS can be less than what its daemon was seen to hold, and more than what it holds now.
@@ -67,13 +78,17 @@ def verifier(
     def verify(share: DeviceOffer) -> Guarantee | None:
         if (share.device, share.resource, share.first) in guarded and not observed.node.inventory.open_to_env:
             share = replace(share, guarantee=Guarantee.GUARDED)
-        return verified_guarantee(share, observed, watched, doubts)
+        return verified_guarantee(share, observed, watched, doubts, entries)
 
     return verify
 
 
 def stated_guarantee(share: DeviceOffer, seen: Guarantee | None) -> Guarantee:
-    """What can be said of a share: the weaker one of what is promised and what was seen."""
+    """What can be said of a share: the weaker one of what is promised and what was seen. A limit of the
+    driver's is there only once it was read.
+    """
+    if share.limited and seen is None:
+        return Guarantee.ADVISORY if share.guard else Guarantee.NONE
     return share.guarantee if seen is None else weakest(iter((share.guarantee, seen)))
 
 

@@ -55,13 +55,15 @@ class InForce(Frozen):
 
     watch_of: what the policy says happens to a container that exceeds its share. slices: lengths of time
     slices; fixed_slices: why they cannot be set. open_slots: of each MPS daemon that serves and has slots,
-    those that are not closed (``DaemonState.open_slots``).
+    those that are not closed (``DaemonState.open_slots``). limits_read: devices whose shares have limits of
+    the driver's, where the limit of every holder was read.
     """
 
     watch_of: Mapping[GpuUuid, WatchAction] = field(default_factory=dict)
     slices: Mapping[GpuUuid, Interval] = field(default_factory=dict)
     fixed_slices: Mapping[GpuUuid, str] = field(default_factory=dict)
     open_slots: Mapping[DeviceUuid, tuple[str, ...]] = field(default_factory=dict)
+    limits_read: frozenset[DeviceUuid] = frozenset()
 
 
 def in_force(observed: Observed, watch_of: Mapping[GpuUuid, WatchAction]) -> InForce:

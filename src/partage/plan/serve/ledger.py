@@ -17,7 +17,7 @@ An id whose holder's pod is known by its UID is *ending* first (``ending_holds``
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import inf
 
 from msgspec.structs import replace
@@ -27,7 +27,7 @@ from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.process import LeftProcess
 from partage.plan.serve.ending_holds import EndingHolds, FormerNames
 from partage.plan.serve.held_ids import HeldIds, held_ids
-from partage.plan.serve.ledger_entry import NAMED, Certainty, EndingHold, Hold, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import NAMED, Certainty, EndingHold, HeldLimit, Hold, Holder, LedgerEntry
 
 ADMISSION_S = 5.0
 """An id that Allocate returned so long ago belongs to an admitted pod, also if PodResources never lists it
@@ -53,6 +53,7 @@ class Ledger:
         self._in_checkpoint: set[Hold] = set()
         self._ending = EndingHolds()
         self._claimed: dict[Hold, LedgerEntry] = {}
+        self._limits: Mapping[Hold, HeldLimit] = {}
         self._suspected: frozenset[Hold] = frozenset()
         self._observed_s = -inf
         self._version = 0
@@ -89,6 +90,14 @@ class Ledger:
         if claimed != self._claimed:
             self._claimed = claimed
             self._version += 1
+
+    def note_limits(self, limits: Mapping[Hold, HeldLimit]) -> bool:
+        """What was read of the driver's limits, in place of what was before. Returns whether it is new."""
+        if limits == self._limits:
+            return False
+        self._limits = limits
+        self._version += 1
+        return True
 
     def registering(self, resource: ResourceName, now_s: float) -> None:
         """The resource is about to be registered, perhaps with another kubelet than before: answers to
@@ -269,6 +278,8 @@ class Ledger:
         if self._entries[0] != self.version:
             found = self._ending.entries() | self._claimed
             found |= {entry.hold: entry for rows in self._rows.values() for entry in rows.values()}
+            for hold in self._limits.keys() & found.keys():
+                found[hold] = replace(found[hold], limit=self._limits[hold])
             self._entries = (self.version, tuple(found[hold] for hold in sorted(found)))
         return self._entries[1]
 

@@ -48,6 +48,25 @@ Hold = tuple[ResourceName, ShareId]
 """One held id, and the resource under which it was allocated."""
 
 
+class HeldLimit(Frozen):
+    """The driver's memory limit of the container that holds a share, on the GPU of that share.
+
+    limit_bytes: what it has to be, the sum of the container's shares there. seen_bytes: what was read; None:
+    none was. late: Partage set it after the container had begun. reason: why it is not in force, a clause;
+    empty if it is.
+    """
+
+    limit_bytes: int
+    seen_bytes: int | None
+    late: bool = False
+    reason: str = ""
+
+    @property
+    def in_force(self) -> bool:
+        """The driver was seen to hold the container to no more than its shares."""
+        return self.seen_bytes is not None and self.seen_bytes <= self.limit_bytes
+
+
 class LedgerEntry(Frozen):
     """One held id.
 
@@ -62,6 +81,7 @@ class LedgerEntry(Frozen):
     None if somebody can. All are empty and None if it is not ending.
     claim: the ResourceClaim that holds it, ``namespace/name``; empty: none does. watch, interval: what it
     asks for in place of the policy's; None: nothing.
+    limit: what was seen of the driver's limit of its container; None: it has none.
     """
 
     resource: ResourceName
@@ -79,6 +99,7 @@ class LedgerEntry(Frozen):
     claim: str = ""
     watch: WatchAction | None = None
     interval: Interval | None = None
+    limit: HeldLimit | None = None
 
     @property
     def hold(self) -> Hold:

@@ -13,11 +13,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from operator import attrgetter
+from typing import Final
 
 from msgspec import field
 from msgspec.structs import replace
 
 from partage.model.cgroup import Owner, parse_cgroup
+from partage.model.driver_limit import LimitAt
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, PodUid, device_of
 from partage.model.policy import WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
@@ -32,6 +34,9 @@ _PID = attrgetter("pid")
 
 WATCH_ORDER = tuple(WatchAction)
 """From the mildest to the strictest."""
+
+
+NOTHING_COUNTED: Final[Mapping[LimitAt, int]] = {}
 
 
 class GrantKind(StrEnum):
@@ -56,6 +61,7 @@ class ContainerUsage(Frozen):
     granted_bytes: sum over the shares that it holds there, whatever their guarantee; 0 unless grant is
     held.
     together: with the other containers that have its claims; None: no other one uses the device.
+    counted: used_bytes is what is counted for its cgroup, and no sum over processes.
     """
 
     device: DeviceUuid
@@ -70,6 +76,7 @@ class ContainerUsage(Frozen):
     partly: bool
     processes: tuple[GpuProcess, ...]
     together: ClaimUse | None = None
+    counted: bool = False
 
     @property
     def over(self) -> bool:
@@ -183,6 +190,9 @@ def grants_of(entries: Iterable[LedgerEntry], offer: NodeOffer) -> ShareGrants:
         if entry.claim:
             claim = offering.device, entry.claim
             of_claim[claim] = of_claim.get(claim, 0) + offering.memory_bytes
+        if offering.limited and not (entry.limit and entry.limit.in_force):
+            held_by = Guarantee.ADVISORY if offering.guard else Guarantee.NONE
+            offering = replace(offering, guarantee=held_by)
         for holder in entry.known_holders:
             on.add((offering.gpu, holder))
             key = offering.device, holder
@@ -205,11 +215,13 @@ def check_usage(
     names: Mapping[ContainerId, Holder],
     granted: ShareGrants,
     watch_of: Mapping[GpuUuid, WatchAction],
+    counted: Mapping[LimitAt, int] = NOTHING_COUNTED,
 ) -> WatchResult:
     """Check every container. names: container id to its names, only exact ones.
 
     watch_of: action by GPU UUID; WARN if missing; what a container's claims ask for counts more. If processes
-    are hidden, the visible ones are checked all the same.
+    are hidden, the visible ones are checked all the same. counted: bytes that the kernel or the driver counts
+    for a container's cgroup on a GPU: they count for more than the sum over processes, and need none.
     """
 
     def _is_tenants(server: GpuProcess, owner: Owner) -> bool:
@@ -226,10 +238,15 @@ def check_usage(
             continue
         owners[owner.container] = owner
         owned.setdefault((row.gpu, row.device or row.gpu, owner.container), []).append(row)
+    for at, used_bytes in counted.items():
+        if used_bytes:
+            owners.setdefault(at.container, Owner(container=at.container))
+            owned.setdefault((at.gpu, at.gpu, at.container), [])
     usages = tuple(
-        _usage(device, owners[container], owned[gpu, device, container], names.get(container), granted)
+        _usage((gpu, device), owners[container], owned[gpu, device, container], names.get(container), granted)
         for gpu, device, container in sorted(owned)
     )
+    usages = tuple(_as_counted(usage, counted) for usage in usages) if counted else usages
     usages = _with_claims(usages, granted)
 
     def wanted(usage: ContainerUsage) -> WatchAction:
@@ -245,9 +262,21 @@ def check_usage(
     )
 
 
+def _as_counted(usage: ContainerUsage, counted: Mapping[LimitAt, int]) -> ContainerUsage:
+    used_bytes = counted.get(LimitAt(usage.container, usage.gpu)) if usage.device == usage.gpu else None
+    if used_bytes is None:
+        return usage
+    return replace(usage, used_bytes=used_bytes, partly=False, counted=True)
+
+
 def _usage(
-    device: DeviceUuid, owner: Owner, rows: Sequence[GpuProcess], holder: Holder | None, granted: ShareGrants
+    at: tuple[GpuUuid, DeviceUuid],
+    owner: Owner,
+    rows: Sequence[GpuProcess],
+    holder: Holder | None,
+    granted: ShareGrants,
 ) -> ContainerUsage:
+    gpu, device = at
     shares = granted.by.get((device, holder), ()) if holder else ()
     if shares:
         grant = GrantKind.HELD
@@ -258,7 +287,7 @@ def _usage(
         grant = GrantKind.NONE
     return ContainerUsage(
         device=device,
-        gpu=rows[0].gpu,
+        gpu=gpu,
         container=owner.container,
         pod=owner.pod,
         holder=holder,

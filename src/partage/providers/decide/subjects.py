@@ -17,11 +17,11 @@ from partage.model.policy import (
     Exclusive,
     GpuCriteria,
     GpuEntry,
-    Mps,
     Policy,
     RemainingGpus,
     ResourceEntry,
     Sharing,
+    clients_of,
 )
 from partage.model.strategy import Strategy
 from partage.providers.decide.rules import MigType
@@ -151,7 +151,7 @@ def _replicas(sharing: Sharing) -> int | None:
 def _unequal(sharing: Sharing) -> bool:
     if isinstance(sharing, Exclusive):
         return False
-    return sharing.units is not None or (isinstance(sharing, Mps) and bool(sharing.clients))
+    return sharing.units is not None or bool(clients_of(sharing))
 
 
 def _part(entry: GpuEntry | ResourceEntry) -> bool:

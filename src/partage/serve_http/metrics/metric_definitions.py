@@ -239,6 +239,12 @@ METRICS = {
             "1 while containers cannot be watched; absent where nothing has to be.",
         ),
         counter(
+            "memory_limits_repaired",
+            "Memory limits of the driver's that were missing after a container had begun: set, or failed.",
+            "gpu",
+            "outcome",
+        ),
+        counter(
             "watchdog_kills",
             "Processes of containers over their share whose work was ended, by MPS daemon or signal.",
             "gpu",

@@ -132,6 +132,7 @@ class ReportCollector:
         yield metric("allocations_refused", [((name,), row.refusals) for name, row in asked.items()])
         report = self._status.report
         yield metric("xids", xid_rows([gpu.uuid for gpu in report.gpus] if report else (), counts.xids))
+        yield metric("memory_limits_repaired", list(counts.limits.copy().items()))
         yield metric("watchdog_kills", list(counts.kills.copy().items()))
         yield metric(
             "watchdog_kills_failed", [((gpu,), number) for gpu, number in counts.not_killed.copy().items()]

@@ -10,6 +10,7 @@ from partage.model.gpu import Inventory
 from partage.model.samples import Activity, GpuSample, MigSample, Throttle
 from partage.model.share import Guarantee
 from partage.plan.report import Report
+from partage.plan.serve.held_limits import said_of
 from partage.plan.serve.watchdog import GrantKind
 from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
 from partage.serve_http.metrics.exposition import Family
@@ -53,7 +54,7 @@ def share_families(report: Report) -> Iterator[Family]:
         for offer in gpu.offer:
             where = (gpu.uuid, str(gpu.index), offer.device, offer.resource)
             shares[where] += offer.count
-            sizes.setdefault((*where, str(offer.guarantee)), offer.memory_bytes)
+            sizes.setdefault((*where, str(said_of(offer, report.entries))), offer.memory_bytes)
             place |= {(offer.resource, share): where for share in offer.share_ids}
             if offer.by_memory:
                 units.update((offer.resource, share) for share in offer.share_ids)

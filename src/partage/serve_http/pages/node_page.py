@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from partage.answers.documents.report import ReportDocument, ReportedGpuRow
 from partage.answers.node_problems import problems_of_node, troubles_of_gpu
 from partage.answers.render.cards import GpuCard, HeldOnNode, cards_of
-from partage.answers.render.rows import pending_lines, waiting_lines, withdrawn_lines
+from partage.answers.render.rows import limit_lines, pending_lines, waiting_lines, withdrawn_lines
 from partage.answers.share_counts import any_usable, count_by_resource, not_usable
 from partage.answers.wording import part
 from partage.model.gpu import Inventory
@@ -131,6 +131,7 @@ def _waits(report: ReportDocument, inventory: Inventory | None) -> Element:
     pending = {uuid: reason for uuid, reason in report.pending.items() if uuid not in failed}
     lines = [
         *([report.cordon] if report.cordon else []),
+        *limit_lines(report.held),
         *waiting_lines(report.waiting),
         *withdrawn_lines(report.withdrawn),
         *_pending(inventory, pending),

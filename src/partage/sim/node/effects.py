@@ -27,6 +27,7 @@ from partage.sim.node.faults import (
     LastClientLeaves,
     LoseCapabilityFiles,
     LoseGpu,
+    LoseLimits,
     Occupy,
     RaiseXid,
     Reboot,
@@ -37,7 +38,9 @@ from partage.sim.node.faults import (
     SetSensors,
     Vacate,
 )
+from partage.sim.node.limits import with_container
 from partage.sim.node.mig import create_layout
+from partage.sim.node.processes import without_empty_cgroups
 from partage.sim.node.resets import (
     daemons_in_phase,
     load_driver,
@@ -73,7 +76,7 @@ def apply_fault(state: SimulatedNode, fault: Fault) -> SimulatedNode:
             return load_driver(state, Driver(version or last.version, cuda or last.cuda))
         case SetMig() | LoseCapabilityFiles():
             return _change_mig(state, fault)
-        case Occupy() | Vacate() | HideProcesses() | SetDaemonPhase() | LastClientLeaves():
+        case LoseLimits() | Occupy() | Vacate() | HideProcesses() | SetDaemonPhase() | LastClientLeaves():
             return _change_processes(state, fault)
         case RaiseXid(index):
             return _after_xid(state, fault) if index is not None else state
@@ -132,7 +135,8 @@ def _require_instance(gpu: Gpu, gi: int | None) -> None:
 
 
 def _change_processes(
-    state: SimulatedNode, fault: Occupy | Vacate | HideProcesses | SetDaemonPhase | LastClientLeaves
+    state: SimulatedNode,
+    fault: LoseLimits | Occupy | Vacate | HideProcesses | SetDaemonPhase | LastClientLeaves,
 ) -> SimulatedNode:
     """Processes come and go, are hidden or seen; daemons change their phase."""
     match fault:
@@ -144,11 +148,15 @@ def _change_processes(
             return replace(state, processes_hidden=on)
         case Occupy():
             uses = (*state.uses, _new_use(state, fault))
-            return replace(state, uses=uses, processes=_with_process(state, fault))
+            state = replace(state, uses=uses, processes=_with_process(state, fault))
+            gpu = gpu_at(state, fault.gpu).uuid
+            return with_container(state, gpu, fault.container, _cgroup(fault), fault.limit_bytes)
         case Vacate(index, name):
             gpu = gpu_at(state, index).uuid
             rest = tuple(use for use in state.uses if use.gpu != gpu or name not in (None, use.name))
-            return replace(state, uses=rest)
+            return without_empty_cgroups(replace(state, uses=rest))
+        case LoseLimits(index):
+            return replace(state, cgroups=state.cgroups.without_limits(gpu_at(state, index).uuid))
 
 
 def _new_use(state: SimulatedNode, fault: Occupy) -> GpuUse:

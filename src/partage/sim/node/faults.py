@@ -28,6 +28,7 @@ Call = Literal[
     "samples",
     "time-slices",
     "daemons",
+    "limits",
     "tenants",
 ]
 """A verb of the hardware port."""
@@ -172,7 +173,8 @@ class Occupy(Frozen):
     not say. container, pod, job: of its cgroup; job: the number of a Slurm job, outside of containers. All
     are empty for a process of the host. mps: it is a client of an MPS server (the server itself is called
     ``nvidia-cuda-mps-server``). load: what it does over time, with memory_bytes as its least memory; None:
-    always the same, and no work.
+    always the same, and no work. limit_bytes: the driver's limit of its container on the GPU, which a hook
+    has set before its first instruction; None: none has.
     """
 
     gpu: int
@@ -187,6 +189,7 @@ class Occupy(Frozen):
     mps: bool = False
     load: Load | None = None
     job: str = ""
+    limit_bytes: int | None = None
 
     def __str__(self) -> str:
         return f"{self.name} opens GPU {self.gpu}"
@@ -200,6 +203,15 @@ class Vacate(Frozen):
 
     def __str__(self) -> str:
         return f"{self.name or 'every process'} closes GPU {self.gpu}"
+
+
+class LoseLimits(Frozen):
+    """Somebody with root's rights takes the driver's memory limits of all containers on the GPU away."""
+
+    gpu: int
+
+    def __str__(self) -> str:
+        return f"containers on GPU {self.gpu} lose their memory limits"
 
 
 class SetSensors(Frozen):
@@ -283,6 +295,7 @@ Fault = (
     | LoseCapabilityFiles
     | LastClientLeaves
     | SetDaemonPhase
+    | LoseLimits
 )
 
 

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from partage.edges.hardware.port import DEADLINE_S, STEP_DEADLINE_S, Events
 from partage.errors import DriverUnavailable, GpuInUse, HardwareError, HardwareTimeout, InputError
+from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition, Xid
@@ -33,6 +34,7 @@ from partage.sim.node.faults import (
     Reboot,
     TimedFault,
 )
+from partage.sim.node.limits import limits_of
 from partage.sim.node.machine import Machine
 from partage.sim.node.observation import conditions_of, describe_node, inventory_of
 from partage.sim.node.processes import left_of, processes_of, tenants_of
@@ -162,6 +164,12 @@ class SimulatedHardware:
         """What was started and not stopped."""
         await self._begin_call("daemons")
         return daemons_of(self._state)
+
+    async def limits(self, asked: Collection[LimitAt]) -> tuple[SeenLimit, ...]:
+        """What the driver says of the cgroups of these containers."""
+        await self._begin_call("limits")
+        self._require_driver()
+        return limits_of(self._state_now(), asked)
 
     async def tenants(self) -> PipeTenants:
         """Whose clients were put on GPUs."""

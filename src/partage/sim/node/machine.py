@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from msgspec import field
 
 from partage.edges.files.catalogue import GpuModel
+from partage.model.driver_limit import LimitSupport
 from partage.model.gpu import ADDRESSING_MODES, BRANDS, Driver, Gpu, Inventory, MigMode, RecoveryAction
 from partage.model.ids import GpuUuid, PciBusId
 from partage.model.mps import DaemonSpec
@@ -27,7 +28,8 @@ class Machine(Frozen):
 
     name: as the user wrote it. recorded: date of the recording that it comes from, empty for none.
     time_slices: time slices that are not the default, by GPU index; None: the GPU has no time slice to set.
-    daemons: MPS daemons that serve.
+    daemons: MPS daemons that serve. limits: whether its driver can limit the memory of containers; None: it
+    is not said.
     """
 
     name: str
@@ -36,6 +38,7 @@ class Machine(Frozen):
     recorded: str = ""
     time_slices: Mapping[int, Interval | None] = field(default_factory=dict)
     daemons: tuple[DaemonSpec, ...] = ()
+    limits: LimitSupport | None = None
 
 
 def new_gpu(position: int, model: GpuModel, product: str, numa: int | None) -> Gpu:

@@ -7,6 +7,7 @@ from msgspec.structs import replace
 from partage.model.gpu import Driver, Gpu, Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.health import GpuCondition
+from partage.sim.node.limits import support_of
 from partage.sim.node.state import SimulatedNode
 
 
@@ -23,7 +24,11 @@ def inventory_of(state: SimulatedNode) -> Inventory:
             machine_type=state.machine_type,
         )
     gpus = tuple(
-        replace(_with_files(state, gpu), recovery=state.conditions[index].recovery)
+        replace(
+            _with_files(state, gpu),
+            recovery=state.conditions[index].recovery,
+            limits=support_of(state, gpu) or gpu.limits,
+        )
         for index, gpu in sorted(state.gpus.items())
         if index not in state.lost
     )

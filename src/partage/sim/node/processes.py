@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from partage.edges.hardware.end_process import check_same_process, check_uses_gpu
 from partage.errors import NotPermitted
-from partage.model.cgroup import parse_cgroup
+from partage.model.cgroup import owner_of, parse_cgroup
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, PodUid
 from partage.model.pipe_tenants import NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
@@ -85,7 +85,17 @@ def end_process(state: SimulatedNode, step: EndProcess) -> SimulatedNode:
     check_uses_gpu(rows, step)
     for row in rows:
         check_same_process(step, row.start, parse_cgroup(row.cgroups).container)
-    return replace(state, uses=tuple(use for use in state.uses if use.pid != step.pid))
+    return without_empty_cgroups(replace(state, uses=tuple(use for use in state.uses if use.pid != step.pid)))
+
+
+def without_empty_cgroups(state: SimulatedNode) -> SimulatedNode:
+    """A container ends with its last process, and its cgroup with it, and with that its limits."""
+    used = {row.cgroups[0].removeprefix("0::") for row in all_rows(state)}
+    tree = state.cgroups
+    for path in tree.cgroups:
+        if owner_of(path).container and path not in used:
+            tree = tree.removed(path)
+    return replace(state, cgroups=tree)
 
 
 def activities_of(state: SimulatedNode, rows: Iterable[GpuProcess]) -> list[ProcessActivity]:
@@ -110,7 +120,27 @@ def all_rows(state: SimulatedNode) -> list[GpuProcess]:
         for use in state.all_uses
         if use.pid is not None and use.kind is UseKind.PROCESS
     ]
-    return sorted(rows, key=lambda row: (order[row.gpu], row.pid, row.gi_id or 0, row.ci_id or 0))
+    ordered = sorted(rows, key=lambda row: (order[row.gpu], row.pid, row.gi_id or 0, row.ci_id or 0))
+    return _within_limits(state, ordered) if state.cgroups.limited else ordered
+
+
+def _within_limits(state: SimulatedNode, rows: Iterable[GpuProcess]) -> list[GpuProcess]:
+    """The rows as the driver lets them be: what a process wants beyond the limit of its cgroup it does not
+    get. Who comes first has it.
+    """
+    left: dict[tuple[str, GpuUuid], int] = {}
+    found = []
+    for row in rows:
+        path = row.cgroups[0].removeprefix("0::")
+        most = state.cgroups.most_bytes(path, row.gpu)
+        if most is None or row.used_bytes is None:
+            found.append(row)
+            continue
+        rest = left.get((path, row.gpu), most)
+        used_bytes = min(row.used_bytes, rest)
+        left[path, row.gpu] = rest - used_bytes
+        found.append(replace(row, used_bytes=used_bytes))
+    return found
 
 
 def _now(state: SimulatedNode, process: SimulatedProcess) -> LoadNow:

@@ -8,12 +8,14 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.errors import InputError
+from partage.model.driver_limit import LimitBackend, LimitSupport
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver, VgpuHost
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
 from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec, MpsNamespace
 from partage.model.strategy import Interval
+from partage.sim.node.cgroups import CgroupTree
 from partage.sim.node.load import Load, Sensors
 from partage.sim.node.machine import DRIVER, Machine, derived_uuid
 from partage.sim.node.topology import has_nvswitch
@@ -70,6 +72,8 @@ class SimulatedNode(Frozen):
     without_files: GPUs whose MIG devices have no capability device files.
     sensors: of GPUs whose sensors were set. now_s: seconds since the first call, where a load is
     asked for or begins; 0 in a state that is kept.
+    limits, cgroups: whether the driver limits the memory of containers (None: the machine does not say), and
+            which limits they have.
     compute_starts: first compute slice, within its GPU instance, of MIG devices by UUID; those that are
             missing here follow each other in the order of their ids.
     """
@@ -99,6 +103,8 @@ class SimulatedNode(Frozen):
     machine_type: str = ""
     vgpu: VgpuHost | None = None
     restricted_mps: bool = False
+    limits: LimitSupport | None = None
+    cgroups: CgroupTree = CgroupTree()
 
     @property
     def all_uses(self) -> tuple[GpuUse, ...]:
@@ -141,6 +147,8 @@ def power_on(machine: Machine) -> SimulatedNode:
         vgpu=inventory.vgpu,
         virtual=inventory.virtual,
         time_slices=machine.time_slices,
+        limits=machine.limits,
+        cgroups=CgroupTree(machine.limits.backend if machine.limits else LimitBackend.OFF),
         created=len(machine.daemons),
         daemons={
             spec.device: SimulatedDaemon(spec, daemon_pid(number))

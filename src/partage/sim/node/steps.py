@@ -34,6 +34,7 @@ from partage.model.step import (
     EndProcess,
     Reset,
     SetComputeMode,
+    SetMemoryLimit,
     SetMigMode,
     SetNamespace,
     SetTimeSlice,
@@ -44,6 +45,7 @@ from partage.model.step import (
 )
 from partage.plan.reconcile.resets import reset_sets
 from partage.sim.node.daemons import end_client, set_namespace, start_daemon, stop_daemon
+from partage.sim.node.limits import set_memory_limit
 from partage.sim.node.mig import compute_starts, free_compute_start, instance_id, new_device
 from partage.sim.node.observation import inventory_of
 from partage.sim.node.preconditions import answering_gpu, gpu_in_mig_mode, in_use_error
@@ -323,5 +325,6 @@ _CHANGES: Mapping[type[Step], Callable[[SimulatedNode, Any], SimulatedNode]] = {
     StopDaemon: stop_daemon,
     EndClient: end_client,
     SetNamespace: set_namespace,
+    SetMemoryLimit: set_memory_limit,
 }
 """The other steps, which create nothing."""

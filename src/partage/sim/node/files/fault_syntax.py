@@ -36,6 +36,7 @@ from partage.sim.node.faults import (
     LastClientLeaves,
     LoseCapabilityFiles,
     LoseGpu,
+    LoseLimits,
     Occupy,
     RaiseXid,
     Reboot,
@@ -98,10 +99,10 @@ def read_fault(place: Field) -> Fault | None:
     ``rows-failed``, ``fabric``, each true or false; ``{gpu: 2, mig: [3g.40gb, 1g.10gb]}``, where ``off``
     turns MIG mode off; ``capability-files``, true or false; ``{gpu: 2, used-by: python, gi: 1, ci: 0,
     kind: process | monitor, pid: 4711}``, without ``gi`` the whole GPU, with a pid also ``memory: 8Gi``,
-    ``container: ID``, ``pod: UID``, ``mps: true`` and ``load`` (``load_syntax``); ``{gpu: 2, left-by:
-    python}``, where true means all programs; ``{gpu: 2, sensors: {...}}``; ``{gpu: 2, last-client-leaves:
-    true}``. Of the node: ``{reboot: true}``, ``{driver: gone | loaded | version}``, ``{xid: 43}``,
-    ``{processes-hidden: true}``.
+    ``container: ID``, ``pod: UID``, ``mps: true``, ``limit: 8Gi`` and ``load`` (``load_syntax``);
+    ``{gpu: 2, left-by: python}``, where true means all programs; ``{gpu: 2, sensors: {...}}``; ``{gpu: 2,
+    last-client-leaves: true}``; ``{gpu: 2, limits-lost: true}``. Of the node: ``{reboot: true}``, ``{driver:
+    gone | loaded | version}``, ``{xid: 43}``, ``{processes-hidden: true}``.
     Of a call of the port (observe, conditions, events, perform, uses, processes, samples, time-slices):
     ``{call: observe, fail: timeout, times: 3}``, ``{call: observe, hang: true | seconds}``,
     ``{call: observe, heal: true}``; ``{call: perform, fail: timeout, done: true}``: the step is
@@ -236,11 +237,12 @@ def _job(field: Field) -> str | None:
 
 _OCCUPY = Reader(
     Occupy,
-    named={"name": "used-by", "memory_bytes": "memory"},
+    named={"name": "used-by", "memory_bytes": "memory", "limit_bytes": "limit"},
     reads={
         "name": Field.some_text,
         "kind": word_of(_USE_KINDS),
         "memory_bytes": read_bytes,
+        "limit_bytes": read_bytes,
         "container": lambda field: field.matching(_CONTAINER, "a container's id, 64 digits a-f"),
         "pod": lambda field: field.matching(_POD, "a pod's UID"),
         "load": read_load,
@@ -304,6 +306,7 @@ _KINDS: dict[str, tuple[Callable[[Table], Fault], tuple[str, ...]]] = {
         ("gpu",),
     ),
     "last-client-leaves": (_happens(LastClientLeaves), ("gpu",)),
+    "limits-lost": (_happens(LoseLimits), ("gpu",)),
     "used-by": (_used_by, _OCCUPY.keys),
     "sensors": (_sensors, ("gpu",)),
     "left-by": (_left_by, ("gpu",)),

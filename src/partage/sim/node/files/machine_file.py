@@ -14,6 +14,7 @@ from partage.codec.fields import Dialect, Field, Notes, Table
 from partage.codec.reader import Reader, number, word_of
 from partage.codec.yaml_document import YamlDocument, describe, read_document
 from partage.errors import HardwareError, InputError
+from partage.model.driver_limit import LimitBackend, LimitObstacle, LimitSupport
 from partage.model.gpu import (
     Driver,
     Gpu,
@@ -44,12 +45,23 @@ VERSION, KIND = "partage/v1", "Machine"
 _KEYS = (
     "version", "kind", "recorded", "driver", "cuda-driver", "no-driver", "gpus", "lost", "links",
     "device-nodes", "boot-id", "open-to-env", "restricted-mps", "fabric-manager", "virtual", "machine-type",
-    "vgpu", "faults", "mps-daemons",
+    "vgpu", "faults", "mps-daemons", "memory-limits",
 )  # fmt: skip
 _DIALECT = Dialect(
     any_spelling=True,
     homes={"count": "--machine, as in 4xl4; in a file every GPU has a row of its own"},
 )
+LIMIT_WORDS = {
+    "dmem": LimitSupport(LimitBackend.DMEM),
+    "misc": LimitSupport(LimitBackend.MISC),
+    "off": LimitSupport(obstacle=LimitObstacle.MODE),
+    **{
+        obstacle.value: LimitSupport(obstacle=obstacle)
+        for obstacle in (LimitObstacle.CGROUP_V1, LimitObstacle.KERNEL, LimitObstacle.SILENT)
+    },
+}
+"""Whether the driver limits the memory of containers. Branches before 615 do not, whatever is written."""
+
 _LINK_PATHS = {path.word: path for path in LinkPath}
 _MOST_NVLINKS = 64
 _LOST_KEYS = ("index", "uuid", "pci-bus-id", "reason")
@@ -102,7 +114,8 @@ def _machine(top: Table, name: str) -> Machine:
     faults = _faults(top, inventory)
     slices = {row.gpu.index: row.time_slice for row in rows if row.time_slice is not Interval.DEFAULT}
     daemons = tuple(read_daemons(top, inventory))
-    return Machine(name, inventory, tuple(faults), _recorded(top), slices, daemons)
+    limits = top.value("memory-limits", word_of(LIMIT_WORDS), None)
+    return Machine(name, inventory, tuple(faults), _recorded(top), slices, daemons, limits)
 
 
 def _header(top: Table) -> None:

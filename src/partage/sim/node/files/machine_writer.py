@@ -13,7 +13,7 @@ from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonSpec, MpsNamespace
 from partage.model.strategy import Interval
 from partage.sim.node.files.gpu_syntax import NOT_SUPPORTED
-from partage.sim.node.files.machine_file import KIND, VERSION
+from partage.sim.node.files.machine_file import KIND, LIMIT_WORDS, VERSION
 from partage.sim.node.machine import Machine
 
 _YAML = frozenset({".yaml", ".yml"})
@@ -61,7 +61,15 @@ def machine_rows(machine: Machine) -> dict[str, Any]:
         ],
         "links": [_link(link, index) for link in inventory.links],
         "mps-daemons": [_daemon(spec) for spec in machine.daemons],
+        **_memory_limits(machine),
     }
+
+
+def _memory_limits(machine: Machine) -> dict[str, str]:
+    """Of a recorded node what was found on its GPUs: a simulated driver finds the rest itself."""
+    found = machine.limits or next((gpu.limits for gpu in machine.inventory if gpu.limits is not None), None)
+    words = {support: word for word, support in LIMIT_WORDS.items()}
+    return {"memory-limits": words[found]} if found in words else {}
 
 
 def _in_camel_case(value: Any) -> Any:  # noqa: ANN401  JSON

@@ -1,0 +1,123 @@
+"""Reads back the driver's memory limits of containers that hold limited shares, and sets lost ones again.
+
+Only where an offer has such shares. A hook sets the limit before a container's first instruction; what is
+found missing here is set late, and said to be late. Between two looks nothing is assumed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from msgspec import Struct, field
+
+from partage.agent.options import Intervals
+from partage.agent.status.status import AgentCounts
+from partage.agent.waiting import wait_at_most
+from partage.edges.hardware.port import Hardware
+from partage.edges.kubelet.container_names import container_names
+from partage.errors import HardwareError
+from partage.model.driver_limit import LimitAt, SeenLimit
+from partage.model.ids import ContainerId, DeviceUuid
+from partage.model.share import NodeOffer
+from partage.model.step import SetMemoryLimit
+from partage.plan.serve.held_limits import held_limits, limited_devices, to_repair, wanted_limits
+from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.ledger_entry import Holder
+from partage.units import format_bytes
+
+log = logging.getLogger(__name__)
+
+
+class MemoryLimitsObserver(Struct):
+    """What was read last. Where no share is limited, it rests.
+
+    directory: of the containers' logs. seen: by container and GPU. late: limits that were set here, not by
+    the hook, and whose containers still run. failed: limits that could not be set, with the reason.
+    """
+
+    hardware: Hardware
+    ledger: Ledger
+    directory: Path
+    ask: Callable[[], None]
+    intervals: Intervals
+    counts: AgentCounts
+    seen: Mapping[LimitAt, SeenLimit] = field(default_factory=dict)
+    late: frozenset[LimitAt] = frozenset()
+    failed: Mapping[LimitAt, str] = field(default_factory=dict)
+    _offer: NodeOffer = field(default_factory=dict)
+    _limited: frozenset[DeviceUuid] = frozenset()
+    _version: int = -1
+    _news: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def soon(self) -> None:
+        """Look soon: a share was given."""
+        if self._limited:
+            self._news.set()
+
+    def update(self, offer: NodeOffer) -> None:
+        """Take what can be held now, and what is held. A new container is looked at soon."""
+        limited = limited_devices(offer)
+        self._offer = offer
+        if limited != self._limited or (limited and self.ledger.version != self._version):
+            self._limited, self._version = limited, self.ledger.version
+            self._news.set()
+
+    @property
+    def used(self) -> Mapping[LimitAt, int]:
+        """Bytes that containers use of GPUs as they are counted for cgroups: without managed memory."""
+        states = ((at, row.state) for at, row in self.seen.items())
+        return {
+            at: state.used_bytes for at, state in states if state is not None and state.used_bytes is not None
+        }
+
+    async def run(self) -> None:
+        """Look whenever there is a reason to, and every watch_s while a limited share is held."""
+        while True:
+            held = self._limited and any(entry.limit is not None for entry in self.ledger.entries())
+            await wait_at_most(self._news, self.intervals.watch_s if held else None)
+            self._news.clear()
+            await self.look()
+            await asyncio.sleep(self.intervals.look_gap_s)
+
+    async def look(self) -> None:
+        """One look: read, set what was lost, and note it beside the entries of the ledger."""
+        names: Mapping[ContainerId, Holder] = {}
+        if self._limited and self.ledger.entries():
+            names = await asyncio.to_thread(container_names, self.directory)
+        wanted = wanted_limits(self.ledger.entries(), self._offer, names)
+        self.seen = await self._read(wanted)
+        lost = to_repair(wanted, self.seen)
+        if lost:
+            await self._repair(lost)
+            self.seen = await self._read(wanted)
+        self.late = frozenset(at for at in self.late if at in wanted)
+        self.failed = {at: why for at, why in self.failed.items() if at in lost}
+        noted = held_limits(self.ledger.entries(), self._offer, names, self.seen, self.late)
+        if self.ledger.note_limits(noted):
+            self.ask()
+
+    async def _read(self, wanted: Mapping[LimitAt, int]) -> dict[LimitAt, SeenLimit]:
+        if not wanted:
+            return {}
+        try:
+            return {row.at: row for row in await self.hardware.limits(sorted(wanted))}
+        except HardwareError as error:
+            return {at: SeenLimit(at, why=str(error)) for at in wanted}
+
+    async def _repair(self, lost: Mapping[LimitAt, int]) -> None:
+        for at, limit_bytes in sorted(lost.items()):
+            who = {"id": at.container[:12], "gpu": at.gpu, "limit": format_bytes(limit_bytes)}
+            try:
+                await self.hardware.perform(SetMemoryLimit(at.gpu, at.container, limit_bytes))
+            except HardwareError as error:
+                if self.failed.get(at) != str(error):
+                    log.warning("memory limit cannot be set", extra={**who, "reason": str(error)})
+                self.failed = {**self.failed, at: str(error)}
+                self.counts.limits[at.gpu, "failed"] += 1
+            else:
+                log.warning("memory limit was missing and is set now, late", extra=who)
+                self.late = self.late | {at}
+                self.counts.limits[at.gpu, "set"] += 1

@@ -1,0 +1,160 @@
+"""Which containers the driver has to limit, and of which it was seen to. Joins the ledger with cgroups. Pure.
+
+A container's limit on a GPU is the sum of its shares there. A pod's name can have several containers of the
+runtime's, because it was started again: one without a cgroup has ended, or is not there yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
+
+from msgspec.structs import replace
+
+from partage.model.driver_limit import LimitAt, SeenLimit
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, ShareId, device_of
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
+from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Hold, Holder, LedgerEntry
+from partage.units import format_bytes
+
+NOT_SEEN = "its container has no cgroup yet, or was not looked at"
+
+
+def limited_devices(offer: NodeOffer) -> frozenset[DeviceUuid]:
+    """Devices whose shares have limits of the driver's."""
+    return frozenset(row.device for rows in offer.values() for row in rows if row.limited)
+
+
+def wanted_limits(
+    entries: Iterable[LedgerEntry], offer: NodeOffer, names: Mapping[ContainerId, Holder]
+) -> dict[LimitAt, int]:
+    """The limit of every container that is known to hold such shares, in bytes. offer: what can be held.
+
+    names: containers of the node, by id.
+    """
+    of_holder: dict[tuple[Holder, GpuUuid], int] = {}
+    for entry, row in _limited(entries, offer):
+        for holder in entry.known_holders:
+            key = holder, row.gpu
+            of_holder[key] = of_holder.get(key, 0) + row.memory_bytes
+    return {
+        LimitAt(container, gpu): limit_bytes
+        for (holder, gpu), limit_bytes in of_holder.items()
+        for container, named in names.items()
+        if named == holder
+    }
+
+
+def to_repair(wanted: Mapping[LimitAt, int], seen: Mapping[LimitAt, SeenLimit]) -> dict[LimitAt, int]:
+    """The limits that have to be set again: the container is there, and has another one or none."""
+    return {
+        at: limit_bytes
+        for at, limit_bytes in wanted.items()
+        if at in seen and seen[at].cgroup and seen[at].hard_bytes != limit_bytes
+    }
+
+
+def held_limits(
+    entries: Iterable[LedgerEntry],
+    offer: NodeOffer,
+    names: Mapping[ContainerId, Holder],
+    seen: Mapping[LimitAt, SeenLimit],
+    late: Collection[LimitAt],
+) -> dict[Hold, HeldLimit]:
+    """What is said beside each held share. late: limits that were set again, after the container had begun.
+
+    A share of several containers has the worst of theirs.
+    """
+    entries = tuple(entries)
+    wanted = wanted_limits(entries, offer, names)
+    found: dict[Hold, HeldLimit] = {}
+    for entry, row in _limited(entries, offer):
+        there = [at for at in wanted if at.gpu == row.gpu and names[at.container] in entry.known_holders]
+        running = [at for at in there if at in seen and seen[at].cgroup]
+        states = [_state(wanted[at], seen[at], late=at in late) for at in sorted(running)]
+        if not states:
+            why = next((seen[at].why for at in sorted(there) if at in seen), "")
+            states = [HeldLimit(row.memory_bytes, None, reason=why or NOT_SEEN)]
+        found[entry.hold] = next((state for state in states if not state.in_force), states[0])
+    return found
+
+
+def _state(limit_bytes: int, seen: SeenLimit, *, late: bool) -> HeldLimit:
+    read = seen.hard_bytes
+    reason = "" if read is not None else seen.why or "its cgroup has no limit"
+    if read is not None and read > limit_bytes:
+        reason = f"its cgroup may have {format_bytes(read)}"
+    return HeldLimit(limit_bytes, read, late, reason)
+
+
+def _limited(entries: Iterable[LedgerEntry], offer: NodeOffer) -> list[tuple[LedgerEntry, DeviceOffer]]:
+    """The held shares that have a limit, each with its offer. One that is ending has no container."""
+    rows: dict[Hold, DeviceOffer] = {
+        (row.resource, ShareId(share)): row
+        for devices in offer.values()
+        for row in devices
+        if row.limited
+        for share in row.share_ids
+    }
+    if not rows:
+        return []
+    return [(entry, rows[entry.hold]) for entry in entries if entry.hold in rows and entry.ended_s is None]
+
+
+class Limited(Protocol):
+    """An entry of the ledger, or the row of a report that says the same."""
+
+    @property
+    def id(self) -> ShareId:
+        """Of the held share."""
+
+    @property
+    def certainty(self) -> Certainty:
+        """Of the hold."""
+
+    @property
+    def limit(self) -> HeldLimit | None:
+        """What was seen of its limit."""
+
+
+def as_seen(offer: NodeOffer, entries: Iterable[Limited]) -> NodeOffer:
+    """An offer with what is said of its shares (``said_of``)."""
+    if not limited_devices(offer):
+        return offer
+    entries = tuple(entries)
+    return {
+        gpu: tuple(replace(row, guarantee=said_of(row, entries)) for row in rows)
+        for gpu, rows in offer.items()
+    }
+
+
+def limits_read(offer: NodeOffer, entries: Iterable[Limited]) -> frozenset[DeviceUuid]:
+    """Devices with such limits where the limit of every holder was read."""
+    limited, entries = limited_devices(offer), tuple(entries)
+    return frozenset(
+        device for device in limited if seen_on(device, entries, Guarantee.NONE) is Guarantee.HARD
+    )
+
+
+def said_of(row: DeviceOffer, entries: Iterable[Limited]) -> Guarantee:
+    """What is said of shares: of limited ones what was seen, of others what is promised."""
+    if not row.limited:
+        return row.guarantee
+    missing = Guarantee.ADVISORY if row.guard else Guarantee.NONE
+    return weakest((row.guarantee, seen_on(row.device, entries, missing) or missing))
+
+
+def seen_on(device: DeviceUuid, entries: Iterable[Limited], otherwise: Guarantee) -> Guarantee | None:
+    """What was seen to be guaranteed on a device with such limits: hard only if every holder's limit was
+    read, because one without a limit can use the memory of all. None: nobody holds a share of it, so nothing
+    could be read. otherwise: where a limit is missing, or was not looked at yet.
+    """
+    held = [
+        entry.limit
+        for entry in entries
+        if device_of(entry.id) == device and entry.certainty is not Certainty.ENDING
+    ]
+    if not held:
+        return None
+    in_force = all(limit is not None and limit.in_force for limit in held)
+    return Guarantee.HARD if in_force else otherwise

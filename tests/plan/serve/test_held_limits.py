@@ -1,0 +1,194 @@
+"""The driver's limits beside the ledger's entries: what each container has to have, and what is believed."""
+
+from __future__ import annotations
+
+import pytest
+from msgspec.structs import replace
+
+from partage.model.driver_limit import LimitAt, LimitBackend, LimitState, LimitSupport, SeenLimit
+from partage.model.ids import ContainerId, ResourceName
+from partage.model.policy import Policy, TimeSlicing, WatchAction
+from partage.model.process import GpuProcess, Processes, ProcessKind
+from partage.model.samples import Samples
+from partage.model.share import DeviceOffer, Guarantee, NodeOffer
+from partage.plan.offer.advertise import advertise
+from partage.plan.reconcile.verification import stated_guarantee
+from partage.plan.serve.held_limits import held_limits, seen_on, to_repair, wanted_limits
+from partage.plan.serve.ledger import Ledger
+from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Holder, LedgerEntry
+from partage.plan.serve.watchdog import ViolationKind, check_usage, grants_of
+from partage.plan.usage import usage_of
+from partage.units import GIB
+from tests.plan.offers import assignment, gpu, node, target
+
+A, B = Holder("team", "a", "main"), Holder("team", "b", "main")
+OLD, NEW, OTHER = ContainerId("1" * 64), ContainerId("2" * 64), ContainerId("3" * 64)
+NAMES = {OLD: A, NEW: A, OTHER: B}
+CARD = replace(gpu(0), limits=LimitSupport(LimitBackend.DMEM))
+SHARE = 20 * GIB
+
+
+def offered(*, guard: bool = False, limited: bool = True) -> NodeOffer:
+    of = target(CARD, TimeSlicing(4, limited=limited), guard=guard)
+    return advertise(assignment(of), node(CARD, driver="615.71.09"), Policy())
+
+
+def row_of(offer: NodeOffer) -> DeviceOffer:
+    ((row,),) = offer.values()
+    return row
+
+
+ROW = row_of(offered())
+
+
+def entry(share: int, *holders: Holder, claim: str = "", **more: object) -> LedgerEntry:
+    certainty = Certainty.CLAIMED if claim else Certainty.OBSERVED
+    made = LedgerEntry(ROW.resource, ROW.share_id(share), certainty, holders, 0.0, claim=claim)
+    return replace(made, **more)
+
+
+def at(container: ContainerId) -> LimitAt:
+    return LimitAt(container, CARD.uuid)
+
+
+def seen(container: ContainerId, hard_bytes: int | None, *, cgroup: str = "/c") -> dict[LimitAt, SeenLimit]:
+    return {at(container): SeenLimit(at(container), LimitState(hard_bytes, 0, GIB), cgroup)}
+
+
+def gone(container: ContainerId) -> dict[LimitAt, SeenLimit]:
+    return {at(container): SeenLimit(at(container), why="the container has no cgroup any more, or not yet")}
+
+
+def test_a_container_has_to_have_the_sum_of_its_shares() -> None:
+    entries = [entry(0, A), entry(1, A), entry(2, B)]
+    assert wanted_limits(entries, offered(), NAMES) == {
+        at(OLD): 2 * SHARE,
+        at(NEW): 2 * SHARE,
+        at(OTHER): SHARE,
+    }
+
+
+def test_every_container_of_a_claim_has_to_have_the_claims_limit() -> None:
+    entries = [entry(0, A, B, claim="team/c"), entry(1, A, B, claim="team/c")]
+    assert wanted_limits(entries, offered(), NAMES) == dict.fromkeys(map(at, NAMES), 2 * SHARE)
+
+
+def test_a_holder_that_is_not_certain_has_none_and_shares_without_limits_neither() -> None:
+    assert wanted_limits([entry(0, A, B), entry(1)], offered(), NAMES) == {}
+    assert wanted_limits([entry(0, A)], offered(limited=False), NAMES) == {}
+    assert wanted_limits([entry(0, A, ended_s=1.0)], offered(), NAMES) == {}
+
+
+@pytest.mark.parametrize(
+    ("hard_bytes", "state"),
+    [
+        (SHARE, HeldLimit(SHARE, SHARE)),
+        (SHARE - GIB, HeldLimit(SHARE, SHARE - GIB)),
+        (SHARE + GIB, HeldLimit(SHARE, SHARE + GIB, reason="its cgroup may have 21 GiB")),
+        (None, HeldLimit(SHARE, None, reason="its cgroup has no limit")),
+    ],
+)
+def test_only_a_limit_that_was_read_is_in_force(hard_bytes: int | None, state: HeldLimit) -> None:
+    found = held_limits([entry(0, A)], offered(), NAMES, gone(OLD) | seen(NEW, hard_bytes), ())
+    assert found == {entry(0).hold: state}
+    assert state.in_force == (not state.reason)
+
+
+def test_a_container_that_was_not_seen_yet_has_none() -> None:
+    for looked in ({}, gone(NEW)):
+        (state,) = held_limits([entry(0, A)], offered(), {NEW: A}, looked, ()).values()
+        assert not state.in_force
+        assert "no cgroup" in state.reason
+
+
+def test_a_limit_that_was_set_afterwards_is_said_to_be_late() -> None:
+    (state,) = held_limits([entry(0, A)], offered(), {NEW: A}, seen(NEW, SHARE), {at(NEW)}).values()
+    assert (state.in_force, state.late) == (True, True)
+
+
+def test_of_several_containers_the_worst_counts() -> None:
+    entries = [entry(0, A, B, claim="team/c")]
+    (state,) = held_limits(
+        entries, offered(), {NEW: A, OTHER: B}, seen(NEW, SHARE) | seen(OTHER, None), ()
+    ).values()
+    assert state.reason == "its cgroup has no limit"
+
+
+def test_only_what_is_there_and_wrong_is_set_again() -> None:
+    wanted = {at(OLD): SHARE, at(NEW): SHARE, at(OTHER): SHARE}
+    looked = gone(OLD) | seen(NEW, None) | seen(OTHER, SHARE)
+    assert to_repair(wanted, looked) == {at(NEW): SHARE}
+    assert to_repair(wanted, seen(NEW, 2 * SHARE)) == {at(NEW): SHARE}
+    assert to_repair({}, looked) == {}
+
+
+# --- what is said -----------------------------------------------------------------------------------
+
+HELD, LOST = HeldLimit(SHARE, SHARE), HeldLimit(SHARE, None, reason="its cgroup has no limit")
+
+
+def test_hard_is_said_of_a_gpu_only_if_the_limit_of_every_holder_was_read() -> None:
+    device = CARD.uuid
+    assert seen_on(device, [entry(0, A, limit=HELD)], Guarantee.NONE) is Guarantee.HARD
+    both = [entry(0, A, limit=HELD), entry(1, B, limit=LOST)]
+    assert seen_on(device, both, Guarantee.NONE) is Guarantee.NONE
+    assert seen_on(device, [entry(0, A, limit=HELD), entry(1, B)], Guarantee.NONE) is Guarantee.NONE
+    ending = entry(1, B, certainty=Certainty.ENDING)
+    assert seen_on(device, [entry(0, A, limit=HELD), ending], Guarantee.NONE) is Guarantee.HARD
+    assert seen_on(device, [ending], Guarantee.NONE) is None
+
+
+def test_a_free_gpu_promises_hard_and_nobody_has_seen_it() -> None:
+    row = row_of(offered())
+    assert row.guarantee is Guarantee.HARD
+    assert stated_guarantee(row, None) is Guarantee.NONE
+    assert stated_guarantee(row, Guarantee.HARD) is Guarantee.HARD
+    assert stated_guarantee(row_of(offered(guard=True)), None) is Guarantee.ADVISORY
+
+
+def test_the_ledger_has_it_beside_its_entries() -> None:
+    ledger = Ledger()
+    ledger.claimed([entry(0, A, claim="team/c")])
+    version = ledger.version
+    assert ledger.note_limits({entry(0).hold: HELD, (ResourceName("x/y"), ROW.share_id(3)): LOST})
+    assert [one.limit for one in ledger.entries()] == [HELD]
+    assert ledger.version > version
+    version = ledger.version
+    assert not ledger.note_limits({entry(0).hold: HELD, (ResourceName("x/y"), ROW.share_id(3)): LOST})
+    assert ledger.version == version
+    ledger.claimed([])
+    assert ledger.entries() == ()
+
+
+# --- the watchdog -----------------------------------------------------------------------------------
+
+
+def process(used_bytes: int | None, container: ContainerId = NEW) -> GpuProcess:
+    return GpuProcess(CARD.uuid, 7, used_bytes, ProcessKind.COMPUTE, cgroups=(f"0::/docker/{container}",))
+
+
+def test_a_lost_limit_makes_the_watchdog_look_again() -> None:
+    """Limits that hold cannot be exceeded; one that is gone can."""
+    for limit, violations in ((HELD, []), (LOST, [ViolationKind.OVER])):
+        grants = grants_of([entry(0, A, limit=limit)], offered())
+        found = check_usage(Processes((process(2 * SHARE),)), NAMES, grants, {CARD.uuid: WatchAction.WARN})
+        assert [one.concern for one in found.violations] == violations
+
+
+def test_what_is_counted_for_a_cgroup_needs_no_process() -> None:
+    grants = grants_of([entry(0, A, limit=HELD)], offered())
+    counted = {at(NEW): 3 * GIB, at(OTHER): 0}
+    for rows in ((), (process(GIB),), (process(None),)):
+        found = check_usage(Processes(rows, hidden="no host pids"), NAMES, grants, {}, counted)
+        (usage,) = found.usages
+        assert (usage.holder, usage.used_bytes, usage.partly, usage.counted) == (A, 3 * GIB, False, True)
+
+
+def test_use_says_what_is_counted_and_keeps_the_highest() -> None:
+    """So does the history, from which ``rightsize`` reads: it samples this."""
+    grants = grants_of([entry(0, A, limit=HELD)], offered())
+    samples = Samples(processes=Processes((process(GIB),)))
+    for counted, used in (({}, GIB), ({at(NEW): 3 * GIB}, 3 * GIB)):
+        (use,) = usage_of(samples, NAMES, grants, counted=counted).containers
+        assert (use.holder, use.amount.used_bytes, use.amount.peak_bytes) == (A, used, used)
+        assert (use.amount.processes, use.guarantee, use.share_bytes) == (1, Guarantee.HARD, SHARE)
