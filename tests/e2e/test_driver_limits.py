@@ -22,7 +22,7 @@ from partage.sim.node.files.machine_writer import machine_text
 from partage.units import GIB
 from tests.e2e.cluster import GPU, MACHINE, NAMESPACE, SHARED, Cluster, Json
 from tests.e2e.tenants import pod
-from tests.edges.cdi.limit_hook.node import Kept, built_hook, kept_limits
+from tests.edges.cdi.limit_hook.node import Kept, built_hook, hook_in_cgroup2, kept_limits
 from tests.edges.hardware.conftest import compiled_stub
 from tests.edges.hardware.stub import StubNode
 
@@ -38,12 +38,6 @@ gpus:
 """
 SHARE = 5 * GIB
 HOOK = f"/var/lib/partage/bin/{HOOK_NAME}"
-IN_CGROUP2 = """\
-#!/bin/sh
-mounted='/bin/mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$0" "$@"'
-exec /usr/bin/unshare --mount --propagation private /bin/sh -c "$mounted" {program} "$@"
-"""
-"""The node of these tests has cgroup v2 beside v1: the hook is shown it alone."""
 
 
 class LimitedNode:
@@ -62,18 +56,17 @@ class LimitedNode:
         found = load_machine(MACHINE)
         gpus = [replace(gpu, uuid=GpuUuid(gpu.uuid)) for gpu in found.inventory]
         inventory = replace(found.inventory, driver=Driver("615.71.09", "13.4"), gpus=tuple(gpus))
-        machine = replace(found, inventory=inventory, limits=LimitSupport(LimitBackend.DMEM))
+        machine = replace(found, inventory=inventory, limits=LimitSupport(LimitBackend.MISC))
         path = self.driver.root / "machine.json"
         path.write_text(machine_text(machine, as_yaml=False))
-        self.driver.write(driver="615.71.09", **{"gpu.0.limits": "dmem", "gpu.0.uuid": gpus[0].uuid})
+        self.driver.write(driver="615.71.09", **{"gpu.0.limits": "misc", "gpu.0.uuid": gpus[0].uuid})
         return f"/driver-root/{path.name}"
 
     def put_hook(self) -> None:
         """Where the agent of a node with GPUs puts it."""
         place = self.cluster.path_on_node(HOOK)
         place.parent.mkdir(exist_ok=True)
-        place.write_text(IN_CGROUP2.format(program=self.program))
-        place.chmod(0o755)
+        hook_in_cgroup2(self.program, place)
 
     def limits(self) -> list[Kept]:
         return kept_limits(self.driver)
