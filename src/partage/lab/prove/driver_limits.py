@@ -26,8 +26,11 @@ _NOBODY = 65534
 _FORKED = ("/bin/sh", "-c", '"$@"; exit $?', "sh")
 """The tenant is a child of the process that the cgroup was given."""
 _CHILD = 'mkdir -p "$0" && echo $$ >>"$0/cgroup.procs" && exec "$@"'
-_MOVED = '{ echo $$ >>"$0/cgroup.procs"; } 2>/dev/null; exec "$@"'
-_AS_USER = ("setpriv", f"--reuid={_NOBODY}", f"--regid={_NOBODY}", "--clear-groups")
+_LEFT = (
+    f"if setpriv --reuid={_NOBODY} --regid={_NOBODY} --clear-groups /bin/sh -c "
+    """'echo $$ >>"$0/cgroup.procs"' "$0" 2>/dev/null; then echo $$ >>"$0/cgroup.procs"; fi; exec "$@\""""
+)
+"""Where that user can go, the tenant goes, too."""
 
 _HELD = "What is in the cgroup gets out of memory beyond its limit, "
 
@@ -114,11 +117,11 @@ async def _child(stage: ExperimentStage) -> AttackOutcome:
 @attack(
     "limit-leave-cgroup", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.GPU, AttackNeed.ROOT,
     promised="Whoever is not root on the node cannot leave the cgroup.",
-    tried=f"User {_NOBODY} writes itself into the cgroup above, then allocates.",
+    tried=f"User {_NOBODY} writes itself into the cgroup above; a tenant goes where it got, and allocates.",
     on=_limited,
 )  # fmt: skip
 async def _leave(stage: ExperimentStage) -> AttackOutcome:
-    return await _beyond(stage, through=(*_AS_USER, "/bin/sh", "-c", _MOVED, str(stage.cgroup.parent)))
+    return await _beyond(stage, through=("/bin/sh", "-c", _LEFT, str(stage.cgroup.parent)))
 
 
 @attack(
