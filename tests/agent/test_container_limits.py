@@ -9,21 +9,19 @@ from typing import Any
 
 import grpc
 import pytest
-from msgspec.structs import replace
 
 from partage.agent.endpoints.container_limits import ContainerLimits
 from partage.edges.host.replace_file import replace_file
 from partage.model.allocation import AllocationRefused, ContainerAllocation
-from partage.model.driver_limit import DriverLimit
+from partage.model.driver_limit import DriverLimit, LimitSetter, LimitWay
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
 from partage.model.policy import DeviceListStrategy, Options
-from partage.plan.serve.limit_edits import LimitWay, limits_device, limits_name
+from partage.plan.serve.limit_edits import limits_device, limits_name
 from partage.units import GIB
 from tests.agent.harness import Place, ids, native, registered
 from tests.agent.hosted import hosted
 from tests.kubelet_script import ScriptedKubelet, held, wait_for
-from tests.plan.offers import offering
 
 NAME = "nvidia.com/gpu.shared"
 POLICY = native("{select: all, time-slicing: {replicas: 4, memory: hard}}")
@@ -58,7 +56,7 @@ class _Node:
         return made
 
     def turn(self, agent: ContainerLimits, *, limited: bool = True, options: Options | None = None) -> None:
-        agent.request([replace(offering(0, 4), limited=limited)], NODE, options or Options())
+        agent.request(NODE, options or Options(), wanted=limited)
 
 
 @pytest.fixture
@@ -193,6 +191,22 @@ def test_nvidias_hook_is_taken_only_where_ours_cannot_be(node_of_limits: _Node) 
     assert agent.terms.way is LimitWay.NVIDIA
     assert "the hook is not compiled" in agent.trouble
     assert agent.limited(_asked(ONE)) == _asked(ONE)
+    assert (agent.setter(NODE).way, agent.setter(NODE).why) == (LimitWay.NVIDIA, agent.trouble)
+
+
+def test_what_sets_limits_is_known_before_anybody_wants_them_and_after_a_repair(
+    node_of_limits: _Node,
+) -> None:
+    agent = node_of_limits.agent(limited=False)
+    assert agent.setter(NODE) == LimitSetter(LimitWay.HOOK)
+    assert not (node_of_limits.root / "state").exists(), "nothing is written only to look"
+    program = node_of_limits.compiled.read_bytes()
+    node_of_limits.compiled.unlink()
+    assert "the hook is not compiled" in agent.setter(NODE).why
+    node_of_limits.turn(agent)
+    node_of_limits.compiled.write_bytes(program)
+    assert agent.setter(NODE) == LimitSetter(LimitWay.HOOK)
+    assert (node_of_limits.root / "state/bin/partage-limit-hook").exists()
 
 
 # --- a whole agent -------------------------------------------------------------------------------

@@ -35,6 +35,7 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.sockets import may_exist, socket_identity
+from partage.model.driver_limit import LimitSetter
 from partage.model.gpu import Inventory, devices_of
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName
 from partage.plan.reconcile.node_plan import NodePlan
@@ -218,6 +219,9 @@ class KubeletService(NodeService):
         self.endpoints.stop()
         self.kubelet.close()
         super().stop()
+
+    def limits_by(self, inventory: Inventory) -> LimitSetter | None:
+        return self.limits.setter(inventory)
 
     # --- what the parts ask each other ---
 

@@ -14,11 +14,12 @@ from msgspec.structs import replace
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.status.readiness import kubelet_trouble
 from partage.edges.host.ticks import until_tick
-from partage.model.gpu import NoDriver
+from partage.model.gpu import Inventory, NoDriver
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer, plugin_resources
 from partage.plan.mig_config import mig_config_report
+from partage.plan.offer.driver_limits import able, wants_limits
 from partage.plan.offer.guarantees import promised, served_by_own_users
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode
 from partage.plan.reconcile.limit_trust import with_trust
@@ -228,8 +229,9 @@ class Loop(Struct):
             for_claims = options_for_claims(options)
             parts.cdi.request(inventory, for_claims if by_claim and not options.uses_cdi else options)
             parts.guard.request(one for devices in self.view.offer.values() for one in devices)
-            offered = (one for now in self.state.serving.values() for one in now.offer)
-            parts.limits.request(offered, inventory, options)
+            parts.limits.request(inventory, options, wanted=_limits_wanted(desired.policy, inventory))
+            if parts.limits.wanted and parts.limits.terms.setter != inventory.limits_by:
+                parts.hardware.observe_soon()
             if parts.limits.given:
                 parts.limits.sweep(self._may_be_held())
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
@@ -335,6 +337,11 @@ class Loop(Struct):
             history=parts.history_trouble,
             claims=parts.claims.trouble,
         )
+
+
+def _limits_wanted(policy: Policy, inventory: Inventory) -> bool:
+    """Whether containers are to have memory limits that the driver of this node can hold."""
+    return wants_limits(policy) and able(inventory)
 
 
 def _shares(state: NodeState) -> dict[GpuUuid, GpuOffer]:

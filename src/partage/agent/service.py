@@ -32,6 +32,7 @@ from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
 from partage.edges.host.directory_changes import DirectoryChanges
 from partage.edges.host.own_task import unending
+from partage.model.driver_limit import LimitSetter
 from partage.model.gpu import Inventory
 from partage.model.health import Health
 from partage.model.ids import GpuUuid
@@ -94,6 +95,7 @@ class NodeService(ABC):
             XidLog(clock),
             restricted_mps=options.restricted_mps,
             settled=self.is_settled,
+            limits_by=self.limits_by,
         )
         self.settings = SettingsObserver(hardware, clock, intervals.observe_s)
         self.policies = PolicyObserver(options, geometry_of, ask, changes=self.changes)
@@ -122,6 +124,10 @@ class NodeService(ABC):
         status.counts.changes = self.reconciler.endings
 
     # --- what differs ---
+
+    def limits_by(self, inventory: Inventory) -> LimitSetter | None:  # noqa: ARG002 - of those that look
+        """What sets the driver's memory limits before a container or step starts; None: nobody looks."""
+        return None
 
     @abstractmethod
     def plan(self) -> NodePlan:

@@ -264,6 +264,14 @@ class CudaTenant(Tenant):
     def allocate(self, amount_bytes: int) -> None:
         self._filled(amount_bytes, 1)
 
+    def managed(self, amount_bytes: int) -> None:
+        """Memory that the driver moves between GPU and CPU (UVM), all of it written to by a kernel."""
+        where = ctypes.c_uint64()
+        attach_global = ctypes.c_uint(1)
+        self._call("cuMemAllocManaged", ctypes.byref(where), ctypes.c_size_t(amount_bytes), attach_global)
+        self._call("cuMemsetD8_v2", where, ctypes.c_ubyte(1), ctypes.c_size_t(amount_bytes))
+        self._call("cuCtxSynchronize")
+
     def launch(self) -> None:
         self._call("cuMemFree_v2", self._filled(4096, 0))
 

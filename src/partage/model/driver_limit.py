@@ -63,6 +63,28 @@ class LimitSupport(Frozen):
     obstacle: LimitObstacle | None = None
 
 
+class LimitWay(StrEnum):
+    """Who sets limits before the first instruction.
+
+    hook: ours, with a value for each GPU. nvidia: NVIDIA's, by variables of which a tenant's own can count.
+    spank: our plugin of slurmd.
+    """
+
+    HOOK = "hook"
+    NVIDIA = "nvidia"
+    SPANK = "spank"
+
+
+class LimitSetter(Frozen):
+    """What sets limits on a node. why: why ours does not, a clause with what to change; empty: it does.
+
+    way: None: nothing does.
+    """
+
+    way: LimitWay | None = None
+    why: str = ""
+
+
 class DriverLimit(Frozen, order=True):
     """The hard limit of a container on one GPU. gpu: its UUID. limit_bytes: whole MiB.
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from enum import IntEnum
 
-from partage.model.driver_limit import LimitSupport
+from partage.model.driver_limit import LimitSetter, LimitSupport
 from partage.model.geometry import Geometry, Placement
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid, PciBusId
 from partage.values import Frozen, Tagged
@@ -300,6 +300,7 @@ class Inventory(Frozen):
     toolkit: where open_to_env was read; None: nowhere.
     restricted_mps: pods that ask for MPS shares are refused unless none of their processes is or can become
     the node's root. No machine knows that: whoever runs Partage says it.
+    limits_by: what sets the driver's memory limits before a container starts; None: nobody looked.
     """
 
     driver: Driver | NoDriver
@@ -316,6 +317,7 @@ class Inventory(Frozen):
     vgpu: VgpuHost | None = None
     toolkit: ToolkitConfig | None = None
     restricted_mps: bool = False
+    limits_by: LimitSetter | None = None
 
     def __iter__(self) -> Iterator[Gpu]:
         return iter(self.gpus)

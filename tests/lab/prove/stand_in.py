@@ -5,6 +5,7 @@ process has all of it, and in exclusive-process mode nobody but the MPS server h
 """
 
 import argparse
+import fcntl
 import json
 import os
 import sys
@@ -43,6 +44,45 @@ class Bare:
         raise CudaError(self.lost)
 
 
+class Limited(Bare):
+    """A context in a cgroup, with the driver's limits as the stand-in for NVML was told them.
+
+    Backend misc: of the cgroup and those above it, the nearest limit counts. Nothing is evicted, nobody is
+    ended, managed memory is not counted. That is what is documented, and no more.
+    """
+
+    CONTEXT_BYTES = 512 * MIB
+
+    def __init__(self, told):
+        super().__init__()
+        self.told, self.charges = Path(told), Path(told).with_name("charges.json")
+        lines = Path("/proc/self/cgroup").read_text().splitlines()
+        self.place = next(line[3:] for line in lines if line.startswith("0::"))
+        self.allocate(self.CONTEXT_BYTES)
+
+    def limits(self):
+        rows = (line.split(" ") for line in self.told.read_text().splitlines())
+        return {place.removeprefix("/sys/fs/cgroup"): int(hard) for _, place, _, hard in rows}
+
+    def allocate(self, amount):
+        with self.charges.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            rows = [row for row in json.load(file) if Path(f"/proc/{row[0]}").exists()]
+            above = [place for place in self.limits() if f"{self.place}/".startswith(f"{place}/")]
+            if above:
+                nearest = max(above, key=len)
+                used = sum(row[2] for row in rows if f"{row[1]}/".startswith(f"{nearest}/"))
+                if used + amount > self.limits()[nearest]:
+                    raise CudaError("CUDA_ERROR_OUT_OF_MEMORY")
+            super().allocate(amount)
+            file.seek(0)
+            file.truncate()
+            json.dump([*rows, [os.getpid(), self.place, amount]], file)
+
+    def managed(self, amount):
+        """Not counted."""
+
+
 def main():
     parser = argparse.ArgumentParser()
     parser.add_argument("program")
@@ -65,6 +105,8 @@ def main():
 def connected():
     if (marker := os.environ.get("STAND_IN_SHM")) and not Path("/dev/shm", marker).exists():
         raise CudaError("CUDA_ERROR_MPS_CONNECTION_FAILED")
+    if told := os.environ.get("STAND_IN_LIMITS"):
+        return Limited(told)
     if os.environ.get("STAND_IN_LOST"):  # it does not reach the daemon, and nobody says so
         return Bare()
     try:

@@ -10,7 +10,14 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.errors import Unsatisfiable
-from partage.model.driver_limit import DriverLimit, LimitBackend, LimitObstacle, LimitSupport
+from partage.model.driver_limit import (
+    DriverLimit,
+    LimitBackend,
+    LimitObstacle,
+    LimitSetter,
+    LimitSupport,
+    LimitWay,
+)
 from partage.model.gpu import Gpu
 from partage.model.policy import MemoryUnits, Policy, SharingClient, TimeSlicing
 from partage.model.share import DeviceOffer, Guarantee, driver_limits
@@ -116,11 +123,52 @@ def test_what_a_container_holds_adds_up_for_each_gpu() -> None:
 )
 def test_every_reason_says_what_to_change(obstacle: LimitObstacle, driver: str, said: str) -> None:
     of = able(limits=LimitSupport(obstacle=obstacle))
-    assert re.search(said, why_unlimited(of, node(of, driver=driver).driver))
+    assert re.search(said, why_unlimited(of, node(of, driver=driver)))
 
 
 def test_a_node_that_can_needs_no_reason() -> None:
-    assert why_unlimited(able(), node(able(), driver="615.71.09").driver) == ""
+    assert why_unlimited(able(), node(able(), driver="615.71.09")) == ""
+
+
+UNSET = LimitSetter(None, "the hook is not compiled: run build")
+BY_NVIDIA = LimitSetter(LimitWay.NVIDIA, "/var/lib/partage/bin is mounted noexec")
+
+
+@pytest.mark.parametrize(
+    ("by", "guarantee", "limited"),
+    [
+        (None, Guarantee.HARD, True),
+        (LimitSetter(LimitWay.HOOK), Guarantee.HARD, True),
+        (LimitSetter(LimitWay.SPANK), Guarantee.HARD, True),
+        (BY_NVIDIA, Guarantee.ADVISORY, True),
+        (UNSET, Guarantee.NONE, False),
+    ],
+)
+def test_what_sets_the_limits_decides_what_is_promised(
+    by: LimitSetter | None, guarantee: Guarantee, limited: bool
+) -> None:
+    inventory = replace(node(able(), driver="615.71.09"), limits_by=by)
+    offer = advertise(assignment(target(able(), FOUR)), inventory, Policy(source="p"))
+    ((row,),) = offer.values()
+    assert (row.guarantee, row.limited) == (guarantee, limited)
+
+
+def _said(by: LimitSetter) -> tuple[str, str]:
+    inventory = replace(node(able(), driver="615.71.09"), limits_by=by)
+    state = resolve(parse_policy(ENTRY, "p").policy, inventory, geometry_of)
+    found = caveats(state.policy, state.inventory, state.offer, ctk_found=True)
+    return " ".join(problem.message for problem in state.warnings), " ".join(one.sentence for one in found)
+
+
+def test_what_sets_them_is_told() -> None:
+    warned, said = _said(UNSET)
+    assert "nothing can set it before a container starts: the hook is not compiled" in warned
+    assert "limit of" not in said
+    assert "'advisory', because a tenant's own variables may be what it sets" in _said(BY_NVIDIA)[1]
+    assert (
+        "comes by CDI: where the container runtime has CDI switched off"
+        in _said(LimitSetter(LimitWay.HOOK))[1]
+    )
 
 
 # --- what an operator is told -----------------------------------------------------------------------
@@ -152,6 +200,7 @@ def test_limit_and_what_is_left_of_it_are_told_apart() -> None:
     said = [caveat.sentence for caveat in found if "limit" in caveat.sentence]
     assert said[0].startswith("Of a limit of 20 GiB a container can use 19 GiB to 19.8 GiB for data")
     assert "do not count managed memory" in said[1]
+    assert said[2].startswith("Whether these limits can be set before a container starts is not known")
     plain = desired(able(), text=ENTRY.replace(", memory: hard", ""))
     assert not any(
         "limit of" in caveat.sentence

@@ -287,11 +287,11 @@ def test_features_are_variables_under_every_strategy() -> None:
 # --- memory limits of the driver -----------------------------------------------------------------
 
 
-def _limited(terms: LimitTerms, *held: tuple[int, int]) -> ContainerAllocation:
+def _limited(
+    terms: LimitTerms, *held: tuple[int, int], promised: Guarantee = Guarantee.HARD
+) -> ContainerAllocation:
     """Of a container that holds these shares: GPU, number."""
-    rows = [
-        replace(offering(index, 4), limited=True, guarantee=Guarantee.HARD, single=False) for index in (0, 1)
-    ]
+    rows = [replace(offering(index, 4), limited=True, guarantee=promised, single=False) for index in (0, 1)]
     responder = AllocateResponder(
         resource(*rows), node(gpu(0), gpu(1)), Options(), "/run/partage", limits=terms
     )
@@ -307,7 +307,9 @@ def test_the_limits_of_a_containers_shares_add_up_for_each_gpu() -> None:
 
 
 def test_by_nvidias_hook_a_limit_is_a_variable_and_promises_less() -> None:
-    answer = _limited(limit_terms("/p", "/", "noexec", nvidia=True), (0, 0), (1, 0))
+    """What is promised is the offer's word."""
+    nvidia = limit_terms("/p", "/", "noexec", nvidia=True)
+    answer = _limited(nvidia, (0, 0), (1, 0), promised=Guarantee.ADVISORY)
     assert answer.envs["NVIDIA_GPU_MEMORY_LIMIT"] == str(offering(0, 4).memory_bytes // MIB)
     assert answer.envs["NVIDIA_GPU_MEMORY_REQUEST"] == "0"
     assert answer.envs["PARTAGE_GUARANTEE"] == "advisory"

@@ -13,7 +13,7 @@ from partage.model.samples import Samples
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.advertise import advertise
 from partage.plan.reconcile.verification import stated_guarantee
-from partage.plan.serve.held_limits import held_limits, seen_on, to_repair, wanted_limits
+from partage.plan.serve.held_limits import held_limits, limits_read, seen_on, to_repair, wanted_limits
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Holder, LedgerEntry
 from partage.plan.serve.watchdog import ViolationKind, check_usage, grants_of
@@ -112,6 +112,21 @@ def test_of_several_containers_the_worst_counts() -> None:
         entries, offered(), {NEW: A, OTHER: B}, seen(NEW, SHARE) | seen(OTHER, None), ()
     ).values()
     assert state.reason == "its cgroup has no limit"
+
+
+def test_a_claim_of_several_containers_is_not_held_to_its_amount_and_its_neighbours_are_told() -> None:
+    """Each of them has the limit of the whole claim."""
+    shared, alone = entry(0, A, B, claim="team/c"), entry(1, Holder("team", "c", "main"))
+    other = ContainerId("4" * 64)
+    names = {NEW: A, OTHER: B, other: Holder("team", "c", "main")}
+    looked = seen(NEW, SHARE) | seen(OTHER, SHARE) | seen(other, SHARE)
+    found = held_limits([shared, alone], offered(), names, looked, ())
+    assert (found[shared.hold].shared_by, found[shared.hold].in_force) == (2, False)
+    assert found[shared.hold].reason.startswith("2 containers use it, each with this limit")
+    assert found[alone.hold].in_force
+    noted = [replace(one, limit=found[one.hold]) for one in (shared, alone)]
+    assert seen_on(CARD.uuid, noted, Guarantee.NONE) is Guarantee.NONE
+    assert not limits_read(offered(), noted)
 
 
 def test_only_what_is_there_and_wrong_is_set_again() -> None:

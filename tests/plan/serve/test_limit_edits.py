@@ -9,11 +9,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.model.allocation import AllocationRefused
-from partage.model.driver_limit import DriverLimit
+from partage.model.driver_limit import DriverLimit, LimitWay
 from partage.model.ids import GpuUuid
 from partage.plan.serve.limit_edits import (
     LimitTerms,
-    LimitWay,
     limit_terms,
     limit_variables,
     limits_device,

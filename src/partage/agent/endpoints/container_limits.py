@@ -11,15 +11,14 @@ from msgspec.structs import replace
 
 from partage.errors import HardwareError
 from partage.model.allocation import AllocationRefused, ContainerAllocation
-from partage.model.driver_limit import DriverLimit
+from partage.model.driver_limit import DriverLimit, LimitSetter, LimitWay
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
 from partage.model.policy import Options
-from partage.model.share import DeviceOffer
 from partage.plan.serve.limit_edits import (
     HOOK_NAME,
     NO_LIMIT_TERMS,
-    LimitWay,
+    LimitTerms,
     limit_terms,
     limits_device,
     limits_name,
@@ -36,7 +35,8 @@ HOOK_DIR, KEPT_DIR = "bin", "limits"
 
 
 class ContainerLimits:
-    """terms: what sets limits here. given: the sets that have a file, by name. trouble: why some have none.
+    """wanted: as for ``request``. terms: what sets limits here then. given: the sets that have a file, by
+    name. trouble: why some have none, or why our hook does not set them.
 
     directory_of: where the CDI files of these GPUs go. nvidia: whether containers get NVIDIA's hook.
     compiled: as for ``HookProgram``.
@@ -54,23 +54,30 @@ class ContainerLimits:
         self._loaded = False
         self._files: LimitFiles | None = None
         self._program: HookProgram | None = None
+        self._options: Options | None = None
+        self.wanted = False
         self.terms = NO_LIMIT_TERMS
         self.given: dict[str, tuple[DriverLimit, ...]] = {}
         self.trouble = ""
 
-    def request(self, offerings: Iterable[DeviceOffer], inventory: Inventory, options: Options) -> None:
-        """After a turn, for what is offered now. What an agent before has given is taken over, and what is
-        missing or was for another place of the hook is written again.
+    def setter(self, inventory: Inventory) -> LimitSetter:
+        """What sets limits on this node, looked at anew. Where none is wanted, nothing is written for it."""
+        return self._judged(inventory).setter
+
+    def request(self, inventory: Inventory, options: Options, *, wanted: bool) -> None:
+        """After a turn. What an agent before has given is taken over, and what is missing or was for another
+        place of the hook is written again. wanted: the policy wants limits, and the driver can have them.
         """
-        limited = any(offering.limited for offering in offerings)
-        if not limited and self._loaded and not self.given:
+        self.wanted = wanted
+        if not wanted and self._loaded and not self.given:
+            self._forget()
             return
-        if not limited and not self._loaded and not (self._state_dir / KEPT_DIR).is_dir():
+        if not wanted and not self._loaded and not (self._state_dir / KEPT_DIR).is_dir():
             return
+        self._options = options
         files = self._opened(inventory)
-        trouble = "" if inventory.simulated else self._installed()
-        program = str(self._state_dir / HOOK_DIR / HOOK_NAME)
-        terms = limit_terms(program, options.driver_root, trouble, nvidia=options.uses_cdi and self._nvidia())
+        terms = self._judged(inventory)
+        trouble = terms.trouble
         anew, self.terms = terms != self.terms, terms
         if terms.way is LimitWay.HOOK:
             trouble = self._write([held for held in self.given.values() if anew or not files.has(held)])
@@ -109,6 +116,16 @@ class ContainerLimits:
             else:
                 del self.given[name]
 
+    def _forget(self) -> None:
+        self._options, self.terms, self.trouble = None, NO_LIMIT_TERMS, ""
+
+    def _judged(self, inventory: Inventory) -> LimitTerms:
+        options = self._options
+        trouble = "" if inventory.simulated else self._hook_trouble(install=options is not None)
+        program = str(self._state_dir / HOOK_DIR / HOOK_NAME)
+        nvidia = options is not None and options.uses_cdi and self._nvidia()
+        return limit_terms(program, options.driver_root if options else "/", trouble, nvidia=nvidia)
+
     def _opened(self, inventory: Inventory) -> LimitFiles:
         from partage.edges.cdi.limit_files import LimitFiles
 
@@ -120,12 +137,12 @@ class ContainerLimits:
             self._loaded = True
         return files
 
-    def _installed(self) -> str:
+    def _hook_trouble(self, *, install: bool) -> str:
         """Why our hook cannot be used; empty: it can."""
         from partage.edges.cdi.hook_program import HookProgram
 
         program = self._program = self._program or HookProgram(self._state_dir / HOOK_DIR, self._compiled)
-        return program.install()
+        return program.install() if install else program.why_not()
 
     def _write(self, sets: Iterable[tuple[DriverLimit, ...]]) -> str:
         assert self._files is not None

@@ -14,6 +14,7 @@ from partage.agent.options import Intervals
 from partage.edges.hardware.port import Hardware
 from partage.edges.host.ticks import until_tick
 from partage.errors import HardwareError
+from partage.model.driver_limit import LimitSetter
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition, Xid
 from partage.model.usage_day import GpuSeen
@@ -65,7 +66,7 @@ class XidLog(Struct):
 class HardwareObserver(Struct):
     """Polls the hardware. After a failure the loop continues with the last known node.
 
-    ask: asks for a turn. restricted_mps: as in ``Inventory``.
+    ask: asks for a turn. restricted_mps, limits_by: as in ``Inventory``; the latter is asked each time.
     xid_counts: XIDs since the start, by GPU (empty: unknown) and code.
     last_xids: the code that came last, by GPU.
     boot_id: of the boot in which the node was last observed, also by an earlier agent; empty if unknown.
@@ -82,6 +83,7 @@ class HardwareObserver(Struct):
     last_xids: dict[str, int] = field(default_factory=dict)
     boot_id: str = ""
     settled: Callable[[], bool] = lambda: False
+    limits_by: Callable[[Inventory], LimitSetter | None] = lambda _: None
     _judged: tuple[GpuCondition, ...] | None = None
     _alike: int = 0
     _fresh: bool = False
@@ -155,6 +157,8 @@ class HardwareObserver(Struct):
 
     async def _observed(self) -> Inventory:
         found = await self.hardware.observe()
+        if by := self.limits_by(found):
+            found = replace(found, limits_by=by)
         return replace(found, restricted_mps=True) if self.restricted_mps else found
 
     async def observe_now(self) -> Inventory:

@@ -16,14 +16,13 @@ from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import Granted, GrantedShare
 from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.model.allocation import ContainerAllocation, Mount
-from partage.model.driver_limit import DriverLimit
+from partage.model.driver_limit import DriverLimit, LimitWay
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.share import DeviceOffer, Resource
 from partage.plan.serve.allocate_response import CDI_VENDOR, AllocateResponder, share_facts
 from partage.plan.serve.limit_edits import (
     NO_LIMIT_TERMS,
     LimitTerms,
-    LimitWay,
     hook_edits,
     limit_variables,
 )

@@ -172,7 +172,7 @@ REASONS: dict[str, _Row] = {
                              "May it patch its Node? docs/reference/cluster.md has the rights that it needs"),
     "limits-not-set": _Row(
         "error",
-        "Containers with memory limits of the driver do not start, or by NVIDIA's hook alone",
+        "Shares have no memory limits of the driver, or by NVIDIA's hook alone",
         "Do what it says. Partage's image has the hook compiled, and --state-dir may not be noexec",
     ),
     "guard-not-written": _Row("warning", "The agent cannot write the guard", "Make --run-dir writable"),

@@ -47,22 +47,39 @@ class HookProgram:
         self._seen = self._identity()
         return ""
 
+    def why_not(self) -> str:
+        """What is known of it without writing anything: as ``install``."""
+        if not self._compiled.exists():
+            return self._not_compiled()
+        directory = self.path.parent
+        try:
+            return self._unsafe(directory) if directory.exists() else _noexec(directory)
+        except OSError as error:
+            return f"{directory} cannot be looked at: {error.strerror}"
+
+    def _not_compiled(self) -> str:
+        return f"the hook is not compiled: run {SOURCE / 'build'} {self._compiled} (needs a C compiler)"
+
     def _put(self) -> str:
         """Raises OSError."""
         try:
             program = read_regular(self._compiled, _LARGEST_BYTES)
         except FileNotFoundError:
-            return f"the hook is not compiled: run {SOURCE / 'build'} {self._compiled} (needs a C compiler)"
+            return self._not_compiled()
         directory = self.path.parent
         directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-        found = directory.lstat()
-        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
-            return f"{directory} is not a directory that only its owner, this user, can write to"
-        if os.statvfs(directory).f_flag & _NO_EXEC:
-            return f"{directory} is mounted noexec: no program can run there. Choose another state directory"
+        if unsafe := self._unsafe(directory):
+            return unsafe
         if not self._is_there(program):
             replace_file(self.path, program, mode=0o755, hidden=True)
         return ""
+
+    @staticmethod
+    def _unsafe(directory: Path) -> str:
+        found = directory.lstat()
+        if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid() or found.st_mode & 0o022:
+            return f"{directory} is not a directory that only its owner, this user, can write to"
+        return _noexec(directory)
 
     def _is_there(self, program: bytes) -> bool:
         try:
@@ -81,3 +98,11 @@ class HookProgram:
         except OSError:
             return ()
         return found.st_ino, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_mode
+
+
+def _noexec(directory: Path) -> str:
+    """Whether programs can run there, or where it would be made."""
+    there = next(place for place in (directory, *directory.parents) if place.exists())
+    if os.statvfs(there).f_flag & _NO_EXEC:
+        return f"{directory} is mounted noexec: no program can run there. Choose another state directory"
+    return ""

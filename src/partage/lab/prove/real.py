@@ -18,10 +18,12 @@ from partage.edges.mps import launch
 from partage.errors import DriverUnavailable
 from partage.lab.daemon import MpsDaemon, find_pipe
 from partage.lab.gpus import guard_directory, is_workload
+from partage.lab.prove.limited_cgroup import CGROUPS, COMPILED, entering, limited_cgroup
 from partage.lab.prove.model import EvidenceKind
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
 from partage.lab.tenant import TenantLaunch
+from partage.model.driver_limit import DriverLimit
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
@@ -32,7 +34,10 @@ _VERSION_S = 20
 
 @dataclass(frozen=True, slots=True)
 class RealEngine(ProofEngine):
-    """observe: the node and who uses it. run_dir: the agent's. pipe: of a named daemon, for every share."""
+    """observe: the node and who uses it. run_dir: the agent's. pipe: of a named daemon, for every share.
+
+    hook, cgroups: as for ``limited_cgroup``.
+    """
 
     evidence = EvidenceKind.HARDWARE
     launch: TenantLaunch
@@ -40,6 +45,8 @@ class RealEngine(ProofEngine):
     run_dir: Path
     pipe: Path | None = None
     driver_root: Path = Path("/")
+    hook: Path = COMPILED
+    cgroups: Path = CGROUPS
 
     def argv(self, uid: int | None) -> tuple[str, ...]:
         return self.launch.argv(uid)
@@ -73,6 +80,12 @@ class RealEngine(ProofEngine):
     @asynccontextmanager
     async def setup(self, share: PromisedShare) -> AsyncIterator[ShareSetup]:
         guard = guard_directory()
+        if share.offering.limited:
+            limit = DriverLimit(share.offering.gpu, share.bytes)
+            async with limited_cgroup(limit, self.driver_root, self.hook, self.cgroups) as cgroup:
+                place = share.place(None, self.driver_root)
+                yield ShareSetup(place, before=entering(cgroup), cgroup=cgroup)
+            return
         if not share.offering.traits.through_daemon:
             yield ShareSetup(share.place(None, self.driver_root, guard))
             return

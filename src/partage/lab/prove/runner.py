@@ -7,6 +7,7 @@ from contextlib import AsyncExitStack
 
 from partage.errors import InputError, PartageError
 from partage.lab.prove import (
+    driver_limits,
     mps_commands,
     mps_faults,
     mps_memory,
@@ -28,6 +29,7 @@ CATALOGUE: tuple[Attack, ...] = (
     *mps_commands.ATTACKS,
     *mps_faults.ATTACKS,
     *slicing.ATTACKS,
+    *driver_limits.ATTACKS,
 )
 
 NOT_OFFERED = not_tried("nothing that is offered here makes this promise")

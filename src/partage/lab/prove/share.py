@@ -46,8 +46,9 @@ class PromisedShare(Frozen):
 
     @property
     def guarded_by_framework(self) -> bool:
-        """Time-sliced with the guard; without the guard a time-sliced share guarantees nothing."""
-        return not self.offering.traits.limits_memory and self.offering.guarantee is not Guarantee.NONE
+        """Time-sliced with the guard; without guard and limit a time-sliced share guarantees nothing."""
+        promises = self.offering.guarantee is not Guarantee.NONE
+        return not self.offering.traits.limits_memory and not self.offering.limited and promises
 
     @property
     def attacked(self) -> AttackedShare:
@@ -104,6 +105,7 @@ def _kind(share: PromisedShare) -> object:
         bool(share.mig),
         share.exclusive,
         offering.pipe,
+        offering.limited,
     )
 
 

@@ -32,7 +32,7 @@ _is_sliced = partial(shared_by, Strategy.TIME_SLICING)
 
 
 def _unlimited(share: PromisedShare) -> bool:
-    return _is_sliced(share) and not share.guarded_by_framework
+    return _is_sliced(share) and not share.guarded_by_framework and not share.offering.limited
 
 
 async def _filled(

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from contextlib import AbstractAsyncContextManager
 from dataclasses import dataclass, field
 from enum import StrEnum
+from pathlib import Path
 from typing import ClassVar
 
 from partage.edges.mps.stopping import wait_until
@@ -54,12 +55,14 @@ class ShareSetup:
     """What an engine has set up for one share.
 
     daemon: of its MPS, None where the share has none. before: a program with its arguments that sets up a
-    tenant and then becomes it; the tenant's command line follows.
+    tenant and then becomes it; the tenant's command line follows. cgroup: of the tenants, where the driver's
+    limit of the share is; None: it has none.
     """
 
     place: TenantPlace
     daemon: MpsDaemon | None = None
     before: tuple[str, ...] = ()
+    cgroup: Path | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,10 +131,15 @@ class ExperimentStage:
         self._clients: set[TenantProcess] = set()
 
     async def tenant(
-        self, changes: VariableChanges = UNCHANGED, *, mode: TenantMode | None = None, number: int = 0
+        self,
+        changes: VariableChanges = UNCHANGED,
+        *,
+        mode: TenantMode | None = None,
+        number: int = 0,
+        through: tuple[str, ...] = (),
     ) -> TenantProcess:
         """A tenant that has a context. Raises NotConnected, TenantLost, CannotTry. See ``begin``."""
-        tenant = await self.begin(changes, mode=mode, number=number)
+        tenant = await self.begin(changes, mode=mode, number=number, through=through)
         await tenant.connected()
         if self._mode(mode) is TenantMode.MPS:
             self._clients.add(tenant)
@@ -149,6 +157,13 @@ class ExperimentStage:
             raise CannotTry("there is no daemon")
         return self._setup.daemon
 
+    @property
+    def cgroup(self) -> Path:
+        """Where the limit of the tenants is. Raises CannotTry where there is none."""
+        if self._setup.cgroup is None:
+            raise CannotTry("its tenants have no cgroup of their own")
+        return self._setup.cgroup
+
     async def servers(self) -> list[str]:
         """Pids of the daemon's servers, once a tenant was there."""
         await self.end(await self.tenant())
@@ -161,14 +176,16 @@ class ExperimentStage:
         mode: TenantMode | None = None,
         number: int = 0,
         uid: int | None = None,
+        through: tuple[str, ...] = (),
     ) -> TenantProcess:
         """A tenant that may have to wait for its context. Raises TenantLost.
 
-        mode: None: as the share's containers work. number: on which of its MIG devices.
+        mode: None: as the share's containers work. number: on which of its MIG devices. through: a program
+        of the tenant's own that starts it.
         """
         whole = {**self._environment(self._mode(mode), number), **changes}
         environment = {name: value for name, value in whole.items() if value is not None}
-        argv = (*self._setup.before, *self.engine.argv(uid))
+        argv = (*self._setup.before, *through, *self.engine.argv(uid))
         tenant = await start_tenant(argv, environment, self.engine.deadline_s)
         self._tenants.append(tenant)
         return tenant
@@ -215,11 +232,13 @@ class ExperimentStage:
             raise CannotTry("a tenant is no client of the daemon: it did not reach it, and works beside it")
 
 
-async def allocate_in_pieces(tenant: TenantProcess, limit_bytes: int, most_bytes: int) -> Allocated:
-    """Allocate pieces of a limit until one is refused, or until one more would exceed ``most_bytes``. Raises
-    TenantLost.
+async def allocate_in_pieces(
+    tenant: TenantProcess, limit_bytes: int, most_bytes: int, *, piece: int | None = None
+) -> Allocated:
+    """Allocate pieces of a limit, or of so many bytes, until one is refused, or until one more would exceed
+    ``most_bytes``. Raises TenantLost.
     """
-    piece = piece_bytes(limit_bytes)
+    piece = piece or piece_bytes(limit_bytes)
     got = 0
     while got + piece <= most_bytes:
         answer = await tenant.allocate(piece)

@@ -149,9 +149,10 @@ def _whole_device(target: Target, position: int) -> DeviceOffer:
 def _time_sliced(
     target: Target, whole: DeviceOffer, sharing: TimeSlicing, inventory: Inventory, findings: Findings
 ) -> list[DeviceOffer]:
-    limited = sharing.limited and limits_of_gpu(target, inventory)
+    by_driver = limits_of_gpu(target, inventory) if sharing.limited else None
     # The guard sets a framework's own limit, which a tenant can remove.
-    guarantee = Guarantee.HARD if limited else Guarantee.ADVISORY if whole.guard else Guarantee.NONE
+    guarantee = by_driver or (Guarantee.ADVISORY if whole.guard else Guarantee.NONE)
+    limited = by_driver is not None
     whole = replace(whole, interval=sharing.interval, guarantee=guarantee, limited=limited)
     rows = _sliced_rows(target, whole, sharing, findings)
     if sharing.limited and not check_limits(target, rows, _replicas_path(target), findings):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 
-from partage.model.driver_limit import usable_bytes
+from partage.model.driver_limit import LimitSetter, LimitWay, usable_bytes
 from partage.model.gpu import Inventory, ToolkitConfig
 from partage.model.ids import GpuUuid
 from partage.model.policy import DeviceListStrategy, Exclusive, GpuEntry, Policy
@@ -70,7 +70,7 @@ def _caveats(policy: Policy, inventory: Inventory, offer: NodeOffer, ctk_found: 
     if hidden := mig_hidden(inventory):
         yield Caveat(f"{hidden}; a plan of other MIG devices needs root.", certain=False)
     yield from _of_units([o for some in offer.values() for o in some if o.by_memory], inventory)
-    yield from _of_limits(o for some in offer.values() for o in some if o.limited)
+    yield from _of_limits([o for some in offer.values() for o in some if o.limited], inventory.limits_by)
     if on_demand(policy):
         yield Caveat(ON_DEMAND_COSTS, certain=False)
     if any(row.traits.through_daemon for rows in offer.values() for row in rows):
@@ -172,8 +172,8 @@ def _of_units(units: Sequence[DeviceOffer], inventory: Inventory) -> Iterator[Ca
         )
 
 
-def _of_limits(limited: Iterable[DeviceOffer]) -> Iterator[Caveat]:
-    """What a limit of the driver's leaves for data, and what it does not count."""
+def _of_limits(limited: Sequence[DeviceOffer], by: LimitSetter | None) -> Iterator[Caveat]:
+    """What a limit of the driver's leaves for data, what it does not count, and what has to set it."""
     amounts = sorted({row.memory_bytes for row in limited})
     for limit_bytes in amounts[:_MOST_LIMITS]:
         least, most = usable_bytes(limit_bytes)
@@ -186,6 +186,28 @@ def _of_limits(limited: Iterable[DeviceOffer]) -> Iterator[Caveat]:
         yield Caveat(
             "The driver's limits do not count managed memory, and limit neither bandwidth nor compute. 'hard'"
             " is said of a share once the limit of its container was read."
+        )
+        yield from _of_setter(by)
+
+
+def _of_setter(by: LimitSetter | None) -> Iterator[Caveat]:
+    if by is None:
+        yield Caveat(
+            "Whether these limits can be set before a container starts is not known: the agent looks, and "
+            "offers shares without limits where nothing can.",
+            certain=False,
+        )
+    elif by.way is LimitWay.NVIDIA:
+        yield Caveat(
+            "These limits are set by NVIDIA's hook and are 'advisory', because a tenant's own variables may "
+            f"be what it sets. Partage's hook cannot be used: {by.why}."
+        )
+    elif by.way is LimitWay.HOOK:
+        yield Caveat(
+            "The hook that sets these limits comes by CDI: where the container runtime has CDI switched off, "
+            "containers start without limits, and 'none' is said of their GPUs; 'cdi-off' of partage doctor "
+            "says what to switch on.",
+            certain=False,
         )
 
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Final
 
-from partage.model.driver_limit import SMALLEST_USABLE_BYTES, LimitObstacle
+from partage.model.driver_limit import SMALLEST_USABLE_BYTES, LimitObstacle, LimitSetter, LimitWay
 from partage.model.gpu import Driver, Gpu, Inventory, NoDriver
-from partage.model.policy import TimeSlicing
+from partage.model.policy import Policy, TimeSlicing
+from partage.model.share import Guarantee
 from partage.plan.offer.findings import Findings
 from partage.plan.offer.mps_command import branch_of
 from partage.units import format_bytes
@@ -44,8 +45,36 @@ _WHY: Final[Mapping[LimitObstacle, str]] = {
 }
 
 
-def why_unlimited(gpu: Gpu, driver: Driver | NoDriver) -> str:
-    """Why the driver cannot limit containers on this GPU, with what to change; empty if it can."""
+_GUARANTEE: Final = {
+    LimitWay.HOOK: Guarantee.HARD,
+    LimitWay.SPANK: Guarantee.HARD,
+    LimitWay.NVIDIA: Guarantee.ADVISORY,  # a tenant's own variables may be what it sets (ADR 151)
+}
+
+
+def why_unlimited(gpu: Gpu, inventory: Inventory) -> str:
+    """Why containers have no limits of the driver's on this GPU, with what to change; empty if they have."""
+    return _why_not_able(gpu, inventory.driver) or _why_not_set(inventory.limits_by)
+
+
+def able(inventory: Inventory) -> bool:
+    """Whether the driver can limit containers on a GPU of this node, whoever may set that."""
+    return any(not _why_not_able(gpu, inventory.driver) for gpu in inventory)
+
+
+def wants_limits(policy: Policy) -> bool:
+    """Whether the policy wants such limits on any GPU that is not in MIG mode."""
+    found = (entry.sharing for entry in policy.entries)
+    return any(isinstance(sharing, TimeSlicing) and sharing.limited for sharing in found)
+
+
+def _why_not_set(by: LimitSetter | None) -> str:
+    if by is None or by.way is not None:
+        return ""
+    return f"nothing can set it before a container starts: {by.why}"
+
+
+def _why_not_able(gpu: Gpu, driver: Driver | NoDriver) -> str:
     if 0 < branch_of(driver) < LIMITS_SINCE:
         return _old_driver(driver)
     if gpu.limits is None:
@@ -81,7 +110,7 @@ def warn_unlimited(targets: Iterable[Target], inventory: Inventory, findings: Fi
     for target in targets:
         if not isinstance(target.sharing, TimeSlicing) or not target.sharing.limited:
             continue
-        why = why_unlimited(target.gpu, inventory.driver)
+        why = why_unlimited(target.gpu, inventory)
         if target.mig is not None:
             why = _WHY[LimitObstacle.MIG]
         if why:
@@ -89,6 +118,13 @@ def warn_unlimited(targets: Iterable[Target], inventory: Inventory, findings: Fi
             findings.add("doubtful", f"{target.origin}.time-slicing.memory", message, "", [target.gpu.index])
 
 
-def limits_of_gpu(target: Target, inventory: Inventory) -> bool:
-    """Whether the shares of this device get limits of the driver's: the policy wants it, and it can."""
-    return target.mig is None and not why_unlimited(target.gpu, inventory.driver)
+def limits_of_gpu(target: Target, inventory: Inventory) -> Guarantee | None:
+    """What limits of the driver's guarantee the shares of this device, if the policy wants them. None: they
+    have no limit.
+
+    Where nobody looked at what sets limits, it is taken for granted: the agent looks.
+    """
+    if target.mig is not None or why_unlimited(target.gpu, inventory):
+        return None
+    way = inventory.limits_by.way if inventory.limits_by else None
+    return _GUARANTEE[way or LimitWay.HOOK]

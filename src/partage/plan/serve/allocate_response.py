@@ -17,7 +17,7 @@ from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.paths import CONTROL_NODES
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
 from partage.model.share import DeviceOffer, Guarantee, Resource, driver_limits, weakest
-from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms, LimitWay, limit_variables
+from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms, limit_variables
 from partage.plan.serve.unit_allocation import memory_in_units, scattered
 from partage.text import one_or_each
 from partage.units import MIB
@@ -76,7 +76,7 @@ class AllocateResponder:
         self._pieces = {
             id_: piece
             for offering in resource.offerings
-            for piece in (_piece(_as_limited(_as_guarded(offering, guard_dir), limits), options),)
+            for piece in (_piece(_as_guarded(offering, guard_dir), options),)
             for id_ in offering.share_ids
         }
         self._memory_of = inventory.memory_of_devices
@@ -247,12 +247,6 @@ def _as_guarded(offering: DeviceOffer, guard_dir: str) -> DeviceOffer:
         return offering
     guarantee = offering.guarantee if offering.traits.limits_memory else Guarantee.NONE
     return replace(offering, guard=False, guarantee=guarantee)
-
-
-def _as_limited(offering: DeviceOffer, limits: LimitTerms) -> DeviceOffer:
-    """NVIDIA's hook sets what a tenant's own variables may say (ADR 151)."""
-    by_tenant = offering.limited and limits.way is LimitWay.NVIDIA
-    return replace(offering, guarantee=Guarantee.ADVISORY) if by_tenant else offering
 
 
 def _piece(offering: DeviceOffer, options: Options) -> _Piece:

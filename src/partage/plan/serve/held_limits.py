@@ -63,7 +63,8 @@ def held_limits(
 ) -> dict[Hold, HeldLimit]:
     """What is said beside each held share. late: limits that were set again, after the container had begun.
 
-    A share of several containers has the worst of theirs.
+    A share of several containers has the worst of theirs. Each of them has the limit of all, so together
+    they can have more than the claim, and it is not in force.
     """
     entries = tuple(entries)
     wanted = wanted_limits(entries, offer, names)
@@ -75,8 +76,17 @@ def held_limits(
         if not states:
             why = next((seen[at].why for at in sorted(there) if at in seen), "")
             states = [HeldLimit(row.memory_bytes, None, reason=why or NOT_SEEN)]
-        found[entry.hold] = next((state for state in states if not state.in_force), states[0])
+        worst = next((state for state in states if not state.in_force), states[0])
+        found[entry.hold] = _of_each(worst, len(entry.known_holders))
     return found
+
+
+def _of_each(limit: HeldLimit, containers: int) -> HeldLimit:
+    """The limit of a share that so many containers have."""
+    if containers < 2 or not limit.in_force:
+        return limit
+    reason = f"{containers} containers use it, each with this limit: together they can have more"
+    return replace(limit, reason=reason, shared_by=containers)
 
 
 def _state(limit_bytes: int, seen: SeenLimit, *, late: bool) -> HeldLimit:

@@ -53,18 +53,19 @@ class HeldLimit(Frozen):
 
     limit_bytes: what it has to be, the sum of the container's shares there. seen_bytes: what was read; None:
     none was. late: Partage set it after the container had begun. reason: why it is not in force, a clause;
-    empty if it is.
+    empty if it is. shared_by: how many containers have this limit for the same shares: each of them.
     """
 
     limit_bytes: int
     seen_bytes: int | None
     late: bool = False
     reason: str = ""
+    shared_by: int = 1
 
     @property
     def in_force(self) -> bool:
-        """The driver was seen to hold the container to no more than its shares."""
-        return self.seen_bytes is not None and self.seen_bytes <= self.limit_bytes
+        """The driver was seen to hold all who have the shares to no more than them."""
+        return self.shared_by == 1 and self.seen_bytes is not None and self.seen_bytes <= self.limit_bytes
 
 
 class LedgerEntry(Frozen):

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from enum import StrEnum
 from typing import Any
 
 from partage.codec.values import CodecError, decode
 from partage.model.allocation import AllocationRefused
-from partage.model.driver_limit import DriverLimit
+from partage.model.driver_limit import DriverLimit, LimitSetter, LimitWay
 from partage.model.ids import GpuUuid
 from partage.units import MIB
 from partage.values import Frozen
@@ -34,13 +33,6 @@ _ENVIRONMENT = ("LC_ALL=C",)
 REQUEST, LIMIT = "NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"
 
 
-class LimitWay(StrEnum):
-    """Who sets the limits. hook: ours, with a value for each GPU. nvidia: NVIDIA's, by environment."""
-
-    HOOK = "hook"
-    NVIDIA = "nvidia"
-
-
 class LimitTerms(Frozen):
     """What this node has. way: None: nothing, and ``trouble`` says why, a clause.
 
@@ -51,6 +43,11 @@ class LimitTerms(Frozen):
     program: str = ""
     driver_root: str = "/"
     trouble: str = "no hook is there for it"
+
+    @property
+    def setter(self) -> LimitSetter:
+        """What is known of the node by that."""
+        return LimitSetter(self.way, self.trouble)
 
 
 NO_LIMIT_TERMS = LimitTerms()

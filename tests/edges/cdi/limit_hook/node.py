@@ -25,6 +25,13 @@ GROUP = f"partage-test-{os.getpid()}"
 """The cgroup above all that are made here."""
 
 
+_IN_CGROUP2 = """\
+#!/bin/sh
+mounted='/bin/mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$0" "$@"'
+exec /usr/bin/unshare --mount --propagation private /bin/sh -c "$mounted" {program} "$@"
+"""
+
+
 def built_hook(folder: Path) -> Path:
     """The hook, compiled into a folder."""
     if shutil.which("cc") is None:
@@ -33,6 +40,13 @@ def built_hook(folder: Path) -> Path:
     environment = os.environ | {"CFLAGS": "-Werror"}
     subprocess.run([SOURCE / "build", program], check=True, env=environment)
     return program
+
+
+def hook_in_cgroup2(program: Path, wrapper: Path) -> Path:
+    """The hook as on a node with cgroup v2 alone, for one that has it beside v1. Written to wrapper."""
+    wrapper.write_text(_IN_CGROUP2.format(program=program))
+    wrapper.chmod(0o755)
+    return wrapper
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,108 @@
+"""Attacks on the driver's memory limits: real cgroups and the real hook, in front of the stand-in for NVML.
+
+What refuses an allocation is made up (``stand_in.Limited``): it does what is documented of the driver.
+"""
+
+import asyncio
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from msgspec.structs import replace
+
+from partage.edges.files.policy import parse_policy
+from partage.lab.prove.driver_limits import ATTACKS
+from partage.lab.prove.promised_offer import offer_of_policy
+from partage.lab.prove.real import RealEngine
+from partage.lab.prove.runner import CATALOGUE, run_attacks
+from partage.lab.prove.share import shares_of
+from partage.lab.tenant import TenantLaunch
+from partage.model.driver_limit import LimitBackend, LimitSupport
+from partage.model.gpu import Driver
+from partage.units import GIB
+from tests.edges.cdi.limit_hook.node import built_hook, hook_in_cgroup2, kept_limits
+from tests.edges.hardware.conftest import compiled_stub
+from tests.edges.hardware.stub import StubNode
+
+POLICY = "version: partage/v1\ngpus: [{select: all, time-slicing: {replicas: 4, memory: hard}}]\n"
+
+
+def _cgroup2():
+    rows = (line.split() for line in Path("/proc/mounts").read_text().splitlines())
+    return next((Path(row[1]) for row in rows if row[2] == "cgroup2"), None)
+
+
+@pytest.fixture
+def limited(real, monkeypatch):
+    """The engine on a node whose driver takes limits, and the driver."""
+    root = _cgroup2()
+    if os.geteuid() or root is None or shutil.which("setpriv") is None:
+        pytest.skip("needs root, cgroup v2 and setpriv")
+    real.root.chmod(0o755)
+    found = real.inventory
+    gpus = [replace(gpu, limits=LimitSupport(LimitBackend.MISC)) for gpu in found.gpus]
+    inventory = replace(found, driver=Driver("615.71.09", "13.4"), gpus=tuple(gpus))
+    driver = StubNode(real.root / "driver", compiled_stub(real.root)).add_h100s(1)
+    driver.write(driver="615.71.09", **{"gpu.0.limits": "misc", "gpu.0.uuid": gpus[0].uuid})
+    told = driver.library.with_name("limits.txt")
+    charges = told.with_name("charges.json")
+    charges.write_text("[]")
+    charges.chmod(0o666)
+    monkeypatch.setenv("STAND_IN_LIMITS", str(told))
+    monkeypatch.setenv("STAND_IN_BYTES", str(gpus[0].memory_bytes))
+
+    async def observe():
+        return inventory, ()
+
+    return inventory, driver, RealEngine(
+        launch=TenantLaunch(str(real.root / "python3"), "cuda"),
+        observe=observe,
+        run_dir=real.root / "run",
+        faults=False,
+        driver_root=driver.root,
+        hook=hook_in_cgroup2(built_hook(real.root), real.root / "hook"),
+        cgroups=root,
+    )  # fmt: skip
+
+
+def _rows(inventory, engine, attacks=CATALOGUE):
+    policy = parse_policy(POLICY, "p").policy
+    shares = shares_of(offer_of_policy(policy, inventory), inventory, {inventory.gpus[0].uuid})
+
+    async def walk():
+        return [row async for row in run_attacks(engine, shares, attacks, lambda _: None)]
+
+    return [row for row in asyncio.run(walk()) if row.share is not None]
+
+
+def test_a_limit_of_the_cgroup_holds_whatever_a_tenant_does(limited):
+    inventory, driver, engine = limited
+    rows = _rows(inventory, engine)
+    assert {row.attack for row in rows} == {attack.name for attack in ATTACKS}, "and nothing of 'none'"
+    assert {row.attack: row.verdict.value for row in rows} == {attack.name: "kept" for attack in ATTACKS}, [
+        row.found for row in rows
+    ]
+    assert {row.guarantee.value for row in rows if row.attack != "limit-managed"} == {"hard"}
+    assert "not counted, as is said" in next(row for row in rows if row.attack == "limit-managed").found
+    assert {kept.hard for kept in kept_limits(driver)} == {
+        inventory.gpus[0].memory_bytes // 4 // 2**20 * 2**20
+    }
+    assert not list(engine.cgroups.glob("partage-prove-*"))
+
+
+def test_a_driver_that_holds_nothing_breaks_the_promise(limited, monkeypatch):
+    """Also what an attack has to notice: each of them would."""
+    inventory, _, engine = limited
+    monkeypatch.delenv("STAND_IN_LIMITS")
+    held = [attack for attack in ATTACKS if attack.name != "limit-managed"]
+    assert {row.verdict.value for row in _rows(inventory, engine, held)} == {"broken"}
+
+
+def test_what_the_hook_says_is_why_nothing_was_tried(limited):
+    inventory, driver, engine = limited
+    driver.write(**{"gpu.0.code": 15})
+    rows = _rows(inventory, engine)
+    assert {row.verdict.value for row in rows} == {"not-tried"}
+    assert all("partage-limit-hook: looking for the GPU" in row.found for row in rows)
+    assert inventory.gpus[0].memory_bytes > 60 * GIB
