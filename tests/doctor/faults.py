@@ -233,6 +233,7 @@ FAULTS: dict[str, Callable[[Node], object]] = {
     "cdi-broken: ours": _cdi_own,
     "cdi-conflict": _cdi_twice,
     "claim-files-left": _claim_left,
+    "limit-files-left": lambda node: node.file("var/lib/partage/bin/partage-limit-hook", "a program"),
     "cgroup-drivers-differ": _cgroups,
     "gpus-lost-on-reload": lambda node: node.remove("dev/char/1:255"),
     "policy-refused": _refused,
@@ -263,7 +264,7 @@ _EXCLUDE = (
     {"mig-mode-pending", "mig-without-devices"},  # one mode
     {"compute-mode-left", "compute-mode-left: nobody"},
     *({one, other} for one in ("two-agents", "state-unusable")  # an agent that runs looks after the rest
-      for other in ("agent-not-running", "mps-left", "sockets-left", "claim-files-left")),
+      for other in ("agent-not-running", "mps-left", "sockets-left", "claim-files-left", "limit-files-left")),
 )  # fmt: skip
 
 

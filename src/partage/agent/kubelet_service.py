@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from partage.agent.driver_gate import DriverGate
 from partage.agent.endpoints.cdi_specs import CdiSpecs
+from partage.agent.endpoints.container_limits import ContainerLimits
 from partage.agent.endpoints.guard_files import GuardFiles
 from partage.agent.endpoints.plugin_set import PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks
@@ -83,6 +84,7 @@ class KubeletService(NodeService):
         self.endpoints = ServedResources(options, self.changes, clock, self.supervisor)
         self.gate = DriverGate(options.run_dir, options.validations, hardware, self.hardware.observe)
         self.pod_resources = self._poller_of(hardware)
+        self.limits = ContainerLimits(options.state_dir, options.cdi_dir_of, lambda: self.cdi.nvidia_limits)
         self.plugins = PluginSet(self._hooks())
         self.cluster = connect(options, status, ask, self._know, self.policies.judge_again)
         if options.rollout:
@@ -234,6 +236,7 @@ class KubeletService(NodeService):
             allocated=self._allocated,
             registering=kubelet.now,
             refused=self._refused,
+            limited=self.limits.limited,
         )
 
     def _poller_of(self, hardware: Hardware) -> PodResourcesPoller:

@@ -228,6 +228,10 @@ class Loop(Struct):
             for_claims = options_for_claims(options)
             parts.cdi.request(inventory, for_claims if by_claim and not options.uses_cdi else options)
             parts.guard.request(one for devices in self.view.offer.values() for one in devices)
+            offered = (one for now in self.state.serving.values() for one in now.offer)
+            parts.limits.request(offered, inventory, options)
+            if parts.limits.given:
+                parts.limits.sweep(self._may_be_held())
             run_dir, guard_dir = str(parts.options.run_dir), parts.guard.directory
             unheld = parts.watchdog.unwatched | served_by_own_users(desired.settings)
             self._terms = AllocateContext(
@@ -238,6 +242,7 @@ class Loop(Struct):
                 guard_dir,
                 unheld,
                 read_only_pipe=parts.options.mps_pipe_read_only,
+                limits=parts.limits.terms,
             )
         if self._terms is not None:
             for plugin in parts.plugins.publish(self.view, self._terms):
@@ -246,6 +251,15 @@ class Loop(Struct):
         if desired:
             for name in parts.plugins.retire(plugin_resources(desired.offer), parts.clock()):
                 parts.endpoints.retire(name)
+
+    def _may_be_held(self) -> set[GpuUuid]:
+        """GPUs that a pod has a share of, or may have: those are its holder's limits, too."""
+        held, kept = self.parts.ledger.held().ids, set(self._unknown(self.parts.hardware.node or UNSEEN))
+        for gpu, now in self.state.serving.items():
+            for one in (*now.offer, *now.leaving):
+                if not held.get(one.resource, frozenset()).isdisjoint(one.share_ids):
+                    kept.add(gpu)
+        return kept
 
     def _publish_claims(self, node: KnownNode, plan: NodePlan, terms: AllocateContext) -> None:
         """Tell the DRA driver what claims can get."""
@@ -316,6 +330,7 @@ class Loop(Struct):
             state_dir=parts.state_writer.trouble,
             cdi=parts.cdi.trouble,
             guard=parts.guard.trouble,
+            limits=parts.limits.trouble,
             api_server=parts.cluster.trouble,
             history=parts.history_trouble,
             claims=parts.claims.trouble,

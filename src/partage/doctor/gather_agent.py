@@ -11,12 +11,14 @@ from typing import TYPE_CHECKING
 
 from msgspec.structs import replace
 
+from partage.agent.endpoints.container_limits import HOOK_DIR, KEPT_DIR
 from partage.agent.options import SIMULATED_CDI, pod_resources_of
 from partage.doctor.decide.observation import (
     Agent,
     AgentReason,
     ClaimFile,
     Kubelet,
+    LimitFile,
     MpsDirectory,
     MpsState,
     Unseen,
@@ -24,6 +26,7 @@ from partage.doctor.decide.observation import (
 from partage.doctor.host.cdi_files import DIRECTORIES
 from partage.doctor.host.claim_files import claim_files
 from partage.doctor.host.kubelet import kubelet_seen
+from partage.doctor.host.limit_files import limit_files
 from partage.doctor.host.processes import agent_processes, mps_processes
 from partage.doctor.place import DoctorPlace
 from partage.edges.files.directory_lock import RUN_LOCK, STATE_LOCK, is_locked
@@ -36,6 +39,7 @@ from partage.edges.mps import locks
 from partage.errors import Unreachable
 from partage.model.gpu import devices_of
 from partage.model.ids import device_uuid
+from partage.plan.serve.limit_edits import HOOK_NAME
 
 if TYPE_CHECKING:
     from partage.answers.documents.report import ReportDocument
@@ -163,6 +167,13 @@ def claim_files_of(place: DoctorPlace) -> tuple[ClaimFile, ...]:
     """The CDI files of claims; those of a simulated node are in the run directory."""
     directories = (DIRECTORIES[-1], f"{place.run_dir}/{SIMULATED_CDI}")
     return claim_files(place.root, directories, pod_resources_of(place.root.at(place.kubelet_dir)))
+
+
+def limit_files_of(place: DoctorPlace) -> tuple[LimitFile, ...]:
+    """What memory limits of containers have left: CDI files, their copies, and the hook."""
+    directories = (DIRECTORIES[-1], f"{place.run_dir}/{SIMULATED_CDI}", f"{place.state_dir}/{KEPT_DIR}")
+    program = f"{place.state_dir}/{HOOK_DIR}/{HOOK_NAME}"
+    return limit_files(place.root, directories, program, pod_resources_of(place.root.at(place.kubelet_dir)))
 
 
 # --- the kubelet -------------------------------------------------------------------------------

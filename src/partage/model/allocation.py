@@ -8,6 +8,7 @@ from collections.abc import Mapping
 
 from msgspec import field
 
+from partage.model.driver_limit import DriverLimit
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.text import shortened
 from partage.values import Frozen
@@ -40,13 +41,17 @@ class DeviceNode(Frozen):
 
 
 class ContainerAllocation(Frozen):
-    """The answer to Allocate for one container. cdi_devices: full CDI names, ``vendor/class=name``."""
+    """The answer to Allocate for one container. cdi_devices: full CDI names, ``vendor/class=name``.
+
+    limits: what the driver has to hold it to before its first instruction; not part of what the kubelet gets.
+    """
 
     envs: Mapping[str, str] = field(default_factory=dict)
     mounts: tuple[Mount, ...] = ()
     devices: tuple[DeviceNode, ...] = ()
     annotations: Mapping[str, str] = field(default_factory=dict)
     cdi_devices: tuple[str, ...] = ()
+    limits: tuple[DriverLimit, ...] = ()
 
 
 class ContainerHold(Frozen):

@@ -191,7 +191,7 @@ class DependencyProblems(Frozen):
     checkpoint of held ids. processes: nobody can look for processes that are left of pods, so the kubelet's
     word alone ends a hold. state_dir: the state directory. cdi: the CDI spec. guard: the guard's files.
     api_server: the API server of the cluster, where the Node is kept up to date. history: the files of the
-    history of use. claims: the DRA driver.
+    history of use. claims: the DRA driver. limits: what sets the driver's memory limits of containers.
     """
 
     hardware: str = ""
@@ -205,6 +205,7 @@ class DependencyProblems(Frozen):
     api_server: str = ""
     history: str = ""
     claims: str = ""
+    limits: str = ""
 
 
 class ReportTime(Frozen):

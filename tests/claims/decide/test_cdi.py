@@ -15,12 +15,14 @@ from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSo
 from partage.claims.model.grant import Granted
 from partage.claims.model.names import OWN_NAMES
 from partage.edges.cdi.spec import spec_error
+from partage.model.allocation import AllocationRefused
 from partage.model.claim import ClaimRef
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
 from partage.model.share import DeviceOffer, Resource
 from partage.model.strategy import Strategy
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.claim_offer import options_for_claims
+from partage.plan.serve.limit_edits import LimitTerms, limit_terms
 from partage.units import GIB
 from tests.claims.offers import amounts, devices, machine, mig, replicas, slices, whole
 
@@ -38,8 +40,15 @@ def result(
     return ClaimResult(request, DRIVER, "node-a-partage", names[row.device], share, consumed)
 
 
+HOOK = limit_terms("/var/lib/partage/bin/partage-limit-hook", "/", "", nvidia=True)
+
+
 def cdi(
-    rows: list[DeviceOffer], *results: ClaimResult, options: Options | None = None, config: str = ""
+    rows: list[DeviceOffer],
+    *results: ClaimResult,
+    options: Options | None = None,
+    config: str = "",
+    limits: LimitTerms = HOOK,
 ) -> ClaimCdi:
     node = devices(*rows)
     configs = (ClaimConfig(ConfigSource.CLAIM, (), DRIVER, config.encode()),) if config else ()
@@ -50,10 +59,10 @@ def cdi(
     def responding(resource: Resource) -> AllocateResponder:
         inventory, how = machine(*rows), options_for_claims(options or Options())
         return AllocateResponder(
-            resource, inventory, how, "/run/partage", guard_dir=GUARD, read_only_pipe=True
+            resource, inventory, how, "/run/partage", guard_dir=GUARD, read_only_pipe=True, limits=limits
         )
 
-    found = claim_cdi(granted, node, responding, guard=True)
+    found = claim_cdi(granted, node, responding, guard=True, limits=limits)
     check(found)
     return found
 
@@ -68,7 +77,7 @@ def check(found: ClaimCdi) -> None:
     assert all(re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_.:-]*[A-Za-z0-9]", name) for name in names)
     assert {ids[0] for ids in found.ids} == {f"gpu.partage.dev/claim={name}" for name in names}
     for device in found.spec["devices"]:
-        assert device["containerEdits"].keys() <= {"env", "mounts"}
+        assert device["containerEdits"].keys() <= {"env", "mounts", "hooks"}
         assert all(mount.keys() == {"hostPath", "containerPath", "options"} for mount in mounts(device))
 
 
@@ -203,3 +212,62 @@ def test_a_share_of_more_units_than_a_variable_holds() -> None:
     (device,) = cdi([row], result(row, "req", "s1")).spec["devices"]
     assert "PARTAGE_SHARES" not in env(device)
     assert env(device)["PARTAGE_MEMORY_BYTES"] == str(600 * GIB)
+
+
+def limited(index: int) -> DeviceOffer:
+    return replace(slices(index, 79), limited=True)
+
+
+def hooks(found: ClaimCdi) -> list[list[str]]:
+    """The arguments of each hook, in the order of the devices."""
+    every = (device["containerEdits"].get("hooks", []) for device in found.spec["devices"])
+    return [hook["args"] for of_device in every for hook in of_device]
+
+
+def test_an_amount_of_memory_is_the_drivers_limit_before_a_container_starts() -> None:
+    row = limited(0)
+    found = cdi([row], result(row, "req", "s1", memory=10 * GIB))
+    assert hooks(found) == [["partage-limit-hook", "set", f"{row.gpu}={10 * GIB}"]]
+
+
+def test_the_shares_of_a_request_have_one_hook_with_their_sum_on_each_gpu() -> None:
+    """They come together, and each run of the hook costs a start of NVML."""
+    first, second = limited(0), limited(1)
+    given = [
+        result(first, "req", "s1", memory=10 * GIB),
+        result(first, "req", "s2", memory=5 * GIB),
+        result(second, "req", "s3", memory=GIB),
+    ]
+    words = sorted([f"{first.gpu}={15 * GIB}", f"{second.gpu}={GIB}"])
+    assert hooks(cdi([first, second], *given)) == [["partage-limit-hook", "set", *words]]
+
+
+def test_each_request_has_a_hook_of_its_own() -> None:
+    first, second = limited(0), limited(1)
+    found = cdi([first, second], result(first, "a", "s1", memory=GIB), result(second, "b", "s2", memory=GIB))
+    assert [words[2:] for words in hooks(found)] == [[f"{first.gpu}={GIB}"], [f"{second.gpu}={GIB}"]]
+
+
+def test_without_limits_there_is_no_hook() -> None:
+    row = slices(0, 79)
+    assert hooks(cdi([row], result(row, "req", "s1", memory=GIB))) == []
+
+
+def test_nvidias_hook_has_the_claims_amount_and_one_for_all_gpus() -> None:
+    nvidia = limit_terms("/p", "/", "noexec", nvidia=True)
+    first, second = limited(0), limited(1)
+    found = cdi([first], result(first, "req", "s1", memory=10 * GIB), limits=nvidia)
+    (device,) = found.spec["devices"]
+    assert hooks(found) == []
+    assert env(device)["NVIDIA_GPU_MEMORY_REQUEST"] == "0"
+    assert env(device)["NVIDIA_GPU_MEMORY_LIMIT"] == "10240"
+    two = [result(first, "req", "s1", memory=GIB), result(second, "req", "s2", memory=2 * GIB)]
+    with pytest.raises(AllocationRefused, match="different memory limits"):
+        cdi([first, second], *two, limits=nvidia)
+
+
+def test_a_claim_whose_limit_cannot_be_set_is_refused() -> None:
+    row = limited(0)
+    none = limit_terms("/p", "/", "noexec", nvidia=False)
+    with pytest.raises(AllocationRefused, match="cannot be set before it starts: noexec"):
+        cdi([row], result(row, "req", "s1", memory=GIB), limits=none)

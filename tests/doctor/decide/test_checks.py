@@ -27,7 +27,7 @@ from partage.doctor.decide.observation import (
 )
 from partage.model.gpu import Driver, Inventory, LostGpu, NoDriver, ToolkitConfig
 from partage.model.health import GpuCondition
-from partage.model.policy import DeviceListStrategy, Options, Policy
+from partage.model.policy import AllDevices, DeviceListStrategy, GpuEntry, Options, Policy, TimeSlicing
 from tests.answers.nodes import gpu
 
 WELL = Inventory(Driver("580.95.05", "13.0"), (gpu(0), gpu(1)))
@@ -115,6 +115,16 @@ def test_cdi_in_the_runtime(cdi: bool | None, codes: list[str]) -> None:
     found = diagnose(Observation(inventory=WELL, runtime=runtime, policy=_policy(DeviceListStrategy.CDI_CRI)))
     assert [one.code for one in found.findings] == codes
     assert bool(found.not_looked) == (cdi is None)
+
+
+def test_a_runtime_without_cdi_starts_containers_without_their_limits() -> None:
+    runtime = ContainerRuntime("containerd", "/c", cdi=False)
+    for limited in (False, True):
+        entry = GpuEntry("gpus[0]", AllDevices(), sharing=TimeSlicing(4, limited=limited))
+        options = Options(device_list=(DeviceListStrategy.ENVVAR,), device_specs=True)
+        policy = ObservedPolicy("p", Policy(entries=(entry,), options=options))
+        found = diagnose(Observation(inventory=WELL, runtime=runtime, policy=policy)).findings
+        assert ["would start without limits" in one.message for one in found] == [True] * limited
 
 
 def test_a_handler_that_is_not_the_default_is_said() -> None:

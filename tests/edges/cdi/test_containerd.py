@@ -11,6 +11,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -45,13 +46,18 @@ STARTS_WITHIN_S = 60.0
 
 
 class Containerd:
-    """Runs in a mount namespace of its own, with a /run of its own: its CDI specs are those of ``specs``."""
+    """Runs in a mount namespace of its own, with a /run of its own: its CDI specs are those of ``specs``.
 
-    def __init__(self, folder: Path, specs: Path) -> None:
+    cgroup2: with cgroup v2 alone, whatever the machine has.
+    """
+
+    def __init__(self, folder: Path, specs: Path, *, cgroup2: bool = False) -> None:
         self._folder = folder
         config = folder / "containerd.toml"
         config.write_text(CONFIG.format(folder=folder))
         mounts = 'mount -t tmpfs run /run && mkdir /run/cdi && mount --bind "$1" /run/cdi'
+        if cgroup2:
+            mounts += " && mount -t cgroup2 cgroup2 /sys/fs/cgroup"
         self._log = (folder / "containerd.log").open("wb")
         self._process = subprocess.Popen(
             ["unshare", "--mount", "--propagation", "private", "sh", "-c",
@@ -93,8 +99,9 @@ class Containerd:
         self._log.close()
 
 
-@pytest.fixture
-def containerd(dynamic: Path) -> Iterator[Containerd]:
+@contextmanager
+def running(specs: Path, *, cgroup2: bool = False) -> Iterator[Containerd]:
+    """A containerd with these CDI specs; skips the test where its parts are not there."""
     missing = [
         name for name in ("containerd", "containerd-shim-runc-v2", "ctr") if not (PROGRAMS / name).exists()
     ]
@@ -106,7 +113,7 @@ def containerd(dynamic: Path) -> Iterator[Containerd]:
         pytest.skip("containers are started as root")
     # A worker's folder with a test's name is too long for the sockets.
     with tempfile.TemporaryDirectory(prefix="partage-", dir="/tmp") as folder:
-        started = Containerd(Path(folder), dynamic)
+        started = Containerd(Path(folder), specs, cgroup2=cgroup2)
         try:
             started.wait()
             yield started
@@ -115,7 +122,13 @@ def containerd(dynamic: Path) -> Iterator[Containerd]:
 
 
 @pytest.fixture
-def image(tmp_path: Path) -> Path:
+def containerd(dynamic: Path) -> Iterator[Containerd]:
+    """One that reads the node's specs."""
+    with running(dynamic) as started:
+        yield started
+
+
+def busybox_image(tmp_path: Path) -> Path:
     """The root file system of a container: busybox."""
     made = tmp_path / "image"
     for name in ("bin", "dev", "proc", "sys", "tmp", "etc", "run"):
@@ -123,6 +136,12 @@ def image(tmp_path: Path) -> Path:
     shutil.copy("/bin/busybox", made / "bin")
     (made / "bin/sh").symlink_to("busybox")
     return made
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> Path:
+    """The same."""
+    return busybox_image(tmp_path)
 
 
 async def _names(root: StubNode, options: Options) -> dict[GpuUuid, tuple[str, ...]]:

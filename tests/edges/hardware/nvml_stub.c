@@ -328,7 +328,7 @@ int nvmlInitWithFlags(unsigned flags) {
     return (int)code;
 }
 
-/* Partage calls none of these four; NVIDIA's container toolkit does. */
+/* Partage's Python calls none of these; NVIDIA's container toolkit does, and our hook. */
 int nvmlInit(void) { return nvmlInitWithFlags(0); }
 int nvmlInit_v2(void) { return nvmlInitWithFlags(0); }
 const char *nvmlErrorString(int code) { return code ? "an error of the stand-in" : "no error"; }

@@ -13,6 +13,7 @@ from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy
 from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.limit_edits import LimitTerms, limit_terms
 from partage.units import GIB, MIB
 from tests.plan.offers import NAME, gpu, ids, node, offering, resource, share
 
@@ -281,3 +282,37 @@ def test_features_are_variables_under_every_strategy() -> None:
         "NVIDIA_MOFED": "enabled",
         "NVIDIA_GDRCOPY": "enabled",
     }
+
+
+# --- memory limits of the driver -----------------------------------------------------------------
+
+
+def _limited(terms: LimitTerms, *held: tuple[int, int]) -> ContainerAllocation:
+    """Of a container that holds these shares: GPU, number."""
+    rows = [
+        replace(offering(index, 4), limited=True, guarantee=Guarantee.HARD, single=False) for index in (0, 1)
+    ]
+    responder = AllocateResponder(
+        resource(*rows), node(gpu(0), gpu(1)), Options(), "/run/partage", limits=terms
+    )
+    return responder.answer([rows[index].share_ids[number] for index, number in held])
+
+
+def test_the_limits_of_a_containers_shares_add_up_for_each_gpu() -> None:
+    answer = _limited(limit_terms("/p", "/", "", nvidia=True), (0, 0), (1, 0), (0, 1))
+    each = offering(0, 4).memory_bytes
+    assert [limit.limit_bytes for limit in answer.limits] == [2 * each, each]
+    assert not [name for name in answer.envs if name.startswith("NVIDIA_GPU_MEMORY")]
+    assert answer.envs["PARTAGE_GUARANTEE"] == "hard"
+
+
+def test_by_nvidias_hook_a_limit_is_a_variable_and_promises_less() -> None:
+    answer = _limited(limit_terms("/p", "/", "noexec", nvidia=True), (0, 0), (1, 0))
+    assert answer.envs["NVIDIA_GPU_MEMORY_LIMIT"] == str(offering(0, 4).memory_bytes // MIB)
+    assert answer.envs["NVIDIA_GPU_MEMORY_REQUEST"] == "0"
+    assert answer.envs["PARTAGE_GUARANTEE"] == "advisory"
+
+
+def test_a_limit_that_nothing_can_set_refuses_the_container() -> None:
+    with pytest.raises(AllocationRefused, match="cannot be set before it starts: noexec"):
+        _limited(limit_terms("/p", "/", "noexec", nvidia=False), (0, 0))

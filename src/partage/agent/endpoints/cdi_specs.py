@@ -32,6 +32,7 @@ class CdiSpecs:
 
     classes: CDI classes besides ``gpu`` that have a spec. trouble: why a spec is missing or incomplete.
     unusable: why containers have none of the driver's libraries; empty: they have, or need none.
+    nvidia_limits: containers get NVIDIA's hook of memory limits with their GPUs.
     """
 
     def __init__(
@@ -51,6 +52,7 @@ class CdiSpecs:
         self.classes: tuple[str, ...] = ()
         self.trouble = ""
         self.unusable = ""
+        self.nvidia_limits = False
 
     def why_unusable(self, options: Options) -> str:
         """Why shares that are given under these options cannot be used; empty if they can."""
@@ -62,7 +64,7 @@ class CdiSpecs:
         """Ask for specs of this node."""
         if not options.uses_cdi:
             self._wanted = self._written = None
-            self.trouble, self.unusable, self.classes = "", "", ()
+            self.trouble, self.unusable, self.classes, self.nvidia_limits = "", "", (), False
         elif (inventory, options) != self._wanted:
             self._wanted = inventory, options
             self._renew.set()
@@ -96,16 +98,18 @@ class CdiSpecs:
 
         self._writer = self._writer or CdiSpecWriter(self._directory_of(inventory))
         classes: tuple[str, ...] = ()
+        limits = False
         try:
             spec = await self._writer.update(inventory, options, self._clock())
-            trouble, classes = spec.reason, spec.classes
+            trouble, classes, limits = spec.reason, spec.classes, spec.nvidia_limits
             unusable = f"containers would not have the driver's libraries: {trouble}" if spec.bare else ""
         except HardwareError as error:
             trouble = unusable = str(error)
         first = self._written is None
-        if not first and (trouble, unusable, classes) == (self.trouble, self.unusable, self.classes):
+        before = self.trouble, self.unusable, self.classes, self.nvidia_limits
+        if not first and (trouble, unusable, classes, limits) == before:
             return
         if trouble and trouble != self.trouble:
             log.warning("cdi spec is incomplete", extra={"reason": trouble})
-        self.trouble, self.unusable, self.classes = trouble, unusable, classes
+        self.trouble, self.unusable, self.classes, self.nvidia_limits = trouble, unusable, classes, limits
         self._ask()

@@ -14,6 +14,7 @@ from partage.plan.offer.guarantees import with_current_guarantees
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.allocators import allocator_of
 from partage.plan.serve.kubelet_view import KubeletView
+from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms
 from partage.values import Frozen
 
 
@@ -23,7 +24,7 @@ class AllocateContext(Frozen):
     run_dir: the host's path. cdi_classes: with a spec. guard_dir: host path of the guard, where it is needed.
     unheld: GPUs with guarded shares that are not watched, or whose servers their users command: their
     containers get a weaker guarantee.
-    read_only_pipe: as for ``AllocateResponder``.
+    read_only_pipe, limits: as for ``AllocateResponder``.
     """
 
     inventory: Inventory
@@ -33,6 +34,7 @@ class AllocateContext(Frozen):
     guard_dir: str = ""
     unheld: frozenset[GpuUuid] = frozenset()
     read_only_pipe: bool = False
+    limits: LimitTerms = NO_LIMIT_TERMS
 
 
 class _Made(Frozen):
@@ -116,5 +118,6 @@ class PluginSet:
                 cdi_classes=terms.cdi_classes,
                 guard_dir=terms.guard_dir,
                 read_only_pipe=terms.read_only_pipe,
+                limits=terms.limits,
             )
         return ServedResource(tuple(listed), allocator, responder, awaited)

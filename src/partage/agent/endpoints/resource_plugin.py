@@ -48,6 +48,7 @@ class PluginHooks(Frozen):
     holders: asks PodResources. left: asks which processes of pods still run, for a moment; None: no answer.
     allocated: an Allocate was answered. refused: one was not, because no device has the amount of memory
     free. registering: the kubelet may be another one, which has to name the holders again.
+    limited: adds to an answer with memory limits what makes the runtime set them; raises AllocationRefused.
     """
 
     ledger: Ledger
@@ -57,6 +58,7 @@ class PluginHooks(Frozen):
     allocated: Callable[[], None]
     registering: Callable[[], None]
     refused: Callable[[ResourceName, NoRoom], None]
+    limited: Callable[[ContainerAllocation], ContainerAllocation]
 
 
 class _Free(Struct):
@@ -112,7 +114,8 @@ class ResourcePlugin:
         self._news.set()
         self._news = asyncio.Event()
 
-    # --- the kubelet's side: no waiting, no I/O, but for an id whose holder was not seen to end ---
+    # --- the kubelet's side: no waiting, no I/O, but for an id whose holder was not seen to end, and for
+    # a set of memory limits that no container of this node has ---
 
     @property
     def pre_start_required(self) -> bool:
@@ -157,6 +160,8 @@ class ResourcePlugin:
             now_s = self._hooks.clock()
             self._must_be_served(ids)
             answer = self._served.responder.answer(ids)
+            if answer.limits:
+                answer = self._hooks.limited(answer)
         except AllocationRefused as refusal:
             self._note_refusal(refusal)
             raise

@@ -265,6 +265,8 @@ def _dependencies(needed: DependencyProblems) -> Iterator[ReadinessReason]:
         "state-not-saved": needed.state_dir,
         "cdi-incomplete": needed.cdi,
         "guard-not-written": needed.guard,
+        "limits-not-set": needed.limits
+        and f"the driver's memory limits cannot be set by Partage's own hook: {needed.limits}",
         "node-not-updated": needed.api_server,
         "history-not-saved": needed.history,
         "claims-not-served": needed.claims,

@@ -216,9 +216,11 @@ class ClaimDriver:
             if not self._making.is_there(granted):
                 await self._begun(granted)
                 return granted
-            cdi = claim_cdi(granted, self.now.devices, self.now.responder, guard=self.now.guard)
+            cdi = claim_cdi(
+                granted, self.now.devices, self.now.responder, guard=self.now.guard, limits=self.now.limits
+            )
             return await self._carried_out(granted, cdi, claim.pods if isinstance(claim, Claim) else ())
-        except PartageError as error:
+        except (PartageError, AllocationRefused) as error:
             if ref.uid in self.holds.kept:
                 await self._taken_back(ref.uid)
             return self._refused(RefusedClaim(RefusalReason.STEP, str(error)))
@@ -395,7 +397,9 @@ class ClaimDriver:
             return
         try:
             if not await asyncio.to_thread(self._cdi.has, record.claim.uid):
-                cdi = claim_cdi(record.granted, devices, self.now.responder, guard=self.now.guard)
+                cdi = claim_cdi(
+                    record.granted, devices, self.now.responder, guard=self.now.guard, limits=self.now.limits
+                )
                 await asyncio.to_thread(self._cdi.write, record, cdi)
         except (PartageError, AllocationRefused) as error:
             log.warning(

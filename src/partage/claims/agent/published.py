@@ -16,6 +16,7 @@ from partage.model.share import Resource
 from partage.plan.offer.guarantees import with_current_guarantees
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.claim_offer import ClaimOffer, Closed
+from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms
 
 
 class PublishedDevices:
@@ -66,6 +67,11 @@ class PublishedDevices:
         """The guard's files are on the node."""
         return self.terms is not None and bool(self.terms.guard_dir)
 
+    @property
+    def limits(self) -> LimitTerms:
+        """What sets the driver's memory limits."""
+        return self.terms.limits if self.terms else NO_LIMIT_TERMS
+
     def responder(self, resource: Resource) -> AllocateResponder:
         """Answers as the device plugin does."""
         terms = self.terms
@@ -78,4 +84,5 @@ class PublishedDevices:
             cdi_classes=terms.cdi_classes,
             guard_dir=terms.guard_dir,
             read_only_pipe=terms.read_only_pipe,
+            limits=terms.limits,
         )

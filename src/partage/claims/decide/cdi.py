@@ -16,9 +16,17 @@ from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import Granted, GrantedShare
 from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.model.allocation import ContainerAllocation, Mount
-from partage.model.ids import ResourceName
+from partage.model.driver_limit import DriverLimit
+from partage.model.ids import GpuUuid, ResourceName
 from partage.model.share import DeviceOffer, Resource
 from partage.plan.serve.allocate_response import CDI_VENDOR, AllocateResponder, share_facts
+from partage.plan.serve.limit_edits import (
+    NO_LIMIT_TERMS,
+    LimitTerms,
+    LimitWay,
+    hook_edits,
+    limit_variables,
+)
 from partage.text import one_or_each
 from partage.units import MIB
 from partage.values import Frozen
@@ -48,14 +56,23 @@ class ClaimCdi(Frozen):
     ids: tuple[tuple[str, ...], ...]
 
 
-def claim_cdi(granted: Granted, devices: ClaimDevices, responding: Responding, *, guard: bool) -> ClaimCdi:
+def claim_cdi(
+    granted: Granted,
+    devices: ClaimDevices,
+    responding: Responding,
+    *,
+    guard: bool,
+    limits: LimitTerms = NO_LIMIT_TERMS,
+) -> ClaimCdi:
     """The spec of a claim: one device for each share.
 
     The shares of a request come together into a container: each of its devices has the variables of all. A
-    container with two requests has those of one of them. guard: the guard's files are on the node.
+    container with two requests has those of one of them. guard: the guard's files are on the node. limits:
+    what sets the driver's memory limits. The first device of a request brings the hook for all of them.
 
-    Raises AllocationRefused where the ids are not those of ``devices``, and KeyError for a device that is
-    not there; neither can be after ``grant`` with the same devices.
+    Raises AllocationRefused where memory limits cannot be set before a container starts. Also where the ids
+    are not those of ``devices``, and KeyError for a device that is not there; neither can be after ``grant``
+    with the same devices.
     """
     answers = [_answer(share, devices, responding, guard=guard) for share in granted.shares]
     names = [_name(granted, share) for share in granted.shares]
@@ -66,8 +83,11 @@ def claim_cdi(granted: Granted, devices: ClaimDevices, responding: Responding, *
             for other, (row, given) in zip(granted.shares, answers, strict=True)
             if other.asked == share.asked
         ]
-        envs = {_NO_LEGACY: "void"} | _envs(together, devices.names)
+        held = _limits([other for other, _, _ in together])
+        envs = {_NO_LEGACY: "void"} | _envs(together, devices.names) | limit_variables(held, limits)
         edits: dict[str, Any] = {"env": [f"{key}={value}" for key, value in envs.items()]}
+        if held and share is together[0][0] and limits.way is LimitWay.HOOK:
+            edits |= hook_edits(held, limits)
         if answer[1].mounts:
             edits["mounts"] = [_mount(mount) for mount in answer[1].mounts]
         found[name] = {"name": name, "containerEdits": edits}
@@ -108,6 +128,15 @@ def _client_limits(share: GrantedShare) -> dict[str, str]:
     if (memory_bytes := share.config.client_memory_bytes) is not None:
         found["CUDA_MPS_PINNED_DEVICE_MEM_LIMIT"] = f"0={min(memory_bytes, share.memory_bytes) // MIB}M"
     return found
+
+
+def _limits(shares: Iterable[GrantedShare]) -> tuple[DriverLimit, ...]:
+    """The limits of a container that has these shares, one for each GPU."""
+    sums: dict[GpuUuid, int] = {}
+    for share in shares:
+        if share.limit_bytes is not None:
+            sums[share.gpu] = sums.get(share.gpu, 0) + share.limit_bytes
+    return tuple(DriverLimit(gpu, limit_bytes) for gpu, limit_bytes in sums.items())
 
 
 def _envs(

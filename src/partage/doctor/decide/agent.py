@@ -170,6 +170,11 @@ REASONS: dict[str, _Row] = {
                                  "Switch it off, or run the agent with --labels own"),
     "node-not-updated": _Row("warning", "The agent cannot read or write its Node in the cluster",
                              "May it patch its Node? docs/reference/cluster.md has the rights that it needs"),
+    "limits-not-set": _Row(
+        "error",
+        "Containers with memory limits of the driver do not start, or by NVIDIA's hook alone",
+        "Do what it says. Partage's image has the hook compiled, and --state-dir may not be noexec",
+    ),
     "guard-not-written": _Row("warning", "The agent cannot write the guard", "Make --run-dir writable"),
 }  # fmt: skip
 """Codes of /healthz, apart from those of the driver, which has checks of its own."""

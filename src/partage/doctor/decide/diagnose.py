@@ -4,7 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from partage.doctor.decide import agent, claims, driver, gpus, host, kubelet, labels, policy, runtime, slurm
+from partage.doctor.decide import (
+    agent,
+    claims,
+    driver,
+    gpus,
+    host,
+    kubelet,
+    labels,
+    limits,
+    policy,
+    runtime,
+    slurm,
+)
 from partage.doctor.decide.finding import EVERYTHING, Check, Finding, Repair
 from partage.doctor.decide.observation import Observation, Unseen
 from partage.values import Answer, Frozen
@@ -17,6 +29,7 @@ CHECKS: tuple[Check, ...] = (
     *kubelet.CHECKS,
     *runtime.CHECKS,
     *claims.CHECKS,
+    *limits.CHECKS,
     *policy.CHECKS,
     *labels.CHECKS,
     *slurm.CHECKS,

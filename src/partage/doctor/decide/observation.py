@@ -129,6 +129,15 @@ class ClaimFile(Frozen):
     pods: tuple[str, ...] | None = None
 
 
+class LimitFile(Frozen):
+    """A CDI file of memory limits, a copy of one, or the hook. pods: that may need it, ``namespace/name``;
+    None: not known.
+    """
+
+    path: str
+    pods: tuple[str, ...] | None = None
+
+
 class Kubelet(Frozen):
     """The kubelet as files and processes show it.
 
@@ -291,6 +300,7 @@ class Observation(Frozen, kw_only=True):
     runtime: ContainerRuntime | Unseen | None = None
     cdi: tuple[CdiFile, ...] | Unseen | None = None
     claims: tuple[ClaimFile, ...] | Unseen | None = None
+    limits: tuple[LimitFile, ...] | Unseen | None = None
     kubelet: Kubelet | Unseen | None = None
     agent: Agent | Unseen | None = None
     reasons: tuple[AgentReason, ...] | Unseen | None = None

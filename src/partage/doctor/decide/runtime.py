@@ -14,7 +14,7 @@ from partage.doctor.decide.observation import (
     ObservedPolicy,
     Unseen,
 )
-from partage.model.policy import DeviceListStrategy, Options
+from partage.model.policy import DeviceListStrategy, Options, TimeSlicing
 from partage.plan.offer.caveats import ACCEPTS_ENV, refused_ways
 from partage.text import listed
 
@@ -67,8 +67,11 @@ def _without_nvidia(now: Observation) -> Finding | Unseen | None:
 
 def _cdi_off(now: Observation) -> Finding | Unseen | None:
     runtime, options = _runtime(now), _options(now)
-    if runtime.problem or options is None or not options.uses_cdi or runtime.cdi:
+    if runtime.problem or options is None or runtime.cdi or not (options.uses_cdi or _wants_limits(now)):
         return None
+    by_cdi = f"the policy hands over GPUs by {_ways(options)}"
+    if not options.uses_cdi:
+        by_cdi = "the policy has memory: hard, whose hook comes by CDI: containers would start without limits"
     if runtime.cdi is None:
         return Unseen(
             f"{runtime.file} does not say enable_cdi, and the default depends on the release: containerd 1.7 "
@@ -76,7 +79,7 @@ def _cdi_off(now: Observation) -> Finding | Unseen | None:
         )
     return error(
         "cdi-off",
-        f"{runtime.name} does not look at CDI, and the policy hands over GPUs by {_ways(options)}",
+        f"{runtime.name} does not look at CDI, and {by_cdi}",
         f"{runtime.file}: enable_cdi = false",
         "Set enable_cdi = true in the section of the CRI plugin (nvidia-ctk runtime configure --cdi.enabled "
         f"does it), and restart {runtime.name.lower()}",
@@ -236,6 +239,16 @@ def _options(now: Observation) -> Options | None:
     if not isinstance(now.policy, ObservedPolicy) or now.policy.policy is None:
         return None
     return now.policy.policy.options
+
+
+def _wants_limits(now: Observation) -> bool:
+    """Containers are to have memory limits of the driver's."""
+    if not isinstance(now.policy, ObservedPolicy) or now.policy.policy is None:
+        return False
+    return any(
+        isinstance(entry.sharing, TimeSlicing) and entry.sharing.limited
+        for entry in now.policy.policy.entries
+    )
 
 
 def _ways(options: Options) -> str:

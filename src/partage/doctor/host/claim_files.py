@@ -9,12 +9,11 @@ from pathlib import Path
 from partage.claims.decide.cdi import KIND
 from partage.claims.decide.cdi_record import record_in
 from partage.doctor.decide.observation import ClaimFile
+from partage.doctor.host.kubelet_holds import kubelet_holds
 from partage.doctor.host.root import NodeRoot
-from partage.errors import Unreachable
 from partage.model.claim import ClaimHold
 
 _NAME = re.compile(rf"{re.escape(KIND.replace('/', '-'))}_([0-9A-Za-z-]{{1,64}})\.json", re.ASCII)
-_ASKED_S = 2.0
 _MOST_FILES = 2_000
 
 
@@ -25,7 +24,8 @@ def claim_files(root: NodeRoot, directories: Sequence[str], pod_resources: Path)
     found = {path: _claim(root, path) for directory in directories for path in _paths(root, directory)}
     if not found:
         return ()
-    holds = _holds(pod_resources)
+    asked = kubelet_holds(pod_resources)
+    holds = None if asked is None else asked.claims
     return tuple(
         ClaimFile(path, claim, None if holds is None or not claim else _pods(claim, holds))
         for path, claim in found.items()
@@ -53,26 +53,3 @@ def _claim(root: NodeRoot, path: str) -> str:
 
 def _pods(claim: str, holds: Sequence[ClaimHold]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(f"{hold.namespace}/{hold.pod}" for hold in holds if hold.claim == claim))
-
-
-def _holds(pod_resources: Path) -> tuple[ClaimHold, ...] | None:
-    """Which containers have claims; None: nobody says it."""
-    from partage.answers.lean_imports import lean_imports
-
-    with lean_imports():
-        import asyncio
-
-        from partage.edges.kubelet.pod_resources import PodResourcesClient
-
-    async def ask() -> tuple[ClaimHold, ...]:
-        client = PodResourcesClient(pod_resources, timeout_s=_ASKED_S)
-        try:
-            await client.held()
-            return client.claims
-        finally:
-            client.close()
-
-    try:
-        return asyncio.run(ask())
-    except Unreachable:
-        return None

@@ -28,6 +28,8 @@ _VERSION_WITH_HOST_PATHS = "0.5.0"
 _NO_LEGACY = "NVIDIA_VISIBLE_DEVICES=void"
 """Keeps NVIDIA's runtime from injecting devices that CDI injects already."""
 
+_LIMIT_HOOK = "apply-cuda-memory-limits"
+
 _FORMAT = "3"
 """Version of the digest: a new one makes an upgrade write every spec again."""
 
@@ -78,6 +80,19 @@ def without_second_injection(spec: Spec) -> Spec:
     edits = dict(spec.get("containerEdits") or {})
     env = [line for line in edits.get("env") or [] if not line.startswith("NVIDIA_VISIBLE_DEVICES=")]
     return {**spec, "containerEdits": {**edits, "env": [*env, _NO_LEGACY]}}
+
+
+def applies_limits(spec: Spec) -> bool:
+    """Whether NVIDIA's hook of memory limits runs with GPUs of this spec: from toolkit 1.20.1 on, with every
+    whole one.
+    """
+    return any(_has_limit_hook(device["containerEdits"].get("hooks")) for device in spec["devices"])
+
+
+def _has_limit_hook(hooks: object) -> bool:
+    return isinstance(hooks, list) and any(
+        isinstance(hook, dict) and _LIMIT_HOOK in (hook.get("args") or ()) for hook in hooks
+    )
 
 
 def spec_error(spec: object, kind: str) -> str:

@@ -23,6 +23,7 @@ from partage.edges.cdi.host_spec import (
 )
 from partage.edges.cdi.spec import (
     Spec,
+    applies_limits,
     device_files_spec,
     imex_spec,
     inventory_digest,
@@ -49,6 +50,7 @@ class CdiSpec(Frozen):
     complete: with libraries and hooks. reason: why not; empty if complete.
     classes:  besides ``gpu``, those that have a spec (``AllocateResponder``'s cdi_classes).
     bare: containers get their GPUs without the driver's libraries, and should.
+    nvidia_limits: NVIDIA's hook of memory limits comes with the GPUs.
     """
 
     path: Path
@@ -56,6 +58,7 @@ class CdiSpec(Frozen):
     reason: str = ""
     classes: tuple[str, ...] = ()
     bare: bool = False
+    nvidia_limits: bool = False
 
 
 class _Kept(Frozen):
@@ -106,7 +109,9 @@ class CdiSpecWriter:
         """The valid specs: those that an earlier agent wrote, or new ones."""
         asked = _classes(options)
         if all(self._has_digest(name, wanted) for name in ("gpu", *asked)):
-            return CdiSpec(self._path("gpu"), complete=True, classes=asked)
+            return CdiSpec(
+                self._path("gpu"), complete=True, classes=asked, nvidia_limits=self._applies_limits()
+            )
         ours = device_files_spec(inventory, options)
         if not ours["devices"]:
             return CdiSpec(self._path("gpu"), complete=False, reason="the node has no GPU that answers")
@@ -120,7 +125,12 @@ class CdiSpecWriter:
         if len(written) < len(asked) and not reason:
             reason = f"no spec for {', '.join(name for name in asked if name not in written)}"
         return CdiSpec(
-            self._path("gpu"), complete=not reason, reason=reason, classes=tuple(written), bare=bare
+            self._path("gpu"),
+            complete=not reason,
+            reason=reason,
+            classes=tuple(written),
+            bare=bare,
+            nvidia_limits=self._applies_limits(),
         )
 
     async def _write_gpus(
@@ -172,6 +182,13 @@ class CdiSpecWriter:
         except OSError:
             return False  # missing or incomplete: it is written again
         return digest.decode("ascii", "replace") == _digest(spec, wanted)
+
+    def _applies_limits(self) -> bool:
+        """As it is written now."""
+        try:
+            return applies_limits(json.loads(read_regular(self._path("gpu"), _LARGEST_BYTES)))
+        except (OSError, ValueError):
+            return False
 
     def _save(self, name: str, spec: Spec, wanted: str = "") -> None:
         """Replace the spec: a runtime reads the old one or the new one.

@@ -16,7 +16,8 @@ from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.paths import CONTROL_NODES
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
-from partage.model.share import DeviceOffer, Guarantee, Resource, weakest
+from partage.model.share import DeviceOffer, Guarantee, Resource, driver_limits, weakest
+from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms, LimitWay, limit_variables
 from partage.plan.serve.unit_allocation import memory_in_units, scattered
 from partage.text import one_or_each
 from partage.units import MIB
@@ -51,6 +52,7 @@ class AllocateResponder:
     guard_dir: host path of the guard's files; empty if they do not exist, then no container gets the guard.
     read_only_pipe: containers cannot write to the directory of their MPS daemon's sockets (ADR 132). It is
     the one key of the one mount in which the answer differs from NVIDIA's then.
+    limits: what sets the driver's memory limits on this node.
     """
 
     def __init__(
@@ -63,8 +65,10 @@ class AllocateResponder:
         *,
         guard_dir: str = "",
         read_only_pipe: bool = False,
+        limits: LimitTerms = NO_LIMIT_TERMS,
     ) -> None:
         self._name = resource.name
+        self._limits = limits
         self._read_only_pipe = read_only_pipe
         self._guard_dir = guard_dir
         self._options = options
@@ -72,7 +76,7 @@ class AllocateResponder:
         self._pieces = {
             id_: piece
             for offering in resource.offerings
-            for piece in (_piece(_as_guarded(offering, guard_dir), options),)
+            for piece in (_piece(_as_limited(_as_guarded(offering, guard_dir), limits), options),)
             for id_ in offering.share_ids
         }
         self._memory_of = inventory.memory_of_devices
@@ -86,7 +90,9 @@ class AllocateResponder:
         )
 
     def answer(self, ids: Sequence[ShareId]) -> ContainerAllocation:
-        """The answer for one container. Raises AllocationRefused with NVIDIA's texts (golden cases)."""
+        """The answer for one container. Raises AllocationRefused with NVIDIA's texts (golden cases), and
+        where nothing can set its memory limits.
+        """
         pieces = self._validated(ids)
         names = tuple(dict.fromkeys(piece.name for piece in pieces))
         envs: dict[str, str] = {}
@@ -104,6 +110,8 @@ class AllocateResponder:
             envs.update(_gpushare_facts(held, self._memory_of.get(held[0].device)))
         if any(offering.guard for offering in held):
             self._add_guard(held, envs, mounts)
+        limits = driver_limits(held)
+        envs.update(limit_variables(limits, self._limits))
         cdi = self._cdi_names(names)
         return ContainerAllocation(
             envs=envs,
@@ -111,6 +119,7 @@ class AllocateResponder:
             devices=devices,
             annotations=self._annotations(ids, cdi),
             cdi_devices=cdi if DeviceListStrategy.CDI_CRI in self._options.device_list else (),
+            limits=limits,
         )
 
     # --- validation ---------------------------------------------------------------------------
@@ -238,6 +247,12 @@ def _as_guarded(offering: DeviceOffer, guard_dir: str) -> DeviceOffer:
         return offering
     guarantee = offering.guarantee if offering.traits.limits_memory else Guarantee.NONE
     return replace(offering, guard=False, guarantee=guarantee)
+
+
+def _as_limited(offering: DeviceOffer, limits: LimitTerms) -> DeviceOffer:
+    """NVIDIA's hook sets what a tenant's own variables may say (ADR 151)."""
+    by_tenant = offering.limited and limits.way is LimitWay.NVIDIA
+    return replace(offering, guarantee=Guarantee.ADVISORY) if by_tenant else offering
 
 
 def _piece(offering: DeviceOffer, options: Options) -> _Piece:

@@ -1,0 +1,105 @@
+"""What a runtime is told of a container's memory limits."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from partage.model.allocation import AllocationRefused
+from partage.model.driver_limit import DriverLimit
+from partage.model.ids import GpuUuid
+from partage.plan.serve.limit_edits import (
+    LimitTerms,
+    LimitWay,
+    limit_terms,
+    limit_variables,
+    limits_device,
+    limits_in,
+    limits_spec,
+)
+from partage.units import GIB, MIB
+
+A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
+HOOK = limit_terms("/var/lib/partage/bin/partage-limit-hook", "/", "", nvidia=True)
+SETS = st.dictionaries(st.sampled_from([A, B, GpuUuid("GPU-c")]), st.integers(1, 2**20), min_size=1).map(
+    lambda found: tuple(DriverLimit(gpu, amount * MIB) for gpu, amount in found.items())
+)
+
+
+def test_the_hook_has_a_value_for_each_gpu_as_arguments() -> None:
+    limits = DriverLimit(B, 2 * GIB), DriverLimit(A, GIB)
+    spec = limits_spec(limits, limit_terms("/p/hook", "/run/nvidia/driver", "", nvidia=False))
+    (device,) = spec["devices"]
+    assert limits_device(limits) == f"{spec['kind']}={device['name']}"
+    (hook,) = device["containerEdits"]["hooks"]
+    assert (hook["hookName"], hook["path"]) == ("createRuntime", "/p/hook")
+    assert hook["args"] == [
+        "partage-limit-hook",
+        "set",
+        "--driver-root=/run/nvidia/driver",
+        f"GPU-a={GIB}",
+        f"GPU-b={2 * GIB}",
+    ]
+    assert hook["timeout"] > 0
+
+
+@given(SETS, SETS)
+def test_a_name_is_of_one_set_in_any_order(
+    one: tuple[DriverLimit, ...], other: tuple[DriverLimit, ...]
+) -> None:
+    same = sorted(one) == sorted(other)
+    assert (limits_device(one) == limits_device(other)) is same
+    assert limits_device(one[::-1]) == limits_device(one)
+
+
+@given(SETS)
+def test_a_file_says_which_set_it_is_of(limits: tuple[DriverLimit, ...]) -> None:
+    found = limits_in(json.dumps(limits_spec(limits, HOOK)).encode())
+    assert found == tuple(sorted(limits))
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda text: text[:-2],
+        lambda text: text.replace("GPU-a=", "GPU-z="),
+        lambda text: text.replace(str(GIB), "1"),
+        lambda text: text.replace("hooks", "mounts"),
+        lambda text: "[]",
+    ],
+)
+def test_a_damaged_file_is_of_none(damage: object) -> None:
+    text = json.dumps(limits_spec([DriverLimit(A, GIB)], HOOK))
+    assert limits_in(text.encode())
+    assert limits_in(damage(text).encode()) == ()  # type: ignore[operator]
+
+
+@pytest.mark.parametrize(
+    ("trouble", "nvidia", "way"),
+    [
+        ("", True, LimitWay.HOOK),
+        ("", False, LimitWay.HOOK),
+        ("noexec", True, LimitWay.NVIDIA),
+        ("noexec", False, None),
+    ],
+)
+def test_ours_is_taken_where_it_can_be(trouble: str, nvidia: bool, way: LimitWay | None) -> None:
+    assert limit_terms("/p", "/", trouble, nvidia=nvidia).way is way
+
+
+def test_nvidias_hook_is_told_one_value_and_no_request() -> None:
+    nvidia = limit_terms("/p", "/", "noexec", nvidia=True)
+    equal = [DriverLimit(A, GIB), DriverLimit(B, GIB)]
+    assert limit_variables(equal, nvidia) == {
+        "NVIDIA_GPU_MEMORY_REQUEST": "0",
+        "NVIDIA_GPU_MEMORY_LIMIT": "1024",
+    }
+    assert limit_variables(equal, HOOK) == {}
+    assert limit_variables([], LimitTerms()) == {}
+    with pytest.raises(AllocationRefused, match=r"different memory limits.*noexec"):
+        limit_variables([DriverLimit(A, GIB), DriverLimit(B, 2 * GIB)], nvidia)
+    with pytest.raises(AllocationRefused, match="cannot be set before it starts: noexec"):
+        limit_variables(equal, limit_terms("/p", "/", "noexec", nvidia=False))
