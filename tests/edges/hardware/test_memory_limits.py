@@ -98,6 +98,19 @@ async def test_without_cgroup_v2_it_is_the_kernels_tree(limits: LimitNode) -> No
     assert await limits.support() == LimitSupport(obstacle=LimitObstacle.CGROUP_V1)
 
 
+async def test_on_a_node_of_slurm_it_is_the_plugin(limits: LimitNode) -> None:
+    """Where the driver can, and slurmd does not have it done."""
+    limits.node.file("etc/slurm/slurm.conf", "")
+    limits.node.file("etc/slurm/cgroup.conf", "")
+    assert await limits.support() == LimitSupport(obstacle=LimitObstacle.SLURM)
+    plugin = limits.node.root / "etc/slurm/partage_limits.so"
+    limits.node.file("etc/slurm/partage_limits.so", "")
+    limits.node.file("etc/slurm/plugstack.conf", f"required {plugin}\n")
+    assert await limits.support() == LimitSupport(LimitBackend.MISC)
+    limits.node.lacks("nvmlDeviceSetMemoryLimits_v1")
+    assert await limits.support() == LimitSupport(obstacle=LimitObstacle.DRIVER)
+
+
 async def test_in_mig_mode_it_is_that_and_it_is_looked_at_again(limits: LimitNode) -> None:
     from partage.model.step import SetMigMode
 

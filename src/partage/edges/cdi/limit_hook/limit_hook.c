@@ -207,9 +207,12 @@ static int is_cgroup(const char *directory) {
     return !statfs(directory, &kind) && kind.f_type == CGROUP2_MAGIC;
 }
 
+static void need_cgroups(void) {
+    if (!is_cgroup(CGROUPS)) fail("this node has no cgroup version 2 at " CGROUPS ", which the driver's memory limits need");
+}
+
 /* The directory of the cgroup with this path, which begins with a slash. */
 static void name_cgroup(const char *path, char *to, size_t size) {
-    if (!is_cgroup(CGROUPS)) fail("this node has no cgroup version 2 at " CGROUPS ", which the driver's memory limits need");
     if (strstr(path, "/..")) fail("the cgroup %s is outside of what this node shows: whoever asks runs in a cgroup namespace", path);
     if ((size_t)snprintf(to, size, CGROUPS "%s", path) >= size) fail("the path of the cgroup is too long");
     if (!is_cgroup(to)) fail("%s is no cgroup of version 2", to);
@@ -219,6 +222,7 @@ static void name_cgroup(const char *path, char *to, size_t size) {
 static void find_cgroup(const State *state, char *to, size_t size) {
     static char text[CGROUP_BYTES];
     char path[64];
+    need_cgroups();
     snprintf(path, sizeof path, "/proc/%ld/cgroup", state->pid);
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     size_t length = file < 0 ? 0 : read_all(file, text, sizeof text);
@@ -305,7 +309,7 @@ int main(int count, char **words) {
     if (of_container) state = read_state();
     clearenv(); /* the driver's library reads some variables, and none of the caller's are meant for it */
     if (of_container) find_cgroup(&state, directory, sizeof directory);
-    else name_cgroup(cgroup, directory, sizeof directory);
+    else need_cgroups(), name_cgroup(cgroup, directory, sizeof directory);
     load_library(root);
     check(nvml_init(), "opening the NVIDIA driver below", root);
     in_session = 1;
