@@ -17,6 +17,11 @@ import jsonschema
 import pytest
 import yaml
 
+from partage.admission.decide.conditions import match_condition
+from partage.admission.decide.settings import DialectSettings
+from partage.admission.verb import command as admission_command
+from partage.admission.verb import settings_of_options
+from partage.admission.webhook import MUTATE, WRITE_WITHIN_S
 from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES, Mode
 from partage.cli import hardware_options
 from partage.cli.agent import command as agent_command
@@ -160,6 +165,17 @@ CLAIMS = {
     (_DRA, "resourceclaims/status", "patch"),
     (_DRA, "resourceclaims/driver", "associated-node:patch"),
 }
+ADMISSION = {
+    ("", "nodes", "list"),
+    ("", "nodes", "watch"),
+    ("", "pods", "list"),
+    *((_DRA, kind, verb) for kind in ("resourceslices", "deviceclasses") for verb in ("list", "watch")),
+    *((_DRA, "resourceclaimtemplates", verb) for verb in ("get", "list", "create", "patch", "delete")),
+    ("apps", "deployments", "list"),
+    *(("coordination.k8s.io", "leases", verb) for verb in ("list", "get", "update")),
+    *(("admissionregistration.k8s.io", "mutatingwebhookconfigurations", verb) for verb in ("get", "update")),
+    *(("", "secrets", verb) for verb in ("list", "watch", "update")),
+}
 DRAIN = {("", "pods", "list"), ("", "pods/eviction", "create")}
 CLAIMS = {
     *(("resource.k8s.io", "resourceslices", verb) for verb in ("get", "list", "watch")),
@@ -172,7 +188,11 @@ CLAIMS = {
 
 @pytest.mark.parametrize(
     ("path", "granted"),
-    [(DEFAULT, LEAST), (ALL, LEAST | DRAIN | ROLLOUT | VIEWER | SCHEDULER | CLAIMS), (ALONE, set())],
+    [
+        (DEFAULT, LEAST),
+        (ALL, LEAST | DRAIN | ROLLOUT | VIEWER | SCHEDULER | CLAIMS | ADMISSION),
+        (ALONE, set()),
+    ],
 )
 def test_nothing_more_is_granted_than_is_used(path: Path, granted: set[tuple[str, str, str]]) -> None:
     assert _rules(path) == granted
@@ -518,3 +538,87 @@ def test_rules_and_dashboards_are_those_of_the_repository_and_off_by_default() -
         path.name: json.loads(path.read_text()) for path in (ROOT / "deploy" / "grafana").glob("*.json")
     }
     assert not {("PrometheusRule", "partage"), ("ConfigMap", "partage-dashboards")} & set(_objects(DEFAULT))
+
+
+def test_the_webhook_is_called_for_pods_of_other_systems_alone_and_never_stops_the_cluster() -> None:
+    objects = _objects(ALL)
+    configuration = objects["MutatingWebhookConfiguration", "partage-admission"]
+    (webhook,) = configuration["webhooks"]
+    assert webhook["matchConditions"] == [
+        match_condition(DialectSettings(hami_memory="example.com/mem", default_gpus=2))
+    ]
+    assert (webhook["failurePolicy"], webhook["sideEffects"]) == ("Fail", "NoneOnDryRun")
+    assert WRITE_WITHIN_S + 1 < webhook["timeoutSeconds"] <= 10
+    (rule,) = webhook["rules"]
+    assert (rule["operations"], rule["resources"]) == (["CREATE"], ["pods"])
+    by_name, by_label = webhook["namespaceSelector"]["matchExpressions"]
+    assert {"kube-system", "partage", "monitoring"} <= {*by_name["values"]}
+    assert by_name["operator"] == by_label["operator"] == "NotIn"
+    service = objects["Service", "partage-admission"]
+    assert webhook["clientConfig"]["service"] == {
+        "name": "partage-admission",
+        "namespace": service["metadata"]["namespace"],
+        "path": MUTATE,
+        "port": service["spec"]["ports"][0]["port"],
+    }
+    assert "caBundle" not in webhook["clientConfig"]
+    assert ("MutatingWebhookConfiguration", "partage-admission") not in _objects(DEFAULT)
+
+
+def test_the_webhook_may_write_templates_and_its_own_objects_alone() -> None:
+    objects = _objects(ALL)
+    writes = {
+        (kind, verb, tuple(rule.get("resourceNames", ())))
+        for key in (("ClusterRole", "partage-admission"), ("Role", "partage-admission"))
+        for rule in objects[key]["rules"]
+        for kind in rule["resources"]
+        for verb in rule["verbs"]
+        if verb not in ("get", "list", "watch")
+    }
+    own = ("partage-admission",)
+    assert writes == {
+        ("resourceclaimtemplates", "create", ()),
+        ("resourceclaimtemplates", "patch", ()),
+        ("resourceclaimtemplates", "delete", ()),
+        ("mutatingwebhookconfigurations", "update", own),
+        ("leases", "update", own),
+        ("secrets", "update", ("partage-admission-tls",)),
+    }
+    assert objects["Secret", "partage-admission-tls"]["type"] == "Opaque"
+    assert "data" not in objects["Secret", "partage-admission-tls"]
+
+
+def test_the_webhook_has_two_replicas_and_options_that_exist() -> None:
+    objects = _objects(ALL)
+    deployment = objects["Deployment", "partage-admission"]["spec"]
+    assert deployment["replicas"] == 2
+    labels = deployment["template"]["metadata"]["labels"]
+    for selector in (
+        deployment["selector"]["matchLabels"],
+        objects["Service", "partage-admission"]["spec"]["selector"],
+        objects["PodDisruptionBudget", "partage-admission"]["spec"]["selector"]["matchLabels"],
+    ):
+        assert selector.items() <= labels.items()
+        assert selector["app.kubernetes.io/component"] == "admission"
+    (container,) = deployment["template"]["spec"]["containers"]
+    program, verb, *options = container["command"]
+    assert (program, verb) == ("partage", "admission")
+    with admission_command.make_context("admission", [*options]) as context:
+        assert context.params["name"] == "partage-admission"
+        assert context.params["schedulers"] == ("auto", "volcano")
+        settings = settings_of_options(context.params["hami"], 1)
+    assert settings == DialectSettings(hami_memory="example.com/mem", default_gpus=2, gpu_mem_bytes=1)
+    probed = {container[probe]["httpGet"]["scheme"] for probe in ("readinessProbe", "livenessProbe")}
+    assert probed == {"HTTPS"}
+    assert not {"volumes", "volumeMounts"} & ({*deployment["template"]["spec"]} | {*container})
+
+
+def test_with_a_secret_of_its_own_the_webhook_makes_no_certificate() -> None:
+    objects = _objects(WORDS)
+    (container,) = objects["Deployment", "010-admission"]["spec"]["template"]["spec"]["containers"]
+    files = [one for one in container["command"] if one.startswith(("--http-cert", "--http-key", "--ca"))]
+    (mount,) = container["volumeMounts"]
+    assert [one.partition("=")[2].rpartition("/")[0] for one in files] == [mount["mountPath"]] * 3
+    assert ("Secret", "010-admission-tls") not in objects
+    assert not any("secrets" in rule["resources"] for rule in objects["Role", "010-admission"]["rules"])
+    assert {"--keep-scheduler=off", "--hami=defaultMemory=1000000"} <= {*container["command"]}

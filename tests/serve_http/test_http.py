@@ -8,11 +8,13 @@ import http.client
 import json
 import os
 import resource
+import select
 import socket
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http import HTTPStatus
@@ -479,6 +481,60 @@ def test_clients_that_are_silent_make_room_for_new_ones() -> None:
         assert ask(port, "GET", "/")[0] == 200
         assert silent[0].recv(1) == b"", "cut off"
         assert threading.active_count() <= before + MOST_CLIENTS
+
+
+def test_a_client_whose_answer_is_being_made_is_not_cut_off() -> None:
+    """Also where it is the one that was silent for longest."""
+    asked, go_on = threading.Semaphore(0), threading.Event()
+
+    def page(request: PageRequest) -> tuple[HTTPStatus, str, bytes]:
+        asked.release()
+        assert go_on.wait(20)
+        return json_answer({"was": len(request.body)})
+
+    listening = listen("127.0.0.1:0")
+    port = listening.getsockname()[1]
+    server = HttpServer(listening, {"/": page}, posts=["/"], most_clients=2)
+    try:
+        with ThreadPoolExecutor() as threads:
+            first = threads.submit(_posted, port, b"12345")
+            assert asked.acquire(timeout=10)
+            with contextlib.ExitStack() as clients:
+                for _ in range(4):  # each makes room for the next one
+                    place = ("127.0.0.1", port)
+                    clients.enter_context(socket.create_connection(place, timeout=5))
+                second = threads.submit(_posted, port, b"1")
+                assert asked.acquire(timeout=10)
+                go_on.set()
+                assert json.loads(first.result(10)) == {"was": 5}
+                assert json.loads(second.result(10)) == {"was": 1}
+    finally:
+        go_on.set()
+        server.close()
+
+
+def _posted(port: int, body: bytes) -> bytes:
+    connection = http.client.HTTPConnection("127.0.0.1", port, timeout=20)
+    try:
+        connection.request("POST", "/", body)
+        return connection.getresponse().read()
+    finally:
+        connection.close()
+
+
+def test_a_body_that_does_not_come_in_time_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("partage.serve_http.http._BODY_WITHIN_S", 0.2)
+    listening = listen("127.0.0.1:0")
+    server = HttpServer(listening, {"/": lambda _: json_answer({})}, posts=["/"])
+    try:
+        with socket.create_connection(listening.getsockname()[:2], timeout=10) as client:
+            client.sendall(b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
+            with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                while not select.select([client], [], [], 0.05)[0]:
+                    client.sendall(b"x")
+                assert client.recv(1) == b""
+    finally:
+        server.close()
 
 
 def test_a_live_page_that_was_left_makes_room_for_the_next_one() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partage.admission import metrics as webhook_metrics
 from partage.scheduler.metrics import DEFINITIONS, RESULTS
 from partage.serve_http.metrics.dcgm_metrics import SPELLINGS
 from partage.serve_http.metrics.metric_definitions import METRICS
@@ -31,4 +32,19 @@ def extender() -> str:
         counted = kind == "counter"
         labels = code("result") + ": " + ", ".join(map(code, RESULTS)) if counted else ""
         rows.append((code(f"{name}_total" if counted else name), kind, labels, text))
+    return table(("metric", "kind", "labels", "means"), rows)
+
+
+def webhook() -> str:
+    """The metrics of ``partage admission``."""
+    results, dialects = webhook_metrics.RESULTS, webhook_metrics.DIALECTS
+    labels = {
+        "partage_admission_requests": f"`dialect`: {', '.join(map(code, dialects))}; "
+        f"`result`: {', '.join(map(code, results))}",
+        "partage_admission_templates": "`what`: `made`, `swept`",
+    }
+    rows = [
+        (code(f"{name}_total" if kind == "counter" else name), kind, labels.get(name, ""), text)
+        for name, (text, kind) in webhook_metrics.DEFINITIONS.items()
+    ]
     return table(("metric", "kind", "labels", "means"), rows)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from tools.reference.documents import documents
 from tools.reference.exit_codes import exit_codes
-from tools.reference.metrics import dcgm, extender, metrics
+from tools.reference.metrics import dcgm, extender, metrics, webhook
 from tools.reference.options import options
 from tools.reference.policy_keys import policy_keys
 
@@ -21,6 +21,7 @@ TABLES: Mapping[str, Callable[[], str]] = {
     "metrics": metrics,
     "dcgm": dcgm,
     "extender": extender,
+    "webhook": webhook,
     "documents": documents,
 }
 

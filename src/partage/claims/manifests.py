@@ -24,6 +24,7 @@ from partage.claims.model.request import (
     DeviceToleration,
 )
 from partage.codec.fields import nearest_word
+from partage.codec.values import decode
 from partage.errors import InputError
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
 from partage.kubernetes.manifests.pods import object_name
@@ -44,6 +45,17 @@ def is_claim_object(document: Mapping[str, Any]) -> bool:
     """Whether the object is one of those three, of any version."""
     group = str(document.get("apiVersion")).partition("/")[0]
     return document.get("kind") in KINDS and group in (GROUP, VERSION)
+
+
+def device_class_of(name: str, spec: bytes) -> DeviceClass:
+    """A DeviceClass as the API server has it. spec: JSON. Raises CodecError."""
+    document = {
+        "apiVersion": f"{GROUP}/{VERSION}",
+        "kind": CLASS,
+        "metadata": {"name": name},
+        "spec": decode(dict[str, Any], spec),
+    }
+    return ClaimObjectReader(document).device_class()
 
 
 class ClaimObjectReader:

@@ -60,6 +60,7 @@ GROUPS = {
     "Run": {
         "agent": "Run the node: offer its GPUs to the kubelet, as the policy says.",
         "scheduler": "Tell kube-scheduler which nodes waste least of the GPUs.",
+        "admission": "Let pods of other systems in as pods with claims.",
         "slurm": "Write and check Slurm's GPU files, and serve its jobs.",
     },
     "Prove": {
@@ -110,6 +111,7 @@ MODULES = {
     "bench": "partage.lab.bench.verb",
     "prove": "partage.lab.prove.verb",
     "scheduler": "partage.scheduler.verb",
+    "admission": "partage.admission.verb",
     "slurm": "partage.slurm.verb",
     "machines": "partage.cli.machines",
     "record": "partage.cli.record",

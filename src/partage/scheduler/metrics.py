@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import Counter
 
-from partage.serve_http.metrics.exposition import Family, histogram_rows, label_text
+from partage.serve_http.metrics.durations import Durations
+from partage.serve_http.metrics.exposition import Family, label_text
 from partage.values import Frozen
 
 BUCKETS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 1.0)
@@ -31,17 +32,13 @@ class ExtenderCounts:
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._results: Counter[str] = Counter(dict.fromkeys(RESULTS, 0))
-        self._buckets = [0] * len(BUCKETS_S)
-        self._sum_s, self._count = 0.0, 0
+        self._seconds = Durations(BUCKETS_S)
 
     def ended(self, result: str, seconds: float) -> None:
         """One answer."""
         with self._lock:
             self._results[result] += 1
-            self._sum_s += seconds
-            self._count += 1
-            for number, most in enumerate(BUCKETS_S):
-                self._buckets[number] += seconds <= most
+        self._seconds.ended(seconds)
 
     def families(self, mix: MixState, now_s: float, nodes: int, *, trouble: bool) -> list[Family]:
         """All metrics of the extender."""
@@ -49,10 +46,8 @@ class ExtenderCounts:
             results = [
                 (label_text([("result", name)]), float(count)) for name, count in self._results.items()
             ]
-            buckets = list(zip(BUCKETS_S, self._buckets, strict=True))
-            seconds = histogram_rows(buckets, self._sum_s, self._count)
         made: dict[str, list[tuple[str, float]]] = {
-            "partage_extender_seconds": seconds,
+            "partage_extender_seconds": self._seconds.rows(),
             "partage_extender_requests": results,
             "partage_extender_mix_version": [("", mix.version)],
             "partage_extender_mix_age_seconds": [("", now_s - mix.made_s)] if mix.version else [],

@@ -14,7 +14,7 @@ from partage.edges.kube.connection import Connection
 from partage.edges.kube.scheduling import follow_scheduling
 from partage.scheduler.extender import Extender
 from partage.serve_http.http import Answer, Page, PageRequest, json_answer
-from partage.serve_http.metrics.exposition import OPENMETRICS, TEXT, wants_openmetrics, write
+from partage.serve_http.metrics.durations import metrics_page
 
 PRIORITIZE = "/prioritize"
 _STALLED_S = 60.0
@@ -35,7 +35,7 @@ class ExtenderService:
         """What is served; a POST goes to ``PRIORITIZE`` alone."""
         return {
             PRIORITIZE: self.extender.page,
-            "/metrics": self._metrics,
+            "/metrics": metrics_page(self.extender.families),
             "/healthz": self._health,
             "/livez": self._life,
         }
@@ -61,11 +61,6 @@ class ExtenderService:
                 # What was listed stays. To look through it for garbage takes 30 ms, amid an answer.
                 gc.collect()
                 gc.freeze()
-
-    def _metrics(self, request: PageRequest) -> Answer:
-        openmetrics = wants_openmetrics(request.accept)
-        body = write(self.extender.families(), openmetrics=openmetrics)
-        return HTTPStatus.OK, OPENMETRICS if openmetrics else TEXT, body
 
     def _health(self, _: PageRequest) -> Answer:
         """Whether answers are more than all nodes alike."""

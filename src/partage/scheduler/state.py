@@ -15,7 +15,7 @@ from msgspec import Raw
 from partage.agent.log import Seldom
 from partage.claims.decide.book import devices_in
 from partage.claims.decide.classes import chart_classes
-from partage.claims.manifests import CLAIM, CLASS, GROUP, VERSION, ClaimObjectReader
+from partage.claims.manifests import CLAIM, GROUP, VERSION, ClaimObjectReader, device_class_of
 from partage.claims.model.claim import parse_claim
 from partage.claims.model.names import MEMORY, NAMES_OF_DRIVER, OWN_NAMES, SHARES
 from partage.claims.model.request import ClaimSpec, DeviceClass
@@ -204,13 +204,7 @@ class ClusterState:
         if found is None:
             self._classes.pop(name, None)
             return
-        document = {
-            "apiVersion": f"{GROUP}/{VERSION}",
-            "kind": CLASS,
-            "metadata": {"name": name},
-            "spec": decode(dict[str, Any], found.spec),
-        }
-        self._classes[name] = ClaimObjectReader(document).device_class()
+        self._classes[name] = device_class_of(name, found.spec)
 
     def _say_unreadable(self, what: str, name: str, reason: str) -> None:
         if (left_out := self._unreadable.left_out()) is not None:

@@ -81,25 +81,9 @@ def command(*, kubeconfig: str | None, policy: str, dra_driver_name: str, http: 
 
 
 async def _serve(service: ExtenderService, http: str) -> None:
-    import asyncio
-
     from partage.scheduler.service import PRIORITIZE
-    from partage.serve_http.http import HttpServer
     from partage.serve_http.http_access import HttpAccess
-    from partage.serve_http.listen import interrupted, listen, say_url
+    from partage.serve_http.serving import serve_while
 
     access = HttpAccess(http_options())
-    listening = listen(http)
-    host, port = listening.getsockname()[:2]
-    server = HttpServer(listening, service.pages(), access, (PRIORITIZE,))
-    say_url(host, port, access.scheme)
-    run, signal = asyncio.create_task(service.run()), asyncio.create_task(interrupted())
-    try:
-        await asyncio.wait({run, signal}, return_when=asyncio.FIRST_COMPLETED)
-        if run.done():
-            run.result()
-    finally:
-        server.close()
-        run.cancel()
-        signal.cancel()
-        await asyncio.wait({run, signal})
+    await serve_while(service.run(), http, service.pages(), access, (PRIORITIZE,))

@@ -66,6 +66,8 @@ MOST_STREAMS = 8
 """Live pages at a time: each keeps a connection."""
 RESERVED_DESCRIPTORS = 64
 """So many descriptors are left for the kubelet, the helper and files, also if something else takes them."""
+_BODY_WITHIN_S = 30.0
+"""How long a whole body may take, in seconds."""
 _READ_BYTES = 1 << 16
 MOST_BODY = 8 << 20
 """Bytes of a body."""
@@ -97,6 +99,7 @@ class _BoundServer(socketserver.ThreadingTCPServer):
         pages: Mapping[str, Page],
         access: HttpAccess,
         posts: Collection[str],
+        most_clients: int,
     ) -> None:
         super().__init__(listening.getsockname()[:2], _Handler, bind_and_activate=False)
         self.posts = posts
@@ -109,14 +112,21 @@ class _BoundServer(socketserver.ThreadingTCPServer):
         self.closing = threading.Event()
         self._failures, self._failed_tls = Seldom(), Seldom()
         self._room = threading.Condition()
+        self._most_clients = most_clients
         self._clients: dict[socket.socket, None] = {}  # the one that was silent for longest is the first
+        self._answered: set[socket.socket] = set()  # their answers are being made: they are not cut off
         most_descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
         self._reserved_from = max(most_descriptors - RESERVED_DESCRIPTORS, most_descriptors // 2)
 
     def get_request(self) -> tuple[socket.socket, Any]:
         """The next client. Without a descriptor for it, it would be announced again and again: a pause."""
         try:
-            return self._secured(*super().get_request())
+            client, address = super().get_request()
+            try:
+                return self._secured(client, address)
+            except OSError:
+                client.close()
+                raise
         except OSError as error:
             if error.errno in _EXHAUSTED:
                 self.closing.wait(_PAUSE_S)
@@ -133,15 +143,32 @@ class _BoundServer(socketserver.ThreadingTCPServer):
         """Make room for the client: one that has been silent for longer is cut off. False: there is no
         room."""
         with self._room:
-            if len(self._clients) >= MOST_CLIENTS:
-                with contextlib.suppress(OSError):
-                    # Its thread ends, and says so. Not SSLSocket's own, which takes TLS from under it.
-                    socket.socket.shutdown(next(iter(self._clients)), socket.SHUT_RDWR)
-                self._room.wait_for(lambda: len(self._clients) < MOST_CLIENTS, _PAUSE_S)
-            room = len(self._clients) < MOST_CLIENTS and request.fileno() < self._reserved_from
+            if self._full:
+                silent = next((one for one in self._clients if one not in self._answered), None)
+                if silent is not None:
+                    with contextlib.suppress(OSError):
+                        # Its thread ends, and says so. Not SSLSocket's own, which takes TLS from under it.
+                        socket.socket.shutdown(silent, socket.SHUT_RDWR)
+                self._room.wait_for(lambda: not self._full, _PAUSE_S)
+            room = not self._full and request.fileno() < self._reserved_from
             if room:
                 self._clients[request] = None
             return room
+
+    @property
+    def _full(self) -> bool:
+        return len(self._clients) >= self._most_clients
+
+    @contextlib.contextmanager
+    def answering(self, request: socket.socket) -> Iterator[None]:
+        """The client waits for an answer that is being made."""
+        with self._room:
+            self._answered.add(request)
+        try:
+            yield
+        finally:
+            with self._room:
+                self._answered.discard(request)
 
     def active(self, request: socket.socket) -> None:
         """The client has sent a request."""
@@ -253,7 +280,8 @@ class _Handler(socketserver.BaseRequestHandler):
                     told = {"error": f"a body has at most {MOST_BODY >> 20} MiB"}
                     self._send(*json_answer(told, HTTPStatus.REQUEST_ENTITY_TOO_LARGE), last=True)
                     return
-                answer = self._page(path, query, headers, body)
+                with self.server.answering(self.request):
+                    answer = self._page(path, query, headers, body)
                 assert not isinstance(answer, Stream), "no page that takes a body has no end"
                 self._send(*answer)
             finally:
@@ -266,12 +294,15 @@ class _Handler(socketserver.BaseRequestHandler):
             go_on = h11.InformationalResponse(status_code=100, headers=[])
             self.request.sendall(self._http.send(go_on) or b"")
         body = bytearray()
+        until_s = time.monotonic() + _BODY_WITHIN_S
         while not isinstance(event := self._http.next_event(), h11.EndOfMessage):
             if isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > MOST_BODY:
                     return None
             else:
+                if time.monotonic() > until_s:
+                    raise TimeoutError("the body did not come in time")
                 # h11 tells that the connection has ended too early.
                 self._http.receive_data(self.request.recv(_READ_BYTES))
         return bytes(body)
@@ -366,7 +397,7 @@ def _headers(content_type: str) -> list[tuple[str, str]]:
 
 class HttpServer:
     """Serves pages on a listening socket, on a daemon thread, until it is closed. posts: paths of those pages
-    that take a POST, with a body of at most ``MOST_BODY``.
+    that take a POST, with a body of at most ``MOST_BODY``. most_clients: connections at a time.
     """
 
     def __init__(
@@ -375,9 +406,12 @@ class HttpServer:
         pages: Mapping[str, Page],
         access: HttpAccess | None = None,
         posts: Collection[str] = (),
+        *,
+        most_clients: int = MOST_CLIENTS,
     ) -> None:
         self._listening = listening
-        self._server = _BoundServer(listening, pages, access or HttpAccess(HttpOptions()), posts)
+        access = access or HttpAccess(HttpOptions())
+        self._server = _BoundServer(listening, pages, access, posts, most_clients)
         self._thread = threading.Thread(target=self._serve, name="http", daemon=True)
         self._thread.start()
 

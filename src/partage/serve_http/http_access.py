@@ -45,7 +45,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
 STATIC = ("/static/page.css", "/static/page.js")
 """Paths of the files that a page needs."""
 
-FREE = frozenset({"/healthz", "/livez"})
+FREE = frozenset({"/healthz", "/livez", "/readyz"})
 """Paths that everyone may ask for."""
 _SHORTEST_TOKEN = 16
 
@@ -93,11 +93,19 @@ class AccessRefusal(Frozen):
 
 
 class HttpAccess:
-    """Decides about each request. Raises InputError at once for files that cannot be used."""
+    """Decides about each request. Raises InputError at once for files that cannot be used. tls: what the next
+    connection is made with, in place of files.
+    """
 
-    def __init__(self, options: HttpOptions, own_names: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self,
+        options: HttpOptions,
+        own_names: frozenset[str] = frozenset(),
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
         if (options.cert is None) != (options.key is None):
             raise InputError("--http-cert and --http-key go together", "give both, or none")
+        self._own_tls = tls
         if options.client_ca is not None and options.cert is None:
             raise InputError("--http-client-ca needs TLS", "give --http-cert and --http-key too")
         self._options = options
@@ -112,10 +120,12 @@ class HttpAccess:
     @property
     def scheme(self) -> str:
         """``https`` where there is a certificate."""
-        return "http" if self._tls is None else "https"
+        return "http" if self._tls is None and self._own_tls is None else "https"
 
     def tls(self) -> ssl.SSLContext | None:
         """For the next connection; None: no TLS. Keeps the last good one while new files are wrong."""
+        if self._own_tls is not None:
+            return self._own_tls()
         if self._tls is None:
             return None
         files = (self._options.cert, self._options.key, self._options.client_ca)

@@ -16,11 +16,37 @@ from tests.edges.kube.scripted import Answer, Request, ScriptedServer, Stream, a
 Json = dict[str, Any]
 NODES, PODS = "/api/v1/nodes", "/api/v1/pods"
 SLICES = "/apis/resource.k8s.io/v1/resourceslices"
-_COLLECTIONS = ("nodes", "pods", "leases", "configmaps", "resourceslices", "resourceclaims", "deviceclasses")
+TEMPLATES = "/apis/resource.k8s.io/v1/resourceclaimtemplates"
+WEBHOOKS = "/apis/admissionregistration.k8s.io/v1/mutatingwebhookconfigurations"
+_COLLECTIONS = (
+    "nodes",
+    "pods",
+    "leases",
+    "configmaps",
+    "secrets",
+    "deployments",
+    "resourceslices",
+    "resourceclaims",
+    "resourceclaimtemplates",
+    "deviceclasses",
+    "mutatingwebhookconfigurations",
+)
 
 
 def leases_path(namespace: str) -> str:
     return f"/apis/coordination.k8s.io/v1/namespaces/{namespace}/leases"
+
+
+def templates_path(namespace: str) -> str:
+    return f"/apis/resource.k8s.io/v1/namespaces/{namespace}/resourceclaimtemplates"
+
+
+def secrets_path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/secrets"
+
+
+def pods_path(namespace: str) -> str:
+    return f"/api/v1/namespaces/{namespace}/pods"
 
 
 def claims_path(namespace: str) -> str:
@@ -116,7 +142,8 @@ class ObjectStore:
                 return self._patch(collection, name, request)
 
     def _list(self, request: Request) -> Answer:
-        rows = [one for one in self.objects.get(request.path, {}).values() if _selected(one, request)]
+        paths = [path for path in self.objects if _lists(request.path, path)]
+        rows = [one for path in paths for one in self.objects[path].values() if _selected(one, request)]
         return Answer({"metadata": {"resourceVersion": str(self._version)}, "items": rows})
 
     def _create(self, request: Request) -> Answer:
@@ -177,6 +204,8 @@ class ObjectStore:
             there = found["metadata"].setdefault(part, {})
             for key, value in (body.get("metadata", {}).get(part) or {}).items():
                 there.pop(key, None) if value is None else there.update({key: value})
+        if "ownerReferences" in (meta := body.get("metadata", {})):
+            found["metadata"]["ownerReferences"] = meta["ownerReferences"]
         for row in (body.get("status") or {}).get("conditions", ()):
             rows = found["status"].setdefault("conditions", [])
             rows[:] = [one for one in rows if one["type"] != row["type"]] + [row]
@@ -206,6 +235,12 @@ class ObjectStore:
                     await watch.stream.send(kind, found)
                 except ConnectionError:
                     watch.stream.ended.set()
+
+
+def _lists(asked: str, path: str) -> bool:
+    """Whether a list holds these objects: those of one collection, or of all its namespaces."""
+    api, _, kind = asked.rpartition("/")
+    return path == asked or (path.startswith(f"{api}/namespaces/") and path.endswith(f"/{kind}"))
 
 
 def _selected(found: Json, request: Request) -> bool:

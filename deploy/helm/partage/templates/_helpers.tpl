@@ -121,6 +121,29 @@ as met. Empty where helm asks no cluster (helm template). */}}
 {{- end }}
 {{- end }}
 
+{{- /* Which pods are sent to the webhook: those with a name of another system. The same expression as partage.admission.decide.conditions
+makes, which the tests compare. nvidia.com/gpu alone is no such name. */}}
+{{- define "partage.sentPods" -}}
+{{- $hami := .Values.admission.hami }}
+{{- $count := $hami.resourceCountName }}
+{{- $parts := list $hami.resourceMemoryName $hami.resourceMemoryPercentageName $hami.resourceCoreName $hami.resourcePriorityName }}
+{{- $volcano := list "volcano.sh/gpu-memory" "volcano.sh/gpu-number" "volcano.sh/vgpu-cores" "volcano.sh/vgpu-memory" "volcano.sh/vgpu-memory-percentage" "volcano.sh/vgpu-number" }}
+{{- $ack := list "aliyun.com/gpu-core.percentage" "aliyun.com/gpu-core.tflops" "aliyun.com/gpu-count" "aliyun.com/gpu-mem" }}
+{{- $resources := concat (uniq $parts) $volcano $ack }}
+{{- $kai := list "gpu-fraction" "gpu-memory" "gpu-fraction-num-devices" }}
+{{- $marks := list "nvidia.com/use-gputype" "nvidia.com/nouse-gputype" "nvidia.com/use-gpuuuid" "nvidia.com/nouse-gpuuuid" "nvidia.com/numa-bind" "nvidia.com/vgpu-mode" "hami.io/node-scheduler-policy" "hami.io/gpu-scheduler-policy" }}
+{{- $gke := list "cloud.google.com/gke-gpu-sharing-strategy" "cloud.google.com/gke-max-shared-clients-per-gpu" }}
+{{- $asked := "(object.spec.?containers.orValue([]) + object.spec.?initContainers.orValue([])).exists(c, ['limits', 'requests'].exists(p, c.?resources[?p].orValue({}).exists(k, %s)))" }}
+{{- $has := "object.%s.exists(k, k in %s)" }}
+{{- $annotations := "metadata.?annotations.orValue({})" }}
+{{- $either := list
+  (printf $asked (printf "k in %s || k.matches(%q)" (toJson $resources) "^nvidia[.]com/gpu-([1-9][0-9]{0,3})gb$"))
+  (printf $has $annotations (toJson $kai))
+  (printf "%s && %s" (printf $asked (printf "k == %q" $count)) (printf $has $annotations (toJson $marks)))
+  (printf "%s && %s" (printf $asked (printf "k == %q" "nvidia.com/gpu")) (printf $has "spec.?nodeSelector.orValue({})" (toJson $gke))) }}
+{{- join " || " $either }}
+{{- end }}
+
 {{- /* The DeviceClasses by which claims ask: which attribute a device has to have, and with which of these values. */}}
 {{- define "partage.deviceClasses" -}}
 {{- if eq .Values.dra.driverName "gpu.nvidia.com" }}

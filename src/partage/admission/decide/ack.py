@@ -20,6 +20,7 @@ from partage.units import whole_quantity
 SYSTEM = "ACK"
 _CORES, _TFLOPS = "aliyun.com/gpu-core.percentage", "aliyun.com/gpu-core.tflops"
 _COUNT = "aliyun.com/gpu-count"
+RESOURCES = frozenset({MEMORY_RESOURCE, _CORES, _TFLOPS, _COUNT})
 _STEP = 5
 
 
@@ -28,15 +29,14 @@ def asked_of_ack(pod: AskingPod, settings: DialectSettings, listed: Collection[s
     has. Raises CannotMean.
     """
     several = _COUNT in pod.labels and pod.asks_for(MEMORY_RESOURCE)
-    parts = {MEMORY_RESOURCE, _CORES, _TFLOPS, _COUNT} - {*listed}
+    parts = RESOURCES - {*listed}
     if not several and not pod.asks_for(*parts):
         return None
-    names = frozenset({MEMORY_RESOURCE, _CORES, _TFLOPS, _COUNT})
     count = _count(pod) if several else 1
     needs = tuple(
-        _need(container, count, settings) for container in pod.containers if names & {*container.amounts}
+        _need(container, count, settings) for container in pod.containers if RESOURCES & {*container.amounts}
     )
-    return PodGpuNeed(SYSTEM, needs, names=names)
+    return PodGpuNeed(SYSTEM, needs, names=RESOURCES)
 
 
 def _count(pod: AskingPod) -> int:

@@ -30,7 +30,7 @@ USE_TYPE, NOT_TYPE = "nvidia.com/use-gputype", "nvidia.com/nouse-gputype"
 _USE_UUID, _NOT_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
 _NUMA, _MODE = "nvidia.com/numa-bind", "nvidia.com/vgpu-mode"
 _NODE_POLICY, _GPU_POLICY = "hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy"
-_MARKS = (USE_TYPE, NOT_TYPE, _USE_UUID, _NOT_UUID, _NUMA, _MODE, _NODE_POLICY, _GPU_POLICY)
+MARKS = (USE_TYPE, NOT_TYPE, _USE_UUID, _NOT_UUID, _NUMA, _MODE, _NODE_POLICY, _GPU_POLICY)
 _OPT_OUT = ("hami.io/webhook", "ignore")
 
 
@@ -43,7 +43,7 @@ def asked_of_hami(
     parts = {settings.hami_memory, settings.hami_percentage, settings.hami_cores, settings.hami_priority}
     names = parts - {*listed}
     count = settings.hami_count
-    marked = not pod.translated and any(pod.annotations.get(mark, "").strip() for mark in _MARKS)
+    marked = not pod.translated and any(pod.annotations.get(mark, "").strip() for mark in MARKS)
     marked = marked and pod.asks_for(count) and not pod.asks_for(*others)
     if pod.labels.get(_OPT_OUT[0]) == _OPT_OUT[1] or not (pod.asks_for(*names) or marked):
         return None

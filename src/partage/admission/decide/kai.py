@@ -22,13 +22,15 @@ SCHEDULERS = ("kai-scheduler", "runai-scheduler")
 _FRACTION, _MEMORY = "gpu-fraction", "gpu-memory"
 _DEVICES, _CONTAINER = "gpu-fraction-num-devices", "gpu-fraction-container-name"
 _WHOLE = "nvidia.com/gpu"
+MARKS = (_FRACTION, _MEMORY, _DEVICES)
+"""Annotations of which one is enough."""
 _NUMBER = re.compile(r"(0|[1-9][0-9]{0,9})", re.ASCII)
 _PART = re.compile(r"[0-9]{0,3}\.?[0-9]{1,9}([eE]-?[0-9])?", re.ASCII)
 
 
 def asked_of_kai(pod: AskingPod) -> PodGpuNeed | None:
     """None: the pod is not written for it. Raises CannotMean."""
-    marks = {key for key in (_FRACTION, _MEMORY, _DEVICES) if key in pod.annotations}
+    marks = {key for key in MARKS if key in pod.annotations}
     if pod.translated or not marks:
         return None
     if marks == {_DEVICES}:

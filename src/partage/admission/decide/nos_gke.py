@@ -21,10 +21,13 @@ from partage.admission.decide.pod import AskingPod
 from partage.units import GIB, whole_quantity
 
 NOS, GKE = "nos", "GKE"
-_NOS_SLICE = re.compile(r"nvidia\.com/gpu-([1-9]\d{0,3})gb", re.ASCII)
+NOS_SLICE = "nvidia[.]com/gpu-([1-9][0-9]{0,3})gb"
+"""Its resources."""
+_NOS_SLICE = re.compile(NOS_SLICE, re.ASCII)
 _STRATEGY = "cloud.google.com/gke-gpu-sharing-strategy"
 _CLIENTS = "cloud.google.com/gke-max-shared-clients-per-gpu"
-_GPU = "nvidia.com/gpu"
+SELECTORS = (_STRATEGY, _CLIENTS)
+GKE_GPU = "nvidia.com/gpu"
 _MOST_CLIENTS = 48
 
 
@@ -55,7 +58,7 @@ def asked_of_nos(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
 def asked_of_gke(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
     """None: the pod is not written for it. Raises CannotMean."""
     strategy, clients = pod.selector.get(_STRATEGY), pod.selector.get(_CLIENTS)
-    if _GPU in listed or not pod.asks_for(_GPU) or (strategy is None and clients is None):
+    if GKE_GPU in listed or not pod.asks_for(GKE_GPU) or (strategy is None and clients is None):
         return None
     if strategy not in (None, "time-sharing", "mps"):
         raise CannotMean(f"{_STRATEGY} is {strategy[:40]!r}, and neither time-sharing nor mps")
@@ -66,16 +69,16 @@ def asked_of_gke(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
             raise CannotMean(f"{_CLIENTS} is {clients[:20]!r}, and not 2 to {_MOST_CLIENTS}")
     needs = []
     for container in pod.containers:
-        shares = container.whole(_GPU) if _GPU in container.amounts else 0
+        shares = container.whole(GKE_GPU) if GKE_GPU in container.amounts else 0
         if not shares:
             continue
         if shares > (1 if strategy != "mps" else most or 1):
             raise CannotMean(
-                f"{container.words} asks for {shares} of {_GPU}, and GKE gives a container "
+                f"{container.words} asks for {shares} of {GKE_GPU}, and GKE gives a container "
                 f"{'one share' if strategy != 'mps' else 'parts of one GPU only'}",
-                f"{_GPU}: 1",
+                f"{GKE_GPU}: 1",
             )
         need = GpuNeed(1, EvenShares(shares, most))
         needs.append(ContainerNeed(container.group, container.index, container.name, container.kind, need))
-    taken = tuple(key for key in (_STRATEGY, _CLIENTS) if key in pod.selector)
-    return PodGpuNeed(GKE, tuple(needs), names=frozenset({_GPU}), selectors=taken)
+    taken = tuple(key for key in SELECTORS if key in pod.selector)
+    return PodGpuNeed(GKE, tuple(needs), names=frozenset({GKE_GPU}), selectors=taken)

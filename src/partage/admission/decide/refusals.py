@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 
 from partage.admission.decide import hami, kai, volcano
 from partage.admission.decide.need import CannotMean
@@ -55,11 +55,11 @@ def refuse_what_cannot_be(pod: AskingPod, owner: Mapping[str, str]) -> None:
             )
 
 
-def pod_warnings(pod: AskingPod) -> Iterator[str]:
-    """What the pod keeps, and what has no effect any more, clauses."""
+def pod_warnings(pod: AskingPod, kept_schedulers: Collection[str] = ()) -> Iterator[str]:
+    """What the pod keeps, and what has no effect any more, clauses. kept_schedulers: of these systems."""
     marks = {**pod.labels, **pod.annotations}
     for key in _QUEUES:
         if marks.get(key):
             yield f"{key}: {marks[key][:63]} is kept, and no quota of that queue counts the pod's GPUs"
-    if pod.scheduler not in ("", DEFAULT_SCHEDULER, *THEIR_SCHEDULERS):
+    if pod.scheduler not in ("", DEFAULT_SCHEDULER, *(THEIR_SCHEDULERS - {*kept_schedulers})):
         yield f"the scheduler {pod.scheduler[:63]} is kept: it has to give claims their devices"

@@ -17,6 +17,7 @@ from partage.admission.decide.need import (
     CannotMean,
     ContainerNeed,
     GpuNeed,
+    GpuRules,
     PodGpuNeed,
     SizesUnknown,
     WholeGpu,
@@ -45,12 +46,13 @@ _LONGEST_ANNOTATION = 2000
 
 class AdmissionTerms(Frozen):
     """What pods are translated by. sizes: None: not known. listed: names of resources that device plugins
-    list, and that are left to them.
+    list, and that are left to them. schedulers: of these systems that run, so that pods stay with them.
     """
 
     settings: DialectSettings = field(default_factory=DialectSettings)
     sizes: ClaimableSizes | None = None
     listed: frozenset[str] = frozenset()
+    schedulers: frozenset[str] = frozenset()
 
 
 class ClaimOfPod(Frozen):
@@ -65,12 +67,13 @@ class ClaimOfPod(Frozen):
 
 
 class TranslatedPod(Frozen):
-    """What becomes of a pod. warnings: clauses."""
+    """What becomes of a pod. rules: which GPUs it can have. warnings: clauses."""
 
     system: str
     claims: tuple[ClaimOfPod, ...]
     patch: tuple[PatchStep, ...]
     warnings: tuple[str, ...] = ()
+    rules: GpuRules = field(default_factory=GpuRules)
 
 
 class RefusedPod(Frozen):
@@ -116,12 +119,11 @@ def translate(
     patch = (
         *_without_old(found[0], pod),
         *_with_claims(claims, pod),
-        *_scheduler(asking),
-        *_annotations(found[0], claims, asking, pod),
+        *_scheduler(asking, terms),
+        *_annotations(found[0], claims, asking, pod, terms),
     )
-    return TranslatedPod(
-        found[0].system, claims, patch, (*found[0].warnings, *pod_warnings(asking), *warnings)
-    )
+    said = (*found[0].warnings, *pod_warnings(asking, terms.schedulers), *warnings)
+    return TranslatedPod(found[0].system, claims, patch, said, found[0].rules)
 
 
 _Ask = Callable[[AskingPod, AdmissionTerms], PodGpuNeed | None]
@@ -212,18 +214,27 @@ def _with_claims(claims: Sequence[ClaimOfPod], pod: Mapping[str, Any]) -> Iterat
                 yield PatchStep("add", f"{there}/claims/-", {"name": claim.name})
 
 
-def _scheduler(pod: AskingPod) -> Iterator[PatchStep]:
-    if pod.scheduler in THEIR_SCHEDULERS:
+def _scheduler(pod: AskingPod, terms: AdmissionTerms) -> Iterator[PatchStep]:
+    if _leaves(pod, terms):
         yield PatchStep("replace", pointer("spec", "schedulerName"), DEFAULT_SCHEDULER)
 
 
+def _leaves(pod: AskingPod, terms: AdmissionTerms) -> bool:
+    """Whether its scheduler is one of these systems, and is not there."""
+    return pod.scheduler in THEIR_SCHEDULERS - terms.schedulers
+
+
 def _annotations(
-    asked: PodGpuNeed, claims: Sequence[ClaimOfPod], pod: AskingPod, plain: Mapping[str, Any]
+    asked: PodGpuNeed,
+    claims: Sequence[ClaimOfPod],
+    pod: AskingPod,
+    plain: Mapping[str, Any],
+    terms: AdmissionTerms,
 ) -> Iterator[PatchStep]:
     said = {TRANSLATED: f"{asked.system}: {_was(asked, pod)}"}
     if claims:
         said[GUARANTEE] = "; ".join(_guarantee(claim) for claim in claims)
-    if pod.scheduler in THEIR_SCHEDULERS:
+    if _leaves(pod, terms):
         said[FORMER_SCHEDULER] = pod.scheduler
     if asked.selectors:
         said[FORMER_SELECTOR] = ", ".join(f"{key}={pod.selector[key]}" for key in asked.selectors)

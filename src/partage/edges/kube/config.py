@@ -75,7 +75,7 @@ class ClusterConfig(Frozen):
             if self.insecure:
                 context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
             if self.certificate is not None and self.key is not None:
-                _load_pair(context, self.certificate.read(), self.key.read())
+                load_pair(context, self.certificate.read(), self.key.read())
         except (ssl.SSLError, ValueError, OSError) as error:
             raise InputError(f"the certificates for {self.url} cannot be used: {error}") from error
         return context
@@ -86,7 +86,7 @@ class ClusterConfig(Frozen):
         return tuple(None if one is None else one.version() for one in kept)
 
 
-def _load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
+def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:
     """Python reads certificates from files only; this one is never on a disk."""
     with os.fdopen(os.memfd_create("partage"), "wb") as file:
         file.write(certificate + b"\n" + key)

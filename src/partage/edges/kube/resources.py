@@ -75,7 +75,7 @@ class ResourceApi:
 
     async def node(self, name: str) -> NodeOwner:
         """A Node, as an owner."""
-        path = f"/api/v1/nodes/{_part(name)}"
+        path = f"/api/v1/nodes/{path_part(name)}"
         return NodeOwner(name, (await self._connection.call(_NodeJson, "GET", path)).metadata.uid)
 
     async def slices(self, node: str, driver: str) -> tuple[SliceObject, ...]:
@@ -108,14 +108,14 @@ class ResourceApi:
             "resourceVersion": slice_.version,
             "ownerReferences": [reference],
         }
-        path = f"{_SLICES}/{_part(slice_.name)}"
+        path = f"{_SLICES}/{path_part(slice_.name)}"
         body = _object("ResourceSlice", metadata, spec=spec)
         return (await self._connection.call(_SliceJson, "PUT", path, body=body)).value()
 
     async def delete_slice(self, slice_: SliceObject) -> None:
         """Conflict if it has changed since it was read."""
         body: Json = {"preconditions": {"uid": slice_.uid, "resourceVersion": slice_.version}}
-        path = f"{_SLICES}/{_part(slice_.name)}"
+        path = f"{_SLICES}/{path_part(slice_.name)}"
         await self._connection.call(dict[str, Any], "DELETE", path, body=body)
 
     async def claim(self, namespace: str, name: str) -> bytes:
@@ -149,10 +149,10 @@ def _of(node: str, driver: str) -> dict[str, str]:
 
 def _claim(namespace: str, name: str) -> str:
     """Names come from the kubelet: quoted, they are one part of the path, whatever they are."""
-    return f"{_API}/namespaces/{_part(namespace)}/resourceclaims/{_part(name)}"
+    return f"{_API}/namespaces/{path_part(namespace)}/resourceclaims/{path_part(name)}"
 
 
-def _part(name: str) -> str:
+def path_part(name: str) -> str:
     """Of a path. Raises Absent for a name that would be no part: no object has it."""
     if name in ("", ".", ".."):
         raise Absent(f"no object has the name {name!r}")

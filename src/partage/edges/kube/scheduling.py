@@ -171,7 +171,7 @@ def _amounts(given: Mapping[str, str | int] | None) -> dict[str, int]:
 
 
 class SchedulingSeen(Protocol):
-    """Whom the watches tell. kind: one of ``KINDS``; a value is of the kind."""
+    """Whom the watches tell. kind: of the objects, one of ``KINDS``; a value is of the kind."""
 
     def listed(self, kind: str, objects: Mapping[str, Any]) -> None:
         """These are all there are."""
@@ -190,10 +190,17 @@ async def follow_scheduling(connection: Connection, driver: str, seen: Schedulin
         "pods": Collection(
             PODS, _PodRows, ScheduledPodJson, {"fieldSelector": _ENDED}, page=PAGE, in_namespaces=True
         ),
-        "slices": _raw("resourceslices", {"fieldSelector": f"spec.driver={driver}"}),
+        "slices": slices_of_driver(driver),
         "claims": _raw("resourceclaims", in_namespaces=True),
-        "classes": _raw("deviceclasses"),
+        "classes": DEVICE_CLASSES,
     }
+    await follow(connection, collections, seen)
+
+
+async def follow(
+    connection: Connection, collections: Mapping[str, Collection[Any]], seen: SchedulingSeen
+) -> None:
+    """A watch of each, for ever, told by its kind. Of what the server does not know, there is nothing."""
     async with asyncio.TaskGroup() as group:
         for kind, collection in collections.items():
             follower = _SchedulingListener(kind, seen)
@@ -207,6 +214,14 @@ def _raw(
     return Collection(
         f"{_RESOURCES}/{path}", _RawRows, _RawRow, selection or {}, page=PAGE, in_namespaces=in_namespaces
     )
+
+
+def slices_of_driver(driver: str) -> Collection[ApiObject]:
+    """The ResourceSlices of all nodes."""
+    return _raw("resourceslices", {"fieldSelector": f"spec.driver={driver}"})
+
+
+DEVICE_CLASSES = _raw("deviceclasses")
 
 
 class _SchedulingListener:
