@@ -85,7 +85,9 @@ def check_command(
         differs = check_live(read, running, version, node)
         checked = replace(checked, differences=(*checked.differences, *differs))
     if here:
-        checked = replace(checked, differences=(*checked.differences, *_unlimited(files)))
+        from partage.slurm.host.missing_limits import missing_limits
+
+        checked = replace(checked, differences=(*checked.differences, *missing_limits(files)))
     verdicts = [
         judge_request(request, checked.nodes, checked.types, version, spread=checked.spread)
         for request in requests
@@ -124,25 +126,6 @@ def _running(
     written = [Path(file).stat().st_mtime for file in files if "gres" in Path(file).name]
     own = node or socket.gethostname().partition(".")[0]
     return LiveCluster(settings, nodes, (own, max(written)) if written else None)
-
-
-def _unlimited(files: Sequence[str]) -> list[Problem]:
-    """That jobs of this node get no memory limits, where somebody has wanted them."""
-    from partage.edges.host.slurm_limits import names_plugin, why_no_limits
-    from partage.slurm.host.devices_file import DEFAULT_PATH, read_devices
-
-    found = []
-    for file in files:
-        if Path(file).name != "slurm.conf" or not (why := why_no_limits(Path(file))):
-            continue
-        try:
-            wanted = any(device.limited for device in read_devices(Path(DEFAULT_PATH)).devices)
-        except InputError:
-            wanted = False
-        if wanted or names_plugin(Path(file)):
-            text = f"jobs get no memory limits of the driver's, and 'memory: hard' guarantees nothing: {why}"
-            found.append(Problem(file, "", "warning", text, "restart slurmd after the change"))
-    return found
 
 
 def _is_of_this_slurm(file: str) -> bool:
