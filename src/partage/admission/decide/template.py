@@ -84,7 +84,7 @@ def claim_form(need: GpuNeed, rules: GpuRules, sizes: ClaimableSizes | None) -> 
     or of which there are too many.
     """
     ways = [*_ways(need, rules, sizes)]
-    which = tuple(_which(rules))
+    which = tuple(rule_expressions(rules))
     requests: list[Json] = [_request(ways, which, need.count)]
     devices: Json = {"requests": requests}
     if need.count > 1:
@@ -203,18 +203,23 @@ def _part_of(size: ClaimableSize, part: Decimal) -> int:
     return max(steps, 1) * size.step_bytes
 
 
-def _which(rules: GpuRules) -> Iterator[str]:
-    """Expressions for the GPUs that are meant. A device may be without a product name."""
+def rule_expressions(rules: GpuRules) -> dict[str, str]:
+    """Expressions for the GPUs that are meant, each with the annotation that says so. A device may be without
+    a product name.
+    """
+    keys = rules.keys or ("",) * 4
     product = f"{_ATTRIBUTES}.?productName.orValue('').lowerAscii()"
     uuid = f"{_ATTRIBUTES}.?{'parentUUID' if rules.mig else 'uuid'}.orValue('').lowerAscii()"
-    for words, wanted in ((rules.models, True), (rules.not_models, False)):
+    found = {}
+    for key, words, wanted in ((keys[0], rules.models, True), (keys[1], rules.not_models, False)):
         if words:
             either = " || ".join(f"{product}.contains('{word}')" for word in words)
-            yield either if wanted else f"!({either})"
-    for uuids, wanted in ((rules.uuids, True), (rules.not_uuids, False)):
+            found[either if wanted else f"!({either})"] = key
+    for key, uuids, wanted in ((keys[2], rules.uuids, True), (keys[3], rules.not_uuids, False)):
         if uuids:
-            inside = f"{uuid} in [{', '.join(repr(one) for one in uuids)}]"
-            yield inside if wanted else f"!({inside})"
+            inside = f"{uuid} in [{', '.join(map(repr, uuids))}]"
+            found[inside if wanted else f"!({inside})"] = key
+    return found
 
 
 def _request(ways: Sequence[_Way], which: tuple[str, ...], count: int) -> Json:
