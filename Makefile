@@ -33,7 +33,7 @@ STORY  ?= examples/07-mixed-node/story.yaml
 PYTEST ?= PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -n 4 --dist loadgroup
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo limit-hook image wheel test test-all test-313 walks mutate check format lint types contracts pictures docs reference soak claims-kills guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
+.PHONY: help setup demo limit-hook slurm-limits image wheel test test-all test-313 walks mutate check format lint types contracts pictures docs reference soak claims-kills guard-torch slurm slurm-many bench on-gpu on-gpu-kit chart e2e proto lock clean
 
 help:  ## this list
 	@grep -hE '^[a-z0-9-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z0-9-]+):[^#]*## */  make \1|/' | column -t -s '|'
@@ -56,6 +56,12 @@ $(READY): pyproject.toml constraints.txt
 # The hook that sets the driver's memory limits of containers, for this machine's processor. The image builds its own.
 limit-hook:  ## compile the hook of memory limits, where Partage runs without its image (needs a C compiler)
 	src/partage/edges/cdi/limit_hook/build src/partage/edges/cdi/limit_hook/partage-limit-hook
+
+# For the Slurm whose spank.h is there; another place: make slurm-limits SLURM=/opt/slurm. LIMITS: where the two files go.
+SLURM  ?= /usr
+LIMITS ?= build/slurm-limits
+slurm-limits:  ## compile the SPANK plugin of memory limits and its hook for this Slurm (needs a C compiler and spank.h)
+	CFLAGS="-I$(SLURM)/include $(CFLAGS)" src/partage/slurm/limits/build $(LIMITS)
 
 # make demo SERVE=--serve: the page in the browser stays until Ctrl-C.
 demo: $(READY)  ## eight simulated GPUs, shared in four ways, pods and all

@@ -13,6 +13,9 @@ if ! command -v slurmctld >/dev/null || ! command -v slurmd >/dev/null || ! comm
     || cannot "apt-get install slurmctld slurmd slurm-client munge failed"
 fi
 
+[ -e /usr/include/slurm/spank.h ] || timeout 300 apt-get install -qq -y --no-install-recommends libslurm-dev slurm-wlm-basic-plugins-dev >/dev/null 2>&1 \
+  || echo "the plugin of memory limits is not tried: apt-get install libslurm-dev slurm-wlm-basic-plugins-dev failed" >&2
+
 fetch() { # fetch SUITE [OPTION...]: Slurm of that suite, in $folder/SUITE
   suite=$1 root=$folder/$1
   shift

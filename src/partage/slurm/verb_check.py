@@ -84,6 +84,10 @@ def check_command(
 
         differs = check_live(read, running, version, node)
         checked = replace(checked, differences=(*checked.differences, *differs))
+    if here:
+        from partage.slurm.host.missing_limits import missing_limits
+
+        checked = replace(checked, differences=(*checked.differences, *missing_limits(files)))
     verdicts = [
         judge_request(request, checked.nodes, checked.types, version, spread=checked.spread)
         for request in requests

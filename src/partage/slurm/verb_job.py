@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -118,20 +119,25 @@ def task_prolog_command(*, run_dir: str) -> int:
     try:
         with JobRecords(Path(run_dir)) as records:
             found = records.of_task(job)
+            limited = {record.job for record in found.jobs if records.limits_held(record.job)}
     except OSError:
-        found = Records()
-    answer = _answer(job, found, run_dir.rstrip("/"))
+        found, limited = Records(), set()
+    answer = _answer(job, found, limited, run_dir.rstrip("/"))
     sys.stdout.write(answer.text())
     return answer.code
 
 
-def _answer(job: JobId, records: Records, run_dir: str) -> TaskAnswer:
-    """Of several components on one node, the task belongs to that which has its GPUs."""
+def _answer(job: JobId, records: Records, limited: Collection[JobId], run_dir: str) -> TaskAnswer:
+    """Of several components on one node, the task belongs to that which has its GPUs. limited: those whose
+    memory limits are in force.
+    """
     from partage.slurm.decide.task_answer import GPU_VARIABLES, task_answer, unreadable_answer, without_record
 
     for why in records.unreadable.values():
         return unreadable_answer(why, os.environ, run_dir)
-    answers = [task_answer(record, os.environ, run_dir) for record in records.jobs]
+    answers = [
+        task_answer(record, os.environ, run_dir, limits_held=record.job in limited) for record in records.jobs
+    ]
     if answers:
         return next((answer for answer in answers if not answer.code), answers[0])
     asked = any(os.environ.get(name) for name in GPU_VARIABLES)

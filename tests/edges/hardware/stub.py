@@ -62,7 +62,12 @@ class StubNode:
     def __init__(self, root: Path, library: Path) -> None:
         self.root = root
         self.host = Host(
-            driver=root, proc=root / "proc", sys=root / "sys", dev=root / "dev", run=root / "run"
+            driver=root,
+            proc=root / "proc",
+            sys=root / "sys",
+            dev=root / "dev",
+            run=root / "run",
+            etc=root / "etc",
         )
         self.library = root / "usr/lib64/libnvidia-ml.so.1"
         self.library.parent.mkdir(parents=True)

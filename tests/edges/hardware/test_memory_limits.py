@@ -98,6 +98,34 @@ async def test_without_cgroup_v2_it_is_the_kernels_tree(limits: LimitNode) -> No
     assert await limits.support() == LimitSupport(obstacle=LimitObstacle.CGROUP_V1)
 
 
+@pytest.mark.parametrize(
+    ("loaded", "found"),
+    [
+        (True, LimitSupport(LimitBackend.MISC)),
+        (False, LimitSupport(obstacle=LimitObstacle.SLURM)),
+    ],
+)
+async def test_on_a_node_of_slurm_it_is_the_plugin(
+    limits: LimitNode, loaded: bool, found: LimitSupport
+) -> None:
+    """Where the driver can, and slurmd does not have it done."""
+    plugin = limits.node.root / "etc/slurm/partage_limits.so"
+    for name, text in (
+        ("slurm.conf", ""),
+        ("cgroup.conf", ""),
+        (plugin.name, ""),
+        ("plugstack.conf", f"required {plugin}\n" if loaded else ""),
+    ):
+        limits.node.file(f"etc/slurm/{name}", text)
+    assert await limits.support() == found
+
+
+async def test_an_old_driver_counts_before_slurm(limits: LimitNode) -> None:
+    limits.node.file("etc/slurm/slurm.conf", "")
+    limits.node.lacks("nvmlDeviceSetMemoryLimits_v1")
+    assert await limits.support() == LimitSupport(obstacle=LimitObstacle.DRIVER)
+
+
 async def test_in_mig_mode_it_is_that_and_it_is_looked_at_again(limits: LimitNode) -> None:
     from partage.model.step import SetMigMode
 

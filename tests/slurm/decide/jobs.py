@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from msgspec.structs import replace
+
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
@@ -38,3 +40,7 @@ NODE = NodeDevices(
         ),
     ),
 )  # fmt: skip
+
+
+LIMITED = replace(NODE, devices=(*NODE.devices[:3], replace(NODE.devices[3], guard=False, limited=True)))
+"""The same, where jobs with shards are to have memory limits of the driver's."""

@@ -22,9 +22,10 @@ from partage.slurm.decide.job_start import (
     with_other_users,
 )
 from partage.slurm.model.job import HeldDevices, JobId, JobRecord
+from partage.slurm.text.limits import limits_text
 from partage.slurm.text.queue import has_gpus_on, held_on, parse_job_names
 from partage.units import GIB, MIB
-from tests.slurm.decide.jobs import ALL, MIG, NODE, SIZE, gpu
+from tests.slurm.decide.jobs import ALL, LIMITED, MIG, NODE, SIZE, gpu
 
 CGROUPS = NodeFacts(constrained=True)
 
@@ -144,6 +145,37 @@ def test_shards(facts, units, guarantee):
     assert device.memory_bytes == (SIZE * units // 4 if units else SIZE)
     assert device.guard == bool(facts.guard_dir)
     assert has_to_be_asked(job(1, 3), NODE)
+
+
+def limited(*, constrained=True, limits=True, others=(), count=2):
+    facts = NodeFacts(constrained, limits=limits, held=HeldDevices((3,), {3: count} if count else {}))
+    return start_job(job(1, 3), LIMITED, facts, others)
+
+
+def test_a_share_with_a_limit_of_the_drivers():
+    record = limited()
+    (device,) = record.devices
+    assert (device.limited, device.guarantee) == (True, Guarantee.HARD)
+    assert limits_text(record) == f"1 job\n{gpu(3)}={SIZE // 2}\n"
+    nested = replace(record, devices=(replace(device, limits_nest=True),))
+    assert limits_text(nested) == f"1 job task\n{gpu(3)}={SIZE // 2}\n"
+    assert limits_text(replace(record, refused="it must not run")) == ""
+
+
+@pytest.mark.parametrize(
+    ("record", "is_limited", "guarantee"),
+    [
+        (limited(limits=False), False, Guarantee.NONE),  # slurmd does not load the plugin
+        (limited(constrained=False), True, Guarantee.NONE),  # jobs without GPUs can use it
+        (limited(count=0), False, Guarantee.HARD),  # all of the GPU
+        (limited(others=[replace(limited(limits=False, count=1), job=JobId(2))]), True, Guarantee.NONE),
+        (limited(others=[replace(limited(count=1), job=JobId(2))]), True, Guarantee.HARD),
+    ],
+)
+def test_what_a_limit_guarantees(record, is_limited, guarantee):
+    (device,) = record.devices
+    assert (device.limited, device.guarantee) == (is_limited, guarantee)
+    assert bool(limits_text(record)) == is_limited
 
 
 TWO = replace(NODE, devices=(*NODE.devices[:3], replace(NODE.devices[2], index=3, uuid=gpu(3), gpu=gpu(3))))

@@ -16,7 +16,7 @@ from partage.slurm.decide.task_answer import (
 )
 from partage.slurm.model.job import HeldDevices, JobId
 from partage.units import MIB
-from tests.slurm.decide.jobs import MIG, NODE, SIZE, gpu
+from tests.slurm.decide.jobs import LIMITED, MIG, NODE, SIZE, gpu
 
 VARIABLES = [
     "SLURM_STEP_GPUS", "SLURM_JOB_GPUS", "SLURM_SHARDS_ON_NODE", "PYTHONPATH",
@@ -229,3 +229,20 @@ def test_no_variable_of_a_job_adds_a_line(variables):
     assert len(names) == len(set(names))
     devices = found.exports.get("CUDA_VISIBLE_DEVICES", "")
     assert set(filter(None, devices.split(","))) <= {MIG, gpu(3)}
+
+
+@pytest.mark.parametrize(
+    ("held", "shards", "guarantee"),
+    [
+        (True, "2", "hard"),
+        (False, "2", "none"),  # nobody has read it back
+        (True, "1", "none"),  # a step with less than its job: the limit is the job's
+    ],
+)
+def test_hard_is_said_where_the_limit_was_read(held, shards, guarantee):
+    facts = NodeFacts(True, limits=True, held=HeldDevices((3,), {3: 2}))
+    found = start_job(JobRequest(JobId(1), 1000, (3,)), LIMITED, facts, ())
+    variables = {"SLURM_STEP_GPUS": "3", "CUDA_VISIBLE_DEVICES": "3", "SLURM_SHARDS_ON_NODE": shards}
+    told = task_answer(found, variables, "/run/partage", limits_held=held).exports
+    assert told["PARTAGE_GUARANTEE"] == guarantee
+    assert told["PARTAGE_MEMORY_BYTES"] == str(SIZE * int(shards) // 4)

@@ -50,6 +50,27 @@ def test_what_is_written_is_read(tmp_path):
     assert [one.job for one in read_records(tmp_path).jobs] == [7]
 
 
+def test_limits_stand_beside_the_record_and_go_with_it(tmp_path):
+    limited = replace(RECORD, devices=(replace(DEVICE, limited=True),))
+    with JobRecords(tmp_path, make=True) as records:
+        records.put(limited)
+        assert (tmp_path / "jobs/41.limits").read_text() == f"1 job\n{UUID}={20 << 30}\n"
+        assert oct((tmp_path / "jobs/41.limits").stat().st_mode)[-3:] == "644"
+        assert not records.limits_held(JobId(41))
+        (tmp_path / "jobs/41.held").touch()
+        assert records.limits_held(JobId(41))
+        assert not records.limits_held(JobId(4))
+        assert records.read() == Records((limited,))
+        records.put(limited)  # the job begins again
+        assert not records.limits_held(JobId(41))
+        (tmp_path / "jobs/41.held").touch()
+        records.put(RECORD)
+        assert sorted(path.name for path in (tmp_path / "jobs").iterdir()) == ["41.json"]
+        records.put(limited)
+        records.remove(JobId(41))
+        assert list((tmp_path / "jobs").iterdir()) == []
+
+
 def test_a_task_of_a_component_finds_its_record(tmp_path):
     """It is told the number of the job's first component, which may be on another node."""
     second = replace(RECORD, job=JobId(8), leader=JobId(7))

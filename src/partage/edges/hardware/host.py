@@ -62,6 +62,7 @@ class Host(Frozen):
     sys: Path = Path("/sys")
     dev: Path = Path("/dev")
     run: Path = Path("/run/partage")
+    etc: Path = Path("/etc")
 
     def numa_node(self, pci_bus_id: PciBusId) -> int | None:
         """The NUMA node of a GPU; None if the machine has none or reports -1."""

@@ -42,6 +42,11 @@ _WHY: Final[Mapping[LimitObstacle, str]] = {
         "the driver does not answer for the node's own cgroup, and dmem.capacity of the kernel does not name "
         "the GPU: see what the kernel's log says of nvidia, and 'nvidia-smi memory-limits'"
     ),
+    LimitObstacle.SLURM: (
+        "this is a node of Slurm, where nothing sets the limit of a job: add 'required "
+        "/usr/lib/partage/partage_limits.so' to plugstack.conf, with CgroupPlugin=cgroup/v2 and "
+        "ProctrackType=proctrack/cgroup; 'partage slurm check --here' says what is missing"
+    ),
 }
 
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 
 from partage.errors import HardwareError, InputError, NotFound, Unsupported
 from partage.model.driver_limit import LimitAt, LimitObstacle, LimitSupport, SeenLimit
-from partage.model.gpu import Driver, Gpu
+from partage.model.gpu import Driver, Gpu, NoDriver
 from partage.model.ids import ContainerId, GpuUuid
 from partage.model.step import SetMemoryLimit
 from partage.plan.offer.driver_limits import LIMITS_SINCE
@@ -22,13 +22,16 @@ _DIRECTORY = "/sys/fs/cgroup"
 
 def support_of(state: SimulatedNode, gpu: Gpu) -> LimitSupport | None:
     """What a look at the driver finds about a GPU; None where the machine says nothing of limits."""
-    if state.limits is None:
-        return None
-    if isinstance(state.driver, Driver) and branch_of(state.driver) < LIMITS_SINCE:
+    return None if state.limits is None else support_with(state.limits, state.driver, gpu)
+
+
+def support_with(limits: LimitSupport, driver: Driver | NoDriver, gpu: Gpu) -> LimitSupport:
+    """The same, where the machine says this of limits."""
+    if isinstance(driver, Driver) and branch_of(driver) < LIMITS_SINCE:
         return LimitSupport(obstacle=LimitObstacle.DRIVER)
-    if gpu.mig_enabled and state.limits.obstacle is not LimitObstacle.CGROUP_V1:
+    if gpu.mig_enabled and limits.obstacle is not LimitObstacle.CGROUP_V1:
         return LimitSupport(obstacle=LimitObstacle.MIG)
-    return state.limits
+    return limits
 
 
 def limits_of(state: SimulatedNode, asked: Collection[LimitAt]) -> tuple[SeenLimit, ...]:

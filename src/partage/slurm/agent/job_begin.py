@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
+from partage.edges.host.slurm_limits import why_no_limits
 from partage.errors import InputError, PartageError, Unreachable
 from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonSpec, DaemonState
@@ -81,9 +82,11 @@ def _facts(node: JobNode, request: JobRequest, devices: NodeDevices) -> NodeFact
         except Unreachable as error:
             silent = f"Slurm did not say which GPUs it has: {error}"
     given = request.indexes if held is None else held.indexes
-    guarded = any(one.guard for one in devices.devices if one.index in given)
+    own = [device for device in devices.devices if device.index in given]
+    guarded, limited = any(device.guard for device in own), any(device.limited for device in own)
     return NodeFacts(
         constrained=node.slurm_conf is not None and constrains_devices(node.slurm_conf),
+        limits=limited and node.slurm_conf is not None and not why_no_limits(node.slurm_conf),
         guard_dir=_guard_dir(node) if guarded else "",
         held=held,
         silent=silent,

@@ -45,13 +45,15 @@ class NodeFacts(Frozen):
     """What decides besides the job. constrained: Slurm keeps jobs from GPUs that are not theirs, by cgroups.
 
     guard_dir: where the guard's files are; empty: they could not be written. held: what slurmctld says that
-    the job has; None: it was not asked, or does not say. silent: why it did not answer.
+    the job has; None: it was not asked, or does not say. silent: why it did not answer. limits: slurmd loads
+    our plugin, which sets memory limits of the driver's.
     """
 
     constrained: bool = False
     guard_dir: str = ""
     held: HeldDevices | None = None
     silent: str = ""
+    limits: bool = False
 
 
 def read_job_id(variables: Mapping[str, str]) -> JobId:
@@ -121,10 +123,10 @@ def start_job(
     if facts.held is None and has_to_be_asked(request, node):
         return replace(record, refused=facts.silent or NOT_SAID)
     indexes = request.indexes if facts.held is None else facts.held.indexes
-    devices = tuple(_job_device(request, node, at, facts) for at in sorted(indexes))
+    held = [other for other in others if other.job != request.job and not other.refused]
+    devices = tuple(_beside(_job_device(request, node, at, facts), held) for at in sorted(indexes))
     guard_dir = facts.guard_dir if any(device.guard for device in devices) else ""
     record = replace(record, devices=devices, guard_dir=guard_dir)
-    held = [other for other in others if other.job != request.job and not other.refused]
     conflicts = (said for other in held for said in _conflicts(devices, other))
     text = next(conflicts, "") or next(_overfull(record, held), "")
     return replace(record, refused=f"{text}. Slurm {node.slurm} gave it away twice") if text else record
@@ -144,6 +146,7 @@ def _job_device(request: JobRequest, node: NodeDevices, at: int, facts: NodeFact
     memory = device.memory_bytes * units // device.units // MIB * MIB if units else device.memory_bytes
     gres = device.shares if units and device.shares else GresName.GPU
     split = units or device.strategy.traits.in_devices
+    limited = device.limited and facts.limits and units > 0
     return JobDevice(
         index=device.index,
         name=device.name,
@@ -154,11 +157,21 @@ def _job_device(request: JobRequest, node: NodeDevices, at: int, facts: NodeFact
         gres=gres,
         memory_bytes=memory,
         total_bytes=device.memory_bytes,
-        guarantee=_guarantee(device, facts, shared=units > 0),
+        guarantee=_guarantee(device, facts, shared=units > 0, limited=limited),
         units=units,
         units_of=device.units if units else 0,
         guard=units > 0 and device.guard and bool(facts.guard_dir),
+        limited=limited,
+        limits_nest=limited and device.limits_nest,
     )
+
+
+def _beside(device: JobDevice, held: Iterable[JobRecord]) -> JobDevice:
+    """A job without a limit can use the memory of all."""
+    free = any(
+        theirs.uuid == device.uuid and not theirs.limited for other in held for theirs in other.devices
+    )
+    return replace(device, guarantee=Guarantee.NONE) if device.limited and free else device
 
 
 def _units(request: JobRequest, device: NodeDevice, facts: NodeFacts) -> int:
@@ -173,13 +186,17 @@ def _units(request: JobRequest, device: NodeDevice, facts: NodeFacts) -> int:
     return min(units, device.units)
 
 
-def _guarantee(device: NodeDevice, facts: NodeFacts, *, shared: bool) -> Guarantee:
-    """An MPS share is held by variables that a job can drop; so is a whole GPU without cgroups."""
+def _guarantee(device: NodeDevice, facts: NodeFacts, *, shared: bool, limited: bool) -> Guarantee:
+    """An MPS share is held by variables that a job can drop; so is a whole GPU without cgroups. Without them
+    jobs that have no limit can use a GPU of others, too.
+    """
     if not shared:
         hard = device.guarantee is Guarantee.HARD and not facts.constrained
         return Guarantee.ADVISORY if hard else device.guarantee
     if device.shares is GresName.MPS:
         return Guarantee.ADVISORY
+    if limited and facts.constrained:
+        return Guarantee.HARD
     return Guarantee.ADVISORY if device.guard and facts.guard_dir else Guarantee.NONE
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from partage.model.driver_limit import LimitBackend
 from partage.model.gpu import Gpu
 from partage.model.ids import DeviceUuid
 from partage.model.share import DeviceOffer, Guarantee
@@ -47,4 +48,6 @@ def _device(
         units=device.units,
         guard=row.guard,
         multi_user=users.get(device.uuid),
+        limited=row.limited,
+        limits_nest=row.limited and gpu.limits is not None and gpu.limits.backend is LimitBackend.DMEM,
     )

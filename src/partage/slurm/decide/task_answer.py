@@ -74,11 +74,13 @@ def _is_plain(text: str) -> bool:
     return text.isprintable() and len(text) <= _LONGEST
 
 
-def task_answer(record: JobRecord, variables: Mapping[str, str], run_dir: str) -> TaskAnswer:
+def task_answer(
+    record: JobRecord, variables: Mapping[str, str], run_dir: str, *, limits_held: bool = False
+) -> TaskAnswer:
     """What a task of the job is told. variables: its own. They choose among what the record has, no more.
 
     Variables of another job are removed: of that in which this one was submitted. run_dir: where the MPS
-    daemons and the guard are.
+    daemons and the guard are. limits_held: the job's memory limits were set, and read back.
     """
     stale = _stale(variables, run_dir)
     if record.refused:
@@ -94,7 +96,7 @@ def task_answer(record: JobRecord, variables: Mapping[str, str], run_dir: str) -
         exports["CUDA_VISIBLE_DEVICES"] = ",".join(device.uuid for device in held)
         exports |= _mps_of(held, f"{run_dir}/mps")
         guarded = any(device.guard for device in held) and _guard(exports, variables, record.guard_dir)
-        exports |= _facts(held, guarded=guarded)
+        exports |= _facts(held, guarded=guarded, limits_held=limits_held)
     return TaskAnswer(exports, tuple(name for name in stale if name not in exports), prints)
 
 
@@ -148,7 +150,9 @@ def _listed(text: str) -> tuple[int, ...]:
 
 
 def _of_step(device: JobDevice, variables: Mapping[str, str]) -> JobDevice:
-    """A step may have less of a share than its job, and with ``--tres-per-task`` each task has its own."""
+    """A step may have less of a share than its job, and with ``--tres-per-task`` each task has its own. The
+    driver's limit is that of the job.
+    """
     name = _MPS_THREADS if device.gres is GresName.MPS else "SLURM_SHARDS_ON_NODE"
     said = [variables.get(name, "")]
     if _is_step(variables.get("SLURM_STEP_ID", "")):  # the batch script has all of the job
@@ -159,7 +163,8 @@ def _of_step(device: JobDevice, variables: Mapping[str, str]) -> JobDevice:
     if not units:
         return device
     memory = device.total_bytes * units // device.units_of // MIB * MIB
-    return replace(device, units=units, memory_bytes=memory)
+    guarantee = Guarantee.NONE if device.limited else device.guarantee
+    return replace(device, units=units, memory_bytes=memory, guarantee=guarantee)
 
 
 def _is_step(step: str) -> bool:
@@ -207,7 +212,7 @@ def _guard(exports: dict[str, str], variables: Mapping[str, str], guard_dir: str
     return True
 
 
-def _facts(held: Sequence[JobDevice], *, guarded: bool) -> dict[str, str]:
+def _facts(held: Sequence[JobDevice], *, guarded: bool, limits_held: bool) -> dict[str, str]:
     by_gpu: dict[GpuUuid, list[JobDevice]] = {}
     for device in held:
         by_gpu.setdefault(device.gpu, []).append(device)
@@ -216,7 +221,10 @@ def _facts(held: Sequence[JobDevice], *, guarded: bool) -> dict[str, str]:
         job_device.gres.value if job_device.units else f"gpu:{job_device.type}" for job_device in held
     )
     guarantees = (
-        Guarantee.NONE if job_device.guard and not guarded else job_device.guarantee for job_device in held
+        Guarantee.NONE
+        if (job_device.guard and not guarded) or (job_device.limited and not limits_held)
+        else job_device.guarantee
+        for job_device in held
     )
     facts = {
         "PARTAGE_RESOURCE": ",".join(names),

@@ -1,5 +1,8 @@
 """The records of a node's jobs: ``<run-dir>/jobs/<job id>.json``. Root writes them, everyone may read them.
 
+Beside that of a job with memory limits are ``<job id>.limits``, for the plugin that sets them, and
+``<job id>.held``, which the plugin makes once they are in force.
+
 They are gone after a reboot, as the jobs are.
 """
 
@@ -19,6 +22,7 @@ from msgspec import field
 from partage.codec.values import CodecError, decode, encode
 from partage.slurm.host.root_directory import RootDirectory
 from partage.slurm.model.job import RECORD_VERSION, JobId, JobRecord
+from partage.slurm.text.limits import limits_text
 from partage.values import Frozen
 
 _LOCK = ".lock"
@@ -129,12 +133,24 @@ class JobRecords:
         return record
 
     def put(self, record: JobRecord) -> None:
-        """Write one."""
+        """Write one, with the job's memory limits. That they are in force is to be seen anew."""
+        self._remove_limits(record.job)
+        if text := limits_text(record):
+            self._directory.write(f"{record.job}.limits", text.encode())
         self._directory.write(_file(record.job), encode(record))
 
     def remove(self, job: JobId) -> bool:
-        """Remove one; whether there was one."""
+        """Remove one, with the job's memory limits; whether there was one."""
+        self._remove_limits(job)
         return self._directory.remove(_file(job))
+
+    def limits_held(self, job: JobId) -> bool:
+        """Whether the job's memory limits were set and read back. The directory is root's."""
+        return f"{job}.held" in self._directory.names()
+
+    def _remove_limits(self, job: JobId) -> None:
+        for name in (f"{job}.held", f"{job}.limits"):
+            self._directory.remove(name)
 
 
 def _file(job: JobId) -> str:

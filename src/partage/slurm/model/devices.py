@@ -17,7 +17,8 @@ class NodeDevice(Frozen):
     index: what Slurm calls it. name: NVML's, ``3`` or ``3:1``. strategy: of its
     GPU, as in ``DeviceOffer``. shares: ``mps`` or ``shard``; None: it is not shared. units: how many it has.
     guarantee: what a job is guaranteed that has all of it. guard: whether jobs with a share get the guard.
-    multi_user: one MPS server for all users; None: if the control program can do it.
+    multi_user: one MPS server for all users; None: if the control program can do it. limited: jobs with a
+    share are to have a memory limit of the driver's. limits_nest: an inner one adds to one further out.
     """
 
     index: int
@@ -32,6 +33,8 @@ class NodeDevice(Frozen):
     units: int = 0
     guard: bool = False
     multi_user: bool | None = None
+    limited: bool = False
+    limits_nest: bool = False
 
 
 class NodeDevices(Frozen, kw_only=True):

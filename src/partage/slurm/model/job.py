@@ -39,7 +39,8 @@ class JobDevice(Frozen):
     that the policy shares.
     gres: what the job holds of it. units: of ``mps`` or ``shard``; 0: the device is the job's alone.
     units_of: so many units has the device. memory_bytes: what the job may use; total_bytes: what there is.
-    guard: its programs get the guard.
+    guard: its programs get the guard. limited: the driver is to hold the job to its memory, and the guarantee
+    is that of the limit; without it there is none. limits_nest: as of ``NodeDevice``.
     """
 
     index: int
@@ -55,6 +56,8 @@ class JobDevice(Frozen):
     units: int = 0
     units_of: int = 0
     guard: bool = False
+    limited: bool = False
+    limits_nest: bool = False
 
 
 class JobRecord(Frozen):

@@ -1,9 +1,11 @@
 /* partage-limit-hook: the driver's memory limits of a container, in force before its first instruction.
  *
  *   partage-limit-hook set [--driver-root=DIR] UUID=BYTES [UUID=BYTES ...]
+ *   partage-limit-hook cgroup [--driver-root=DIR] CGROUP UUID=BYTES [UUID=BYTES ...]
  *
- * An OCI hook (createRuntime), run by the container runtime as root in the node's namespaces, with the state of the
+ * The first is an OCI hook (createRuntime), run by the container runtime as root in the node's namespaces, with the state of the
  * container on standard input. For each GPU it sets the hard limit of the container's own cgroup and reads it back.
+ * The second does the same for the cgroup with this path below /sys/fs/cgroup: Slurm's, which knows no containers.
  * Whatever goes wrong is one sentence on standard error and exit status 1: then the container is not created.
  * These arguments stay: a CDI file of an older agent names them for as long as its pods live.
  *
@@ -200,13 +202,27 @@ static State read_state(void) {
 
 /* --- the cgroup ------------------------------------------------------------------------------- */
 
+static int is_cgroup(const char *directory) {
+    struct statfs kind;
+    return !statfs(directory, &kind) && kind.f_type == CGROUP2_MAGIC;
+}
+
+static void need_cgroups(void) {
+    if (!is_cgroup(CGROUPS)) fail("this node has no cgroup version 2 at " CGROUPS ", which the driver's memory limits need");
+}
+
+/* The directory of the cgroup with this path, which begins with a slash. */
+static void name_cgroup(const char *path, char *to, size_t size) {
+    if (strstr(path, "/..")) fail("the cgroup %s is outside of what this node shows: whoever asks runs in a cgroup namespace", path);
+    if ((size_t)snprintf(to, size, CGROUPS "%s", path) >= size) fail("the path of the cgroup is too long");
+    if (!is_cgroup(to)) fail("%s is no cgroup of version 2", to);
+}
+
 /* The directory of the container's own cgroup, of version 2. */
 static void find_cgroup(const State *state, char *to, size_t size) {
     static char text[CGROUP_BYTES];
     char path[64];
-    struct statfs kind;
-    if (statfs(CGROUPS, &kind) || kind.f_type != CGROUP2_MAGIC)
-        fail("this node has no cgroup version 2 at " CGROUPS ", which the driver's memory limits need");
+    need_cgroups();
     snprintf(path, sizeof path, "/proc/%ld/cgroup", state->pid);
     int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
     size_t length = file < 0 ? 0 : read_all(file, text, sizeof text);
@@ -220,12 +236,10 @@ static void find_cgroup(const State *state, char *to, size_t size) {
     line[strcspn(line, "\n")] = 0;
     size_t end = strlen(line);
     if (end >= 10 && !strcmp(line + end - 10, " (deleted)")) fail("the container's cgroup %s was removed", line);
-    if (strstr(line, "/..")) fail("the cgroup %s is outside of what this node shows: the container runtime runs in a cgroup namespace", line);
     /* The process of gVisor and of a VM is not the tenant's: it is in the cgroup of the pod's sandbox. */
     if (!strstr(line, state->id))
         fail("process %ld is in the cgroup %s, which is not the one of container %s: its runtime (gVisor, a VM?) has no process to limit", state->pid, line, state->id);
-    if ((size_t)snprintf(to, size, CGROUPS "%s", line) >= size) fail("the path of the container's cgroup is too long");
-    if (statfs(to, &kind) || kind.f_type != CGROUP2_MAGIC) fail("%s is no cgroup of version 2", to);
+    name_cgroup(line, to, size);
 }
 
 /* --- the driver ------------------------------------------------------------------------------- */
@@ -284,21 +298,26 @@ int main(int count, char **words) {
     static const char option[] = "--driver-root=";
     static Limit limits[MOST_GPUS];
     static char directory[PATH_MAX], still[PATH_MAX];
-    const char *root = "/";
-    int at = 2;
+    const char *root = "/", *cgroup = NULL;
+    State state;
+    int at = 2, of_container = count > 1 && !strcmp(words[1], "set");
     if (count > at && !strncmp(words[at], option, sizeof option - 1)) root = words[at++] + sizeof option - 1;
-    if (count <= at || strcmp(words[1], "set") || *root != '/')
-        fail("used as: partage-limit-hook set [--driver-root=/DIR] UUID=BYTES [UUID=BYTES ...]");
+    if (!of_container && count > at) cgroup = words[at++];
+    if (count <= at || *root != '/' || !(of_container || (!strcmp(words[1], "cgroup") && cgroup[0] == '/' && cgroup[1])))
+        fail("used as: partage-limit-hook set [--driver-root=/DIR] UUID=BYTES [UUID=BYTES ...], or cgroup [--driver-root=/DIR] /CGROUP UUID=BYTES [UUID=BYTES ...]");
     int gpus = limits_of(count - at, words + at, limits);
-    State state = read_state();
-    clearenv(); /* the driver's library reads some variables, and none of the runtime's are meant for it */
-    find_cgroup(&state, directory, sizeof directory);
+    if (of_container) state = read_state();
+    clearenv(); /* the driver's library reads some variables, and none of the caller's are meant for it */
+    if (of_container) find_cgroup(&state, directory, sizeof directory);
+    else need_cgroups(), name_cgroup(cgroup, directory, sizeof directory);
     load_library(root);
     check(nvml_init(), "opening the NVIDIA driver below", root);
     in_session = 1;
     for (int gpu = 0; gpu < gpus; gpu++) set_limit(&limits[gpu], directory);
-    find_cgroup(&state, still, sizeof still); /* another process may have been given the number of one that is gone */
-    if (strcmp(directory, still)) fail("the container's process moved from %s to %s meanwhile", directory, still);
+    if (of_container) { /* another process may have been given the number of one that is gone */
+        find_cgroup(&state, still, sizeof still);
+        if (strcmp(directory, still)) fail("the container's process moved from %s to %s meanwhile", directory, still);
+    }
     nvml_shutdown();
     return 0;
 }

@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 
+from msgspec.structs import replace
+
 from partage.codec.fields import Dialect, Field, Notes, Table
 from partage.codec.reader import Reader, number, word_of
 from partage.codec.yaml_document import YamlDocument, describe, read_document
@@ -37,6 +39,7 @@ from partage.sim.node.faults import TimedFault
 from partage.sim.node.files.fault_syntax import read_timed_fault
 from partage.sim.node.files.gpu_syntax import ReadGpu, read_gpu
 from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
+from partage.sim.node.limits import support_with
 from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
 from partage.sim.node.state import power_on
 from partage.sim.node.topology import has_nvswitch, links_between
@@ -57,7 +60,12 @@ LIMIT_WORDS = {
     "off": LimitSupport(obstacle=LimitObstacle.MODE),
     **{
         obstacle.value: LimitSupport(obstacle=obstacle)
-        for obstacle in (LimitObstacle.CGROUP_V1, LimitObstacle.KERNEL, LimitObstacle.SILENT)
+        for obstacle in (
+            LimitObstacle.CGROUP_V1,
+            LimitObstacle.KERNEL,
+            LimitObstacle.SILENT,
+            LimitObstacle.SLURM,
+        )
     },
 }
 """Whether the driver limits the memory of containers. Branches before 615 do not, whatever is written."""
@@ -115,6 +123,9 @@ def _machine(top: Table, name: str) -> Machine:
     slices = {row.gpu.index: row.time_slice for row in rows if row.time_slice is not Interval.DEFAULT}
     daemons = tuple(read_daemons(top, inventory))
     limits = top.value("memory-limits", word_of(LIMIT_WORDS), None)
+    if limits is not None:
+        known = (replace(gpu, limits=support_with(limits, inventory.driver, gpu)) for gpu in gpus)
+        inventory = replace(inventory, gpus=tuple(known))
     return Machine(name, inventory, tuple(faults), _recorded(top), slices, daemons, limits)
 
 

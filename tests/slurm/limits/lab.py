@@ -1,0 +1,122 @@
+"""A real Slurm with cgroups of version 2, the plugin of memory limits, and a stand-in for NVML."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from partage.slurm import limits
+from tests.edges.cdi.limit_hook.node import Kept
+from tests.edges.hardware.stub import StubNode
+from tests.slurm.job_lab import JobLab
+from tests.slurm.lab import Build
+
+SOURCE = Path(limits.__file__).parent
+HERE = Path(__file__).parent
+GROUP = f"partage-test-slurm-{os.getpid()}"
+"""The cgroup that slurmd takes for the root of all."""
+
+POLICY = """\
+version: partage/v1
+gpus: [{select: all, time-slicing: {replicas: 4, memory: hard}}]
+"""
+_MACHINE = """\
+driver: 615.71.09
+memory-limits: {backend}
+gpus: [{{name: NVIDIA H100 80GB HBM3}}, {{name: NVIDIA H100 80GB HBM3}}]
+"""
+_NAMESPACE = r"""set -e
+mount -t cgroup2 cgroup2 /sys/fs/cgroup
+mkdir -p /sys/fs/cgroup/{group}/system.slice
+echo $$ >/sys/fs/cgroup/{group}/cgroup.procs
+exec unshare --cgroup --mount --propagation private sh -c '
+  umount /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && LD_PRELOAD={preload} exec "$@"' \
+  sh "$@" -d {stepd}
+"""
+
+
+def built_plugin(folder: Path) -> Path:
+    """A folder with plugin and hook, compiled for the Slurm of this machine."""
+    if shutil.which("cc") is None or not Path("/usr/include/slurm/spank.h").exists():
+        pytest.skip("needs a C compiler and spank.h ('make slurm' installs it as root)")
+    subprocess.run([SOURCE / "build", folder], check=True, env=os.environ | {"CFLAGS": "-Werror"})
+    return folder
+
+
+class _InCgroups(Build):
+    """This machine's Slurm; slurmd finds cgroups of version 2 alone, and itself at their root."""
+
+    def command(self, *words: str, run: Path | None = None) -> list[str]:
+        if words[0] != "slurmd" or "-D" not in words:
+            return super().command(*words, run=run)
+        d = Path(os.environ["PARTAGE_TEST_LIMITS"])
+        inside = _NAMESPACE.format(group=GROUP, preload=d / "one_hierarchy.so", stepd=d / "slurmstepd")
+        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside, "sh", *words]
+
+
+class LimitLab(JobLab):
+    """One node with two time-sliced GPUs whose driver limits memory. built: of ``built_plugin``."""
+
+    def __init__(self, built: Path, driver: StubNode, folder: Path, *, backend: str, conf: str = "") -> None:
+        machine = folder / "machine.yaml"
+        machine.write_text(_MACHINE.format(backend=backend))
+        plugstack = folder / "plugstack.conf"
+        super().__init__(
+            _InCgroups("22.05.8"), POLICY, str(machine), conf=f"PlugStackConfig={plugstack}\n{conf}"
+        )
+        self.driver, self._folder = driver, folder
+        driver.write(**{f"gpu.{at}.uuid": device.gpu for at, device in enumerate(self.devices)})
+        plugstack.write_text(
+            f"required {built}/partage_limits.so run-dir={self.run_dir} hook={built}/partage-limit-hook "
+            f"driver-root={driver.root}\n"
+        )
+        preload = folder / "one_hierarchy.so"
+        subprocess.run(
+            ["cc", "-shared", "-fPIC", "-o", preload, HERE / "one_hierarchy.c", "-ldl"], check=True
+        )
+        stepd = folder / "slurmstepd"
+        stepd.write_text(f'#!/bin/sh\nLD_PRELOAD={preload} exec /usr/sbin/slurmstepd "$@"\n')
+        stepd.chmod(0o755)
+        text = (self.d / "slurm.conf").read_text()
+        text = text.replace("proctrack/linuxproc", "proctrack/cgroup").replace("task/none", "task/cgroup")
+        (self.d / "slurm.conf").write_text(text)
+        cgroup = (self.d / "cgroup.conf").read_text()
+        (self.d / "cgroup.conf").write_text(f"{cgroup}\nCgroupPlugin=cgroup/v2\nIgnoreSystemd=yes\n")
+
+    def kept(self) -> list[Kept]:
+        """What the driver was told, in order; directories from the cgroup of the node's slurmsteps on."""
+        file = self.driver.library.with_name("limits.txt")
+        rows = [line.split(" ") for line in file.read_text().splitlines()] if file.exists() else []
+        return [
+            Kept(
+                self.devices[int(gpu)].gpu, int(soft), int(hard), directory.partition("_slurmstepd.scope/")[2]
+            )
+            for gpu, directory, soft, hard in rows
+        ]
+
+    def cgroups(self) -> list[str]:
+        """Of jobs that there are now."""
+        found = subprocess.run(
+            [
+                "unshare", "--mount", "--propagation", "private", "sh", "-c",
+                f"mount -t cgroup2 cgroup2 /sys/fs/cgroup && find /sys/fs/cgroup/{GROUP} -name 'job_*'",
+            ],
+            capture_output=True, text=True, check=True,
+        )  # fmt: skip
+        return sorted(Path(line).name for line in found.stdout.splitlines())
+
+    def __exit__(self, *exc: object) -> None:
+        super().__exit__(*exc)
+        inside = (
+            f"mount -t cgroup2 cgroup2 /sys/fs/cgroup && cd /sys/fs/cgroup/{GROUP} && "
+            "for pid in $(find . -name cgroup.procs -exec cat {} +); do "
+            'case "$(cat /proc/$pid/comm)" in slurmstepd|slurmd|sleep) kill -KILL $pid;; esac; done; '
+            f"cd .. ; for turn in $(seq 100); do find {GROUP} -depth -type d -exec rmdir {{}} + 2>/dev/null; "
+            f"[ -e {GROUP} ] || exit 0; sleep 0.05; done"
+        )
+        words = ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside]
+        subprocess.run(words, check=False, capture_output=True)

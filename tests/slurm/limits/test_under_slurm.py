@@ -1,0 +1,96 @@
+"""Memory limits of jobs under a real slurmd with cgroups of version 2: there before a task, gone with it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.edges.cdi.limit_hook.node import Kept
+from tests.edges.hardware.stub import StubNode
+from tests.slurm.lab import OLD, why_not
+from tests.slurm.limits.lab import LimitLab
+
+pytestmark = [
+    pytest.mark.skipif(bool(why_not(OLD)), reason=why_not(OLD) or "it is here"),
+    pytest.mark.skipif(os.getuid() != 0, reason="cgroups take root"),
+    pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare"),
+]
+LEAF = "user/task_0"
+
+
+@pytest.fixture(autouse=True)
+def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PARTAGE_TEST_LIMITS", str(tmp_path))
+
+
+def test_two_jobs_on_one_gpu_have_their_limits_before_they_begin(
+    built: Path, driver: StubNode, tmp_path: Path
+) -> None:
+    """That of the whole job, so that many steps have no more; that of the leaf, which programs are shown."""
+    told = driver.library.with_name("limits.txt")
+    with LimitLab(built, driver, tmp_path, backend="dmem") as lab:
+        outs = [lab.d / f"out-{number}" for number in range(2)]
+        look = f"cat {told}; echo; env | grep PARTAGE_; srun true; sleep 2"
+        jobs = [
+            lab.batch(f"--gres=shard:{shards}", wrap=look, out=str(out))
+            for shards, out in zip((1, 3), outs, strict=True)
+        ]
+        lab.wait_for(lambda: all(out.exists() and "GUARANTEE" in out.read_text() for out in outs))
+        assert set(jobs) <= {int(name.removeprefix("job_")) for name in lab.cgroups()}
+        lab.wait_for(lambda: not lab.job_states() and not lab.records())
+        lab.wait_for(lambda: not lab.cgroups())
+        left = [path.name for path in (lab.run_dir / "jobs").iterdir() if path.name != ".lock"]
+        kept, seen = lab.kept(), [out.read_text() for out in outs]
+        size = lab.devices[0].memory_bytes // 2**20 * 2**20
+        gpu = lab.devices[0].gpu
+    quarter = size // 4 // 2**20 * 2**20
+
+    for job, bytes_, text in zip(
+        jobs, (quarter, lab.devices[0].memory_bytes * 3 // 4 // 2**20 * 2**20), seen, strict=True
+    ):
+        of_job = [row for row in kept if row.directory.startswith(f"job_{job}")]
+        assert {row.gpu for row in of_job} == {gpu}
+        assert [(row.soft, row.hard) for row in of_job] == [(0, bytes_)] * 4
+        assert [row.directory for row in of_job] == [
+            f"job_{job}", f"job_{job}/step_batch/{LEAF}", f"job_{job}", f"job_{job}/step_0/{LEAF}",
+        ]  # fmt: skip
+        told_before, _, environment = text.partition("\n\n")
+        assert f"job_{job}/step_batch/{LEAF} 0 {bytes_}" in told_before
+        assert "PARTAGE_GUARANTEE=hard" in environment
+        assert f"PARTAGE_MEMORY_BYTES={bytes_}" in environment
+    assert left == []
+
+
+def test_where_limits_do_not_nest_only_the_job_has_one(built: Path, driver: StubNode, tmp_path: Path) -> None:
+    with LimitLab(built, driver, tmp_path, backend="misc", conf="PrologFlags=Contain") as lab:
+        assert lab.environment("--gres=shard:1", "-n2")["PARTAGE_GUARANTEE"] == "hard"
+        job, gpu = lab.first_job, lab.devices[0].gpu
+        quarter = lab.devices[0].memory_bytes // 4 // 2**20 * 2**20
+        assert set(lab.kept()) == {Kept(gpu, 0, quarter, f"job_{job}")}
+        whole = lab.environment("--gres=gpu:h100_shared:1")
+        assert len({row.directory for row in lab.kept()}) == 1
+        assert whole["PARTAGE_SHARES"] == "gpu:h100_shared:1"
+
+
+def test_a_task_without_its_limit_does_not_begin(built: Path, driver: StubNode, tmp_path: Path) -> None:
+    """Its owner reads why, and the node stays in service."""
+    driver.write(**{"fail.nvmlDeviceSetMemoryLimits_v1": 4})
+    with LimitLab(built, driver, tmp_path, backend="misc") as lab:
+        mark = tmp_path / "began"
+        own = tmp_path / "own-task-prolog"
+        own.write_text(f"#!/bin/sh\ntouch {mark}\n")
+        own.chmod(0o755)
+        done = lab.srun("--gres=shard:1", "-n2", f"--task-prolog={own}", "touch", str(mark))
+        assert done.returncode == 1
+        assert "partage: this job's memory limit cannot be set, so its task does not begin: s" in done.stderr
+        assert "the hook has to run as root" in done.stderr
+        out = lab.d / "out"
+        lab.batch("--gres=shard:1", wrap=f"touch {mark}", out=str(out))
+        lab.wait_for(lambda: out.exists() and "not begin" in out.read_text() and not lab.job_states())
+        assert not mark.exists()
+        assert set(lab.states().values()) <= {"idle", "comp"}
+        driver.write(**{"fail.nvmlDeviceSetMemoryLimits_v1": None})
+        assert lab.environment("--gres=shard:1")["PARTAGE_GUARANTEE"] == "hard"
