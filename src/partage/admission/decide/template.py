@@ -32,6 +32,15 @@ _LONGEST = 10 * 1024
 """Bytes of an expression."""
 _ATTRIBUTES, _CAPACITY = f"device.attributes['{DRIVER}']", f"device.capacity['{DRIVER}']"
 
+
+def _about(attribute: str, expression: str, *, wanted: bool) -> str:
+    told = f"has({attribute}) && ({expression})"
+    return told if wanted else f"!({told})"
+
+
+_NOT_MPS = _about(f"{_ATTRIBUTES}.strategy", f"{_ATTRIBUTES}.strategy == 'mps'", wanted=False)
+"""Of several GPUs for one container: through MPS, it can use one."""
+
 Json = dict[str, Any]
 
 
@@ -85,6 +94,8 @@ def claim_form(need: GpuNeed, rules: GpuRules, sizes: ClaimableSizes | None) -> 
     """
     ways = [*_ways(need, rules, sizes)]
     which = tuple(_which(rules))
+    if need.count > 1 and not rules.mig:
+        which = (*which, _NOT_MPS)
     requests: list[Json] = [_request(ways, which, need.count)]
     devices: Json = {"requests": requests}
     if need.count > 1:
@@ -204,17 +215,21 @@ def _part_of(size: ClaimableSize, part: Decimal) -> int:
 
 
 def _which(rules: GpuRules) -> Iterator[str]:
-    """Expressions for the GPUs that are meant. A device may be without a product name."""
-    product = f"{_ATTRIBUTES}.?productName.orValue('').lowerAscii()"
-    uuid = f"{_ATTRIBUTES}.?{'parentUUID' if rules.mig else 'uuid'}.orValue('').lowerAscii()"
+    """Expressions for the GPUs that are meant. A device may be without a product name.
+
+    Attributes are named in full: of ``.?name.orValue('')`` the API server does not know how long it can be,
+    and refuses what is done with it as too complex.
+    """
+    product = f"{_ATTRIBUTES}.productName"
+    uuid = f"{_ATTRIBUTES}.{'parentUUID' if rules.mig else 'uuid'}"
     for words, wanted in ((rules.models, True), (rules.not_models, False)):
         if words:
-            either = " || ".join(f"{product}.contains('{word}')" for word in words)
-            yield either if wanted else f"!({either})"
+            either = " || ".join(f"{product}.lowerAscii().contains('{word}')" for word in words)
+            yield _about(product, either, wanted=wanted)
     for uuids, wanted in ((rules.uuids, True), (rules.not_uuids, False)):
         if uuids:
-            inside = f"{uuid} in [{', '.join(repr(one) for one in uuids)}]"
-            yield inside if wanted else f"!({inside})"
+            inside = f"{uuid}.lowerAscii() in [{', '.join(repr(one) for one in uuids)}]"
+            yield _about(uuid, inside, wanted=wanted)
 
 
 def _request(ways: Sequence[_Way], which: tuple[str, ...], count: int) -> Json:
