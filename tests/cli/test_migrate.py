@@ -129,3 +129,11 @@ async def test_the_sizes_can_be_those_of_a_cluster(tmp_path, file):
     (request,) = template["spec"]["spec"]["devices"]["requests"]
     asked = [way["capacity"]["requests"]["memory"] for way in request["firstAvailable"]]
     assert asked == ["19Gi", "39Gi"]
+
+
+async def test_a_cluster_under_nvidias_driver_name_is_refused(tmp_path, file, capsys):
+    renamed = json.loads(json.dumps(a_slice("n1", amounts(0))).replace("gpu.partage.dev", "gpu.nvidia.com"))
+    async with ClaimApi([], slices=[renamed]).served(tmp_path) as kubeconfig:
+        code = await asyncio.to_thread(run, ["migrate", file(PERCENT), "--cluster", kubeconfig])
+    assert code == 3
+    assert "under the driver name gpu.nvidia.com" in " ".join(capsys.readouterr().err.split())

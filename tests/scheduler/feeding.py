@@ -9,11 +9,28 @@ from typing import Any
 from partage.claims.model.names import OWN_NAMES
 from partage.codec.values import decode
 from partage.edges.kube.scheduling import KINDS, ApiObject, ScheduledPodJson, _NodeRow
+from partage.plan.placement.ssp import Ssp
 from partage.scheduler.decide.board import ExtenderPolicy
 from partage.scheduler.extender import Extender
 from partage.scheduler.protocol import PrioritizeRequest
+from partage.scheduler.trial import Tried
 from partage.serve_http.http import PageRequest
 from tests.scheduler.objects import Json, classes
+
+
+class TrialHere:
+    """Of this process. ended: a test says when."""
+
+    def __init__(self, tried: Tried) -> None:
+        self.tried, self.ended, self.stopped, self.trouble = tried, True, False, ""
+
+    def scores(self) -> Ssp | None:
+        if self.trouble:
+            raise ChildProcessError(self.trouble)
+        return self.tried.scores() if self.ended else None
+
+    def stop(self) -> None:
+        self.stopped = True
 
 
 class Fed:
@@ -21,7 +38,12 @@ class Fed:
 
     def __init__(self, policy: ExtenderPolicy = ExtenderPolicy.SSP, driver: str = OWN_NAMES.driver) -> None:
         self.now_s = 1000.0
-        self.extender = Extender(policy, driver, clock=lambda: self.now_s)
+        self.trials: list[TrialHere] = []
+        self.extender = Extender(policy, driver, clock=lambda: self.now_s, begin=self._begin)
+
+    def _begin(self, tried: Tried) -> TrialHere:
+        self.trials.append(TrialHere(tried))
+        return self.trials[-1]
 
     def start(self, **objects: Iterable[Json]) -> None:
         """List all kinds, and take the first turn."""

@@ -202,18 +202,22 @@ def test_tables_are_made_again_when_the_mix_moved_and_only_then() -> None:
     one.now_s += 61
     one.extender.turn()
     assert one.extender.mix.version == 1
-    one.put("pods", *(pod(f"more{number}", 8000, claims=["mine"]) for number in range(20)))
+    one.put("pods", *(pod(f"more{number}", 8000, claims=["mine"]) for number in range(5)))
     one.extender.turn()
     assert one.extender.mix.version == 1
     one.now_s += 61
     one.extender.turn()
-    assert (one.extender.mix.version, one.extender.mix.pods) == (2, 23)
+    assert (one.extender.mix.version, one.extender.mix.pods) == (2, 8)
+    # Twice as many: those before were too few to know the mix.
+    one.put("pods", *(pod(f"many{number}", 2000, claims=["mine"]) for number in range(20)))
+    one.extender.turn()
+    assert (one.extender.mix.version, one.extender.mix.pods) == (3, 28)
     # A model that is new cannot be scored by old tables.
     one.put("nodes", node("n7"))
     one.put("slices", slices("n7", [device(0, "new")]))
     assert one.scores(WAITS, ["n7"]) == [NO]
     one.extender.turn()
-    assert one.extender.mix.version == 3
+    assert one.extender.mix.version == 4
     assert one.scores(WAITS, ["n7"])[0] > NO
 
 

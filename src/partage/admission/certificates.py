@@ -118,7 +118,7 @@ def written(held: HeldCertificates) -> dict[str, bytes]:
 
 def bundle(held: HeldCertificates) -> str:
     """All that are trusted, as the API server is told."""
-    return "".join(one.certificate for one in held.trusted)
+    return "".join(trusted.certificate for trusted in held.trusted)
 
 
 def _authority(text: str) -> Authority | None:

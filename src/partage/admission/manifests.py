@@ -170,7 +170,7 @@ class _ObjectTranslator:
         for form, home in {claim.form.name: (claim.form, claim.home) for claim in outcome.claims}.values():
             self._forms[form.name] = form
             judged += self._judged(spec, form, home)
-        if not any(one.problem.severity == "error" for one in judged):
+        if not any(finding.problem.severity == "error" for finding in judged):
             judged += self._together(spec, outcome.claims)
         self._findings += dict.fromkeys(judged)
 
@@ -190,7 +190,7 @@ class _ObjectTranslator:
         terms = self._claim_terms
         if terms is None or terms.book is None or len(claims) < 2:
             return
-        asked = [PodClaim(one.name, ClaimObjectReader(one.form.manifest()).spec()) for one in claims]
+        asked = [PodClaim(claim.name, ClaimObjectReader(claim.form.manifest()).spec()) for claim in claims]
         placed = place(asked, terms.book, terms.classes)
         if isinstance(placed, Unplaced):
             said = f"not all claims of the pod find a place on one node: {nearest(placed)}"

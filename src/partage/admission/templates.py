@@ -153,7 +153,7 @@ class PodTemplates:
 
 def _standing(found: TemplateJson) -> StandingTemplate:
     meta = found.metadata
-    owners = [one.uid for one in meta.owner_references or ()]
+    owners = [owner.uid for owner in meta.owner_references or ()]
     spec: Mapping[str, Any] = found.spec.spec
     return StandingTemplate(
         meta.namespace,

@@ -70,7 +70,7 @@ def claim_findings(
         for way in request.ways:
             found = [*_of_way(reader, way, terms)]
             yield from found
-            wrong = wrong or any(one.problem.severity == "error" for one in found)
+            wrong = wrong or any(finding.problem.severity == "error" for finding in found)
     if not wrong and terms.book is not None:
         yield from _on_machine(reader, spec, terms, terms.book)
 

@@ -112,7 +112,7 @@ class ClaimObjectReader:
             self._wrong(devices, "the claim asks for nothing", "spec.devices.requests has a request")
         return ClaimSpec(
             f"{self._kind} {self._name}",
-            tuple(one for one in requests if one is not None),
+            tuple(request for request in requests if request is not None),
             tuple(self._rules(devices)),
             tuple(self._configs(devices.at("config"), ConfigSource.CLAIM)),
         )
@@ -207,11 +207,11 @@ class ClaimObjectReader:
 
     def _selectors(self, place: ManifestNode) -> tuple[str, ...]:
         found = []
-        for one in place.at("selectors").items:
-            self._keys(one, ("cel",))
-            text = self._text(one.at("cel", "expression"))
+        for selector in place.at("selectors").items:
+            self._keys(selector, ("cel",))
+            text = self._text(selector.at("cel", "expression"))
             if not text:
-                self._wrong(one, "has no expression", "- cel: {expression: ...}")
+                self._wrong(selector, "has no expression", "- cel: {expression: ...}")
             found.append(text)
         return tuple(found)
 
@@ -222,7 +222,7 @@ class ClaimObjectReader:
     def _rules(self, devices: ManifestNode) -> Iterator[DeviceRule]:
         for place in devices.at("constraints").items:
             self._keys(place, ("requests", "matchAttribute", "distinctAttribute"))
-            requests = tuple(self._text(one) for one in place.at("requests").items)
+            requests = tuple(self._text(name) for name in place.at("requests").items)
             for key, distinct in (("matchAttribute", False), ("distinctAttribute", True)):
                 if attribute := self._text(place.at(key)):
                     yield DeviceRule(requests, attribute, distinct)
@@ -232,7 +232,7 @@ class ClaimObjectReader:
             opaque = place.at("opaque")
             self._keys(place, ("requests", "opaque") if source is ConfigSource.CLAIM else ("opaque",))
             parameters = opaque.at("parameters")
-            requests = tuple(self._text(one) for one in place.at("requests").items)
+            requests = tuple(self._text(name) for name in place.at("requests").items)
             content = json.dumps(parameters.value).encode()
             config = ClaimConfig(source, requests, self._text(opaque.at("driver")), content)
             if config.driver == self._names.driver:
@@ -264,14 +264,14 @@ class ClaimObjectReader:
 def names_in(documents: Iterable[Mapping[str, Any]]) -> ClaimNames:
     """Whose names the claims, templates and classes of manifests mean, whatever is wrong in them."""
     readers = [ClaimObjectReader(document) for document in documents if is_claim_object(document)]
-    classes = [one.device_class() for one in readers if one.top.at("kind").value == CLASS]
-    return names_meant([one.spec() for one in readers if one.top.at("kind").value != CLASS], classes)
+    classes = [reader.device_class() for reader in readers if reader.top.at("kind").value == CLASS]
+    return names_meant([reader.spec() for reader in readers if reader.top.at("kind").value != CLASS], classes)
 
 
 def read_or_refuse(reader: ClaimObjectReader) -> ClaimSpec | DeviceClass:
     """What the object says. Raises InputError with everything that is wrong."""
     found = reader.device_class() if reader.top.at("kind").value == CLASS else reader.spec()
-    wrong = [one.problem for one in reader.problems if one.problem.severity == "error"]
+    wrong = [finding.problem for finding in reader.problems if finding.problem.severity == "error"]
     if wrong:
         raise InputError(wrong)
     return found

@@ -5,7 +5,9 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+
+from msgspec import field
 
 from partage.answers import common_node
 from partage.answers.common_output import say_lines
@@ -47,11 +49,14 @@ _UNNAMED = "(not named yet)"
 
 
 class InspectedNode(Frozen):
-    """One node. address: empty if it is not known."""
+    """One node. address: empty if it is not known. former: what pods that were written for other systems ask
+    for in the words of these, by namespace and name: ``HAMi: main nvidia.com/gpumem=3000``.
+    """
 
     name: str
     address: str
     memory: NodeMemory
+    former: Mapping[tuple[str, str], str] = field(default_factory=dict)
 
 
 def summary(nodes: Sequence[InspectedNode]) -> str:
@@ -102,13 +107,15 @@ def _of_node(node: InspectedNode, unit_bytes: int) -> Iterator[str]:
     yield f"IPADDRESS:  {printable(node.address or '-')}"
     yield ""
     gpus = sorted({card.index for card in cards})
-    rows = [["NAME", "NAMESPACE", *(f"GPU{index}(Allocated)" for index in gpus)]]
-    for pod in node.memory.pods:
+    former = [node.former.get((pod.namespace, pod.name), "") for pod in node.memory.pods]
+    also = any(former)  # else in the shape of kubectl inspect gpushare
+    rows = [["NAME", "NAMESPACE", *(f"GPU{index}(Allocated)" for index in gpus), *["WRITTEN FOR"] * also]]
+    for pod, words in zip(node.memory.pods, former, strict=True):
         held = dict.fromkeys(gpus, 0)
         for units, card in zip(pod.units, cards, strict=True):
             held[card.index] += units * card.unit_bytes
         amounts = (_amount(held_bytes, unit_bytes) for held_bytes in held.values())
-        rows.append([pod.name or _UNNAMED, pod.namespace or "-", *amounts])
+        rows.append([pod.name or _UNNAMED, pod.namespace or "-", *amounts, *[words or "-"] * also])
     yield from _columns(rows)
     if node.memory.more:
         yield f"and {node.memory.more} more pods"

@@ -125,8 +125,19 @@ def _of_cluster(settings: DialectSettings, kubeconfig: str | None, *, ask: bool)
     from partage.admission.decide.translate import AdmissionTerms
     from partage.admission.manifests import TranslationTerms
     from partage.admission.sizes import sizes_of
+    from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 
-    sizes = sizes_of(cluster_options.ask_cluster(kubeconfig, _devices)) if ask else None
+    sizes = None
+    if ask:
+        devices = cluster_options.ask_cluster(kubeconfig, _devices)
+        drivers = {device.driver for device in devices}
+        if NVIDIA_NAMES.driver in drivers and OWN_NAMES.driver not in drivers:
+            raise Unsatisfiable(
+                f"the GPUs of this cluster are published under the driver name {NVIDIA_NAMES.driver}, which "
+                "does not say of which of them a claim can have a part",
+                f"dra.driverName: {OWN_NAMES.driver} in Partage's chart",
+            )
+        sizes = sizes_of(devices)
     return TranslationTerms(AdmissionTerms(settings, sizes))
 
 

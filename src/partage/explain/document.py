@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
+from partage.admission.decide.former import FormerPod
 from partage.answers.documents.document import Document
 from partage.claims.decide.nearest import device_words
 from partage.explain.decide.changes import (
@@ -16,6 +17,7 @@ from partage.explain.decide.changes import (
     DropSelector,
     RaiseReplicas,
 )
+from partage.explain.decide.claim_reasons import NoDeviceEver, NoDevicesForClaims
 from partage.explain.decide.explain import NodeVerdict
 from partage.explain.decide.gpus import GpuVerdict
 from partage.explain.decide.job import JobNodeVerdict
@@ -64,6 +66,7 @@ class ExplainedGpuRow(Frozen):
 class GivenDeviceRow(Frozen):
     """A device that a claim of the pod would get. claim: as the pod calls it. request: of an alternative
     ``req/sub``. device: its name in the pool. gpu: index; None: not published. text: how much of it.
+    guarantee: of its memory, as it is published; empty: it is not.
     """
 
     claim: str
@@ -71,6 +74,7 @@ class GivenDeviceRow(Frozen):
     device: str
     gpu: int | None
     text: str
+    guarantee: str = ""
 
 
 class ClaimAskRow(Frozen):
@@ -116,11 +120,29 @@ class AskedRow(Frozen):
     amount: int
 
 
+class FormerPodRow(Frozen):
+    """A pod that was written for another system. asked: in the words of that system. becomes: its claims.
+    guarantee: of them. rewritten: the pod has these claims; else this answer takes it so. scheduler: that it
+    named before; empty: the same. warnings: what of it has no effect, clauses. homes: where it fits no node:
+    the lines of a policy that would make a home for it.
+    """
+
+    system: str
+    asked: str
+    becomes: tuple[str, ...]
+    guarantee: str
+    rewritten: bool
+    scheduler: str
+    warnings: tuple[str, ...]
+    homes: tuple[str, ...]
+
+
 class ExplainedPodRow(Frozen):
     """One pod. standing: how it stands in the cluster, a sentence; empty: it was not asked. nodes: those that
     it fits first, then those where least has to be done; none for a pod that runs. holds: what it holds, as
     far as that is known. runs: it is bound to a node that has not refused it. not_judged: what the pod asks
-    for that was not looked at: the scheduler may refuse it for that. claims: what its claims ask for.
+    for that was not looked at: the scheduler may refuse it for that. claims: what its claims ask for. former:
+    what it was before, if it was written for another system.
     """
 
     name: str
@@ -131,6 +153,7 @@ class ExplainedPodRow(Frozen):
     runs: bool = False
     not_judged: tuple[str, ...] = ()
     claims: tuple[ClaimAskRow, ...] = ()
+    former: FormerPodRow | None = None
 
     @property
     def fits(self) -> bool:
@@ -239,7 +262,28 @@ def explained_pod(
             for claim in pod.claims
             for request in claim.spec.requests
         ),
+        former=None if pod.former is None else _former_row(pod, pod.former, verdicts),
     )
+
+
+def _former_row(pod: PodNeeds, former: FormerPod, verdicts: tuple[NodeVerdict, ...]) -> FormerPodRow:
+    never = bool(verdicts) and all(_has_no_home(verdict) for verdict in verdicts)
+    homes = [words.home for words in former.claims.values()] if never else []
+    return FormerPodRow(
+        former.system,
+        former.asked,
+        tuple(f"{words.becomes} ({', '.join(words.containers)})" for words in former.claims.values()),
+        former.guarantee,
+        not pod.rewritten,
+        former.scheduler,
+        former.warnings,
+        tuple(dict.fromkeys(homes)),
+    )
+
+
+def _has_no_home(verdict: NodeVerdict) -> bool:
+    """Whether the node has nothing like it, not even less of it."""
+    return not verdict.changes and isinstance(verdict.reason, NoDeviceEver | NoDevicesForClaims)
 
 
 def _nearness(verdict: NodeVerdict) -> tuple[bool, bool, int]:
@@ -270,6 +314,7 @@ def _node_row(verdict: NodeVerdict, remarks: tuple[str, ...]) -> ExplainedNodeRo
                 one.device.device.name,
                 one.device.gpu_index,
                 device_words(one.device, one.amounts),
+                one.device.text("guarantee"),
             )
             for one in verdict.gives
         ),

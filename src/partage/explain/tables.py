@@ -37,10 +37,12 @@ def pod_lines(pod: ExplainedPodRow, *, everything: bool = False) -> Iterator[Ren
     asks_for = f"{pod.name} asks for {listed(asks, 8) or 'no GPU'}"
     if pod.fits and not pod.runs and not pod.standing and not everything:
         yield Text(f"{asks_for}, and fits on {_where(pod)}.", style="bold")
+        yield from _former(pod)
         yield from _gives(pod)
         yield from _doubts(pod, most=_MOST_REMARKS)
         return
     yield Text(f"{asks_for}.", style="bold")
+    yield from _former(pod)
     if pod.standing:
         yield Text(pod.standing)
     if pod.runs or (pod.standing and not pod.nodes):
@@ -60,11 +62,25 @@ def pod_lines(pod: ExplainedPodRow, *, everything: bool = False) -> Iterator[Ren
     yield from _doubts(pod)
 
 
+def _former(pod: ExplainedPodRow) -> Iterator[Text]:
+    """What it was before, in the words of its own system."""
+    if (former := pod.former) is None:
+        return
+    yield Text(f"It was written for {former.system}: {former.asked or 'no GPU'}.")
+    if former.becomes:
+        now = "It became" if former.rewritten else "partage admission makes of it"
+        yield Text(f"{now} a claim for {' and one for '.join(former.becomes)}.")
+    if former.guarantee:
+        yield Text(f"Guaranteed: {former.guarantee}.")
+    yield from (Text(f"! {warning}", style="yellow") for warning in former.warnings)
+
+
 def _gives(pod: ExplainedPodRow) -> Iterator[Text]:
     """What its claims would get of the first node that it fits."""
     node = next((node for node in pod.nodes if node.fits), None)
     for given in () if node is None else node.gives:
-        yield Text(f"Claim {given.claim}, request {given.request}: {given.text}.")
+        promised = f"; its memory is {given.guarantee}" if given.guarantee else ""
+        yield Text(f"Claim {given.claim}, request {given.request}: {given.text}{promised}.")
 
 
 def _doubts(pod: ExplainedPodRow, most: int | None = None) -> Iterator[Text]:
@@ -182,6 +198,9 @@ def _without_name(reason: ReasonRow, index: int) -> str:
 
 def _next_steps(pod: ExplainedPodRow) -> Iterator[Text]:
     """The next step, and what could be done instead, of the nearest node."""
+    if pod.former is not None and pod.former.homes:
+        yield Text()
+        yield Text(f"What would make a home for it: {'; '.join(pod.former.homes)}.", style="bold")
     if pod.fits or not pod.nodes or not pod.nodes[0].changes:
         return
     nearest = pod.nodes[0]

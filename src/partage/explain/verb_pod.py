@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from partage.explain.decide.node import NodeView
     from partage.explain.decide.pod import PodNeeds
     from partage.explain.document import ExplainedPodRow
+    from partage.explain.other_systems import Found, TakenObjects
 
     _Completed = Callable[[PodNeeds], PodNeeds]
 
@@ -37,27 +38,50 @@ _ASK = "under resources.limits of a container: nvidia.com/gpu: 1; partage show s
 
 def explain_file(file: str, where: Where, output: str) -> int:
     """The pods of a manifest; the exit code."""
-    pods, known = _read(file)
+    from partage.explain.document import explained_pod
+    from partage.explain.pod_needs import pods_of
+
+    found = _read(file)
     if where.in_cluster:
-        namespaces = {pod.namespace for pod in pods if pod.claim_sources}
-        names = {name for pod in pods for one in pod.containers for name in one.requests if "/" in name}
-        (nodes, running), there = ask_cluster(where.kubeconfig, partial(_nodes_and_claims, namespaces, names))
+        raw = [pod for path, document, line_of in found for pod in pods_of(document, file, path, line_of)]
+        namespaces = {pod.namespace for pod in raw if pod.claim_sources}
+        names = {name for pod in raw for one in pod.containers for name in one.requests if "/" in name}
+        (nodes, running), there = ask_cluster(
+            where.kubeconfig, partial(_nodes_and_claims, namespaces, names, found)
+        )
         seen = see_cluster(where, nodes, running)
         if there is not None:
-            known = known.over(claims_of_cluster(there))
-            seen = replace(seen, nodes=with_books(seen.nodes, there, known))
+            of_cluster = claims_of_cluster(there)
+            seen = replace(seen, nodes=with_books(seen.nodes, there, of_cluster))
     else:
-        seen = see_nodes(where)
+        seen, there = see_nodes(where), None
+    taken = _taken(found, file, seen)
+    known = claims_of_objects(taken.objects, file)
+    if there is not None:
+        known = known.over(of_cluster)
+        seen = replace(seen, nodes=tuple(replace(node, classes=known.classes) for node in seen.nodes))
+    elif not where.in_cluster:
         seen = replace(seen, nodes=tuple(_meant(node, known) for node in seen.nodes))
         if known.names is not OWN_NAMES:
             said = f"its agent is taken to have the driver name that the claims mean: {known.names.driver}"
             remarks = {node.name: (*seen.remarks.get(node.name, ()), said) for node in seen.nodes}
             seen = replace(seen, remarks=remarks)
-    asking = [with_claims(pod, known) for pod in map(_with_resources(seen), pods)]
+    seen_asks = _with_resources(seen)
+    asking = [with_claims(pod, known) for pod in map(seen_asks, taken.pods)]
     asking = [pod for pod in asking if pod.asks or pod.claim_sources]
-    if not asking:
+    refused = [explained_pod(seen_asks(pod), (), {}, sentence) for pod, sentence in taken.refused]
+    if not asking and not refused:
         raise InputError(f"{file}: no container asks for a GPU or a share of one", _ASK)
-    return _print([_explained(pod, seen) for pod in asking], output)
+    return _print([*refused, *(_explained(pod, seen) for pod in asking)], output)
+
+
+def _taken(found: Sequence[Found], file: str, seen: SeenNodes) -> TakenObjects:
+    from partage.admission.decide.translate import AdmissionTerms
+    from partage.edges.files.catalogue import geometry_of
+    from partage.explain.other_systems import admission_terms, is_asking, taken
+
+    asks = is_asking(document for _, document, _ in found)
+    return taken(found, file, admission_terms(seen.nodes, geometry_of) if asks else AdmissionTerms())
 
 
 def _meant(node: NodeView, known: KnownClaims) -> NodeView:
@@ -65,8 +89,7 @@ def _meant(node: NodeView, known: KnownClaims) -> NodeView:
     return replace(node, classes=known.classes, claim_names=known.names)
 
 
-def _read(file: str) -> tuple[list[PodNeeds], KnownClaims]:
-    from partage.explain.pod_needs import pods_of
+def _read(file: str) -> list[Found]:
     from partage.kubernetes.manifests.input_files import ManifestInput, objects, read_input_file
 
     paper = read_input_file(file)
@@ -74,9 +97,7 @@ def _read(file: str) -> tuple[list[PodNeeds], KnownClaims]:
         raise InputError(
             f"{file} is no Kubernetes manifest", "a Pod, Deployment, Job, ... with apiVersion and kind"
         )
-    found = list(objects(paper))
-    pods = [pod for path, document, line_of in found for pod in pods_of(document, file, path, line_of)]
-    return pods, claims_of_objects(found, file)
+    return list(objects(paper))
 
 
 def _with_resources(seen: SeenNodes) -> _Completed:
@@ -90,25 +111,42 @@ def _with_resources(seen: SeenNodes) -> _Completed:
 
 
 async def _nodes_and_claims(
-    namespaces: Collection[str], names: Collection[str], reader: ClusterReader
+    namespaces: Collection[str], names: Collection[str], found: Sequence[Found], reader: ClusterReader
 ) -> tuple[tuple[Sequence[Object], Sequence[Object]], ClaimObjects | None]:
-    """namespaces: of pods with claims. names: resources that pods ask for."""
+    """namespaces: of pods with claims. names: resources that pods ask for. found: the objects of the pods."""
+    from partage.explain.other_systems import is_asking
+
     nodes, pods = await reader.nodes(), await reader.pods()
-    return (nodes, pods), await _claims_if_any(reader, namespaces, names, nodes)
+    asks = not namespaces and is_asking((document for _, document, _ in found), _listed(nodes))
+    return (nodes, pods), await _claims_if_any(reader, namespaces, names, nodes, asks=asks)
+
+
+def _listed(nodes: Sequence[Object]) -> frozenset[str]:
+    """Names of resources that some node lists."""
+    from partage.explain.cluster_views import texts_at
+
+    amounts = (texts_at(node, "status", "allocatable") for node in nodes)
+    return frozenset(name for each in amounts for name, amount in each.items() if amount != "0")
 
 
 async def _claims_if_any(
-    reader: ClusterReader, namespaces: Collection[str], names: Collection[str], nodes: Sequence[Object]
+    reader: ClusterReader,
+    namespaces: Collection[str],
+    names: Collection[str],
+    nodes: Sequence[Object],
+    *,
+    asks: bool = False,
 ) -> ClaimObjects | None:
     """None where no pod has claims, and the scheduler would make none: every node lists what is asked for by
     name. Who may not read what is there for claims gets an answer without it, unless pods name claims.
+    asks: a pod would have claims, as it is written for another system.
     """
     from partage.explain.cluster_views import texts_at
 
     if namespaces:
         return await _claims(reader, namespaces)
     listed = [texts_at(node, "status", "allocatable") for node in nodes]
-    if all(one.get(name, "0") != "0" for one in listed for name in names):
+    if not asks and all(one.get(name, "0") != "0" for one in listed for name in names):
         return None
     try:
         return await _claims(reader, ())
@@ -178,7 +216,7 @@ def explain_live_pod(name: str, namespace: str | None, where: Where, output: str
         known = claims_of_cluster(claims, pod)
         seen = replace(seen, nodes=with_books(seen.nodes, claims, known))
         needs = with_claims(needs, known)
-    needs = _with_resources(seen)(needs)
+    needs = _with_resources(seen)(_with_former(needs, pod, seen))
     phase = text_at(pod, "status", "phase")
     if phase == "Succeeded":
         return _print([_ended(needs)], output)
@@ -186,8 +224,27 @@ def explain_live_pod(name: str, namespace: str | None, where: Where, output: str
         return _print([_running(needs, pod, seen, events)], output)
     if not needs.asks and not needs.claim_sources:
         raise InputError(f"no container of {needs.key} asks for a GPU or a share of one", _ASK)
+    standing = " ".join(filter(None, (_not_rewritten(needs, pod, seen), standing_of(pod, events))))
     # A pod that a node has refused keeps its nodeName; the next one of its controller has none.
-    return _print([_explained(replace(needs, node=""), seen, standing_of(pod, events))], output)
+    return _print([_explained(replace(needs, node=""), seen, standing)], output)
+
+
+def _with_former(needs: PodNeeds, pod: Object, seen: SeenNodes) -> PodNeeds:
+    """With what it was before, if it was written for another system."""
+    from partage.edges.files.catalogue import geometry_of
+    from partage.explain.other_systems import admission_terms, with_former
+
+    if not needs.claim_sources:
+        return needs
+    (there,) = with_former((needs,), {**pod, "kind": "Pod"}, admission_terms(seen.nodes, geometry_of))
+    return there
+
+
+def _not_rewritten(needs: PodNeeds, pod: Object, seen: SeenNodes) -> str:
+    from partage.edges.files.catalogue import geometry_of
+    from partage.explain.other_systems import admission_terms, not_rewritten
+
+    return "" if needs.claim_sources else not_rewritten(pod, admission_terms(seen.nodes, geometry_of))
 
 
 def _full_name(name: str, namespace: str | None) -> tuple[str, str]:

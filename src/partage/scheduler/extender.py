@@ -20,12 +20,12 @@ from partage.codec.values import CodecError
 from partage.edges.kube.scheduling import KINDS
 from partage.plan.placement.baselines import BestFit, EmptiestFirst
 from partage.plan.placement.mix import Mix
-from partage.plan.placement.ssp import Ssp
+from partage.plan.placement.room import NodeScores
+from partage.plan.placement.ssp import PUBLISHED, Ssp
 from partage.scheduler.decide.asks import AskReader
 from partage.scheduler.decide.board import (
     ExtenderPolicy,
     Judge,
-    NodeScores,
     ScoreBoard,
     supply_of,
 )
@@ -35,13 +35,17 @@ from partage.scheduler.decide.ranks import NO, ranked
 from partage.scheduler.metrics import ExtenderCounts, MixState
 from partage.scheduler.protocol import PrioritizeRequest, read_arguments, write_priorities
 from partage.scheduler.state import ClusterState
+from partage.scheduler.trial import Trial, TrialProcess, Tried
 from partage.serve_http.http import Answer, PageRequest, json_answer
 from partage.serve_http.metrics.exposition import Family
 
 log = logging.getLogger(__name__)
 
 MIX_EVERY_S = 60.0
-"""Pause between two mixes. Where a model of GPU is new, tables are made at once."""
+"""Pause between two mixes. Where a model of GPU is new, or twice as many pods are known, there is none."""
+_ENOUGH = 100
+"""Pods from which on it is tried out which way to score is best."""
+_FEW = 10
 _CHANGED = 0.02
 """Part of all pods by which a mix differs from the one before, so that tables are worth making again."""
 
@@ -56,7 +60,7 @@ class _NoScores:
 
 class Extender:
     """Told of objects by watches (``SchedulingSeen``), asked over HTTP. driver: whose devices count.
-    clock: seconds, monotonic."""
+    clock: seconds, monotonic. begin: a trial of ways to score."""
 
     def __init__(
         self,
@@ -64,8 +68,12 @@ class Extender:
         driver: str = OWN_NAMES.driver,
         *,
         clock: Callable[[], float] = time.monotonic,
+        begin: Callable[[Tried], Trial] = TrialProcess,
     ) -> None:
         self.driver = driver
+        self._begin = begin
+        self._trial: tuple[Trial, frozenset[str], Mix] | None = None
+        self._way = PUBLISHED
         self._policy, self._clock = policy, clock
         self._lock = threading.RLock()
         self._reader = AskReader({})
@@ -77,7 +85,7 @@ class Extender:
         self._troubles: dict[str, str] = dict.fromkeys(KINDS, "the API server has not answered yet")
         self._models: frozenset[str] = frozenset()
         self._tables_of: Mix | None = None
-        self._made_s = 0.0
+        self._made_s, self._made_of = 0.0, 0
         self._not_seen, self._unknown = Seldom(), Seldom()
         self.mix = MixState()
         self.counts = ExtenderCounts()
@@ -179,9 +187,15 @@ class Extender:
         changed = classes != self._classes
         if changed:
             self._classes, self._reader = classes, AskReader(classes)
+        before, pods = self._made_of, len(self._window)
+        many = before < _ENOUGH <= pods or pods >= max(_FEW, 2 * before)
+        anew = many or changed or not self._models.issuperset(supply)
         due = self._clock() - self._made_s >= MIX_EVERY_S
-        if changed or not self.mix.version or not self._models.issuperset(supply) or due:
-            self._make(kinds, supply, anew=changed or not self._models.issuperset(supply))
+        if self._trial is not None and not anew:
+            self._look_at(*self._trial)
+        elif anew or due or not self.mix.version:
+            self._made_of = pods
+            self._make(kinds, supply, anew=anew)
         for ask in dict.fromkeys(ask for ask, waits in new if waits):
             self._by_steps(self._board.warm(ask))
 
@@ -194,7 +208,7 @@ class Extender:
             time.sleep(0)
 
     def _make(self, kinds: Mapping[str, DeviceKind], supply: Mapping[str, int], *, anew: bool) -> None:
-        """Tables for the mix of now, in a second or a few; then all answers are by them at once."""
+        """Tables for the mix of now, in some seconds; then all answers are by them at once."""
         began = time.perf_counter()
         with self._lock:
             counts = self._window.counts
@@ -209,10 +223,18 @@ class Extender:
             and _distance(self._tables_of, expected.tables) < _CHANGED
         ):
             return
+        if self._policy is ExtenderPolicy.SSP and len(self._window) >= _ENOUGH:
+            with self._lock:
+                rooms = [one.room for one in self._board.rooms()]
+            self.close()
+            tried = Tried(expected.tables, rooms, supply, expected.priced)
+            self._trial = self._begin(tried), models, expected.tables
+            if self.mix.version and not anew:
+                return  # until it ends, answers are by the tables before
         scores: NodeScores
         match self._policy:
             case ExtenderPolicy.SSP:
-                scores = Ssp(expected.tables, supply, exact=False, priced=expected.priced)
+                scores = Ssp(expected.tables, supply, exact=False, priced=expected.priced, way=self._way)
             case ExtenderPolicy.BESTFIT:
                 scores = BestFit()
             case ExtenderPolicy.SPREAD:
@@ -221,6 +243,25 @@ class Extender:
         seconds = round(time.perf_counter() - began, 3)
         extra = {"version": self.mix.version, "pods": sum(counts.values()), "seconds": seconds}
         log.info("tables were made", extra=extra)
+
+    def _look_at(self, trial: Trial, models: frozenset[str], mix: Mix) -> None:
+        try:
+            scores = trial.scores()
+        except ChildProcessError as error:
+            self._trial = self._tables_of = None
+            log.warning("ways to score were not tried; the one before stays", extra={"reason": str(error)})
+            return
+        if scores is not None:
+            self._trial, self._way = None, scores.way
+            self.use(scores, models, mix)
+            extra = {"version": self.mix.version, "way": repr(scores.way)}
+            log.info("ways to score were tried", extra=extra)
+
+    def close(self) -> None:
+        """End what was begun."""
+        if self._trial is not None:
+            self._trial[0].stop()
+            self._trial = None
 
     def use(self, scores: NodeScores, models: frozenset[str], mix: Mix) -> None:
         """Answer by these from now on. models: that they know. mix: of which they were made."""

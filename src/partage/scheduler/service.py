@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import gc
 import threading
 import time
@@ -53,14 +54,15 @@ class ExtenderService:
 
     def _turns(self, stopped: threading.Event) -> None:
         ready = False
-        while not stopped.wait(_TURN_S):
-            self.extender.turn()
-            self._turned_s = self._clock()
-            if not ready and not self.extender.waits_for:
-                ready = True
-                # What was listed stays. To look through it for garbage takes 30 ms, amid an answer.
-                gc.collect()
-                gc.freeze()
+        with contextlib.closing(self.extender):
+            while not stopped.wait(_TURN_S):
+                self.extender.turn()
+                self._turned_s = self._clock()
+                if not ready and not self.extender.waits_for:
+                    ready = True
+                    # What was listed stays. To look through it for garbage takes 30 ms, amid an answer.
+                    gc.collect()
+                    gc.freeze()
 
     def _health(self, _: PageRequest) -> Answer:
         """Whether answers are more than all nodes alike."""

@@ -55,6 +55,27 @@ def test_old_resources_go_and_everything_else_stays():
     assert document["spec"]["schedulerName"] == "hami-scheduler"  # the pod itself is not touched
 
 
+def test_what_becomes_empty_goes_with_it():
+    document = pod(
+        container({GPU: 1, MEM: 3000}),
+        container({GPU: 0}, "none"),
+        container({GPU: 0, "cpu": 1}, "some"),
+        nodeSelector={},
+    )
+    document["spec"]["containers"][0]["resources"]["requests"] = {GPU: 1, MEM: 3000}
+    main, none, some = changed(document)["spec"]["containers"]
+    assert main["resources"] == {"claims": [{"name": "partage-gpu"}]}
+    assert "resources" not in none
+    assert some["resources"] == {"limits": {"cpu": 1}}
+
+
+@pytest.mark.parametrize(("more", "left"), [({}, None), ({"pool": "a"}, {"pool": "a"})])
+def test_a_node_selector_of_gke_goes_and_no_other(more, left):
+    sharing = {"cloud.google.com/gke-gpu-sharing-strategy": "mps"}
+    after = changed(pod(container({GPU: 1}), nodeSelector={**sharing, **more}))
+    assert after["spec"].get("nodeSelector") == left
+
+
 def test_a_cores_limit_has_the_guarantee_that_it_really_has():
     after = changed(pod(container({GPU: 1, MEM: 3000, CORES_NAME: 30})))
     assert (
@@ -348,7 +369,7 @@ def test_translating_twice_changes_nothing(mains, inits, marks):
             claim["name"]
             for group in ("containers", "initContainers")
             for row in after["spec"][group]
-            for claim in row["resources"].get("claims", [])
+            for claim in row.get("resources", {}).get("claims", [])
         }
         assert asked == used
         for claim in found.claims:

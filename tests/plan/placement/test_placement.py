@@ -11,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.plan.placement.baselines import BestFit, Fgd
+from partage.plan.placement.fragments import Fragments
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType, mix_of, prices
+from partage.plan.placement.replay import MOST_NODES, drawn_pods, replay, sampled, tuned_scores
 from partage.plan.placement.room import Room, choices, first_fit
-from partage.plan.placement.ssp import Ssp
+from partage.plan.placement.ssp import Ssp, SspWay
 from partage.plan.placement.waste import WasteTable, waste_tables
 
 HALF = PodType(4000, 0, 1, 500)
@@ -172,3 +174,46 @@ def test_the_tables_of_a_production_trace() -> None:
     assert waste.of_cpu(8000, 12_000) == pytest.approx(6488, rel=0.03)
     rows_of = [(row.gpus, round(row.cpu_milli / 1000, 1), round(row.part, 4)) for row in mix.slots]
     assert sorted(rows_of) == [(2, 16.9, 0.0020), (4, 37.8, 0.0018), (8, 80.3, 0.0054)]
+
+
+def test_the_way_is_the_one_that_gives_most_in_replays() -> None:
+    nodes = [room(*[1000] * 8, cpu=128_000) for _ in range(20)]
+    supply = {"a": 160_000}
+    odd = mix_of([PodType(2000, 0, 1, milli) for milli in (600, 600, 350, 350, 350, 250, 250, 450, 450)])
+    found = tuned_scores(odd, nodes, supply=supply).way
+    pods = drawn_pods(odd, nodes, 0)
+    given = {
+        part: replay(Ssp(odd, supply, exact=False, way=SspWay(part)), sampled(nodes), pods)
+        for part in (0.0, 0.7)
+    }
+    assert given[found.fragments] == max(given.values()) != min(given.values())
+    assert tuned_scores(mix_of([CPU]), nodes, supply=supply).way == SspWay()
+
+
+def test_a_part_of_the_potential_can_be_the_measure_of_fgd() -> None:
+    """500 are of no use to whole pods, a third of those that want GPUs; and without CPU nothing is."""
+    fragments = Fragments(mix_of([HALF] * 2 + [WHOLE]))
+    assert fragments.of("a", (500, 1000), 64_000) == pytest.approx(500 / 3)
+    assert fragments.of("a", (500, 1000), 4000) == pytest.approx(500)
+    assert fragments.of("a", (500, 1000), 3000) == 1500
+    named = PodType(1000, 0, 2, 1000, frozenset({"a"}))
+    assert Fragments(mix_of([named])).of("a", (500, 1000, 1000), 1000) == 500
+    assert Fragments(mix_of([named])).of("b", (1000, 1000, 1000), 1000) == 3000
+    assert Fragments(mix_of([named])).of("a", (500, 1000), 1000) == 1500
+    spoilt = Ssp(MIX, {"a": 1000}, exact=False).potential("a", (500, 1000), 9000)
+    half = Ssp(MIX, {"a": 1000}, exact=False, way=SspWay(0.5)).potential("a", (500, 1000), 9000)
+    assert half == pytest.approx((spoilt + Fragments(MIX).of("a", (500, 1000), 9000)) / 2)
+
+
+def test_a_replay_does_not_depend_on_the_order_of_nodes_or_on_what_is_used() -> None:
+    nodes = [room(*[1000] * gpus, cpu=128_000, model=model) for gpus in (1, 2, 8) for model in "ab"]
+    used = [room(*[500] * len(one.left), cpu=1000, model=one.model) for one in reversed(nodes)]
+    assert sampled(nodes) == sampled(used)
+    assert len(sampled(nodes * 300)) == MOST_NODES
+    pods = drawn_pods(MIX, nodes, 0)
+    assert pods != drawn_pods(MIX, nodes, 1)
+    assert pods == drawn_pods(Mix(dict(reversed(list(MIX.parts.items())))), nodes, 0)
+    assert sum(pod.demand for pod in pods) >= 1.3 * sum(sum(one.left) for one in nodes)
+    assert drawn_pods(mix_of([CPU]), nodes, 0) == []
+    at_full, at_end = replay(BestFit(), sampled(nodes), pods)
+    assert 0 < at_full <= at_end <= 100

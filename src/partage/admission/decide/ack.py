@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Collection
+from decimal import Decimal
 
 from partage.admission.decide.need import (
+    AmountWord,
     BytesOfGpu,
     CannotMean,
     ContainerNeed,
@@ -14,6 +16,7 @@ from partage.admission.decide.need import (
 from partage.admission.decide.pod import AskingContainer, AskingPod
 from partage.admission.decide.settings import DialectSettings
 from partage.admission.decide.words import checked_count
+from partage.claims.model.names import CORES, MEMORY
 from partage.model.ids import MEMORY_RESOURCE
 from partage.units import whole_quantity
 
@@ -73,4 +76,8 @@ def _need(container: AskingContainer, count: int, settings: DialectSettings) -> 
         if not _STEP <= cores <= 100 or cores % _STEP:
             raise CannotMean(f"{who} asks for {cores} of {_CORES}, which is 5 to 100 in steps of 5")
     need = GpuNeed(count, BytesOfGpu(memory // count * settings.gpu_mem_bytes), cores)
-    return ContainerNeed(container.group, container.index, container.name, container.kind, need)
+    unit = Decimal(settings.gpu_mem_bytes) / count
+    words = [AmountWord(MEMORY, f"{MEMORY_RESOURCE}: {{}}", str(memory), unit, step=Decimal(count))]
+    if cores:
+        words.append(AmountWord(CORES, f"{_CORES}: {{}}", str(cores), Decimal(1), step=Decimal(_STEP)))
+    return container.asking(need, *words)

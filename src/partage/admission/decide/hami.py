@@ -10,19 +10,20 @@ from partage.admission.decide.need import (
     ContainerNeed,
     GpuMemory,
     GpuNeed,
-    GpuRules,
     PodGpuNeed,
     WholeGpu,
 )
 from partage.admission.decide.pod import AskingContainer, AskingPod
 from partage.admission.decide.settings import DialectSettings
 from partage.admission.decide.words import (
+    amount_words,
     checked_count,
-    listed_words,
+    gpu_rules,
     memory_of_percent,
     mib_bytes,
     mig_of_mode,
 )
+from partage.units import MIB
 
 SYSTEM = "HAMi"
 SCHEDULER = "hami-scheduler"
@@ -61,22 +62,14 @@ def asked_of_hami(
             warnings.append(f"{settings.hami_priority} of {container.words} has no effect")
         need = _need(container, settings, names, warnings)
         if need is not None:
-            needs.append(
-                ContainerNeed(container.group, container.index, container.name, container.kind, need)
-            )
-    rules = GpuRules(
-        listed_words(pod.annotations, USE_TYPE),
-        listed_words(pod.annotations, NOT_TYPE),
-        listed_words(pod.annotations, _USE_UUID),
-        listed_words(pod.annotations, _NOT_UUID),
-        mig,
-    )
+            needs.append(need)
+    rules = gpu_rules(pod.annotations, (USE_TYPE, NOT_TYPE, _USE_UUID, _NOT_UUID), mig=mig)
     return PodGpuNeed(SYSTEM, tuple(needs), rules, frozenset({count, *names}), warnings=(*warnings, *of_mode))
 
 
 def _need(
     container: AskingContainer, settings: DialectSettings, names: Collection[str], warnings: list[str]
-) -> GpuNeed | None:
+) -> ContainerNeed | None:
     """None: it asks for no GPU."""
     amounts, who = container.amounts, container.words
     counted = settings.hami_count in amounts
@@ -101,7 +94,7 @@ def _need(
                 f"{who} asks for {cores} of {settings.hami_cores}: nobody else may use the GPU, so it has "
                 "all of its memory"
             )
-        return GpuNeed(count, WholeGpu())
+        return container.asking(GpuNeed(count, WholeGpu()))
     if isinstance(memory, WholeGpu) and cores:
         warnings.append(f"{settings.hami_cores} {cores} of {who} has no effect: it has the GPU alone")
         cores = 0
@@ -111,7 +104,10 @@ def _need(
             "Partage never does",
             "set it to 1, and ask for what the pod really needs",
         )
-    return GpuNeed(count, memory, cores)
+    need = GpuNeed(count, memory, cores)
+    three = settings.hami_memory, settings.hami_percentage, settings.hami_cores
+    unit_bytes = max(settings.memory_factor, 1) * MIB
+    return container.asking(need, *amount_words(need, had, three, unit_bytes))
 
 
 def _memory(had: dict[str, int], percent: int, who: str, settings: DialectSettings) -> GpuMemory:

@@ -35,13 +35,13 @@ class HomeNode(Frozen):
 
 def home_node(devices: Iterable[BookDevice]) -> HomeNode:
     """Taints are left out: they come and go."""
-    kept = [replace(one, device=replace(one.device, taints=())) for one in devices]
+    kept = [replace(device, device=replace(device.device, taints=())) for device in devices]
     kinds = hashlib.sha256()
-    for one in kept:
-        attributes = {name: value for name, value in one.device.attributes.items() if name not in _OWN}
-        device = replace(one.device, name="", attributes=attributes)
+    for found in kept:
+        attributes = {name: value for name, value in found.device.attributes.items() if name not in _OWN}
+        device = replace(found.device, name="", attributes=attributes)
         kinds.update(encode(device) + b"\n")
-    uuids = {one.text(name).lower() for one in kept for name in ("uuid", "parentUUID")}
+    uuids = {device.text(name).lower() for device in kept for name in ("uuid", "parentUUID")}
     return HomeNode(ClaimBook(tuple(kept)), kinds.digest(), frozenset(uuids - {""}))
 
 

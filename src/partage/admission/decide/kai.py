@@ -6,6 +6,7 @@ import re
 from decimal import Decimal
 
 from partage.admission.decide.need import (
+    AmountWord,
     BytesOfGpu,
     CannotMean,
     ContainerNeed,
@@ -16,6 +17,8 @@ from partage.admission.decide.need import (
 )
 from partage.admission.decide.pod import AskingPod
 from partage.admission.decide.words import checked_count, mib_bytes
+from partage.claims.model.names import MEMORY
+from partage.units import MIB
 
 SYSTEM = "KAI"
 SCHEDULERS = ("kai-scheduler", "runai-scheduler")
@@ -43,10 +46,15 @@ def asked_of_kai(pod: AskingPod) -> PodGpuNeed | None:
         )
     count = checked_count(_number(pod, _DEVICES), "the pod", _DEVICES) if _DEVICES in marks else 1
     memory = _part(pod) if _FRACTION in marks else _amount(pod)
-    return PodGpuNeed(SYSTEM, (_container(pod, GpuNeed(count, memory)),))
+    if _FRACTION in marks:
+        now, form = pod.annotations[_FRACTION], f"annotation {_FRACTION}: '{{}}'"
+        word = AmountWord(MEMORY, form, now, Decimal(1), of_gpu=True, step=Decimal("0.01"))
+    else:
+        word = AmountWord(MEMORY, f"annotation {_MEMORY}: '{{}}'", pod.annotations[_MEMORY], Decimal(MIB))
+    return PodGpuNeed(SYSTEM, (_container(pod, GpuNeed(count, memory), word),))
 
 
-def _container(pod: AskingPod, need: GpuNeed) -> ContainerNeed:
+def _container(pod: AskingPod, need: GpuNeed, word: AmountWord) -> ContainerNeed:
     """The one that is named, else the first ordinary one."""
     name = pod.annotations.get(_CONTAINER, "")
     ordinary = [container for container in pod.containers if container.group == "containers"]
@@ -54,8 +62,7 @@ def _container(pod: AskingPod, need: GpuNeed) -> ContainerNeed:
     if not found:
         there = ", ".join(container.name for container in pod.containers[:8]) or "none"
         raise CannotMean(f"the pod has no container {name[:63]!r} ({_CONTAINER})", f"there are: {there}")
-    chosen = found[0]
-    return ContainerNeed(chosen.group, chosen.index, chosen.name, chosen.kind, need)
+    return found[0].asking(need, word)
 
 
 def _part(pod: AskingPod) -> GpuMemory:

@@ -62,7 +62,8 @@ class GpuNeed(Frozen):
 
 class GpuRules(Frozen):
     """Which GPUs a pod can have. models, not_models: parts of their names, in lower case. uuids, not_uuids:
-    in lower case. mig: MIG devices of these GPUs, not parts of a GPU. Empty: any.
+    in lower case. mig: MIG devices of these GPUs, not parts of a GPU. Empty: any. keys: the annotations of
+    the four.
     """
 
     models: tuple[str, ...] = ()
@@ -70,11 +71,39 @@ class GpuRules(Frozen):
     uuids: tuple[str, ...] = ()
     not_uuids: tuple[str, ...] = ()
     mig: bool = False
+    keys: tuple[str, ...] = ()
+
+
+class AmountWord(Frozen):
+    """How a system writes an amount of each GPU. capacity: what of the claim it is. form: with ``{}`` for the
+    number: ``nvidia.com/gpumem: {}``. now: the number as written. unit: of the capacity, for 1. of_gpu: unit
+    is a part of the GPU's memory. step: between numbers that can be written.
+    """
+
+    capacity: str
+    form: str
+    now: str
+    unit: Decimal
+    of_gpu: bool = False
+    step: Decimal = Decimal(1)
+
+    def at_most(self, amount: Decimal, total: Decimal) -> Decimal:
+        """The largest number that asks for no more; 0: none. total: memory of the GPU, in bytes."""
+        one = self.unit * total if self.of_gpu else self.unit
+        return amount // (one * self.step) * self.step if one else Decimal(0)
+
+    def amount(self, number: Decimal, total: Decimal) -> Decimal:
+        """What this number asks for."""
+        return number * self.unit * (total if self.of_gpu else 1)
+
+    def then(self, number: Decimal) -> str:
+        """``nvidia.com/gpumem: 20000 in place of 40000``."""
+        return f"{self.form.format(f'{number.normalize():f}')} in place of {self.now}"
 
 
 class ContainerNeed(Frozen):
     """A container that asks for GPUs. group, index: where it is in the spec. kind: ``container``, ``init`` or
-    ``sidecar``.
+    ``sidecar``. words: how it writes its amounts.
     """
 
     group: str
@@ -82,6 +111,7 @@ class ContainerNeed(Frozen):
     name: str
     kind: str
     need: GpuNeed
+    words: tuple[AmountWord, ...] = ()
 
 
 class PodGpuNeed(Frozen):

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from decimal import Decimal
 
 from partage.admission.decide.need import (
+    AmountWord,
     BytesOfGpu,
     CannotMean,
-    ContainerNeed,
     EvenShares,
     GpuNeed,
     PodGpuNeed,
 )
 from partage.admission.decide.pod import AskingPod
+from partage.claims.model.names import MEMORY, SHARES
 from partage.units import GIB, whole_quantity
 
 NOS, GKE = "nos", "GKE"
@@ -50,8 +52,8 @@ def asked_of_nos(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
                 "ask for 1 of a larger one",
             )
         size = next(sizes[name] for name, number in counts.items() if number)
-        need = GpuNeed(1, BytesOfGpu(size * GIB))
-        needs.append(ContainerNeed(container.group, container.index, container.name, container.kind, need))
+        word = AmountWord(MEMORY, "nvidia.com/gpu-{}gb: 1", f"nvidia.com/gpu-{size}gb", Decimal(GIB))
+        needs.append(container.asking(GpuNeed(1, BytesOfGpu(size * GIB)), word))
     return PodGpuNeed(NOS, tuple(needs), names=frozenset(names)) if needs else None
 
 
@@ -78,7 +80,7 @@ def asked_of_gke(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
                 f"{'one share' if strategy != 'mps' else 'parts of one GPU only'}",
                 f"{GKE_GPU}: 1",
             )
-        need = GpuNeed(1, EvenShares(shares, most))
-        needs.append(ContainerNeed(container.group, container.index, container.name, container.kind, need))
+        word = AmountWord(SHARES, f"{GKE_GPU}: {{}}", str(shares), Decimal(1))
+        needs.append(container.asking(GpuNeed(1, EvenShares(shares, most)), word))
     taken = tuple(key for key in SELECTORS if key in pod.selector)
     return PodGpuNeed(GKE, tuple(needs), names=frozenset({GKE_GPU}), selectors=taken)

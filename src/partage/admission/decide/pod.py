@@ -9,7 +9,7 @@ from typing import Any
 
 from msgspec import field
 
-from partage.admission.decide.need import CannotMean
+from partage.admission.decide.need import AmountWord, CannotMean, ContainerNeed, GpuNeed
 from partage.units import whole_quantity
 from partage.values import Frozen
 
@@ -37,6 +37,10 @@ class AskingContainer(Frozen):
                 "no whole number up to 10^9"
             )
         return number
+
+    def asking(self, need: GpuNeed, *words: AmountWord) -> ContainerNeed:
+        """It with what it asks for. words: as it writes its amounts."""
+        return ContainerNeed(self.group, self.index, self.name, self.kind, need, words)
 
     @property
     def words(self) -> str:

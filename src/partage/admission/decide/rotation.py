@@ -75,7 +75,11 @@ def next_step(
         return RotationStep.SWITCH if heard else RotationStep.NOTHING
     if serving.ends_s - now_s < RENEWED_S:
         return RotationStep.PREPARE
-    return RotationStep.FORGET if any(one.ends_s <= now_s for one in held.trusted) else RotationStep.NOTHING
+    return (
+        RotationStep.FORGET
+        if any(certificate.ends_s <= now_s for certificate in held.trusted)
+        else RotationStep.NOTHING
+    )
 
 
 def stepped(
@@ -85,7 +89,7 @@ def stepped(
     now_s: float,
 ) -> HeldCertificates:
     """What is held after the step. made: a new pair with its authority, for ``first`` and ``prepare``."""
-    trusted = tuple(one for one in held.trusted if one.ends_s > now_s)
+    trusted = tuple(certificate for certificate in held.trusted if certificate.ends_s > now_s)
     match step:
         case RotationStep.FIRST:
             assert made is not None, "a pair was made"

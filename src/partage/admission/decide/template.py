@@ -93,7 +93,7 @@ def claim_form(need: GpuNeed, rules: GpuRules, sizes: ClaimableSizes | None) -> 
     or of which there are too many.
     """
     ways = [*_ways(need, rules, sizes)]
-    which = tuple(_which(rules))
+    which = tuple(rule_expressions(rules))
     if need.count > 1 and not rules.mig:
         which = (*which, _NOT_MPS)
     requests: list[Json] = [_request(ways, which, need.count)]
@@ -214,22 +214,26 @@ def _part_of(size: ClaimableSize, part: Decimal) -> int:
     return max(steps, 1) * size.step_bytes
 
 
-def _which(rules: GpuRules) -> Iterator[str]:
-    """Expressions for the GPUs that are meant. A device may be without a product name.
+def rule_expressions(rules: GpuRules) -> dict[str, str]:
+    """Expressions for the GPUs that are meant, each with the annotation that says so. A device may be without
+    a product name.
 
     Attributes are named in full: of ``.?name.orValue('')`` the API server does not know how long it can be,
     and refuses what is done with it as too complex.
     """
+    keys = rules.keys or ("",) * 4
     product = f"{_ATTRIBUTES}.productName"
     uuid = f"{_ATTRIBUTES}.{'parentUUID' if rules.mig else 'uuid'}"
-    for words, wanted in ((rules.models, True), (rules.not_models, False)):
+    found = {}
+    for key, words, wanted in ((keys[0], rules.models, True), (keys[1], rules.not_models, False)):
         if words:
             either = " || ".join(f"{product}.lowerAscii().contains('{word}')" for word in words)
-            yield _about(product, either, wanted=wanted)
-    for uuids, wanted in ((rules.uuids, True), (rules.not_uuids, False)):
+            found[_about(product, either, wanted=wanted)] = key
+    for key, uuids, wanted in ((keys[2], rules.uuids, True), (keys[3], rules.not_uuids, False)):
         if uuids:
-            inside = f"{uuid}.lowerAscii() in [{', '.join(repr(one) for one in uuids)}]"
-            yield _about(uuid, inside, wanted=wanted)
+            inside = f"{uuid}.lowerAscii() in [{', '.join(map(repr, uuids))}]"
+            found[_about(uuid, inside, wanted=wanted)] = key
+    return found
 
 
 def _request(ways: Sequence[_Way], which: tuple[str, ...], count: int) -> Json:

@@ -112,7 +112,7 @@ def translate(
     if not found:
         return _moved(asking, pod, terms, owner or {})
     if len(found) > 1:
-        systems = " and ".join(one.system for one in found)
+        systems = " and ".join(asked.system for asked in found)
         return RefusedPod(
             systems, f"the pod asks for GPUs in the words of {systems} at once", "keep one of them"
         )
@@ -122,7 +122,7 @@ def translate(
     except CannotMean as why:
         return RefusedPod(found[0].system, why.sentence, why.hint, isinstance(why, SizesUnknown))
     patch = (
-        *_without_old(found[0], pod),
+        *_without_old(found[0], claims, pod),
         *_with_claims(claims, pod),
         *_scheduler(asking, terms),
         *_annotations(found[0], claims, asking, pod, terms),
@@ -149,21 +149,21 @@ def _claims(
     others begin, and a claim lasts as long as its pod: it uses the claim of a later container that asks for
     the same.
     """
-    lasting = [one for one in asked.containers if one.kind != "init"]
-    inits = [one for one in asked.containers if one.kind == "init"]
-    shared: list[tuple[GpuNeed, list[ContainerNeed]]] = [(one.need, [one]) for one in lasting]
+    lasting = [container for container in asked.containers if container.kind != "init"]
+    inits = [container for container in asked.containers if container.kind == "init"]
+    shared: list[tuple[GpuNeed, list[ContainerNeed]]] = [(user.need, [user]) for user in lasting]
     warnings = []
     after = [number for number, (_, users) in enumerate(shared) if users[0].kind == "container"]
-    for one in inits:
-        same = [number for number in after if shared[number][0] == one.need]
+    for init in inits:
+        same = [number for number in after if shared[number][0] == init.need]
         if same:
-            shared[same[0]][1].append(one)
+            shared[same[0]][1].append(init)
             continue
         after.append(len(shared))
-        shared.append((one.need, [one]))
+        shared.append((init.need, [init]))
         if lasting:
             warnings.append(
-                f"init container {one.name} asks for something else than the containers: what it has stays "
+                f"init container {init.name} asks for something else than the containers: what it has stays "
                 "taken until the pod ends"
             )
     names = _free_names(pod.claims)
@@ -186,19 +186,46 @@ def _free_names(taken: Collection[str]) -> Iterator[str]:
 # --- the patch ---------------------------------------------------------------------------------
 
 
-def _without_old(asked: PodGpuNeed, pod: Mapping[str, Any]) -> Iterator[PatchStep]:
+def _without_old(
+    asked: PodGpuNeed, claims: Sequence[ClaimOfPod], pod: Mapping[str, Any]
+) -> Iterator[PatchStep]:
+    """What becomes empty goes, too."""
     spec = pod.get("spec") or {}
+    claiming = {(user.group, user.index) for claim in claims for user in claim.containers}
     for group in ("initContainers", "containers"):
         rows = spec.get(group)
         for index, container in enumerate(rows if isinstance(rows, list) else ()):
             resources = container.get("resources") if isinstance(container, Mapping) else None
-            for part in ("limits", "requests"):
-                amounts = resources.get(part) if isinstance(resources, Mapping) else None
-                for name in amounts if isinstance(amounts, Mapping) else ():
-                    if name in asked.names:
-                        yield PatchStep("remove", pointer("spec", group, index, "resources", part, name))
-    for key in asked.selectors:
-        yield PatchStep("remove", pointer("spec", "nodeSelector", key))
+            if isinstance(resources, Mapping):
+                place = pointer("spec", group, index, "resources")
+                gone = {part: _gone(resources.get(part), asked.names) for part in ("limits", "requests")}
+                whole = {part for part, names in gone.items() if len(names) == _count(resources.get(part))}
+                if any(gone.values()) and not {*resources} - whole and (group, index) not in claiming:
+                    yield PatchStep("remove", place)
+                else:
+                    yield from _without(place, gone, whole)
+    if asked.selectors and {*asked.selectors} == {*spec["nodeSelector"]}:
+        yield PatchStep("remove", pointer("spec", "nodeSelector"))
+    else:
+        for key in asked.selectors:
+            yield PatchStep("remove", pointer("spec", "nodeSelector", key))
+
+
+def _gone(amounts: object, names: Collection[str]) -> set[str]:
+    return {name for name in amounts if name in names} if isinstance(amounts, Mapping) else set()
+
+
+def _count(amounts: object) -> int:
+    """-1: of what is no mapping."""
+    return len(amounts) if isinstance(amounts, Mapping) else -1
+
+
+def _without(place: str, gone: Mapping[str, Collection[str]], whole: Collection[str]) -> Iterator[PatchStep]:
+    for part, names in gone.items():
+        if names and part in whole:
+            yield PatchStep("remove", f"{place}/{part}")
+        else:
+            yield from (PatchStep("remove", f"{place}{pointer(part, name)}") for name in sorted(names))
 
 
 def _with_claims(claims: Sequence[ClaimOfPod], pod: Mapping[str, Any]) -> Iterator[PatchStep]:
@@ -291,7 +318,7 @@ def _guarantee(claim: ClaimOfPod) -> str:
     users = ", ".join(user.name for user in claim.containers)
     need = claim.containers[0].need
     memory = (
-        "hard, the GPU is its own"
+        "all of the GPU, alone, as PARTAGE_GUARANTEE in the container says"
         if isinstance(need.memory, WholeGpu)
         else ("as PARTAGE_GUARANTEE in the container says")
     )

@@ -11,18 +11,19 @@ from partage.admission.decide.need import (
     ContainerNeed,
     GpuMemory,
     GpuNeed,
-    GpuRules,
     PodGpuNeed,
     WholeGpu,
 )
 from partage.admission.decide.pod import AskingContainer, AskingPod
 from partage.admission.decide.words import (
+    amount_words,
     checked_count,
-    listed_words,
+    gpu_rules,
     memory_of_percent,
     mib_bytes,
     mig_of_mode,
 )
+from partage.units import MIB
 
 SYSTEM = "Volcano"
 SCHEDULER = "volcano"
@@ -30,6 +31,7 @@ _NUMBER, _MEMORY = "volcano.sh/vgpu-number", "volcano.sh/vgpu-memory"
 _PERCENTAGE, _CORES = "volcano.sh/vgpu-memory-percentage", "volcano.sh/vgpu-cores"
 _OLD_MEMORY, _OLD_NUMBER = "volcano.sh/gpu-memory", "volcano.sh/gpu-number"
 RESOURCES = frozenset({_NUMBER, _MEMORY, _PERCENTAGE, _CORES, _OLD_MEMORY, _OLD_NUMBER})
+_USE_UUID, _NOT_UUID = "volcano.sh/vgpu-use-gpuuuid", "volcano.sh/vgpu-nouse-gpuuuid"
 _PODGROUP_POLICY = "volcano.sh/vgpu-podgroup-policy"
 
 
@@ -50,13 +52,7 @@ def asked_of_volcano(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | No
                 f"{container.words} asks for GPUs, which Volcano gives to ordinary containers only"
             )
         needs.append(_need(container, names))
-    rules = GpuRules(
-        listed_words(pod.annotations, USE_TYPE),
-        listed_words(pod.annotations, NOT_TYPE),
-        listed_words(pod.annotations, "volcano.sh/vgpu-use-gpuuuid"),
-        listed_words(pod.annotations, "volcano.sh/vgpu-nouse-gpuuuid"),
-        mig,
-    )
+    rules = gpu_rules(pod.annotations, (USE_TYPE, NOT_TYPE, _USE_UUID, _NOT_UUID), mig=mig)
     return PodGpuNeed(SYSTEM, tuple(needs), rules, names, warnings=warnings)
 
 
@@ -80,7 +76,8 @@ def _need(container: AskingContainer, names: Collection[str]) -> ContainerNeed:
         raise CannotMean(
             f"{who} asks for a part of a GPU without {_NUMBER}: Volcano gives it none", f"{_NUMBER}: 1"
         )
-    return ContainerNeed(container.group, container.index, container.name, container.kind, need)
+    three = (_OLD_MEMORY if _OLD_MEMORY in had else _MEMORY), _PERCENTAGE, _CORES
+    return container.asking(need, *amount_words(need, had, three, MIB))
 
 
 def _old(had: dict[str, int], who: str) -> GpuNeed:

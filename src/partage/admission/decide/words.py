@@ -6,7 +6,18 @@ import re
 from collections.abc import Mapping
 from decimal import Decimal
 
-from partage.admission.decide.need import MOST_GPUS, CannotMean, GpuMemory, PartOfGpu, WholeGpu
+from partage.admission.decide.need import (
+    MOST_GPUS,
+    AmountWord,
+    BytesOfGpu,
+    CannotMean,
+    GpuMemory,
+    GpuNeed,
+    GpuRules,
+    PartOfGpu,
+    WholeGpu,
+)
+from partage.claims.model.names import CORES, MEMORY
 from partage.units import MIB
 
 _PLAIN = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._+()/-]{0,63}", re.ASCII)
@@ -37,6 +48,31 @@ def mig_of_mode(annotations: Mapping[str, str], key: str) -> tuple[bool, tuple[s
         )
     warnings = () if possible in ([], ["mig"]) else (f"{key}: a part of a GPU is shared as the policy says",)
     return possible == ["mig"], warnings
+
+
+def gpu_rules(annotations: Mapping[str, str], keys: tuple[str, str, str, str], *, mig: bool) -> GpuRules:
+    """Which GPUs annotations name. keys: models, other models, UUIDs, other UUIDs. Raises CannotMean."""
+    models, not_models, uuids, not_uuids = (listed_words(annotations, key) for key in keys)
+    return GpuRules(models, not_models, uuids, not_uuids, mig, keys)
+
+
+def amount_words(
+    need: GpuNeed, written: Mapping[str, int], names: tuple[str, str, str], unit_bytes: int
+) -> tuple[AmountWord, ...]:
+    """How a container of HAMi or Volcano writes what it asks for. names: of memory, percentage and cores.
+    unit_bytes: of memory.
+    """
+    memory, percentage, cores = names
+    found = []
+    match need.memory:
+        case BytesOfGpu() if written.get(memory):
+            found.append(AmountWord(MEMORY, f"{memory}: {{}}", str(written[memory]), Decimal(unit_bytes)))
+        case PartOfGpu():
+            now = str(written.get(percentage, ""))
+            found.append(AmountWord(MEMORY, f"{percentage}: {{}}", now, Decimal("0.01"), of_gpu=True))
+    if need.cores and cores in written:
+        found.append(AmountWord(CORES, f"{cores}: {{}}", str(need.cores), Decimal(1)))
+    return tuple(found)
 
 
 def mib_bytes(mib: int, who: str, name: str) -> int:

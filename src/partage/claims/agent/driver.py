@@ -271,7 +271,7 @@ class ClaimDriver:
             claim,
             ref,
             self.now.devices,
-            [one.granted for one in self.holds.kept.values()],
+            [hold.granted for hold in self.holds.kept.values()],
             self.holds.of_others(),
             recorded=before.gpus if before else {},
             in_force=self._enforcing.in_force,
@@ -428,7 +428,7 @@ class ClaimDriver:
         lost: their UIDs. Returns those that have to wait for the API server. They are found by the names that
         the kubelet says; a claim that it does not name has no container.
         """
-        known = {name_of_claim(one.claim) for one in self.holds.kept.values()}
+        known = {name_of_claim(hold.claim) for hold in self.holds.kept.values()}
         waiting = False
         for name in self.holds.holders.keys() - known:
             try:

@@ -79,7 +79,7 @@ class ClaimEnds:
             some = listed([str(process) for process in left.processes], _MOST_NAMED)
             runs = "runs" if len(left.processes) == 1 else "run"
             found = StillThere(
-                f"{some} of its pods still {runs}", frozenset(one.pod for one in left.processes)
+                f"{some} of its pods still {runs}", frozenset(process.pod for process in left.processes)
             )
         self._since_s.setdefault(record.claim.uid, self._clock())
         return found

@@ -110,7 +110,7 @@ class Publisher:
             return
         wanted = () if server.too_old else without(self._wanted, self._off)
         try:
-            objects = {one.name: one for one in await self._api.slices(self._node, self._driver)}
+            objects = {made.name: made for made in await self._api.slices(self._node, self._driver)}
         except Absent:
             if not server.too_old:
                 raise
@@ -181,7 +181,7 @@ def _read(spec: object) -> SliceSpec | None:
 
 
 def _gate_trouble(wanted: Sequence[SliceSpec], off: frozenset[str]) -> str:
-    withheld = [one.name for spec in wanted for one in spec.devices if gates_needed(one) & off]
+    withheld = [device.name for spec in wanted for device in spec.devices if gates_needed(device) & off]
     if not withheld:
         return ""
     more = f" and {len(withheld) - 4} more" if len(withheld) > 4 else ""

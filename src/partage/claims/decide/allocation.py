@@ -68,7 +68,7 @@ def grant(
     in_force: what the node is set to. guard: the guard's files are on the node.
     """
     in_force = in_force or InForce()
-    others = [one for one in kept if one.claim.uid != claim.ref.uid]
+    others = [other for other in kept if other.claim.uid != claim.ref.uid]
     try:
         results = _results(claim, asked, devices)
         rows = [_row(result, devices, recorded or {}) for result in results]
@@ -81,7 +81,7 @@ def grant(
             config = _config(claim.configs, device, given, devices.names)
             row = configured(plain, config, guard=guard)
             so_far = (*others, Granted(claim.ref, tuple(mine)))
-            by_class = [one for one in claim.configs if one.source is ConfigSource.CLASS]
+            by_class = [config for config in claim.configs if config.source is ConfigSource.CLASS]
             _check_asked(row, config, _config(by_class, device, given, devices.names), so_far, in_force)
             _check_need(row, config)
             _check_place(result, row, devices.places.get(result.device), so_far)
@@ -120,19 +120,19 @@ def _results(claim: Claim, asked: ClaimRef, devices: ClaimDevices) -> list[Claim
     _check_uid(claim.ref.uid)
     if not claim.allocated:
         raise _ClaimRefusal(RefusalReason.NOT_ALLOCATED, "has no allocation yet; it is tried again by itself")
-    ours = [one for one in claim.results if one.driver == driver]
+    ours = [result for result in claim.results if result.driver == driver]
     if not ours:
         raise _ClaimRefusal(RefusalReason.NOT_OURS, f"has no device of the driver {driver}")
-    for one in ours:
-        if one.pool != devices.pool:
+    for result in ours:
+        if result.pool != devices.pool:
             raise _ClaimRefusal(
                 RefusalReason.POOL,
-                f"was given {one.device} of the pool {one.pool}, and the pool of this node is "
+                f"was given {result.device} of the pool {result.pool}, and the pool of this node is "
                 f"{devices.pool}; {_ANEW}",
             )
-        if one.share_id is not None:
-            _check_uid(one.share_id)
-    shares = [(one.device, one.share_id) for one in ours if not one.admin_access]
+        if result.share_id is not None:
+            _check_uid(result.share_id)
+    shares = [(result.device, result.share_id) for result in ours if not result.admin_access]
     if twice := next((share for share in shares if shares.count(share) > 1), None):
         raise _ClaimRefusal(
             RefusalReason.UNREADABLE, f"was given the same share of {twice[0]} twice; {_ANEW}"

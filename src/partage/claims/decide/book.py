@@ -101,7 +101,7 @@ class ClaimBook(Frozen):
 
     def of_device(self, key: DeviceKey) -> Iterator[Taking]:
         """Who has something of a device."""
-        return (one for one in self.takings if one.device == key)
+        return (taking for taking in self.takings if taking.device == key)
 
 
 def devices_in(slices: Iterable[SliceSpec]) -> tuple[BookDevice, ...]:
@@ -109,9 +109,9 @@ def devices_in(slices: Iterable[SliceSpec]) -> tuple[BookDevice, ...]:
     drivers whose amounts are not read here.
     """
     return tuple(
-        BookDevice(one.driver, one.pool.name, device)
-        for one in _newest(slices)
-        for device in one.devices
+        BookDevice(spec.driver, spec.pool.name, device)
+        for spec in _newest(slices)
+        for device in spec.devices
         if _can_be_counted(device)
     )
 
@@ -119,21 +119,21 @@ def devices_in(slices: Iterable[SliceSpec]) -> tuple[BookDevice, ...]:
 def counters_in(slices: Iterable[SliceSpec]) -> Counters:
     """The counters of the newest generation of each pool. Without sets whose amounts are not read here."""
     found: dict[CounterKey, Mapping[str, Decimal]] = {}
-    for one in _newest(slices):
-        for some in one.shared_counters:
+    for spec in _newest(slices):
+        for some in spec.shared_counters:
             with suppress(ValueError):
                 amounts = {name: parse_quantity(counter.value) for name, counter in some.counters.items()}
-                found[one.driver, one.pool.name, some.name] = amounts
+                found[spec.driver, spec.pool.name, some.name] = amounts
     return found
 
 
 def _newest(slices: Iterable[SliceSpec]) -> list[SliceSpec]:
     kept = list(slices)
     newest: dict[tuple[str, str], int] = {}
-    for one in kept:
-        pool = one.driver, one.pool.name
-        newest[pool] = max(newest.get(pool, 0), one.pool.generation)
-    return [one for one in kept if one.pool.generation == newest[one.driver, one.pool.name]]
+    for spec in kept:
+        pool = spec.driver, spec.pool.name
+        newest[pool] = max(newest.get(pool, 0), spec.pool.generation)
+    return [spec for spec in kept if spec.pool.generation == newest[spec.driver, spec.pool.name]]
 
 
 def _can_be_counted(device: SliceDevice) -> bool:
@@ -172,7 +172,7 @@ def book_of_offer(
     served = claim_devices(offer, inventory, node, geometry_of, names, on_demand=demands)
     slices = slices_of(served, inventory, closed or {}, NUMA_SINCE, geometry_of)
     devices = devices_in(slices)
-    keys = {name: one.key for one in devices for name in [one.device.name]}
+    keys = {name: device.key for device in devices for name in [device.device.name]}
     takings = [
         taking for name, row in served.rows.items() for taking in _takings(keys[name], row, held or {})
     ]
@@ -217,4 +217,8 @@ def amount_of(device: SliceDevice, name: str) -> Decimal:
 
 def gpus_in(book: ClaimBook) -> dict[GpuUuid, int]:
     """The GPUs that published devices are of, and their indexes."""
-    return {GpuUuid(one.gpu): one.gpu_index for one in book.devices if one.gpu and one.gpu_index is not None}
+    return {
+        GpuUuid(device.gpu): device.gpu_index
+        for device in book.devices
+        if device.gpu and device.gpu_index is not None
+    }

@@ -82,7 +82,8 @@ def _device(device: SliceDevice, driver: str) -> Mapping[str, Any]:
     for name, attribute in device.attributes.items():
         domain, _, key = name.rpartition("/")
         value: Any = next(
-            (one for one in (attribute.string, attribute.number, attribute.flag) if one is not None), None
+            (value for value in (attribute.string, attribute.number, attribute.flag) if value is not None),
+            None,
         )
         if attribute.version is not None:
             value = _or_text(_version, attribute.version)
@@ -157,9 +158,9 @@ def _value(node: CelNode, names: Mapping[str, Any]) -> Any:  # noqa: ANN401 - va
         case CelCall(name=name, target=target, arguments=arguments):
             given = [] if target is None else [_value(target, names)]
             function = (_FUNCTIONS if target is None else _METHODS)[name][1]
-            return function(*given, *(_value(one, names) for one in arguments))
+            return function(*given, *(_value(argument, names) for argument in arguments))
         case CelList(items=items):
-            return [_value(one, names) for one in items]
+            return [_value(item, names) for item in items]
         case CelNot(inner=inner):
             return not _truth(_value(inner, names))
         case CelBoth():
@@ -209,7 +210,7 @@ def _compared(sign: str, left: Any, right: Any) -> bool:  # noqa: ANN401 - as ab
     if sign == "in":
         if not isinstance(right, list | Mapping):
             raise SelectorError("in is asked of what is no list")
-        return any(_same(left, one) for one in right)
+        return any(_same(left, item) for item in right)
     if sign in ("==", "!="):
         return _same(left, right) is (sign == "==")
     if type(left) is not type(right) or not isinstance(left, str | int):

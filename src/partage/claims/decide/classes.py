@@ -35,7 +35,7 @@ def names_meant(claims: Iterable[ClaimSpec], classes: Collection[DeviceClass] = 
     select says it. Else the classes that the claims ask for do: Partage's, unless all that are known are
     NVIDIA's.
     """
-    written = "\n".join(text for one in classes for text in one.selectors)
+    written = "\n".join(text for device_class in classes for text in device_class.selectors)
     selected = [names for driver, names in NAMES_OF_DRIVER.items() if _quoted(driver, written)]
     if len(selected) == 1:
         return selected[0]

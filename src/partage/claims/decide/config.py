@@ -61,26 +61,28 @@ def share_config(
 
     Raises ConfigError; also for an entry that a later one replaces.
     """
-    ours = [one for one in configs if one.driver == names.driver and _is_for(one, device)]
+    ours = [config for config in configs if config.driver == names.driver and _is_for(config, device)]
     found: dict[str, object] = {}
-    for one in sorted(ours, key=lambda one: one.source is ConfigSource.CLAIM):
+    for config in sorted(ours, key=lambda config: config.source is ConfigSource.CLAIM):
         try:
-            kind = _kind(one, names)
+            kind = _kind(config, names)
             if kind == _OWN_KIND:
-                found |= {key: value for key, value in _read(one).items() if value is not None}
+                found |= {key: value for key, value in _read(config).items() if value is not None}
             elif (kind == MIG_CONFIG) == device.mig:
-                alike = [other.uuid for other in devices if other.mig == device.mig and _is_for(one, other)]
-                read = read_sharing(kind, one.parameters).of_device(device.uuid, alike)
+                alike = [
+                    other.uuid for other in devices if other.mig == device.mig and _is_for(config, other)
+                ]
+                read = read_sharing(kind, config.parameters).of_device(device.uuid, alike)
                 found |= {key: getattr(read, key) for key in _OF_NVIDIA}
-            elif one.requests:
+            elif config.requests:
                 what = "a MIG device" if device.mig else "a GPU"
-                raise ConfigError(f"{_whose(one)} has a {kind} for it, and it was given {what}")
+                raise ConfigError(f"{_whose(config)} has a {kind} for it, and it was given {what}")
         except (CodecError, ValueError) as error:
             if isinstance(error, ConfigError):
                 raise
             said = shortened(printable(str(error)), _LONGEST)
             hint = f"; {_HINT}" if kind == _OWN_KIND else ""
-            raise ConfigError(f"a {kind} of {_whose(one)} is wrong: {said}{hint}") from None
+            raise ConfigError(f"a {kind} of {_whose(config)} is wrong: {said}{hint}") from None
     return structs.replace(ShareConfig(), **found)
 
 

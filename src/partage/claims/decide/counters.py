@@ -20,7 +20,9 @@ class CountersLeft:
 
     def __init__(self, book: ClaimBook) -> None:
         self._totals = book.counters
-        self._uses = {one.key: dict(_uses(one)) for one in book.devices if one.device.consumes_counters}
+        self._uses = {
+            device.key: dict(_uses(device)) for device in book.devices if device.device.consumes_counters
+        }
         self._taken: dict[DeviceKey, list[Taking]] = {}
         for taking in book.takings:
             if taking.device in self._uses:

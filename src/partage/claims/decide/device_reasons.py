@@ -132,7 +132,7 @@ class CountersTaken(Tagged):
 
     def __str__(self) -> str:
         first = self.lacking[0]
-        who = tuple(dict.fromkeys(who for one in self.lacking for who in one.who))
+        who = tuple(dict.fromkeys(who for lack in self.lacking for who in lack.who))
         return (
             f"needs {amount_words(first.asked)} of {first.name}, of which other devices leave "
             f"{amount_words(first.free)} of {amount_words(first.total)}{_held_by(who)}"
@@ -160,7 +160,7 @@ class RuleForbids(Tagged):
 
 
 def _held_by(who: tuple[str, ...]) -> str:
-    named = [one for one in who if not one.startswith("?")]
+    named = [name for name in who if not name.startswith("?")]
     return f": held by {listed(named, _SHOWN)}" if named else ""
 
 

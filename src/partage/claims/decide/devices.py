@@ -81,8 +81,8 @@ def claim_devices(
         if gpu.uuid not in on_demand or geometry is None:
             continue
         there = offers.get(gpu.uuid, ())
-        for one in devices_on_demand(gpu, geometry, short[gpu.uuid], there, on_demand[gpu.uuid]):
-            named[one.name], places[one.name] = one.row, one.place
+        for device in devices_on_demand(gpu, geometry, short[gpu.uuid], there, on_demand[gpu.uuid]):
+            named[device.name], places[device.name] = device.row, device.place
     return ClaimDevices(names, node, names.pool(node), named, gpu_of_mig_devices(inventory), places)
 
 
@@ -106,7 +106,7 @@ def _gpu_names(uuids: Iterable[GpuUuid]) -> dict[GpuUuid, str]:
             (
                 length
                 for length in range(_SHORTEST, len(own))
-                if not any(one.startswith(own[:length]) for one in others)
+                if not any(other.startswith(own[:length]) for other in others)
             ),
             len(own),
         )

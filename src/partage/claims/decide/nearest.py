@@ -64,14 +64,14 @@ def _nearest_of(way: WayVerdict) -> str:
         modes = dict.fromkeys(mode for device, _ in rated if (mode := device.text("mode")))
         there = f"; what it has for claims: {', '.join(modes)}" if modes else ""
         return f"the node has no device of {way.way.device_class}{there}"
-    alike = [one for one in rated if type(one[1]) is type(best[1])]
+    alike = [row for row in rated if type(row[1]) is type(best[1])]
     others = f" (the same of {len(alike) - 1} more)" if len(alike) > 1 else ""
     return f"{_said(best)}{others}"
 
 
 def best_reason(rated: list[tuple[BookDevice, DeviceReason]]) -> tuple[BookDevice, DeviceReason]:
     """The first of those that are nearest."""
-    return max(rated, key=lambda one: (_NEARNESS.index(type(one[1])), _room(one[1])))
+    return max(rated, key=lambda row: (_NEARNESS.index(type(row[1])), _room(row[1])))
 
 
 def _room(reason: DeviceReason) -> Decimal:

@@ -249,7 +249,7 @@ def shortage_for(place: PlaceOnDemand, kept: Iterable[Granted]) -> Shortage | No
                 for name, amount in _used(spec, item.start or 0).items():
                     used.setdefault(name, []).append((granted, share, amount))
     for name, total in totals.items():
-        holders = [one for one in used.get(name, ()) if one[2]]
+        holders = [use for use in used.get(name, ()) if use[2]]
         left = total - sum(amount for _, _, amount in holders)
         if wanted.get(name, 0) > left:
             what = _counter_words(name, place.spec)

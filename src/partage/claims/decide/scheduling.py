@@ -195,21 +195,23 @@ class _PlaceSearch:
         charge = self._alone[key]
         if not isinstance(charge, Charge):
             return charge
-        mine = [Taking(one.device.key, one.way.name, (), one.amounts) for one in given if not one.way.admin]
+        mine = [Taking(got.device.key, got.way.name, (), got.amounts) for got in given if not got.way.admin]
         own = [taking for taking in mine if taking.device == device.key]
         if own and no_room(charge, device, (*self._book.of_device(device.key), *own)) is not None:
             return TakenHere(own[0].who)
         if mine and (lacking := self._counters.lacking(device, mine)) is not None:
             named = {taking.who for taking in mine}
-            return TakenHere(next(who for one in lacking.lacking for who in one.who if who in named))
-        return _forbidden(claim, way, device, [one for one in given if one.claim == claim.name])
+            return TakenHere(next(who for lack in lacking.lacking for who in lack.who if who in named))
+        return _forbidden(claim, way, device, [got for got in given if got.claim == claim.name])
 
     def _reason_alone(self, way: DeviceAsk, device: BookDevice) -> DeviceReason | Charge:
         """The charge where it would do if the pod had no other request."""
         if (reason := _not_wanted(way, self._classes[way.device_class], device)) is not None:
             return reason
         for taint in device.device.taints:
-            if taint.effect in _KEEPS_AWAY and not any(one.tolerates(taint) for one in way.tolerations):
+            if taint.effect in _KEEPS_AWAY and not any(
+                toleration.tolerates(taint) for toleration in way.tolerations
+            ):
                 return DeviceTainted(taint.key, taint.value, taint.effect)
         charge = charge_of(way, device.device)
         if not isinstance(charge, Charge):
@@ -257,7 +259,7 @@ def _forbidden(
         if not rule.names(way.name):
             continue
         value = _attribute(device, rule)
-        others = [_attribute(one.device, rule) for one in given if rule.names(one.way.name)]
+        others = [_attribute(got.device, rule) for got in given if rule.names(got.way.name)]
         if value is None or any((other == value) is rule.distinct for other in others):
             return RuleForbids(rule.attribute, rule.distinct)
     return None
@@ -286,8 +288,8 @@ def refused_by_node(
         return None
     so_far: list[Granted] = []
     for claim in claims:
-        mine = [one for one in placed.given if one.claim == claim.name]
-        if not any(one.device.pool == book.served.pool for one in mine):
+        mine = [got for got in placed.given if got.claim == claim.name]
+        if not any(got.device.pool == book.served.pool for got in mine):
             continue
         asked = allocated(claim, mine, classes)
         answer = grant(asked, asked.ref, book.served, so_far, held)
@@ -300,9 +302,9 @@ def refused_by_node(
 def allocated(claim: PodClaim, given: Sequence[GivenDevice], classes: Classes) -> Claim:
     """The claim as the scheduler would write it."""
     configs = []
-    for one in given:
+    for got in given:
         configs += [
-            replace(config, requests=(one.way.name,)) for config in classes[one.way.device_class].configs
+            replace(config, requests=(got.way.name,)) for config in classes[got.way.device_class].configs
         ]
     configs += [replace(config, source=ConfigSource.CLAIM) for config in claim.spec.configs]
     results = tuple(

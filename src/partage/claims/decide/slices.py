@@ -69,9 +69,9 @@ def slices_of(
         return ()
     names = devices.names
     found = []
-    rows = [one for one in devices.rows.items() if counters or one[0] not in devices.places]
+    rows = [item for item in devices.rows.items() if counters or item[0] not in devices.places]
     sets: dict[GpuUuid, CounterSet] = {}
-    for name, row in sorted(rows, key=lambda one: _order(one[1], devices.places.get(one[0]))):
+    for name, row in sorted(rows, key=lambda item: _order(item[1], devices.places.get(item[0]))):
         gpu = inventory.gpu(row.gpu)
         assert gpu is not None, "devices of other GPUs are left out by claim_devices"
         known = _attributes(row, gpu, inventory.driver, server, names)

@@ -75,7 +75,7 @@ class Claim(Frozen):
     @property
     def pods(self) -> tuple[PodUid, ...]:
         """The pods among those who may use it."""
-        return tuple(PodUid(one.uid) for one in self.reserved_for if one.resource == "pods")
+        return tuple(PodUid(consumer.uid) for consumer in self.reserved_for if consumer.resource == "pods")
 
 
 def parse_claim(content: bytes, driver: str) -> Claim:
@@ -94,8 +94,10 @@ def claim_of(claim: ClaimJson, driver: str) -> Claim:
     return Claim(
         ref=ClaimRef(claim.metadata.namespace, claim.metadata.name, claim.metadata.uid),
         allocated=status.allocation is not None,
-        results=tuple(one.value(driver) for one in devices.results or ()),
-        configs=tuple(one.value(one.opaque) for one in devices.config or () if one.opaque is not None),
+        results=tuple(result.value(driver) for result in devices.results or ()),
+        configs=tuple(
+            config.value(config.opaque) for config in devices.config or () if config.opaque is not None
+        ),
         reserved_for=tuple(status.reserved_for or ()),
     )
 

@@ -181,15 +181,20 @@ class DropNodeName(Tagged):
 
 
 class ClaimLess(Tagged):
-    """A request of a claim asks for less. source: the object that has it. now, then: as in a manifest."""
+    """A request of a claim asks for less. source: the object that has it. now, then: as in a manifest.
+    theirs: the same in the words of the system for which the pod was written; empty: for none.
+    """
 
     source: str
     request: str
     capacity: str
     now: str
     then: str
+    theirs: str = ""
 
     def __str__(self) -> str:
+        if self.theirs:
+            return f"ask for {self.theirs} ({self.capacity} {self.then} of the claim)"
         return (
             f"ask for {self.capacity}: {self.then} in place of {self.now} in request {self.request} of "
             f"{self.source}"
@@ -212,13 +217,18 @@ class ClaimOtherClass(Tagged):
 
 
 class DropSelector(Tagged):
-    """A request of a claim does without one of its expressions."""
+    """A request of a claim does without one of its expressions. theirs: the annotation behind it; empty: the
+    claim was written as such.
+    """
 
     source: str
     request: str
     expression: str
+    theirs: str = ""
 
     def __str__(self) -> str:
+        if self.theirs:
+            return f"change the pod's annotation {self.theirs}, or take it out"
         return (
             f"change the expression {shortened(self.expression, 120)} in request {self.request} of "
             f"{self.source}, or take it out"

@@ -12,7 +12,8 @@ from functools import partial
 
 from msgspec.structs import replace
 
-from partage.claims.decide.book import BookDevice, ClaimBook, book_of_offer
+from partage.admission.decide.former import ClaimWords
+from partage.claims.decide.book import BookDevice, ClaimBook, amount_of, book_of_offer
 from partage.claims.decide.device_reasons import (
     CapacityTaken,
     CapacityTooSmall,
@@ -25,7 +26,7 @@ from partage.claims.decide.device_reasons import (
 )
 from partage.claims.decide.nearest import nearest
 from partage.claims.decide.scheduling import Placed, Unplaced, WayVerdict, place, refused_by_node
-from partage.claims.model.names import NAMES_OF_DRIVER
+from partage.claims.model.names import MEMORY, NAMES_OF_DRIVER
 from partage.claims.model.request import DeviceAsk, amount_words
 from partage.explain.decide.apply import Applied
 from partage.explain.decide.by_name import CLAIM_BY_NAME
@@ -54,10 +55,12 @@ from partage.explain.decide.claim_reasons import (
 from partage.explain.decide.fewest import fewest
 from partage.explain.decide.node import Changing, NodeView, Obstacle, Unhealthy
 from partage.explain.decide.pod import PodNeeds
+from partage.explain.decide.reasons import SHOWN
 from partage.model.ids import GpuUuid
 from partage.plan.offer.select import GeometryOf
 from partage.plan.serve.claim_offer import Closed
 from partage.plan.serve.ledger_entry import Hold
+from partage.text import listed
 
 _MOST_WAYS = 3
 
@@ -117,12 +120,12 @@ def claims_finding(
     helps = partial(_helps, pod=pod, node=node, apply=apply, geometry_of=geometry_of)
     ever = place(pod.claims, _empty(book), node.classes)
     if isinstance(ever, Unplaced):
-        tried = dict.fromkeys(_ways_ever(ever, node))
+        tried = dict.fromkeys(_ways_ever(ever, node, pod))
         ways = [change for change in tried if helps(change, ever=ever)]
         return NodeFinding(_reason_ever(ever, node, book), tuple((way,) for way in ways[:_MOST_WAYS]))
     now = place(pod.claims, book, node.classes)
     if isinstance(now, Unplaced):
-        tried = dict.fromkeys(_ways_now(now, node, book))
+        tried = dict.fromkeys(_ways_now(now, node, book, pod))
         found = [change for change in tried if helps(change, now=now)]
         ways = _of_each_kind(found)
         request = now.request.name
@@ -191,18 +194,25 @@ def _reason_ever(
 # --- ways out ------------------------------------------------------------------------------------------
 
 
-def _ways_ever(missed: Unplaced, node: NodeView) -> Iterator[Change]:
-    source = missed.claim.spec.title
+def _ways_ever(missed: Unplaced, node: NodeView, pod: PodNeeds) -> Iterator[Change]:
+    source, words = missed.claim.spec.title, _former_words(missed, pod)
     for way in missed.ways:
-        yield from _less(source, way)
+        yield from _less(source, way, words)
         for _, reason in way.devices:
             if isinstance(reason, SelectorSaysNo | SelectorBroken) and reason.expression in way.way.selectors:
-                yield DropSelector(source, way.way.name, reason.expression)
-    # What is asked for by a resource's name names no class itself.
-    for one in missed.request.ways[:1] if missed.claim.name != CLAIM_BY_NAME else ():
+                theirs = words.rules.get(reason.expression, "") if words is not None else ""
+                if theirs or words is None:
+                    yield DropSelector(source, way.way.name, reason.expression, theirs)
+    # What is asked for by a resource's name, or was written for another system, names no class itself.
+    named = words is None and missed.claim.name != CLAIM_BY_NAME
+    for one in missed.request.ways[:1] if named else ():
         for other in sorted(node.classes, key=lambda name: (_far(one.device_class, name), name)):
             if other != one.device_class:
                 yield ClaimOtherClass(source, one.name, one.device_class, other)
+
+
+def _former_words(missed: Unplaced, pod: PodNeeds) -> ClaimWords | None:
+    return None if pod.former is None else pod.former.claims.get(missed.claim.name)
 
 
 def _far(asked: str, name: str) -> int:
@@ -214,20 +224,29 @@ def _far(asked: str, name: str) -> int:
     return max(len(asked), len(name)) - same
 
 
-def _less(source: str, way: WayVerdict) -> Iterator[ClaimLess]:
-    """The largest amount that any device could give."""
-    found: dict[str, Decimal] = {}
-    for _, reason in way.devices:
+def _less(source: str, way: WayVerdict, words: ClaimWords | None) -> Iterator[ClaimLess]:
+    """The largest amount that any device could give; words: that can be written in them."""
+    found: dict[str, tuple[Decimal, BookDevice]] = {}
+    for device, reason in way.devices:
         match reason:
             case CapacityTooSmall(name=name, most=most) | CapacityTaken(name=name, free=most):
-                if most > 0 and name in way.way.amounts:
-                    found[name] = max(found.get(name, most), most)
-    for name, most in found.items():
+                if most > 0 and name in way.way.amounts and most > found.get(name, (Decimal(0), device))[0]:
+                    found[name] = most, device
+    for name, (most, device) in found.items():
         now = amount_words(way.way.amounts[name])
-        yield ClaimLess(source, way.way.name, name, now, amount_words(most))
+        if words is None:
+            yield ClaimLess(source, way.way.name, name, now, amount_words(most))
+            continue
+        total = amount_of(device.device, MEMORY) if MEMORY in device.device.capacity else Decimal(0)
+        for word in words.amounts:
+            number = word.at_most(most, total)
+            if word.capacity == name and number > 0:
+                then = amount_words(word.amount(number, total))
+                theirs = f"{word.then(number)} in {listed(words.containers, SHOWN)}"
+                yield ClaimLess(source, way.way.name, name, now, then, theirs)
 
 
-def _ways_now(missed: Unplaced, node: NodeView, book: ClaimBook) -> Iterator[Change]:
+def _ways_now(missed: Unplaced, node: NodeView, book: ClaimBook, pod: PodNeeds) -> Iterator[Change]:
     """What may end on the node, the least first; then what the claim could do."""
     source = missed.claim.spec.title
     rated = [(way, device, reason) for way in missed.ways for device, reason in way.devices]
@@ -239,7 +258,7 @@ def _ways_now(missed: Unplaced, node: NodeView, book: ClaimBook) -> Iterator[Cha
     if waits:
         yield WaitForPods(tuple(dict.fromkeys(pod for pods in waits for pod in pods)))
     for way in missed.ways:
-        yield from _less(source, way)
+        yield from _less(source, way, _former_words(missed, pod))
 
 
 def way_of_device(

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from msgspec import field
 
+from partage.admission.decide.former import FormerPod
 from partage.claims.decide.scheduling import PodClaim
 from partage.model.pod import Container, Pod
 from partage.values import Frozen
@@ -105,7 +106,8 @@ class PodNeeds(Pod, kw_only=True):
     none. gpu_resources: the resources among its requests that GPUs are behind. not_judged: what is not looked
     at here, and may keep the pod waiting. claim_sources: where its claims are from; claims: those of them
     that have no devices yet; claims_missing: those that are not there; claims_at: the pools of which
-    the others have devices, by their title.
+    the others have devices, by their title. former: what it asked for in the words of another system;
+    rewritten: it is so only here, in the answer.
     """
 
     title: str
@@ -119,6 +121,8 @@ class PodNeeds(Pod, kw_only=True):
     claims: tuple[PodClaim, ...] = ()
     claims_missing: tuple[ClaimSource, ...] = ()
     claims_at: Mapping[str, str] = field(default_factory=dict)
+    former: FormerPod | None = None
+    rewritten: bool = False
 
     @property
     def asks(self) -> tuple[Ask, ...]:

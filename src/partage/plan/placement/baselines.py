@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from math import exp
 
+from partage.plan.placement.fragments import Fragments
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType
 from partage.plan.placement.room import GpuIndexes, Room, choices, first_fit, without
 
 _CPU_SCALE, _GPU_SCALE = 128_000, 8 * WHOLE_MILLI
-_TYPICAL = 0.95
 
 
 class BestFit:
@@ -38,7 +37,7 @@ class Fgd:
     """
 
     def __init__(self, mix: Mix) -> None:
-        self._typical = _typical(mix)
+        self._unusable = Fragments(mix)
         self._known: dict[tuple[str, tuple[int, ...], int], float] = {}
 
     def best(self, pod: PodType, room: Room) -> tuple[float, GpuIndexes]:
@@ -57,34 +56,9 @@ class Fgd:
         key = model, left, cpu_milli
         known = self._known.get(key)
         if known is None:
-            known = self._known[key] = sum(
-                part * _unusable(pod, model, left, cpu_milli) for pod, part in self._typical
-            )
+            known = self._known[key] = self._unusable.of(model, left, cpu_milli)
         return known
 
 
 def _score(less: float) -> int:
     return int(100 / (1 + exp(-less / 1000)))
-
-
-def _unusable(pod: PodType, model: str, left: Sequence[int], cpu_milli: int) -> int:
-    """Milli of a node's GPUs of which the pod cannot have anything."""
-    can = (
-        pod.gpus
-        and pod.cpu_milli <= cpu_milli
-        and pod.may_have(model)
-        and sum(of_gpu >= pod.milli for of_gpu in left) >= pod.gpus
-    )
-    return sum(of_gpu for of_gpu in left if not can or of_gpu < pod.milli)
-
-
-def _typical(mix: Mix) -> list[tuple[PodType, float]]:
-    """The most frequent types, until they are 95 of 100 pods."""
-    found: list[tuple[PodType, float]] = []
-    total = 0.0
-    for pod, part in sorted(mix.parts.items(), key=lambda pair: -pair[1]):
-        if total >= _TYPICAL:
-            break
-        found.append((pod, part))
-        total += part
-    return [(pod, part / total) for pod, part in found]

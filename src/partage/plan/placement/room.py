@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from typing import Protocol
 
 from msgspec import Struct
 
@@ -48,6 +49,13 @@ class Room(Struct):
         self.memory_mib += sign * pod.memory_mib
         for index in gpus:
             self.left[index] += sign * pod.milli
+
+
+class NodeScores(Protocol):
+    """One way to choose."""
+
+    def best(self, pod: PodType, room: Room) -> tuple[float, GpuIndexes]:
+        """The score of a node where the pod fits, the higher the better, and the GPUs there."""
 
 
 def first_fit(pod: PodType, left: Sequence[int]) -> GpuIndexes:

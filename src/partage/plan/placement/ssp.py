@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from partage.plan.placement.fragments import Fragments
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType, Slots, prices
 from partage.plan.placement.room import GpuIndexes, Room, choices, first_fit, without
 from partage.plan.placement.waste import WasteTable, waste_tables
+from partage.values import Frozen
 
 _SLOT_WEIGHT = 0.8
 _OPEN = 15.0
 """Milli that it costs to begin an unused node of eight GPUs."""
-_PRICE = 0.5
 _CPU_ONLY = 1e-6
+
+
+class SspWay(Frozen):
+    """What of the scores can be tuned. fragments: which part of the potential is FGD's measure, 0 to 1.
+    price: how much the price of a model counts.
+    """
+
+    fragments: float = 0.0
+    price: float = 0.5
+
+
+PUBLISHED = SspWay()
+"""With the check values of our study."""
 
 
 class Ssp:
@@ -21,13 +35,22 @@ class Ssp:
     """
 
     def __init__(
-        self, mix: Mix, supply: Mapping[str, int], *, exact: bool, priced: Mix | None = None
+        self,
+        mix: Mix,
+        supply: Mapping[str, int],
+        *,
+        exact: bool,
+        priced: Mix | None = None,
+        way: SspWay = PUBLISHED,
+        tables: Mapping[str, WasteTable] | None = None,
     ) -> None:
         """supply: milli of each GPU model in the cluster. priced: the mix by which models are priced, where
-        ``mix`` has one pod several times, as different amounts of different models. It takes a second or a
-        few.
+        ``mix`` has one pod several times, as different amounts of different models. tables: of the mix, if
+        they are known. It takes a second or a few.
         """
-        self._tables: Mapping[str, WasteTable] = waste_tables(mix, list(supply))
+        self.way = way
+        self._tables = waste_tables(mix, list(supply)) if tables is None else tables
+        self._fragments = Fragments(mix)
         self._slots = mix.slots
         self._prices = prices(mix if priced is None else priced, supply)
         self._exact = exact
@@ -50,7 +73,7 @@ class Ssp:
         )
         if room.unused:
             score -= _OPEN * len(left) / 8
-        return score - _PRICE * self._prices.get(room.model, 0.0) * pod.demand, gpus
+        return score - self.way.price * self._prices.get(room.model, 0.0) * pod.demand, gpus
 
     def potential(self, model: str, left: tuple[int, ...], cpu_milli: int) -> float:
         """Milli of the node's GPUs that are expected to be wasted. left: of each GPU."""
@@ -69,7 +92,10 @@ class Ssp:
         stranded = table.of_cpu(total - wasted, cpu_milli)
         free = left.count(WHOLE_MILLI)
         slots = sum(_no_slots(row, total, free, cpu_milli) for row in self._slots if _fits(row, model, left))
-        return wasted + stranded + _SLOT_WEIGHT * slots
+        spoilt = wasted + stranded + _SLOT_WEIGHT * slots
+        if not (part := self.way.fragments):
+            return spoilt
+        return (1 - part) * spoilt + part * self._fragments.of(model, left, cpu_milli)
 
 
 _MOST_KNOWN = 200_000

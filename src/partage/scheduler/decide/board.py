@@ -6,10 +6,9 @@ from array import array
 from collections import OrderedDict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from enum import StrEnum
-from typing import Protocol
 
 from partage.plan.placement.mix import PodType
-from partage.plan.placement.room import GpuIndexes, Room
+from partage.plan.placement.room import NodeScores
 from partage.scheduler.decide.asks import AskReader, KindAmount, PodAsk
 from partage.scheduler.decide.node_rooms import NO_GPU, KindRoom
 from partage.scheduler.decide.ranks import NO
@@ -26,13 +25,6 @@ class ExtenderPolicy(StrEnum):
     SSP = "ssp"
     BESTFIT = "bestfit"
     SPREAD = "spread"
-
-
-class NodeScores(Protocol):
-    """One way to choose."""
-
-    def best(self, pod: PodType, room: Room) -> tuple[float, GpuIndexes]:
-        """The score of a node where the pod fits, the higher the better, and the GPUs there."""
 
 
 class Judge:

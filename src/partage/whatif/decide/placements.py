@@ -10,11 +10,11 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from random import Random
-from typing import Protocol
 
 from partage.plan.placement.baselines import BestFit, Fgd
 from partage.plan.placement.mix import PodType, mix_of
-from partage.plan.placement.room import GpuIndexes, Room, first_fit
+from partage.plan.placement.replay import tuned_scores
+from partage.plan.placement.room import GpuIndexes, NodeScores, Room, first_fit
 from partage.plan.placement.ssp import Ssp
 from partage.values import Frozen
 from partage.whatif.decide.node import balance, balanced_allocation, least_allocated
@@ -41,13 +41,6 @@ class PlacementPolicy(StrEnum):
     def by_kube_scheduler(self) -> bool:
         """Part of the nodes are looked at, and one of the best is drawn."""
         return self in {PlacementPolicy.SSP, PlacementPolicy.STOCK}
-
-
-class Scores(Protocol):
-    """One way to choose."""
-
-    def best(self, pod: PodType, room: Room) -> tuple[float, GpuIndexes]:
-        """The score of a node where the pod fits, the higher the better, and the GPUs there."""
 
 
 class PlacedPods(Frozen):
@@ -107,7 +100,7 @@ def place_all(
     if not total or not any(pod.demand for pod in pods):
         raise ValueError("no pod asks for a GPU, or no node has one")
     order, nodes_order = arrivals(pods, len(rooms), total * load // 100, seed)
-    scores = _scores(policy, pods, supply)
+    scores = _scores(policy, pods, rooms, supply)
     numbers: dict[PodType, _Class] = {}
     nodes = [_Node(rooms[number], scores) for number in nodes_order]
     scheduler = KubeScheduler(nodes, None if policy.by_kube_scheduler else len(nodes))
@@ -144,10 +137,12 @@ def _at_each_load(columns: Mapping[int, Sequence[float]]) -> dict[int, float]:
     return found
 
 
-def _scores(policy: PlacementPolicy, pods: Sequence[PodType], supply: Mapping[str, int]) -> Scores:
+def _scores(
+    policy: PlacementPolicy, pods: Sequence[PodType], rooms: Sequence[Room], supply: Mapping[str, int]
+) -> NodeScores:
     match policy:
         case PlacementPolicy.SSP:
-            return Ssp(mix_of(pods), supply, exact=False)
+            return tuned_scores(mix_of(pods), rooms, supply=supply)
         case PlacementPolicy.SSP_EXACT:
             return Ssp(mix_of(pods), supply, exact=True)
         case PlacementPolicy.FGD:
@@ -181,7 +176,7 @@ class _Class(Frozen):
 class _Node:
     """One node, as the scheduler asks it."""
 
-    def __init__(self, room: Room, scores: Scores) -> None:
+    def __init__(self, room: Room, scores: NodeScores) -> None:
         self._room = Room(
             room.model,
             room.cpu_milli,
