@@ -133,6 +133,8 @@ class _ObjectTranslator:
         match outcome:
             case RefusedPod():
                 self._refuse(spec, outcome)
+            case TranslatedPod() if outcome.moved and not is_own_kind(self._document):
+                return  # nothing in its pod is in another system's words
             case TranslatedPod() if not is_own_kind(self._document):
                 kind, version = self._document.get("kind"), self._document.get("apiVersion")
                 self._refuse(
@@ -158,6 +160,8 @@ class _ObjectTranslator:
 
     def _translated(self, spec: ManifestNode, above: Keys, outcome: TranslatedPod) -> None:
         becomes = f"becomes a pod with {_asked(outcome)}" if outcome.claims else "becomes a pod without GPUs"
+        if outcome.moved:
+            becomes = "keeps its resources, which a device plugin has to list"
         self._findings.append(spec.warning(f"written for {outcome.system}: {becomes}", self._hint))
         self._findings += (spec.warning(text) for text in outcome.warnings)
         prefix = "".join(f"/{key}" for key in above)

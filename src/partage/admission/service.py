@@ -47,6 +47,10 @@ _OBJECTS = {
     "runai-scheduler": ("runai-scheduler", "runai-scheduler-default"),
 }
 """By name of the scheduler: how its Deployment or Lease is called. docs/reference/other-systems.md has them.
+Sources, of August 2026: HAMi charts/hami (Lease: schedulerName; Deployment: RELEASE-scheduler); Volcano
+installer/helm, pkg/util GenerateComponentName (Lease: the scheduler's name); KAI
+pkg/operator/operands/scheduler (Deployment: kai-scheduler-SHARD; Lease: kai-scheduler). Those of Run:ai, from
+which KAI comes, are not published: called alike.
 """
 
 

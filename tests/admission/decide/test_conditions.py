@@ -37,12 +37,13 @@ NAMES = sorted(
 MARKS = (*kai.MARKS, *hami.MARKS, "gpu-fraction-container-name", "volcano.sh/vgpu-mode", "other")
 amounts = st.dictionaries(st.sampled_from(NAMES), st.sampled_from(("0", "1", "50", "100", "x")), max_size=4)
 pods = st.builds(
-    lambda limits, requests, annotations, selector, labels: pod(
+    lambda limits, requests, annotations, selector, labels, scheduler: pod(
         container(limits) | ({"resources": {"requests": requests}} if requests else {}),
         container(limits, "second"),
         annotations=annotations,
         labels=labels,
         nodeSelector=selector,
+        schedulerName=scheduler,
         initContainers=[container(requests, "before")],
     ),
     amounts,
@@ -50,6 +51,7 @@ pods = st.builds(
     st.dictionaries(st.sampled_from(MARKS), st.sampled_from(("0.5", "1", "binpack", "mig", "")), max_size=3),
     st.dictionaries(st.sampled_from((*nos_gke.SELECTORS, "a")), st.sampled_from(("mps", "4")), max_size=2),
     st.dictionaries(st.sampled_from(("aliyun.com/gpu-count", "a")), st.just("2"), max_size=2),
+    st.sampled_from(("default-scheduler", "volcano", "kai-scheduler")),
 )
 
 

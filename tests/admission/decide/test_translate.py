@@ -5,6 +5,7 @@ from decimal import Decimal
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from partage.admission.decide.patch import PatchStep, patched
 from partage.admission.decide.template import ClaimableSize, ClaimableSizes
@@ -218,6 +219,31 @@ def test_what_is_kept_and_said(more):
     document = pod(container({GPU: 1, MEM: 1}), **more)
     assert len(translated(document).warnings) == 1
     assert changed(document)["spec"].get("schedulerName") == more.get("schedulerName")
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "limits"),
+    [("kai-scheduler", {GPU: 1}), ("volcano", {"nvidia.com/mig-1g.5gb": 1}), ("hami-scheduler", {GPU: 2})],
+)
+def test_whole_gpus_stay_and_a_scheduler_that_is_not_there_is_none(scheduler, limits):
+    """Such a pod would stay Pending."""
+    document = pod(container(limits), schedulerName=scheduler)
+    after = changed(document)
+    assert after["spec"] == document["spec"] | {"schedulerName": "default-scheduler"}
+    assert after["metadata"]["annotations"] == {"partage.dev/former-scheduler": scheduler}
+    assert translate(document, replace(TERMS, schedulers=frozenset({scheduler}))) is None
+    assert translate(pod(container({"cpu": 1}), schedulerName=scheduler), TERMS) is None
+    assert translate(pod(container(limits), schedulerName=scheduler, nodeName="n"), TERMS) is None
+    group = {"scheduling.k8s.io/group-name": "g"}
+    assert "the group g" in refused(pod(container(limits), schedulerName=scheduler, annotations=group))
+
+
+def test_several_gpus_of_one_container_are_not_shared_through_mps():
+    """The node would refuse the claim: through MPS, a container uses one GPU."""
+    for count in (1, 2):
+        for limits in ({GPU: count, MEM: 1}, {GPU: count, PERCENT: 50}, {GPU: count, CORES_NAME: 100}):
+            (claim,) = translated(pod(container(limits))).claims
+            assert ("strategy == 'mps'" in str(claim.form.spec)) == (count > 1)
 
 
 def test_two_systems_at_once_are_a_contradiction():

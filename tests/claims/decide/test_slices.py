@@ -116,6 +116,7 @@ def test_all_attributes_of_a_whole_gpu() -> None:
     assert attributes(whole(1)) == {
         "type": "gpu",
         "mode": "whole",
+        "strategy": "exclusive",
         "guarantee": "hard",
         "uuid": "GPU-00000001-0000-0000-0000-000000000000",
         "productName": "NVIDIA H100 80GB HBM3",

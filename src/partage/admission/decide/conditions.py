@@ -1,8 +1,8 @@
 """Which pods are sent to the webhook: those with a name of these systems. As an expression for the API server
 (``matchConditions``, CEL), and as a function, so that tests can compare it with what is translated.
 
-``nvidia.com/gpu`` alone is no such name. What is sent and was not meant is left as it is; what is not sent
-and was meant would stay Pending.
+``nvidia.com/gpu`` alone is no such name, but beside a scheduler of theirs it is. What is sent and was not
+meant is left as it is; what is not sent and was meant would stay Pending.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from typing import Any
 
 from partage.admission.decide import ack, hami, kai, nos_gke, volcano
 from partage.admission.decide.pod import asking_pod
+from partage.admission.decide.refusals import NVIDIA, THEIR_SCHEDULERS
 from partage.admission.decide.settings import DialectSettings
 from partage.values import Frozen
 
@@ -22,13 +23,15 @@ CONDITION = "asks-in-words-of-another-system"
 
 class SentNames(Frozen):
     """By what pods are known. resources, annotations: one is enough. marked: an annotation that counts beside
-    this resource. selected: keys of nodeSelector that count beside this resource.
+    this resource. selected: keys of nodeSelector that count beside this resource. schedulers: that count
+    beside any resource of ``nvidia.com/``.
     """
 
     resources: tuple[str, ...]
     annotations: tuple[str, ...]
     marked: tuple[str, tuple[str, ...]]
     selected: tuple[str, tuple[str, ...]]
+    schedulers: tuple[str, ...]
 
 
 def sent_names(settings: DialectSettings) -> SentNames:
@@ -41,7 +44,11 @@ def sent_names(settings: DialectSettings) -> SentNames:
     )
     resources = (*dict.fromkeys(parts), *sorted(volcano.RESOURCES), *sorted(ack.RESOURCES))
     return SentNames(
-        resources, kai.MARKS, (settings.hami_count, hami.MARKS), (nos_gke.GKE_GPU, nos_gke.SELECTORS)
+        resources,
+        kai.MARKS,
+        (settings.hami_count, hami.MARKS),
+        (nos_gke.GKE_GPU, nos_gke.SELECTORS),
+        tuple(sorted(THEIR_SCHEDULERS)),
     )
 
 
@@ -54,6 +61,7 @@ def is_sent(pod: Mapping[str, Any], settings: DialectSettings) -> bool:
         or any(mark in names.annotations for mark in asking.annotations)
         or (names.marked[0] in asked and any(mark in asking.annotations for mark in names.marked[1]))
         or (names.selected[0] in asked and any(key in asking.selector for key in names.selected[1]))
+        or (asking.scheduler in names.schedulers and any(name.startswith(NVIDIA) for name in asked))
     )
 
 
@@ -67,6 +75,8 @@ def match_condition(settings: DialectSettings) -> dict[str, str]:
         _has("metadata", "annotations", names.annotations),
         f"{_asked(f'k == {_text(names.marked[0])}')} && {_has('metadata', 'annotations', names.marked[1])}",
         f"{_asked(f'k == {_text(names.selected[0])}')} && {_has('spec', 'nodeSelector', names.selected[1])}",
+        f"{_asked(f'k.startsWith({_text(NVIDIA)})')} && "
+        f"object.spec.?schedulerName.orValue('') in {_list(names.schedulers)}",
     )
     return {"name": CONDITION, "expression": " || ".join(either)}
 

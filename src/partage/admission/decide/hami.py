@@ -32,7 +32,7 @@ _USE_UUID, _NOT_UUID = "nvidia.com/use-gpuuuid", "nvidia.com/nouse-gpuuuid"
 _NUMA, _MODE = "nvidia.com/numa-bind", "nvidia.com/vgpu-mode"
 _NODE_POLICY, _GPU_POLICY = "hami.io/node-scheduler-policy", "hami.io/gpu-scheduler-policy"
 MARKS = (USE_TYPE, NOT_TYPE, _USE_UUID, _NOT_UUID, _NUMA, _MODE, _NODE_POLICY, _GPU_POLICY)
-_OPT_OUT = ("hami.io/webhook", "ignore")
+OPT_OUT = ("hami.io/webhook", "ignore")
 
 
 def asked_of_hami(
@@ -46,7 +46,7 @@ def asked_of_hami(
     count = settings.hami_count
     marked = not pod.translated and any(pod.annotations.get(mark, "").strip() for mark in MARKS)
     marked = marked and pod.asks_for(count) and not pod.asks_for(*others)
-    if pod.labels.get(_OPT_OUT[0]) == _OPT_OUT[1] or not (pod.asks_for(*names) or marked):
+    if pod.labels.get(OPT_OUT[0]) == OPT_OUT[1] or not (pod.asks_for(*names) or marked):
         return None
     for container in pod.containers:
         if container.privileged:

@@ -10,7 +10,14 @@ from partage.admission.decide.pod import AskingPod
 from partage.units import whole_quantity
 
 DEFAULT_SCHEDULER = "default-scheduler"
-THEIR_SCHEDULERS = frozenset({hami.SCHEDULER, volcano.SCHEDULER, *kai.SCHEDULERS})
+NVIDIA = "nvidia.com/"
+"""How names of resources begin that device plugins list: whole GPUs, MIG devices."""
+THEIR_SCHEDULERS: Mapping[str, str] = {
+    hami.SCHEDULER: hami.SYSTEM,
+    volcano.SCHEDULER: volcano.SYSTEM,
+    **dict.fromkeys(kai.SCHEDULERS, kai.SYSTEM),
+}
+"""By name: the system."""
 _GROUPS = (
     "scheduling.k8s.io/group-name",
     "scheduling.volcano.sh/group-name",
@@ -21,6 +28,9 @@ _GROUPS = (
 )
 """Annotations or labels that name the pods which start together."""
 _LEAST = ("kai.scheduler/batch-min-member", "scheduling.volcano.sh/group-min-member")
+_ONE_BY_ONE = (
+    "let the pods start one by one, or keep them with their scheduler, if it is there: --keep-scheduler NAME"
+)
 _QUEUES = (
     "kai.scheduler/queue",
     "runai/queue",
@@ -44,14 +54,14 @@ def refuse_what_cannot_be(pod: AskingPod, owner: Mapping[str, str]) -> None:
             raise CannotMean(
                 f"the pod belongs to the group {marks[key][:63]} ({key}), whose pods start together or not "
                 "at all, which the default scheduler does not do",
-                "let the pods start one by one, or keep them with their scheduler",
+                _ONE_BY_ONE,
             )
     for key in _LEAST:
         if (whole_quantity({**marks, **owner}.get(key)) or 0) > 1:
             raise CannotMean(
                 f"{key} wants pods that start together or not at all, which the default scheduler "
                 "does not do",
-                "let the pods start one by one, or keep them with their scheduler",
+                _ONE_BY_ONE,
             )
 
 
@@ -61,5 +71,5 @@ def pod_warnings(pod: AskingPod, kept_schedulers: Collection[str] = ()) -> Itera
     for key in _QUEUES:
         if marks.get(key):
             yield f"{key}: {marks[key][:63]} is kept, and no quota of that queue counts the pod's GPUs"
-    if pod.scheduler not in ("", DEFAULT_SCHEDULER, *(THEIR_SCHEDULERS - {*kept_schedulers})):
+    if pod.scheduler not in ("", DEFAULT_SCHEDULER, *(THEIR_SCHEDULERS.keys() - {*kept_schedulers})):
         yield f"the scheduler {pod.scheduler[:63]} is kept: it has to give claims their devices"

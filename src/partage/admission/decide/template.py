@@ -32,6 +32,15 @@ _LONGEST = 10 * 1024
 """Bytes of an expression."""
 _ATTRIBUTES, _CAPACITY = f"device.attributes['{DRIVER}']", f"device.capacity['{DRIVER}']"
 
+
+def _about(attribute: str, expression: str, *, wanted: bool) -> str:
+    told = f"has({attribute}) && ({expression})"
+    return told if wanted else f"!({told})"
+
+
+_NOT_MPS = _about(f"{_ATTRIBUTES}.strategy", f"{_ATTRIBUTES}.strategy == 'mps'", wanted=False)
+"""Of several GPUs for one container: through MPS, it can use one."""
+
 Json = dict[str, Any]
 
 
@@ -85,6 +94,8 @@ def claim_form(need: GpuNeed, rules: GpuRules, sizes: ClaimableSizes | None) -> 
     """
     ways = [*_ways(need, rules, sizes)]
     which = tuple(rule_expressions(rules))
+    if need.count > 1 and not rules.mig:
+        which = (*which, _NOT_MPS)
     requests: list[Json] = [_request(ways, which, need.count)]
     devices: Json = {"requests": requests}
     if need.count > 1:
@@ -206,19 +217,22 @@ def _part_of(size: ClaimableSize, part: Decimal) -> int:
 def rule_expressions(rules: GpuRules) -> dict[str, str]:
     """Expressions for the GPUs that are meant, each with the annotation that says so. A device may be without
     a product name.
+
+    Attributes are named in full: of ``.?name.orValue('')`` the API server does not know how long it can be,
+    and refuses what is done with it as too complex.
     """
     keys = rules.keys or ("",) * 4
-    product = f"{_ATTRIBUTES}.?productName.orValue('').lowerAscii()"
-    uuid = f"{_ATTRIBUTES}.?{'parentUUID' if rules.mig else 'uuid'}.orValue('').lowerAscii()"
+    product = f"{_ATTRIBUTES}.productName"
+    uuid = f"{_ATTRIBUTES}.{'parentUUID' if rules.mig else 'uuid'}"
     found = {}
     for key, words, wanted in ((keys[0], rules.models, True), (keys[1], rules.not_models, False)):
         if words:
-            either = " || ".join(f"{product}.contains('{word}')" for word in words)
-            found[either if wanted else f"!({either})"] = key
+            either = " || ".join(f"{product}.lowerAscii().contains('{word}')" for word in words)
+            found[_about(product, either, wanted=wanted)] = key
     for key, uuids, wanted in ((keys[2], rules.uuids, True), (keys[3], rules.not_uuids, False)):
         if uuids:
-            inside = f"{uuid} in [{', '.join(map(repr, uuids))}]"
-            found[inside if wanted else f"!({inside})"] = key
+            inside = f"{uuid}.lowerAscii() in [{', '.join(map(repr, uuids))}]"
+            found[_about(uuid, inside, wanted=wanted)] = key
     return found
 
 

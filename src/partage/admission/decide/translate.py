@@ -10,6 +10,7 @@ from typing import Any
 
 from msgspec import field
 
+from partage.admission.decide import hami
 from partage.admission.decide.ack import asked_of_ack
 from partage.admission.decide.hami import asked_of_hami
 from partage.admission.decide.kai import asked_of_kai
@@ -27,6 +28,7 @@ from partage.admission.decide.patch import PatchStep, pointer
 from partage.admission.decide.pod import TRANSLATED, AskingPod, asking_pod
 from partage.admission.decide.refusals import (
     DEFAULT_SCHEDULER,
+    NVIDIA,
     THEIR_SCHEDULERS,
     pod_warnings,
     refuse_what_cannot_be,
@@ -67,13 +69,16 @@ class ClaimOfPod(Frozen):
 
 
 class TranslatedPod(Frozen):
-    """What becomes of a pod. rules: which GPUs it can have. warnings: clauses."""
+    """What becomes of a pod. rules: which GPUs it can have. warnings: clauses. moved: it keeps its resources,
+    and only its scheduler changes.
+    """
 
     system: str
     claims: tuple[ClaimOfPod, ...]
     patch: tuple[PatchStep, ...]
     warnings: tuple[str, ...] = ()
     rules: GpuRules = field(default_factory=GpuRules)
+    moved: bool = False
 
 
 class RefusedPod(Frozen):
@@ -105,7 +110,7 @@ def translate(
         if asked is not None:
             found.append(asked)
     if not found:
-        return None
+        return _moved(asking, pod, terms, owner or {})
     if len(found) > 1:
         systems = " and ".join(asked.system for asked in found)
         return RefusedPod(
@@ -248,7 +253,27 @@ def _scheduler(pod: AskingPod, terms: AdmissionTerms) -> Iterator[PatchStep]:
 
 def _leaves(pod: AskingPod, terms: AdmissionTerms) -> bool:
     """Whether its scheduler is one of these systems, and is not there."""
-    return pod.scheduler in THEIR_SCHEDULERS - terms.schedulers
+    return pod.scheduler in THEIR_SCHEDULERS.keys() - terms.schedulers
+
+
+def _moved(
+    pod: AskingPod, plain: Mapping[str, Any], terms: AdmissionTerms, owner: Mapping[str, str]
+) -> TranslatedPod | RefusedPod | None:
+    """A pod for whole GPUs or MIG devices of a device plugin, in nobody's words, whose scheduler is not
+    there: it would stay Pending. None: it is left as it is.
+    """
+    asks = any(name.startswith(NVIDIA) for container in pod.containers for name in container.amounts)
+    opted_out = pod.labels.get(hami.OPT_OUT[0]) == hami.OPT_OUT[1]
+    if not asks or opted_out or pod.node or not _leaves(pod, terms):
+        return None
+    system = THEIR_SCHEDULERS[pod.scheduler]
+    try:
+        refuse_what_cannot_be(pod, owner)
+    except CannotMean as why:
+        return RefusedPod(system, why.sentence, why.hint)
+    patch = (*_scheduler(pod, terms), *_annotated({FORMER_SCHEDULER: pod.scheduler}, plain))
+    said = f"the scheduler {pod.scheduler} is not there: the default scheduler takes its place"
+    return TranslatedPod(system, (), patch, (said, *pod_warnings(pod, terms.schedulers)), moved=True)
 
 
 def _annotations(
@@ -265,6 +290,10 @@ def _annotations(
         said[FORMER_SCHEDULER] = pod.scheduler
     if asked.selectors:
         said[FORMER_SELECTOR] = ", ".join(f"{key}={pod.selector[key]}" for key in asked.selectors)
+    yield from _annotated(said, plain)
+
+
+def _annotated(said: Mapping[str, str], plain: Mapping[str, Any]) -> Iterator[PatchStep]:
     metadata = plain.get("metadata")
     if not isinstance(metadata, Mapping):
         yield PatchStep("add", pointer("metadata"), {})

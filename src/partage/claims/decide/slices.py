@@ -154,6 +154,7 @@ def _attributes(
     texts = {
         "type": "mig" if mig else "gpu",
         "mode": mode_of(row).value,
+        "strategy": row.shared.value,
         "guarantee": row.guarantee.value,
         "uuid": row.device,
         "productName": gpu.product,
