@@ -125,9 +125,9 @@ class NodeService(ABC):
 
     # --- what differs ---
 
-    def limits_by(self, inventory: Inventory) -> LimitSetter | None:  # noqa: ARG002 - of those that look
-        """What sets the driver's memory limits before a container or step starts; None: nobody looks."""
-        return None
+    @abstractmethod
+    def limits_by(self, inventory: Inventory) -> LimitSetter | None:
+        """What sets the driver's memory limits before a container or job starts; None: not known yet."""
 
     @abstractmethod
     def plan(self) -> NodePlan:

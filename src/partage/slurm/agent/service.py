@@ -18,6 +18,8 @@ from partage.edges.files.state import SavedState
 from partage.edges.hardware.port import Hardware
 from partage.edges.host.service_manager import say_ready
 from partage.edges.host.ticks import until_tick
+from partage.model.driver_limit import LimitSetter, LimitWay
+from partage.model.gpu import Inventory
 from partage.plan.reconcile.known_node import UNSEEN
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.report import DependencyProblems, Report, ReportTime, gpu_reports
@@ -125,6 +127,10 @@ class SlurmService(NodeService):
 
     def restore(self, saved: SavedState) -> None:
         self.saved, self.health.by_gpu = saved, saved.health
+
+    def limits_by(self, inventory: Inventory) -> LimitSetter:  # noqa: ARG002 - the helper has looked
+        """The plugin. Where it is not loaded, the GPUs themselves say so (``LimitObstacle.SLURM``)."""
+        return LimitSetter(LimitWay.SPANK)
 
     def tasks(self) -> Tasks:
         return {"health": self.health.run, "pulse": self._pulse}
