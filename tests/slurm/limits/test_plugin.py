@@ -154,7 +154,9 @@ def test_a_task_outside_of_its_job_does_not_begin(step: Step) -> None:
 def test_a_step_that_has_no_cgroup_of_a_job_does_not_begin(step: Step, place: str) -> None:
     """As with cgroups of version 1, or processes that Slurm tracks in another way."""
     (step.records / "71.limits").write_text(ONE)
-    assert "the step is in no cgroup of version 2: write CgroupPlugin=cgroup/v2" in step.begins(place=f"{TREE}/{place}")
+    assert "the step is in no cgroup of version 2: write CgroupPlugin=cgroup/v2" in step.begins(
+        place=f"{TREE}/{place}"
+    )
     assert step.kept() == []
 
 
