@@ -59,6 +59,7 @@ from partage.model.step import (
     EndProcess,
     Reset,
     SetComputeMode,
+    SetMemoryLimit,
     SetMigMode,
     SetNamespace,
     SetTimeSlice,
@@ -193,6 +194,7 @@ steps = st.one_of(
     st.builds(StartDaemon, texts, specs),
     st.builds(StopDaemon, texts, texts, st.none() | specs),
     st.builds(EndClient, texts, texts, numbers, numbers),
+    st.builds(SetMemoryLimit, texts, texts, numbers),
     st.builds(SetNamespace, texts, texts, st.builds(MpsNamespace, texts, numbers, numbers)),
 )
 slices = st.builds(TimeSlice, texts, st.none() | st.sampled_from(Interval), texts)

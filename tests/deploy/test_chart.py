@@ -304,7 +304,9 @@ def test_the_extender_only_reads_has_two_replicas_and_options_that_exist() -> No
     (container,) = deployment["template"]["spec"]["containers"]
     program, verb, *options = container["command"]
     assert (program, verb) == ("partage", "scheduler")
-    with scheduler_command.make_context("scheduler", [*options]) as context:
+    with scheduler_command.make_context(
+        "scheduler", [*options], help_option_names=["-h", "--help"]
+    ) as context:
         assert context.params["http"] == ":9402"
     mounted = {mount["mountPath"] for mount in container["volumeMounts"]}
     files = {
@@ -603,7 +605,9 @@ def test_the_webhook_has_two_replicas_and_options_that_exist() -> None:
     (container,) = deployment["template"]["spec"]["containers"]
     program, verb, *options = container["command"]
     assert (program, verb) == ("partage", "admission")
-    with admission_command.make_context("admission", [*options]) as context:
+    with admission_command.make_context(
+        "admission", [*options], help_option_names=["-h", "--help"]
+    ) as context:
         assert context.params["name"] == "partage-admission"
         assert context.params["schedulers"] == ("auto", "volcano")
         settings = settings_of_options(context.params["hami"], 1)
