@@ -22,6 +22,7 @@ from partage.plan.serve.limit_edits import LimitWay, limits_device, limits_name
 from partage.units import GIB
 from tests.agent.harness import Place, ids, native, registered
 from tests.agent.hosted import hosted
+from tests.agent.test_left_processes import books
 from tests.kubelet_script import ScriptedKubelet, held, wait_for
 from tests.plan.offers import offering
 
@@ -226,7 +227,12 @@ def test_a_pod_has_the_hook_for_as_long_as_it_lives(
         agent.wait(lambda: [row["certainty"] for row in agent.report()["held"]] == ["observed"], "held")
         assert _files(cdi)
         kubelet.pod_resources = held({})
-        wait_for(lambda: not _files(cdi), what="the pod has ended")
+
+        def is_swept() -> bool:
+            books(node.kubelet_dir)  # as the kubelet does after each list
+            return not _files(cdi)
+
+        wait_for(is_swept, what="the pod has ended")
 
 
 def test_a_pod_is_refused_where_its_limit_cannot_be_written(
