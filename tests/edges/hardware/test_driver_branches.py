@@ -15,6 +15,7 @@ from msgspec.structs import replace
 
 from partage.edges.hardware.binding import find_library
 from partage.edges.hardware.nvml import NvmlHardware
+from partage.model.driver_limit import LimitObstacle, LimitSupport
 from partage.model.gpu import Driver, NoDriver
 from partage.model.nvml_functions import USES
 from tests.edges.hardware.stub import StubNode
@@ -112,8 +113,9 @@ async def test_a_branch_loses_only_what_it_lacks(branch: str, stub_library: Path
     node.lacks(*lacking)
     old, whole = await _seen(node), await _seen(StubNode(short_dir / "whole", stub_library))
     assert old["inventory"].driver.lacks == LACKS[branch]
+    unlimited = LimitSupport(obstacle=LimitObstacle.DRIVER)
     assert old["inventory"].gpus == tuple(
-        replace(gpu, addressing_mode=None) for gpu in whole["inventory"].gpus
+        replace(gpu, addressing_mode=None, limits=unlimited) for gpu in whole["inventory"].gpus
     )
     assert {key: old[key] for key in ("uses", "processes", "gpus sampled")} == {
         key: whole[key] for key in ("uses", "processes", "gpus sampled")

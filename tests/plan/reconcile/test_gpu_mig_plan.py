@@ -32,6 +32,7 @@ from partage.model.step import (
     EndProcess,
     Reset,
     SetComputeMode,
+    SetMemoryLimit,
     SetMigMode,
     SetNamespace,
     SetTimeSlice,
@@ -711,6 +712,7 @@ def test_every_step_crosses_to_the_helper_and_back():
         StopDaemon(GPU_1, MigUuid("MIG-1")),
         EndClient(GPU_1, GPU_1, 10, 11),
         SetNamespace(GPU_1, GPU_1, MpsNamespace("slot0", 2**30, 25)),
+        SetMemoryLimit(GPU_1, ContainerId("0" * 64), 2**30),
     ]
     assert {type(step) for step in steps} == set(get_args(Step))
     assert decode(tuple[Step, ...], encode(tuple(steps))) == tuple(steps)
