@@ -70,7 +70,7 @@ def test_hard_is_said_only_of_what_was_read(node: Place, kubelet: ScriptedKubele
         kubelet.pod_resources = pods(train=[first])
         agent.wait(lambda: guarantee(agent) == ("hard", "hard", "hard"), "the limit was read")
         (limit,) = limits(agent)
-        assert limit == {"limitBytes": SHARE, "seenBytes": SHARE, "late": False, "reason": ""}
+        assert limit == {"limitBytes": SHARE, "seenBytes": SHARE, "late": False, "reason": "", "sharedBy": 1}
         assert share_bytes(agent, "hard") == SHARE
 
         calls.allocate([second])

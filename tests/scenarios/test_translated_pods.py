@@ -35,7 +35,7 @@ from partage.scheduler.decide.ranks import BEST
 from partage.units import GIB, MIB
 from tests.admission.pods import container, pod, translated
 from tests.claims.agent.test_claims_of_node import dra_node
-from tests.claims.offers import amounts, devices, machine, offers
+from tests.claims.offers import amounts, devices, machine, offers, slices
 from tests.edges.kube.store import claims_path
 from tests.scheduler.feeding import Fed
 from tests.scheduler.objects import MEMORY
@@ -149,7 +149,7 @@ async def test_scenario_04_a_claim_of_a_pod_that_was_deleted_before_it_was_prepa
 
 
 def test_scenario_05_memory_times_count_is_what_the_claim_takes() -> None:
-    cluster = Cluster(*(replace(amounts(number), pipe="") for number in range(3)))
+    cluster = Cluster(*(slices(number) for number in range(3)))
     (claim,) = cluster.bind(pod(container({"nvidia.com/gpu": 3, GPUMEM: 3072})), "p")
     assert len({*cluster.gpus(claim)}) == 3
     assert cluster.sums() == dict.fromkeys(cluster.sums(), Decimal(3 * GIB))

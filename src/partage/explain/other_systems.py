@@ -47,12 +47,12 @@ def admission_terms(nodes: Iterable[NodeView], geometry_of: GeometryOf) -> Admis
     for node in nodes:
         listed |= {*map(str, node.names)} | {name for name, there in node.counted.items() if there.total}
         devices += claim_book(node, geometry_of).devices
-    return AdmissionTerms(sizes=sizes_of(devices), listed=frozenset(listed))
+    return AdmissionTerms(sizes=sizes_of(devices), listed=frozenset(listed), schedulers=None)
 
 
 def is_asking(documents: Iterable[Object], listed: frozenset[str] = frozenset()) -> bool:
     """Whether one of the pods is written for another system. listed: names that device plugins have."""
-    terms = AdmissionTerms(listed=listed)
+    terms = AdmissionTerms(listed=listed, schedulers=None)
     return any(translate(pod, terms) is not None for document in documents for pod in _pods_in(document))
 
 

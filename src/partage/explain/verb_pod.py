@@ -76,12 +76,12 @@ def explain_file(file: str, where: Where, output: str) -> int:
 
 
 def _taken(found: Sequence[Found], file: str, seen: SeenNodes) -> TakenObjects:
-    from partage.admission.decide.translate import AdmissionTerms
     from partage.edges.files.catalogue import geometry_of
     from partage.explain.other_systems import admission_terms, is_asking, taken
 
     asks = is_asking(document for _, document, _ in found)
-    return taken(found, file, admission_terms(seen.nodes, geometry_of) if asks else AdmissionTerms())
+    # The views of a cluster's nodes are made only for pods that need them.
+    return taken(found, file, admission_terms(seen.nodes if asks else (), geometry_of))
 
 
 def _meant(node: NodeView, known: KnownClaims) -> NodeView:

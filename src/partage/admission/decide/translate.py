@@ -48,13 +48,14 @@ _LONGEST_ANNOTATION = 2000
 
 class AdmissionTerms(Frozen):
     """What pods are translated by. sizes: None: not known. listed: names of resources that device plugins
-    list, and that are left to them. schedulers: of these systems that run, so that pods stay with them.
+    list, and that are left to them. schedulers: of these systems that run, so that pods stay with them; None:
+    nobody has looked, and pods in nobody's words stay as they are.
     """
 
     settings: DialectSettings = field(default_factory=DialectSettings)
     sizes: ClaimableSizes | None = None
     listed: frozenset[str] = frozenset()
-    schedulers: frozenset[str] = frozenset()
+    schedulers: frozenset[str] | None = frozenset()
 
 
 class ClaimOfPod(Frozen):
@@ -127,7 +128,7 @@ def translate(
         *_scheduler(asking, terms),
         *_annotations(found[0], claims, asking, pod, terms),
     )
-    said = (*found[0].warnings, *pod_warnings(asking, terms.schedulers), *warnings)
+    said = (*found[0].warnings, *pod_warnings(asking, terms.schedulers or ()), *warnings)
     return TranslatedPod(found[0].system, claims, patch, said, found[0].rules)
 
 
@@ -253,7 +254,7 @@ def _scheduler(pod: AskingPod, terms: AdmissionTerms) -> Iterator[PatchStep]:
 
 def _leaves(pod: AskingPod, terms: AdmissionTerms) -> bool:
     """Whether its scheduler is one of these systems, and is not there."""
-    return pod.scheduler in THEIR_SCHEDULERS.keys() - terms.schedulers
+    return pod.scheduler in THEIR_SCHEDULERS.keys() - (terms.schedulers or frozenset())
 
 
 def _moved(
@@ -264,7 +265,7 @@ def _moved(
     """
     asks = any(name.startswith(NVIDIA) for container in pod.containers for name in container.amounts)
     opted_out = pod.labels.get(hami.OPT_OUT[0]) == hami.OPT_OUT[1]
-    if not asks or opted_out or pod.node or not _leaves(pod, terms):
+    if terms.schedulers is None or not asks or opted_out or pod.node or not _leaves(pod, terms):
         return None
     system = THEIR_SCHEDULERS[pod.scheduler]
     try:
@@ -273,7 +274,7 @@ def _moved(
         return RefusedPod(system, why.sentence, why.hint)
     patch = (*_scheduler(pod, terms), *_annotated({FORMER_SCHEDULER: pod.scheduler}, plain))
     said = f"the scheduler {pod.scheduler} is not there: the default scheduler takes its place"
-    return TranslatedPod(system, (), patch, (said, *pod_warnings(pod, terms.schedulers)), moved=True)
+    return TranslatedPod(system, (), patch, (said, *pod_warnings(pod, terms.schedulers or ())), moved=True)
 
 
 def _annotations(

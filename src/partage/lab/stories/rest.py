@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
+from msgspec.structs import replace
+
 from partage.model.gpu import Inventory
 from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.node_plan import Phase
@@ -21,6 +23,8 @@ def at_rest(
     report: Report, inventory: Inventory, pods: Sequence[PodStatus], allocatable: Mapping[str, int]
 ) -> bool:
     """Whether all news has arrived. inventory: the node as it is. allocatable: as the kubelet has it."""
+    # What sets limits is no fact of the hardware: the agent adds it.
+    inventory = replace(inventory, limits_by=report.node.inventory.limits_by)
     return (
         not any(gpu.plan and gpu.plan.phase in _MOVING for gpu in report.gpus)
         and (bool(report.dependencies.hardware) or with_observed(report.node, inventory) == report.node)
