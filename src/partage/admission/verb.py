@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
+from partage.admission.options import GPU_MEM_UNITS, gpu_mem_unit_option
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
+from partage.answers.common_options import log_level_option
 from partage.answers.lean_imports import lean_imports
 from partage.answers.verb import verb
 from partage.errors import InputError, missing_library
@@ -24,7 +26,6 @@ if TYPE_CHECKING:
     from partage.edges.kube.config import ClusterConfig
     from partage.serve_http.http_access import HttpOptions
 
-_UNITS = {"GiB": 1 << 30, "MiB": 1 << 20}
 _AUTO = "auto"
 _CLIENTS = 256
 _LINGER_S = 5.0
@@ -64,22 +65,10 @@ _LINGER_S = 5.0
     help="A line of the part nvidia of HAMi's device-config.yaml, as resourceMemoryName=example.com/mem; can "
     "be repeated.",
 )
-@click.option(
-    "--gpu-mem-unit",
-    type=click.Choice(tuple(_UNITS)),
-    default="GiB",
-    show_default=True,
-    help="What 1 of aliyun.com/gpu-mem is: the --memory-unit of gpushare's device plugin.",
-)
+@gpu_mem_unit_option
 @http_option("Where the API server asks.", "127.0.0.1:9403")
 @http_protection
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="What is logged.",
-)
+@log_level_option
 def command(
     *,
     kubeconfig: str | None,
@@ -120,7 +109,7 @@ def command(
         raise InputError("--ca is for --http-cert", "give --http-cert and --http-key, or no --ca")
     log.configure(log.LogOptions(log_level))
     cluster = cluster_of(kubeconfig)
-    settings = settings_of_options(hami, _UNITS[gpu_mem_unit])
+    settings = settings_of_options(hami, GPU_MEM_UNITS[gpu_mem_unit])
     place = name, namespace or cluster.namespace
     keeps_own = options.cert is None
     parts = _parts(cluster, place, settings, frozenset(schedulers), keeps_own=keeps_own)

@@ -44,6 +44,15 @@ _OTHER_POLICIES = ("demand", "reports", "cluster", "kubeconfig", "story", "undo"
 DEFAULT_RUN_DIR = str(RUN_DIR)
 
 
+log_level_option = click.option(
+    "--log-level",
+    type=click.Choice(["debug", "info", "warning", "error"]),
+    default="info",
+    show_default=True,
+    help="What is logged.",
+)
+
+
 def output_option(*formats: str) -> Callable[[Command], Command]:
     """``-o``: the first format is the default. With ``table`` there are ``wide``, which the verb gets as
     ``table``, and ``--no-headers``; ``common_output.console`` does both.

@@ -21,6 +21,7 @@ from partage.answers.common_options import (
     choice_rules,
     config_option,
     directory_option,
+    log_level_option,
     machine_option,
     node_labels,
     policy_option,
@@ -45,7 +46,6 @@ if TYPE_CHECKING:
     from partage.slurm.agent.options import SlurmOptions
 
 _CONFIG_MAP = re.compile(r"(?:[a-z0-9][-a-z0-9]*/)?[a-z0-9][-a-z0-9.]*", re.ASCII)
-_LEVELS = ("debug", "info", "warning", "error")
 _FORMATS = ("text", "json")
 
 
@@ -189,9 +189,7 @@ _path = partial(directory_option, metavar="PATH")
     "($POD_UID).",
 )
 @slurm_agent_options
-@click.option(
-    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged."
-)
+@log_level_option
 @click.option(
     "--log-format",
     type=click.Choice(_FORMATS),

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 import click
 from msgspec.structs import replace
 
+from partage.admission.options import GPU_MEM_UNITS, gpu_mem_unit_option
 from partage.answers import cluster_options, common_node, common_options, common_output, completion
 from partage.answers.verb import verb
 from partage.errors import InputError, Unsatisfiable
-from partage.units import GIB, MIB
 
 if TYPE_CHECKING:
     from partage.admission.decide.settings import DialectSettings
@@ -22,18 +22,10 @@ if TYPE_CHECKING:
     from partage.kubernetes.manifests.input_files import ManifestInput
     from partage.model.policy import Policy
 
-_UNITS = {"GiB": GIB, "MiB": MIB}
-
 
 @verb("migrate")
 @click.argument("files", nargs=-1, required=True, metavar="FILE...", shell_complete=completion.files)
-@click.option(
-    "--gpu-mem-unit",
-    type=click.Choice(tuple(_UNITS)),
-    default="GiB",
-    show_default=True,
-    help="What 1 of aliyun.com/gpu-mem is: the --memory-unit of gpushare's device plugin.",
-)
+@gpu_mem_unit_option
 @click.option("--cluster", is_flag=True, help="Take the sizes of GPUs from the slices of the cluster.")
 @cluster_options.kubeconfig_option("With --cluster: ")
 @common_options.policy_option("Take the sizes of GPUs from it, and refuse what it has no place for.")
@@ -99,7 +91,7 @@ def _settings(manifests: Sequence[ManifestInput], unit: str) -> DialectSettings:
     from partage.admission.decide.settings import DialectSettings
     from partage.admission.manifests import settings_of
 
-    return settings_of(manifests, DialectSettings(gpu_mem_bytes=_UNITS[unit]))
+    return settings_of(manifests, DialectSettings(gpu_mem_bytes=GPU_MEM_UNITS[unit]))
 
 
 def _of_policy(settings: DialectSettings, policy: Policy, machine: str | None) -> TranslationTerms:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
+from partage.answers.common_options import log_level_option
 from partage.answers.lean_imports import lean_imports
 from partage.answers.verb import verb
 from partage.errors import missing_library
@@ -40,13 +41,7 @@ _SWITCH_S = 0.0005
 )
 @http_option("Where kube-scheduler asks.", "127.0.0.1:9402")
 @http_protection
-@click.option(
-    "--log-level",
-    type=click.Choice(["debug", "info", "warning", "error"]),
-    default="info",
-    show_default=True,
-    help="What is logged; debug: each answer.",
-)
+@log_level_option
 def command(*, kubeconfig: str | None, policy: str, dra_driver_name: str, http: str, log_level: str) -> None:
     """Tell kube-scheduler which nodes are best for a pod, so that less of the GPUs is wasted.
 

@@ -14,14 +14,13 @@ from partage.doctor.host.root import NodeRoot
 from partage.model.claim import ClaimHold
 
 _NAME = re.compile(rf"{re.escape(KIND.replace('/', '-'))}_([0-9A-Za-z-]{{1,64}})\.json", re.ASCII)
-_MOST_FILES = 2_000
 
 
 def claim_files(root: NodeRoot, directories: Sequence[str], pod_resources: Path) -> tuple[ClaimFile, ...]:
     """All of them, with the pods that have their claims. pod_resources: the kubelet's socket, here; it is
     asked only where there are files.
     """
-    found = {path: _claim(root, path) for directory in directories for path in _paths(root, directory)}
+    found = {path: _claim(root, path) for directory in directories for path in root.files(directory, _NAME)}
     if not found:
         return ()
     asked = kubelet_holds(pod_resources)
@@ -30,14 +29,6 @@ def claim_files(root: NodeRoot, directories: Sequence[str], pod_resources: Path)
         ClaimFile(path, claim, None if holds is None or not claim else _pods(claim, holds))
         for path, claim in found.items()
     )
-
-
-def _paths(root: NodeRoot, directory: str) -> list[str]:
-    try:
-        names = sorted(path.name for path in root.at(directory).iterdir() if _NAME.fullmatch(path.name))
-    except OSError:
-        return []
-    return [f"{directory}/{name}" for name in names[:_MOST_FILES]]
 
 
 def _claim(root: NodeRoot, path: str) -> str:

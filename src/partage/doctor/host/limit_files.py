@@ -14,14 +14,13 @@ from partage.model.ids import GpuUuid, device_of
 from partage.plan.serve.limit_edits import limits_in
 
 _NAME = re.compile(rf"{re.escape(PREFIX)}_set-[0-9a-f]{{1,64}}\.json", re.ASCII)
-_MOST_FILES = 2_000
 
 
 def limit_files(
     root: NodeRoot, directories: Sequence[str], program: str, pod_resources: Path
 ) -> tuple[LimitFile, ...]:
     """All of them, with the pods that have a share of their GPUs; the hook last. program: its path."""
-    paths = [path for directory in directories for path in _paths(root, directory)]
+    paths = [path for directory in directories for path in root.files(directory, _NAME)]
     hook = [program] if _is_there(root, program) else []
     if not paths and not hook:
         return ()
@@ -29,14 +28,6 @@ def limit_files(
     found = [LimitFile(path, _pods(_gpus(root, path), holds)) for path in paths]
     every = None if holds is None else tuple(dict.fromkeys(pod for file in found for pod in file.pods or ()))
     return (*found, *(LimitFile(path, every) for path in hook))
-
-
-def _paths(root: NodeRoot, directory: str) -> list[str]:
-    try:
-        names = sorted(path.name for path in root.at(directory).iterdir() if _NAME.fullmatch(path.name))
-    except OSError:
-        return []
-    return [f"{directory}/{name}" for name in names[:_MOST_FILES]]
 
 
 def _is_there(root: NodeRoot, path: str) -> bool:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path, PurePosixPath
 
 from partage.edges.host.read_file import read_regular
 from partage.values import Frozen
 
 _MOST_LINKS = 40
+MOST_FILES = 2_000
 _LARGEST_BYTES = 4 * 2**20
 
 
@@ -47,6 +49,14 @@ class NodeRoot(Frozen):
             else:
                 left.extend(reversed(PurePosixPath(target).parts))
         return self.path.joinpath(*done)
+
+    def files(self, directory: str, name: re.Pattern[str]) -> list[str]:
+        """Places of the files of a directory with such names, in order; the first ``MOST_FILES``."""
+        try:
+            names = sorted(path.name for path in self.at(directory).iterdir() if name.fullmatch(path.name))
+        except OSError:
+            return []
+        return [f"{directory}/{found}" for found in names[:MOST_FILES]]
 
     def exists(self, place: str | Path) -> bool:
         """Whether there is such a file on the node. One that may not be looked at counts as there."""
