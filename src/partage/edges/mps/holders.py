@@ -71,7 +71,10 @@ def holders(proc: Path, paths: DaemonPaths, programs: Programs) -> Holders:
         if start is None:
             continue
         identity = DaemonIdentity(pid, start, procfs.boot_id(proc))
-        program = _program(proc, pid)
+        try:
+            program = _program(proc, pid)
+        except FileNotFoundError:
+            continue  # it is ending: its memory is gone already, its files are closed next
         if opened & control and _is_one_of(program, programs.control) and _is_trusted(proc, pid, root=True):
             daemons[pid] = identity
         elif _is_one_of(program, programs.server) and _is_trusted(proc, pid, root=False):
@@ -106,8 +109,11 @@ def _is_one_of(program: FileId | None, programs: frozenset[FileId] | None) -> bo
 
 
 def _program(proc: Path, pid: int) -> FileId | None:
+    """None if it may not be looked at. Raises FileNotFoundError if it runs none any more."""
     try:
         return _id((proc / str(pid) / "exe").stat())
+    except FileNotFoundError:
+        raise
     except OSError:
         return None
 
