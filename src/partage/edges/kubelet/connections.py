@@ -135,9 +135,19 @@ class ClosingServer(Server):
         self._connections.add(connection)
         return connection
 
+    async def _stop_accepting(self) -> None:
+        """What asyncio has accepted becomes a connection two rounds of its loop later. If the server closes
+        in between, asyncio fails, and the socket stays open."""
+        loop = asyncio.get_running_loop()
+        for listener in self._server.sockets if self._server else ():
+            loop.remove_reader(listener.fileno())
+        for _ in range(2):
+            await asyncio.sleep(0)
+
     async def stop(self) -> bool:
         """End all calls and connections. True if a connection was open."""
         self._ended = True
+        await self._stop_accepting()
         self.close()
         connected = [connection for connection in self._connections if connection.is_open]
         for connection in connected:
