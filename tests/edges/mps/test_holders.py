@@ -30,4 +30,4 @@ def test_a_process_that_is_ending_is_no_stranger(short_dir: Path) -> None:
     process(short_dir / "proc", 21, log, None)
     found = holders(short_dir / "proc", paths, Programs())
     assert [identity.pid for identity in found.strangers] == [20]
-    assert not (found.daemons or found.servers)
+    assert found.daemons == found.servers == ()

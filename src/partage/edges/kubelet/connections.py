@@ -139,7 +139,8 @@ class ClosingServer(Server):
         """What asyncio has accepted becomes a connection two rounds of its loop later. If the server closes
         in between, asyncio fails, and the socket stays open."""
         loop = asyncio.get_running_loop()
-        for listener in self._server.sockets if self._server else ():
+        listeners = self._server.sockets if isinstance(self._server, asyncio.Server) else ()
+        for listener in listeners:
             loop.remove_reader(listener.fileno())
         for _ in range(2):
             await asyncio.sleep(0)
