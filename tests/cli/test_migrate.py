@@ -67,6 +67,8 @@ def test_a_list_in_json(capsys, file):
 def test_a_percentage_needs_the_sizes_of_gpus(capsys, file):
     assert run(["migrate", file(PERCENT)]) == 2
     assert "once the sizes of the GPUs are known" in capsys.readouterr().err
+    assert run(["check", file(PERCENT)]) == 0
+    assert "1 warning" in capsys.readouterr().out, "and none about resources of the device plugin"
     policy = file(POLICY, "policy.yaml")
     assert run(["migrate", file(PERCENT), "--policy", policy, *ON]) == 0
     assert "memory: 39Gi" in capsys.readouterr().out

@@ -232,6 +232,8 @@ def _object(
     how = TranslationTerms(_admission(context, offer), terms, "partage migrate FILE writes it so")
     written = translated_object(original, paper.file, path, line_of, how)
     yield from written.findings
+    if written.refused:
+        return  # its resources are another system's words, which no device plugin lists
     document = written.document
     yield from findings(
         document,

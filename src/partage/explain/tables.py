@@ -79,7 +79,7 @@ def _gives(pod: ExplainedPodRow) -> Iterator[Text]:
     """What its claims would get of the first node that it fits."""
     node = next((node for node in pod.nodes if node.fits), None)
     for given in () if node is None else node.gives:
-        promised = f"; its memory is {given.guarantee}" if given.guarantee else ""
+        promised = f"; guarantee: {given.guarantee}" if given.guarantee else ""
         yield Text(f"Claim {given.claim}, request {given.request}: {given.text}{promised}.")
 
 
