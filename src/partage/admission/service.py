@@ -114,7 +114,7 @@ class AdmissionService:
         while True:
             pause_s = LOOK_S
             try:
-                parts.state.runs(ServerVersion.parse(await parts.objects.server_version()))
+                version = ServerVersion.parse(await parts.objects.server_version())
                 if parts.looks:
                     found = [
                         name
@@ -122,6 +122,7 @@ class AdmissionService:
                         if await parts.objects.any_deployment_or_lease(_OBJECTS[name])
                     ]
                     parts.state.has_schedulers(frozenset(found))
+                parts.state.runs(version)  # with it the service is ready: pods are moved to another scheduler
             except (ClusterError, ValueError) as error:
                 self._failed["look"].warn(log, "cluster cannot be looked at", error)
                 pause_s = SOON_S
