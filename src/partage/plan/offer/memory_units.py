@@ -29,8 +29,8 @@ release 615, and people who tried it); none of it has been measured by us.
 """
 
 MOST_UNITS: Final = 8_000
-"""Ids of units on one node. The kubelet and its checkpoint handle each of them one by one; so does the ledger,
-also those of claims: a prepare of 40,000 units took longer than the kubelet waits."""
+"""Ids of units on one node. The kubelet and its checkpoint handle each of them one by one, and so does the
+ledger, also those of claims: a prepare of 40,000 units took longer than the kubelet waits."""
 
 MOST_NAMESPACES: Final = 1_024
 """Namespaces of one MPS server. How many a real daemon takes is not documented."""
