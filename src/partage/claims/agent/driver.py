@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from partage.claims.agent.afterwards import Afterwards
 from partage.claims.agent.enforcing import Enforcing
 from partage.claims.agent.files import ClaimFiles
-from partage.claims.agent.holds import ClaimHolds, name_of_claim
+from partage.claims.agent.holds import ClaimHolds
 from partage.claims.agent.making import Making
 from partage.claims.agent.metrics import ClaimCounts
 from partage.claims.agent.ports import ClaimReader, ClaimRecords
@@ -127,13 +127,9 @@ class ClaimDriver:
         try:
             return await self._reader.claim(ref.namespace, ref.name)
         except Absent:
-            return RefusedClaim(
-                RefusalReason.REPLACED, f"claim {ref.namespace}/{ref.name} does not exist any more"
-            )
+            return RefusedClaim(RefusalReason.REPLACED, f"claim {ref} does not exist any more")
         except (ClusterError, ValueError) as error:
-            return RefusedClaim(
-                RefusalReason.UNREADABLE, f"claim {ref.namespace}/{ref.name} cannot be read: {error}"
-            )
+            return RefusedClaim(RefusalReason.UNREADABLE, f"claim {ref} cannot be read: {error}")
 
     async def _prepared(
         self, ref: ClaimRef, claim: Claim | RefusedClaim | None
@@ -172,7 +168,7 @@ class ClaimDriver:
         """reason: why its devices are not there; empty: they are."""
         async with self._holds.turn:
             if ref.uid not in self._holds.kept:
-                return f"claim {name_of_claim(ref)} was taken back while it was prepared"
+                return f"claim {ref} was taken back while it was prepared"
             answer: tuple[PreparedDevice, ...] | str | Granted = granted
             if not reason:
                 answer = await self._prepared(ref, claim)
@@ -182,7 +178,7 @@ class ClaimDriver:
             await self._back.at_once(ref.uid)
             if isinstance(answer, str):
                 return answer
-            text = f"claim {name_of_claim(ref)} {reason}; it is tried again by itself"
+            text = f"claim {ref} {reason}; it is tried again by itself"
             return self._refused(RefusedClaim(RefusalReason.STEP, shortened(text, LONGEST_REFUSAL)))
 
     def _refused(self, refused: RefusedClaim) -> str:
@@ -214,7 +210,7 @@ class ClaimDriver:
             return granted
         for share in granted.shares:
             if (closed := self._now.closed(share)) is not None:
-                text = f"claim {name_of_claim(ref)} was given {share.device}, which {closed.reason}"
+                text = f"claim {ref} was given {share.device}, which {closed.reason}"
                 return RefusedClaim(RefusalReason.HELD, f"{text}; it is tried again by itself")
         return granted
 
@@ -250,7 +246,7 @@ class ClaimDriver:
         await self._taken(ClaimStep.PREPARED, claim)
         log.info(
             "a claim is prepared",
-            extra={"claim": name_of_claim(granted.claim), "devices": _devices(granted.shares)},
+            extra={"claim": str(granted.claim), "devices": _devices(granted.shares)},
         )
         self._say(done)
         return done.answer

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import logging
 
-from partage.claims.agent.holds import name_of_claim
 from partage.claims.agent.ports import CdiFiles
 from partage.claims.agent.published import PublishedDevices
 from partage.claims.decide.cdi import ClaimCdi, claim_cdi
@@ -48,5 +47,5 @@ class ClaimFiles:
         except (PartageError, AllocationRefused) as error:
             log.warning(
                 "the CDI file of a claim is missing",
-                extra={"claim": name_of_claim(record.claim), "reason": str(error)},
+                extra={"claim": str(record.claim), "reason": str(error)},
             )

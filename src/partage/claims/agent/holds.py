@@ -94,7 +94,7 @@ class ClaimHolds:
             if record is None:
                 self._ledger.claimed((), before)
                 continue
-            basis = record.shares, self.holders.get(name_of_claim(record.claim), ()), self.since_s[uid]
+            basis = record.shares, self.holders.get(str(record.claim), ()), self.since_s[uid]
             entries = before if was == basis else _entries(record.claim, *basis)
             self._ledger.claimed(entries, before)
             self._noted[uid] = basis, entries
@@ -125,11 +125,6 @@ class ClaimHolds:
         return self._others[1]
 
 
-def name_of_claim(claim: ClaimRef) -> str:
-    """``team/part``."""
-    return f"{claim.namespace}/{claim.name}"
-
-
 def _entries(
     claim: ClaimRef, shares: Sequence[GrantedShare], holders: tuple[Holder, ...], since_s: float
 ) -> tuple[LedgerEntry, ...]:
@@ -140,7 +135,7 @@ def _entries(
             Certainty.CLAIMED,
             holders,
             since_s,
-            claim=name_of_claim(claim),
+            claim=str(claim),
             watch=share.config.watch,
             interval=share.config.interval,
         )

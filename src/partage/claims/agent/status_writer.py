@@ -67,6 +67,6 @@ class ClaimStatusWriter:
         except (ClusterError, InputError) as error:  # the claim is gone, or the right is missing
             log.warning(
                 "the status of a claim is not written",
-                extra={"claim": f"{claim.namespace}/{claim.name}", "reason": error.problems[0].message},
+                extra={"claim": str(claim), "reason": error.problems[0].message},
             )
         return True

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from partage.claims.agent.ends import ClaimEnds
 from partage.claims.agent.enforcing import Enforcing
 from partage.claims.agent.files import ClaimFiles
-from partage.claims.agent.holds import ClaimHolds, name_of_claim
+from partage.claims.agent.holds import ClaimHolds
 from partage.claims.agent.ports import ClaimRecords
 from partage.claims.agent.published import PublishedDevices
 from partage.claims.model.steps import ClaimStep, StepTaken
@@ -54,9 +54,9 @@ class TakingBack:
         if not self._ends.is_over(record):
             log.warning(
                 "a claim is not taken back",
-                extra={"claim": name_of_claim(record.claim), "reason": there.reason},
+                extra={"claim": str(record.claim), "reason": there.reason},
             )
-            return f"claim {name_of_claim(record.claim)} is not taken back yet: {there.reason}"
+            return f"claim {record.claim} is not taken back yet: {there.reason}"
         left = self._ends.ending(record, there.pods, self._holds.since_s[uid])
         reason = await self.at_once(uid, close=not left)
         if not reason:
@@ -83,5 +83,5 @@ class TakingBack:
             await self._enforcing.release(record.shares)
         if any(share.place or share.device in self._now.devices.places for share in record.shares):
             self._ask()
-        log.info("a claim is taken back", extra={"claim": name_of_claim(record.claim)})
+        log.info("a claim is taken back", extra={"claim": str(record.claim)})
         return ""

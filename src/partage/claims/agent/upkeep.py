@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from partage.claims.agent.enforcing import Enforcing
 from partage.claims.agent.files import ClaimFiles
-from partage.claims.agent.holds import ClaimHolds, name_of_claim
+from partage.claims.agent.holds import ClaimHolds
 from partage.claims.agent.making import Making
 from partage.claims.agent.ports import ClaimReader
 from partage.claims.agent.published import PublishedDevices
@@ -87,7 +87,7 @@ class ClaimUpkeep:
                 gone = True
             except (ClusterError, ValueError):
                 continue
-            if gone and name_of_claim(ref) not in self._holds.holders:
+            if gone and str(ref) not in self._holds.holders:
                 async with self._holds.turn:
                     await self._back.unless_used(ref.uid)
 
@@ -97,7 +97,7 @@ class ClaimUpkeep:
         lost: their UIDs. Returns those that have to wait for the API server. They are found by the names that
         the kubelet says; a claim that it does not name has no container.
         """
-        known = {name_of_claim(hold.claim) for hold in self._holds.kept.values()}
+        known = {str(hold.claim) for hold in self._holds.kept.values()}
         waiting = False
         for name in self._holds.holders.keys() - known:
             try:
