@@ -336,9 +336,48 @@ def test_pods_with_claims_get_shares_as_a_node_gives_them(
     # In the end 30 of 79 GiB, two MIG devices of 0.496 each, and a whole GPU.
     assert found["overTime"][-1]["held"] == 2.372
 
+
+def test_a_claim_that_is_written_wrong_is_said_with_its_place(
+    folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    Path("claims.yaml").write_text(CLAIMS)
+    words = ["simulate", "--trace", "pods.json", "--machines", "3xh100-sxm5-80gb", "--policy", "claims.yaml"]
     wrong = [{"name": "a", "claims": [{"devices": {"requests": [{"name": "gpu"}]}}]}]
     Path("pods.json").write_text(json.dumps({"pods": wrong}))
     assert run(words) == 2
     said = capsys.readouterr().err
     assert "claims[0].devices.requests[0]" in said
     assert "needs one of exactly and firstAvailable" in said
+
+
+ON_DEMAND = """\
+version: partage/v1
+gpus: [{select: all, via: claims, mig: {on-demand: true}}]
+"""
+
+
+@pytest.mark.parametrize("domain", ["partage.dev", "nvidia.com"])
+def test_mig_devices_are_made_of_a_gpu_as_claims_ask_for_them(
+    folder: Path, capsys: pytest.CaptureFixture[str], domain: str
+) -> None:
+    """Two halves of one GPU, and the other one whole. Who wants a third half waits until the first has ended;
+    who wants all of a GPU, until both halves of one have.
+    """
+    driver = "gpu.partage.dev" if domain == "partage.dev" else "gpu.nvidia.com"
+    half = asking(f"mig.{domain}", f"device.attributes['{driver}'].profile == '3g.40gb'")
+    whole = asking(f"gpu.{domain}")
+    pods = [
+        {"name": "half-0", "lastsSeconds": 10, "claims": [half]},
+        {"name": "half-1", "lastsSeconds": 20, "claims": [half]},
+        {"name": "whole-0", "createdSeconds": 1, "claims": [whole]},
+        {"name": "third", "createdSeconds": 2, "lastsSeconds": 30, "claims": [half]},
+        {"name": "whole-1", "createdSeconds": 3, "claims": [whole]},
+    ]
+    Path("pods.json").write_text(json.dumps({"pods": pods}))
+    Path("claims.yaml").write_text(ON_DEMAND)
+    words = ["simulate", "--trace", "pods.json", "--machines", "2xh100-sxm5-80gb", "--policy", "claims.yaml"]
+    assert run([*words, "-o", "json"]) == 0
+    (found,) = json.loads(capsys.readouterr().out)["policies"]
+    assert (found["atOnce"], found["waited"], found["stillWaiting"], found["neverFit"]) == (3, 2, 0, 0)
+    held = {moment["atSeconds"]: moment["held"] for moment in found["overTime"]}
+    assert held == {0.0: 0.992, 1.0: 1.992, 2.0: 1.992, 3.0: 1.992, 10.0: 1.992, 20.0: 1.496, 40.0: 2.0}

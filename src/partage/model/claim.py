@@ -12,6 +12,10 @@ class ClaimRef(Frozen):
     name: str
     uid: str
 
+    def __str__(self) -> str:
+        """``team-a/train``, as people name it."""
+        return f"{self.namespace}/{self.name}"
+
 
 class ClaimHold(Frozen):
     """A container that has devices of a claim, as the kubelet says it. claim: ``namespace/name``."""

@@ -337,14 +337,35 @@ def test_text_that_is_not_unicode_is_an_error(tmp_path: Path) -> None:
         ClaimRecordFiles(tmp_path).save(replace(record("a"), boot_id="\udcff"))
 
 
-def test_only_what_is_prepared_is_flushed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nothing_is_flushed_while_a_pod_waits_and_only_what_is_prepared_is_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A flush takes longer than all the rest of a prepare, and after a loss of power nothing is left of what
     was only begun. The CDI file is written anew then, before a container can start."""
-    flushed: list[int] = []
-    monkeypatch.setattr(os, "fsync", flushed.append)
+    flushed: list[str] = []
+    monkeypatch.setattr(
+        os, "fsync", lambda file: flushed.append(Path(f"/proc/self/fd/{file}").readlink().name)
+    )
     files, cdi_files = ClaimRecordFiles(tmp_path), ClaimCdiFiles(tmp_path / "cdi")
-    files.save(record("a"))
-    cdi_files.write(done("a"), ClaimCdi({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, ()))
+    files.save(record("begun"))
+    for name in ("a", "gone"):
+        files.save(record(name))
+        cdi_files.write(done(name), ClaimCdi({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, ()))
+        files.save(done(name))
+    files.remove("uid-gone")
     assert not flushed
-    files.save(done("a"))
+    files.flush()
+    assert flushed == ["uid-a.json", "claims"]
+    files.flush()
     assert len(flushed) == 2
+
+
+def test_records_that_cannot_be_flushed_are_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    files = kept(tmp_path, done("a"))
+
+    def fails(_: int) -> None:
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "fsync", fails)
+    with pytest.raises(HardwareError, match=r"cannot be flushed .* Input/output error"):
+        files.flush()

@@ -336,7 +336,7 @@ class Run:
                 step = next(steps)
                 often = isinstance(step, ClaimStep)
                 node.start_agent(step, self.random.randint(1, 8 if often else 2))
-                await until(node.notice_death, limit_s=STUCK_S, what="the agent kills itself")
+                await until(node.notice_death, limit_s=STUCK_S, what=f"the agent kills itself after {step}")
             else:
                 node.start_agent()
                 await self._claims_end(self.random.randint(1, 8))

@@ -94,10 +94,10 @@ def test_what_a_claim_holds_is_held_until_the_claim_is_gone() -> None:
     ledger.claimed([entry])
     version = ledger.version
     ledger.observed((), asked_s=100.0)  # the kubelet's device lists do not know it
-    ledger.claimed([entry])
+    ledger.claimed([entry], [entry])
     assert ledger.entries() == (entry,)
     assert ledger.version == version
     assert ledger.held() == held_ids([entry])
-    ledger.claimed([])
+    ledger.claimed([], [entry])
     assert ledger.entries() == ()
     assert ledger.version > version

@@ -171,7 +171,7 @@ def test_the_ledger_has_it_beside_its_entries() -> None:
     version = ledger.version
     assert not ledger.note_limits({entry(0).hold: HELD, (ResourceName("x/y"), ROW.share_id(3)): LOST})
     assert ledger.version == version
-    ledger.claimed([])
+    ledger.claimed([], [entry(0, A, claim="team/c")])
     assert ledger.entries() == ()
 
 

@@ -55,7 +55,7 @@ class ClaimEnds:
         """The kubelet names these containers, by ``namespace/name`` of the claim. Names are kept as long as
         the claim is: it may have forgotten a pod that still runs."""
         refs = {record.claim for record in kept}
-        now = {ref: frozenset(holders.get(f"{ref.namespace}/{ref.name}", ())) for ref in refs}
+        now = {ref: frozenset(holders.get(f"{ref}", ())) for ref in refs}
         self._named = {ref: self._named.get(ref, frozenset()) | named for ref, named in now.items()}
         self._since_s = {
             uid: since_s for uid, since_s in self._since_s.items() if uid in {ref.uid for ref in refs}

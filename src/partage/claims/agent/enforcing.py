@@ -7,7 +7,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 
-from partage.claims.decide.allocation import slot_of
+from partage.claims.decide.amounts import slot_of
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import GrantedShare
 from partage.errors import HardwareError, PartageError

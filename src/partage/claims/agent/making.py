@@ -38,13 +38,13 @@ class Making:
     """What is made for the claims of one node.
 
     longest_s: how long a prepare waits for its devices. places: where MIG devices were made for claims, also
-    for those that have ended.
+    for those that have ended. given_up: UIDs of claims for which the kubelet does not wait any more.
     """
 
     def __init__(self, file: PlacesFile, longest_s: float, places: Iterable[MadePlace] = ()) -> None:
         self._file, self._longest_s = file, longest_s
         self.places = frozenset(places)
-        self._boot_id = ""
+        self.given_up: set[str] = set()
         self._devices: ClaimDevices | None = None
         self._offer = ClaimOffer()
         self._news = asyncio.Event()
@@ -67,6 +67,11 @@ class Making:
         """Whoever waits looks again."""
         self._news.set()
         self._news = asyncio.Event()
+
+    def gave_up(self, uids: Iterable[str]) -> None:
+        """The kubelet does not wait for these claims any more."""
+        self.given_up.update(uids)
+        self.wake()
 
     async def news(self) -> None:
         """Return when there is something to look at."""

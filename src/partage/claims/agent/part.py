@@ -6,18 +6,25 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Sequence
-from contextlib import closing
+from contextlib import ExitStack, closing
 
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import SIMULATED_CDI, AgentOptions
 from partage.agent.status.status import ClaimFigures
+from partage.claims.agent.afterwards import Afterwards
 from partage.claims.agent.driver import ClaimDriver
 from partage.claims.agent.ends import ClaimEnds
 from partage.claims.agent.enforcing import Enforcing
+from partage.claims.agent.files import ClaimFiles
+from partage.claims.agent.holds import ClaimHolds
 from partage.claims.agent.making import Making
+from partage.claims.agent.published import PublishedDevices
 from partage.claims.agent.publisher import Publisher
 from partage.claims.agent.status_writer import ClaimStatusWriter
+from partage.claims.agent.taking_back import TakingBack
+from partage.claims.agent.upkeep import ClaimUpkeep
 from partage.claims.decide.slices import slices_of
+from partage.claims.decide.status import held_now
 from partage.claims.host.cdi_files import ClaimCdiFiles
 from partage.claims.host.made_places import MadePlaces
 from partage.claims.host.records import ClaimRecordFiles
@@ -85,31 +92,60 @@ class ClaimsOfNode:
         if problem:
             log.warning("places of MIG devices", extra={"problem": problem})
         self._making = Making(places_file, options.intervals.made_s, places)
-        self._connection = Connection(options.cluster, keep=True)
-        api = ResourceApi(self._connection)
-        self._status = ClaimStatusWriter(api, names.driver)
+        # What a pod waits for does not wait for what none does: that has a connection of its own.
+        self._connections = tuple(Connection(options.cluster, keep=True) for _ in range(2))
+        asked, told = map(ResourceApi, self._connections)
+        reader = ApiClaims(asked, names.driver)
+        self._later = Afterwards(clock, ask, self._records)
+        self._now = now = PublishedDevices(names, options.node_name)
+        self._holds = holds = ClaimHolds(ledger, clock, self._later.ask, kept)
+        self._status = ClaimStatusWriter(told, names.driver, self._later.quiet)
         self._enforcing = Enforcing(hardware.perform)
-        self._driver = ClaimDriver(
-            names,
-            options.node_name,
+        self._ends = ClaimEnds(hardware, options.container_logs, clock)
+        files = ClaimFiles(self._cdi, now)
+        back = TakingBack(
             ledger,
-            clock,
-            ask,
-            reader=ApiClaims(api, names.driver),
+            holds,
+            now,
             records=self._records,
-            cdi=self._cdi,
-            making=self._making,
+            files=files,
             enforcing=self._enforcing,
-            ends=ClaimEnds(hardware, options.container_logs, clock),
-            kept=kept,
-            say=self._status.say,
+            ends=self._ends,
+            ended=self._status.forget,
+            ask=self._later.ask,
             taken=taken,
         )
-        self._publisher = Publisher(api, options.node_name, names.driver, ask)
+        self._driver = ClaimDriver(
+            holds,
+            now,
+            clock,
+            ask,
+            reader=reader,
+            records=self._records,
+            files=files,
+            enforcing=self._enforcing,
+            making=self._making,
+            back=back,
+            later=self._later,
+            say=lambda record: self._status.say(self._held_now(record)),
+            taken=taken,
+        )
+        self._upkeep = ClaimUpkeep(
+            holds,
+            now,
+            back=back,
+            files=files,
+            enforcing=self._enforcing,
+            making=self._making,
+            reader=reader,
+            prepare=self._driver.prepare,
+        )
+        self._publisher = Publisher(told, options.node_name, names.driver, ask)
         sockets = DraSockets(options.plugins_dir, options.registry_dir, names.driver, options.pod_uid)
         self._server = DraServer(self._driver, sockets, ask)
         self._ready, self._named = asyncio.Event(), asyncio.Event()
         self._boot_id = self._uncounted = ""
+        self._promise: object = None
 
     def _kept(self) -> tuple[list[ClaimRecord], frozenset[str]]:
         """What is recorded, and the UIDs of claims of which nothing can be read.
@@ -140,11 +176,11 @@ class ClaimsOfNode:
 
     def demands(self, boot_id: str) -> Demands:
         """What claims want of GPUs whose MIG devices are made on demand."""
-        return self._driver.demands(boot_id)
+        return self._making.demands(self._holds.kept.values(), boot_id)
 
     def figures(self) -> ClaimFigures:
         """For metrics, which are asked on another thread: what is replaced as a whole is read once."""
-        kept, counts = self._driver.holds.kept, self._driver.counts
+        kept, counts = self._holds.kept, self._driver.counts
         states = Counter(record.state for record in kept.values())
         return ClaimFigures(
             states={state.value: states[state] for state in ClaimState},
@@ -156,7 +192,8 @@ class ClaimsOfNode:
 
     def seen(self, holds: Sequence[ClaimHold]) -> None:
         """The kubelet names these containers with claims, and no others."""
-        self._driver.seen(holds)
+        self._holds.seen(holds)
+        self._ends.seen(self._holds.holders, self._holds.kept.values())
         self._named.set()
 
     def publish(self, now: NodeMoment, terms: AllocateContext) -> None:
@@ -164,17 +201,33 @@ class ClaimsOfNode:
         offer = claim_offer(now)
         if terms.inventory.boot_id != self._boot_id:
             self._boot_id = terms.inventory.boot_id
-            self._driver.holds.booted(self._boot_id)
+            self._holds.booted(self._boot_id)
             self._cdi.directory = self._options.cdi_dir_of(terms.inventory)
-        self._driver.publish(offer, terms)
+        self._enforcing.seen(offer.in_force)
+        if self._now.publish(offer, terms):
+            self._making.published(self._now.devices, offer)
+            promise = self._now.devices.rows, self._now.guard, offer.in_force.limits_read
+            if promise != self._promise:
+                self._promise = promise
+                self._say_what_changed()
         self._ready.set()
         if (server := self._publisher.server) is not None:
             counters = self._options.dra_counters or server >= COUNTERS_SINCE
-            devices, inventory = self._driver.now.devices, terms.inventory
+            devices, inventory = self._now.devices, terms.inventory
             self._uncounted = _uncounted(server) if devices.places and not counters else ""
             self._publisher.want(
                 slices_of(devices, inventory, offer.closed, server, geometry_of, counters=counters)
             )
+
+    def _say_what_changed(self) -> None:
+        """Claims whose shares guarantee less than before, or again what was promised."""
+        for record in self._holds.kept.values():
+            if record.state is ClaimState.PREPARED:
+                self._status.say(self._held_now(record), record)
+
+    def _held_now(self, record: ClaimRecord) -> ClaimRecord:
+        read = self._enforcing.in_force.limits_read
+        return held_now(record, self._now.devices, guard=self._now.guard, limits_read=read)
 
     async def run(self) -> None:
         """Serve the kubelet and keep the node's ResourceSlices, until cancelled.
@@ -182,40 +235,43 @@ class ClaimsOfNode:
         What an agent before had only begun is taken back before the kubelet can ask for anything.
         """
         await self._ready.wait()
-        await self._driver.roll_back_started()
+        await self._upkeep.roll_back_started()
         await asyncio.to_thread(self._remove_unknown_files)
-        with closing(self._connection):
+        with ExitStack() as stack:
+            for connection in self._connections:
+                stack.enter_context(closing(connection))
             async with asyncio.TaskGroup() as group:
                 group.create_task(unending("kubelet", self._server.run()))
+                group.create_task(unending("turns after claims", self._later.run()))
                 group.create_task(unending("slices", self._publisher.run()))
                 group.create_task(unending("status of claims", self._status.run()))
                 group.create_task(unending("limits of claims", self._keep_limits()))
-                group.create_task(unending("upkeep of claims", self._upkeep()))
+                group.create_task(unending("upkeep of claims", self._keep_files()))
                 group.create_task(unending("devices on demand", self._clear_up()))
                 group.create_task(self._find_lost())
 
     async def _keep_limits(self) -> None:
         while True:
             seen = self._enforcing.in_force
-            await self._driver.mend_limits()
-            await self._enforcing.until_news(seen, AGAIN_S if self._driver.limits_are_amiss else None)
+            await self._upkeep.mend_limits()
+            await self._enforcing.until_news(seen, AGAIN_S if self._upkeep.limits_are_amiss else None)
 
-    async def _upkeep(self) -> None:
+    async def _keep_files(self) -> None:
         while True:
-            await self._driver.mend_files()
+            await self._upkeep.mend_files()
             await asyncio.sleep(GONE_S)
-            await self._driver.forget_gone()
+            await self._upkeep.forget_gone()
 
     async def _clear_up(self) -> None:
         while True:
             await self._making.news()
-            await self._driver.clear_up()
+            await self._upkeep.clear_up()
 
     async def _find_lost(self) -> None:
         await self._named.wait()
         backoff = Backoff()
         while self._lost:
-            self._lost = await self._driver.find_again(self._lost)
+            self._lost = await self._upkeep.find_again(self._lost)
             await asyncio.sleep(backoff.pause_s())
 
     def _remove_unknown_files(self) -> None:
@@ -223,7 +279,7 @@ class ClaimsOfNode:
         self._cdi.tidy()
         try:
             for uid in self._cdi.uids():
-                if uid not in self._driver.holds.kept and uid not in self._lost:
+                if uid not in self._holds.kept and uid not in self._lost:
                     self._cdi.remove(uid)
         except PartageError as error:
             log.warning("CDI files of former claims cannot be removed", extra={"reason": str(error)})

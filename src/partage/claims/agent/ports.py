@@ -17,17 +17,20 @@ class ClaimReader(Protocol):
 
 
 class ClaimRecords(Protocol):
-    """What is kept of claims on the disk. It flushes the disk: call it in a thread."""
+    """What is kept of claims on the disk. The calls block: call them in a thread."""
 
     def save(self, record: ClaimRecord) -> None:
         """Keep this of its claim. Raises HardwareError: then what was there before is there."""
+
+    def flush(self) -> None:
+        """What was saved outlives a loss of power. Raises HardwareError."""
 
     def remove(self, uid: str) -> None:
         """Keep nothing of this claim. Raises HardwareError: then it is still there."""
 
 
 class CdiFiles(Protocol):
-    """The CDI files of claims. The calls flush the disk: call them in a thread."""
+    """The CDI files of claims. The calls block: call them in a thread."""
 
     def write(self, record: ClaimRecord, cdi: ClaimCdi) -> None:
         """record: once this is done. Raises HardwareError: then there is none, or the one before."""

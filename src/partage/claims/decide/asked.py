@@ -1,20 +1,46 @@
-"""What a ShareConfig asks for beside amounts, and whether the node can do it. Pure."""
+"""What a claim's configuration asks for beside amounts, and whether the node can do it. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable
 
-from partage.claims.model.grant import Granted, RefusalReason, RefusedClaim, ShareConfig
+from msgspec.structs import replace
+
+from partage.claims.model.grant import LATER, Granted, RefusalReason, RefusedClaim, ShareConfig
 from partage.model.policy import WatchAction
 from partage.model.share import DeviceOffer, Guarantee
 from partage.plan.serve.claim_offer import InForce
 from partage.plan.serve.unit_allocation import name_of
 from partage.plan.serve.watchdog import WATCH_ORDER
 
-_LATER = "it is tried again by itself, and succeeds once that has ended"
+
+def why_not_as_asked(
+    row: DeviceOffer, config: ShareConfig, by_class: ShareConfig, kept: Iterable[Granted], node: InForce
+) -> RefusedClaim | None:
+    """Why a device cannot be had as a claim's configuration asks; None: it can. text: a clause. row: as
+    configured. by_class: what the class alone says.
+    """
+    return (
+        _why_not_shared_so(row, config)
+        or _why_not_sliced(row, config, kept, node)
+        or _why_not_watched(row, config, by_class, node)
+        or _why_too_weak(row, config)
+    )
 
 
-def why_not_shared_so(row: DeviceOffer, config: ShareConfig) -> RefusedClaim | None:
+def configured(row: DeviceOffer, config: ShareConfig, *, guard: bool) -> DeviceOffer:
+    """What is offered, watched and with the guard as a claim wants it. guard: its files are on the node."""
+    row = replace(row, guarantee=_watched_as(row.guarantee, config))
+    wanted = row.guard if config.guard is None else config.guard
+    if (on := wanted and guard) == row.guard:
+        return row
+    # As for the device plugin: only where nothing else limits memory does the guard change the guarantee.
+    plain = row.traits.in_shares and not row.traits.limits_memory
+    weak = Guarantee.ADVISORY if on else Guarantee.NONE
+    return replace(row, guard=on, guarantee=weak if plain else row.guarantee)
+
+
+def _why_not_shared_so(row: DeviceOffer, config: ShareConfig) -> RefusedClaim | None:
     """Why the strategy that is asked for cannot be; None: it is how the GPU is shared. text: a clause.
 
     All who have something of a GPU share it as the policy says; a claim cannot change it.
@@ -30,7 +56,7 @@ def why_not_shared_so(row: DeviceOffer, config: ShareConfig) -> RefusedClaim | N
     )
 
 
-def why_not_sliced(
+def _why_not_sliced(
     row: DeviceOffer, config: ShareConfig, kept: Iterable[Granted], node: InForce
 ) -> RefusedClaim | None:
     """Why the time slice that is asked for cannot be; None: it can, or none is asked for. text: a clause.
@@ -50,12 +76,12 @@ def why_not_sliced(
         for share in granted.shares:
             other = share.config.interval
             if share.gpu == row.gpu and share.ids and other not in (None, config.interval):
-                who = f"claim {granted.claim.namespace}/{granted.claim.name}"
-                return RefusedClaim(RefusalReason.HELD, f"{asks}, of which {who} has {other}; {_LATER}")
+                who = f"claim {granted.claim}"
+                return RefusedClaim(RefusalReason.HELD, f"{asks}, of which {who} has {other}; {LATER}")
     return None
 
 
-def why_not_watched(
+def _why_not_watched(
     row: DeviceOffer, config: ShareConfig, by_class: ShareConfig, node: InForce
 ) -> RefusedClaim | None:
     """Why its containers cannot be watched so; None: they can. text: a clause. by_class: what the class alone
@@ -77,7 +103,18 @@ def why_not_watched(
     )
 
 
-def watched_as(row_guarantee: Guarantee, config: ShareConfig) -> Guarantee:
+def _why_too_weak(row: DeviceOffer, config: ShareConfig) -> RefusedClaim | None:
+    if config.need is None or row.guarantee.strength >= config.need.strength:
+        return None
+    return RefusedClaim(
+        RefusalReason.NEED,
+        f"needs memory that is {config.need}, and a share of {name_of(row)} is {row.guarantee}: "
+        f"{row.guarantee.means}. Ask for a device whose attribute 'guarantee' is strong enough, or let "
+        "'need' of its ShareConfig say less",
+    )
+
+
+def _watched_as(row_guarantee: Guarantee, config: ShareConfig) -> Guarantee:
     """A guarantee, as far as it stands on the watchdog: nobody adds up what is not watched."""
     unwatched = config.watch is WatchAction.OFF and row_guarantee is Guarantee.GUARDED
     return Guarantee.ADVISORY if unwatched else row_guarantee

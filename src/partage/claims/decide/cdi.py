@@ -11,7 +11,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partage.claims.decide.allocation import configured
+from partage.claims.decide.asked import configured
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import Granted, GrantedShare
 from partage.claims.model.names import OWN_NAMES, ClaimNames

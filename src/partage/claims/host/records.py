@@ -6,8 +6,10 @@ older version kept in one file, ``claims.json``, is taken over.
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 from pathlib import Path
 
 from msgspec import json
@@ -61,6 +63,7 @@ class ClaimRecordFiles:
     def __init__(self, state_dir: Path) -> None:
         self.directory = state_dir / RECORDS_DIR
         self._former = state_dir / FORMER_FILE
+        self._unflushed: set[str] = set()
 
     def load(self) -> LoadedRecords:
         """What is written there; nothing if there is no directory. Never raises.
@@ -82,7 +85,9 @@ class ClaimRecordFiles:
     def save(self, record: ClaimRecord) -> None:
         """Keep this of its claim, in place of what was. Raises HardwareError; then that is still there.
 
-        Only what is prepared is flushed: after a loss of power nothing is left of what was only begun.
+        Nothing is flushed here, where a pod waits for it. ``kill -9`` loses nothing of it. A loss of power
+        may: then the node has another boot, in which a record holds nothing, and the kubelet asks for the
+        claim again. ``flush`` is for what a record says beyond a boot: which GPU a name meant.
         """
         path = self._path(record.claim.uid)
         try:
@@ -90,12 +95,28 @@ class ClaimRecordFiles:
             if len(content) > LIMIT_BYTES:
                 raise HardwareError(f"the record of a claim is {len(content)} bytes, more than {LIMIT_BYTES}")
             self.directory.mkdir(mode=0o700, parents=True, exist_ok=True)
-            replace_file(path, content, flush=record.state is ClaimState.PREPARED)
+            replace_file(path, content, flush=False)
+            if record.state is ClaimState.PREPARED:  # nothing is left of what was only begun
+                self._unflushed.add(record.claim.uid)
         except CodecError as error:
             raise HardwareError(f"the record of a claim cannot be written: {error}") from error
         except OSError as error:
             raise HardwareError(
                 f"the record of a claim cannot be written to {path}: {error.strerror}", _AGAIN
+            ) from error
+
+    def flush(self) -> None:
+        """What was saved of prepared claims outlives a loss of power from now on. Raises HardwareError."""
+        if not self._unflushed:
+            return
+        try:
+            while self._unflushed:
+                with suppress(FileNotFoundError):  # it was removed meanwhile
+                    _flush(self._path(self._unflushed.pop()), os.O_RDONLY | os.O_NOFOLLOW)
+            _flush(self.directory, os.O_RDONLY | os.O_DIRECTORY)
+        except OSError as error:
+            raise HardwareError(
+                f"records of claims cannot be flushed to {self.directory}: {error.strerror}", _AGAIN
             ) from error
 
     def remove(self, uid: str) -> None:
@@ -186,6 +207,15 @@ def _decoded(content: bytes, uid: str) -> ClaimRecord:
 def _set_aside(path: Path, error: ValueError) -> str:
     said = shortened(printable(str(error)), _LONGEST)
     return f"{printable(str(path))} cannot be used: {said}; {set_aside(path)}"
+
+
+def _flush(path: Path, flags: int) -> None:
+    """Raises OSError."""
+    descriptor = os.open(path, flags)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
 
 
 def _tidy(path: Path) -> None:

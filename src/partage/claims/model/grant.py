@@ -135,6 +135,11 @@ class RefusalReason(StrEnum):
     STEP = "step"
 
 
+ANEW = "delete the pod, so that it is scheduled anew"
+LATER = "it is tried again by itself, and succeeds once that has ended"
+"""What helps, at the end of a refusal."""
+
+
 class RefusedClaim(Frozen):
     """text: one sentence or two, for the events of the pod: why, and what helps."""
 

@@ -39,7 +39,7 @@ def _claim(root: NodeRoot, path: str) -> str:
         record = record_in(root.text(path).encode(), name[1])
     except OSError:
         return ""
-    return "" if record is None else f"{record.claim.namespace}/{record.claim.name}"
+    return "" if record is None else str(record.claim)
 
 
 def _pods(claim: str, holds: Sequence[ClaimHold]) -> tuple[str, ...]:

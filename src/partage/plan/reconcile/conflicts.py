@@ -48,25 +48,19 @@ def conflicts(
         gpu = gpu_of.get(device_of(entry.id))
         if gpu is not None and entry.certainty not in (Certainty.UNCONFIRMED, Certainty.ENDING):
             by_gpu[gpu].append(entry)
-    foreign = foreign_holds(served, held, gpu_of)
+    foreign = {gpu: frozenset(holds) for gpu, holds in foreign_holds(served, held, gpu_of).items()}
     found: dict[GpuUuid, str] = {}
     suspected: set[Hold] = set()
     for gpu, holds in by_gpu.items():
-        strange = foreign.get(gpu, ())
-        suspected |= _suspected(gpu, holds, strange)
-        pods = {entry: _pods_of(entry, checkpoint=checkpoint) for entry in holds}
-        certain = [entry for entry in holds if pods[entry]]
-        if twice := [entry for entry in holds if pods[entry] > 1]:
+        excluding = _exclude_each_other(gpu, holds, foreign.get(gpu, ()))
+        suspected |= {entry.hold for entry in holds if excluding or _pods_of(entry, checkpoint=False) > 1}
+        pods = [(entry, _pods_of(entry, checkpoint=checkpoint)) for entry in holds]
+        certain = [entry for entry, count in pods if count]
+        if twice := [entry for entry, count in pods if count > 1]:
             found[gpu] = f"several pods hold the same share: {_list(twice)}"
-        elif _exclude_each_other(gpu, certain, strange):
+        elif excluding and _exclude_each_other(gpu, certain, foreign.get(gpu, ())):
             found[gpu] = f"shares are held that exclude each other: {_list(certain)}"
     return Conflicts(found, frozenset(suspected))
-
-
-def _suspected(gpu: GpuUuid, holds: Collection[LedgerEntry], foreign: Collection[Hold]) -> set[Hold]:
-    if _exclude_each_other(gpu, holds, foreign):
-        return {entry.hold for entry in holds}
-    return {entry.hold for entry in holds if _pods_of(entry, checkpoint=False) > 1}
 
 
 def _pods_of(entry: LedgerEntry, *, checkpoint: bool) -> int:
@@ -78,7 +72,7 @@ def _pods_of(entry: LedgerEntry, *, checkpoint: bool) -> int:
     return min(len(entry.pods), entry.checkpoint_pods) if checkpoint else len(entry.pods)
 
 
-def _exclude_each_other(gpu: GpuUuid, holds: Iterable[LedgerEntry], foreign: Collection[Hold]) -> bool:
+def _exclude_each_other(gpu: GpuUuid, holds: Collection[LedgerEntry], foreign: Collection[Hold]) -> bool:
     """A whole device beside anything else of it, a GPU beside its MIG devices, shares of two offers."""
     by_device: dict[DeviceUuid, list[LedgerEntry]] = defaultdict(list)
     for entry in holds:
@@ -87,8 +81,8 @@ def _exclude_each_other(gpu: GpuUuid, holds: Iterable[LedgerEntry], foreign: Col
         len(several) > 1 and any(parse_share_id(entry.id)[1] is None for entry in several)
         for several in by_device.values()
     )
-    strange = {entry.hold in foreign for several in by_device.values() for entry in several}
-    return whole or (gpu in by_device and len(by_device) > 1) or len(strange) > 1
+    mixed = bool(foreign) and len({entry.hold in foreign for entry in holds}) > 1
+    return whole or (gpu in by_device and len(by_device) > 1) or mixed
 
 
 def _list(holds: Iterable[LedgerEntry]) -> str:

@@ -111,12 +111,14 @@ class Planner(Struct):
             now.original,
             renew,
         )
+        last = self._last
+        same = last is not None and last[0] is desired and last[1][0] == key
+        waits = any(daemon.renewable for daemon in observed.daemons or ())
+        if last and same and last[2].settled and not waits:
+            return last[2]
         uses = (*observed.uses, *entry_uses(now.entries, desired.inventory))
-        if self._last is not None and self._last[0] is desired:
-            _, (last_key, last_uses), last = self._last
-            waits = any(daemon.renewable for daemon in observed.daemons or ())
-            if last_key == key and ((last.settled and not waits) or last_uses == uses):
-                return last
+        if last and same and last[1][1] == uses:
+            return last[2]
         draft = _draft(desired, now, self.geometry_of, uses, renew)
         self._last = desired, (key, uses), draft
         return draft

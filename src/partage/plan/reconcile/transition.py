@@ -6,12 +6,13 @@ added and removed while others of the same strategy stay: the hardware isolates 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping
 from functools import lru_cache
 
 from msgspec import Struct, field
 
-from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName, ShareId, parse_share_id
+from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, plugin_resources
 from partage.plan.serve.held_ids import HeldIds
 from partage.plan.serve.ledger_entry import Hold, LedgerEntry
@@ -304,42 +305,25 @@ def _loads(
 ) -> dict[GpuUuid | None, _GpuHolds]:
     """The held ids of each GPU. The cost depends on the held ids, not on all ids."""
     gpu_of = {**gpu_of, **{gpu: gpu for gpu in offers}}
-    by_device: dict[DeviceUuid, list[DeviceOffer]] = {}
-    for offer in offers.values():
-        for offering in offer:
-            by_device.setdefault(offering.device, []).append(offering)
-    loads: dict[GpuUuid | None, _GpuHolds] = {}
-    for resource, ids in held.ids.items():
+    loads: dict[GpuUuid | None, _GpuHolds] = defaultdict(_GpuHolds)
+    foreign = {resource: set(ids) for resource, ids in held.ids.items()}
+    for gpu, rows in offers.items():
+        for row in rows:
+            gpu_of[row.device] = gpu
+            if mine := foreign.get(row.resource, set()) & _ids_of(row):
+                loads[gpu].own += [((row.resource, share), row) for share in mine]
+                foreign[row.resource] -= mine
+    for resource, ids in foreign.items():
         for share in ids:
-            device, replica = _parsed(share)
-            offerings = by_device.get(device, [])
-            gpu = offerings[0].gpu if offerings else gpu_of.get(device)
-            load = loads.setdefault(gpu if gpu in offers else None, _GpuHolds())
-            own = next(
-                (
-                    device_offer
-                    for device_offer in offerings
-                    if device_offer.resource == resource and _has(device_offer, share, replica)
-                ),
-                None,
-            )
-            if own is None:
-                load.foreign.append((resource, share))
-            else:
-                load.own.append(((resource, share), own))
+            where = gpu_of.get(device_of(share))
+            loads[where if where in offers else None].foreign.append((resource, share))
     return loads
 
 
-_parsed = lru_cache(maxsize=4096)(parse_share_id)
-"""Cached: every turn asks about the same ids."""
-
-
-def _has(offering: DeviceOffer, share: ShareId, replica: int | None) -> bool:
-    if not offering.traits.in_shares:
-        return replica is None
-    if replica is None or not offering.first <= replica < offering.first + offering.count:
-        return False
-    return offering.share_id(replica) == share
+@lru_cache(maxsize=256)
+def _ids_of(row: DeviceOffer) -> frozenset[ShareId]:
+    """Cached: every turn asks about the same offers."""
+    return frozenset(row.share_ids)
 
 
 def _is_awaited(offering: DeviceOffer, now: GpuServing) -> bool:

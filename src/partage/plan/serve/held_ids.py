@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 
 from msgspec import field
@@ -27,19 +27,21 @@ class HeldIds(Frozen):
 
 def held_ids(entries: Iterable[LedgerEntry]) -> HeldIds:
     """The ids of these entries."""
-    ids: dict[ResourceName, set[ShareId]] = {}
-    admitted: dict[ResourceName, set[ShareId]] = {}
-    left: dict[ResourceName, set[ShareId]] = {}
-    pods: dict[ResourceName, Counter[tuple[str, str]]] = {}
+    ids: dict[ResourceName, set[ShareId]] = defaultdict(set)
+    admitted: dict[ResourceName, set[ShareId]] = defaultdict(set)
+    left: dict[ResourceName, set[ShareId]] = defaultdict(set)
+    pods: dict[ResourceName, Counter[tuple[str, str]]] = defaultdict(Counter)
     for entry in entries:
         resource = entry.resource
-        ids.setdefault(resource, set()).add(entry.id)
+        ids[resource].add(entry.id)
         if entry.admitted:
-            admitted.setdefault(resource, set()).add(entry.id)
+            admitted[resource].add(entry.id)
         if entry.left:
-            left.setdefault(resource, set()).add(entry.id)
+            left[resource].add(entry.id)
         if entry.certainty is not Certainty.ENDING:
-            pods.setdefault(resource, Counter()).update(entry.pods)
+            counts = pods[resource]
+            for pod in entry.pods if entry.holders else ():
+                counts[pod] += 1
     largest = {resource: max(counts.values(), default=1) for resource, counts in pods.items()}
     return HeldIds(_frozen(ids), _frozen(admitted), largest, _frozen(left))
 

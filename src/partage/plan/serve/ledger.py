@@ -56,14 +56,15 @@ class Ledger:
         self._limits: Mapping[Hold, HeldLimit] = {}
         self._suspected: frozenset[Hold] = frozenset()
         self._observed_s = -inf
-        self._version = 0
+        self._version = self._claims_version = 0
         self._entries: tuple[int, tuple[LedgerEntry, ...]] = (0, ())
         self._held: tuple[int, HeldIds] = (0, HeldIds())
+        self._unclaimed: tuple[int, tuple[LedgerEntry, ...]] = (0, ())
 
     @property
     def version(self) -> int:
         """Increases with every change of an entry; equal versions mean equal entries."""
-        return self._version + self._ending.version
+        return self._version + self._claims_version + self._ending.version
 
     def allocated(self, resource: ResourceName, ids: Sequence[ShareId], now_s: float) -> None:
         """Allocate returned these ids: for a new holder, or for the next container of the same pod."""
@@ -83,13 +84,15 @@ class Ledger:
         for resource in [*self._rows]:
             self._confirm_again(resource)
 
-    def claimed(self, entries: Iterable[LedgerEntry]) -> None:
-        """What prepared ResourceClaims hold now, in place of what they held before. The kubelet's lists of
-        devices do not have these ids."""
-        claimed = {entry.hold: entry for entry in entries}
-        if claimed != self._claimed:
-            self._claimed = claimed
-            self._version += 1
+    def claimed(self, now: Sequence[LedgerEntry], before: Sequence[LedgerEntry] = ()) -> None:
+        """What a prepared ResourceClaim holds now, in place of what it held before. The kubelet's lists of
+        devices do not have these ids. The cost depends on its ids alone."""
+        if now == before:
+            return
+        for entry in before:
+            self._claimed.pop(entry.hold, None)
+        self._claimed |= {entry.hold: entry for entry in now}
+        self._claims_version += 1
 
     def note_limits(self, limits: Mapping[Hold, HeldLimit]) -> bool:
         """What was read of the driver's limits, in place of what was before. Returns whether it is new."""
@@ -282,6 +285,14 @@ class Ledger:
                 found[hold] = replace(found[hold], limit=self._limits[hold])
             self._entries = (self.version, tuple(found[hold] for hold in sorted(found)))
         return self._entries[1]
+
+    def unclaimed(self) -> tuple[LedgerEntry, ...]:
+        """What others than claims hold."""
+        version = self._version + self._ending.version
+        if self._unclaimed[0] != version:
+            rows = {entry.hold: entry for rows in self._rows.values() for entry in rows.values()}
+            self._unclaimed = (version, tuple((self._ending.entries() | rows).values()))
+        return self._unclaimed[1]
 
     def held(self) -> HeldIds:
         """All held ids, by resource."""

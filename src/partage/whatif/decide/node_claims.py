@@ -10,11 +10,11 @@ from partage.claims.decide.allocation import grant
 from partage.claims.decide.book import ClaimBook, Taking
 from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.scheduling import Placed, PodClaim, allocated, place
-from partage.claims.model.grant import Granted, RefusedClaim
+from partage.claims.model.grant import Granted, GrantedShare, RefusedClaim
 from partage.claims.model.request import ClaimSpec
 from partage.model.allocation import AllocationRefused
 from partage.model.claim import ClaimRef
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import GPU_CLASS, ResourceName, ShareId
 
 Shares = tuple[tuple[ResourceName, tuple[ShareId, ...]], ...]
 """Names and ids that claims hold."""
@@ -53,11 +53,17 @@ class NodeClaims:
             if isinstance(answer, RefusedClaim):
                 raise AllocationRefused(answer.text)
             mine.append(answer)
-        shares = tuple((share.resource, share.ids) for granted in mine for share in granted.shares)
+        shares = tuple(self._shares(share) for granted in mine for share in granted.shares)
         takings = tuple(Taking(one.device.key, one.claim, (), one.amounts) for one in placed.given)
         self._held.setdefault(shares, []).append((tuple(mine), takings))
         self._count()
         return shares
+
+    def _shares(self, share: GrantedShare) -> tuple[ResourceName, tuple[ShareId, ...]]:
+        """What is made on demand is a part of its GPU, and has the id that is planned for it."""
+        served = self._book.served
+        row = None if served is None or share.admin_access else served.named(share.device)
+        return (GPU_CLASS, row.share_ids) if row is not None and row.planned else (share.resource, share.ids)
 
     def release(self, shares: Shares) -> None:
         """The pod has ended."""

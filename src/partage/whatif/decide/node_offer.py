@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from partage.claims.decide.book import ClaimBook
-from partage.model.ids import ResourceName, ShareId
+from partage.model.ids import GPU_CLASS, ResourceName, ShareId
 from partage.model.share import DeviceOffer, DeviceRow, Resource, plugin_resources, resources_of
 from partage.plan.offer.desired import DesiredState
 from partage.plan.placement.mix import WHOLE_MILLI
@@ -16,10 +16,11 @@ class OfferedResource:
     """One resource of a node, all its devices healthy.
 
     ids: of its shares, in the order of the list. rows: as the agent lists them. milli_of: how much of a GPU
-    each share is, in thousandths of its memory. gpu_bytes_of: the memory of the GPU of each share.
+    each share is, in thousandths of its memory. gpu_bytes_of: the memory of the GPU of each share. parts:
+    devices that are made of its GPUs on demand, which are no shares beside them.
     """
 
-    def __init__(self, resource: Resource, desired: DesiredState) -> None:
+    def __init__(self, resource: Resource, desired: DesiredState, parts: Iterable[DeviceOffer] = ()) -> None:
         inventory = desired.inventory
         self.resource = resource
         self.name = resource.name
@@ -34,7 +35,7 @@ class OfferedResource:
         }
         self.milli_of: Mapping[ShareId, float] = {
             id_: share_milli(offering, memory[offering.gpu])
-            for offering in resource.offerings
+            for offering in (*resource.offerings, *parts)
             for id_ in offering.share_ids
         }
 
@@ -51,9 +52,12 @@ class NodeOffer:
             name: OfferedResource(resource, desired)
             for name, resource in plugin_resources(desired.offer).items()
         }
+        served = self.book.served
+        parts = [row for row in served.rows.values() if row.planned] if served else []
+        whole = {row.gpu: (row,) for row in parts if row.profile is None}
         self.of_claims: Mapping[ResourceName, OfferedResource] = {
-            name: OfferedResource(resource, desired)
-            for name, resource in resources_of(desired.offer).items()
+            name: OfferedResource(resource, desired, parts if name == GPU_CLASS else ())
+            for name, resource in resources_of({**desired.offer, **whole}).items()
             if name not in self.resources
         }
         self.capacity_milli = WHOLE_MILLI * len(desired.inventory.gpus)
