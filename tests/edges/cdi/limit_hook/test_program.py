@@ -55,7 +55,7 @@ def test_each_gpu_has_its_limit_and_no_soft_one(
 
 def _granted(cgroups: CgroupNode, hook: Path, driver: StubNode, pid: int, grant: str, *limits: str) -> str:
     """What it says when a CDI file brings these limits for one request."""
-    words = hook, "set", f"--driver-root={driver.root}", *limits
+    words: list[str | Path] = [hook, "set", f"--driver-root={driver.root}", *limits]
     return cgroups.run("env", f"PARTAGE_GRANT={grant}", *words, stdin=_state(pid)).stderr
 
 
