@@ -1,8 +1,8 @@
 """Reads back the driver's memory limits of containers that hold limited shares, and sets lost ones again.
 
-Only where an offer has such shares. Where the kernel counts the memory of cgroups it reads what other containers
-use, too: that needs no process ids. A hook sets the limit before a container's first instruction; what is
-found missing here is set late, and said to be late. Between two looks nothing is assumed.
+Only where an offer has such shares. Where the kernel counts the memory of cgroups it reads what other
+containers use, too: that needs no process ids. A hook sets the limit before a container's first instruction;
+what is found missing here is set late, and said to be late. Between two looks nothing is assumed.
 """
 
 from __future__ import annotations
@@ -71,9 +71,8 @@ class MemoryLimitsObserver(Struct):
         """Take what can be held now, and what is held. A new container is looked at soon."""
         devices = limited_devices(offer), counted_devices(offer, inventory)
         self._offer = offer
-        if devices != (self._limited, self._counted) or (
-            any(devices) and self.ledger.version != self._version
-        ):
+        news = any(devices) and self.ledger.version != self._version
+        if news or devices != (self._limited, self._counted):
             (self._limited, self._counted), self._version = devices, self.ledger.version
             self._news.set()
 

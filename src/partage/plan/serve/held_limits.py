@@ -52,7 +52,10 @@ def counted_places(
         for holder in entry.known_holders
     }
     return frozenset(
-        LimitAt(container, gpu) for container, named in names.items() for at, gpu in held if at == named
+        LimitAt(container, gpu)
+        for container, named in names.items()
+        for holder, gpu in held
+        if holder == named
     )
 
 
