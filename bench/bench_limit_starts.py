@@ -1,10 +1,11 @@
-"""What the hook of memory limits costs a start on the real Kubernetes: ``python -m bench.bench_limit_starts FOLDER [STARTS]``.
+"""What the hook of memory limits costs a start on the real Kubernetes.
 
-FOLDER: of a cluster that ``tests/cluster/up`` has started, with the image of this source (PATH as for ``make
-e2e``). Pods of eight shares of a simulated GPU start (100, 8 at a time), by turns with our hook, in front of the
-stand-in for NVML, and with one that does nothing in its place. A start is what containerd says: from the
-container's creation to its task's start. On a machine that has cgroup v2 beside v1, both are behind a
-program that shows them v2 alone, which costs both the same.
+``python -m bench.bench_limit_starts FOLDER [STARTS]``. FOLDER: of a cluster that ``tests/cluster/up`` has
+started, with the image of this source (PATH and PARTAGE_E2E_BIN as for the tests in tests/e2e). Pods of eight
+shares of a simulated GPU start (100, 8 at a time), by turns with our hook, in front of the stand-in for NVML,
+and with one that does nothing in its place. A start is what containerd says: from the container's creation to
+the start of its task. On a machine that has cgroup v2 beside v1, both are behind a program that shows them v2
+alone, which costs both the same.
 """
 
 from __future__ import annotations
