@@ -102,14 +102,17 @@ class LimitedNode:
     def restarted(self, name: str) -> None:
         """Kill the container, and wait for the next one."""
         found = self.cluster.pod(name)
-        before = found["status"]["containerStatuses"][0]["containerID"]
         self.cluster.kill_container(found, "main")
+        self.until_runs(name, found["status"]["containerStatuses"][0]["containerID"])
+
+    def until_runs(self, name: str, before: str = "") -> None:
+        """Wait until its container runs, and is another one than before."""
 
         def runs() -> bool:
             (status,) = self.cluster.pod(name)["status"]["containerStatuses"]
-            return status["containerID"] != before and "running" in status["state"]
+            return status.get("containerID") != before and "running" in status["state"]
 
-        self.cluster.until(f"{name} runs again", runs, timeout_s=90)
+        self.cluster.until(f"{name} runs", runs, timeout_s=120)
 
 
 @pytest.fixture(scope="module")
@@ -211,7 +214,7 @@ def test_a_hook_that_is_killed_in_a_step_starts_nothing_and_the_next_one_does(
         driver.write(**{f"hang.{step}": None})
         for pid in limited.hooks():  # of a start again, which would hang on
             os.kill(pid, signal.SIGKILL)
-    node.until_phase("step", "Running", timeout_s=120)
+    limited.until_runs("step")
     assert limited.limit_of("step") == SHARE
 
 
