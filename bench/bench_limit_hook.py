@@ -21,7 +21,8 @@ from typing import Any
 
 from partage.edges.cdi.limit_files import LimitFiles
 from partage.model.driver_limit import DriverLimit
-from partage.plan.serve.limit_edits import hook_edits, limit_terms
+from partage.model.ids import ResourceName
+from partage.plan.serve.limit_edits import hook_edits, limit_set, limit_terms
 from tests.edges.cdi.limit_hook.node import GROUP, CgroupNode, Runc, built_hook
 from tests.edges.hardware.conftest import compiled_stub
 from tests.edges.hardware.stub import StubNode
@@ -31,6 +32,7 @@ BUDGET = 1.1
 """How much longer a start may take, at the 99th percentile."""
 
 ROUNDS = 3
+NAME = ResourceName("nvidia.com/gpu.shared")
 LIMIT = DriverLimit(StubNode.uuid(0), 8 << 30)
 
 
@@ -54,7 +56,7 @@ def _hooks(program: Path, driver: StubNode) -> Mapping[str, dict[str, Any]]:
     terms = limit_terms(str(program), str(driver.root), "", nvidia=False)
     hooks = {
         "a hook that does nothing": {"path": "/bin/true", "args": ["true"], "env": ["LC_ALL=C"]},
-        "Partage's hook": hook_edits([LIMIT], terms)["hooks"][0],
+        "Partage's hook": hook_edits([LIMIT], terms, "bench")["hooks"][0],
     }
     for hook in hooks.values():
         hook.pop("hookName", None)
@@ -126,7 +128,7 @@ def _files(folder: Path, hook: Path) -> None:
     files, terms = LimitFiles(folder / "cdi", folder / "kept"), limit_terms(str(hook), "/", "", nvidia=False)
 
     def write(number: int) -> None:
-        files.write([DriverLimit(LIMIT.gpu, (number + 1) << 20)], terms)
+        files.write(limit_set([DriverLimit(LIMIT.gpu, (number + 1) << 20)], NAME), terms)
 
     print(f"  the two files of a new set of limits {_median_us(write):6.0f} µs (median of 500)")
 

@@ -15,16 +15,16 @@ from partage.edges.host.replace_file import replace_file
 from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.driver_limit import DriverLimit, LimitSetter, LimitWay
 from partage.model.gpu import Inventory
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import DeviceListStrategy, Options
-from partage.plan.serve.limit_edits import limits_device, limits_name
+from partage.plan.serve.limit_edits import limit_set
 from partage.units import GIB
 from tests.agent.harness import Place, ids, native, registered
 from tests.agent.hosted import hosted
 from tests.agent.test_left_processes import books
 from tests.kubelet_script import ScriptedKubelet, held, wait_for
 
-NAME = "nvidia.com/gpu.shared"
+NAME = ResourceName("nvidia.com/gpu.shared")
 POLICY = native("{select: all, time-slicing: {replicas: 4, memory: hard}}")
 MACHINE_TEXT = """\
 driver: 615.71.09
@@ -81,9 +81,9 @@ def test_the_file_is_there_before_the_answer_and_names_the_nodes_hook(node_of_li
     agent = node_of_limits.agent(options=Options(driver_root="/run/nvidia/driver"))
     hook = node_of_limits.root / "state/bin/partage-limit-hook"
     assert hook.read_bytes() == b"program"
-    answer = agent.limited(_asked(BOTH))
+    answer = agent.limited(_asked(BOTH), NAME)
     # Ours last: what NVIDIA's hook sets by a tenant's variables does not stay.
-    assert answer.cdi_devices == ("nvidia.com/gpu=0", limits_device(BOTH))
+    assert answer.cdi_devices == ("nvidia.com/gpu=0", limit_set(BOTH, NAME).device)
     (edits,) = _files(node_of_limits.cdi).values()
     assert edits["hooks"][0]["path"] == str(hook)
     assert edits["hooks"][0]["args"][1:] == [
@@ -93,32 +93,41 @@ def test_the_file_is_there_before_the_answer_and_names_the_nodes_hook(node_of_li
 
 def test_the_same_limits_write_nothing_again(node_of_limits: _Node) -> None:
     agent = node_of_limits.agent()
-    agent.limited(_asked(ONE))
+    agent.limited(_asked(ONE), NAME)
     (file,) = node_of_limits.cdi.iterdir()
     before = file.stat().st_ino
-    agent.limited(_asked(ONE))
+    agent.limited(_asked(ONE), NAME)
     assert file.stat().st_ino == before
+
+
+def test_two_resources_of_a_container_have_names_of_their_own(node_of_limits: _Node) -> None:
+    """The kubelet and containerd drop a name that comes twice, and the hook adds what is granted."""
+    agent = node_of_limits.agent()
+    names = [agent.limited(_asked(ONE), ResourceName(name)).cdi_devices[-1] for name in ("a/a", "a/b")]
+    grants = [edits["hooks"][0]["env"][-1] for edits in _files(node_of_limits.cdi).values()]
+    assert {f"PARTAGE_GRANT={name.partition('=')[2]}" for name in names} == set(grants)
+    assert len(set(grants)) == 2
 
 
 def test_a_full_disk_refuses_the_pod_and_not_the_next_one(node_of_limits: _Node) -> None:
     agent = node_of_limits.agent()
     node_of_limits.cdi.write_text("in the way")
     with pytest.raises(AllocationRefused, match="cannot be set before it starts: cannot write the CDI file"):
-        agent.limited(_asked(ONE))
+        agent.limited(_asked(ONE), NAME)
     node_of_limits.cdi.unlink()
-    agent.limited(_asked(ONE))
-    assert _files(node_of_limits.cdi).keys() == {limits_name(ONE)}
+    agent.limited(_asked(ONE), NAME)
+    assert _files(node_of_limits.cdi).keys() == {limit_set(ONE, NAME).name}
 
 
 def test_the_next_agent_keeps_them_and_after_a_boot_writes_them_again(node_of_limits: _Node) -> None:
-    node_of_limits.agent().limited(_asked(BOTH))
+    node_of_limits.agent().limited(_asked(BOTH), NAME)
     shutil.rmtree(node_of_limits.cdi)
     node_of_limits.agent(limited=False)  # whatever the policy says now: its pods live
-    assert _files(node_of_limits.cdi).keys() == {limits_name(BOTH)}
+    assert _files(node_of_limits.cdi).keys() == {limit_set(BOTH, NAME).name}
 
 
 def test_a_newer_agent_gives_them_its_own_hook(node_of_limits: _Node) -> None:
-    node_of_limits.agent().limited(_asked(ONE))
+    node_of_limits.agent().limited(_asked(ONE), NAME)
     node_of_limits.compiled.write_bytes(b"newer")
     node_of_limits.agent(options=Options(driver_root="/elsewhere"))
     assert (node_of_limits.root / "state/bin/partage-limit-hook").read_bytes() == b"newer"
@@ -128,18 +137,18 @@ def test_a_newer_agent_gives_them_its_own_hook(node_of_limits: _Node) -> None:
 
 def test_a_file_that_somebody_removed_is_written_at_the_next_turn(node_of_limits: _Node) -> None:
     agent = node_of_limits.agent()
-    agent.limited(_asked(ONE))
+    agent.limited(_asked(ONE), NAME)
     shutil.rmtree(node_of_limits.cdi)
     node_of_limits.turn(agent)
-    assert _files(node_of_limits.cdi).keys() == {limits_name(ONE)}
+    assert _files(node_of_limits.cdi).keys() == {limit_set(ONE, NAME).name}
 
 
 def test_they_go_when_no_gpu_of_them_has_a_holder(node_of_limits: _Node) -> None:
     agent = node_of_limits.agent()
-    agent.limited(_asked(ONE))
-    agent.limited(_asked(BOTH))
+    agent.limited(_asked(ONE), NAME)
+    agent.limited(_asked(BOTH), NAME)
     agent.sweep({B})
-    assert _files(node_of_limits.cdi).keys() == {limits_name(BOTH)}
+    assert _files(node_of_limits.cdi).keys() == {limit_set(BOTH, NAME).name}
     agent.sweep(())
     assert (_files(node_of_limits.cdi), agent.given) == ({}, {})
     assert node_of_limits.agent().given == {}
@@ -167,17 +176,17 @@ def test_an_agent_that_ends_between_two_steps_leaves_a_whole_file_or_none(
         return act
 
     if step.endswith("remove"):
-        agent.limited(_asked(ONE))
+        agent.limited(_asked(ONE), NAME)
         monkeypatch.setattr(Path, "unlink", killed(Path.unlink))
         with pytest.raises(Killed):
             agent.sweep(())
     else:
         monkeypatch.setattr("partage.edges.cdi.limit_files.replace_file", killed(replace_file))
         with pytest.raises(Killed):
-            agent.limited(_asked(ONE))
+            agent.limited(_asked(ONE), NAME)
     monkeypatch.undo()
     again = node_of_limits.agent()
-    assert _files(node_of_limits.cdi).keys() <= {limits_name(ONE)}
+    assert _files(node_of_limits.cdi).keys() <= {limit_set(ONE, NAME).name}
     again.sweep(())
     kept = node_of_limits.root / "state/limits"
     assert (_files(node_of_limits.cdi), _files(kept)) == ({}, {})
@@ -191,7 +200,7 @@ def test_nvidias_hook_is_taken_only_where_ours_cannot_be(node_of_limits: _Node) 
     agent = node_of_limits.agent(options=Options(device_list=(DeviceListStrategy.CDI_CRI,)))
     assert agent.terms.way is LimitWay.NVIDIA
     assert "the hook is not compiled" in agent.trouble
-    assert agent.limited(_asked(ONE)) == _asked(ONE)
+    assert agent.limited(_asked(ONE), NAME) == _asked(ONE)
     assert (agent.setter(NODE).way, agent.setter(NODE).why) == (LimitWay.NVIDIA, agent.trouble)
 
 
@@ -232,7 +241,7 @@ def test_a_pod_has_the_hook_for_as_long_as_it_lives(
         answer = calls.allocate(mine)
         (name,) = (device.name for device in answer.cdi_devices)
         gpu, memory = answer.envs["PARTAGE_GPUS"], int(answer.envs["PARTAGE_MEMORY_BYTES"])
-        assert name == limits_device([DriverLimit(GpuUuid(gpu), memory)])
+        assert name == limit_set([DriverLimit(GpuUuid(gpu), memory)], NAME).device
         assert _files(cdi)[name.partition("=")[2]]["hooks"][0]["args"][-1] == f"{gpu}={memory}"
         kubelet.pod_resources = held({"a/train": {"main": {NAME: mine}}})
     shutil.rmtree(cdi)

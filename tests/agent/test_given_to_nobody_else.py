@@ -31,7 +31,7 @@ class ChangingNode(Turning):
             _nobody,
             self.left_of,
             allocated=lambda: None,
-            limited=lambda answer: answer,
+            limited=lambda answer, _: answer,
             registering=lambda: None,
             refused=lambda *_: None,
         )

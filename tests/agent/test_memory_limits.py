@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.cli.main import run
-from partage.sim.node.faults import LoseLimits, Vacate
+from partage.sim.node.faults import HideProcesses, LoseLimits, Vacate
 from partage.sim.node.files.machine_file import read_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.machine import Machine
@@ -125,6 +125,34 @@ def test_what_is_counted_for_a_cgroup_is_what_the_watchdog_says(
 
         agent.wait(lambda: used() == [SHARE], "no more than its limit")
         assert agent.report()["watch"]["concerns"] == []
+
+
+def test_where_the_kernel_counts_no_process_and_no_limit_is_needed(
+    node: Place, kubelet: ScriptedKubelet
+) -> None:
+    """Shares without limits, and processes that cannot be seen: for the watchdog, and for the metrics and
+    what rightsize reads.
+    """
+    plain = native("{select: all, time-slicing: {replicas: 4}}")
+    with simulated_helper(node, machine("dmem")) as helper, hosted(node, machine=None, policy=plain) as agent:
+        registered(kubelet, SHARED)
+        first, *_ = ids(kubelet, SHARED)
+        helper.inject(works(11, 3 * GIB, mps=False))
+        helper.inject(HideProcesses())
+        kubelet.pod_resources = pods(train=[first])
+
+        def watched() -> list[int]:
+            return [row["usedBytes"] for row in agent.report()["watch"]["containers"]]
+
+        agent.wait(lambda: watched() == [3 * GIB], "what the kernel counts", 20)
+        assert limits(agent) == [None]
+
+        def exported() -> list[float]:
+            body = agent.get("/metrics")[1].decode()
+            rows = [line for line in body.splitlines() if line.startswith("partage_container_memory_used")]
+            return [float(line.split()[-1]) for line in rows]
+
+        agent.wait(lambda: exported() == [3 * GIB], "the same in the metrics", 20)
 
 
 @pytest.mark.parametrize(

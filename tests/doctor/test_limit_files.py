@@ -9,8 +9,8 @@ import pytest
 
 from partage.edges.cdi.limit_files import LimitFiles
 from partage.model.driver_limit import DriverLimit
-from partage.model.ids import GpuUuid
-from partage.plan.serve.limit_edits import limit_terms, limits_name
+from partage.model.ids import GpuUuid, ResourceName
+from partage.plan.serve.limit_edits import limit_set, limit_terms
 from partage.units import GIB
 from tests.doctor.faults import POD_RESOURCES
 from tests.doctor.node import Node
@@ -32,9 +32,9 @@ def kubelet(node: Node, short_dir: Path) -> Iterator[ScriptedKubelet]:
 
 def left(node: Node, gpu: str) -> list[str]:
     """The file of one set, and its copy."""
-    limits = (DriverLimit(GpuUuid(gpu), GIB),)
+    limits = limit_set([DriverLimit(GpuUuid(gpu), GIB)], ResourceName("nvidia.com/gpu.shared"))
     LimitFiles(node.at(CDI[1:]), node.at(KEPT[1:])).write(limits, limit_terms(HOOK, "/", "", nvidia=False))
-    return [f"{place}/gpu.partage.dev-limits_{limits_name(limits)}.json" for place in (CDI, KEPT)]
+    return [f"{place}/gpu.partage.dev-limits_{limits.name}.json" for place in (CDI, KEPT)]
 
 
 @pytest.mark.usefixtures("kubelet")

@@ -4,8 +4,11 @@ of the stand-in for NVML; the GPUs are simulated, so nothing is read back.
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shutil
+import signal
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -68,6 +71,15 @@ class LimitedNode:
         place.parent.mkdir(exist_ok=True)
         hook_in_cgroup2(self.program, place)
 
+    def hooks(self) -> list[int]:
+        """Pids of hooks that run."""
+        found = []
+        for entry in Path("/proc").iterdir():
+            with contextlib.suppress(OSError):
+                if entry.name.isdigit() and (entry / "exe").readlink() == self.program:
+                    found.append(int(entry.name))
+        return found
+
     def limits(self) -> list[Kept]:
         return kept_limits(self.driver)
 
@@ -90,14 +102,17 @@ class LimitedNode:
     def restarted(self, name: str) -> None:
         """Kill the container, and wait for the next one."""
         found = self.cluster.pod(name)
-        before = found["status"]["containerStatuses"][0]["containerID"]
         self.cluster.kill_container(found, "main")
+        self.until_runs(name, found["status"]["containerStatuses"][0]["containerID"])
+
+    def until_runs(self, name: str, before: str = "") -> None:
+        """Wait until its container runs, and is another one than before."""
 
         def runs() -> bool:
             (status,) = self.cluster.pod(name)["status"]["containerStatuses"]
-            return status["containerID"] != before and "running" in status["state"]
+            return status.get("containerID") != before and "running" in status["state"]
 
-        self.cluster.until(f"{name} runs again", runs, timeout_s=90)
+        self.cluster.until(f"{name} runs", runs, timeout_s=120)
 
 
 @pytest.fixture(scope="module")
@@ -105,13 +120,14 @@ def limited(cluster: Cluster) -> Iterator[LimitedNode]:
     if not cluster.own:
         pytest.skip("the node's hook and cgroups are looked at")
     made = LimitedNode(cluster)
-    _install(made)
+    install_limited(made)
     yield made
     cluster.uninstall()
     shutil.rmtree(made.root)
 
 
-def _install(node: LimitedNode) -> None:
+def install_limited(node: LimitedNode) -> None:
+    """The chart on it, once it offers its shares."""
     node.cluster.install(
         hardware={"machine": node.machine()},
         config={"map": {"default": POLICY}},
@@ -166,6 +182,40 @@ def test_a_container_whose_limit_the_driver_refuses_does_not_start(limited: Limi
         assert node.pod("refused")["status"]["phase"] != "Running"
     finally:
         limited.driver.write(**{"gpu.0.code": None})
+
+
+@pytest.mark.parametrize(
+    "step",
+    ["nvmlDeviceGetHandleByUUID", "nvmlDeviceSetMemoryLimits_v1", "nvmlDeviceGetMemoryLimits_v1"],
+)
+def test_a_hook_that_is_killed_in_a_step_starts_nothing_and_the_next_one_does(
+    limited: LimitedNode, step: str
+) -> None:
+    """Before a limit is set, while it is, and before it was read back."""
+    node, driver = limited.cluster, limited.driver
+    driver.library.with_name("hangs.txt").unlink(missing_ok=True)
+    driver.write(**{f"hang.{step}": 50_000})
+    try:
+        node.apply(_tenant("step", restartPolicy="Always"))
+        node.until("the hook is in its step", lambda: limited.hooks() and driver.hangs_in() == step)
+        (status,) = node.pod("step")["status"]["containerStatuses"]
+        assert "running" not in status["state"]
+        for pid in limited.hooks():
+            os.kill(pid, signal.SIGKILL)
+
+        def ended() -> bool:
+            (status,) = node.pod("step")["status"]["containerStatuses"]
+            return "hook" in json.dumps(status)
+
+        node.until("its start failed", ended, timeout_s=90)
+        (status,) = node.pod("step")["status"]["containerStatuses"]
+        assert "running" not in status["state"]
+    finally:
+        driver.write(**{f"hang.{step}": None})
+        for pid in limited.hooks():  # of a start again, which would hang on
+            os.kill(pid, signal.SIGKILL)
+    limited.until_runs("step")
+    assert limited.limit_of("step") == SHARE
 
 
 def test_pods_that_start_while_the_agent_is_killed_have_them_or_do_not_run(limited: LimitedNode) -> None:

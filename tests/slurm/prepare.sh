@@ -23,7 +23,7 @@ fetch() { # fetch SUITE [OPTION...]: Slurm of that suite, in $folder/SUITE
   command -v mmdebstrap >/dev/null || timeout 300 apt-get install -qq -y --no-install-recommends mmdebstrap >/dev/null 2>&1 \
     || cannot "$suite: mmdebstrap is not there"
   rm -rf "$root.new"
-  if timeout 300 mmdebstrap --quiet --variant=minbase --include=slurmctld,slurmd,slurm-client "$@" "$suite" "$root.new" 2>"$root.log"
+  if timeout 300 mmdebstrap --quiet --variant=minbase --include=slurmctld,slurmd,slurm-client,libslurm-dev,slurm-wlm-basic-plugins-dev "$@" "$suite" "$root.new" 2>"$root.log"
   then mv "$root.new" "$root"
   else rm -rf "$root.new"; echo "no Slurm of $suite to test with: mmdebstrap failed: $(tail -n 1 "$root.log")" >&2
   fi

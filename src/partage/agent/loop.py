@@ -109,7 +109,7 @@ class Loop(Struct):
             waited=any(done.plan.waiting.values()), answer=bool(done.view.withdrawn)
         )
         parts.watchdog.update(parts.policies.desired, self.view.offer)
-        parts.memory_limits.update(self.view.offer)
+        parts.memory_limits.update(self.view.offer, seen.node.inventory)
         self._publish(seen.node, done.plan)
         parts.reconciler.published(done.plan)
         self._report(seen, done, began_s)

@@ -45,8 +45,7 @@ class LimitObstacle(StrEnum):
     driver: its library has no function for it. cgroup-v1: the node has no cgroup v2 at /sys/fs/cgroup.
     mig: the GPU is in MIG mode. mode: the kernel module's RmMemacctMode is 0. kernel: RmMemacctMode is 2, and
     the kernel has no dmem controller. silent: nothing of this, but neither a get for the node's own cgroup
-    nor the kernel's dmem.capacity knows the GPU. slurm: the driver could, but this is a node of Slurm, whose
-    slurmd sets no limit of a job.
+    nor the kernel's dmem.capacity knows the GPU.
     """
 
     DRIVER = "driver"
@@ -55,7 +54,6 @@ class LimitObstacle(StrEnum):
     MODE = "mode"
     KERNEL = "kernel"
     SILENT = "silent"
-    SLURM = "slurm"
 
 
 class LimitSupport(Frozen):

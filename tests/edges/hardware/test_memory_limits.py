@@ -16,8 +16,10 @@ from partage.model.driver_limit import (
     LimitAt,
     LimitBackend,
     LimitObstacle,
+    LimitSetter,
     LimitState,
     LimitSupport,
+    LimitWay,
     SeenLimit,
 )
 from partage.model.ids import ContainerId
@@ -98,32 +100,23 @@ async def test_without_cgroup_v2_it_is_the_kernels_tree(limits: LimitNode) -> No
     assert await limits.support() == LimitSupport(obstacle=LimitObstacle.CGROUP_V1)
 
 
-@pytest.mark.parametrize(
-    ("loaded", "found"),
-    [
-        (True, LimitSupport(LimitBackend.MISC)),
-        (False, LimitSupport(obstacle=LimitObstacle.SLURM)),
-    ],
-)
-async def test_on_a_node_of_slurm_it_is_the_plugin(
-    limits: LimitNode, loaded: bool, found: LimitSupport
+async def test_on_a_node_of_slurm_the_plugin_sets_them_and_its_files_are_read_anew(
+    limits: LimitNode,
 ) -> None:
-    """Where the driver can, and slurmd does not have it done."""
+    assert (await limits.hardware.observe()).limits_by is None
     plugin = limits.node.root / "etc/slurm/partage_limits.so"
     for name, text in (
-        ("slurm.conf", ""),
-        ("cgroup.conf", ""),
+        ("slurm.conf", "TaskPlugin=task/cgroup\n"),
+        ("cgroup.conf", "ConstrainDevices=yes\n"),
         (plugin.name, ""),
-        ("plugstack.conf", f"required {plugin}\n" if loaded else ""),
     ):
         limits.node.file(f"etc/slurm/{name}", text)
-    assert await limits.support() == found
-
-
-async def test_an_old_driver_counts_before_slurm(limits: LimitNode) -> None:
-    limits.node.file("etc/slurm/slurm.conf", "")
-    limits.node.lacks("nvmlDeviceSetMemoryLimits_v1")
-    assert await limits.support() == LimitSupport(obstacle=LimitObstacle.DRIVER)
+    without = (await limits.hardware.observe()).limits_by
+    assert without is not None
+    assert (without.way, "plugstack.conf does not have the line" in without.why) == (None, True)
+    limits.node.file("etc/slurm/plugstack.conf", f"required {plugin}\n")
+    assert (await limits.hardware.observe()).limits_by == LimitSetter(LimitWay.SPANK)
+    assert await limits.support() == LimitSupport(LimitBackend.MISC), "the driver can, whatever Slurm does"
 
 
 async def test_in_mig_mode_it_is_that_and_it_is_looked_at_again(limits: LimitNode) -> None:

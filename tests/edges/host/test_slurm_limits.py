@@ -6,7 +6,14 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.host.slurm_limits import names_plugin, slurm_conf_of, why_no_limits
+from partage.edges.host.slurm_limits import (
+    constrains_devices,
+    limits_by_slurm,
+    names_plugin,
+    slurm_conf_of,
+    why_no_limits,
+)
+from partage.model.driver_limit import LimitWay
 
 GOOD = {
     "slurm.conf": "ProctrackType=proctrack/cgroup\n",
@@ -73,3 +80,50 @@ def test_a_node_of_slurm_has_its_files(tmp_path: Path) -> None:
         path.parent.mkdir(parents=True)
         path.touch()
         assert slurm_conf_of(etc, run) == path
+
+
+@pytest.mark.parametrize(
+    ("slurm", "cgroup", "way", "said"),
+    [
+        ("TaskPlugin=task/cgroup\n", "ConstrainDevices=yes\n", LimitWay.SPANK, ""),
+        ("TaskPlugin=task/cgroup\n", "", None, "jobs can open every GPU of the node"),
+        ("ProctrackType=proctrack/pgid\n", "ConstrainDevices=yes\n", None, "write proctrack/cgroup"),
+    ],
+)
+def test_hard_is_promised_only_where_jobs_are_limited_on_every_gpu_that_they_can_open(
+    tmp_path: Path, slurm: str, cgroup: str, way: LimitWay | None, said: str
+) -> None:
+    etc = tmp_path / "etc"
+    assert limits_by_slurm(etc, tmp_path / "run") is None
+    (etc / "slurm").mkdir(parents=True)
+    _why(etc / "slurm", **{"slurm.conf": slurm, "cgroup.conf": cgroup})
+    found = limits_by_slurm(etc, tmp_path / "run", etc / "slurm")
+    assert found is not None
+    assert (found.way, said in found.why, bool(found.why)) == (way, True, way is None)
+
+
+BOTH = "NodeName=g1\nTaskPlugin=task/cgroup,task/affinity\n"
+
+
+@pytest.mark.parametrize(
+    ("slurm", "cgroup", "expected"),
+    [
+        (BOTH, "ConstrainDevices=yes\n", True),
+        ("taskplugin = task/affinity,task/cgroup\n", "# x\n constraindevices = YES # y\n", True),
+        (BOTH, "ConstrainDevices=no\n", False),
+        (BOTH, "# ConstrainDevices=yes\n", False),
+        (BOTH, "", False),
+        (BOTH, None, False),
+        ("# TaskPlugin=task/cgroup\n", "ConstrainDevices=yes\n", False),
+        ("TaskPlugin=task/none # task/cgroup\n", "ConstrainDevices=yes\n", False),
+        ("", "ConstrainDevices=yes\n", False),
+        (None, "ConstrainDevices=yes\n", False),
+    ],
+)
+def test_jobs_are_kept_from_gpus_of_others_if_both_files_say_so(
+    tmp_path: Path, slurm: str | None, cgroup: str | None, expected: bool
+) -> None:
+    for name, text in (("slurm.conf", slurm), ("cgroup.conf", cgroup)):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+    assert constrains_devices(tmp_path / "slurm.conf") is expected

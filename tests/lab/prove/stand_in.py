@@ -67,7 +67,7 @@ class Limited(Bare):
     def allocate(self, amount):
         with self.charges.open("r+") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
-            rows = [row for row in json.load(file) if Path(f"/proc/{row[0]}").exists()]
+            rows = [row for row in json.load(file) if works(row[0])]
             above = [place for place in self.limits() if f"{self.place}/".startswith(f"{place}/")]
             if above:
                 nearest = max(above, key=len)
@@ -81,6 +81,14 @@ class Limited(Bare):
 
     def managed(self, amount):
         """Not counted."""
+
+
+def works(pid):
+    """Whether a process has memory: one that has ended, and that nobody has waited for, has none."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0] != "Z"
+    except OSError:
+        return False
 
 
 def main():

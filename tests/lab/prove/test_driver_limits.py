@@ -4,6 +4,7 @@ What refuses an allocation is made up (``stand_in.Limited``): it does what is do
 """
 
 import asyncio
+import json
 import os
 import shutil
 from pathlib import Path
@@ -12,20 +13,28 @@ import pytest
 from msgspec.structs import replace
 
 from partage.edges.files.policy import parse_policy
+from partage.lab.prove.counted import counted_memory
 from partage.lab.prove.driver_limits import ATTACKS
 from partage.lab.prove.promised_offer import offer_of_policy
 from partage.lab.prove.real import RealEngine
 from partage.lab.prove.runner import CATALOGUE, run_attacks
 from partage.lab.prove.share import shares_of
+from partage.lab.prove.stage import CannotTry, CountedMemory
 from partage.lab.tenant import TenantLaunch
-from partage.model.driver_limit import LimitBackend, LimitSupport
+from partage.model.driver_limit import LimitAt, LimitBackend, LimitSupport
 from partage.model.gpu import Driver
+from partage.model.ids import ContainerId
+from partage.sim.node.faults import DriverGone, HideProcesses, Occupy
+from partage.sim.node.files.machine_file import read_machine
+from partage.sim.node.hardware import SimulatedHardware
 from partage.units import GIB
 from tests.edges.cdi.limit_hook.node import built_hook, hook_in_cgroup2, kept_limits
 from tests.edges.hardware.conftest import compiled_stub
 from tests.edges.hardware.stub import StubNode
 
 POLICY = "version: partage/v1\ngpus: [{select: all, time-slicing: {replicas: 4, memory: hard}}]\n"
+
+MACHINE = b"driver: 615.71.09\nmemory-limits: dmem\ngpus: [{name: NVIDIA H100 80GB HBM3}]\n"
 
 
 def _cgroup2():
@@ -55,9 +64,16 @@ def limited(real, monkeypatch):
     async def observe():
         return inventory, ()
 
+    async def memory(at):
+        """As counted, and as the sum over processes."""
+        rows = [row for row in json.loads(charges.read_text()) if row[1].endswith(f"/{at.container}")]
+        counted = int(os.environ.get("STAND_IN_COUNTED", sum(row[2] for row in rows)))
+        return CountedMemory(counted, sum(row[2] for row in rows), len({row[0] for row in rows}))
+
     return inventory, driver, RealEngine(
         launch=TenantLaunch(str(real.root / "python3"), "cuda"),
         observe=observe,
+        memory=memory,
         run_dir=real.root / "run",
         faults=False,
         driver_root=driver.root,
@@ -81,7 +97,7 @@ def test_a_limit_of_the_cgroup_holds_whatever_a_tenant_does(limited):
     rows = _rows(inventory, engine)
     assert {row.attack for row in rows} == {attack.name for attack in ATTACKS}, "and nothing of 'none'"
     assert {row.attack: row.verdict.value for row in rows} == {attack.name: "kept" for attack in ATTACKS}, [
-        row.found for row in rows
+        f"{row.attack}: {row.found}" for row in rows if row.verdict.value != "kept"
     ]
     assert {row.guarantee.value for row in rows if row.attack != "limit-managed"} == {"hard"}
     assert "not counted, as is said" in next(row for row in rows if row.attack == "limit-managed").found
@@ -95,6 +111,7 @@ def test_a_driver_that_holds_nothing_breaks_the_promise(limited, monkeypatch):
     """Also what an attack has to notice: each of them would."""
     inventory, _, engine = limited
     monkeypatch.delenv("STAND_IN_LIMITS")
+    monkeypatch.setenv("STAND_IN_COUNTED", "0")
     held = [attack for attack in ATTACKS if attack.name != "limit-managed"]
     assert {row.verdict.value for row in _rows(inventory, engine, held)} == {"broken"}
 
@@ -106,3 +123,20 @@ def test_what_the_hook_says_is_why_nothing_was_tried(limited):
     assert {row.verdict.value for row in rows} == {"not-tried"}
     assert all("partage-limit-hook: looking for the GPU" in row.found for row in rows)
     assert inventory.gpus[0].memory_bytes > 60 * GIB
+
+
+async def test_both_sources_are_asked_as_for_a_container():
+    machine = read_machine(MACHINE, "m.yaml")
+    hardware = SimulatedHardware(machine)
+    at = LimitAt(ContainerId("5" * 64), machine.inventory.gpus[0].uuid)
+    with pytest.raises(CannotTry, match="no cgroup"):
+        await counted_memory(hardware, at)
+    for pid in (11, 12):
+        await hardware.inject(Occupy(0, pid=pid, memory_bytes=3 * GIB, container=at.container))
+    assert await counted_memory(hardware, at) == CountedMemory(6 * GIB, 6 * GIB, 2)
+    await hardware.inject(HideProcesses())
+    with pytest.raises(CannotTry):
+        await counted_memory(hardware, at)
+    await hardware.inject(DriverGone())
+    with pytest.raises(CannotTry):
+        await counted_memory(hardware, at)

@@ -162,7 +162,7 @@ def _said(by: LimitSetter) -> tuple[str, str]:
 
 def test_what_sets_them_is_told() -> None:
     warned, said = _said(UNSET)
-    assert "nothing can set it before a container starts: the hook is not compiled" in warned
+    assert "nothing can set it before a container or job starts: the hook is not compiled" in warned
     assert "limit of" not in said
     assert "'advisory', because a tenant's own variables may be what it sets" in _said(BY_NVIDIA)[1]
     assert (

@@ -6,14 +6,22 @@ import pytest
 from msgspec.structs import replace
 
 from partage.model.driver_limit import LimitAt, LimitBackend, LimitState, LimitSupport, SeenLimit
-from partage.model.ids import ContainerId, ResourceName
-from partage.model.policy import Policy, TimeSlicing, WatchAction
+from partage.model.ids import ContainerId, GpuUuid, ResourceName
+from partage.model.policy import Mps, Policy, TimeSlicing, WatchAction
 from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.samples import Samples
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.advertise import advertise
 from partage.plan.reconcile.verification import stated_guarantee
-from partage.plan.serve.held_limits import held_limits, limits_read, seen_on, to_repair, wanted_limits
+from partage.plan.serve.held_limits import (
+    counted_devices,
+    counted_places,
+    held_limits,
+    limits_read,
+    seen_on,
+    to_repair,
+    wanted_limits,
+)
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Holder, LedgerEntry
 from partage.plan.serve.watchdog import ViolationKind, check_usage, grants_of
@@ -66,6 +74,16 @@ def test_a_container_has_to_have_the_sum_of_its_shares() -> None:
         at(NEW): 2 * SHARE,
         at(OTHER): SHARE,
     }
+
+
+def test_the_kernel_counts_for_whoever_holds_a_whole_gpu_that_mps_does_not_serve() -> None:
+    card, plain = replace(CARD, limits=LimitSupport(LimitBackend.MISC)), offered(limited=False)
+    through_mps = advertise(assignment(target(CARD, Mps(4))), node(CARD, driver="615.71.09"), Policy())
+    assert counted_devices(plain, node(CARD)) == {CARD.uuid}
+    assert counted_devices(plain, node(card)) == counted_devices(through_mps, node(CARD)) == frozenset()
+    entries = [entry(0, A), entry(1, A), entry(2, B, ended_s=1.0)]
+    assert counted_places(entries, {CARD.uuid}, NAMES) == {at(OLD), at(NEW)}
+    assert counted_places(entries, {GpuUuid("GPU-other")}, NAMES) == frozenset()
 
 
 def test_every_container_of_a_claim_has_to_have_the_claims_limit() -> None:

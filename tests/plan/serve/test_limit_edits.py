@@ -10,18 +10,19 @@ from hypothesis import strategies as st
 
 from partage.model.allocation import AllocationRefused
 from partage.model.driver_limit import DriverLimit, LimitWay
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, ResourceName
 from partage.plan.serve.limit_edits import (
     LimitTerms,
+    limit_set,
     limit_terms,
     limit_variables,
-    limits_device,
-    limits_in,
     limits_spec,
+    set_in,
 )
 from partage.units import GIB, MIB
 
 A, B = GpuUuid("GPU-a"), GpuUuid("GPU-b")
+NAME, OTHER = ResourceName("nvidia.com/gpu.shared"), ResourceName("nvidia.com/gpu.large")
 HOOK = limit_terms("/var/lib/partage/bin/partage-limit-hook", "/", "", nvidia=True)
 SETS = st.dictionaries(st.sampled_from([A, B, GpuUuid("GPU-c")]), st.integers(1, 2**20), min_size=1).map(
     lambda found: tuple(DriverLimit(gpu, amount * MIB) for gpu, amount in found.items())
@@ -29,10 +30,10 @@ SETS = st.dictionaries(st.sampled_from([A, B, GpuUuid("GPU-c")]), st.integers(1,
 
 
 def test_the_hook_has_a_value_for_each_gpu_as_arguments() -> None:
-    limits = DriverLimit(B, 2 * GIB), DriverLimit(A, GIB)
+    limits = limit_set([DriverLimit(B, 2 * GIB), DriverLimit(A, GIB)], NAME)
     spec = limits_spec(limits, limit_terms("/p/hook", "/run/nvidia/driver", "", nvidia=False))
     (device,) = spec["devices"]
-    assert limits_device(limits) == f"{spec['kind']}={device['name']}"
+    assert limits.device == f"{spec['kind']}={device['name']}"
     (hook,) = device["containerEdits"]["hooks"]
     assert (hook["hookName"], hook["path"]) == ("createRuntime", "/p/hook")
     assert hook["args"] == [
@@ -46,18 +47,29 @@ def test_the_hook_has_a_value_for_each_gpu_as_arguments() -> None:
 
 
 @given(SETS, SETS)
-def test_a_name_is_of_one_set_in_any_order(
+def test_a_name_is_of_one_set_of_one_resource_in_any_order(
     one: tuple[DriverLimit, ...], other: tuple[DriverLimit, ...]
 ) -> None:
     same = sorted(one) == sorted(other)
-    assert (limits_device(one) == limits_device(other)) is same
-    assert limits_device(one[::-1]) == limits_device(one)
+    assert (limit_set(one, NAME).device == limit_set(other, NAME).device) is same
+    assert limit_set(one[::-1], NAME) == limit_set(one, NAME)
+    assert limit_set(one, NAME).name != limit_set(one, OTHER).name
 
 
 @given(SETS)
 def test_a_file_says_which_set_it_is_of(limits: tuple[DriverLimit, ...]) -> None:
-    found = limits_in(json.dumps(limits_spec(limits, HOOK)).encode())
-    assert found == tuple(sorted(limits))
+    assert set_in(json.dumps(limits_spec(limit_set(limits, NAME), HOOK)).encode()) == limit_set(limits, NAME)
+
+
+def test_a_file_of_the_version_before_is_known() -> None:
+    """It had one name for all resources, and no grant."""
+    now = limits_spec(limit_set([DriverLimit(A, GIB)], NAME), HOOK)
+    (device,) = now["devices"]
+    device["name"] = device["name"][:-16]
+    device["containerEdits"]["hooks"][0]["env"].pop()
+    found = set_in(json.dumps(now).encode())
+    assert found is not None
+    assert (found.name, found.limits) == (device["name"], (DriverLimit(A, GIB),))
 
 
 @pytest.mark.parametrize(
@@ -67,13 +79,14 @@ def test_a_file_says_which_set_it_is_of(limits: tuple[DriverLimit, ...]) -> None
         lambda text: text.replace("GPU-a=", "GPU-z="),
         lambda text: text.replace(str(GIB), "1"),
         lambda text: text.replace("hooks", "mounts"),
+        lambda text: text.replace('"name": "set-', '"name": "../set-'),
         lambda text: "[]",
     ],
 )
 def test_a_damaged_file_is_of_none(damage: object) -> None:
-    text = json.dumps(limits_spec([DriverLimit(A, GIB)], HOOK))
-    assert limits_in(text.encode())
-    assert limits_in(damage(text).encode()) == ()  # type: ignore[operator]
+    text = json.dumps(limits_spec(limit_set([DriverLimit(A, GIB)], NAME), HOOK))
+    assert set_in(text.encode())
+    assert set_in(damage(text).encode()) is None  # type: ignore[operator]
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ from partage.slurm import limits
 from tests.edges.cdi.limit_hook.node import Kept
 from tests.edges.hardware.stub import StubNode
 from tests.slurm.job_lab import JobLab
-from tests.slurm.lab import Build
+from tests.slurm.lab import OLD, Build
 
 SOURCE = Path(limits.__file__).parent
 HERE = Path(__file__).parent
@@ -35,38 +35,56 @@ mkdir -p /sys/fs/cgroup/{group}/system.slice
 echo $$ >/sys/fs/cgroup/{group}/cgroup.procs
 exec unshare --cgroup --mount --propagation private sh -c '
   umount /sys/fs/cgroup && mount -t cgroup2 cgroup2 /sys/fs/cgroup && LD_PRELOAD={preload} exec "$@"' \
-  sh "$@" -d {stepd}
+  sh "$@"
 """
+_STEPD = (
+    'touch "$0/run/stepd" && mount --bind "$0/usr/sbin/slurmstepd" "$0/run/stepd" && '
+    'mount --bind {stepd} "$0/usr/sbin/slurmstepd" && exec chroot'
+)
+"""In a chroot, in place of ``exec chroot``. Since 24.11 slurmstepd starts itself again, by its own name."""
 
 
-def built_plugin(folder: Path) -> Path:
-    """A folder with plugin and hook, compiled for the Slurm of this machine."""
-    if shutil.which("cc") is None or not Path("/usr/include/slurm/spank.h").exists():
+def built_plugin(folder: Path, build: Build = OLD) -> Path:
+    """A folder with plugin and hook, compiled for this Slurm."""
+    headers = (build.root or Path("/")) / "usr/include"
+    if shutil.which("cc") is None or not (headers / "slurm/spank.h").exists():
         pytest.skip("needs a C compiler and spank.h ('make slurm' installs it as root)")
-    subprocess.run([SOURCE / "build", folder], check=True, env=os.environ | {"CFLAGS": "-Werror"})
+    flags = "-Werror" if build.root is None else f"-Werror -I{headers}"
+    subprocess.run([SOURCE / "build", folder], check=True, env=os.environ | {"CFLAGS": flags})
     return folder
 
 
 class _InCgroups(Build):
-    """This machine's Slurm; slurmd finds cgroups of version 2 alone, and itself at their root."""
+    """A Slurm whose slurmd finds cgroups of version 2 alone, and itself at their root."""
 
     def command(self, *words: str, run: Path | None = None) -> list[str]:
+        known = super().command(*words, run=run)
         if words[0] != "slurmd" or "-D" not in words:
-            return super().command(*words, run=run)
+            return known
         d = Path(os.environ["PARTAGE_TEST_LIMITS"])
-        inside = _NAMESPACE.format(group=GROUP, preload=d / "one_hierarchy.so", stepd=d / "slurmstepd")
-        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside, "sh", *words]
+        inside = _NAMESPACE.format(group=GROUP, preload=d / "one_hierarchy.so")
+        stepd = d / "slurmstepd"
+        if self.root is None:
+            known += ["-d", str(stepd)]
+        else:
+            known = [word.replace("exec chroot", _STEPD.format(stepd=stepd)) for word in known]
+        return ["unshare", "--mount", "--propagation", "private", "sh", "-c", inside, "sh", *known]
 
 
 class LimitLab(JobLab):
     """One node with two time-sliced GPUs whose driver limits memory. built: of ``built_plugin``."""
 
-    def __init__(self, built: Path, driver: StubNode, folder: Path, *, backend: str, conf: str = "") -> None:
+    def __init__(
+        self, build: Build, built: Path, driver: StubNode, folder: Path, *, backend: str, conf: str = ""
+    ) -> None:
         machine = folder / "machine.yaml"
         machine.write_text(_MACHINE.format(backend=backend))
         plugstack = folder / "plugstack.conf"
         super().__init__(
-            _InCgroups("22.05.8"), POLICY, str(machine), conf=f"PlugStackConfig={plugstack}\n{conf}"
+            _InCgroups(build.version, build.root),
+            POLICY,
+            str(machine),
+            conf=f"PlugStackConfig={plugstack}\n{conf}",
         )
         self.driver, self._folder = driver, folder
         driver.write(**{f"gpu.{at}.uuid": device.gpu for at, device in enumerate(self.devices)})
@@ -79,7 +97,8 @@ class LimitLab(JobLab):
             ["cc", "-shared", "-fPIC", "-o", preload, HERE / "one_hierarchy.c", "-ldl"], check=True
         )
         stepd = folder / "slurmstepd"
-        stepd.write_text(f'#!/bin/sh\nLD_PRELOAD={preload} exec /usr/sbin/slurmstepd "$@"\n')
+        real = "/usr/sbin/slurmstepd" if build.root is None else "/run/stepd"
+        stepd.write_text(f'#!/bin/sh\nLD_PRELOAD={preload} exec {real} "$@"\n')
         stepd.chmod(0o755)
         text = (self.d / "slurm.conf").read_text()
         text = text.replace("proctrack/linuxproc", "proctrack/cgroup").replace("task/none", "task/cgroup")
@@ -103,7 +122,8 @@ class LimitLab(JobLab):
         found = subprocess.run(
             [
                 "unshare", "--mount", "--propagation", "private", "sh", "-c",
-                f"mount -t cgroup2 cgroup2 /sys/fs/cgroup && find /sys/fs/cgroup/{GROUP} -name 'job_*'",
+                f"mount -t cgroup2 cgroup2 /sys/fs/cgroup && find /sys/fs/cgroup/{GROUP} -type d -path "
+                "'*_slurmstepd.scope/*' -not -path '*_slurmstepd.scope/*/*' -name '[js]*[0-9]*' -not -name 'slurm*'",
             ],
             capture_output=True, text=True, check=True,
         )  # fmt: skip

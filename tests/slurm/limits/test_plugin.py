@@ -81,6 +81,14 @@ def test_the_jobs_cgroup_has_the_limit_of_each_gpu(step: Step) -> None:
     assert step.held
 
 
+def test_a_job_whose_cgroup_is_called_by_its_sluid_has_it(step: Step) -> None:
+    """As since Slurm 26.05; its number is what Slurm says."""
+    (step.records / "71.limits").write_text(ONE)
+    place = f"{TREE}/s5K1KKYAYG5D00"
+    assert step.begins(place=f"{place}/step_0/slurm") == ""
+    assert step.kept() == [Kept(GPU, 0, LIMIT, f"/sys/fs/cgroup{place}")]
+
+
 def test_where_limits_nest_the_tasks_leaf_has_it_too(step: Step) -> None:
     (step.records / "71.limits").write_text(f"1 job task\n{GPU}={LIMIT}\n")
     assert step.begins() == ""
@@ -150,7 +158,9 @@ def test_a_task_outside_of_its_job_does_not_begin(step: Step) -> None:
     assert not step.held
 
 
-@pytest.mark.parametrize("place", ["other", "job_x/step_0", "job_71/other"])
+@pytest.mark.parametrize(
+    "place", ["other", "job_x/step_0", "job_71/other", "s5K1KKYAYG5D0i/step_0", "job_71x/step_0"]
+)
 def test_a_step_that_has_no_cgroup_of_a_job_does_not_begin(step: Step, place: str) -> None:
     """As with cgroups of version 1, or processes that Slurm tracks in another way."""
     (step.records / "71.limits").write_text(ONE)

@@ -10,15 +10,27 @@ import pytest
 
 from tests.edges.cdi.limit_hook.node import Kept
 from tests.edges.hardware.stub import StubNode
-from tests.slurm.lab import OLD, why_not
-from tests.slurm.limits.lab import LimitLab
+from tests.slurm.lab import BUILDS, Build
+from tests.slurm.limits.lab import LimitLab, built_plugin
 
 pytestmark = [
-    pytest.mark.skipif(bool(why_not(OLD)), reason=why_not(OLD) or "it is here"),
     pytest.mark.skipif(os.getuid() != 0, reason="cgroups take root"),
     pytest.mark.skipif(shutil.which("unshare") is None, reason="no unshare"),
 ]
 LEAF = "user/task_0"
+
+
+@pytest.fixture(params=BUILDS, scope="module")
+def build(request: pytest.FixtureRequest) -> Build:
+    """Each Slurm that is here."""
+    found: Build = request.param
+    return found
+
+
+@pytest.fixture(scope="module")
+def plugin(build: Build, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the plugin for it, and the hook."""
+    return built_plugin(tmp_path_factory.mktemp("plugin"), build)
 
 
 @pytest.fixture(autouse=True)
@@ -27,19 +39,19 @@ def _place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_two_jobs_on_one_gpu_have_their_limits_before_they_begin(
-    built: Path, driver: StubNode, tmp_path: Path
+    build: Build, plugin: Path, driver: StubNode, tmp_path: Path
 ) -> None:
     """That of the whole job, so that many steps have no more; that of the leaf, which programs are shown."""
     told = driver.library.with_name("limits.txt")
-    with LimitLab(built, driver, tmp_path, backend="dmem") as lab:
+    with LimitLab(build, plugin, driver, tmp_path, backend="dmem") as lab:
         outs = [lab.d / f"out-{number}" for number in range(2)]
-        look = f"cat {told}; echo; env | grep PARTAGE_; srun true; sleep 2"
+        look = f"cat {told} /proc/self/cgroup; env | grep PARTAGE_; srun true; sleep 2"
         jobs = [
             lab.batch(f"--gres=shard:{shards}", wrap=look, out=str(out))
             for shards, out in zip((1, 3), outs, strict=True)
         ]
         lab.wait_for(lambda: all(out.exists() and "GUARANTEE" in out.read_text() for out in outs))
-        assert set(jobs) <= {int(name.removeprefix("job_")) for name in lab.cgroups()}
+        assert len(lab.cgroups()) == len(jobs)
         lab.wait_for(lambda: not lab.job_states() and not lab.records())
         lab.wait_for(lambda: not lab.cgroups())
         left = [path.name for path in (lab.run_dir / "jobs").iterdir() if path.name != ".lock"]
@@ -48,37 +60,44 @@ def test_two_jobs_on_one_gpu_have_their_limits_before_they_begin(
         gpu = lab.devices[0].gpu
     quarter = size // 4 // 2**20 * 2**20
 
-    for job, bytes_, text in zip(
-        jobs, (quarter, lab.devices[0].memory_bytes * 3 // 4 // 2**20 * 2**20), seen, strict=True
+    for bytes_, text in zip(
+        (quarter, lab.devices[0].memory_bytes * 3 // 4 // 2**20 * 2**20), seen, strict=True
     ):
-        of_job = [row for row in kept if row.directory.startswith(f"job_{job}")]
+        told_before, _, own = text.partition("0::")
+        job = own.partition("_slurmstepd.scope/")[2].partition("/")[0]
+        of_job = [row for row in kept if row.directory.partition("/")[0] == job]
         assert {row.gpu for row in of_job} == {gpu}
         assert [(row.soft, row.hard) for row in of_job] == [(0, bytes_)] * 4
         assert [row.directory for row in of_job] == [
-            f"job_{job}", f"job_{job}/step_batch/{LEAF}", f"job_{job}", f"job_{job}/step_0/{LEAF}",
+            job, f"{job}/step_batch/{LEAF}", job, f"{job}/step_0/{LEAF}",
         ]  # fmt: skip
-        told_before, _, environment = text.partition("\n\n")
-        assert f"job_{job}/step_batch/{LEAF} 0 {bytes_}" in told_before
-        assert "PARTAGE_GUARANTEE=hard" in environment
-        assert f"PARTAGE_MEMORY_BYTES={bytes_}" in environment
+        assert f"{job}/step_batch/{LEAF} 0 {bytes_}" in told_before
+        assert "PARTAGE_GUARANTEE=hard" in own
+        assert f"PARTAGE_MEMORY_BYTES={bytes_}" in own
     assert left == []
 
 
-def test_where_limits_do_not_nest_only_the_job_has_one(built: Path, driver: StubNode, tmp_path: Path) -> None:
-    with LimitLab(built, driver, tmp_path, backend="misc", conf="PrologFlags=Contain") as lab:
+def test_where_limits_do_not_nest_only_the_job_has_one(
+    build: Build, plugin: Path, driver: StubNode, tmp_path: Path
+) -> None:
+    with LimitLab(build, plugin, driver, tmp_path, backend="misc", conf="PrologFlags=Contain") as lab:
         assert lab.environment("--gres=shard:1", "-n2")["PARTAGE_GUARANTEE"] == "hard"
-        job, gpu = lab.first_job, lab.devices[0].gpu
+        gpu = lab.devices[0].gpu
         quarter = lab.devices[0].memory_bytes // 4 // 2**20 * 2**20
-        assert set(lab.kept()) == {Kept(gpu, 0, quarter, f"job_{job}")}
+        (kept,) = set(lab.kept())
+        assert kept == Kept(gpu, 0, quarter, kept.directory)
+        assert "/" not in kept.directory, "that of the job"
         whole = lab.environment("--gres=gpu:h100_shared:1")
         assert len({row.directory for row in lab.kept()}) == 1
         assert whole["PARTAGE_SHARES"] == "gpu:h100_shared:1"
 
 
-def test_a_task_without_its_limit_does_not_begin(built: Path, driver: StubNode, tmp_path: Path) -> None:
+def test_a_task_without_its_limit_does_not_begin(
+    build: Build, plugin: Path, driver: StubNode, tmp_path: Path
+) -> None:
     """Its owner reads why, and the node stays in service."""
     driver.write(**{"fail.nvmlDeviceSetMemoryLimits_v1": 4})
-    with LimitLab(built, driver, tmp_path, backend="misc") as lab:
+    with LimitLab(build, plugin, driver, tmp_path, backend="misc") as lab:
         mark = tmp_path / "began"
         own = tmp_path / "own-task-prolog"
         own.write_text(f"#!/bin/sh\ntouch {mark}\n")

@@ -11,17 +11,17 @@ from msgspec.structs import replace
 
 from partage.errors import HardwareError
 from partage.model.allocation import AllocationRefused, ContainerAllocation
-from partage.model.driver_limit import DriverLimit, LimitSetter, LimitWay
+from partage.model.driver_limit import LimitSetter, LimitWay
 from partage.model.gpu import Inventory
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import Options
 from partage.plan.serve.limit_edits import (
     HOOK_NAME,
     NO_LIMIT_TERMS,
+    LimitSet,
     LimitTerms,
+    limit_set,
     limit_terms,
-    limits_device,
-    limits_name,
 )
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class ContainerLimits:
         self._options: Options | None = None
         self.wanted = False
         self.terms = NO_LIMIT_TERMS
-        self.given: dict[str, tuple[DriverLimit, ...]] = {}
+        self.given: dict[str, LimitSet] = {}
         self.trouble = ""
 
     def setter(self, inventory: Inventory) -> LimitSetter:
@@ -85,32 +85,32 @@ class ContainerLimits:
             log.warning("memory limits of containers", extra={"reason": trouble})
         self.trouble = trouble
 
-    def limited(self, answer: ContainerAllocation) -> ContainerAllocation:
+    def limited(self, answer: ContainerAllocation, resource: ResourceName) -> ContainerAllocation:
         """The answer with the CDI name of its limits, whose file is there then: one small file, and a copy of
-        it on the disk, if no container has the same limits. Raises AllocationRefused.
+        it on the disk, if no container has the same limits of this resource. Raises AllocationRefused.
         """
         if self.terms.way is not LimitWay.HOOK:
             return answer  # its variables are in it
-        name = limits_name(answer.limits)
-        if name not in self.given:
+        asked = limit_set(answer.limits, resource)
+        if asked.name not in self.given:
             assert self._files is not None
             try:
-                self._files.write(answer.limits, self.terms)
+                self._files.write(asked, self.terms)
             except HardwareError as error:
                 raise AllocationRefused(
                     f"its memory limit cannot be set before it starts: {error}; make room on the disk, or "
                     "set the chart's cdi.enabled"
                 ) from error
-            self.given[name] = answer.limits
-        return replace(answer, cdi_devices=(*answer.cdi_devices, limits_device(answer.limits)))
+            self.given[asked.name] = asked
+        return replace(answer, cdi_devices=(*answer.cdi_devices, asked.device))
 
     def sweep(self, kept: Collection[GpuUuid]) -> None:
         """Remove the files of sets that no pod needs. kept: GPUs that have a holder, or may have one."""
-        for name, limits in [*self.given.items()]:
-            if self._files is None or any(limit.gpu in kept for limit in limits):
+        for name, given in [*self.given.items()]:
+            if self._files is None or any(limit.gpu in kept for limit in given.limits):
                 continue
             try:
-                self._files.remove(limits)
+                self._files.remove(given)
             except HardwareError as error:
                 log.warning("memory limits of containers", extra={"reason": str(error)})
             else:
@@ -144,11 +144,11 @@ class ContainerLimits:
         program = self._program = self._program or HookProgram(self._state_dir / HOOK_DIR, self._compiled)
         return program.install() if install else program.why_not()
 
-    def _write(self, sets: Iterable[tuple[DriverLimit, ...]]) -> str:
+    def _write(self, sets: Iterable[LimitSet]) -> str:
         assert self._files is not None
         try:
-            for limits in sets:
-                self._files.write(limits, self.terms)
+            for given in sets:
+                self._files.write(given, self.terms)
         except HardwareError as error:
             return str(error)
         return ""

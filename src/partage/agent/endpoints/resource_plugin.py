@@ -58,7 +58,7 @@ class PluginHooks(Frozen):
     allocated: Callable[[], None]
     registering: Callable[[], None]
     refused: Callable[[ResourceName, NoRoom], None]
-    limited: Callable[[ContainerAllocation], ContainerAllocation]
+    limited: Callable[[ContainerAllocation, ResourceName], ContainerAllocation]
 
 
 class _Free(Struct):
@@ -161,7 +161,7 @@ class ResourcePlugin:
             self._must_be_served(ids)
             answer = self._served.responder.answer(ids)
             if answer.limits:
-                answer = self._hooks.limited(answer)
+                answer = self._hooks.limited(answer, self.resource)
         except AllocationRefused as refusal:
             self._note_refusal(refusal)
             raise

@@ -1,14 +1,15 @@
 """Reads back the driver's memory limits of containers that hold limited shares, and sets lost ones again.
 
-Only where an offer has such shares. A hook sets the limit before a container's first instruction; what is
-found missing here is set late, and said to be late. Between two looks nothing is assumed.
+Only where an offer has such shares. Where the kernel counts the memory of cgroups it reads what other
+containers use, too: that needs no process ids. A hook sets the limit before a container's first instruction;
+what is found missing here is set late, and said to be late. Between two looks nothing is assumed.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 
 from msgspec import Struct, field
@@ -20,10 +21,18 @@ from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
 from partage.model.driver_limit import LimitAt, SeenLimit
-from partage.model.ids import ContainerId, DeviceUuid
+from partage.model.gpu import Inventory
+from partage.model.ids import ContainerId, DeviceUuid, device_of
 from partage.model.share import NodeOffer
 from partage.model.step import SetMemoryLimit
-from partage.plan.serve.held_limits import held_limits, limited_devices, to_repair, wanted_limits
+from partage.plan.serve.held_limits import (
+    counted_devices,
+    counted_places,
+    held_limits,
+    limited_devices,
+    to_repair,
+    wanted_limits,
+)
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Holder
 from partage.units import format_bytes
@@ -32,7 +41,7 @@ log = logging.getLogger(__name__)
 
 
 class MemoryLimitsObserver(Struct):
-    """What was read last. Where no share is limited, it rests.
+    """What was read last. Where no share is limited, and the kernel counts nothing, it rests.
 
     directory: of the containers' logs. seen: by container and GPU. late: limits that were set here, not by
     the hook, and whose containers still run. failed: limits that could not be set, with the reason.
@@ -49,20 +58,22 @@ class MemoryLimitsObserver(Struct):
     failed: Mapping[LimitAt, str] = field(default_factory=dict)
     _offer: NodeOffer = field(default_factory=dict)
     _limited: frozenset[DeviceUuid] = frozenset()
+    _counted: frozenset[DeviceUuid] = frozenset()
     _version: int = -1
     _news: asyncio.Event = field(default_factory=asyncio.Event)
 
     def soon(self) -> None:
         """Look soon: a share was given."""
-        if self._limited:
+        if self._limited or self._counted:
             self._news.set()
 
-    def update(self, offer: NodeOffer) -> None:
+    def update(self, offer: NodeOffer, inventory: Inventory) -> None:
         """Take what can be held now, and what is held. A new container is looked at soon."""
-        limited = limited_devices(offer)
+        devices = limited_devices(offer), counted_devices(offer, inventory)
         self._offer = offer
-        if limited != self._limited or (limited and self.ledger.version != self._version):
-            self._limited, self._version = limited, self.ledger.version
+        news = any(devices) and self.ledger.version != self._version
+        if news or devices != (self._limited, self._counted):
+            (self._limited, self._counted), self._version = devices, self.ledger.version
             self._news.set()
 
     @property
@@ -74,9 +85,12 @@ class MemoryLimitsObserver(Struct):
         }
 
     async def run(self) -> None:
-        """Look whenever there is a reason to, and every watch_s while a limited share is held."""
+        """Look whenever there is a reason to, and every watch_s while such a share is held."""
         while True:
-            held = self._limited and any(entry.limit is not None for entry in self.ledger.entries())
+            held = any(
+                entry.limit is not None or device_of(entry.id) in self._counted
+                for entry in self.ledger.entries()
+            )
             await wait_at_most(self._news, self.intervals.watch_s if held else None)
             self._news.clear()
             await self.look()
@@ -85,27 +99,28 @@ class MemoryLimitsObserver(Struct):
     async def look(self) -> None:
         """One look: read, set what was lost, and note it beside the entries of the ledger."""
         names: Mapping[ContainerId, Holder] = {}
-        if self._limited and self.ledger.entries():
+        if (self._limited or self._counted) and self.ledger.entries():
             names = await asyncio.to_thread(container_names, self.directory)
         wanted = wanted_limits(self.ledger.entries(), self._offer, names)
-        self.seen = await self._read(wanted)
+        asked = wanted.keys() | counted_places(self.ledger.entries(), self._counted, names)
+        self.seen = await self._read(asked)
         lost = to_repair(wanted, self.seen)
         if lost:
             await self._repair(lost)
-            self.seen = await self._read(wanted)
+            self.seen = await self._read(asked)
         self.late = frozenset(at for at in self.late if at in wanted)
         self.failed = {at: why for at, why in self.failed.items() if at in lost}
         noted = held_limits(self.ledger.entries(), self._offer, names, self.seen, self.late)
         if self.ledger.note_limits(noted):
             self.ask()
 
-    async def _read(self, wanted: Mapping[LimitAt, int]) -> dict[LimitAt, SeenLimit]:
-        if not wanted:
+    async def _read(self, asked: Collection[LimitAt]) -> dict[LimitAt, SeenLimit]:
+        if not asked:
             return {}
         try:
-            return {row.at: row for row in await self.hardware.limits(sorted(wanted))}
+            return {row.at: row for row in await self.hardware.limits(sorted(asked))}
         except HardwareError as error:
-            return {at: SeenLimit(at, why=str(error)) for at in wanted}
+            return {at: SeenLimit(at, why=str(error)) for at in asked}
 
     async def _repair(self, lost: Mapping[LimitAt, int]) -> None:
         for at, limit_bytes in sorted(lost.items()):

@@ -86,7 +86,7 @@ def claim_cdi(
         envs = {_NO_LEGACY: "void"} | _envs(together, devices.names) | limit_variables(held, limits)
         edits: dict[str, Any] = {"env": [f"{key}={value}" for key, value in envs.items()]}
         if held and share is together[0][0] and limits.way is LimitWay.HOOK:
-            edits |= hook_edits(held, limits)
+            edits |= hook_edits(held, limits, name)
         if answer[1].mounts:
             edits["mounts"] = [_mount(mount) for mount in answer[1].mounts]
         found[name] = {"name": name, "containerEdits": edits}

@@ -11,7 +11,7 @@ from partage.doctor.host.kubelet_holds import KubeletHolds, kubelet_holds
 from partage.doctor.host.root import NodeRoot
 from partage.edges.cdi.limit_files import PREFIX
 from partage.model.ids import GpuUuid, device_of
-from partage.plan.serve.limit_edits import limits_in
+from partage.plan.serve.limit_edits import set_in
 
 _NAME = re.compile(rf"{re.escape(PREFIX)}_set-[0-9a-f]{{1,64}}\.json", re.ASCII)
 
@@ -41,9 +41,10 @@ def _is_there(root: NodeRoot, path: str) -> bool:
 def _gpus(root: NodeRoot, path: str) -> frozenset[GpuUuid]:
     """Empty: it is damaged, and no runtime can use it."""
     try:
-        return frozenset(limit.gpu for limit in limits_in(root.text(path).encode()))
+        given = set_in(root.text(path).encode())
     except OSError:
         return frozenset()
+    return frozenset(limit.gpu for limit in given.limits) if given else frozenset()
 
 
 def _pods(gpus: frozenset[GpuUuid], holds: KubeletHolds | None) -> tuple[str, ...] | None:

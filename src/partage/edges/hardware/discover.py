@@ -10,10 +10,11 @@ from partage.edges.hardware.asked_geometry import AskedGeometries, Lacks
 from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
 from partage.edges.hardware.instances import empty_instances
-from partage.edges.hardware.memory_limits import limit_support
+from partage.edges.hardware.memory_limits import cgroup_root, limit_support
 from partage.edges.hardware.mig_devices import read_mig_devices, with_files
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.topology import Topology
+from partage.edges.host.slurm_limits import limits_by_slurm
 from partage.errors import DriverUnavailable, GpuLost, HardwareError
 from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
 from partage.model.health import GpuCondition
@@ -97,6 +98,7 @@ class Discovery:
             fabric_manager=self._fabric_manager(gpus),
             virtual=self._virtual,
             machine_type=self._machine_type,
+            limits_by=limits_by_slurm(self._host.etc, self._host.run.parent, cgroup_root(self._host)),
             vgpu=next(filter(None, (self._host.vgpu(gpu.pci_bus_id) for gpu in gpus)), None),
         )
 

@@ -18,7 +18,6 @@ from partage.edges.hardware.host import Host, sysfs_address
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.translate import ABSENT, NOT_FOUND
 from partage.edges.host import procfs
-from partage.edges.host.slurm_limits import slurm_conf_of, why_no_limits
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, HardwareTimeout, NotFound, Unsupported
 from partage.model.driver_limit import (
     NO_LIMIT_BYTES,
@@ -52,19 +51,9 @@ def cgroup_root(host: Host) -> Path:
 def limit_support(
     nvml: Nvml, host: Host, handle: Handle, address: PciBusId, mig: MigMode | None
 ) -> LimitSupport:
-    """Whether containers, or jobs of Slurm, can have limits on a GPU, from what driver, kernel and Slurm's
-    files say; nothing is inferred from a version. The first obstacle counts.
+    """Whether cgroups can have limits on a GPU, from what driver and kernel say; nothing is inferred from a
+    version. The first obstacle counts.
     """
-    found = _by_driver(nvml, host, handle, address, mig)
-    slurm_conf = None if found.obstacle else slurm_conf_of(host.etc, host.run.parent)
-    if slurm_conf is not None and why_no_limits(slurm_conf, cgroup_root(host)):
-        return LimitSupport(obstacle=LimitObstacle.SLURM)
-    return found
-
-
-def _by_driver(
-    nvml: Nvml, host: Host, handle: Handle, address: PciBusId, mig: MigMode | None
-) -> LimitSupport:
     if {SET, GET} & set(nvml.lacks):
         return LimitSupport(obstacle=LimitObstacle.DRIVER)
     root = cgroup_root(host)

@@ -1,5 +1,7 @@
 """Whether slurmd on this node sets the driver's memory limits of jobs: it loads our SPANK plugin, and has
-cgroups of version 2. Read as slurmd reads its files; ``Include`` of slurm.conf is not followed.
+cgroups of version 2; and whether it keeps jobs from GPUs that are not theirs, where no limit holds them.
+Read as slurmd reads its files; ``Include`` of slurm.conf is not followed. Not in Slurm's room: every verb
+that observes a node has to know it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from partage.edges.host.read_file import read_regular
+from partage.model.driver_limit import LimitSetter, LimitWay
 
 PLUGIN = "partage_limits.so"
 CGROUPS = Path("/sys/fs/cgroup")
@@ -17,12 +20,40 @@ CGROUPS = Path("/sys/fs/cgroup")
 _LARGEST_BYTES = 16 * 2**20
 _MOST_FILES = 100
 _LINE = "required /usr/lib/partage/partage_limits.so"
+_DEVICES = re.compile(r"^\s*ConstrainDevices\s*=\s*yes\b", re.IGNORECASE | re.MULTILINE)
+_TASKS = re.compile(r"^\s*TaskPlugin\s*=[^#\n]*task/cgroup\b", re.IGNORECASE | re.MULTILINE)
 
 
 def slurm_conf_of(etc: Path, run: Path) -> Path | None:
     """The slurm.conf of this node, configless or not; None: it is not one of Slurm's."""
     places = (etc / "slurm" / "slurm.conf", run / "slurm" / "conf" / "slurm.conf")
     return next((path for path in places if path.is_file()), None)
+
+
+def limits_by_slurm(etc: Path, run: Path, cgroups: Path = CGROUPS) -> LimitSetter | None:
+    """What sets the limits of jobs here; None: this is no node of Slurm's. Cheap: looked at each time."""
+    slurm_conf = slurm_conf_of(etc, run)
+    if slurm_conf is None:
+        return None
+    why = why_no_limits(slurm_conf, cgroups)
+    if not why and not constrains_devices(slurm_conf):
+        why = (
+            "jobs can open every GPU of the node, and a limit holds a job only on its own: write "
+            f"ConstrainDevices=yes to {slurm_conf.with_name('cgroup.conf')}, and TaskPlugin=task/cgroup to "
+            f"{slurm_conf}"
+        )
+    return LimitSetter(None if why else LimitWay.SPANK, why)
+
+
+def constrains_devices(slurm_conf: Path) -> bool:
+    """Whether ``ConstrainDevices`` is set in the cgroup.conf beside it, and here the plugin without which
+    that has no effect. False where a file cannot be read: nothing is promised then.
+    """
+    try:
+        slurm, cgroup = _text(slurm_conf), _text(slurm_conf.with_name("cgroup.conf"))
+    except OSError:
+        return False
+    return _DEVICES.search(cgroup) is not None and _TASKS.search(slurm) is not None
 
 
 def why_no_limits(slurm_conf: Path, cgroups: Path = CGROUPS) -> str:

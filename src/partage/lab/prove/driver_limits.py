@@ -18,7 +18,8 @@ from partage.lab.prove.stage import (
     allocate_in_pieces,
 )
 from partage.lab.tenant import OK
-from partage.model.driver_limit import STEP_BYTES
+from partage.model.driver_limit import STEP_BYTES, LimitAt
+from partage.model.ids import ContainerId
 from partage.model.share import Guarantee
 from partage.units import MIB, format_bytes
 
@@ -162,4 +163,24 @@ async def _managed(stage: ExperimentStage) -> AttackOutcome:
     raise CannotTry(f"the tenant cannot use managed memory: {answer}")
 
 
-ATTACKS = (_at_once, _in_steps, _second, _fork, _child, _leave, _variables, _managed)
+@attack(
+    "limit-counted", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.GPU,
+    promised="What is counted for the cgroup is what its processes have: use is told by it.",
+    tried="Two tenants allocate a quarter of the share each; what is counted is compared with the sum over "
+    "their processes, and has to be the same up to one step for each.",
+    on=_limited,
+)  # fmt: skip
+async def _counted(stage: ExperimentStage) -> AttackOutcome:
+    share = stage.share
+    quarter = share.bytes // 4 // MIB * MIB
+    require_working(*[await (await stage.tenant()).allocate(quarter) for _ in range(2)])
+    found = await stage.engine.counted(LimitAt(ContainerId(stage.cgroup.name), share.offering.gpu))
+    words = (
+        f"counted are {format_bytes(found.counted_bytes)}, and {found.processes} processes have "
+        f"{format_bytes(found.summed_bytes)}, of which {format_bytes(2 * quarter)} were allocated"
+    )
+    near = abs(found.counted_bytes - found.summed_bytes) <= STEP_BYTES * found.processes
+    return kept(words) if near and found.counted_bytes >= 2 * quarter else broken(words)
+
+
+ATTACKS = (_at_once, _in_steps, _second, _fork, _child, _leave, _variables, _managed, _counted)

@@ -1,6 +1,7 @@
 """A cgroup with a memory limit of the driver's, as a container of a limited share has it.
 
-The hook that sets limits of containers sets it, with the state of a process in place of a container's.
+The hook that sets limits of containers sets it, with the state of a process in place of a container's. It has
+the name of a container, so that whatever asks for a container finds it.
 """
 
 from __future__ import annotations
@@ -8,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
@@ -53,9 +55,9 @@ def _made(hook: Path, root: Path) -> Path:
         raise CannotTry(f"the hook that sets memory limits is not compiled: {SOURCE / 'build'} {hook}")
     if not (root / "cgroup.controllers").exists():
         raise CannotTry(f"there is no cgroup v2 at {root}")
-    cgroup = root / f"partage-prove-{os.getpid()}"
+    cgroup = root / f"partage-prove-{os.getpid()}" / secrets.token_hex(32)
     try:
-        cgroup.mkdir()
+        cgroup.mkdir(parents=True)
     except OSError as error:
         raise CannotTry(f"{cgroup} cannot be made: {error.strerror}") from error
     return cgroup
@@ -93,7 +95,7 @@ async def _remove(cgroup: Path) -> None:
 
 
 def _removed(cgroup: Path) -> bool:
-    for place in (cgroup / INSIDE, cgroup):
+    for place in (cgroup / INSIDE, cgroup, cgroup.parent):
         with suppress(OSError):
             place.rmdir()
-    return not cgroup.exists()
+    return not cgroup.parent.exists()

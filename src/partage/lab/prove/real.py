@@ -21,9 +21,9 @@ from partage.lab.gpus import guard_directory, is_workload
 from partage.lab.prove.limited_cgroup import CGROUPS, COMPILED, entering, limited_cgroup
 from partage.lab.prove.model import EvidenceKind
 from partage.lab.prove.share import PromisedShare
-from partage.lab.prove.stage import AttackNeed, CannotTry, ProofEngine, ShareSetup
+from partage.lab.prove.stage import AttackNeed, CannotTry, CountedMemory, ProofEngine, ShareSetup
 from partage.lab.tenant import TenantLaunch
-from partage.model.driver_limit import DriverLimit
+from partage.model.driver_limit import DriverLimit, LimitAt
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid
@@ -36,7 +36,7 @@ _VERSION_S = 20
 class RealEngine(ProofEngine):
     """observe: the node and who uses it. run_dir: the agent's. pipe: of a named daemon, for every share.
 
-    hook, cgroups: as for ``limited_cgroup``.
+    memory: what a cgroup has. hook, cgroups: as for ``limited_cgroup``.
     """
 
     evidence = EvidenceKind.HARDWARE
@@ -44,6 +44,7 @@ class RealEngine(ProofEngine):
     observe: Callable[[], Awaitable[tuple[Inventory, Sequence[GpuUse]]]]
     run_dir: Path
     pipe: Path | None = None
+    memory: Callable[[LimitAt], Awaitable[CountedMemory]] | None = None
     driver_root: Path = Path("/")
     hook: Path = COMPILED
     cgroups: Path = CGROUPS
@@ -58,6 +59,9 @@ class RealEngine(ProofEngine):
         if need is AttackNeed.CONTAINER and not os.environ.get("PARTAGE_GPUS"):
             return "this is no container that holds a share"
         return ProofEngine.lacks(self, need)
+
+    async def counted(self, at: LimitAt) -> CountedMemory:
+        return await (super().counted if self.memory is None else self.memory)(at)
 
     async def holder(self, gpu: GpuUuid) -> str:
         inventory, uses = await self.observe()

@@ -19,8 +19,10 @@ from partage.lab.prove.model import EvidenceKind
 from partage.lab.prove.share import PromisedShare
 from partage.lab.sizes import piece_bytes
 from partage.lab.tenant import OK, TenantProcess, start_tenant
+from partage.model.driver_limit import LimitAt
 from partage.model.ids import GpuUuid
 from partage.units import MIB
+from partage.values import Frozen
 
 VariableChanges = Mapping[str, str | None]
 """Of a tenant's environment; None: without that variable."""
@@ -30,6 +32,16 @@ _GONE_S = 10.0
 
 class CannotTry(Exception):
     """An attack cannot be tried, or failed half-way. The text is the reason, a clause."""
+
+
+class CountedMemory(Frozen):
+    """counted_bytes: what the driver or the kernel counts for the cgroup. summed_bytes: of its processes, of
+    which there are so many.
+    """
+
+    counted_bytes: int
+    summed_bytes: int
+    processes: int
 
 
 class AttackNeed(StrEnum):
@@ -94,6 +106,10 @@ class ProofEngine(ABC):
         if need is AttackNeed.COMMANDS and self.evidence is not EvidenceKind.SIMULATED:
             return "it would command a daemon that others use, or keep it from them; the simulation tries it"
         return ""
+
+    async def counted(self, at: LimitAt) -> CountedMemory:
+        """What a cgroup with the name of a container has. Raises CannotTry."""
+        raise CannotTry(f"nothing is counted for {at.container[:12]} here")
 
     async def holder(self, gpu: GpuUuid) -> str:
         """What else works on a GPU (UUID) or holds a share of it; empty: nothing.

@@ -220,7 +220,10 @@ async def _engine(options: ProveOptions, node: NodeAccess) -> AsyncIterator[Proo
         async with simulation(faults=options.faults) as simulated:
             yield simulated
         return
+    from functools import partial
+
     from partage.lab.interpreter import find_python
+    from partage.lab.prove.counted import counted_memory
     from partage.lab.prove.real import RealEngine
     from partage.lab.tenant import TenantLaunch
 
@@ -228,6 +231,7 @@ async def _engine(options: ProveOptions, node: NodeAccess) -> AsyncIterator[Proo
     yield RealEngine(
         launch=TenantLaunch(python, options.engine),
         observe=node.observe,
+        memory=partial(counted_memory, node.hardware),
         run_dir=options.runs,
         faults=options.faults,
         pipe=options.mps_pipe,

@@ -42,11 +42,6 @@ _WHY: Final[Mapping[LimitObstacle, str]] = {
         "the driver does not answer for the node's own cgroup, and dmem.capacity of the kernel does not name "
         "the GPU: see what the kernel's log says of nvidia, and 'nvidia-smi memory-limits'"
     ),
-    LimitObstacle.SLURM: (
-        "this is a node of Slurm, where nothing sets the limit of a job: add 'required "
-        "/usr/lib/partage/partage_limits.so' to plugstack.conf, with CgroupPlugin=cgroup/v2 and "
-        "ProctrackType=proctrack/cgroup; 'partage slurm check --here' says what is missing"
-    ),
 }
 
 
@@ -76,7 +71,7 @@ def wants_limits(policy: Policy) -> bool:
 def _why_not_set(by: LimitSetter | None) -> str:
     if by is None or by.way is not None:
         return ""
-    return f"nothing can set it before a container starts: {by.why}"
+    return f"nothing can set it before a container or job starts: {by.why}"
 
 
 def _why_not_able(gpu: Gpu, driver: Driver | NoDriver) -> str:

@@ -11,7 +11,8 @@ from typing import Protocol
 
 from msgspec.structs import replace
 
-from partage.model.driver_limit import LimitAt, SeenLimit
+from partage.model.driver_limit import LimitAt, LimitBackend, SeenLimit
+from partage.model.gpu import Inventory
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, ShareId, device_of
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
 from partage.plan.serve.ledger_entry import Certainty, HeldLimit, Hold, Holder, LedgerEntry
@@ -23,6 +24,39 @@ NOT_SEEN = "its container has no cgroup yet, or was not looked at"
 def limited_devices(offer: NodeOffer) -> frozenset[DeviceUuid]:
     """Devices whose shares have limits of the driver's."""
     return frozenset(row.device for rows in offer.values() for row in rows if row.limited)
+
+
+def counted_devices(offer: NodeOffer, inventory: Inventory) -> frozenset[DeviceUuid]:
+    """Whole GPUs whose memory the kernel counts for each cgroup, whether it limits it or not. Clients of MPS
+    share what is counted for their server.
+    """
+    counted = {gpu.uuid for gpu in inventory if gpu.limits and gpu.limits.backend is LimitBackend.DMEM}
+    return frozenset(
+        row.device
+        for gpu in counted & offer.keys()
+        for row in offer[gpu]
+        if row.device == gpu and not row.traits.through_daemon
+    )
+
+
+def counted_places(
+    entries: Iterable[LedgerEntry],
+    devices: Collection[DeviceUuid],
+    names: Mapping[ContainerId, Holder],
+) -> frozenset[LimitAt]:
+    """Where the memory of containers is counted that hold shares of these whole GPUs."""
+    held = {
+        (holder, GpuUuid(device_of(entry.id)))
+        for entry in entries
+        if entry.ended_s is None and device_of(entry.id) in devices
+        for holder in entry.known_holders
+    }
+    return frozenset(
+        LimitAt(container, gpu)
+        for container, named in names.items()
+        for holder, gpu in held
+        if holder == named
+    )
 
 
 def wanted_limits(

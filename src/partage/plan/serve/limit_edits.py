@@ -1,20 +1,22 @@
 """How a container's memory limits reach the driver before its first instruction: what its runtime is told.
 
-A CDI file for each set of limits names our hook with them, so a tenant cannot change them. Its name follows
-from the limits: whoever needs the same set, also after a restart of the agent or the node, finds the same
-file. Where our hook cannot be, NVIDIA's reads one value for all GPUs from variables (ADR 0151).
+A CDI file for each set of limits of a resource names our hook with them, so a tenant cannot change them. Its
+name follows from both: whoever needs the same set, also after a restart of the agent or the node, finds the
+same file. A container with two resources of one GPU has two files, whose hooks add. Where our hook cannot be,
+NVIDIA's reads one value for all GPUs from variables (ADR 0151).
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+import re
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from partage.codec.values import CodecError, decode
 from partage.model.allocation import AllocationRefused
 from partage.model.driver_limit import DriverLimit, LimitSetter, LimitWay
-from partage.model.ids import GpuUuid
+from partage.model.ids import GpuUuid, ResourceName
 from partage.units import MIB
 from partage.values import Frozen
 
@@ -29,6 +31,11 @@ _TIMEOUT_S = 60
 
 _ENVIRONMENT = ("LC_ALL=C",)
 """Not the runtime's own."""
+
+GRANT = "PARTAGE_GRANT"
+"""A variable of the hook, not of the container."""
+
+_SET = re.compile(r"set-[0-9a-f]{32}([0-9a-f]{16})?", re.ASCII)
 
 REQUEST, LIMIT = "NVIDIA_GPU_MEMORY_REQUEST", "NVIDIA_GPU_MEMORY_LIMIT"
 
@@ -64,33 +71,57 @@ def limit_terms(program: str, driver_root: str, trouble: str, *, nvidia: bool) -
     return LimitTerms(LimitWay.NVIDIA if nvidia else None, driver_root=driver_root, trouble=trouble)
 
 
-def limits_device(limits: Sequence[DriverLimit]) -> str:
-    """The full CDI name for this set of limits, in whatever order."""
-    return f"{LIMITS_KIND}={limits_name(limits)}"
+class LimitSet(Frozen):
+    """The limits of a container by its shares of one resource. name: of their CDI device, and in that of the
+    file.
+    """
+
+    name: str
+    limits: tuple[DriverLimit, ...]
+
+    @property
+    def device(self) -> str:
+        """The full CDI name."""
+        return f"{LIMITS_KIND}={self.name}"
 
 
-def limits_name(limits: Sequence[DriverLimit]) -> str:
-    """The name for this set of limits, also in that of the file."""
-    digest = hashlib.sha256(" ".join(map(str, sorted(limits))).encode())
-    return f"set-{digest.hexdigest()[:32]}"
+def limit_set(limits: Iterable[DriverLimit], resource: ResourceName) -> LimitSet:
+    """The set of these limits, in whatever order. Another resource has another name: a runtime that is told a
+    name twice applies it once.
+    """
+    limits = tuple(sorted(limits))
+    return LimitSet(f"{_name_of(limits)}{_digest(resource)[:16]}", limits)
 
 
-def hook_edits(limits: Sequence[DriverLimit], terms: LimitTerms) -> dict[str, Any]:
-    """The edits of a CDI device that make the runtime run our hook with these limits."""
+def _name_of(limits: Iterable[DriverLimit]) -> str:
+    """What the name of the set begins with; of an older version: all of it."""
+    return f"set-{_digest(' '.join(map(str, limits)))[:32]}"
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def hook_edits(limits: Iterable[DriverLimit], terms: LimitTerms, grant: str) -> dict[str, Any]:
+    """The edits of a CDI device that make the runtime run our hook with these limits.
+
+    grant: letters, digits and ``-``; another one for each request that can come into the same container. The
+    hook adds them up. It is a variable, because a hook of an older version does not read it.
+    """
     root = () if terms.driver_root == "/" else (f"--driver-root={terms.driver_root}",)
     hook = {
         "hookName": "createRuntime",
         "path": terms.program,
         "args": [HOOK_NAME, "set", *root, *map(str, sorted(limits))],
-        "env": list(_ENVIRONMENT),
+        "env": [*_ENVIRONMENT, f"{GRANT}={grant}"],
         "timeout": _TIMEOUT_S,
     }
     return {"hooks": [hook]}
 
 
-def limits_spec(limits: Sequence[DriverLimit], terms: LimitTerms) -> dict[str, Any]:
-    """The CDI spec for this set of limits."""
-    device = {"name": limits_name(limits), "containerEdits": hook_edits(limits, terms)}
+def limits_spec(given: LimitSet, terms: LimitTerms) -> dict[str, Any]:
+    """The CDI spec of this set of limits."""
+    device = {"name": given.name, "containerEdits": hook_edits(given.limits, terms, given.name)}
     return {"cdiVersion": _VERSION, "kind": LIMITS_KIND, "devices": [device]}
 
 
@@ -111,16 +142,17 @@ class _LimitSpec(Frozen):
     devices: tuple[_LimitDevice, ...]
 
 
-def limits_in(spec: bytes) -> tuple[DriverLimit, ...]:
-    """The limits of a file that this or another version of Partage wrote. () if it is none of these."""
+def set_in(spec: bytes) -> LimitSet | None:
+    """The set of a file that this or another version of Partage wrote. None if it is none of these."""
     try:
         (device,) = decode(_LimitSpec, spec, strict=False).devices
         (hook,) = device.containerEdits.hooks
         words = [word.partition("=") for word in hook.args if not word.startswith("-") and "=" in word]
         limits = tuple(DriverLimit(GpuUuid(gpu), int(amount)) for gpu, _, amount in words)
     except (CodecError, ValueError):
-        return ()
-    return limits if limits and device.name == limits_name(limits) else ()
+        return None
+    whole = limits and _SET.fullmatch(device.name) and device.name.startswith(_name_of(sorted(limits)))
+    return LimitSet(device.name, limits) if whole else None
 
 
 def limit_variables(limits: Sequence[DriverLimit], terms: LimitTerms) -> dict[str, str]:

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 
 from msgspec.structs import replace
 
-from partage.edges.host.slurm_limits import why_no_limits
+from partage.edges.host.slurm_limits import constrains_devices, why_no_limits
 from partage.errors import InputError, PartageError, Unreachable
 from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonSpec, DaemonState
@@ -23,7 +23,6 @@ from partage.slurm.decide.job_start import (
     unwanted_daemons,
     with_other_users,
 )
-from partage.slurm.host.constrained import constrains_devices
 from partage.slurm.host.devices_file import read_devices
 from partage.slurm.host.job_records import JobRecords, Records
 from partage.slurm.model.devices import NodeDevices

@@ -38,6 +38,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger(__name__)
 
+_NO_FILES = "there is no slurm.conf in /etc/slurm or /run/slurm/conf, so it is not known what slurmd does"
+
 
 async def run(
     options: AgentOptions,
@@ -128,9 +130,10 @@ class SlurmService(NodeService):
     def restore(self, saved: SavedState) -> None:
         self.saved, self.health.by_gpu = saved, saved.health
 
-    def limits_by(self, inventory: Inventory) -> LimitSetter:  # noqa: ARG002 - the helper has looked
-        """The plugin. Where it is not loaded, the GPUs themselves say so (``LimitObstacle.SLURM``)."""
-        return LimitSetter(LimitWay.SPANK)
+    def limits_by(self, inventory: Inventory) -> LimitSetter:
+        """The plugin, as the helper has found it in Slurm's files."""
+        unseen = LimitSetter(LimitWay.SPANK) if inventory.simulated else LimitSetter(None, _NO_FILES)
+        return inventory.limits_by or unseen
 
     def tasks(self) -> Tasks:
         return {"health": self.health.run, "pulse": self._pulse}

@@ -92,16 +92,20 @@ static char *cgroup_of(pid_t pid, char *to) {
     return NULL;
 }
 
-/* Where the job's part of a path ends: ".../job_71" of ".../job_71/step_0/user/task_0"; and the job's number. NULL: it is no step's. */
+/* Whether this part of a path is a job's: "job_71", whose number is kept, or since 26.05 its SLUID, "s5K1KKYAYG5D00". */
+static int is_job(const char *part, size_t length, unsigned *job) {
+    char *end;
+    if (length == 14 && *part == 's') return strspn(part + 1, "0123456789ABCDEFGHJKMNPQRSTVWXYZ") == 13;
+    if (length < 5 || strncmp(part, "job_", 4) || part[4] < '0' || part[4] > '9') return 0;
+    unsigned long found = strtoul(part + 4, &end, 10);
+    *job = end == part + length && found && found <= UINT_MAX ? (unsigned)found : 0;
+    return *job != 0;
+}
+
+/* Where the job's part of a path ends: ".../job_71" of ".../job_71/step_0/user/task_0". NULL: it is no step's. */
 static char *end_of_job(char *path, unsigned *job) {
-    for (char *at = strstr(path, "/job_"); at; at = strstr(at + 1, "/job_")) {
-        char *end;
-        unsigned long found = strtoul(at + 5, &end, 10);
-        if (end > at + 5 && !strncmp(end, "/step_", 6) && found && found <= UINT_MAX) {
-            *job = (unsigned)found;
-            return end;
-        }
-    }
+    for (char *part = path, *end; (end = strchr(part + 1, '/')); part = end)
+        if (!strncmp(end, "/step_", 6) && is_job(part + 1, (size_t)(end - part - 1), job)) return end;
     return NULL;
 }
 
@@ -227,7 +231,7 @@ static int limit(spank_t spank, pid_t task) {
     static Limits limits;
     unsigned job = 0;
     char *path = cgroup_of(getpid(), own), *end = path ? end_of_job(path, &job) : NULL, held[32];
-    if (!end && spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS) return wrong("Slurm does not say which job this is");
+    if (!job && spank_get_item(spank, S_JOB_ID, &job) != ESPANK_SUCCESS) return wrong("Slurm does not say which job this is");
     int directory = open_records(), found = directory < 0 ? 0 : read_limits(directory, job, &limits);
     if (!found) {
         if (directory >= 0) close(directory);

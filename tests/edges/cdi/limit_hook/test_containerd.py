@@ -10,8 +10,9 @@ import pytest
 from partage.edges.cdi.limit_files import LimitFiles
 from partage.edges.cdi.spec_writer import CdiSpecWriter
 from partage.model.driver_limit import DriverLimit
+from partage.model.ids import ResourceName
 from partage.model.policy import Options
-from partage.plan.serve.limit_edits import limit_terms, limits_device
+from partage.plan.serve.limit_edits import limit_set, limit_terms
 from partage.units import GIB
 from tests.edges.cdi.conftest import inventory_of
 from tests.edges.cdi.limit_hook.node import Kept, kept_limits
@@ -19,7 +20,8 @@ from tests.edges.cdi.test_containerd import Containerd, busybox_image, running
 from tests.edges.hardware.stub import StubNode
 
 GPU, OTHER = StubNode.uuid(0), StubNode.uuid(1)
-LIMITS = DriverLimit(GPU, 8 * GIB), DriverLimit(OTHER, 3 * GIB)
+NAME = ResourceName("nvidia.com/gpu.shared")
+LIMITS = limit_set([DriverLimit(GPU, 8 * GIB), DriverLimit(OTHER, 3 * GIB)], NAME)
 
 
 @pytest.fixture
@@ -56,16 +58,34 @@ def test_each_start_has_the_limits_on_its_own_cgroup(
 ) -> None:
     terms = limit_terms(str(hook), str(driver.root), "", nvidia=False)
     LimitFiles(dynamic, tmp_path / "kept").write(LIMITS, terms)
-    name = limits_device(LIMITS)
+    name = LIMITS.device
     for id_ in ("init", "first", "again"):
         assert _start(containerd, image, id_, [name]) == (0, "started\n", "")
     assert sorted((kept.directory, kept.gpu, kept.hard) for kept in kept_limits(driver)) == sorted(
-        (_place(id_), limit.gpu, limit.limit_bytes) for id_ in ("init", "first", "again") for limit in LIMITS
+        (_place(id_), limit.gpu, limit.limit_bytes)
+        for id_ in ("init", "first", "again")
+        for limit in LIMITS.limits
     )
     driver.write(**{"gpu.1.code": 15})
     code, printed, said = _start(containerd, image, "refused", [name])
     assert (code != 0, printed) == (True, "")
     assert f"partage-limit-hook: looking for the GPU {OTHER} failed" in said
+
+
+def test_two_resources_of_one_gpu_are_limited_to_their_sum(
+    driver: StubNode, hook: Path, dynamic: Path, containerd: Containerd, image: Path, tmp_path: Path
+) -> None:
+    """Of the same size, too. The runtime is told one of the names twice."""
+    terms = limit_terms(str(hook), str(driver.root), "", nvidia=False)
+    sets = [
+        limit_set([DriverLimit(GPU, amount * GIB)], ResourceName(f"nvidia.com/{name}"))
+        for name, amount in (("a", 2), ("b", 2), ("c", 5))
+    ]
+    for given in sets:
+        LimitFiles(dynamic, tmp_path / "kept").write(given, terms)
+    names = [given.device for given in (*sets, sets[0])]
+    assert _start(containerd, image, "sum", names) == (0, "started\n", "")
+    assert kept_limits(driver)[-1] == Kept(GPU, 0, 9 * GIB, _place("sum"))
 
 
 async def test_nvidias_hook_comes_with_the_gpu_and_ours_is_the_last_word(
@@ -84,11 +104,11 @@ async def test_nvidias_hook_comes_with_the_gpu_and_ours_is_the_last_word(
     theirs = "NVIDIA_GPU_MEMORY_REQUEST=0", "NVIDIA_GPU_MEMORY_LIMIT=1024"
     assert _start(containerd, image, "theirs", [gpu], *theirs) == (0, "started\n", "")
     assert kept_limits(root) == [Kept(GPU, 0, GIB, _place("theirs"))]
-    ours = (DriverLimit(GPU, 8 * GIB),)
+    ours = limit_set([DriverLimit(GPU, 8 * GIB)], NAME)
     terms = limit_terms(str(hook), place, "", nvidia=True)
     LimitFiles(dynamic, tmp_path / "kept").write(ours, terms)
     greedy = "NVIDIA_GPU_MEMORY_REQUEST=70000", "NVIDIA_GPU_MEMORY_LIMIT=80000"
-    code, _, said = _start(containerd, image, "both", [gpu, limits_device(ours)], *greedy)
+    code, _, said = _start(containerd, image, "both", [gpu, ours.device], *greedy)
     assert code == 0, said
     assert kept_limits(root)[1:] == [
         Kept(GPU, 70000 << 20, 80000 << 20, _place("both")),

@@ -15,12 +15,12 @@ from partage.edges.cdi.hook_program import SOURCE, HookProgram
 from partage.edges.cdi.limit_files import LimitFiles
 from partage.errors import HardwareError
 from partage.model.driver_limit import DriverLimit
-from partage.model.ids import GpuUuid
-from partage.plan.serve.limit_edits import limit_terms, limits_name
+from partage.model.ids import GpuUuid, ResourceName
+from partage.plan.serve.limit_edits import limit_set, limit_terms
 from partage.units import GIB
 from tests.edges.cdi.schema import CDI_SPEC
 
-LIMITS = (DriverLimit(GpuUuid("GPU-a"), GIB),)
+LIMITS = limit_set([DriverLimit(GpuUuid("GPU-a"), GIB)], ResourceName("nvidia.com/gpu.shared"))
 TERMS = limit_terms("/var/lib/partage/bin/partage-limit-hook", "/", "", nvidia=False)
 
 
@@ -110,10 +110,10 @@ def test_a_file_is_whole_or_not_there_and_has_a_copy(tmp_path: Path) -> None:
     files.write(LIMITS, TERMS)
     assert files.has(LIMITS)
     (file,), (copy,) = ([*(tmp_path / name).iterdir()] for name in ("cdi", "kept"))
-    assert file.name == copy.name == f"gpu.partage.dev-limits_{limits_name(LIMITS)}.json"
+    assert file.name == copy.name == f"gpu.partage.dev-limits_{LIMITS.name}.json"
     assert file.read_bytes() == copy.read_bytes()
     jsonschema.validate(json.loads(file.read_bytes()), CDI_SPEC)
-    assert files.load() == {limits_name(LIMITS): LIMITS}
+    assert files.load() == {LIMITS.name: LIMITS}
     files.remove(LIMITS)
     files.remove(LIMITS)
     assert (files.load(), files.has(LIMITS)) == ({}, False)
@@ -124,7 +124,7 @@ def test_after_a_boot_the_copy_says_what_was_given(tmp_path: Path) -> None:
     for path in (tmp_path / "cdi").iterdir():
         path.unlink()
     files = LimitFiles(tmp_path / "cdi", tmp_path / "kept")
-    assert files.load() == {limits_name(LIMITS): LIMITS}
+    assert files.load() == {LIMITS.name: LIMITS}
     assert not files.has(LIMITS)
 
 
@@ -137,7 +137,7 @@ def test_halves_go_and_files_of_others_stay(tmp_path: Path) -> None:
     others = ["nvidia.yaml", "gpu.partage.dev-limits_set-x.json", "gpu.partage.dev-claim_u.json"]
     for name in others:
         (tmp_path / "cdi" / name).write_text("{}")
-    assert files.load().keys() == {limits_name(LIMITS)}
+    assert files.load().keys() == {LIMITS.name}
     assert {path.name for path in (tmp_path / "cdi").iterdir()} == {*names, *others}
 
 

@@ -53,6 +53,63 @@ def test_each_gpu_has_its_limit_and_no_soft_one(
     assert kept_limits(driver) == [Kept(GPU, 0, LIMIT, place), Kept(OTHER, 0, LIMIT * 2, place)]
 
 
+def _granted(cgroups: CgroupNode, hook: Path, driver: StubNode, pid: int, grant: str, *limits: str) -> str:
+    """What it says when a CDI file brings these limits for one request."""
+    words: list[str | Path] = [hook, "set", f"--driver-root={driver.root}", *limits]
+    return cgroups.run("env", f"PARTAGE_GRANT={grant}", *words, stdin=_state(pid)).stderr
+
+
+def test_requests_of_one_gpu_are_added_and_each_counts_once(
+    cgroups: CgroupNode, hook: Path, driver: StubNode, pid: int
+) -> None:
+    """A claim that a pod names twice, and a runtime that applies a name twice, give no more."""
+    for grant, limits in (
+        ("set-a", (f"{GPU}={LIMIT}", f"{OTHER}={LIMIT}")),
+        ("set-b", (f"{GPU}={LIMIT * 2}",)),
+        ("set-b", (f"{GPU}={LIMIT * 2}",)),
+        ("set-a", (f"{GPU}={LIMIT}", f"{OTHER}={LIMIT}")),
+    ):
+        assert _granted(cgroups, hook, driver, pid, grant, *limits) == ""
+    now = {kept.gpu: kept.hard for kept in kept_limits(driver)}
+    assert now == {GPU: LIMIT * 3, OTHER: LIMIT}
+
+
+def test_what_others_have_set_is_not_added_to(
+    cgroups: CgroupNode, hook: Path, driver: StubNode, pid: int
+) -> None:
+    """Such as NVIDIA's hook, by a tenant's variables, or a file of the version before."""
+    assert _set(cgroups, hook, driver, _state(pid), f"{GPU}={LIMIT * 5}") == (0, "")
+    assert _granted(cgroups, hook, driver, pid, "set-a", f"{GPU}={LIMIT}") == ""
+    assert [kept.hard for kept in kept_limits(driver)][-1] == LIMIT
+
+
+def test_the_requests_of_another_container_are_not_added(
+    cgroups: CgroupNode, hook: Path, driver: StubNode
+) -> None:
+    """Also in a cgroup of the same name: what was noted went with the one before."""
+    for grant in ("set-a", "set-b"):
+        with cgroups.process_in(CGROUP) as pid:
+            assert _granted(cgroups, hook, driver, pid, grant, f"{GPU}={LIMIT}") == ""
+    assert [kept.hard for kept in kept_limits(driver)] == [LIMIT, LIMIT]
+
+
+@pytest.mark.parametrize(
+    ("grant", "limit", "said"),
+    [
+        ("", LIMIT, "is not the name of a request"),
+        ("a.b", LIMIT, "is not the name of a request"),
+        ("../a", LIMIT, "is not the name of a request"),
+        ("a" * 140, LIMIT, "is not the name of a request"),
+        ("set-b", 18446744073709551600, "more than any GPU"),
+    ],
+)
+def test_a_damaged_grant_is_refused(
+    cgroups: CgroupNode, hook: Path, driver: StubNode, pid: int, grant: str, limit: int, said: str
+) -> None:
+    assert _granted(cgroups, hook, driver, pid, "set-a", f"{GPU}={LIMIT}") == ""
+    assert said in _granted(cgroups, hook, driver, pid, grant, f"{GPU}={limit}")
+
+
 @pytest.mark.parametrize(
     "words",
     [

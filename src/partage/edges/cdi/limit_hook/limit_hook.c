@@ -7,7 +7,8 @@
  * container on standard input. For each GPU it sets the hard limit of the container's own cgroup and reads it back.
  * The second does the same for the cgroup with this path below /sys/fs/cgroup: Slurm's, which knows no containers.
  * Whatever goes wrong is one sentence on standard error and exit status 1: then the container is not created.
- * These arguments stay: a CDI file of an older agent names them for as long as its pods live.
+ * These arguments stay: a CDI file of an older agent names them for as long as its pods live. PARTAGE_GRANT, which the CDI file sets,
+ * is another name for each request of a container: requests of one GPU are added. Without it the last one counts.
  *
  * It believes nothing of what a tenant can write: of the state only "id" and "pid" are used, which the runtime sets.
  * DIR is where the driver is installed. Only hard limits: a soft one would stay behind with its cgroup.
@@ -22,6 +23,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/vfs.h>
+#include <sys/xattr.h>
 #include <unistd.h>
 
 /* Built on a new system, it runs on older ones: glibc 2.34 moved these from other libraries and gave them new versions. */
@@ -42,7 +44,7 @@ int __wrap___libc_start_main(int (*entry)(int, char **, char **), int count, cha
     return first_start_main(entry, count, words, init, fini, loader, stack);
 }
 
-enum { STATE_BYTES = 4 << 20, CGROUP_BYTES = 64 << 10, DEEPEST = 64, LARGEST_PID = 4 << 20, MOST_GPUS = 64 };
+enum { STATE_BYTES = 4 << 20, CGROUP_BYTES = 64 << 10, DEEPEST = 64, LARGEST_PID = 4 << 20, MOST_GPUS = 64, GRANT_BYTES = 140 };
 #define CGROUPS "/sys/fs/cgroup"
 #define CGROUP2_MAGIC 0x63677270
 #define LIBRARY "libnvidia-ml.so.1"
@@ -283,6 +285,34 @@ static void check(int code, const char *what, const char *uuid) {
     if (code) fail("%s %s failed: %s (NVML error %d)%s", what, uuid, nvml_error(code), code, hint);
 }
 
+/* An attribute of a cgroup that goes with it, and which root alone reads and writes; 0: it is not there. */
+static u64 noted(const char *directory, const char *name) {
+    char text[24] = "";
+    ssize_t length = getxattr(directory, name, text, sizeof text - 1);
+    return length > 0 ? number(text) : 0;
+}
+
+static int note(const char *directory, const char *name, u64 amount) {
+    char text[24];
+    return !setxattr(directory, name, text, (size_t)snprintf(text, sizeof text, "%llu", amount), 0);
+}
+
+/* The limit with what other requests of this container have of the GPU. One that is named twice counts once. What the driver holds
+ * already is not asked: NVIDIA's hook, which believes a tenant's variables, may have set it. Where a cgroup has no attributes,
+ * the last request counts alone: less than all together, never more. */
+static u64 with_others(const Limit *limit, const char *directory, const char *grant) {
+    char own[XATTR_NAME_MAX + 1], all[XATTR_NAME_MAX + 1];
+    snprintf(own, sizeof own, "trusted.partage.%.139s.%.95s", grant, limit->uuid);
+    snprintf(all, sizeof all, "trusted.partage.sum.%.95s", limit->uuid);
+    u64 before = noted(directory, all), sum = before;
+    if (!noted(directory, own)) {
+        if (before >= ULLONG_MAX - limit->bytes) fail("the requests of this container are more than any GPU %s has", limit->uuid);
+        sum += limit->bytes;
+        if (!note(directory, own, limit->bytes) || !note(directory, all, sum)) return limit->bytes;
+    }
+    return sum > limit->bytes ? sum : limit->bytes;
+}
+
 static void set_limit(const Limit *limit, const char *directory) {
     void *gpu = NULL;
     SetLimits wanted = {directory, 0, limit->bytes};
@@ -297,8 +327,8 @@ static void set_limit(const Limit *limit, const char *directory) {
 int main(int count, char **words) {
     static const char option[] = "--driver-root=";
     static Limit limits[MOST_GPUS];
-    static char directory[PATH_MAX], still[PATH_MAX];
-    const char *root = "/", *cgroup = NULL;
+    static char directory[PATH_MAX], still[PATH_MAX], grant[GRANT_BYTES];
+    const char *root = "/", *cgroup = NULL, *named = getenv("PARTAGE_GRANT");
     State state;
     int at = 2, of_container = count > 1 && !strcmp(words[1], "set");
     if (count > at && !strncmp(words[at], option, sizeof option - 1)) root = words[at++] + sizeof option - 1;
@@ -307,13 +337,18 @@ int main(int count, char **words) {
         fail("used as: partage-limit-hook set [--driver-root=/DIR] UUID=BYTES [UUID=BYTES ...], or cgroup [--driver-root=/DIR] /CGROUP UUID=BYTES [UUID=BYTES ...]");
     int gpus = limits_of(count - at, words + at, limits);
     if (of_container) state = read_state();
+    if (of_container && named && (!is_word(named, strlen(named)) || (size_t)snprintf(grant, sizeof grant, "%s", named) >= sizeof grant))
+        fail("PARTAGE_GRANT is not the name of a request: its CDI file is damaged");
     clearenv(); /* the driver's library reads some variables, and none of the caller's are meant for it */
     if (of_container) find_cgroup(&state, directory, sizeof directory);
     else need_cgroups(), name_cgroup(cgroup, directory, sizeof directory);
     load_library(root);
     check(nvml_init(), "opening the NVIDIA driver below", root);
     in_session = 1;
-    for (int gpu = 0; gpu < gpus; gpu++) set_limit(&limits[gpu], directory);
+    for (int gpu = 0; gpu < gpus; gpu++) {
+        if (*grant) limits[gpu].bytes = with_others(&limits[gpu], directory, grant);
+        set_limit(&limits[gpu], directory);
+    }
     if (of_container) { /* another process may have been given the number of one that is gone */
         find_cgroup(&state, still, sizeof still);
         if (strcmp(directory, still)) fail("the container's process moved from %s to %s meanwhile", directory, still);

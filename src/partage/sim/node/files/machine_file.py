@@ -64,7 +64,6 @@ LIMIT_WORDS = {
             LimitObstacle.CGROUP_V1,
             LimitObstacle.KERNEL,
             LimitObstacle.SILENT,
-            LimitObstacle.SLURM,
         )
     },
 }
