@@ -61,7 +61,7 @@ def mix(seed: int, models: Sequence[str]) -> list[PodType]:
 
 
 def main(nodes: str, first: int = 0, count: int = 16) -> int:
-    rooms = rooms_of_table(Path(nodes))
+    _, rooms = rooms_of_table(Path(nodes))
     models = sorted({room.model for room in rooms if room.left})
     bad = 0
     print("| mix | kind | ssp 100 | ssp 130 | FGD 100 | FGD 130 | ssp - FGD |")

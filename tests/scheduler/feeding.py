@@ -8,7 +8,7 @@ from typing import Any
 
 from partage.claims.model.names import OWN_NAMES
 from partage.codec.values import decode
-from partage.edges.kube.scheduling import KINDS, ApiObject, ScheduledPodJson, _NodeRow
+from partage.edges.kube.scheduling import KINDS, ApiObject, ScheduledNodeJson, ScheduledPodJson
 from partage.plan.placement.ssp import Ssp
 from partage.scheduler.decide.board import ExtenderPolicy
 from partage.scheduler.extender import Extender
@@ -89,7 +89,7 @@ def value_of(kind: str, found: Json) -> tuple[str, Any]:
     meta = found["metadata"]
     name = f"{meta['namespace']}/{meta['name']}" if "namespace" in meta else meta["name"]
     if kind == "nodes":
-        return name, decode(_NodeRow, content, strict=False).value()
+        return name, decode(ScheduledNodeJson, content, strict=False).value()
     if kind == "pods":
         return name, decode(ScheduledPodJson, content, strict=False).value()
     spec, status = (json.dumps(found.get(part, {})).encode() for part in ("spec", "status"))

@@ -196,6 +196,37 @@ def test_pods_of_daemonsets_are_no_part_of_the_mix() -> None:
     assert (one.extender.mix.pods, one.extender.mix.types) == (1, 4)
 
 
+def test_before_any_pod_is_known_the_fullest_node_is_best() -> None:
+    """By tables of no pods, all that is left of a GPU is of no use: these nodes would be alike."""
+    one = Fed()
+    quarters = {"n0": (1, 1), "n1": (3, 1)}  # of each GPU, taken
+    taken = [
+        claim(
+            f"{on}-{gpu}",
+            memory=count * MEMORY // 4,
+            given={on: [f"gpu-{gpu}"]},
+            consumed={"memory": count * MEMORY // 4},
+        )
+        for on, counts in quarters.items()
+        for gpu, count in enumerate(counts)
+    ]
+    one.start(
+        nodes=[node(name) for name in quarters],
+        slices=[slices(name, [device(0), device(1)]) for name in quarters],
+        claims=[HALF, *taken],
+        pods=[pod(f"d{name}", 4000, on=name, owner="DaemonSet") for name in quarters],
+    )
+    assert (one.extender.mix.version, one.extender.mix.pods) == (1, 0)
+    ranks = one.ranks(WAITS, list(quarters))
+    assert ranks["n1"] == 10 > ranks["n0"]
+    before = one.scores(WAITS, list(quarters))
+    # Once some are known they count.
+    one.put("pods", *(pod(f"first{number}", 4000, claims=["mine"]) for number in range(10)))
+    one.extender.turn()
+    assert (one.extender.mix.version, one.extender.mix.pods) == (2, 10)
+    assert one.scores(WAITS, list(quarters)) != before
+
+
 def test_tables_are_made_again_when_the_mix_moved_and_only_then() -> None:
     one = fed(claims=[HALF], pods=[WAITS])
     assert one.extender.mix.version == 1

@@ -56,6 +56,23 @@ def test_the_extender_leaves_more_room_than_kube_scheduler_alone() -> None:
     assert given[PlacementPolicy.SSP_EXACT] >= given[PlacementPolicy.FGD] - 0.1
 
 
+def test_today_begins_with_the_pods_where_they_are() -> None:
+    """Two nodes of two GPUs, and on each of them one GPU is taken by halves: the pod of two fits nowhere."""
+    pods = [PodType(1000, 1, 1, 500)] * 2 + [
+        PodType(1000, 1, 1, WHOLE_MILLI),
+        PodType(1000, 1, 2, WHOLE_MILLI),
+    ]
+    rooms = [node(2) for _ in range(2)]
+    today = place_all(PlacementPolicy.TODAY, pods, rooms, load=100, seed=0, today={0: 0, 1: 1})
+    assert next(iter(today.allocation.items())) == (25, 25)
+    assert (today.allocation[100], today.placed, today.pods, today.elsewhere) == (50, 3, 4, 0)
+    best = place_all(PlacementPolicy.SSP_EXACT, pods, rooms, load=100, seed=0)
+    assert best.allocation[100] == 100
+    # Nothing of the node is given twice: who finds no room there comes later.
+    full = place_all(PlacementPolicy.TODAY, pods, rooms, load=100, seed=0, today=dict.fromkeys(range(4), 0))
+    assert (full.elsewhere, full.placed) == (1, 4)
+
+
 def test_pods_get_only_models_that_they_may_have() -> None:
     named = PodType(4000, 1024, 1, WHOLE_MILLI, frozenset({"b"}))
     placed = place_all(PlacementPolicy.SSP, [named], [node(1, "a"), node(1, "b")], load=100, seed=0)
@@ -137,6 +154,24 @@ def test_what_cannot_be_placed_is_said(
     error = " ".join(capsys.readouterr().err.split())
     assert said in error
     assert file in error
+
+
+@pytest.mark.parametrize(
+    ("lines", "said"),
+    [
+        (PODS, "says of no pod that runs on which node it is"),
+        (
+            (f"{PODS[0]},node", *(f"{line},n9" for line in PODS[1:])),
+            "nodes.csv does not name, a on n9 for one",
+        ),
+    ],
+)
+def test_today_needs_the_node_of_pods(
+    folder: Path, capsys: pytest.CaptureFixture[str], lines: tuple[str, ...], said: str
+) -> None:
+    (folder / "pods.csv").write_text("\n".join(lines) + "\n")
+    assert ask("--nodes", "nodes.csv", "--placement", "today") == 2
+    assert said in " ".join(capsys.readouterr().err.split())
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""``partage record``: write a node to a machine file, so that it can be simulated elsewhere."""
+"""``partage record``: write a node, or the pods of a cluster, to files, to be simulated elsewhere."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ import sys
 
 import click
 
-from partage.answers import common_node, common_options, common_output, completion
+from partage.admission.options import GPU_MEM_UNITS, gpu_mem_unit_option
+from partage.answers import cluster_options, common_node, common_options, common_output, completion
 from partage.answers.verb import verb
 
 FORMATS = ("json", "yaml")
@@ -27,7 +28,7 @@ def _format(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     "--to",
     metavar="FILE",
     shell_complete=completion.files,
-    help="Write to this file; - is standard output (the default).",
+    help="Write to this file; - is standard output (the default). With --cluster: to this folder.",
 )
 @click.option(
     "-o",
@@ -36,13 +37,57 @@ def _format(ctx: click.Context, parameter: click.Parameter, value: str | None) -
     callback=_format,
     help="Output format. Default: as the file's name ends, else json.",
 )
-def command(machine: str | None, to: str | None, output: str | None) -> None:
-    """Write this node to a machine file for the simulation.
+@click.option(
+    "--cluster",
+    is_flag=True,
+    help="In place of this node: pods and nodes of a cluster, PODS.csv and NODES.csv in the folder of --to.",
+)
+@cluster_options.kubeconfig_option("With --cluster: ")
+@click.option(
+    "--keep-names",
+    is_flag=True,
+    help="With --cluster: write names and namespaces, in place of numbers.",
+)
+@gpu_mem_unit_option
+def command(
+    *,
+    machine: str | None,
+    to: str | None,
+    output: str | None,
+    cluster: bool,
+    kubeconfig: str | None,
+    keep_names: bool,
+    gpu_mem_unit: str,
+) -> None:
+    """Write this node to a machine file for the simulation, or a cluster's pods to a trace.
 
     The file can be used with --machine on any computer. It has UUIDs, PCI addresses and serial numbers, time
     slices and Partage's MPS daemons, but no process that runs on the GPUs. With --machine the simulated node
     is written, as a start for your own file.
+
+    With --cluster: what simulate --trace PODS.csv --nodes NODES.csv reads. Nodes with GPUs, and how much of
+    them and of CPU and memory the pods ask for, in Partage's words, those of NVIDIA's device plugin, of
+    claims, or of HAMi, Volcano, KAI, ACK, nos and GKE; when they came, were placed and ended; on which node
+    they are. Names, namespaces, labels and images are not written. Nothing in the cluster is changed. What
+    is left out is said on stderr.
+
+    Exit code 2: wrong input; 3: no node has GPUs; 5: the cluster does not answer.
     """
+    if cluster:
+        if machine is not None or output is not None:
+            raise click.UsageError("--cluster goes without --machine and --output")
+        if to is None or to == "-":
+            raise click.UsageError("--cluster needs --to FOLDER")
+        from partage.whatif.verb_record import record_cluster
+
+        record_cluster(to, kubeconfig, GPU_MEM_UNITS[gpu_mem_unit], keep_names=keep_names)
+        return
+    if keep_names:
+        raise click.UsageError("--keep-names goes with --cluster")
+    _record_node(machine, to, output)
+
+
+def _record_node(machine: str | None, to: str | None, output: str | None) -> None:
     from msgspec.structs import replace
 
     from partage.cli.observed_machine import observed_machine

@@ -73,10 +73,10 @@ FALSE = 1
     "--placement",
     "placements",
     multiple=True,
-    type=click.Choice(["ssp", "ssp-exact", "fgd", "bestfit", "stock"]),
+    type=click.Choice(["ssp", "ssp-exact", "fgd", "bestfit", "stock", "today"]),
     help="With --trace and --nodes: how much of the GPUs pods get if their nodes are chosen so. More pods "
-    "come than fit, and none ends. ssp: kube-scheduler with Partage's extender; stock: without. May be given "
-    "several times.",
+    "come than fit, and none ends. ssp: kube-scheduler with Partage's extender; stock: without; today: the "
+    "same, from where the pods of a recorded cluster are. May be given several times.",
 )
 @click.option(
     "--load",
@@ -126,47 +126,54 @@ def command(  # noqa: PLR0917 - click calls it by keyword
 
     Exit code 0: every expectation was met; 1: one was not; 2: story, trace or policy is wrong; 3: impossible.
     """
-    if trace is not None:
-        if story is not None or machine is not None or http is not None or serve:
-            raise click.UsageError("--trace goes without STORY, --machine, --http and --serve")
-        if placements:
-            if machines or gpu_models or policy or config:
-                raise click.UsageError(
-                    "--placement goes without --machines, --gpu-model, --policy and --config"
-                )
-            from partage.whatif.verb_placement import PlacementOptions, print_placements
-
-            return print_placements(PlacementOptions(trace, fleet, placements, load, seed, plot, output))
+    if trace is None:
+        if story is None:
+            raise click.UsageError("a STORY is needed, or --trace FILE")
+        if fleet or machines or gpu_models or plot or placements:
+            raise click.UsageError("--fleet, --machines, --gpu-model, --placement and --plot go with --trace")
+        if len(policy) > 1:
+            raise click.UsageError("a story is played with one --policy; several go with --trace")
+        _log(verbose=verbose)
+        read = _read_story(story, machine, policy[0] if policy else None, config)
+        return _story(read, seed, _beside(http, stay=serve), output)
+    if story is not None or machine is not None or http is not None or serve:
+        raise click.UsageError("--trace goes without STORY, --machine, --http and --serve")
+    if not placements:
         from partage.whatif.verb import WhatIfOptions, print_what_if
 
         return print_what_if(
             WhatIfOptions(trace, fleet, machines, gpu_models, policy, config, seed, plot, output)
         )
-    if story is None:
-        raise click.UsageError("a STORY is needed, or --trace FILE")
-    if fleet or machines or gpu_models or plot or placements:
-        raise click.UsageError("--fleet, --machines, --gpu-model, --placement and --plot go with --trace")
-    if len(policy) > 1:
-        raise click.UsageError("a story is played with one --policy; several go with --trace")
+    if machines or gpu_models or policy or config:
+        raise click.UsageError("--placement goes without --machines, --gpu-model, --policy and --config")
+    from partage.whatif.verb_placement import PlacementOptions, print_placements
+
+    return print_placements(PlacementOptions(trace, fleet, placements, load, seed, plot, output))
+
+
+def _read_story(story: str, machine: str | None, policy: str | None, config: str | None) -> Story:
     from partage.lab.stories.read import read_story
 
     labels = common_options.node_labels()
-    named = policy[0] if policy else None
-    read = read_story(Path(story), machine=machine, policy=named, config=config, labels=labels)
-    _log(verbose=verbose)
-    if serve or http is not None:
-        from partage.cli.story_page import story_page
+    return read_story(Path(story), machine=machine, policy=policy, config=config, labels=labels)
 
-        beside = story_page(http or "127.0.0.1:0", http_options(), stay=serve)
-    else:
-        beside = None
-    ending = (
-        _print_play(read, seed, beside) if output == "table" else _play(read, seed, lambda _: None, beside)
-    )
-    if output != "table":
-        from partage.lab.stories.document import simulation_document
 
-        common_output.print_document(simulation_document(read, ending), output)
+def _beside(http: str | None, *, stay: bool) -> Beside | None:
+    """The page of the node. stay: it goes on after the story."""
+    if http is None and not stay:
+        return None
+    from partage.cli.story_page import story_page
+
+    return story_page(http or "127.0.0.1:0", http_options(), stay=stay)
+
+
+def _story(story: Story, seed: int, beside: Beside | None, output: str) -> int:
+    if output == "table":
+        return 0 if _print_play(story, seed, beside).good else FALSE
+    from partage.lab.stories.document import simulation_document
+
+    ending = _play(story, seed, lambda _: None, beside)
+    common_output.print_document(simulation_document(story, ending), output)
     return 0 if ending.good else FALSE
 
 

@@ -14,10 +14,11 @@ from msgspec.structs import replace
 
 from partage.errors import InputError, Problem
 from partage.explain.decide.amounts import CPU
-from partage.explain.decide.pod import ClaimSource, LabelRule, PodNeeds, Term, Toleration
+from partage.explain.decide.pod import ClaimSource, PodNeeds
 from partage.kubernetes.manifests.manifest import gpus_of_whole_pod, requests_without_limits
 from partage.kubernetes.manifests.names import name_findings
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf, ManifestNode
+from partage.kubernetes.manifests.node_rules import affinity_of, tolerations_of
 from partage.kubernetes.manifests.pod_claims import BY_NAME, BY_TEMPLATE, pod_claim_findings
 from partage.kubernetes.manifests.pods import object_name, pod_specs_at
 from partage.model.ids import MEMORY_RESOURCE, VENDOR
@@ -72,14 +73,6 @@ def _of_containers(spec: ManifestNode) -> Iterator[str]:
 
 def _is_claim(volume: ManifestNode) -> bool:
     return bool({"persistentVolumeClaim", "ephemeral"}.intersection(volume.keys))
-
-
-_AFFINITY = (
-    "affinity",
-    "nodeAffinity",
-    "requiredDuringSchedulingIgnoredDuringExecution",
-    "nodeSelectorTerms",
-)
 
 
 def pods_of(
@@ -145,8 +138,8 @@ class _SpecReader:
             containers=(*inits, *mains),
             node=self._text(spec.at("nodeName")),
             selector=self._texts(spec.at("nodeSelector")),
-            affinity=self._affinity(),
-            tolerations=tuple(map(self._toleration, spec.at("tolerations").items)),
+            affinity=affinity_of(spec, self._text),
+            tolerations=tolerations_of(spec, self._text),
             overhead=self._amounts(spec.at("overhead")),
             whole=self._whole((*inits, *mains)),
             not_judged=not_judged(spec),
@@ -193,21 +186,6 @@ class _SpecReader:
             by_name, by_template = self._text(place.at(BY_NAME)), self._text(place.at(BY_TEMPLATE))
             kind = "ResourceClaim" if by_name else "ResourceClaimTemplate"
             yield ClaimSource(self._text(place.at("name")), kind, by_name or by_template)
-
-    def _affinity(self) -> tuple[Term, ...] | None:
-        place = self._spec.at(*_AFFINITY)
-        return tuple(tuple(self._rules(term)) for term in place.items) if place.items else None
-
-    def _rules(self, term: ManifestNode) -> Iterator[LabelRule]:
-        for part, of_field in (("matchExpressions", False), ("matchFields", True)):
-            for rule in term.at(part).items:
-                values = tuple(self._text(value) for value in rule.at("values").items)
-                key, operator = self._text(rule.at("key")), self._text(rule.at("operator"))
-                yield LabelRule(key, operator, values, of_field)
-
-    def _toleration(self, place: ManifestNode) -> Toleration:
-        key, value, effect = (self._text(place.at(word)) for word in ("key", "value", "effect"))
-        return Toleration(key, self._text(place.at("operator")) or "Equal", value, effect)
 
     def _texts(self, place: ManifestNode) -> dict[str, str]:
         return {key: self._text(place.at(key)) for key in place.keys}

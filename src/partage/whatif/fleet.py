@@ -107,9 +107,9 @@ def fleet_of_table(path: Path, models: Mapping[str, str]) -> Fleet:
     )
 
 
-def rooms_of_table(path: Path) -> list[Room]:
-    """The nodes of a table as placement sees them, by name. Raises InputError; also where CPU or memory of a
-    node are not said.
+def rooms_of_table(path: Path) -> tuple[list[str], list[Room]]:
+    """The nodes of a table as placement sees them, in the order of their names, which come first. Raises
+    InputError; also where CPU or memory of a node are not said.
     """
     rows = sorted(read_fleet(path), key=lambda row: row.name)
     unsaid = [row.name for row in rows if row.cpu_milli is None or row.memory_bytes is None]
@@ -121,7 +121,7 @@ def rooms_of_table(path: Path) -> list[Room]:
     for row in rows:
         cpu, memory = row.cpu_milli or 0, (row.memory_bytes or 0) // MIB
         rooms.append(Room(row.model.lower(), cpu, memory, [WHOLE_MILLI] * row.gpus, cpu, memory))
-    return rooms
+    return [row.name for row in rows], rooms
 
 
 def fleet_of_machines(machines: Sequence[str]) -> Fleet:

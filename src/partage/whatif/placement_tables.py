@@ -31,7 +31,8 @@ def placements_table(answer: PlacementsDocument) -> Table:
     table = plain_table("", "GPUs that pods asked for", *names, right=names)
     reached = sorted(set().union(*(result.allocation for result in answer.placements)))
     loads = [load for load in reached if load in _LOADS] or reached
-    for load in sorted({*loads, *reached[-1:]}):
+    now = (min(result.allocation) for result in answer.placements)  # not 0: the curve begins at what is there
+    for load in sorted({*loads, *reached[-1:], *filter(None, now)}):
         cells = (result.allocation.get(load) for result in answer.placements)
         table.add_row(f"{load} %", *("-" if cell is None else f"{cell:.2f} %" for cell in cells))
     table.add_section()

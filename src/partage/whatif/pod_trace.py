@@ -3,7 +3,8 @@
 CSV, columns by their names in the first line, in any order: ``name``, ``cpu_milli``, ``memory_mib``,
 ``num_gpu``, ``gpu_milli`` (thousandths of each GPU); where there are any also ``gpu_spec`` (models, joined by
 ``|``), ``gpu_memory_mib`` (of each GPU, in place of ``gpu_milli``), ``creation_time``, ``scheduled_time``,
-``deletion_time`` (seconds). Other columns are left alone. JSON: ``{"pods": [...]}``, see ``_JsonPod``.
+``deletion_time`` (seconds), ``node`` (where it is). Other columns are left alone. JSON:
+``{"pods": [...]}``, see ``_JsonPod``.
 """
 
 from __future__ import annotations
@@ -75,7 +76,8 @@ def _csv_pod(row: Row) -> TracePod:
         models=_models((row.get("gpu_spec") or "").split("|")) if gpus else frozenset(),
     )
     created_s, lasts_s = _times(row)
-    return TracePod((row.get("name") or "").strip(), wants, created_s, lasts_s)
+    name, node = ((row.get(column) or "").strip() for column in ("name", "node"))
+    return TracePod(name, wants, created_s, lasts_s, node)
 
 
 def _gpus_of(row: Row) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ import click
 
 from partage.answers import common_output
 from partage.errors import InputError, Problem, missing_library
+from partage.text import count_of
 from partage.values import Frozen
 
 if TYPE_CHECKING:
@@ -67,8 +68,11 @@ def _answer(options: PlacementOptions) -> PlacementsDocument:
     from partage.whatif.progress import progress
 
     assert options.fleet is not None
-    pods = _types(options.trace, read_pod_trace(Path(options.trace)))
-    rooms = rooms_of_table(Path(options.fleet))
+    # By name, as the published figures have it.
+    trace = sorted(read_pod_trace(Path(options.trace)), key=lambda pod: pod.name)
+    pods = _types(options.trace, trace)
+    names, rooms = rooms_of_table(Path(options.fleet))
+    today = _today(options, trace, names) if PlacementPolicy.TODAY in options.placements else {}
     results: list[PlacementResult] = []
     count = 0
     for name in dict.fromkeys(options.placements):
@@ -81,6 +85,7 @@ def _answer(options: PlacementOptions) -> PlacementsDocument:
                     load=options.load,
                     seed=options.seed,
                     on_progress=on_progress,
+                    today=today,
                 )
             except ModuleNotFoundError as missing:
                 raise missing_library(f"--placement {name}", "numpy", "numpy") from missing
@@ -89,6 +94,9 @@ def _answer(options: PlacementOptions) -> PlacementsDocument:
                     [Problem(options.trace, "", "error", str(error), "num_gpu says of how many")]
                 ) from error
         results.append(PlacementResult(placed.policy, placed.allocation, placed.placed))
+        if placed.elsewhere:
+            said = f"{name}: {count_of(placed.elsewhere, 'pod')} found no room on the node of the trace"
+            common_output.say(f"{said}, and came later", err=True)
         count = placed.pods
     return PlacementsDocument(
         trace=options.trace,
@@ -105,7 +113,7 @@ def _gpus(rooms: Sequence[Room]) -> int:
 
 
 def _types(trace: str, pods: Sequence[TracePod]) -> list[PodType]:
-    """What pods ask for, in the order of their names, as the published figures have it."""
+    """What pods ask for."""
     from partage.plan.placement.mix import PodType
     from partage.units import MIB
 
@@ -122,5 +130,22 @@ def _types(trace: str, pods: Sequence[TracePod]) -> list[PodType]:
             pod.wants.gpu_milli,
             pod.wants.models,
         )
-        for pod in sorted(pods, key=lambda pod: pod.name)
+        for pod in pods
     ]
+
+
+def _today(options: PlacementOptions, trace: Sequence[TracePod], names: Sequence[str]) -> dict[int, int]:
+    """Place of the node of each pod that runs. Raises InputError."""
+    places = {name: place for place, name in enumerate(names)}
+    running = {number: pod for number, pod in enumerate(trace) if pod.node and pod.lasts_s is None}
+    if not running:
+        hint = "the column node says it: partage record --cluster writes it"
+        message = "says of no pod that runs on which node it is"
+        raise InputError([Problem(options.trace, "", "error", message, hint)])
+    unknown = [pod for pod in running.values() if pod.node not in places]
+    if unknown:
+        message = f"{count_of(len(unknown), 'pod')} are on nodes that {options.fleet} does not name, "
+        message += f"{unknown[0].name} on {unknown[0].node} for one"
+        hint = "give the nodes that were recorded together with the pods"
+        raise InputError([Problem(options.trace, "", "error", message, hint)])
+    return {number: places[pod.node] for number, pod in running.items()}

@@ -132,6 +132,17 @@ def translate(
     return TranslatedPod(found[0].system, claims, patch, said, found[0].rules)
 
 
+def need_of(pod: Mapping[str, Any], settings: DialectSettings) -> PodGpuNeed | None:
+    """What a pod asks for in the words of another system that runs it today; None: in nobody's words, or it
+    was translated. pod: as for ``translate``. Raises CannotMean.
+    """
+    asking, terms = asking_pod(pod), AdmissionTerms(settings)
+    found = [asked for _, ask in _SYSTEMS if (asked := ask(asking, terms)) is not None]
+    if len(found) > 1:
+        raise CannotMean("it asks in the words of several systems")
+    return found[0] if found else None
+
+
 _Ask = Callable[[AskingPod, AdmissionTerms], PodGpuNeed | None]
 _SYSTEMS: tuple[tuple[str, _Ask], ...] = (
     ("HAMi", lambda pod, terms: asked_of_hami(pod, terms.settings, terms.listed, RESOURCES)),

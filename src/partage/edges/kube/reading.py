@@ -46,9 +46,9 @@ class ClusterReader:
         """All Nodes."""
         return await self._list("/api/v1/nodes", {})
 
-    async def pods(self) -> tuple[Object, ...]:
-        """The pods of all namespaces that have not ended."""
-        return await self._list("/api/v1/pods", {"fieldSelector": _ENDED})
+    async def pods(self, *, ended: bool = False) -> tuple[Object, ...]:
+        """The pods of all namespaces. ended: also those that have ended and are still there."""
+        return await self._list("/api/v1/pods", {} if ended else {"fieldSelector": _ENDED})
 
     async def pod(self, namespace: str, name: str) -> Object:
         """One pod. Raises Absent where there is none."""

@@ -43,7 +43,9 @@ class _NodeStatus(Frozen):
     allocatable: Mapping[str, str | int] | None = None
 
 
-class _NodeRow(Frozen):
+class ScheduledNodeJson(Frozen):
+    """A Node, as far as a scheduler counts."""
+
     metadata: Meta
     status: _NodeStatus | None = None
 
@@ -61,7 +63,7 @@ class _NodeRow(Frozen):
 
 class _NodeRows(Frozen):
     metadata: Page
-    items: tuple[_NodeRow, ...] | None = None
+    items: tuple[ScheduledNodeJson, ...] | None = None
 
 
 class _Container(Frozen):
@@ -186,7 +188,7 @@ class SchedulingSeen(Protocol):
 async def follow_scheduling(connection: Connection, driver: str, seen: SchedulingSeen) -> None:
     """Five watches, for ever. A server without ``resource.k8s.io/v1`` has no slices, claims and classes."""
     collections: dict[str, Collection[Any]] = {
-        "nodes": Collection(NODES, _NodeRows, _NodeRow, page=PAGE),
+        "nodes": Collection(NODES, _NodeRows, ScheduledNodeJson, page=PAGE),
         "pods": Collection(
             PODS, _PodRows, ScheduledPodJson, {"fieldSelector": _ENDED}, page=PAGE, in_namespaces=True
         ),

@@ -42,7 +42,8 @@ from partage.explain.decide.node import (
     devices_of_gpu,
     holder_of,
 )
-from partage.explain.decide.pod import PodNeeds, Toleration
+from partage.explain.decide.pod import PodNeeds
+from partage.kubernetes.decide.node_rules import Toleration
 from partage.model.ids import DeviceUuid, GpuUuid, device_of
 from partage.model.pod import Container
 from partage.model.policy import Exclusive, GpuEntry, Policy, ResourceEntry

@@ -18,7 +18,7 @@ from partage.explain.decide.changes import (
 )
 from partage.explain.decide.fewest import fewest
 from partage.explain.decide.node import NODE_STATE, Counted, NodeView
-from partage.explain.decide.pod import LabelRule, PodNeeds, Term
+from partage.explain.decide.pod import PodNeeds
 from partage.explain.decide.reasons import (
     CounterShort,
     MoreThanNode,
@@ -28,10 +28,10 @@ from partage.explain.decide.reasons import (
     Tainted,
     WrongNode,
 )
+from partage.kubernetes.decide.node_rules import KEEPS_AWAY, LabelRule, Term
 from partage.model.ids import VENDOR
 from partage.model.node_labels import DOMAIN
 
-_KEEPS_AWAY = ("NoSchedule", "NoExecute")
 _UNSCHEDULABLE = f"{NODE_STATE}unschedulable"
 
 
@@ -104,7 +104,7 @@ def after_offer(pod: PodNeeds, node: NodeView) -> NodeFinding | None:
     if node.unschedulable and not _tolerates(pod, _UNSCHEDULABLE, "", "NoSchedule"):
         return NodeFinding(NodeCordoned(), ((UncordonNode(node.name),),))
     for taint in node.taints:
-        if taint.effect not in _KEEPS_AWAY or taint.key == _UNSCHEDULABLE:
+        if taint.effect not in KEEPS_AWAY or taint.key == _UNSCHEDULABLE:
             continue
         if not _tolerates(pod, taint.key, taint.value, taint.effect):
             reason = Tainted(taint.key, taint.value, taint.effect, taint.why)

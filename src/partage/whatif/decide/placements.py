@@ -25,10 +25,11 @@ PROGRESS_EVERY = 200
 
 
 class PlacementPolicy(StrEnum):
-    """ssp: kube-scheduler with the extender, whose score decides; the GPU is the allocator's first fit.
+    """ssp: kube-scheduler with the extender, whose best node is taken; of several that are equally good, that
+    with the best of kube-scheduler's own scores. The GPU is the allocator's first fit.
 
     ssp-exact: the best of all nodes and GPUs. fgd, bestfit: the same by published scores. stock:
-    kube-scheduler alone.
+    kube-scheduler alone. today: the same, but pods that have a node begin on it.
     """
 
     SSP = "ssp"
@@ -36,22 +37,25 @@ class PlacementPolicy(StrEnum):
     FGD = "fgd"
     BESTFIT = "bestfit"
     STOCK = "stock"
+    TODAY = "today"
 
     @property
     def by_kube_scheduler(self) -> bool:
         """Part of the nodes are looked at, and one of the best is drawn."""
-        return self in {PlacementPolicy.SSP, PlacementPolicy.STOCK}
+        return self in {PlacementPolicy.SSP, PlacementPolicy.STOCK, PlacementPolicy.TODAY}
 
 
 class PlacedPods(Frozen):
     """allocation: percent of the cluster's GPUs that pods have, by the load, percent of its GPUs that pods
-    have asked for. placed: pods, of how many.
+    have asked for; with ``today`` from what they ask for now. placed: pods, of how many. elsewhere: for which
+    their own node had no room.
     """
 
     policy: PlacementPolicy
     allocation: Mapping[int, float]
     placed: int
     pods: int
+    elsewhere: int = 0
 
 
 def arrivals(pods: Sequence[PodType], nodes: int, limit: int, seed: int) -> tuple[list[int], list[int]]:
@@ -87,11 +91,12 @@ def place_all(
     seed: int,
     on_progress: Callable[[int, int], None] = lambda _done, _all: None,
     draw: Draw | None = None,
+    today: Mapping[int, int] | None = None,
 ) -> PlacedPods:
     """Place pods until they have asked for ``load`` percent of the GPUs. rooms: the nodes without pods; they
     are not changed. draw: which of the equally good nodes is taken; its arguments are the pod by its place in
-    ``pods``, and nodes by theirs in ``rooms``. Raises ValueError where no pod asks for a GPU, or no node has
-    one.
+    ``pods``, and nodes by theirs in ``rooms``. today: nodes of pods that have one, alike; for that policy.
+    Raises ValueError where no pod asks for a GPU, or no node has one.
     """
     supply: dict[str, int] = defaultdict(int)
     for room in rooms:
@@ -107,34 +112,97 @@ def place_all(
     if draw is None:
         draw = drawn(seed) if policy.by_kube_scheduler else lambda _pod, best: best[0]
     place_of = {number: place for place, number in enumerate(nodes_order)}
-    columns: dict[int, list[float]] = defaultdict(list)
-    asked = got = placed = 0
-    for done, number in enumerate(order):
+    curve = _Curve(total)
+    begun = _Begun(others=order)
+    if policy is PlacementPolicy.TODAY:
+        begun = _begin(order, pods, nodes, {number: place_of[at] for number, at in (today or {}).items()})
+        curve.begin([pods[number].demand for number in begun.here])
+    for done, number in enumerate(begun.others):
         if done % PROGRESS_EVERY == 0:
             on_progress(done, len(order))
         pod = pods[number]
-        kind = numbers.setdefault(pod, _Class(len(numbers), pod))
-        asked += pod.demand
-        if best := scheduler.best(kind):
+        best = scheduler.best(numbers.setdefault(pod, _Class(len(numbers), pod)))
+        if policy is PlacementPolicy.SSP and len(best) > 1:
+            best = _best_by_stock(best, nodes, pod)
+        if best:
             node = place_of[draw(number, [nodes_order[place] for place in best])]
             nodes[node].take(pod)
             scheduler.changed(node)
-            got += pod.demand
-            placed += 1
-        columns[round(100 * asked / total)].append(round(100 * got / total, 2))
+        curve.add(pod.demand, placed=bool(best))
     on_progress(len(order), len(order))
-    return PlacedPods(policy, _at_each_load(columns), placed, len(order))
+    return PlacedPods(policy, curve.at_each_load(), curve.placed, len(order), begun.elsewhere)
 
 
-def _at_each_load(columns: Mapping[int, Sequence[float]]) -> dict[int, float]:
-    """The mean of each percent of load; where no pod came, it is as before."""
-    found: dict[int, float] = {}
-    given = 0.0
-    for load in range(max(columns) + 1):
-        if column := columns.get(load):
-            given = round(sum(column) / len(column), 2)
-        found[load] = given
-    return found
+class _Curve:
+    """What was asked for and given so far, of total milli."""
+
+    def __init__(self, total: int) -> None:
+        self._total, self._asked, self._given = total, 0, 0
+        self._columns: dict[int, list[float]] = defaultdict(list)
+        self._first = 0
+        self.placed = 0
+
+    def begin(self, demands: Sequence[int]) -> None:
+        """Pods that are there from the first: before them there is no curve."""
+        if demands:
+            self._asked = self._given = sum(demands)
+            self.placed = len(demands)
+            self._note()
+            (self._first,) = self._columns
+
+    def add(self, demand: int, *, placed: bool) -> None:
+        """A pod came."""
+        self._asked += demand
+        self._given += demand if placed else 0
+        self.placed += placed
+        self._note()
+
+    def _note(self) -> None:
+        given = round(100 * self._given / self._total, 2)
+        self._columns[round(100 * self._asked / self._total)].append(given)
+
+    def at_each_load(self) -> dict[int, float]:
+        """The mean of each percent of load; where no pod came, it is as before."""
+        found: dict[int, float] = {}
+        given = 0.0
+        for load in range(self._first, max(self._columns) + 1):
+            if column := self._columns.get(load):
+                given = round(sum(column) / len(column), 2)
+            found[load] = given
+        return found
+
+
+class _Begun(Frozen):
+    """here: pods that are on their nodes. others: those that come. elsewhere: how many of them have a node
+    that had no room.
+    """
+
+    here: Sequence[int] = ()
+    others: Sequence[int] = ()
+    elsewhere: int = 0
+
+
+def _begin(
+    order: Sequence[int], pods: Sequence[PodType], nodes: Sequence[_Node], today: Mapping[int, int]
+) -> _Begun:
+    """Put pods on their nodes, the largest parts of GPUs first: which GPU one has, a trace does not say."""
+    first = order[: len(pods)]  # behind them are some of them once more
+    mine = sorted((number for number in first if number in today), key=lambda n: (-pods[n].milli, n))
+    here = []
+    for number in mine:
+        node = nodes[today[number]]
+        if node.fits_pod(pods[number]):
+            node.take(pods[number])
+            here.append(number)
+    taken = {*here}
+    others = [number for number in first if number not in taken]
+    return _Begun(here, (*others, *order[len(pods) :]), len(mine) - len(here))
+
+
+def _best_by_stock(equal: Sequence[int], nodes: Sequence[_Node], pod: PodType) -> list[int]:
+    """All of these get 10 from the extender, so kube-scheduler's own scores decide between them."""
+    own = [nodes[place].own_score(pod) for place in equal]
+    return [place for place, score in zip(equal, own, strict=True) if score == max(own)]
 
 
 def _scores(
@@ -149,8 +217,8 @@ def _scores(
             return Fgd(mix_of(pods))
         case PlacementPolicy.BESTFIT:
             return BestFit()
-        case PlacementPolicy.STOCK:
-            return _Stock()
+        case PlacementPolicy.STOCK | PlacementPolicy.TODAY:
+            return _STOCK
 
 
 class _Stock:
@@ -164,6 +232,9 @@ class _Stock:
         score = least_allocated(then[0], cpu, then[1], memory)
         score += balanced_allocation(before, balance(then[0], cpu, then[1], memory))
         return score, first_fit(pod, room.left)
+
+
+_STOCK = _Stock()
 
 
 class _Class(Frozen):
@@ -188,10 +259,16 @@ class _Node:
         self._scores = scores
 
     def fits(self, kind: _Class) -> bool:
-        return self._room.fits(kind.pod)
+        return self.fits_pod(kind.pod)
+
+    def fits_pod(self, pod: PodType) -> bool:
+        return self._room.fits(pod)
 
     def score(self, kind: _Class) -> float:
         return self._scores.best(kind.pod, self._room)[0]
+
+    def own_score(self, pod: PodType) -> float:
+        return _STOCK.best(pod, self._room)[0]
 
     def take(self, pod: PodType) -> None:
         self._room.take(pod, self._scores.best(pod, self._room)[1])

@@ -36,13 +36,14 @@ class PodWants(Frozen):
 
 class TracePod(Frozen):
     """A pod of a trace. created_s: when it is created. lasts_s: how long it runs once started; None: it does
-    not end.
+    not end. node: where it is or was in the cluster of the trace; empty: not said, or it had none.
     """
 
     name: str
     wants: PodWants
     created_s: float = 0.0
     lasts_s: float | None = None
+    node: str = ""
 
 
 class NodeKind(Frozen):
