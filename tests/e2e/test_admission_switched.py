@@ -227,8 +227,12 @@ def test_a_tenant_can_take_only_from_himself(node: Cluster) -> None:
     marked["metadata"]["annotations"] = {
         TRANSLATED: "HAMi: main nvidia.com/gpu=9",
         "partage.dev/guarantee": "main: memory hard",
+        "scheduling.volcano.sh/queue-name": "té\u202eam\n\x1b[31m" + "x" * 5000,
     }
-    made = as_made(create(node, marked, "-o", "json"))
+    said = create(node, marked, "-o", "json")
+    assert "Warning: scheduling.volcano.sh/queue-name: t" in said
+    assert not {"\u202e", "\x1b"} & {*said.partition("{")[0]}
+    made = as_made(said)
     assert made["metadata"]["annotations"]["partage.dev/guarantee"] == (
         "main: memory as PARTAGE_GUARANTEE in the container says"
     )
