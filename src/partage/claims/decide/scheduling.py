@@ -130,6 +130,7 @@ class _PlaceSearch:
         self._counters = CountersLeft(book)
         self._slots = [(claim, request) for claim in claims for request in claim.spec.requests]
         self._alone: dict[tuple[str, str, DeviceKey], DeviceReason | Charge] = {}
+        self._meant: dict[tuple[str, tuple[str, ...], DeviceKey], DeviceReason | None] = {}
         self._tries = 0
         self._deepest = -1
         self._missed: Unplaced | None = None
@@ -225,7 +226,10 @@ class _PlaceSearch:
 
     def _reason_alone(self, way: DeviceAsk, device: BookDevice) -> DeviceReason | Charge:
         """The charge where it would do if the pod had no other request."""
-        if (reason := _not_wanted(way, self._classes[way.device_class], device)) is not None:
+        asked = way.device_class, way.selectors, device.key
+        if asked not in self._meant:  # containers of a pod often ask alike
+            self._meant[asked] = _not_wanted(way, self._classes[way.device_class], device)
+        if (reason := self._meant[asked]) is not None:
             return reason
         for taint in device.device.taints:
             if taint.effect in _KEEPS_AWAY and not any(
