@@ -8,6 +8,7 @@ import json
 import shutil
 import ssl
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -182,7 +183,7 @@ async def test_pods_of_nobody_are_left_alone() -> None:
             await hook.until_ready()
             for document in alone:
                 assert await hook.mutate(document) == {"uid": "u1", "allowed": True}
-            other = review(HAMI, kind={"group": "apps", "version": "v1", "kind": "Deployment"})
+            other = review(HAMI, kind={"group": "apps", "version": "v1", "kind": "DaemonSet"})
             assert (await hook.ask("POST", MUTATE, other))[1]["response"] == {"uid": "u1", "allowed": True}
             update = review(HAMI, operation="UPDATE")
             assert (await hook.ask("POST", MUTATE, update))[1]["response"] == {"uid": "u1", "allowed": True}
@@ -194,6 +195,46 @@ async def test_pods_of_nobody_are_left_alone() -> None:
                 return "patch" in await hook.mutate(alone[1])
 
             await until(changed, True)
+
+
+@pytest.mark.parametrize(
+    ("group", "kind", "mark"),
+    [
+        ("batch", "Job", "kai.scheduler/batch-min-member"),
+        ("apps", "Deployment", "scheduling.volcano.sh/group-min-member"),
+    ],
+)
+async def test_what_makes_pods_that_start_together_is_refused_at_once(
+    group: str, kind: str, mark: str
+) -> None:
+    """No pod says it of itself. What makes other pods goes by, and its pods come by themselves."""
+
+    def maker(template: Json, least: str) -> Json:
+        made = {"metadata": {"name": "j", "annotations": {mark: least}}, "spec": {"template": template}}
+        return review(made, kind={"group": group, "version": "v1", "kind": kind})
+
+    whole = pod(container({"nvidia.com/gpu": "1"}), schedulerName="kai-scheduler")
+    async with object_store() as store:
+        filled(store)
+        async with served(store) as hook:
+            await hook.until_ready()
+
+            async def response(template: Json, least: str = "2") -> Json:
+                answer: Json = (await hook.ask("POST", MUTATE, maker(template, least)))[1]["response"]
+                return answer
+
+            for template in (HAMI, whole):
+                said = (await response(template))["status"]["message"]
+                assert said.startswith("its pods are written for ")
+                assert f"{mark} wants pods that start together or not at all" in said
+                assert await response(template, "1") == {"uid": "u1", "allowed": True}
+            plain = pod(container({"nvidia.com/gpu": "1"}))
+            assert await response(plain) == {"uid": "u1", "allowed": True}
+            assert written(store) == []
+            broken: Any
+            for broken in ({}, {"spec": {}}, {"spec": {"template": []}}, None):
+                about = review({}, kind={"group": group, "version": "v1", "kind": kind}, object=broken)
+                assert (await hook.ask("POST", MUTATE, about))[0] == 400
 
 
 async def test_schedulers_of_other_systems_are_kept_where_they_run() -> None:
@@ -280,6 +321,42 @@ async def test_bodies_are_bounded_and_only_reviews_are_posted() -> None:
             assert (await hook.ask("POST", "/metrics", {}))[0] in (400, 404)
             assert (await hook.ask("GET", MUTATE))[0] == 400
             assert (await hook.ask("GET", "/livez"))[0] == 200
+
+
+@pytest.mark.parametrize(
+    ("document", "said"),
+    [
+        (
+            pod(*(container({"nvidia.com/gpu": "2", "nvidia.com/gpumem": "9"}, f"c{n}") for n in range(33))),
+            "the containers of the pod ask for 66 GPUs or parts of them together, and 64 are the most",
+        ),
+        (
+            pod(*(container({"volcano.sh/vgpu-number": "1"}, f"c{n}") for n in range(14_000))),
+            "the pod has 14000 containers, and 500 are the most that are looked through",
+        ),
+    ],
+    ids=["66 GPUs", "14,000 containers"],
+)
+async def test_pods_that_would_keep_others_waiting_are_refused_at_once(document: Json, said: str) -> None:
+    async with object_store() as store:
+        filled(store)
+        async with served(store) as hook:
+            await hook.until_ready()
+            assert said in await hook.refusal(document)
+            assert written(store) == []
+
+
+async def test_64_containers_with_amounts_of_their_own_are_let_in() -> None:
+    amounts = [{"nvidia.com/gpu": "1", "nvidia.com/gpumem": str(100 + number)} for number in range(64)]
+    document = pod(*(container(limits, f"c{number}") for number, limits in enumerate(amounts)))
+    async with object_store() as store:
+        filled(store)
+        async with served(store) as hook:
+            await hook.until_ready()
+            made = as_patched(document, await hook.mutate(document))
+            names = {claim["resourceClaimTemplateName"] for claim in made["spec"]["resourceClaims"]}
+            assert names == {*store.objects[TEAM]}
+            assert len(names) == 64
 
 
 async def test_many_pods_at_once_are_let_in_with_one_template() -> None:

@@ -17,8 +17,9 @@ import jsonschema
 import pytest
 import yaml
 
-from partage.admission.decide.conditions import match_condition
+from partage.admission.decide.conditions import makers_condition, match_condition
 from partage.admission.decide.settings import DialectSettings
+from partage.admission.review import MAKERS
 from partage.admission.verb import command as admission_command
 from partage.admission.verb import settings_of_options
 from partage.admission.webhook import MUTATE, WRITE_WITHIN_S
@@ -545,7 +546,14 @@ def test_rules_and_dashboards_are_those_of_the_repository_and_off_by_default() -
 def test_the_webhook_is_called_for_pods_of_other_systems_alone_and_never_stops_the_cluster() -> None:
     objects = _objects(ALL)
     configuration = objects["MutatingWebhookConfiguration", "partage-admission"]
-    (webhook,) = configuration["webhooks"]
+    webhook, makers = configuration["webhooks"]
+    assert makers["matchConditions"] == [makers_condition()]
+    assert {kind for rule in makers["rules"] for kind in rule["resources"]} == {
+        f"{kind.kind.lower()}s" for kind in MAKERS
+    }
+    assert {rule["apiGroups"][0] for rule in makers["rules"]} == {kind.group for kind in MAKERS}
+    for key in ("clientConfig", "namespaceSelector", "objectSelector", "failurePolicy", "timeoutSeconds"):
+        assert makers[key] == webhook[key]
     assert webhook["matchConditions"] == [
         match_condition(DialectSettings(hami_memory="example.com/mem", default_gpus=2))
     ]

@@ -41,15 +41,24 @@ class _Review(Frozen):
     request: _ReviewRequest | None = None
 
 
+MAKERS = {
+    _ReviewedKind("batch", "Job"),
+    *(_ReviewedKind("apps", kind) for kind in ("Deployment", "ReplicaSet", "StatefulSet")),
+}
+"""Kinds that make pods: their annotations can say of the pods what no pod says."""
+
+
 class PodReview(Frozen):
-    """A pod that is about to be made. pod: None: it is none, and nothing is said about it. dry_run: nothing
-    may be written.
+    """A pod that is about to be made, or what will make pods. pod: itself, or their template; None: it is
+    neither, and nothing is said about it. dry_run: nothing may be written. maker: annotations of what will
+    make the pods; None: it is a pod.
     """
 
     uid: str
     namespace: str
     pod: Mapping[str, Any] | None
     dry_run: bool
+    maker: Mapping[str, str] | None = None
 
 
 class ReviewRefusal(Frozen):
@@ -67,12 +76,27 @@ def read_review(body: bytes) -> PodReview:
     asked = review.request
     if asked is None or not asked.uid:
         raise CodecError("request.uid is missing")
-    about_pod = (
-        asked.kind == _ReviewedKind("", "Pod") and not asked.sub_resource and asked.operation == "CREATE"
-    )
-    if about_pod and not isinstance(asked.object, Mapping):
-        raise CodecError("request.object is no Pod")
-    return PodReview(asked.uid, asked.namespace, asked.object if about_pod else None, asked.dry_run is True)
+    pod: Mapping[str, Any] | None = None
+    maker = None
+    if not asked.sub_resource and asked.operation == "CREATE":
+        if asked.kind == _ReviewedKind("", "Pod"):
+            pod = _mapping(asked.object, "Pod")
+        elif asked.kind in MAKERS:
+            made_by = _mapping(asked.object, asked.kind.kind)
+            pod = _mapping(_mapping(made_by.get("spec"), "spec").get("template"), "pod template")
+            marks = _mapping(made_by.get("metadata"), "metadata").get("annotations")
+            maker = {
+                str(key): text
+                for key, text in _mapping(marks or {}, "mapping").items()
+                if isinstance(text, str)
+            }
+    return PodReview(asked.uid, asked.namespace, pod, asked.dry_run is True, maker)
+
+
+def _mapping(value: object, what: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise CodecError(f"request.object is or has no {what}")
+    return value
 
 
 def write_allowed(uid: str, patch: Sequence[PatchStep] = (), warnings: Sequence[str] = ()) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
 from http import HTTPStatus
 from typing import Any
@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 MUTATE = "/mutate"
 WRITE_WITHIN_S = 4.0
 """For all templates of a pod: less than the API server waits for the webhook."""
+_MOST_CONTAINERS = 500
+"""Of a pod that is looked through: a tenant has written it."""
 _MALFORMED, _NONE = "malformed", "none"
 
 
@@ -74,12 +76,19 @@ class Webhook:
     def _reviewed(self, review: PodReview) -> _ReviewOutcome:
         if review.pod is None:
             return _ReviewOutcome(write_allowed(review.uid), _NONE, "unchanged")
+        if (found := _containers_in(review.pod)) > _MOST_CONTAINERS:
+            said = (
+                f"the pod has {found} containers, and {_MOST_CONTAINERS} are the most that are looked through"
+            )
+            return _refused(review, RefusedPod("another system", said))
         terms, homes = self._state.now()
-        match translate(review.pod, terms):
-            case None:
-                return _ReviewOutcome(write_allowed(review.uid), _NONE, "unchanged")
+        match translate(review.pod, terms, review.maker):
             case RefusedPod() as refused:
                 return _refused(review, refused)
+            case None:
+                return _ReviewOutcome(write_allowed(review.uid), _NONE, "unchanged")
+            case _ if review.maker is not None:  # its pods come by themselves
+                return _ReviewOutcome(write_allowed(review.uid), _NONE, "unchanged")
             case TranslatedPod() as pod:
                 if pod.claims and (why := self._state.too_old):
                     return _refused(review, RefusedPod(pod.system, why, "a newer cluster"))
@@ -103,8 +112,9 @@ class Webhook:
         return _ReviewOutcome(write_allowed(review.uid, pod.patch, pod.warnings), pod.system, "translated")
 
     async def _ensure(self, review: PodReview, pod: TranslatedPod) -> None:
-        for form in {claim.form.name: claim.form for claim in pod.claims}.values():
-            await self._templates.ensure(review.namespace, form, dry_run=review.dry_run)
+        forms = {claim.form.name: claim.form for claim in pod.claims}.values()
+        written = (self._templates.ensure(review.namespace, form, dry_run=review.dry_run) for form in forms)
+        await asyncio.gather(*written)
 
     def _in_loop(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Raises what the work raises, TimeoutError."""
@@ -113,7 +123,16 @@ class Webhook:
         asked.result(WRITE_WITHIN_S + 1.0)
 
 
+def _containers_in(pod: Mapping[str, Any]) -> int:
+    spec = pod.get("spec")
+    rows = (
+        [spec.get(group) for group in ("containers", "initContainers")] if isinstance(spec, Mapping) else []
+    )
+    return sum(len(group) for group in rows if isinstance(group, list))
+
+
 def _refused(review: PodReview, refused: RefusedPod) -> _ReviewOutcome:
     hint = f" ({refused.hint})" if refused.hint else ""
-    sentence = f"the pod is written for {refused.system}, and refused: {refused.sentence}{hint}"
+    who = "the pod is" if review.maker is None else "its pods are"
+    sentence = f"{who} written for {refused.system}, and refused: {refused.sentence}{hint}"
     return _ReviewOutcome(write_refused(review.uid, ReviewRefusal(sentence)), refused.system, "refused")

@@ -207,6 +207,20 @@ def test_what_no_claim_can_be(more, owner, why):
     assert why in found.sentence
 
 
+@pytest.mark.parametrize("system", ["kai-scheduler", "volcano"])
+def test_who_starts_pods_together_may_keep_them(system):
+    """As the hint of the refusal says."""
+    marks = {"pod-group-name": "g", "scheduling.k8s.io/group-name": "g"}
+    document = pod(container({GPU: 1, MEM: 1}), annotations=marks, schedulerName=system)
+    owner = {"kai.scheduler/batch-min-member": "2"}
+    assert isinstance(translate(document, TERMS, owner), RefusedPod)
+    there = replace(TERMS, schedulers=frozenset({system}))
+    found = translate(document, there, owner)
+    assert isinstance(found, TranslatedPod)
+    assert any(f"the scheduler {system} is kept" in text for text in found.warnings)
+    assert isinstance(translate(document, replace(TERMS, schedulers=frozenset({"other"}))), RefusedPod)
+
+
 @pytest.mark.parametrize(
     "more",
     [

@@ -14,11 +14,12 @@ from typing import Any
 
 from partage.admission.decide import ack, hami, kai, nos_gke, volcano
 from partage.admission.decide.pod import asking_pod
-from partage.admission.decide.refusals import NVIDIA, THEIR_SCHEDULERS
+from partage.admission.decide.refusals import LEAST, NVIDIA, THEIR_SCHEDULERS
 from partage.admission.decide.settings import DialectSettings
 from partage.values import Frozen
 
 CONDITION = "asks-in-words-of-another-system"
+TOGETHER = "wants-pods-that-start-together"
 
 
 class SentNames(Frozen):
@@ -79,6 +80,11 @@ def match_condition(settings: DialectSettings) -> dict[str, str]:
         f"object.spec.?schedulerName.orValue('') in {_list(names.schedulers)}",
     )
     return {"name": CONDITION, "expression": " || ".join(either)}
+
+
+def makers_condition() -> dict[str, str]:
+    """Of what makes pods, that which says of them what no pod says."""
+    return {"name": TOGETHER, "expression": _has("metadata", "annotations", LEAST)}
 
 
 def _asked(which: str) -> str:

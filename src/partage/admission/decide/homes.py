@@ -11,7 +11,7 @@ from partage.admission.decide.template import ClaimForm
 from partage.admission.decide.translate import RefusedPod, TranslatedPod
 from partage.claims.decide.book import BookDevice, ClaimBook
 from partage.claims.decide.nearest import nearest
-from partage.claims.decide.scheduling import PodClaim, Unplaced, place
+from partage.claims.decide.scheduling import MOST_TRIES, PodClaim, Unplaced, place
 from partage.claims.manifests import ClaimObjectReader
 from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.codec.values import encode
@@ -20,6 +20,10 @@ from partage.values import Frozen
 _OWN = ("uuid", "parentUUID", "index", "minor", "pciBusID", "resource.kubernetes.io/pciBusID")
 """Attributes by which a device differs from others of its kind."""
 _MOST_KEPT = 4096
+_MOST_LOOKS, _TRIES_EACH = 8_000, 2
+"""At devices of all kinds of nodes together; tries for each device that is asked for. A tenant has written
+what is asked for, and the API server waits.
+"""
 _NO_HOME = "no node has GPUs for claims"
 
 
@@ -84,8 +88,11 @@ class Homes:
             if not nodes:
                 return "no node publishes a GPU with a UUID that the pod names"
         found: Unplaced | None = None
+        asked = sum(user.need.count for claim in pod.claims for user in claim.containers)
         for node in nodes:
-            placed = place(claims, node.book, self._classes)
+            looks = len(nodes) * max(len(node.book.devices), 1)
+            tries = min(MOST_TRIES, _MOST_LOOKS // looks) + _TRIES_EACH * asked
+            placed = place(claims, node.book, self._classes, tries)
             if not isinstance(placed, Unplaced):
                 return ""
             found = placed

@@ -10,6 +10,8 @@ from partage.values import Frozen
 
 MOST_GPUS = 32
 """Devices of one claim."""
+MOST_OF_POD = 64
+"""GPUs and parts of them, of all containers: who makes pods decides how long a place is looked for."""
 
 
 class CannotMean(Exception):

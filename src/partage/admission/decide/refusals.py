@@ -27,7 +27,9 @@ _GROUPS = (
     "scheduling.x-k8s.io/pod-group",
 )
 """Annotations or labels that name the pods which start together."""
-_LEAST = ("kai.scheduler/batch-min-member", "scheduling.volcano.sh/group-min-member")
+LEAST = ("kai.scheduler/batch-min-member", "scheduling.volcano.sh/group-min-member")
+"""Annotations of what makes the pods: so many of them start together. Sources: KAI's ``job_grouper.go``,
+Volcano's pod-group controller."""
 _ONE_BY_ONE = (
     "let the pods start one by one, or keep them with their scheduler, if it is there: --keep-scheduler NAME"
 )
@@ -40,14 +42,18 @@ _QUEUES = (
 )
 
 
-def refuse_what_cannot_be(pod: AskingPod, owner: Mapping[str, str]) -> None:
-    """owner: annotations of what makes the pod, as far as they are known. Raises CannotMean."""
+def refuse_what_cannot_be(pod: AskingPod, owner: Mapping[str, str], *, stays: bool = False) -> None:
+    """owner: annotations of what makes the pod, as far as they are known. stays: with the scheduler of its
+    system, which starts pods together. Raises CannotMean.
+    """
     if pod.node:
         raise CannotMean(
             f"the pod names its node ({pod.node[:63]}), and so never meets the scheduler, which gives claims "
             "their devices",
             "nodeSelector: {kubernetes.io/hostname: NAME} in place of nodeName",
         )
+    if stays:
+        return
     marks = {**pod.labels, **pod.annotations}
     for key in _GROUPS:
         if marks.get(key):
@@ -56,7 +62,7 @@ def refuse_what_cannot_be(pod: AskingPod, owner: Mapping[str, str]) -> None:
                 "at all, which the default scheduler does not do",
                 _ONE_BY_ONE,
             )
-    for key in _LEAST:
+    for key in LEAST:
         if (whole_quantity({**marks, **owner}.get(key)) or 0) > 1:
             raise CannotMean(
                 f"{key} wants pods that start together or not at all, which the default scheduler "

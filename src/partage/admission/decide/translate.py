@@ -15,6 +15,7 @@ from partage.admission.decide.ack import asked_of_ack
 from partage.admission.decide.hami import asked_of_hami
 from partage.admission.decide.kai import asked_of_kai
 from partage.admission.decide.need import (
+    MOST_OF_POD,
     CannotMean,
     ContainerNeed,
     GpuNeed,
@@ -118,7 +119,8 @@ def translate(
             systems, f"the pod asks for GPUs in the words of {systems} at once", "keep one of them"
         )
     try:
-        refuse_what_cannot_be(asking, owner or {})
+        stays = asking.scheduler in THEIR_SCHEDULERS and not _leaves(asking, terms)
+        refuse_what_cannot_be(asking, owner or {}, stays=stays)
         claims, warnings = _claims(found[0], asking, terms.sizes)
     except CannotMean as why:
         return RefusedPod(found[0].system, why.sentence, why.hint, isinstance(why, SizesUnknown))
@@ -161,6 +163,13 @@ def _claims(
     others begin, and a claim lasts as long as its pod: it uses the claim of a later container that asks for
     the same.
     """
+    together = sum(container.need.count for container in asked.containers)
+    if together > MOST_OF_POD:
+        raise CannotMean(
+            f"the containers of the pod ask for {together} GPUs or parts of them together, and "
+            f"{MOST_OF_POD} are the most",
+            "make several pods of it",
+        )
     lasting = [container for container in asked.containers if container.kind != "init"]
     inits = [container for container in asked.containers if container.kind == "init"]
     shared: list[tuple[GpuNeed, list[ContainerNeed]]] = [(user.need, [user]) for user in lasting]

@@ -5,6 +5,7 @@ First fit in the order of the slices, as the scheduler tries it, and back where 
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from decimal import Decimal
 
@@ -34,7 +35,7 @@ from partage.values import Frozen
 
 Classes = Mapping[str, DeviceClass]
 
-_MOST_TRIES = 1_000
+MOST_TRIES = 1_000
 """Each looks at all devices of the node, and a tenant may have written the requests."""
 _KEEPS_AWAY = ("NoSchedule", "NoExecute")
 
@@ -83,14 +84,16 @@ class Placed(Frozen):
     given: tuple[GivenDevice, ...]
 
 
-def place(claims: Sequence[PodClaim], book: ClaimBook, classes: Classes) -> Placed | Unplaced:
+def place(
+    claims: Sequence[PodClaim], book: ClaimBook, classes: Classes, most_tries: int = MOST_TRIES
+) -> Placed | Unplaced:
     """All claims of a pod on a node, together."""
     for claim in claims:
         for request in claim.spec.requests:
             unknown = [way.device_class for way in request.ways if way.device_class not in classes]
             if unknown:
                 return Unplaced(claim, request, classes=tuple(dict.fromkeys(unknown)))
-    return _PlaceSearch(claims, book, classes).run()
+    return _PlaceSearch(claims, book, classes, most_tries).run()
 
 
 def not_evaluated(claims: Sequence[PodClaim], classes: Classes) -> Iterator[str]:
@@ -106,12 +109,28 @@ def not_evaluated(claims: Sequence[PodClaim], classes: Classes) -> Iterator[str]
                         yield f"the expression {expression[:120]!r} of request {way.name}: {what}"
 
 
+class _SoFar:
+    """What the requests before were given, and what it takes of the devices."""
+
+    def __init__(self, given: tuple[GivenDevice, ...]) -> None:
+        self.given = given
+        self.takings = [
+            Taking(got.device.key, got.way.name, (), got.amounts) for got in given if not got.way.admin
+        ]
+        self.of_device = defaultdict[DeviceKey, list[Taking]](list)
+        for taking in self.takings:
+            self.of_device[taking.device].append(taking)
+
+
 class _PlaceSearch:
-    def __init__(self, claims: Sequence[PodClaim], book: ClaimBook, classes: Classes) -> None:
-        self._book, self._classes = book, classes
+    def __init__(
+        self, claims: Sequence[PodClaim], book: ClaimBook, classes: Classes, most_tries: int
+    ) -> None:
+        self._book, self._classes, self._most_tries = book, classes, most_tries
         self._counters = CountersLeft(book)
         self._slots = [(claim, request) for claim in claims for request in claim.spec.requests]
         self._alone: dict[tuple[str, str, DeviceKey], DeviceReason | Charge] = {}
+        self._meant: dict[tuple[str, tuple[str, ...], DeviceKey], DeviceReason | None] = {}
         self._tries = 0
         self._deepest = -1
         self._missed: Unplaced | None = None
@@ -128,9 +147,10 @@ class _PlaceSearch:
         if number == len(self._slots):
             return given
         claim, request = self._slots[number]
+        so_far = _SoFar(given)
         ways = []
         for way in request.ways:
-            rated = tuple((device, self.reason(claim, way, device, given)) for device in self._book.devices)
+            rated = tuple((device, self._reason(claim, way, device, so_far)) for device in self._book.devices)
             ways.append(WayVerdict(way, rated))
             if any(isinstance(reason, SelectorBroken) for _, reason in rated):
                 break  # the scheduler goes no further
@@ -138,7 +158,7 @@ class _PlaceSearch:
                 found = self._from(number + 1, (*given, *chosen))
                 if found is not None:
                     return found
-                if self._tries > _MOST_TRIES:
+                if self._tries > self._most_tries:
                     return None
         if number > self._deepest:
             self._deepest, self._missed = number, Unplaced(claim, request, tuple(ways))
@@ -171,11 +191,12 @@ class _PlaceSearch:
         if len(chosen) == way.count:
             yield chosen
             return
+        so_far = _SoFar((*given, *chosen))
         for place_, device in enumerate(fitting[: len(fitting) - (way.count - len(chosen)) + 1]):
             self._tries += 1
-            if self._tries > _MOST_TRIES:
+            if self._tries > self._most_tries:
                 return
-            if chosen and self.reason(claim, way, device, (*given, *chosen)) is not None:
+            if chosen and self._reason(claim, way, device, so_far) is not None:
                 continue
             more = (*chosen, self._given(claim, way, device))
             yield from self._several(claim, way, fitting[place_ + 1 :], given, more)
@@ -185,8 +206,8 @@ class _PlaceSearch:
         assert isinstance(charge, Charge), "a device that fits can be charged"
         return GivenDevice(claim.name, way, device, charge.amounts)
 
-    def reason(
-        self, claim: PodClaim, way: DeviceAsk, device: BookDevice, given: Sequence[GivenDevice]
+    def _reason(
+        self, claim: PodClaim, way: DeviceAsk, device: BookDevice, so_far: _SoFar
     ) -> DeviceReason | None:
         """Why the device is not enough beside what was given already; None: it would do."""
         key = claim.name, way.name, device.key
@@ -195,18 +216,20 @@ class _PlaceSearch:
         charge = self._alone[key]
         if not isinstance(charge, Charge):
             return charge
-        mine = [Taking(got.device.key, got.way.name, (), got.amounts) for got in given if not got.way.admin]
-        own = [taking for taking in mine if taking.device == device.key]
+        mine, own = so_far.takings, so_far.of_device.get(device.key)
         if own and no_room(charge, device, (*self._book.of_device(device.key), *own)) is not None:
             return TakenHere(own[0].who)
         if mine and (lacking := self._counters.lacking(device, mine)) is not None:
             named = {taking.who for taking in mine}
             return TakenHere(next(who for lack in lacking.lacking for who in lack.who if who in named))
-        return _forbidden(claim, way, device, [got for got in given if got.claim == claim.name])
+        return _forbidden(claim, way, device, [got for got in so_far.given if got.claim == claim.name])
 
     def _reason_alone(self, way: DeviceAsk, device: BookDevice) -> DeviceReason | Charge:
         """The charge where it would do if the pod had no other request."""
-        if (reason := _not_wanted(way, self._classes[way.device_class], device)) is not None:
+        asked = way.device_class, way.selectors, device.key
+        if asked not in self._meant:  # containers of a pod often ask alike
+            self._meant[asked] = _not_wanted(way, self._classes[way.device_class], device)
+        if (reason := self._meant[asked]) is not None:
             return reason
         for taint in device.device.taints:
             if taint.effect in _KEEPS_AWAY and not any(
