@@ -186,9 +186,9 @@ class Loop(Struct):
 
     def _seen(self) -> TurnInput:
         parts = self.parts
-        news = parts.hardware.take()
-        boot_id = news.node.inventory.boot_id if news.node else ""
-        parts.policies.resolve_on(news.node, parts.claims.demands(boot_id))
+        news, node = parts.hardware.take(), parts.hardware.node
+        boot_id = node.inventory.boot_id if node else ""
+        parts.policies.resolve_on(node, parts.claims.demands(boot_id))
         if news.booted:
             parts.originals.forget()
             parts.settings.forget()
@@ -201,11 +201,7 @@ class Loop(Struct):
         return TurnInput(
             snapshot=snapshot,
             desired=desired,
-            fresh=news.fresh,
-            xids=news.xids,
-            conditions=news.conditions,
-            silent=news.silent,
-            booted=news.booted,
+            news=news,
             held_version=parts.ledger.version,
             answered_s=parts.pod_resources.answered_s,
             refused=parts.refusals.in_force(snapshot.now_s),
