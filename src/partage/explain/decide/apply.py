@@ -59,9 +59,12 @@ def applied(
     """Pod and node after the change. Where it cannot be carried out, they are as before."""
     match change:
         case AskFewer():
-            return with_request(pod, change.container, change.resource, change.resource, change.then), node
+            resource = change.unit.resource
+            return with_request(pod, change.container, resource, resource, change.then), node
         case AskOther():
-            return with_request(pod, change.container, change.resource, change.other, change.then), node
+            return with_request(
+                pod, change.container, change.resource, change.other.resource, change.then
+            ), node
         case Tolerate():
             operator = "Equal" if change.value else "Exists"
             toleration = Toleration(change.key, operator, change.value, change.effect)

@@ -8,7 +8,7 @@ from partage.explain.decide.admission import PodRefusal, Trials
 from partage.explain.decide.apply import Applied
 from partage.explain.decide.changes import Change, NodeFinding, RepairGpu, Uncordon, WaitForGpu, WaitForPods
 from partage.explain.decide.gpus import gpu_verdicts
-from partage.explain.decide.never import ask_fewer, ask_other, takes_one_device, unit_bytes
+from partage.explain.decide.never import ask_fewer, ask_other, takes_one_device, unit_of
 from partage.explain.decide.node import (
     Changing,
     Cordoned,
@@ -200,10 +200,9 @@ def _held(pod: PodNeeds, node: NodeView, refusal: PodRefusal, trials: Trials) ->
     one_device = takes_one_device(resource) and refusal.amount > 1
     most = max(by_device.values(), default=0)
     return AllHeld(
-        resource=refusal.resource,
+        unit=unit_of(resource),
         asked=refusal.amount if one_device else pod.totals.get(refusal.resource, refusal.amount),
         free=most if one_device else len(free),
         total=resource.count,
         together=len(free) if one_device else None,
-        unit_bytes=unit_bytes(resource),
     )
