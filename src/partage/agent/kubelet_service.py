@@ -124,10 +124,14 @@ class KubeletService(NodeService):
         held = self.ledger.entries
         self.keep_history(options.node_name or socket.gethostname(), self.usage.look, lambda: bool(held()))
         self.loop = Loop(self)
+        self._tell(status)
+
+    def _tell(self, status: AgentStatus) -> None:
+        """So that reports, pages and metrics find what the parts have seen."""
         status.watch_observation = lambda: self.watchdog.observation
         status.use_seen = lambda: self.usage.seen
         status.endpoints = self.endpoints.states
-        status.mps_clients = MpsClientsSeen() if options.mps_pipe_read_only else None
+        status.mps_clients = MpsClientsSeen() if self.options.mps_pipe_read_only else None
         status.counts.asked = self.plugins.asked
         status.claims = self.claims.figures
 

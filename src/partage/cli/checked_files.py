@@ -252,7 +252,7 @@ def _object(
 
 
 def _admission(context: CheckContext, offer: PolicyOffer | None) -> AdmissionTerms:
-    """Where nobody knows what a device plugin lists, it may list what Partage's own does, and a provider's
+    """If nobody knows what a device plugin lists, it may list what Partage's own does, and a provider's
     GPUs.
     """
     from partage.admission.decide.settings import DialectSettings

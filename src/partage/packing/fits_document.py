@@ -17,7 +17,7 @@ from partage.values import Frozen
 
 
 class PlacementRows(Frozen):
-    """Where an instance can be, in memory slices."""
+    """A place for an instance, in memory slices."""
 
     starts: tuple[int, ...]
     size: int

@@ -20,7 +20,7 @@ _CONTAINERD_FILES = (
     "/etc/k0s/containerd.toml",
     "/etc/containerd/config.toml",
 )
-"""Where distributions of Kubernetes have it; the last one is containerd's own."""
+"""The places in which distributions of Kubernetes have it; the last one is containerd's own."""
 
 _CRIO_FILE, _CRIO_DIRECTORY = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
 _CRIO_SOCKET = "/run/crio/crio.sock"

@@ -126,7 +126,7 @@ def built_in(env: Mapping[str, str]) -> LoadedPolicy:
 
 
 def _not_read(env: Mapping[str, str], given: list[str]) -> Iterator[Problem]:
-    """Where the variables of NVIDIA's that are set, without a file, mean something that is easily missed."""
+    """What the variables of NVIDIA's that are set, without a file, mean that is easily missed."""
     if env.get("CONFIG_FILE"):
         text, hint = "has no effect", "name the policy file with --policy"
         yield Problem("environment", "CONFIG_FILE", "warning", text, hint)

@@ -92,7 +92,7 @@ def next_drain(
 
 
 def _is_to_drain(gpu: GpuReport) -> bool:
-    """Where holds contradict each other, nobody is asked to leave: some of them may not be true."""
+    """Nobody is asked to leave if holds contradict each other: some of them may not be true."""
     plan = gpu.plan
     return (
         gpu.drain is not None

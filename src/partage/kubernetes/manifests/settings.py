@@ -77,7 +77,7 @@ def _offerings(offered: Mapping[ResourceName, Resource], key: str) -> tuple[Devi
 
 
 def _fractions(container: ManifestNode) -> Iterator[tuple[ManifestNode, str, float]]:
-    """Where a fraction of the GPU's memory is set, its name with the number, and how large it is."""
+    """The place that sets a fraction of the GPU's memory, its name with the number, and how large it is."""
     said = False
     for place, name, number in _in_words(container):
         said = True

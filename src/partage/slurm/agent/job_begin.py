@@ -94,7 +94,7 @@ def _facts(node: JobNode, request: JobRequest, devices: NodeDevices) -> NodeFact
 
 
 def _guard_dir(node: JobNode) -> str:
-    """Where the guard's files are. Empty: they cannot be written, and a share is guaranteed nothing."""
+    """The directory of the guard's files. Empty: they cannot be written, and a share is guaranteed nothing."""
     from partage.agent.endpoints.guard_files import write_guard
     from partage.slurm.host.root_directory import RootDirectory
 
