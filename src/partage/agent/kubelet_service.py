@@ -144,7 +144,7 @@ class KubeletService(NodeService):
         self.gate.check()
         self.policies.served_before = bool(saved.serving)
         self.served_before = {
-            one.device for devices in answerable_offer(saved.serving).values() for one in devices
+            device.device for devices in answerable_offer(saved.serving).values() for device in devices
         }
         # Without the boot in which they were served (a report in place of the state), they may be of another
         # machine: those that do not answer are not waited for.

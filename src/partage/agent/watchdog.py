@@ -161,7 +161,10 @@ class Watchdog(Struct):
             return found
         # A container that the kubelet has not named yet may hold a share.
         return replace(
-            found, violations=tuple(one for one in found.violations if one.concern is ViolationKind.OVER)
+            found,
+            violations=tuple(
+                violation for violation in found.violations if violation.concern is ViolationKind.OVER
+            ),
         )
 
     def _miss(self, reason: str) -> None:
@@ -187,7 +190,7 @@ class Watchdog(Struct):
 
     def _note(self, found: WatchResult) -> None:
         """Update the cases; each is logged when it begins and when it ends."""
-        now = {(one.concern, one.usage.device, one.usage.container): one for one in found.violations}
+        now = {(over.concern, over.usage.device, over.usage.container): over for over in found.violations}
         for key in self._cases.keys() - now.keys():
             log.info(_OVER[key[0]], extra=_who(self._cases.pop(key).violation))
         for key, violation in now.items():

@@ -60,7 +60,7 @@ def text_at(document: object, *keys: str) -> str:
 def rows_at(document: object, *keys: str) -> list[Object]:
     """The objects of the list below these keys."""
     found = at(document, *keys)
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
 
 
 def texts_at(document: object, *keys: str) -> dict[str, str]:

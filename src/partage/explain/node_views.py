@@ -115,7 +115,7 @@ def _trouble(report: ReportDocument) -> tuple[str, str]:
 
 
 def _claims_trouble(report: ReportDocument) -> str:
-    return next((one.message for one in report.degraded if one.code == CLAIMS_NOT_SERVED), "")
+    return next((finding.message for finding in report.degraded if finding.code == CLAIMS_NOT_SERVED), "")
 
 
 def _policy_trouble(report: ReportDocument) -> str:

@@ -136,7 +136,9 @@ def _books(desired: Sequence[DesiredState], names: ClaimNames) -> list[ClaimBook
     from partage.claims.decide.book import book_of_offer
     from partage.edges.files.catalogue import geometry_of
 
-    return [book_of_offer(one.offer, one.inventory, "node", geometry_of, names=names) for one in desired]
+    return [
+        book_of_offer(state.offer, state.inventory, "node", geometry_of, names=names) for state in desired
+    ]
 
 
 def _on(title: str, policy: str) -> Problem:

@@ -60,11 +60,11 @@ class PipeTenantsObserver(Struct):
         """
         rows = (row for devices in offer.values() for row in devices)
         guarded = frozenset(row.device for row in rows if row.guarantee is Guarantee.GUARDED)
-        told = tuple((one.device, one.unsettled, one.doubt, one.pid) for one in daemons)
+        told = tuple((daemon.device, daemon.unsettled, daemon.doubt, daemon.pid) for daemon in daemons)
         if (cause := (self.node.ledger.version, guarded, told)) != self._cause:
             self._cause, self._guarded = cause, guarded
             self.soon()
-        ours = tuple(one for one in daemons if one.device in guarded)
+        ours = tuple(daemon for daemon in daemons if daemon.device in guarded)
         if self._look is None:
             return dict.fromkeys(guarded, _NOT_YET.unseen)
         now = self._with_use(Now(self.node.clock(), ours, self.node.ledger.entries(), driver, self._look))

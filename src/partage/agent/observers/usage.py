@@ -129,5 +129,5 @@ class UsageObserver(Struct):
         known = {one: holder for one, holder in self._names.items() if one in needed}
         if needed - known.keys():
             names = await self.node.names()
-            known |= {one: names[one] for one in needed if one in names}
+            known |= {container: names[container] for container in needed if container in names}
         self._names = known

@@ -128,7 +128,7 @@ def _matching(root: NodeRoot, pattern: str) -> Iterator[str]:
         found = sorted(path.name for path in root.at(directory).glob(name))
     except (OSError, ValueError):
         return
-    yield from (f"{directory}/{one}" for one in found[:_MOST_FILES])
+    yield from (f"{directory}/{file}" for file in found[:_MOST_FILES])
 
 
 def _parsed(root: NodeRoot, file: str) -> Toml:

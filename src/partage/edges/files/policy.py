@@ -104,7 +104,9 @@ def _in_config_map(
         policy, warnings = _policy(read_lenient(entry.text, name), name, inner, env)
     except InputError as error:
         raise InputError([_placed(problem, entry, name) for problem in error.problems]) from error
-    placed = tuple(replace(one, origin=f"{entry.path}.{one.origin}") for one in policy.entries)
+    placed = tuple(
+        replace(placed_entry, origin=f"{entry.path}.{placed_entry.origin}") for placed_entry in policy.entries
+    )
     return replace(policy, entries=placed), tuple(_placed(problem, entry, name) for problem in warnings)
 
 

@@ -160,7 +160,7 @@ class CollectionWatch(Generic[T]):
         objects: dict[str, T] = {}
 
         def take(found: Iterable[Row[T]]) -> None:
-            rows = ((asked.name(one.metadata), one.value()) for one in found)
+            rows = ((asked.name(row.metadata), row.value()) for row in found)
             objects.update((name, one) for name, one in rows if asked.keeps(one))
 
         def begin() -> Callable[[Iterable[Row[T]]], None]:

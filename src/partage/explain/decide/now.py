@@ -55,7 +55,9 @@ def not_now(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> No
     least = {who: place for place, who in enumerate(holders(pod, node))}
     near.sort(key=lambda change: (len(change.pods), max(map(least.__getitem__, change.pods))))
     quick = list(_ends(pod, node, near))
-    ways: list[tuple[Change, ...]] = [*_of_each_kind([(one,) for one in quick if enough([one])])]
+    ways: list[tuple[Change, ...]] = [
+        *_of_each_kind([(candidate,) for candidate in quick if enough([candidate])])
+    ]
     if not ways:
         ends = list(_ends(pod, node, [WaitForPods((who,)) for who in list(least)[:_MOST_SINGLE]]))
         ways = [*_of_each_kind([(end,) for end in ends if enough([end])])]
