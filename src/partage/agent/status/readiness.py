@@ -176,8 +176,8 @@ def _unconnected(status: AgentStatus, report: Report) -> Iterator[ReadinessReaso
                 message = (
                     f"GPU {gpu.index}, {daemon.device}: shares are held, and since the agent began no "
                     "process has connected to the MPS daemon, whose pipe is mounted read-only: if those "
-                    "containers fail, run the agent without --mps-pipe-read-only (chart: agent.mpsPipeReadOnly), and "
-                    "start them again"
+                    "containers fail, run the agent without --mps-pipe-read-only (chart: "
+                    "agent.mpsPipeReadOnly), and start them again"
                 )
                 yield ReadinessReason(PIPE_READ_ONLY, message)
 
