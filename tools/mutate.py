@@ -127,7 +127,7 @@ def _failed(root: Path, tests: list[str]) -> str:
     done = subprocess.run(
         [sys.executable, "-m", "pytest", *options, *tests],
         cwd=root,
-        env={**os.environ, "PYTHONPATH": str(root / "src")},
+        env={**os.environ, "PYTHONPATH": str(root / "src"), "PARTAGE_QUICK": "1"},
         check=False,
         capture_output=True,
         text=True,
