@@ -56,7 +56,7 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
         trouble="" if inventory.gpus or inventory.lost else NO_GPU,
         policy=planned.policy,
         inventory=inventory,
-        demands=planned.demands,
+        demands=planned.desired.on_demand,
         labels=would if labels is None else {**would, **labels},
         all_labels=labels is not None,
     )
