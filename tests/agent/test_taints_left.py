@@ -39,7 +39,7 @@ async def test_taints_that_cannot_be_taken_away_are_said(
             "n1",
             AgentStatus(lambda: 0.0),
             asked=(),
-            watched=lambda: WatchState(found, trouble=""),
+            watched=lambda: WatchState(trouble="", node=found),
             ask=lambda: None,
         )
         task = asyncio.create_task(taints.run())
@@ -74,7 +74,7 @@ async def test_a_write_that_met_a_conflict_does_not_make_the_next_one_contested(
             "n1",
             AgentStatus(lambda: 0.0),
             asked=(),
-            watched=lambda: WatchState(found, trouble=""),
+            watched=lambda: WatchState(trouble="", node=found),
             ask=lambda: None,
             intervals=ClusterIntervals(settle_s=0.01, retry_s=0.01, contested_s=60.0),
         )

@@ -19,6 +19,7 @@ from partage.model.gpu import ComputeMode
 from partage.model.health import Xid
 from partage.model.ids import ResourceName, ShareId
 from partage.model.mps import DaemonPhase, DaemonState
+from partage.plan.gpu_health import HealthNews
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.node_plan import Observed, Snapshot
@@ -95,7 +96,7 @@ def a_report(
         first = TurnInput(now, desired, held_version=ledger.version)
         state = turn(first, NodeState(now.served), EMPTY_VIEW, Planner(geometry_of)).state
         now = replace(now, served=state.serving)
-    seen = TurnInput(now, desired, xids=xids, held_version=ledger.version)
+    seen = TurnInput(now, desired, HealthNews(xids=xids), held_version=ledger.version)
     done = turn(seen, NodeState(now.served), EMPTY_VIEW, Planner(geometry_of))
     return Report(
         made=ReportTime(at_s=AT_S, clock_s=now_s, number=12, took_s=0.001),

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from partage.agent.observers.containers import NodeContainers
 from partage.agent.observers.usage import UsageObserver
 from partage.agent.options import Intervals
 from partage.agent.status.readiness import Readiness
@@ -48,15 +49,10 @@ class Agent:
     def __init__(self, tmp_path: Path) -> None:
         self.now_s = NOW_S
         self.hardware = CountedHardware(load_machine("4xa100-sxm4-40gb"))
-        self.usage = UsageObserver(
-            hardware=self.hardware,
-            ledger=Ledger(),
-            holders_known=lambda: True,
-            directory=tmp_path / "logs",
-            offer=dict,
-            clock=lambda: self.now_s,
-            intervals=Intervals(),
+        containers = NodeContainers(
+            self.hardware, Ledger(), tmp_path / "logs", lambda: self.now_s, lambda: None, Intervals()
         )
+        self.usage = UsageObserver(containers, holders_known=lambda: True, offer=dict)
         report = a_report("4xa100-sxm4-40gb", POLICY, NOW_S)
         self.status = AgentStatus(lambda: self.now_s, report, pulse_s=NOW_S)
         self.status.use_seen = lambda: self.usage.seen

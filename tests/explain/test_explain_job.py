@@ -53,8 +53,9 @@ def test_a_job_that_runs_and_what_the_prolog_has_noted(slurm, tmp_path, capsys):
     assert "is noted on the node of the job" in held["why"]
     gpu = GpuUuid("GPU-00000000-0000-0000-0000-000000000000")
     device = JobDevice(
-        1, "0", gpu, gpu, "h100", Strategy.MPS, GresName.MPS, 48 * GIB, 80 * GIB, Guarantee.ADVISORY, 60, 100
-    )
+        index=1, name="0", uuid=gpu, gpu=gpu, type="h100", strategy=Strategy.MPS, gres=GresName.MPS,
+        memory_bytes=48 * GIB, total_bytes=80 * GIB, guarantee=Guarantee.ADVISORY, units=60, units_of=100,
+    )  # fmt: skip
     with JobRecords(tmp_path / "run", make=True) as records:
         records.put(JobRecord(JobId(number), 0, (device,)))
     assert run(["explain", "job", str(number), *options]) == 0

@@ -18,6 +18,7 @@ from partage.model.mps import DaemonPhase, DaemonState
 from partage.model.policy import Policy
 from partage.model.share import DeviceRow
 from partage.model.step import StartDaemon
+from partage.plan.gpu_health import HealthNews
 from partage.plan.offer.desired import DesiredState, existing_offer, resolve, with_driver_root
 from partage.plan.reconcile.known_node import GONE, KnownNode, with_observed
 from partage.plan.reconcile.node_plan import Observed, Snapshot
@@ -65,6 +66,7 @@ class Turning:
 
     def turn(self, holders_known: bool = True, **seen: object) -> TurnResult:
         of_snapshot = {name: seen.pop(name) for name in [*seen] if name in Snapshot.__struct_fields__}
+        news = {name: seen.pop(name) for name in [*seen] if name in HealthNews.__struct_fields__}
         snapshot = Snapshot(
             now_s=self.now_s,
             observed=Observed(self.node, daemons=(), slices={}),
@@ -74,7 +76,9 @@ class Turning:
             unknown=frozenset() if holders_known else self.state.restored,
         )
         snapshot = replace(snapshot, **of_snapshot)
-        values = TurnInput(snapshot, self.desired, held_version=self.ledger.version)
+        values = TurnInput(
+            snapshot, self.desired, replace(HealthNews(), **news), held_version=self.ledger.version
+        )
         done = turn(replace(values, **seen), self.state, self.view, self.planner)
         self.state, self.view = done.state, done.view
         return done

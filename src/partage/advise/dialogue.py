@@ -32,10 +32,10 @@ def ask_missing(asked: Asked) -> Asked:
     if not asked.gpu:
         said["gpu"] = _models()
     if asked.workload is None:
-        said["workload"] = Workload(_choice("What do the tenants run", [one.value for one in Workload]))
+        said["workload"] = Workload(_choice("What do the tenants run", [named.value for named in Workload]))
     workload = asked.workload or said["workload"]
     if asked.isolation is None:
-        words = [one.value for one in reversed(Isolation)]
+        words = [level.value for level in reversed(Isolation)]
         said["isolation"] = Isolation(_choice("What isolation do they need from each other", words))
     if tenants_of(asked) is None:
         kind = click.IntRange(1, MOST_TENANTS)

@@ -20,7 +20,7 @@ _TAKEN, _TAKEN_FILL = "#2e7d32", "#e0f0e1"
 
 def check_path_name(path: str) -> str:
     """The file name's ending, one of ``FORMATS``. Raises InputError for another one."""
-    ending = next((one for one in FORMATS if path.lower().endswith(one)), None)
+    ending = next((known for known in FORMATS if path.lower().endswith(known)), None)
     if ending is None:
         problem = Problem(path, "", "error", "a path is written as .mmd (Mermaid) or .svg", "path.svg")
         raise InputError([problem])

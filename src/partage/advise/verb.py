@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def _words(kind: Any) -> click.Choice[str]:  # noqa: ANN401 - a kind of StrEnum
-    return click.Choice([one.value for one in kind])
+    return click.Choice([choice.value for choice in kind])
 
 
 @verb("advise")

@@ -112,18 +112,18 @@ class DriverGate:
             daemons = await self._hardware.daemons()
         except HardwareError as error:
             daemons, staying[""] = (), str(error)
-        for one in daemons:
-            if one.pid is None:
+        for daemon in daemons:
+            if daemon.pid is None:
                 continue
-            if one.phase is DaemonPhase.SILENT:
-                staying[one.device] = f"it may have clients: {one.reason}"
+            if daemon.phase is DaemonPhase.SILENT:
+                staying[daemon.device] = f"it may have clients: {daemon.reason}"
                 continue
-            gpu = one.gpu or GpuUuid(one.device)
+            gpu = daemon.gpu or GpuUuid(daemon.device)
             try:
-                await self._hardware.perform(StopDaemon(gpu, one.device))
-                log.info("MPS daemon stopped", extra={"device": one.device})
+                await self._hardware.perform(StopDaemon(gpu, daemon.device))
+                log.info("MPS daemon stopped", extra={"device": daemon.device})
             except HardwareError as error:
-                staying[one.device] = str(error)
+                staying[daemon.device] = str(error)
         for device in staying.keys() - self._staying.keys():
             log.warning("MPS daemon stays", extra={"device": device, "reason": staying[device]})
         self._staying = staying

@@ -16,6 +16,7 @@ from partage.agent.endpoints.plugin_set import PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks
 from partage.agent.endpoints.served import ServedResources
 from partage.agent.loop import Loop
+from partage.agent.observers.containers import NodeContainers
 from partage.agent.observers.cordon import CordonObserver
 from partage.agent.observers.former_holders import FormerHolders
 from partage.agent.observers.memory_limits import MemoryLimitsObserver
@@ -103,42 +104,34 @@ class KubeletService(NodeService):
         )
         self.cdi = CdiSpecs(options.cdi_dir_of, ask, clock)
         self.guard = GuardFiles(options.run_dir)
-        self.watchdog = self._watchdog_of(hardware)
-        self.pipe_tenants = PipeTenantsObserver(
-            hardware=hardware,
-            ledger=self.ledger,
-            directory=options.container_logs,
-            changes=self.changes,
-            clock=clock,
-            ask=ask,
-            intervals=intervals,
-            observation=lambda: self.watchdog.observation,
-        )
-        self.memory_limits = MemoryLimitsObserver(
-            hardware=hardware,
-            ledger=self.ledger,
-            directory=options.container_logs,
-            ask=ask,
-            intervals=intervals,
+        containers = NodeContainers(hardware, self.ledger, options.container_logs, clock, ask, intervals)
+        self.memory_limits = MemoryLimitsObserver(containers, status.counts)
+        self.watchdog = Watchdog(
+            containers,
+            holders_known=self.pod_resources.knows_holders,
             counts=status.counts,
+            counted=lambda: self.memory_limits.used,
+        )
+        self.pipe_tenants = PipeTenantsObserver(
+            containers, self.changes, observation=lambda: self.watchdog.observation
         )
         self.usage = UsageObserver(
-            hardware=hardware,
-            ledger=self.ledger,
+            containers,
             holders_known=self.pod_resources.knows_holders,
-            directory=options.container_logs,
             offer=lambda: self.loop.view.offer,
-            clock=clock,
-            intervals=intervals,
             counted=lambda: self.memory_limits.used,
         )
         held = self.ledger.entries
         self.keep_history(options.node_name or socket.gethostname(), self.usage.look, lambda: bool(held()))
         self.loop = Loop(self)
+        self._tell(status)
+
+    def _tell(self, status: AgentStatus) -> None:
+        """So that reports, pages and metrics find what the parts have seen."""
         status.watch_observation = lambda: self.watchdog.observation
         status.use_seen = lambda: self.usage.seen
         status.endpoints = self.endpoints.states
-        status.mps_clients = MpsClientsSeen() if options.mps_pipe_read_only else None
+        status.mps_clients = MpsClientsSeen() if self.options.mps_pipe_read_only else None
         status.counts.asked = self.plugins.asked
         status.claims = self.claims.figures
 
@@ -151,7 +144,7 @@ class KubeletService(NodeService):
         self.gate.check()
         self.policies.served_before = bool(saved.serving)
         self.served_before = {
-            one.device for devices in answerable_offer(saved.serving).values() for one in devices
+            device.device for devices in answerable_offer(saved.serving).values() for device in devices
         }
         # Without the boot in which they were served (a report in place of the state), they may be of another
         # machine: those that do not answer are not waited for.
@@ -265,19 +258,6 @@ class KubeletService(NodeService):
             ),
             accepted=lambda: any(state.registered for state in self.endpoints.states()),
             may_know=lambda: bool(self.served_before) or may_exist(options.pod_resources),
-        )
-
-    def _watchdog_of(self, hardware: Hardware) -> Watchdog:
-        return Watchdog(
-            hardware=hardware,
-            ledger=self.ledger,
-            holders_known=self.pod_resources.knows_holders,
-            directory=self.options.container_logs,
-            clock=self.clock,
-            ask=self.requests.ask,
-            intervals=self.options.intervals,
-            counts=self.status.counts,
-            counted=lambda: self.memory_limits.used,
         )
 
     def _know(self, node: ClusterNode) -> None:

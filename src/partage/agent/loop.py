@@ -81,7 +81,7 @@ class Loop(Struct):
             report = self.parts.status.report
             if report and (seen := self.parts.status.mps_clients) is not None:
                 watched = self.parts.watchdog.observation
-                daemons = (one for gpu in report.gpus for one in gpu.daemons)
+                daemons = (daemon for gpu in report.gpus for daemon in gpu.daemons)
                 seen.note(daemons, watched.watched if watched else None)
             if report and self._kubelet_trouble(report.resources) != report.dependencies.kubelet:
                 self.parts.requests.ask()
@@ -186,9 +186,9 @@ class Loop(Struct):
 
     def _seen(self) -> TurnInput:
         parts = self.parts
-        news = parts.hardware.take()
-        boot_id = news.node.inventory.boot_id if news.node else ""
-        parts.policies.resolve_on(news.node, parts.claims.demands(boot_id))
+        news, node = parts.hardware.take(), parts.hardware.node
+        boot_id = node.inventory.boot_id if node else ""
+        parts.policies.resolve_on(node, parts.claims.demands(boot_id))
         if news.booted:
             parts.originals.forget()
             parts.settings.forget()
@@ -201,11 +201,7 @@ class Loop(Struct):
         return TurnInput(
             snapshot=snapshot,
             desired=desired,
-            fresh=news.fresh,
-            xids=news.xids,
-            conditions=news.conditions,
-            silent=news.silent,
-            booted=news.booted,
+            news=news,
             held_version=parts.ledger.version,
             answered_s=parts.pod_resources.answered_s,
             refused=parts.refusals.in_force(snapshot.now_s),
@@ -228,7 +224,7 @@ class Loop(Struct):
             by_claim = bool(desired.on_demand) or any(map(asked_by_claim, (desired.offer, self.view.offer)))
             for_claims = options_for_claims(options)
             parts.cdi.request(inventory, for_claims if by_claim and not options.uses_cdi else options)
-            parts.guard.request(one for devices in self.view.offer.values() for one in devices)
+            parts.guard.request(device for devices in self.view.offer.values() for device in devices)
             parts.limits.request(inventory, options, wanted=_limits_wanted(desired.policy, inventory))
             if parts.limits.wanted and parts.limits.terms.setter != inventory.limits_by:
                 parts.hardware.observe_soon()
@@ -258,8 +254,8 @@ class Loop(Struct):
         """GPUs that a pod has a share of, or may have: those are its holder's limits, too."""
         held, kept = self.parts.ledger.held().ids, set(self._unknown(self.parts.hardware.node or UNSEEN))
         for gpu, now in self.state.serving.items():
-            for one in (*now.offer, *now.leaving):
-                if not held.get(one.resource, frozenset()).isdisjoint(one.share_ids):
+            for device in (*now.offer, *now.leaving):
+                if not held.get(device.resource, frozenset()).isdisjoint(device.share_ids):
                     kept.add(gpu)
         return kept
 

@@ -177,22 +177,22 @@ class AgentOptions(Frozen):
 
     @property
     def kubelet_socket(self) -> Path:
-        """Where the kubelet listens for registrations."""
+        """On it the kubelet listens for registrations."""
         return self.kubelet_dir / "kubelet.sock"
 
     @property
     def plugins_dir(self) -> Path:
-        """Where drivers have their directories, below the kubelet's own one."""
+        """The directory of the drivers' directories, below the kubelet's own one."""
         return self.kubelet_dir.parent / "plugins"
 
     @property
     def registry_dir(self) -> Path:
-        """Where the kubelet looks for sockets of drivers."""
+        """The directory in which the kubelet looks for sockets of drivers."""
         return self.kubelet_dir.parent / "plugins_registry"
 
     @property
     def report_file(self) -> Path:
-        """Where the last report is written for ``partage show``."""
+        """The last report, for ``partage show``."""
         return self.run_dir / "report.json"
 
     def check_sockets(self) -> None:
@@ -201,7 +201,7 @@ class AgentOptions(Frozen):
         check_socket_path(self.pod_resources, "choose a shorter --pod-resources")
 
     def cdi_dir_of(self, inventory: Inventory) -> Path:
-        """Where the CDI specs of these GPUs go: those of a simulated node must not reach a real container
+        """The directory of these GPUs' CDI specs: those of a simulated node must not reach a real container
         runtime.
         """
         return self.run_dir / SIMULATED_CDI if inventory.simulated else self.cdi_dir

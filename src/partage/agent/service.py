@@ -211,8 +211,8 @@ class NodeService(ABC):
 
     def publish(self, report: Report, log: logging.Logger) -> None:
         """Make this the report, and log what is new in it."""
-        for one in diff_reports(self.status.report, report):
-            log.log(logging.WARNING if one.warning else logging.INFO, one.event, extra=dict(one.facts))
+        for event in diff_reports(self.status.report, report):
+            log.log(logging.WARNING if event.warning else logging.INFO, event.event, extra=dict(event.facts))
         counts = self.status.counts
         counts.turns = report.made.number
         counts.reloads_ok, counts.reloads_failed = self.policies.reloads_ok, self.policies.reloads_failed

@@ -10,17 +10,14 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
-from pathlib import Path
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
 from partage.agent.enforcement import end_processes
-from partage.agent.options import Intervals
+from partage.agent.observers.containers import NodeContainers
 from partage.agent.status.status import AgentCounts, WatchObservation
-from partage.edges.hardware.port import Hardware
 from partage.edges.host.ticks import until_tick
-from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
 from partage.model.driver_limit import LimitAt
 from partage.model.ids import DeviceUuid, GpuUuid
@@ -29,7 +26,6 @@ from partage.model.process import Processes
 from partage.model.share import NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.guarantees import gpus_to_watch, gpus_unwatched
-from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.watchdog import (
     Violation,
     ViolationKind,
@@ -63,18 +59,13 @@ class _Case(Struct):
 class Watchdog(Struct):
     """What was seen last, and the task that asks. Where nothing has to be watched, it rests.
 
-    holders_known: whether it is known now who holds what. directory: of the containers' logs. counted: what
-    is counted for cgroups (``MemoryLimitsObserver.used``).
-    observation: the last one. first_check_done: so that the first turn can wait for it.
+    holders_known: whether it is known now who holds what. counted: what is counted for cgroups
+    (``MemoryLimitsObserver.used``). observation: the last one. first_check_done: so that the first turn can
+    wait for it.
     """
 
-    hardware: Hardware
-    ledger: Ledger
+    node: NodeContainers
     holders_known: Callable[[], bool]
-    directory: Path
-    clock: Callable[[], float]
-    ask: Callable[[], None]
-    intervals: Intervals
     counts: AgentCounts
     counted: Callable[[], Mapping[LimitAt, int]] = dict
     observation: WatchObservation | None = None
@@ -100,7 +91,7 @@ class Watchdog(Struct):
         self._offer = offer
         self._promised = {gpu: (*offer.get(gpu, ()), *wanted.get(gpu, ())) for gpu in {**wanted, **offer}}
         self._by_policy = gpus_to_watch(self._promised, self._watch_of)
-        entries = self.ledger.entries()
+        entries = self.node.ledger.entries()
         watched = self._by_policy | gpus_that_claims_watch(entries, offer)
         if watched != self._watched or bool(entries) > self._held:
             self._news.set()
@@ -134,8 +125,8 @@ class Watchdog(Struct):
         if not self._watched:
             await self._news.wait()
             return
-        watch_s = self.intervals.watch_s
-        period_s = watch_s if self._held or self._missed else max(watch_s, self.intervals.rest_s)
+        watch_s = self.node.intervals.watch_s
+        period_s = watch_s if self._held or self._missed else max(watch_s, self.node.intervals.rest_s)
         await until_tick(period_s, self._news, least_s=watch_s / 2)  # two checks see two moments
 
     def _rest(self) -> None:
@@ -144,7 +135,7 @@ class Watchdog(Struct):
 
     async def _check_all(self, group: asyncio.TaskGroup) -> None:
         try:
-            seen = await self.hardware.processes()
+            seen = await self.node.hardware.processes()
         except HardwareError as error:
             self._miss(str(error))
             return
@@ -153,7 +144,7 @@ class Watchdog(Struct):
         found = await self._check(seen)
         self._missed = 0
         self._note_hidden(found.hidden)
-        self.observation = WatchObservation(self.clock(), found, found.hidden)
+        self.observation = WatchObservation(self.node.clock(), found, found.hidden)
         self._note(found)
         for case in self._cases.values():
             if self._is_due(case):
@@ -163,14 +154,17 @@ class Watchdog(Struct):
     async def _check(self, seen: Processes) -> WatchResult:
         counted = self.counted()
         named = seen.rows or counted
-        names = await asyncio.to_thread(container_names, self.directory) if named else {}
-        grants = grants_of(self.ledger.entries(), self._offer)
+        names = await self.node.names() if named else {}
+        grants = grants_of(self.node.ledger.entries(), self._offer)
         found = check_usage(seen, names, grants, self._watch_of, counted)
         if self.holders_known():
             return found
         # A container that the kubelet has not named yet may hold a share.
         return replace(
-            found, violations=tuple(one for one in found.violations if one.concern is ViolationKind.OVER)
+            found,
+            violations=tuple(
+                violation for violation in found.violations if violation.concern is ViolationKind.OVER
+            ),
         )
 
     def _miss(self, reason: str) -> None:
@@ -180,7 +174,7 @@ class Watchdog(Struct):
             case.checks = 0
         if self._missed >= PATIENCE:
             self._note_hidden(reason)
-            self.observation = WatchObservation(self.clock(), WatchResult(), reason)
+            self.observation = WatchObservation(self.node.clock(), WatchResult(), reason)
 
     # --- log ---
 
@@ -192,11 +186,11 @@ class Watchdog(Struct):
             log.info("containers are watched again")
         if self._sees == bool(hidden):
             self._sees = not hidden
-            self.ask()
+            self.node.ask()
 
     def _note(self, found: WatchResult) -> None:
         """Update the cases; each is logged when it begins and when it ends."""
-        now = {(one.concern, one.usage.device, one.usage.container): one for one in found.violations}
+        now = {(over.concern, over.usage.device, over.usage.container): over for over in found.violations}
         for key in self._cases.keys() - now.keys():
             log.info(_OVER[key[0]], extra=_who(self._cases.pop(key).violation))
         for key, violation in now.items():
@@ -216,7 +210,7 @@ class Watchdog(Struct):
     async def _end(self, case: _Case) -> None:
         """End the container's processes; then it gets as many checks again."""
         violation = case.violation
-        outcome = await end_processes(self.hardware, violation)
+        outcome = await end_processes(self.node.hardware, violation)
         if outcome.how:
             pids = {str(pid): str(how) for pid, how in outcome.how.items()}
             log.warning("container ended", extra=_who(violation) | _figures(violation) | {"pids": pids})

@@ -259,7 +259,7 @@ def choice_rules(config: str | None) -> ChoiceRules:
     if fallback is None:
         return ChoiceRules(config)
     words = [word.strip() for word in fallback.split(",") if word.strip()]
-    known = [one.value for one in Fallback]
+    known = [choice.value for choice in Fallback]
     for word in words:
         if word not in known:
             raise InputError(f"--fallback {word[:40]!r} is not known", f"a list of {', '.join(known)}")

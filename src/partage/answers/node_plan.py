@@ -14,28 +14,36 @@ if TYPE_CHECKING:
     from partage.answers.documents.report import ReportDocument
     from partage.edges.files.policy import LoadedPolicy
     from partage.model.gpu import Inventory
-    from partage.model.mig_demand import Demands
     from partage.model.policy import Policy
     from partage.model.share import NodeOffer
     from partage.plan.offer.caveats import Caveat
+    from partage.plan.offer.desired import DesiredState
     from partage.plan.reconcile.node_plan import NodePlan
 
 
 class PolicyOnNode(Frozen):
     """A policy and its plan on one node.
 
-    offer: once everything is done. demands: what claims want of GPUs whose MIG devices are made on demand.
-    plan: what has to be done. report: of the agent for which it is planned, None: no agent runs there.
+    desired: what the policy wants. offer: once everything is done, as it is promised. plan: what has to be
+    done. report: of the agent for which it is planned, None: no agent runs there.
     """
 
-    inventory: Inventory
-    policy: Policy
+    desired: DesiredState
     offer: NodeOffer
     plan: NodePlan
     warnings: Sequence[Problem]
     caveats: Sequence[Caveat]
     report: ReportDocument | None
-    demands: Demands
+
+    @property
+    def inventory(self) -> Inventory:
+        """The node as it is planned for."""
+        return self.desired.inventory
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that is planned."""
+        return self.desired.policy
 
 
 def make_plan(
@@ -77,8 +85,7 @@ def make_plan(
     inventory = now.observed.node.inventory
     offer = promised(desired.offer, desired.watch_of, inventory, desired.settings)
     return PolicyOnNode(
-        inventory=inventory,
-        policy=policy,
+        desired=desired,
         offer=offer,
         plan=plan_node(desired, now, geometry_of),
         warnings=(*loaded.warnings, *desired.warnings),
@@ -96,7 +103,6 @@ def make_plan(
             *(Caveat(line) for line in lost_sentences(inventory)),
         ),
         report=report if seen is not None else None,
-        demands=desired.on_demand,
     )
 
 

@@ -141,7 +141,7 @@ def _refuse_empty(verb: Verb, ctx: click.Context, args: list[str]) -> None:
             continue
         value = values.get(parameter.name or "")
         given = value if isinstance(value, list | tuple) else [value]
-        if any(isinstance(one, str) and not one for one in given):
+        if any(isinstance(item, str) and not item for item in given):
             raise click.BadParameter("the value is empty", ctx, parameter, _name(parameter, ctx))
 
 

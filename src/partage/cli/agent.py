@@ -11,7 +11,7 @@ import re
 import subprocess
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
 
@@ -168,6 +168,7 @@ _path = partial(directory_option, metavar="PATH")
 )
 @click.option(
     "--dra-driver-name",
+    "dra_driver",
     type=click.Choice(DRA_DRIVERS),
     default=DRA_DRIVERS[0],
     show_default=True,
@@ -197,38 +198,13 @@ _path = partial(directory_option, metavar="PATH")
 )
 def command(
     *,
-    policy: str | None,
-    config: str | None,
     machine: str | None,
-    kubelet_dir: Path,
-    pod_resources: Path | None,
-    state_dir: Path,
-    run_dir: Path,
-    cdi_dir: Path,
-    container_logs: Path,
-    driver_root: Path | None,
     hardware_socket: Path | None,
     http: str | None,
-    where: str,
-    node_name: str,
-    labels: str,
-    features_file: Path | None,
-    taints: tuple[str, ...],
-    rollout: str,
-    validations: str,
-    mps_pipe_read_only: bool,
-    restricted_mps: bool,
-    takeover: bool,
-    dra: bool,
-    dra_counters: bool,
-    dra_driver_name: str,
-    pod_uid: str,
     log_level: str,
     log_format: str | None,
-    dcgm_names: str,
-    history: int,
     slurm: bool,
-    **of_slurm: str | Path | None,
+    **given: Any,  # noqa: ANN401 - as click has them
 ) -> None:
     """Run the node: offer its GPUs to the kubelet, as the policy says.
 
@@ -238,47 +214,10 @@ def command(
     With --slurm the node is a compute node of Slurm: its layouts follow the policy, and gres.conf follows the
     layouts. The node is drained before anything changes, and resumed after it; docs/reference/slurm.md.
     """
-    if policy == "-":
-        raise InputError("the agent watches its policy, and standard input cannot be watched", "name a file")
     if machine is not None and hardware_socket is not None:
         raise InputError("--machine and --hardware-socket exclude each other")
-    config_of_cluster = _cluster(where, node_name)
-    _check_rollout(rollout, config_of_cluster)
-    if dra and config_of_cluster is None:
-        raise InputError(
-            "--dra needs the API server, which has the claims",
-            "add --cluster KUBECONFIG and --node-name NAME",
-        )
-    options = AgentOptions(
-        kubelet_dir=kubelet_dir.absolute(),
-        pod_resources=(pod_resources or pod_resources_of(kubelet_dir)).absolute(),
-        state_dir=state_dir.absolute(),
-        run_dir=run_dir.absolute(),
-        cdi_dir=cdi_dir.absolute(),
-        container_logs=container_logs.absolute(),
-        policy=Path(policy) if policy is not None else None,
-        config=config,
-        fallback=choice_rules(config).fallback,
-        node_labels=node_labels(),
-        environ=os.environ,
-        driver_root=str(driver_root) if driver_root is not None else None,
-        cluster=config_of_cluster,
-        node_name=node_name,
-        mps_pipe_read_only=mps_pipe_read_only,
-        restricted_mps=restricted_mps,
-        takeover=takeover,
-        dra=dra,
-        dra_counters=dra_counters,
-        dra_driver=dra_driver_name,
-        pod_uid=pod_uid,
-        labels=WrittenLabels(labels),
-        features_file=_features_file(features_file, labels),
-        taints=frozenset(map(NodeTaint, taints)),
-        rollout=rollout,
-        dcgm_names=DcgmNames(dcgm_names),
-        history_days=history,
-        validations=None if machine is not None else _validations(validations),
-    )
+    of_slurm = {name: given.pop(name) for name in [*given] if name.startswith("slurm")}
+    options = _agent_options(machine=machine, **given)
     chosen = slurm_options(of_slurm, slurm=slurm)
     _run(
         options,
@@ -288,6 +227,60 @@ def command(
         http=http,
         log_level=log_level,
         log_format=log_format,
+    )
+
+
+def _agent_options(
+    *,
+    machine: str | None,
+    policy: str | None,
+    config: str | None,
+    kubelet_dir: Path,
+    pod_resources: Path | None,
+    driver_root: Path | None,
+    where: str,
+    node_name: str,
+    labels: str,
+    features_file: Path | None,
+    taints: tuple[str, ...],
+    rollout: str,
+    validations: str,
+    dcgm_names: str,
+    history: int,
+    **as_given: Any,  # noqa: ANN401 - as click has them
+) -> AgentOptions:
+    """as_given: those that ``AgentOptions`` calls so, too. Raises InputError."""
+    if policy == "-":
+        raise InputError("the agent watches its policy, and standard input cannot be watched", "name a file")
+    cluster = _cluster(where, node_name)
+    _check_rollout(rollout, cluster)
+    if as_given["dra"] and cluster is None:
+        raise InputError(
+            "--dra needs the API server, which has the claims",
+            "add --cluster KUBECONFIG and --node-name NAME",
+        )
+    rest: dict[str, Any] = {
+        name: value.absolute() if isinstance(value, Path) else value for name, value in as_given.items()
+    }
+    return AgentOptions(
+        kubelet_dir=kubelet_dir.absolute(),
+        pod_resources=(pod_resources or pod_resources_of(kubelet_dir)).absolute(),
+        policy=Path(policy) if policy is not None else None,
+        config=config,
+        fallback=choice_rules(config).fallback,
+        node_labels=node_labels(),
+        environ=os.environ,
+        driver_root=str(driver_root) if driver_root is not None else None,
+        cluster=cluster,
+        node_name=node_name,
+        labels=WrittenLabels(labels),
+        features_file=_features_file(features_file, labels),
+        taints=frozenset(map(NodeTaint, taints)),
+        rollout=rollout,
+        dcgm_names=DcgmNames(dcgm_names),
+        history_days=history,
+        validations=None if machine is not None else _validations(validations),
+        **rest,
     )
 
 

@@ -137,7 +137,7 @@ def _gpu_row(gpu: Gpu, applied: ApplyResult) -> AppliedGpuRow:
 def _layout_fields(uuid: GpuUuid, applied: ApplyResult) -> dict[str, Any]:
     """Of the last plan in which its layout changed."""
     found = [plan.mig.of(uuid) for plan in applied.plans]
-    changed = [one for one in found if isinstance(one, GpuMigPlan) and one.steps]
+    changed = [gpu_plan for gpu_plan in found if isinstance(gpu_plan, GpuMigPlan) and gpu_plan.steps]
     return layout_fields(changed[-1] if changed else found[0])
 
 

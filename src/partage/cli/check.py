@@ -285,9 +285,9 @@ def _policies_in(paper: Paper, config: str | None, labels: NodeLabels | None) ->
     if isinstance(paper, ManifestInput) and not configurations(paper.content, paper.file):
         return
     chosen: list[str | None] = [*named] or [config]
-    for one in chosen:
-        policy = parse_policy(paper.content, paper.file, one, os.environ).policy
-        name = f"{paper.file} ({one})" if named else paper.file
+    for chosen_name in chosen:
+        policy = parse_policy(paper.content, paper.file, chosen_name, os.environ).policy
+        name = f"{paper.file} ({chosen_name})" if named else paper.file
         there = [for_node(policy, labels)] if labels is not None else [had for _, had in variants(policy)]
         yield from ((name, variant) for variant in there)
 

@@ -96,7 +96,9 @@ def _policy(content: bytes, file: str, context: CheckContext) -> Iterator[Checke
 
     named = configurations(content, file) if context.config is None else []
     names: list[str | None] = list(named) if named else [context.config]
-    judged = [one for name in names for one in _configuration(content, file, name, context)]
+    judged = [
+        configuration for name in names for configuration in _configuration(content, file, name, context)
+    ]
     one_fits = any(not errors_of(here) for _, _, here in judged)
     found: list[CheckedProblem] = []
     for name, problems, here in judged:
@@ -199,11 +201,11 @@ def _manifest(paper: ManifestInput, context: CheckContext) -> Iterator[CheckedPr
     from partage.edges.files.policy import configurations
     from partage.kubernetes.manifests.input_files import objects
 
-    for one in objects(paper):
+    for manifest in objects(paper):
         if not context.offers:
-            yield from _object(paper, one, context, None)
+            yield from _object(paper, manifest, context, None)
             continue
-        judged = [(offer, list(_object(paper, one, context, offer))) for offer in context.offers]
+        judged = [(offer, list(_object(paper, manifest, context, offer))) for offer in context.offers]
         _, best = min(judged, key=lambda row: len(errors_of(row[1])))
         yield from best
         for offer, problems in judged:
@@ -254,7 +256,7 @@ def _object(
 
 
 def _admission(context: CheckContext, offer: PolicyOffer | None) -> AdmissionTerms:
-    """Where nobody knows what a device plugin lists, it may list what Partage's own does, and a provider's
+    """If nobody knows what a device plugin lists, it may list what Partage's own does, and a provider's
     GPUs.
     """
     from partage.admission.decide.settings import DialectSettings

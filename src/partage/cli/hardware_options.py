@@ -92,7 +92,7 @@ _BY_NAME = {f"--{option.name}": option for option in OPTIONS} | {"-h": OPTIONS[-
 
 def parse(arguments: Sequence[str]) -> HardwareOptions:
     """What a command line says. Raises InputError."""
-    names = [f"{one.name}=" if one.metavar else one.name for one in OPTIONS]
+    names = [f"{declared.name}=" if declared.metavar else declared.name for declared in OPTIONS]
     try:
         found, rest = getopt.gnu_getopt(list(arguments), "h", names)
     except getopt.GetoptError as error:

@@ -65,7 +65,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
         terms = _of_cluster(settings, kubeconfig, ask=cluster)
     found = list(_translated(manifests, terms))
     _refuse(found)
-    common_output.print_problems(one.problem for each in found for one in each.findings)
+    common_output.print_problems(finding.problem for each in found for finding in each.findings)
     if not any(each.translated for each in found):
         common_output.say("no pod here is written for another system: nothing is changed", err=True)
     _print(list(_objects(found)), output)
@@ -159,12 +159,15 @@ def _translated(manifests: Sequence[ManifestInput], terms: TranslationTerms) -> 
 def _refuse(found: Sequence[TranslatedObject]) -> None:
     """Raises InputError, Unsatisfiable if a pod cannot be translated, or has no place."""
     wrong = [
-        one for each in found for one in each.findings if one.problem.severity == "error" or each.refused
+        finding
+        for each in found
+        for finding in each.findings
+        if finding.problem.severity == "error" or each.refused
     ]
     if not wrong:
         return
-    problems = [replace(one.problem, severity="error") for one in wrong]
-    raise Unsatisfiable(problems) if all(one.here for one in wrong) else InputError(problems)
+    problems = [replace(finding.problem, severity="error") for finding in wrong]
+    raise Unsatisfiable(problems) if all(finding.here for finding in wrong) else InputError(problems)
 
 
 def _objects(found: Sequence[TranslatedObject]) -> Iterator[Any]:

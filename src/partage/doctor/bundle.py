@@ -231,7 +231,7 @@ def _tail(path: Path) -> str | None:
 
 def _directories(path: Path) -> list[Path]:
     try:
-        return [one for one in sorted(path.iterdir()) if one.is_dir() and not one.is_symlink()]
+        return [below for below in sorted(path.iterdir()) if below.is_dir() and not below.is_symlink()]
     except OSError:
         return []
 

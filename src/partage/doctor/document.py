@@ -73,7 +73,8 @@ def doctor_document(found: Diagnosis, repaired: Sequence[Repaired], *, done: boo
         findings=tuple(_finding(finding, found.explained) for finding in found.findings),
         not_looked=found.not_looked,
         repairs=tuple(
-            RepairRow(repair_sentence(one.repair), done and not one.left, one.left) for one in repaired
+            RepairRow(repair_sentence(repair.repair), done and not repair.left, repair.left)
+            for repair in repaired
         ),
     )
 
@@ -83,5 +84,7 @@ def _finding(finding: Finding, explained: Sequence[Explained]) -> FindingRow:
         FindingRow,
         finding,
         repairs=tuple(map(repair_sentence, finding.repairs)),
-        explains=tuple(one.finding.code for one in explained if finding.code in one.by),
+        explains=tuple(
+            explanation.finding.code for explanation in explained if finding.code in explanation.by
+        ),
     )

@@ -76,7 +76,7 @@ def slurm_files(place: DoctorPlace, environ: Mapping[str, str]) -> list[str]:
 
 def _conf(place: DoctorPlace, environ: Mapping[str, str]) -> str | None:
     named = "" if place.elsewhere else environ.get("SLURM_CONF", "")
-    return next((one for one in (*([named] if named else []), *_PLACES) if place.root.exists(one)), None)
+    return next((path for path in (*([named] if named else []), *_PLACES) if place.root.exists(path)), None)
 
 
 def _version(

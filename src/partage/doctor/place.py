@@ -55,6 +55,6 @@ def driver_root(place: DoctorPlace) -> Path:
 
 
 def host(place: DoctorPlace) -> Host:
-    """Where the driver's files are."""
+    """The directory of the driver's files."""
     root = place.root
     return Host(driver=driver_root(place), proc=root.proc, sys=root.sys, dev=root.dev, run=place.run_path)

@@ -24,8 +24,8 @@ def print_diagnosis(console: Console, document: DoctorDocument, *, fixes: bool, 
     for finding in document.findings:
         _finding(console, finding)
     console.print(_summary(document))
-    for one in document.not_looked:
-        _indented(console, f"not looked at: {', '.join(one.what)}: {one.why}", "dim", indent=False)
+    for gap in document.not_looked:
+        _indented(console, f"not looked at: {', '.join(gap.what)}: {gap.why}", "dim", indent=False)
 
 
 def print_bundle(console: Console, bundle: BundleRow) -> None:

@@ -9,7 +9,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from partage.errors import InputError
-from partage.explain.decide.amounts import PODS, amount_text
+from partage.explain.decide.amounts import PODS, Unit
 from partage.explain.decide.node import Cordoned, Counted, GpuView, NodeTaintView, NodeView, Obstacle
 from partage.explain.decide.pod import PodNeeds
 from partage.explain.pod_needs import amount_of, pods_of
@@ -60,7 +60,7 @@ def text_at(document: object, *keys: str) -> str:
 def rows_at(document: object, *keys: str) -> list[Object]:
     """The objects of the list below these keys."""
     found = at(document, *keys)
-    return [one for one in found if isinstance(one, Mapping)] if isinstance(found, list) else []
+    return [item for item in found if isinstance(item, Mapping)] if isinstance(found, list) else []
 
 
 def texts_at(document: object, *keys: str) -> dict[str, str]:
@@ -291,7 +291,7 @@ def running_since(pod: Object) -> str:
 
 def holdings_on_node(needs: PodNeeds, view: NodeView | None) -> str:
     """What a pod holds as far as the Node says it: sentences that follow how it stands."""
-    asks = [f"{amount_text(name, amount)} ({container.words})" for container, name, amount in needs.asks]
+    asks = [f"{Unit(name).text(amount)} ({container.words})" for container, name, amount in needs.asks]
     if needs.claims_at:
         return f" It has devices by {listed(sorted(needs.claims_at), 6)}."
     if not asks:

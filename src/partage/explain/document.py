@@ -309,14 +309,14 @@ def _node_row(verdict: NodeVerdict, remarks: tuple[str, ...]) -> ExplainedNodeRo
         gpus=tuple(map(_gpu_row, verdict.gpus)),
         gives=tuple(
             GivenDeviceRow(
-                one.claim,
-                one.way.name,
-                one.device.device.name,
-                one.device.gpu_index,
-                device_words(one.device, one.amounts),
-                one.device.text("guarantee"),
+                given.claim,
+                given.way.name,
+                given.device.device.name,
+                given.device.gpu_index,
+                device_words(given.device, given.amounts),
+                given.device.text("guarantee"),
             )
-            for one in verdict.gives
+            for given in verdict.gives
         ),
     )
 

@@ -56,7 +56,7 @@ def view_of_plan(name: str, planned: PolicyOnNode, labels: Mapping[str, str] | N
         trouble="" if inventory.gpus or inventory.lost else NO_GPU,
         policy=planned.policy,
         inventory=inventory,
-        demands=planned.demands,
+        demands=planned.desired.on_demand,
         labels=would if labels is None else {**would, **labels},
         all_labels=labels is not None,
     )
@@ -115,7 +115,7 @@ def _trouble(report: ReportDocument) -> tuple[str, str]:
 
 
 def _claims_trouble(report: ReportDocument) -> str:
-    return next((one.message for one in report.degraded if one.code == CLAIMS_NOT_SERVED), "")
+    return next((finding.message for finding in report.degraded if finding.code == CLAIMS_NOT_SERVED), "")
 
 
 def _policy_trouble(report: ReportDocument) -> str:

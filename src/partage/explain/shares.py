@@ -186,7 +186,11 @@ def _device_row(
 ) -> ResourceDeviceRow | None:
     number = parse_share_id(share)[1] or 0
     gpus: Sequence[ResourceGpuRow] = [
-        gpu for one in report.resources if one.name == resource for gpu in one.gpus if gpu.uuid == row.gpu
+        gpu
+        for offered in report.resources
+        if offered.name == resource
+        for gpu in offered.gpus
+        if gpu.uuid == row.gpu
     ]
     return next(
         (

@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from partage.answers.render.tables import plain_table
-from partage.explain.decide.amounts import amount_text
+from partage.explain.decide.amounts import Unit
 from partage.explain.document import (
     ExplainedGpuRow,
     ExplainedNodeRow,
@@ -32,7 +32,7 @@ _FREE = "nothing: it has room"
 
 def pod_lines(pod: ExplainedPodRow, *, everything: bool = False) -> Iterator[RenderableType]:
     """What is known about one pod. everything: each node and GPU, also of a pod that fits."""
-    asks = [f"{amount_text(ask.resource, ask.amount)} ({ask.container})" for ask in pod.asks]
+    asks = [f"{Unit(ask.resource).text(ask.amount)} ({ask.container})" for ask in pod.asks]
     asks += [f"{' or '.join(ask.asks)} (claim {ask.claim}, request {ask.request})" for ask in pod.claims]
     asks_for = f"{pod.name} asks for {listed(asks, 8) or 'no GPU'}"
     if pod.fits and not pod.runs and not pod.standing and not everything:

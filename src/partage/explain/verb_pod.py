@@ -45,7 +45,9 @@ def explain_file(file: str, where: Where, output: str) -> int:
     if where.in_cluster:
         raw = [pod for path, document, line_of in found for pod in pods_of(document, file, path, line_of)]
         namespaces = {pod.namespace for pod in raw if pod.claim_sources}
-        names = {name for pod in raw for one in pod.containers for name in one.requests if "/" in name}
+        names = {
+            name for pod in raw for container in pod.containers for name in container.requests if "/" in name
+        }
         (nodes, running), there = ask_cluster(
             where.kubeconfig, partial(_nodes_and_claims, namespaces, names, found)
         )
@@ -105,8 +107,12 @@ def _with_resources(seen: SeenNodes) -> _Completed:
     from partage.explain.pod_needs import with_gpu_resources
 
     offered = {name for node in seen.nodes for name in node.names}
-    classes = {one.name: one for node in seen.nodes for one in node.classes.values()}
-    offered |= {one.extended for one in classes.values()} | {f"{IMPLICIT}{name}" for name in classes}
+    classes = {
+        device_class.name: device_class for node in seen.nodes for device_class in node.classes.values()
+    }
+    offered |= {device_class.extended for device_class in classes.values()} | {
+        f"{IMPLICIT}{name}" for name in classes
+    }
     return lambda pod: with_gpu_resources(pod, offered)
 
 
@@ -146,7 +152,7 @@ async def _claims_if_any(
     if namespaces:
         return await _claims(reader, namespaces)
     listed = [texts_at(node, "status", "allocatable") for node in nodes]
-    if not asks and all(one.get(name, "0") != "0" for one in listed for name in names):
+    if not asks and all(amounts.get(name, "0") != "0" for amounts in listed for name in names):
         return None
     try:
         return await _claims(reader, ())
@@ -272,7 +278,7 @@ async def _live(
         ) from error
     events, nodes, pods = await reader.events(namespace, name), await reader.nodes(), await reader.pods()
     claimed = (namespace,) if rows_at(pod, "spec", "resourceClaims") else ()
-    asked = {name for one in _needs(pod).containers for name in one.requests if "/" in name}
+    asked = {name for container in _needs(pod).containers for name in container.requests if "/" in name}
     return pod, events, nodes, pods, await _claims_if_any(reader, claimed, asked, nodes)
 
 

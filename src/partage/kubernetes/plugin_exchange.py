@@ -191,7 +191,9 @@ def nvidia_mps(root: Path = Path("/run/nvidia/mps")) -> frozenset[ResourceName]:
 
 def registered(report: ReportDocument) -> frozenset[ResourceName]:
     """Resources for which the kubelet asks Partage now: it has accepted them, and reads their lists."""
-    return frozenset(one.name for one in report.resources if one.registered and one.watching)
+    return frozenset(
+        resource.name for resource in report.resources if resource.registered and resource.watching
+    )
 
 
 # --- steps -----------------------------------------------------------------------------------------
@@ -201,8 +203,9 @@ def takeover_steps(node: str, sets: tuple[PluginDaemonSet, ...] | None) -> list[
     """What has to be done. sets: NVIDIA's DaemonSets; None: not known."""
     name = node or "NODE"
     steps = []
-    for one in sets or ():
-        if not one.by_label:
+    for daemon_set in sets or ():
+        if not daemon_set.by_label:
+            space = daemon_set.namespace
             patch = encode(
                 {
                     "spec": {
@@ -211,7 +214,7 @@ def takeover_steps(node: str, sets: tuple[PluginDaemonSet, ...] | None) -> list[
                                 "affinity": {
                                     "nodeAffinity": {
                                         "requiredDuringSchedulingIgnoredDuringExecution": {
-                                            "nodeSelectorTerms": list(one.kept_off)
+                                            "nodeSelectorTerms": list(daemon_set.kept_off)
                                         }
                                     }
                                 }
@@ -222,9 +225,9 @@ def takeover_steps(node: str, sets: tuple[PluginDaemonSet, ...] | None) -> list[
             ).decode()
             steps.append(
                 ExchangeStepRow(
-                    f"let the DaemonSet {one.namespace}/{one.name} leave out nodes with {LABEL}=false; its "
+                    f"let the DaemonSet {space}/{daemon_set.name} leave out nodes with {LABEL}=false; its "
                     "pods on other nodes are replaced one by one, once",
-                    f"kubectl -n {one.namespace} patch daemonset {one.name} --type merge -p '{patch}'",
+                    f"kubectl -n {space} patch daemonset {daemon_set.name} --type merge -p '{patch}'",
                     done=False,
                 )
             )
@@ -295,9 +298,9 @@ async def prepare(config: ClusterConfig) -> None:
             "its container is called nvidia-device-plugin or nvidia-device-plugin-ctr; end it by hand, and "
             "use --wait in place of --cluster",
         )
-    for one in sets:
-        if not one.by_label:
-            await plugins.keep_off(one)
+    for daemon_set in sets:
+        if not daemon_set.by_label:
+            await plugins.keep_off(daemon_set)
 
 
 async def plugin_sets(config: ClusterConfig) -> tuple[PluginDaemonSet, ...]:

@@ -86,10 +86,10 @@ class RolloutView:
         return replace(document, freed=freed)
 
     async def _free_failed(self, say: Say, wait_s: float) -> tuple[str, ...]:
-        before = {one.name: one for one in await self._rollout.leases()}
-        doubtful = [one for one in before.values() if _may_be_silent(one, wait_s)]
+        before = {held.name: held for held in await self._rollout.leases()}
+        doubtful = [held for held in before.values() if _may_be_silent(held, wait_s)]
         if doubtful:
-            names = ", ".join(one.holder for one in doubtful)
+            names = ", ".join(held.holder for held in doubtful)
             say(f"looking for {wait_s:g} s whether the agent of {names} renews its Lease")
             await asyncio.sleep(wait_s)
         freed = []

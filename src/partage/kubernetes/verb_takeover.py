@@ -91,7 +91,7 @@ class TakeoverRun:
 
     @property
     def possible(self) -> bool:
-        return not any(one.severity == "error" for one in self.problems)
+        return not any(problem.severity == "error" for problem in self.problems)
 
     def announce(self) -> None:
         """Print what was found and what is to be done."""
@@ -113,7 +113,7 @@ class TakeoverRun:
     def finish(self, *, done: bool) -> int:
         """Print the answer; the exit code."""
         if done:
-            self.steps = [replace(one, done=True) for one in self.steps]
+            self.steps = [replace(step, done=True) for step in self.steps]
         if self.output != "text":
             from partage.kubernetes.takeover_document import TakeoverDocument
 

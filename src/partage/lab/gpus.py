@@ -70,7 +70,7 @@ def free_gpus(inventory: Inventory, wanted: str | None, held: Mapping[GpuUuid, l
     found = inventory.gpus if wanted is None else (first,)
     for gpu in found:
         if names := held.get(gpu.uuid):
-            idle = [one.index for one in inventory if one.uuid not in held]
+            idle = [idle_gpu.index for idle_gpu in inventory if idle_gpu.uuid not in held]
             hint = f"{gpus(idle)}: not in use; --gpu INDEX tries that one alone" if idle else ""
             raise Unsatisfiable(
                 f"GPU {gpu.index} is held by {listed(names, _MOST_NAMES)}, which an attack could hit",

@@ -116,7 +116,7 @@ class LimitState(Frozen):
 
 
 class LimitAt(Frozen, order=True):
-    """Where a limit is: the cgroup of a container, and one GPU (UUID)."""
+    """The place of a limit: the cgroup of a container, and one GPU (UUID)."""
 
     container: ContainerId
     gpu: GpuUuid

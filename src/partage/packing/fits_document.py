@@ -17,7 +17,7 @@ from partage.values import Frozen
 
 
 class PlacementRows(Frozen):
-    """Where an instance can be, in memory slices."""
+    """A place for an instance, in memory slices."""
 
     starts: tuple[int, ...]
     size: int
@@ -93,7 +93,7 @@ def _model_row(alike: Sequence[Gpu], driver: Driver | NoDriver) -> FitsModelRow:
         gpu,
         model=geometry.model if geometry else None,
         compute_capability="{}.{}".format(*gpu.compute_capability),
-        gpus=tuple(one.index for one in alike),
+        gpus=tuple(same.index for same in alike),
         mig=None if geometry is None else _mig_row(geometry, gpu),
         no_mig=None if geometry else why_no_geometry(gpu),
         sharing=_sharing(gpu, driver),

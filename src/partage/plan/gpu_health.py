@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
-from typing import Any
+from collections.abc import Container, Iterable, Iterator, Mapping
 
-from msgspec import field
 from msgspec.structs import replace
 
 from partage.model.gpu import Gpu
@@ -28,58 +26,61 @@ from partage.values import Frozen
 class HealthNews(Frozen):
     """What was observed since the last look.
 
-    fresh: the node was observed. conditions: None: not asked. silent: why the hardware does not answer, else
-    empty. booted: the node has booted. in_hand: GPUs that are being changed, by UUID.
+    fresh: the node was observed. conditions: None: not asked. silent: why the GPUs cannot be observed, else
+    empty. booted: the node has booted. A simulated one may do so while the agent runs.
     """
 
-    node: KnownNode
     fresh: bool = False
     xids: tuple[Xid, ...] = ()
     conditions: tuple[GpuCondition, ...] | None = None
     silent: str = ""
     booted: bool = False
-    in_hand: Mapping[GpuUuid, Any] = field(default_factory=dict)
 
 
 def healths_after(
+    node: KnownNode,
     news: HealthNews,
     before: Mapping[GpuUuid, Health],
     gpus: Iterable[GpuUuid],
-    now_s: float,
     rules: XidRules,
+    *,
+    now_s: float,
+    in_hand: Container[GpuUuid],
 ) -> dict[GpuUuid, Health]:
-    """The health of these GPUs, of the known ones, and of those that had one before."""
+    """The health of these GPUs, of the known ones, and of those that had one before. in_hand: GPUs that are
+    being changed, by UUID.
+    """
     healths = {}
-    for gpu in dict.fromkeys((*news.node.known, *gpus, *before)):
+    for gpu in dict.fromkeys((*node.known, *gpus, *before)):
         health = before.get(gpu, Health())
-        for event in _events(gpu, news):
+        for event in _events(gpu, node, news, in_hand):
             health = next_health(health, event, now_s, rules)
-        healths[gpu] = _without_old_instances(gpu, health, news)
+        healths[gpu] = _without_old_instances(gpu, health, node, news)
     return healths
 
 
-def _events(gpu: GpuUuid, news: HealthNews) -> Iterator[Event]:
+def _events(gpu: GpuUuid, node: KnownNode, news: HealthNews, in_hand: Container[GpuUuid]) -> Iterator[Event]:
     """The health events of one GPU since the last look, in the order in which they apply.
 
     A GPU that does not answer while it is being changed is expected, and no event.
     """
     if news.booted:
         yield NodeBooted()
-    yield from (_located(xid, news.node.known.get(gpu)) for xid in news.xids if xid.gpu in (gpu, None))
+    yield from (_located(xid, node.known.get(gpu)) for xid in news.xids if xid.gpu in (gpu, None))
     if news.silent:
         yield Unresponsive(news.silent)
         return
-    if gpu in news.in_hand:
+    if gpu in in_hand:
         yield from (
             condition
             for condition in news.conditions or ()
             if condition.gpu == gpu and condition.lost is None
         )
         return
-    if news.fresh and news.node.inventory.gpu(gpu) is None:
+    if news.fresh and node.inventory.gpu(gpu) is None:
         yield GpuCondition(gpu, lost=GONE)
-    elif news.fresh and gpu in news.node.lost:
-        yield GpuCondition(gpu, lost=news.node.lost[gpu])
+    elif news.fresh and gpu in node.lost:
+        yield GpuCondition(gpu, lost=node.lost[gpu])
     yield from (condition for condition in news.conditions or () if condition.gpu == gpu)
 
 
@@ -88,9 +89,9 @@ def _located(xid: Xid, gpu: Gpu | None) -> Xid:
     return xid if gpu is not None and gpu.mig_enabled else replace(xid, gi_id=None, ci_id=None)
 
 
-def _without_old_instances(gpu: GpuUuid, health: Health, news: HealthNews) -> Health:
+def _without_old_instances(gpu: GpuUuid, health: Health, node: KnownNode, news: HealthNews) -> Health:
     """Ids of GPU instances are reused: the health of instances that no longer exist is dropped."""
-    observed = news.node.inventory.gpu(gpu) if news.fresh else None
-    if observed is None or not health.instances or gpu in news.node.lost:
+    observed = node.inventory.gpu(gpu) if news.fresh else None
+    if observed is None or not health.instances or gpu in node.lost:
         return health
     return keep_instances(health, frozenset(device.gi_id for device in observed.mig_devices))

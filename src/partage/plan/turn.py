@@ -12,7 +12,7 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.model.gpu import PAUSED, NoDriver
-from partage.model.health import GpuCondition, Health, Xid
+from partage.model.health import Health
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName
 from partage.model.policy import MigStrategy
 from partage.model.xid import DEFAULT_RULES, XidRules
@@ -31,20 +31,15 @@ from partage.values import Frozen
 class TurnInput(Frozen):
     """The input of a turn.
 
-    snapshot: of the node. desired: None while no policy could be resolved. fresh: the node was observed since
-    the last turn. conditions: since the last turn; None: not asked. silent: why the hardware does not
-    answer, else empty. booted: the node has booted since the last turn. held_version: of the ledger.
-    refused: amounts of memory that no device had free. answered_s: when the kubelet was asked the last
-    question that it has answered. bare: why containers would not have the driver's libraries, else empty.
+    snapshot: of the node. desired: None while no policy could be resolved. news: since the last turn.
+    held_version: of the ledger. refused: amounts of memory that no device had free. answered_s: when the
+    kubelet was asked the last question that it has answered. bare: why containers would not have the driver's
+    libraries, else empty.
     """
 
     snapshot: Snapshot
     desired: DesiredState | None = None
-    fresh: bool = False
-    xids: tuple[Xid, ...] = ()
-    conditions: tuple[GpuCondition, ...] | None = None
-    silent: str = ""
-    booted: bool = False
+    news: HealthNews = HealthNews()
     held_version: int = 0
     answered_s: float = -inf
     refused: Mapping[ResourceName, RefusedAmounts] = field(default_factory=dict)
@@ -87,7 +82,9 @@ def turn(
     """One turn. view: that of the last turn, kept where nothing in it changes."""
     now = replace(seen.snapshot, absent=_absent(seen, before))
     plan = planner.plan(seen.desired, now)
-    healths = healths_after(_news(seen), before.health, before.serving, now.now_s, rules)
+    healths = healths_after(
+        seen.node, seen.news, before.health, before.serving, rules, now_s=now.now_s, in_hand=now.in_hand
+    )
     left = now.departed - plan.serving.keys()
     health = {gpu: healths.get(gpu, Health()) for gpu in (*plan.serving, *healths) if gpu not in left}
     strategy = seen.desired.policy.options.mig_strategy if seen.desired else None
@@ -147,16 +144,4 @@ def after_restart(state: NodeState) -> NodeState:
 
 def _absent(seen: TurnInput, before: NodeState) -> frozenset[GpuUuid]:
     served = frozenset(before.serving)
-    return (served if seen.booted else before.absent & served) - seen.node.answering
-
-
-def _news(seen: TurnInput) -> HealthNews:
-    return HealthNews(
-        node=seen.node,
-        fresh=seen.fresh,
-        xids=seen.xids,
-        conditions=seen.conditions,
-        silent=seen.silent,
-        booted=seen.booted,
-        in_hand=seen.snapshot.in_hand,
-    )
+    return (served if seen.news.booted else before.absent & served) - seen.node.answering

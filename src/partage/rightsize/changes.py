@@ -125,9 +125,9 @@ def policy_remarks(recommendations: Sequence[Recommendation], wanted: Wanted) ->
             f"the policy gives each of them one GPU ({count_of(len(alone), 'GPU')}): add indexes where more "
             "of their pods run at a time; the node needs more GPUs than that"
         )
-    doubtful = [one for one in recommendations if one.doubt is not None]
-    for one in doubtful:
-        yield f"not counted, since its need is not known ({one.doubt}): {one.evidence.workload}"
+    doubtful = [advised for advised in recommendations if advised.doubt is not None]
+    for advised in doubtful:
+        yield f"not counted, since its need is not known ({advised.doubt}): {advised.evidence.workload}"
     if doubtful:
         yield "those that are not counted have no GPU in this policy: add an entry for them before you use it"
 
@@ -218,9 +218,9 @@ def _of_owner(owner: PodOwner, needs: str, namespace: str, container: str, asked
 
 def _container(name: str, asked: dict[str, int], before: frozenset[str]) -> dict[str, Any]:
     """A container's resources. What it asked for of GPUs before goes."""
-    old = {one: None for one in sorted(before) if _is_gpu(one) and one not in asked}
+    old = {resource: None for resource in sorted(before) if _is_gpu(resource) and resource not in asked}
     resources: dict[str, Any] = {"limits": {**old, **asked}}
-    if gone := {one: None for one in before if _is_gpu(one)}:
+    if gone := {resource: None for resource in before if _is_gpu(resource)}:
         resources["requests"] = gone  # a request is what the limit is, where it is not given
     return {"name": name, "resources": resources}
 

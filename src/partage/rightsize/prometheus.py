@@ -62,7 +62,7 @@ class Prometheus:
                 why = answer.get("error") if isinstance(answer, dict) else None
                 text = f"{self._url} refuses a query: {why or f'status {status}'}"
                 raise Rejected(text, f"the query: {query}")
-            return tuple(_series(one) for one in answer["data"]["result"])
+            return tuple(_series(row) for row in answer["data"]["result"])
         except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
             text = f"{self._url} does not answer like a Prometheus (status {status})"
             raise Rejected(text, "check the URL") from error

@@ -70,7 +70,7 @@ def from_history(paths: Sequence[Path], gpu: str | None, namespace: str | None) 
         raise InputError("the history is empty", "an agent writes it some minutes after a pod has used a GPU")
     evidence = gather_days(days)
     if namespace is not None:
-        evidence = tuple(one for one in evidence if one.workload.startswith(f"{namespace}/"))
+        evidence = tuple(workload for workload in evidence if workload.workload.startswith(f"{namespace}/"))
     dates, nodes = sorted({day.date for day in days}), sorted({day.node for day in days})
     source = f"The agents' history of {count_of(len(nodes), 'node')}, {dates[0]} to {dates[-1]}."
     if left_out := sum(day.left_out for day in days):

@@ -144,7 +144,7 @@ class _BoundServer(socketserver.ThreadingTCPServer):
         room."""
         with self._room:
             if self._full:
-                silent = next((one for one in self._clients if one not in self._answered), None)
+                silent = next((client for client in self._clients if client not in self._answered), None)
                 if silent is not None:
                     with contextlib.suppress(OSError):
                         # Its thread ends, and says so. Not SSLSocket's own, which takes TLS from under it.

@@ -95,7 +95,7 @@ def config_command(
     from partage.slurm.decide.type_names import TypeNames
     from partage.slurm.text.text import MARK, config_files
 
-    if cluster is not None and any(one is not None for one in (policy, config, machine, node)):
+    if cluster is not None and any(option is not None for option in (policy, config, machine, node)):
         raise click.UsageError("--cluster names machines, policies and nodes itself")
     sources, named = (
         _cluster(cluster)

@@ -82,7 +82,7 @@ class ClusterFleet:
         """The origin of all this, and how old it is."""
         with self._lock:
             self._make()
-            without = sum(one.node is None for one in self._known.values())
+            without = sum(node.node is None for node in self._known.values())
             followed = dict(self._followed)
         return {"source": source_section(self._connection.config.url, followed.values(), without)}
 
@@ -150,8 +150,8 @@ class ClusterFleet:
             ]
             self._runs.set()
             await stop.wait()
-            for one in both:
-                one.cancel()
+            for task in both:
+                task.cancel()
 
     def _nodes_seen(self, state: CollectionState[ClusterNode]) -> None:
         with self._lock:

@@ -119,7 +119,7 @@ class FleetPages(Generic[N]):
         label = element("label", "Search for a node, a GPU, a pod or a problem ", for_="q")
         show = element("input", type="hidden", name="show", id="show", value=chosen)
         form = element("form", label, box, show, " ", count, role="search", method="get", action="/")
-        glances = [one.glance for one in shown.values()]
+        glances = [shown_node.glance for shown_node in shown.values()]
         head = (
             *self._fleet.news.values(),
             totals_section(glances),
@@ -160,7 +160,7 @@ class FleetPages(Generic[N]):
             news = self._fleet.news
             if name is None:
                 shown = self._all_shown()
-                glances = [one.glance for one in shown.values()]
+                glances = [shown_node.glance for shown_node in shown.values()]
                 rows = {_row_id(one): row.text for one, row in shown.items()}
                 return {**news, "totals": totals_section(glances), "summary": chips_section(glances), **rows}
             node = self._fleet.nodes.get(name)

@@ -152,7 +152,7 @@ def _state(node: PublishedNode) -> Element:
 
 def _conditions(node: PublishedNode) -> Element:
     kubelet = () if node.kubelet is None else (node.kubelet,)
-    rows = [_condition(one) for one in (*kubelet, *node.conditions)]
+    rows = [_condition(condition) for condition in (*kubelet, *node.conditions)]
     return element(
         "section",
         element("h2", "Conditions of the Node"),

@@ -203,13 +203,14 @@ def accepts(world: World, pod: PodNeeds, seed: int = 0) -> bool:
 def carried_out(change: Change, world: World, pod: PodNeeds) -> tuple[World, PodNeeds]:
     match change:
         case AskFewer() | AskOther():
-            other = change.other if isinstance(change, AskOther) else change.resource
+            then = change.other.resource if isinstance(change, AskOther) else change.unit.resource
+            now = change.resource if isinstance(change, AskOther) else change.unit.resource
             containers = []
             for one in pod.containers:
                 requests = dict(one.requests)
                 if one.words == change.container:
-                    assert requests.pop(change.resource) == change.now
-                    requests[other] = requests.get(other, 0) + change.then
+                    assert requests.pop(now) == change.now
+                    requests[then] = requests.get(then, 0) + change.then
                 containers.append(replace(one, requests=requests))
             return world, replace(pod, containers=tuple(containers))
         case WaitForPods():

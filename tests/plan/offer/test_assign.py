@@ -337,8 +337,15 @@ def test_each_mig_device_can_be_shared_by_mps(entry: str) -> None:
     assert one.mig is not None
 
 
-def test_mps_on_a_whole_gpu_in_mig_mode_is_impossible_too() -> None:
-    policy = native("{select: all, mps: {replicas: 2}}", "{mig-strategy: none}")
+@pytest.mark.parametrize(
+    "policy",
+    [
+        native("{select: all, mps: {replicas: 2}}", "{mig-strategy: none}"),
+        nvidia("{mps: {resources: [{name: nvidia.com/gpu, replicas: 2}]}}", "flags: {migStrategy: none}"),
+    ],
+    ids=["partage", "nvidia"],
+)
+def test_mps_on_a_whole_gpu_in_mig_mode_is_impossible_too(policy: Policy) -> None:
     assert len(refused(Unsatisfiable, policy, node(with_devices(gpu(0), "3g.40gb")))) == 1
 
 

@@ -24,19 +24,24 @@ def gpu(number: int) -> GpuUuid:
     return GpuUuid(f"GPU-00000000-0000-0000-0000-{number:012}")
 
 
+def _device(index, name, uuid, gpu, kind, strategy, memory_bytes=SIZE, **more):
+    return NodeDevice(
+        index=index, name=name, uuid=uuid, gpu=gpu, type=kind, strategy=strategy, memory_bytes=memory_bytes,
+        guarantee=Guarantee.HARD, **more,
+    )  # fmt: skip
+
+
 MIG = MigUuid("MIG-00000000-0000-0000-0000-000000000001")
 NODE = NodeDevices(
     node="g1",
     slurm=SlurmVersion(22, 5, 8),
     devices=(
-        NodeDevice(0, "1:0", MIG, gpu(1), "h100_1g.10gb", Strategy.MIG, 10 * GIB, Guarantee.HARD),
-        NodeDevice(1, "0", gpu(0), gpu(0), "h100", Strategy.EXCLUSIVE, SIZE, Guarantee.HARD),
-        NodeDevice(
-            2, "2", gpu(2), gpu(2), "h100_shared", Strategy.MPS, SIZE, Guarantee.HARD, GresName.MPS, 100
-        ),
-        NodeDevice(
-            3, "3", gpu(3), gpu(3), "h100_shared", Strategy.TIME_SLICING, SIZE, Guarantee.HARD,
-            GresName.SHARD, 4, guard=True,
+        _device(0, "1:0", MIG, gpu(1), "h100_1g.10gb", Strategy.MIG, memory_bytes=10 * GIB),
+        _device(1, "0", gpu(0), gpu(0), "h100", Strategy.EXCLUSIVE),
+        _device(2, "2", gpu(2), gpu(2), "h100_shared", Strategy.MPS, shares=GresName.MPS, units=100),
+        _device(
+            3, "3", gpu(3), gpu(3), "h100_shared", Strategy.TIME_SLICING, shares=GresName.SHARD, units=4,
+            guard=True,
         ),
     ),
 )  # fmt: skip

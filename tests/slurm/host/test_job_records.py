@@ -17,19 +17,9 @@ from partage.slurm.model.version import GresName
 
 UUID = GpuUuid("GPU-00000000-0000-0000-0000-000000000003")
 DEVICE = JobDevice(
-    2,
-    "3",
-    UUID,
-    UUID,
-    "h100_shared",
-    Strategy.MPS,
-    GresName.MPS,
-    20 << 30,
-    80 << 30,
-    Guarantee.ADVISORY,
-    25,
-    100,
-)
+    index=2, name="3", uuid=UUID, gpu=UUID, type="h100_shared", strategy=Strategy.MPS, gres=GresName.MPS,
+    memory_bytes=20 << 30, total_bytes=80 << 30, guarantee=Guarantee.ADVISORY, units=25, units_of=100,
+)  # fmt: skip
 RECORD = JobRecord(JobId(41), 1000, (DEVICE,), "alice")
 as_root = pytest.mark.skipif(os.getuid() != 0, reason="takes root")
 

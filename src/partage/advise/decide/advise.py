@@ -91,8 +91,8 @@ def advise(asked: Asked, facts: GpuFacts) -> ModelAdvice:
     """
     situation, assumptions = settle(asked, facts)
     judged = {way: judge(way, situation, facts) for way in Way}
-    possible = [one for one in judged.values() if isinstance(one, Candidate)]
-    refused = [one for one in judged.values() if isinstance(one, WayRefusal)]
+    possible = [outcome for outcome in judged.values() if isinstance(outcome, Candidate)]
+    refused = [outcome for outcome in judged.values() if isinstance(outcome, WayRefusal)]
     if not possible:
         raise Unsatisfiable(list(_impossible(situation, facts, refused)))
     path = _path(situation, facts, judged)

@@ -36,6 +36,19 @@ class AllocateContext(Frozen):
     read_only_pipe: bool = False
     limits: LimitTerms = NO_LIMIT_TERMS
 
+    def responder(self, resource: Resource) -> AllocateResponder:
+        """Answers for shares of this resource."""
+        return AllocateResponder(
+            resource,
+            self.inventory,
+            self.options,
+            self.run_dir,
+            cdi_classes=self.cdi_classes,
+            guard_dir=self.guard_dir,
+            read_only_pipe=self.read_only_pipe,
+            limits=self.limits,
+        )
+
 
 class _Made(Frozen):
     """The inputs of a plugin's allocator and responder."""
@@ -110,14 +123,5 @@ class PluginSet:
             allocator, responder = plugin.served.allocator, plugin.served.responder
         else:
             allocator = allocator_of(resource, terms.inventory.links, terms.options.allocation)
-            responder = AllocateResponder(
-                resource,
-                terms.inventory,
-                terms.options,
-                terms.run_dir,
-                cdi_classes=terms.cdi_classes,
-                guard_dir=terms.guard_dir,
-                read_only_pipe=terms.read_only_pipe,
-                limits=terms.limits,
-            )
+            responder = terms.responder(resource)
         return ServedResource(tuple(listed), allocator, responder, awaited)

@@ -42,7 +42,7 @@ class ServedResources:
 
     def sockets(self) -> list[SocketIdentity]:
         """The sockets that are served now."""
-        return [one for endpoint, _ in self._served.values() for one in endpoint.sockets]
+        return [socket for endpoint, _ in self._served.values() for socket in endpoint.sockets]
 
     def watched(self) -> list[ResourceName]:
         """Those whose list the kubelet watches."""

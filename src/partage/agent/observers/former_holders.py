@@ -132,7 +132,7 @@ class FormerHolders(Struct):
             self.ledger.not_looked(asked, str(error), failing.since_s)
 
     def _note(self, asked: frozenset[PodUid], left: Left) -> None:
-        """Where nobody can look, the kubelet's word decides."""
+        """The kubelet's word decides if nobody can look."""
         self._looked = True
         if left.unseen != self.unseen:
             log.warning("processes that are left are not seen", extra={"reason": left.unseen or None})

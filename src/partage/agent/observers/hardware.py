@@ -18,23 +18,10 @@ from partage.model.driver_limit import LimitSetter
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.health import GpuCondition, Xid
 from partage.model.usage_day import GpuSeen
+from partage.plan.gpu_health import HealthNews
 from partage.plan.reconcile.known_node import KnownNode, with_observed
-from partage.values import Frozen
 
 log = logging.getLogger(__name__)
-
-
-class HardwareObservation(Frozen):
-    """What was observed since the last call. silent: why the GPUs cannot be observed; empty if they can.
-    booted: the node has booted. A simulated one may do so while the agent runs.
-    """
-
-    node: KnownNode | None
-    fresh: bool
-    xids: tuple[Xid, ...]
-    conditions: tuple[GpuCondition, ...] | None
-    silent: str
-    booted: bool
 
 
 MOST_ALIKE = 5
@@ -110,12 +97,11 @@ class HardwareObserver(Struct):
         gpus = self.node.known.values() if self.node else ()
         return (GpuSeen(gpu.product, gpu.memory_bytes) for gpu in gpus)
 
-    def take(self) -> HardwareObservation:
+    def take(self) -> HealthNews:
         """What was observed since the last call."""
         silent = self._unobserved or self._no_conditions or (self.no_driver.reason if self.no_driver else "")
         before, self.boot_id = self.boot_id, (self.node and self.node.inventory.boot_id) or self.boot_id
-        observation = HardwareObservation(
-            node=self.node,
+        news = HealthNews(
             fresh=self._fresh,
             xids=tuple(self._xids),
             conditions=self._conditions,
@@ -123,7 +109,7 @@ class HardwareObserver(Struct):
             booted=bool(before) and before != self.boot_id,
         )
         self._fresh, self._xids, self._conditions = False, [], None
-        return observation
+        return news
 
     def observe_soon(self) -> None:
         """Observe the whole node soon."""

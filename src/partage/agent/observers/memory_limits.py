@@ -9,16 +9,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping
-from pathlib import Path
+from collections.abc import Collection, Mapping
 
 from msgspec import Struct, field
 
-from partage.agent.options import Intervals
+from partage.agent.observers.containers import NodeContainers
 from partage.agent.status.status import AgentCounts
 from partage.agent.waiting import wait_at_most
-from partage.edges.hardware.port import Hardware
-from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
 from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import Inventory
@@ -33,7 +30,6 @@ from partage.plan.serve.held_limits import (
     to_repair,
     wanted_limits,
 )
-from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Holder
 from partage.units import format_bytes
 
@@ -43,15 +39,11 @@ log = logging.getLogger(__name__)
 class MemoryLimitsObserver(Struct):
     """What was read last. Where no share is limited, and the kernel counts nothing, it rests.
 
-    directory: of the containers' logs. seen: by container and GPU. late: limits that were set here, not by
+    seen: by container and GPU. late: limits that were set here, not by
     the hook, and whose containers still run. failed: limits that could not be set, with the reason.
     """
 
-    hardware: Hardware
-    ledger: Ledger
-    directory: Path
-    ask: Callable[[], None]
-    intervals: Intervals
+    node: NodeContainers
     counts: AgentCounts
     seen: Mapping[LimitAt, SeenLimit] = field(default_factory=dict)
     late: frozenset[LimitAt] = frozenset()
@@ -71,9 +63,9 @@ class MemoryLimitsObserver(Struct):
         """Take what can be held now, and what is held. A new container is looked at soon."""
         devices = limited_devices(offer), counted_devices(offer, inventory)
         self._offer = offer
-        news = any(devices) and self.ledger.version != self._version
+        news = any(devices) and self.node.ledger.version != self._version
         if news or devices != (self._limited, self._counted):
-            (self._limited, self._counted), self._version = devices, self.ledger.version
+            (self._limited, self._counted), self._version = devices, self.node.ledger.version
             self._news.set()
 
     @property
@@ -89,20 +81,20 @@ class MemoryLimitsObserver(Struct):
         while True:
             held = any(
                 entry.limit is not None or device_of(entry.id) in self._counted
-                for entry in self.ledger.entries()
+                for entry in self.node.ledger.entries()
             )
-            await wait_at_most(self._news, self.intervals.watch_s if held else None)
+            await wait_at_most(self._news, self.node.intervals.watch_s if held else None)
             self._news.clear()
             await self.look()
-            await asyncio.sleep(self.intervals.look_gap_s)
+            await asyncio.sleep(self.node.intervals.look_gap_s)
 
     async def look(self) -> None:
         """One look: read, set what was lost, and note it beside the entries of the ledger."""
         names: Mapping[ContainerId, Holder] = {}
-        if (self._limited or self._counted) and self.ledger.entries():
-            names = await asyncio.to_thread(container_names, self.directory)
-        wanted = wanted_limits(self.ledger.entries(), self._offer, names)
-        asked = wanted.keys() | counted_places(self.ledger.entries(), self._counted, names)
+        if (self._limited or self._counted) and self.node.ledger.entries():
+            names = await self.node.names()
+        wanted = wanted_limits(self.node.ledger.entries(), self._offer, names)
+        asked = wanted.keys() | counted_places(self.node.ledger.entries(), self._counted, names)
         self.seen = await self._read(asked)
         lost = to_repair(wanted, self.seen)
         if lost:
@@ -110,15 +102,15 @@ class MemoryLimitsObserver(Struct):
             self.seen = await self._read(asked)
         self.late = frozenset(at for at in self.late if at in wanted)
         self.failed = {at: why for at, why in self.failed.items() if at in lost}
-        noted = held_limits(self.ledger.entries(), self._offer, names, self.seen, self.late)
-        if self.ledger.note_limits(noted):
-            self.ask()
+        noted = held_limits(self.node.ledger.entries(), self._offer, names, self.seen, self.late)
+        if self.node.ledger.note_limits(noted):
+            self.node.ask()
 
     async def _read(self, asked: Collection[LimitAt]) -> dict[LimitAt, SeenLimit]:
         if not asked:
             return {}
         try:
-            return {row.at: row for row in await self.hardware.limits(sorted(asked))}
+            return {row.at: row for row in await self.node.hardware.limits(sorted(asked))}
         except HardwareError as error:
             return {at: SeenLimit(at, why=str(error)) for at in asked}
 
@@ -126,7 +118,7 @@ class MemoryLimitsObserver(Struct):
         for at, limit_bytes in sorted(lost.items()):
             who = {"id": at.container[:12], "gpu": at.gpu, "limit": format_bytes(limit_bytes)}
             try:
-                await self.hardware.perform(SetMemoryLimit(at.gpu, at.container, limit_bytes))
+                await self.node.hardware.perform(SetMemoryLimit(at.gpu, at.container, limit_bytes))
             except HardwareError as error:
                 if self.failed.get(at) != str(error):
                     log.warning("memory limit cannot be set", extra={**who, "reason": str(error)})

@@ -10,17 +10,14 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from itertools import chain
-from pathlib import Path
 
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from partage.agent.options import Intervals
+from partage.agent.observers.containers import NodeContainers
 from partage.agent.status.status import WatchObservation
 from partage.agent.waiting import wait_at_most
-from partage.edges.hardware.port import Hardware
 from partage.edges.host.directory_changes import DirectoryChanges
-from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
 from partage.model.gpu import Driver, NoDriver
 from partage.model.ids import DeviceUuid
@@ -28,7 +25,6 @@ from partage.model.mps import DaemonState
 from partage.model.pipe_tenants import PipeTenants
 from partage.model.share import Guarantee, NodeOffer
 from partage.plan.reconcile.limit_trust import LimitTrust, Look, Now, next_trust
-from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.watchdog import GrantKind
 
 log = logging.getLogger(__name__)
@@ -39,16 +35,11 @@ _NOT_YET = PipeTenants(unseen="it is not known yet who has the pipe of its MPS d
 class PipeTenantsObserver(Struct):
     """The last look, and what follows from it. Where no share is guarded, it rests.
 
-    directory: of the containers' logs. observation: of the watchdog, its last one.
+    observation: of the watchdog, its last one.
     """
 
-    hardware: Hardware
-    ledger: Ledger
-    directory: Path
+    node: NodeContainers
     changes: DirectoryChanges
-    clock: Callable[[], float]
-    ask: Callable[[], None]
-    intervals: Intervals
     observation: Callable[[], WatchObservation | None]
     trust: LimitTrust = field(default_factory=LimitTrust)
     _look: Look | None = None
@@ -69,18 +60,18 @@ class PipeTenantsObserver(Struct):
         """
         rows = (row for devices in offer.values() for row in devices)
         guarded = frozenset(row.device for row in rows if row.guarantee is Guarantee.GUARDED)
-        told = tuple((one.device, one.unsettled, one.doubt, one.pid) for one in daemons)
-        if (cause := (self.ledger.version, guarded, told)) != self._cause:
+        told = tuple((daemon.device, daemon.unsettled, daemon.doubt, daemon.pid) for daemon in daemons)
+        if (cause := (self.node.ledger.version, guarded, told)) != self._cause:
             self._cause, self._guarded = cause, guarded
             self.soon()
-        ours = tuple(one for one in daemons if one.device in guarded)
+        ours = tuple(daemon for daemon in daemons if daemon.device in guarded)
         if self._look is None:
             return dict.fromkeys(guarded, _NOT_YET.unseen)
-        now = self._with_use(Now(self.clock(), ours, self.ledger.entries(), driver, self._look))
+        now = self._with_use(Now(self.node.clock(), ours, self.node.ledger.entries(), driver, self._look))
         before, self.trust = self.trust, next_trust(self.trust, now)
         _note(before.doubts, self.trust.doubts)
         if self.trust.to_set - before.to_set:
-            self.ask()
+            self.node.ask()
         return {**dict.fromkeys(guarded - self.trust.known, _NOT_YET.unseen), **self.trust.doubts}
 
     def _with_use(self, now: Now) -> Now:
@@ -97,25 +88,29 @@ class PipeTenantsObserver(Struct):
 
     async def run(self) -> None:
         """Look whenever there is a reason to, never twice within look_gap_s."""
-        pause_s = self.intervals.look_gap_s
+        pause_s = self.node.intervals.look_gap_s
         while True:
             asked = await wait_at_most(self._news, pause_s if self._guarded else None)
             if not self._guarded:
                 self._look, self.trust = None, LimitTrust()
                 self._news.clear()
                 continue
-            pause_s = self.intervals.look_gap_s if asked else min(2 * pause_s, self.intervals.look_longest_s)
+            pause_s = (
+                self.node.intervals.look_gap_s
+                if asked
+                else min(2 * pause_s, self.node.intervals.look_longest_s)
+            )
             self._news.clear()
-            self.changes.watch(self.directory, self._news)
-            last, names = self._look, await asyncio.to_thread(container_names, self.directory)
-            self._look = Look(await self._tenants(), names, self.clock())
+            self.changes.watch(self.node.directory, self._news)
+            last, names = self._look, await self.node.names()
+            self._look = Look(await self._tenants(), names, self.node.clock())
             if last is None or replace(last, at_s=self._look.at_s) != self._look or self.trust.open:
-                self.ask()
-            await asyncio.sleep(self.intervals.look_gap_s)
+                self.node.ask()
+            await asyncio.sleep(self.node.intervals.look_gap_s)
 
     async def _tenants(self) -> PipeTenants:
         try:
-            return await self.hardware.tenants()
+            return await self.node.hardware.tenants()
         except HardwareError as error:
             return PipeTenants(unseen=str(error))
 

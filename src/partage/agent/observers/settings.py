@@ -47,8 +47,12 @@ class SettingsObserver(Struct):
         self.daemons = await self.hardware.daemons()
         if slices and self.clock() >= self._slices_due_s:
             found = await self.hardware.time_slices()
-            self.slices = {one.gpu: one.interval for one in found if one.interval is not None}
-            self.fixed_slices = {one.gpu: one.reason for one in found if one.interval is None}
+            self.slices = {
+                slice_seen.gpu: slice_seen.interval for slice_seen in found if slice_seen.interval is not None
+            }
+            self.fixed_slices = {
+                slice_seen.gpu: slice_seen.reason for slice_seen in found if slice_seen.interval is None
+            }
             self._slices_due_s = self.clock() + self.slices_s
         if users:
             self.uses = without_daemons(await self.hardware.uses(), self.daemons)
@@ -76,11 +80,11 @@ class SettingsObserver(Struct):
 def slices_matter(desired: DesiredState | None, original: Mapping[GpuUuid, OriginalSettings]) -> bool:
     """Whether time slices are desired, or have to be restored. original: by GPU UUID."""
     wanted = desired.settings.values() if desired is not None else ()
-    return any(one.interval is not None for one in (*wanted, *original.values()))
+    return any(settings.interval is not None for settings in (*wanted, *original.values()))
 
 
 def without_daemons(uses: tuple[GpuUse, ...], daemons: tuple[DaemonState, ...]) -> tuple[GpuUse, ...]:
     """Uses of GPUs, without Partage's MPS daemons: these stop when they are told to."""
-    pids = {server.pid for one in daemons for server in one.servers}
-    pids |= {one.pid for one in daemons if one.pid is not None}
+    pids = {server.pid for daemon in daemons for server in daemon.servers}
+    pids |= {daemon.pid for daemon in daemons if daemon.pid is not None}
     return tuple(use for use in uses if use.pid is None or use.pid not in pids)

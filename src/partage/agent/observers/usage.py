@@ -10,21 +10,18 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Coroutine, Mapping
 from concurrent.futures import CancelledError
-from pathlib import Path
 
 from msgspec import Struct, field
 
-from partage.agent.options import Intervals
+from partage.agent.observers.containers import NodeContainers
 from partage.agent.status.status import UsageObservation, UseSeen
-from partage.edges.hardware.port import SAMPLED_FOR_S, Hardware
+from partage.edges.hardware.port import SAMPLED_FOR_S
 from partage.edges.host.ticks import until_tick
-from partage.edges.kubelet.container_names import container_names
 from partage.errors import HardwareError
 from partage.model.driver_limit import LimitAt
 from partage.model.ids import ContainerId
 from partage.model.share import NodeOffer
 from partage.plan.last_hour import LastHour, with_samples
-from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import grants_of
 from partage.plan.usage import usage_of
@@ -45,17 +42,13 @@ def answer_in(
 class UsageObserver(Struct):
     """The last answer, what the answers of the last hour were, and the task that asks.
 
-    holders_known: whether it is known now who holds what. directory: of the containers' logs. offer: all
-    that can be held now. counted: what is counted for cgroups. trouble: why the last call failed.
+    holders_known: whether it is known now who holds what. offer: all that can be held now. counted: what is
+    counted for cgroups. trouble: why the last call failed.
     """
 
-    hardware: Hardware
-    ledger: Ledger
+    node: NodeContainers
     holders_known: Callable[[], bool]
-    directory: Path
     offer: Callable[[], NodeOffer]
-    clock: Callable[[], float]
-    intervals: Intervals
     counted: Callable[[], Mapping[LimitAt, int]] = dict
     observation: UsageObservation | None = None
     trouble: str = ""
@@ -68,7 +61,7 @@ class UsageObserver(Struct):
     _wanted_s: float = 0.0
 
     def __post_init__(self) -> None:
-        self._began_s = self.clock()
+        self._began_s = self.node.clock()
 
     @property
     def seen(self) -> UseSeen:
@@ -79,18 +72,19 @@ class UsageObserver(Struct):
         """Ask every usage_s seconds while somebody wants to know."""
         while True:
             await self._wanted.wait()
-            await until_tick(self.intervals.usage_s)
-            if self.clock() - self._wanted_s > SAMPLED_FOR_S:
+            await until_tick(self.node.intervals.usage_s)
+            if self.node.clock() - self._wanted_s > SAMPLED_FOR_S:
                 self._wanted.clear()
                 self.observation = None
             elif (
-                self.observation is None or self.clock() - self.observation.at_s >= self.intervals.usage_s / 2
+                self.observation is None
+                or self.node.clock() - self.observation.at_s >= self.node.intervals.usage_s / 2
             ):
                 await self._asked_once()
 
     async def ask(self) -> UsageObservation | None:
         """A new answer; where there is none, the last one."""
-        self._wanted_s = self.clock()
+        self._wanted_s = self.node.clock()
         self._wanted.set()
         await self._asked_once()
         return self.observation
@@ -104,7 +98,7 @@ class UsageObserver(Struct):
         """As ``ask``, from another thread than that of the loop; the last answer where that takes too
         long.
         """
-        return answer_in(self.intervals.usage_answer_s, loop, self.ask()) or self.observation
+        return answer_in(self.node.intervals.usage_answer_s, loop, self.ask()) or self.observation
 
     async def _asked_once(self) -> None:
         """Those who ask while another one waits get the same answer."""
@@ -113,16 +107,16 @@ class UsageObserver(Struct):
         await asyncio.shield(self._asking)
 
     async def _ask(self) -> None:
-        at_s = self.clock()
+        at_s = self.node.clock()
         try:
-            samples = await self.hardware.samples()
+            samples = await self.node.hardware.samples()
         except HardwareError as error:
             self.trouble = str(error)
             return
         counted = self.counted()
         named = {at.container for at in counted}
         await self._learn_names(named | {peak.container for peak in samples.peaks if peak.container})
-        granted = grants_of(self.ledger.entries(), self.offer())
+        granted = grants_of(self.node.ledger.entries(), self.offer())
         known = self.holders_known()
         use = usage_of(samples, self._names, granted, holders_known=known, counted=counted)
         self.observation, self.trouble = UsageObservation(at_s, samples, use), ""
@@ -134,6 +128,6 @@ class UsageObserver(Struct):
         """
         known = {one: holder for one, holder in self._names.items() if one in needed}
         if needed - known.keys():
-            names = await asyncio.to_thread(container_names, self.directory)
-            known |= {one: names[one] for one in needed if one in names}
+            names = await self.node.names()
+            known |= {container: names[container] for container in needed if container in names}
         self._names = known

@@ -166,9 +166,9 @@ class ApplyResult(Frozen):
         """
         rolled_back = {
             gpu
-            for one in self.outcomes
-            if one.ending is TransactionEnd.ROLLED_BACK
-            for gpu in one.transaction.gpus
+            for outcome in self.outcomes
+            if outcome.ending is TransactionEnd.ROLLED_BACK
+            for gpu in outcome.transaction.gpus
         }
         at_last = [gpu for gpu in blocked_gpus(self.last) if gpu in rolled_back] + gpus_with_fixed_slices(
             self.last
@@ -179,7 +179,7 @@ class ApplyResult(Frozen):
     @property
     def failed(self) -> tuple[TransactionOutcome, ...]:
         """Transactions that failed, and were not done at a second attempt."""
-        last = {one.transaction.gpus: one for one in self.outcomes}
+        last = {outcome.transaction.gpus: outcome for outcome in self.outcomes}
         refused = self.refused.keys()
         return tuple(one for gpus, one in last.items() if one.error is not None and refused.isdisjoint(gpus))
 
@@ -271,7 +271,7 @@ class ApplyRun(Struct):
         self, batch: Sequence[Transaction], inventory: Inventory
     ) -> tuple[TransactionOutcome, ...]:
         """One after the other. One journal for all layouts, so that ``--undo`` restores all of them."""
-        steps = (step for one in batch for step in one.steps)
+        steps = (step for transaction in batch for step in transaction.steps)
         self._original = note_originals(steps, self._original or {})
         if self.save is not None:
             await self.save(self._original)
@@ -302,7 +302,7 @@ class ApplyRun(Struct):
 
 def _next_batch(ready: Sequence[Transaction]) -> tuple[Transaction, ...]:
     """All layouts, else all settings."""
-    layouts = tuple(one for one in ready if makes_layout(one))
+    layouts = tuple(transaction for transaction in ready if makes_layout(transaction))
     return layouts or tuple(ready)
 
 
@@ -324,6 +324,7 @@ def _may_pass(applied: ApplyResult) -> bool:
     if Phase.BLOCKED in phases:
         return False
     busy = [
-        isinstance(one.error, GpuInUse) and one.ending is TransactionEnd.ROLLED_BACK for one in applied.failed
+        isinstance(failure.error, GpuInUse) and failure.ending is TransactionEnd.ROLLED_BACK
+        for failure in applied.failed
     ]
     return Phase.WAITING in phases or (bool(busy) and all(busy))

@@ -124,10 +124,13 @@ class Executor(Struct):
             await self._write(lambda journal: journal.begin(header))
         except JournalFailed as error:
             return tuple(
-                TransactionOutcome(one, TransactionEnd.NOT_STARTED, error=error) for one in transactions
+                TransactionOutcome(transaction, TransactionEnd.NOT_STARTED, error=error)
+                for transaction in transactions
             )
         try:
-            outcomes = [await self._transaction(one, header.before, inventory) for one in transactions]
+            outcomes = [
+                await self._transaction(transaction, header.before, inventory) for transaction in transactions
+            ]
             if all(outcome.ending is not TransactionEnd.PARTIAL for outcome in outcomes):
                 await self._write(lambda journal: journal.end())
             return tuple(outcomes)
@@ -202,6 +205,6 @@ class Executor(Struct):
 
 def layouts_before(inventory: Inventory, transactions: Iterable[Transaction]) -> dict[GpuUuid, DesiredMig]:
     """The live MIG layouts of the GPUs that the transactions touch, for a rollback."""
-    gpus = dict.fromkeys(uuid for one in transactions for uuid in one.gpus)
+    gpus = dict.fromkeys(uuid for transaction in transactions for uuid in transaction.gpus)
     found = ((uuid, inventory.gpu(uuid)) for uuid in gpus)
     return {uuid: live_layout(gpu) for uuid, gpu in found if gpu is not None and gpu.mig_mode is not None}

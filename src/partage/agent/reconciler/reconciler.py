@@ -151,7 +151,7 @@ class Reconciler(Struct):
                 return
 
     def _is_ready(self) -> bool:
-        phases = (one.phase for one in self._plan.gpus.values())
+        phases = (gpu_plan.phase for gpu_plan in self._plan.gpus.values())
         return not self._nothing_ready and (bool(self._plan.ready) or Phase.READY in phases)
 
     async def _observe(self, *, users: bool) -> bool:
@@ -162,7 +162,7 @@ class Reconciler(Struct):
         pause_s = self.port.pause_s(settled=self._plan.settled)
         if pause_s is not None:  # since the last observation: turns that come more often must not put it off
             pause_s -= self.clock() - self._observed_s
-        due_s = [one.again_s - self.clock() for one in self.attempts.values()]
+        due_s = [attempt.again_s - self.clock() for attempt in self.attempts.values()]
         return pause_s if pause_s is None else max(0.0, min([pause_s, *(s for s in due_s if s > 0)]))
 
     async def _carry_out(self, batch: Sequence[Transaction]) -> None:
@@ -211,7 +211,7 @@ def next_batch(ready: Sequence[Transaction]) -> tuple[Transaction, ...]:
     """What is carried out together: one MIG layout, else the settings of all GPUs."""
     if ready and makes_layout(ready[0]):
         return (ready[0],)
-    return tuple(one for one in ready if not makes_layout(one))
+    return tuple(transaction for transaction in ready if not makes_layout(transaction))
 
 
 def makes_layout(transaction: Transaction) -> bool:

@@ -77,8 +77,8 @@ class Rollback(Struct):
         uses = await self.hardware.uses()
         plan = plan_mig(now, layouts_beside(self.was, self.foreign), self.geometry_of, uses, renew=renew)
         if plan.blocked:
-            raise StateMismatch("; ".join(one.reason for one in plan.blocked))
-        return await self._back(step for one in plan.transactions for step in one.steps)
+            raise StateMismatch("; ".join(block.reason for block in plan.blocked))
+        return await self._back(step for transaction in plan.transactions for step in transaction.steps)
 
     async def _back(self, steps: Iterable[Step]) -> tuple[Step, HardwareError] | None:
         """Do the steps until one fails; returns that one, and why."""

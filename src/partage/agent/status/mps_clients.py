@@ -33,7 +33,9 @@ class MpsClientsSeen(Struct):
             for usage in (watched.usages if watched else ())
             if any(process.kind is ProcessKind.MPS_CLIENT for process in usage.processes)
         }
-        self._seen |= {(one.device, one.pid) for one in daemons if one.clients or one.device in listed}
+        self._seen |= {
+            (daemon.device, daemon.pid) for daemon in daemons if daemon.clients or daemon.device in listed
+        }
 
     def missing(self, daemon: DaemonState, entries: Iterable[LedgerEntry], now_s: float) -> bool:
         """Whether it serves, shares of it have been held for a while, and nobody was ever its client."""

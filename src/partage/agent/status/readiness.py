@@ -79,7 +79,7 @@ def readiness_of(status: AgentStatus, intervals: Intervals) -> Readiness:
     if report.policy.state is PolicyState.NONE and report.policy.problems and not hardware:
         unhealthy.append(ReadinessReason("no-policy", report.policy.message))
     degraded = [*_degraded(report), *_unwatched(status), *_kept(status), *_unconnected(status, report)]
-    if not any(one.code == _OTHER_PLUGIN for one in unhealthy):
+    if not any(finding.code == _OTHER_PLUGIN for finding in unhealthy):
         degraded += _held_back(report)
     return Readiness(tuple(unhealthy), tuple(degraded))
 
@@ -102,13 +102,15 @@ def kubelet_trouble(status: AgentStatus, resources: Iterable[ResourceReport], in
     """
     now_s = status.clock()
     since_s = {state.resource: state.since for state in status.endpoints()}
-    waits = [one for one in resources if now_s - since_s.get(one.name, now_s) > intervals.silent_s]
+    waits = [
+        resource for resource in resources if now_s - since_s.get(resource.name, now_s) > intervals.silent_s
+    ]
     unread = [
         f"the kubelet accepted {name} and reads no list of its devices"
         for name, unwatched_s in _without_stream(status, waits)
         if unwatched_s > intervals.silent_s
     ]
-    return "; ".join([*(one.message for one in _not_registered(status, waits, intervals)), *unread])
+    return "; ".join([*(reason.message for reason in _not_registered(status, waits, intervals)), *unread])
 
 
 def _not_served(status: AgentStatus, report: Report, intervals: Intervals) -> Iterator[ReadinessReason]:
@@ -169,13 +171,13 @@ def _unconnected(status: AgentStatus, report: Report) -> Iterator[ReadinessReaso
         return
     now_s = status.clock()
     for gpu in report.gpus:
-        for one in gpu.daemons:
-            if seen.missing(one, report.entries, now_s):
+        for daemon in gpu.daemons:
+            if seen.missing(daemon, report.entries, now_s):
                 message = (
-                    f"GPU {gpu.index}, {one.device}: shares are held, and since the agent began no process "
-                    "has connected to the MPS daemon, whose pipe is mounted read-only: if those containers "
-                    "fail, run the agent without --mps-pipe-read-only (chart: agent.mpsPipeReadOnly), and "
-                    "start them again"
+                    f"GPU {gpu.index}, {daemon.device}: shares are held, and since the agent began no "
+                    "process has connected to the MPS daemon, whose pipe is mounted read-only: if those "
+                    "containers fail, run the agent without --mps-pipe-read-only (chart: "
+                    "agent.mpsPipeReadOnly), and start them again"
                 )
                 yield ReadinessReason(PIPE_READ_ONLY, message)
 
@@ -207,15 +209,19 @@ def _degraded_gpus(report: Report) -> Iterator[ReadinessReason]:
                 yield ReadinessReason(
                     "gpu-unhealthy", f"GPU {gpu.index} ({gpu.uuid}), GPU instance {gi_id}: {phase.reason}"
                 )
-        for one in gpu.daemons:
-            if one.phase is not DaemonPhase.SERVING:
+        for daemon in gpu.daemons:
+            if daemon.phase is not DaemonPhase.SERVING:
                 yield ReadinessReason(
-                    "mps-daemon", f"GPU {gpu.index}, {one.device}: {one.reason or one.phase}"
+                    "mps-daemon", f"GPU {gpu.index}, {daemon.device}: {daemon.reason or daemon.phase}"
                 )
-            elif one.bound_to:
-                yield ReadinessReason("mps-daemon-bound", f"GPU {gpu.index}, {one.device}: {one.bound_to}")
-            if one.full:
-                yield ReadinessReason("mps-directory-full", f"GPU {gpu.index}, {one.device}: {one.full}")
+            elif daemon.bound_to:
+                yield ReadinessReason(
+                    "mps-daemon-bound", f"GPU {gpu.index}, {daemon.device}: {daemon.bound_to}"
+                )
+            if daemon.full:
+                yield ReadinessReason(
+                    "mps-directory-full", f"GPU {gpu.index}, {daemon.device}: {daemon.full}"
+                )
     if cold := [gpu.index for gpu in report.node.inventory if gpu.persistence is False]:
         yield ReadinessReason(
             "persistence-off", f"{gpus(cold)}: initialised anew by each first client, 1 to 3 s each"

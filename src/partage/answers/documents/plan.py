@@ -169,7 +169,7 @@ def blocked_of(plan: NodePlan) -> list[Blocked]:
 
 def holder_rows(blocked: Iterable[Blocked], inventory: Inventory) -> tuple[HolderRow, ...]:
     """Pods, processes and monitors that block changes, each once for each thing that it holds."""
-    blockers = [blocker for one in blocked for blocker in one.blockers]
+    blockers = [blocker for gpu_blocked in blocked for blocker in gpu_blocked.blockers]
     rows = (_holder_row(use, blocker, inventory) for blocker in blockers for use in blocker.users)
     return tuple(dict.fromkeys(rows))
 

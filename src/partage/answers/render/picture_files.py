@@ -26,7 +26,7 @@ FORMATS = (".svg", ".png")
 
 def check_picture_name(path: str) -> str:
     """The file name's ending, one of ``FORMATS``. Raises InputError for another one."""
-    ending = next((one for one in FORMATS if path.lower().endswith(one)), None)
+    ending = next((known for known in FORMATS if path.lower().endswith(known)), None)
     if ending is None:
         problem = Problem(path, "", "error", "a picture is written as .svg or .png", "node.svg, node.png")
         raise InputError([problem])

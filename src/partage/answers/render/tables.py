@@ -109,7 +109,7 @@ def _line(header: str, text: Text, names: int, width: int, style: str) -> Iterat
     longest = max(Text(word).cell_len for word in text.plain.split())
     below = width - names < max(_NARROWEST, min(longest, width - _INDENT))
     indent = _INDENT if below else names
-    lines = [one for part in text.split("\n") for one in _folded(part, width - indent)]
+    lines = [folded for part in text.split("\n") for folded in _folded(part, width - indent)]
     for line in lines:
         line.stylize_before(style)
     head = Text(header.ljust(names), style="dim")

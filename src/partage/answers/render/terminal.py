@@ -133,4 +133,4 @@ def needs_ascii(encoding: str, environment: Mapping[str, str]) -> bool:
     if environment.get("PYTHONIOENCODING") or environment.get("PYTHONUTF8") == "1":
         return False
     said = (environment.get(name) for name in ("LC_ALL", "LC_CTYPE", "LANG"))
-    return next((one for one in said if one), "") in ("C", "POSIX")
+    return next((text for text in said if text), "") in ("C", "POSIX")

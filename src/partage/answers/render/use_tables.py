@@ -64,5 +64,5 @@ def _containers(use: UseRow, index_of: Mapping[GpuUuid, str]) -> RenderableType:
 
 def _hour_text(hour: HourRow | None) -> str:
     """The range of the utilisation in words; empty where it is not known."""
-    known: Sequence[float] = [] if hour is None else [one for one in hour.utilisation if one is not None]
+    known: Sequence[float] = [] if hour is None else [busy for busy in hour.utilisation if busy is not None]
     return f"{part(min(known))} to {part(max(known))}" if known else ""

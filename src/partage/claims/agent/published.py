@@ -74,15 +74,5 @@ class PublishedDevices:
 
     def responder(self, resource: Resource) -> AllocateResponder:
         """Answers as the device plugin does."""
-        terms = self.terms
-        assert terms is not None
-        return AllocateResponder(
-            resource,
-            terms.inventory,
-            terms.options,
-            terms.run_dir,
-            cdi_classes=terms.cdi_classes,
-            guard_dir=terms.guard_dir,
-            read_only_pipe=terms.read_only_pipe,
-            limits=terms.limits,
-        )
+        assert self.terms is not None
+        return self.terms.responder(resource)

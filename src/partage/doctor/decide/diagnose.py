@@ -86,7 +86,7 @@ def diagnose(now: Observation, checks: Sequence[Check] = CHECKS) -> Diagnosis:
     explained = tuple(
         Explained(finding, by) for check, finding in found if (by := _explained_by(check.code, found))
     )
-    left_out = {one.finding.code for one in explained}
+    left_out = {explanation.finding.code for explanation in explained}
     kept = [finding for _, finding in found if finding.code not in left_out]
     return Diagnosis(
         tuple(sorted(kept, key=lambda finding: finding.severity != "error")),

@@ -135,7 +135,7 @@ def _inner(key: str, value: Any) -> Any:  # noqa: ANN401 - values of JSON
     if key.lower() in _ENVIRONMENTS and isinstance(value, Mapping):
         return {name: one if name.startswith(_KEPT_VARIABLES) else REMOVED for name, one in value.items()}
     if key.lower() in _ENVIRONMENTS and isinstance(value, list | tuple):
-        return [_assignment(one) if isinstance(one, str) else redact_value(one) for one in value]
+        return [_assignment(item) if isinstance(item, str) else redact_value(item) for item in value]
     return redact_value(value)
 
 

@@ -50,14 +50,14 @@ def _file(root: NodeRoot, path: str, order: int) -> CdiFile | None:
     kind = str(spec.get("kind") or "")
     if "nvidia" not in kind:
         return None
-    devices = [one for one in _list(spec.get("devices")) if isinstance(one, dict)]
+    devices = [row for row in _list(spec.get("devices")) if isinstance(row, dict)]
     edits = [spec.get("containerEdits"), *(device.get("containerEdits") for device in devices)]
     named = tuple(dict.fromkeys(place for part in edits for place in _places(part)))
-    versions = (match[1] for one in named if (match := _VERSION.search(one)))
+    versions = (match[1] for file in named if (match := _VERSION.search(file)))
     return CdiFile(
         path,
         devices=tuple(f"{kind}={device.get('name')}" for device in devices),
-        missing=tuple(one for one in named if not root.exists(one))[:_MOST_MISSING],
+        missing=tuple(file for file in named if not root.exists(file))[:_MOST_MISSING],
         versions=tuple(dict.fromkeys(versions)),
         ours=_is_ours(root, path),
         order=order,
@@ -92,9 +92,11 @@ def _places(edits: object) -> Iterator[str]:
         ("mounts", ("hostPath",)),
         ("hooks", ("path",)),
     ):
-        for one in _list(part.get(key)):
+        for item in _list(part.get(key)):
             found = (
-                next((one[name] for name in names if one.get(name)), None) if isinstance(one, dict) else None
+                next((item[name] for name in names if item.get(name)), None)
+                if isinstance(item, dict)
+                else None
             )
             if isinstance(found, str) and found.startswith("/"):
                 yield found

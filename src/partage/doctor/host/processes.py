@@ -80,7 +80,7 @@ def _pipe(proc: Path, pid: int) -> str | None:
         return None
     except OSError:
         return _USUAL_PIPE
-    named = (os.fsdecode(one).partition("=") for one in content.split(b"\0"))
+    named = (os.fsdecode(line).partition("=") for line in content.split(b"\0"))
     return next((value for key, _, value in named if key == _PIPE), _USUAL_PIPE)
 
 

@@ -20,7 +20,7 @@ _CONTAINERD_FILES = (
     "/etc/k0s/containerd.toml",
     "/etc/containerd/config.toml",
 )
-"""Where distributions of Kubernetes have it; the last one is containerd's own."""
+"""The places in which distributions of Kubernetes have it; the last one is containerd's own."""
 
 _CRIO_FILE, _CRIO_DIRECTORY = "/etc/crio/crio.conf", "/etc/crio/crio.conf.d"
 _CRIO_SOCKET = "/run/crio/crio.sock"
@@ -128,7 +128,7 @@ def _matching(root: NodeRoot, pattern: str) -> Iterator[str]:
         found = sorted(path.name for path in root.at(directory).glob(name))
     except (OSError, ValueError):
         return
-    yield from (f"{directory}/{one}" for one in found[:_MOST_FILES])
+    yield from (f"{directory}/{file}" for file in found[:_MOST_FILES])
 
 
 def _parsed(root: NodeRoot, file: str) -> Toml:

@@ -286,7 +286,7 @@ def _select(field: Field | None) -> GpuSelector:
 def _indexes_in(value: Value) -> list[int]:
     """The GPU indexes that were meant by a number, or by a list of numbers."""
     values = value if isinstance(value, list) else [value]
-    return [one for one in values if type(one) is int][:16]
+    return [item for item in values if type(item) is int][:16]
 
 
 def _index(field: Field) -> int | None:
@@ -404,8 +404,8 @@ def _sole_criterion(select: GpuSelector) -> Iterator[tuple[str, object]]:
         case GpuCriteria(index=index, uuid=(), model=(), pci=()):
             yield from (("index", number) for number in index)
         case GpuCriteria(index=(), uuid=uuid, model=(), pci=()):
-            yield from (("uuid", one) for one in uuid)
+            yield from (("uuid", name) for name in uuid)
         case GpuCriteria(index=(), uuid=(), model=(), pci=pci):
-            yield from (("pci", one) for one in pci)
+            yield from (("pci", address) for address in pci)
         case _:
             return

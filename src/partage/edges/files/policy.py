@@ -104,7 +104,9 @@ def _in_config_map(
         policy, warnings = _policy(read_lenient(entry.text, name), name, inner, env)
     except InputError as error:
         raise InputError([_placed(problem, entry, name) for problem in error.problems]) from error
-    placed = tuple(replace(one, origin=f"{entry.path}.{one.origin}") for one in policy.entries)
+    placed = tuple(
+        replace(placed_entry, origin=f"{entry.path}.{placed_entry.origin}") for placed_entry in policy.entries
+    )
     return replace(policy, entries=placed), tuple(_placed(problem, entry, name) for problem in warnings)
 
 
@@ -126,7 +128,7 @@ def built_in(env: Mapping[str, str]) -> LoadedPolicy:
 
 
 def _not_read(env: Mapping[str, str], given: list[str]) -> Iterator[Problem]:
-    """Where the variables of NVIDIA's that are set, without a file, mean something that is easily missed."""
+    """What the variables of NVIDIA's that are set, without a file, mean that is easily missed."""
     if env.get("CONFIG_FILE"):
         text, hint = "has no effect", "name the policy file with --policy"
         yield Problem("environment", "CONFIG_FILE", "warning", text, hint)

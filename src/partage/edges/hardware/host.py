@@ -26,7 +26,7 @@ _TOOLKIT_FILES = (
     "etc/nvidia-container-runtime/config.toml",
     "usr/local/nvidia/toolkit/.config/nvidia-container-runtime/config.toml",
 )
-"""Where the container toolkit has its configuration: as a package, and in the toolkit container of the GPU
+"""The container toolkit's configuration: as a package, and in the toolkit container of the GPU
 Operator, whose wrapper sets XDG_CONFIG_HOME."""
 
 _PROCESSOR_FLAGS = re.compile(r"^flags\s*:(.*)$", re.MULTILINE)

@@ -91,7 +91,7 @@ async def _leave(process: subprocess.Popen[bytes], *, may_kill: bool) -> None:
     if may_kill:
         process.kill()
         await _exit_code(process, _KILL_S)
-    _going_on[:] = [one for one in (*_going_on, process) if one.poll() is None]
+    _going_on[:] = [running for running in (*_going_on, process) if running.poll() is None]
 
 
 async def _exit_code(process: subprocess.Popen[bytes], timeout_s: float) -> int | None:

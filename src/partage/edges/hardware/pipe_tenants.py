@@ -102,12 +102,12 @@ class _Look:
                 break
         return tuple(
             replace(
-                one.tenant,
-                rights=tuple(one.rights.values())[:MOST_RIGHTS],
-                more=one.more or one.unread or len(one.rights) > MOST_RIGHTS,
+                tenant.tenant,
+                rights=tuple(tenant.rights.values())[:MOST_RIGHTS],
+                more=tenant.more or tenant.unread or len(tenant.rights) > MOST_RIGHTS,
             )
-            for one in self._found.values()
-            if one.rights or one.unread or one.more  # else it has ended
+            for tenant in self._found.values()
+            if tenant.rights or tenant.unread or tenant.more  # else it has ended
         )
 
     def _is_complete(self) -> bool:

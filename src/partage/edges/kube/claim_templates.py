@@ -8,7 +8,7 @@ from typing import Any
 from msgspec import field
 
 from partage.edges.kube.connection import Connection
-from partage.edges.kube.objects import Json, Page
+from partage.edges.kube.objects import Json, Meta, Page
 from partage.edges.kube.paging import all_rows
 from partage.edges.kube.resources import path_part
 from partage.values import Frozen
@@ -28,23 +28,6 @@ class OwnerJson(Frozen):
     uid: str
 
 
-class _TemplateOwner(Frozen):
-    uid: str = ""
-
-
-class TemplateMeta(Frozen):
-    """metadata of a template."""
-
-    name: str = ""
-    namespace: str = ""
-    uid: str = ""
-    resource_version: str = ""
-    creation_timestamp: str = ""
-    labels: Mapping[str, str] | None = None
-    annotations: Mapping[str, str] | None = None
-    owner_references: tuple[_TemplateOwner, ...] | None = None
-
-
 class _TemplateSpec(Frozen):
     spec: Mapping[str, Any] = field(default_factory=dict)
 
@@ -52,7 +35,7 @@ class _TemplateSpec(Frozen):
 class TemplateJson(Frozen):
     """A template."""
 
-    metadata: TemplateMeta = field(default_factory=TemplateMeta)
+    metadata: Meta = Meta()
     spec: _TemplateSpec = field(default_factory=_TemplateSpec)
 
 

@@ -83,7 +83,7 @@ class ClusterConfig(Frozen):
     def version(self) -> object:
         """Changes when a certificate is replaced, so that connections have to be made anew."""
         kept = (self.ca, self.certificate, self.key)
-        return tuple(None if one is None else one.version() for one in kept)
+        return tuple(None if kept_file is None else kept_file.version() for kept_file in kept)
 
 
 def load_pair(context: ssl.SSLContext, certificate: bytes, key: bytes) -> None:

@@ -40,6 +40,7 @@ class Meta(Frozen):
     namespace: str = ""
     uid: str = ""
     resource_version: str = ""
+    creation_timestamp: str = ""
     labels: Mapping[str, str] | None = None
     annotations: Mapping[str, str] | None = None
     deletion_timestamp: str | None = None

@@ -133,18 +133,25 @@ class Eviction(StrEnum):
     PROTECTED = "protected"
 
 
-class WatchState(Frozen):
-    """What a watch knows. node: the last answer, None if there is no such Node, or no answer yet.
+class AnswerState(Frozen):
+    """How the API server answers a watch.
 
-    trouble: why the API server cannot be asked now; empty: it answered. since: when that began, seconds of
-    the clock of the watch. restarts: how often the watch was begun, lists: how often the Node was listed.
+    trouble: why it cannot be asked now; empty: it answered. since: when that began, seconds of the clock of
+    the watch. restarts: how often the watch was begun, lists: how often was listed what it follows.
     """
 
-    node: ClusterNode | None = None
     trouble: str = "the API server has not answered yet"
     since: float = 0.0
     restarts: int = 0
     lists: int = 0
+
+
+class WatchState(AnswerState):
+    """What the watch of a Node knows. node: the last answer, None if there is no such Node, or no answer
+    yet.
+    """
+
+    node: ClusterNode | None = None
 
 
 class Cluster(Protocol):

@@ -81,7 +81,7 @@ class ResourceApi:
     async def slices(self, node: str, driver: str) -> tuple[SliceObject, ...]:
         """The slices of a driver on a node, as they are now."""
         found = await all_rows(self._connection, _SliceList, _SLICES, _of(node, driver))
-        return tuple(one.value() for one in found)
+        return tuple(row.value() for row in found)
 
     async def watch_slices(
         self, node: str, driver: str, seen: Callable[[CollectionState[SliceObject]], None]

@@ -105,19 +105,21 @@ class ScheduledPodJson(Frozen):
         """As others know it."""
         meta, spec, status = self.metadata, self.spec or _ScheduledSpec(), self.status or _PodStatus()
         containers = (
-            *(one.value(init=True) for one in spec.init_containers or ()),
-            *(one.value(init=False) for one in spec.containers or ()),
+            *(container.value(init=True) for container in spec.init_containers or ()),
+            *(container.value(init=False) for container in spec.containers or ()),
         )
         whole = _amounts((spec.resources or Amounts()).requests)
         totals = Pod(meta.namespace, meta.name, containers, _amounts(spec.overhead), whole).totals
-        made = {one.name: one.resource_claim_name for one in status.resource_claim_statuses or ()}
+        made = {named.name: named.resource_claim_name for named in status.resource_claim_statuses or ()}
         # A template that makes no claim for this pod has a status without a name.
         claims = tuple(
-            one.resource_claim_name or made.get(one.name)
-            for one in spec.resource_claims or ()
-            if one.resource_claim_name or one.name not in made or made[one.name]
+            claim.resource_claim_name or made.get(claim.name)
+            for claim in spec.resource_claims or ()
+            if claim.resource_claim_name or claim.name not in made or made[claim.name]
         )
-        owner = next((one for one in meta.owner_references or () if one.controller), OwnerReference())
+        owner = next(
+            (reference for reference in meta.owner_references or () if reference.controller), OwnerReference()
+        )
         return ScheduledPod(
             meta.namespace,
             meta.name,

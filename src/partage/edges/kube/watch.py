@@ -16,7 +16,7 @@ from partage.codec.values import CodecError, decode
 from partage.edges.kube.connection import Connection, ErrorResponse, Forbidden, as_ours, is_expired, refusal
 from partage.edges.kube.objects import Meta, NodeJson, NodeList, Status
 from partage.edges.kube.paging import Listing, read_list
-from partage.edges.kube.port import ClusterNode, WatchState
+from partage.edges.kube.port import AnswerState, ClusterNode, WatchState
 from partage.errors import Absent, ClusterError, InputError, PartageError
 from partage.values import Frozen
 
@@ -54,16 +54,12 @@ class Row(Protocol[T_co]):
         ...
 
 
-class CollectionState(Frozen, Generic[T]):
+class CollectionState(AnswerState, Generic[T]):
     """What a watch of several objects knows. objects: by name. forbidden: the account has no right to ask.
-    absent: the server does not know such objects. Else as ``WatchState``.
+    absent: the server does not know such objects.
     """
 
     objects: Mapping[str, T] = field(default_factory=dict)
-    trouble: str = WatchState().trouble
-    since: float = 0.0
-    restarts: int = 0
-    lists: int = 0
     forbidden: bool = False
     absent: bool = False
 
@@ -160,7 +156,7 @@ class CollectionWatch(Generic[T]):
         objects: dict[str, T] = {}
 
         def take(found: Iterable[Row[T]]) -> None:
-            rows = ((asked.name(one.metadata), one.value()) for one in found)
+            rows = ((asked.name(row.metadata), row.value()) for row in found)
             objects.update((name, one) for name, one in rows if asked.keeps(one))
 
         def begin() -> Callable[[Iterable[Row[T]]], None]:
@@ -239,4 +235,4 @@ class NodeWatch:
 
     def _seen(self, now: CollectionState[ClusterNode]) -> None:
         node = now.objects.get(self._name)
-        self._told(WatchState(node, now.trouble, now.since, now.restarts, now.lists))
+        self._told(WatchState(now.trouble, now.since, now.restarts, now.lists, node))

@@ -120,15 +120,17 @@ class WebhookObjects:
     async def configuration(self) -> WebhookState:
         """As it is now."""
         found = await self._connection.call(dict[str, Any], "GET", f"{_CONFIGURATIONS}/{self._name}")
-        bundles = tuple(_decoded(_client(one).get("caBundle") or "") for one in found.get("webhooks") or ())
+        bundles = tuple(
+            _decoded(_client(webhook).get("caBundle") or "") for webhook in found.get("webhooks") or ()
+        )
         return WebhookState(found["metadata"]["uid"], bundles, found)
 
     async def trust(self, state: WebhookState, bundle: bytes) -> None:
         """Write the authorities into each webhook. state: as it was read; Conflict if it has changed."""
         text = base64.b64encode(bundle).decode()
         webhooks = [
-            {**one, "clientConfig": {**_client(one), "caBundle": text}}
-            for one in state.document.get("webhooks") or ()
+            {**webhook, "clientConfig": {**_client(webhook), "caBundle": text}}
+            for webhook in state.document.get("webhooks") or ()
         ]
         body: Json = {**state.document, "webhooks": webhooks}
         path = f"{_CONFIGURATIONS}/{self._name}"

@@ -104,4 +104,4 @@ def _ids(devices: object) -> Iterator[ShareId]:
     for part in devices.values() if isinstance(devices, dict) else [devices]:
         if not isinstance(part, list):
             raise TypeError(f"{type(part).__name__} instead of a list of ids")
-        yield from (ShareId(str(one)) for one in part)
+        yield from (ShareId(str(text)) for text in part)

@@ -41,7 +41,7 @@ _SHORTEN = "choose a shorter --kubelet-dir"
 
 
 class DraSockets(Frozen):
-    """Where a driver listens. pod_uid: of the pod in which it runs; empty: in none."""
+    """The sockets of a driver. pod_uid: of the pod in which it runs; empty: in none."""
 
     plugins: Path
     registry: Path

@@ -67,7 +67,7 @@ class KeptSockets:
         kept = set(marked_sockets(self._directory))
         plain = plugin_socket_name(self._resource)
         paths = {path for path in (*sockets_of(self._directory, self._resource), *kept) if path.name != plain}
-        for path in sorted(one for one in paths if is_named_after(one.name, plain)):
+        for path in sorted(candidate for candidate in paths if is_named_after(candidate.name, plain)):
             if is_listening(path):
                 continue
             if path not in kept:

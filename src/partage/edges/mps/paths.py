@@ -159,12 +159,12 @@ class DriverFiles(Frozen):
         }
         if self.root != Path("/"):
             found["PATH"] = ":".join(
-                [*(str(shown / one) for one in self._below(_PROGRAM_DIRECTORIES)), _SYSTEM_PATH]
+                [*(str(shown / directory) for directory in self._below(_PROGRAM_DIRECTORIES)), _SYSTEM_PATH]
             )
             libraries = [
-                str(shown / one)
-                for one in self._below(_LIBRARY_DIRECTORIES)
-                if (self.root / one / "libcuda.so.1").exists()
+                str(shown / directory)
+                for directory in self._below(_LIBRARY_DIRECTORIES)
+                if (self.root / directory / "libcuda.so.1").exists()
             ]
             if libraries:
                 found["LD_LIBRARY_PATH"] = ":".join(libraries)

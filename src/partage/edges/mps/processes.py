@@ -167,7 +167,7 @@ class ProcessTable:
             root = self._proc / str(pid) / "root"
             root.stat()
             searched = [str(PurePath(own).parent), *self._path_of(pid)]
-            if not any(_is_listed(root, PurePath(one) / SERVER_PROGRAM) for one in searched):
+            if not any(_is_listed(root, PurePath(directory) / SERVER_PROGRAM) for directory in searched):
                 return f"there is no {SERVER_PROGRAM} in its file system any more"
         except OSError as error:
             if error.errno in (errno.EPERM, errno.EACCES) or not self._words(pid, "cmdline")[0]:

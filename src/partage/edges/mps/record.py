@@ -68,7 +68,7 @@ def answers_elsewhere(paths: DaemonPaths, pid: int) -> str:
 
     A tenant may have been faster than who looks at them for the first time.
     """
-    for name in (CLIENTS, *(one for one in socket_ids(paths) if one != CLIENTS)):
+    for name in (CLIENTS, *(socket_id for socket_id in socket_ids(paths) if socket_id != CLIENTS)):
         found = listener(paths.pipe / name)
         if found is None:
             return f"nobody listens at its socket {name}"

@@ -38,7 +38,7 @@ def unit_command(
 ) -> list[str]:
     """Arguments of systemd-run. options: of the control program, constants of Partage."""
     changed = node.root.name != ""
-    binds = [f"{one}:{_below(node, one)}" for one in (*_OF_THE_NODE, str(paths.home)) if changed]
+    binds = [f"{path}:{_below(node, path)}" for path in (*_OF_THE_NODE, str(paths.home)) if changed]
     if own_shm:
         binds.append(f"{paths.shm}:{_below(node, SHARED_MEMORY)}")
     variables = {**node.environment, "CUDA_VISIBLE_DEVICES": paths.device}

@@ -4,24 +4,28 @@ from __future__ import annotations
 
 from partage.text import count_of
 from partage.units import format_bytes, format_exactly
+from partage.values import Frozen
 
 CPU, MEMORY, STORAGE, PODS = "cpu", "memory", "ephemeral-storage", "pods"
 
 
-def amount_text(resource: str, amount: int, unit_bytes: int = 0) -> str:
-    """``2 x nvidia.com/gpu``, ``5 GiB of aliyun.com/gpu-mem``, ``1.5 CPUs``. unit_bytes: of a resource that
-    counts memory.
-    """
-    if unit_bytes:
-        return f"{format_exactly(amount * unit_bytes)} of {resource}"
-    return _plain(resource, amount) or f"{amount} x {resource}"
+class Unit(Frozen):
+    """In what a resource is counted. bytes: of memory; 0: of things, CPUs or bytes, as its name says."""
 
+    resource: str
+    bytes: int = 0
 
-def bare(resource: str, amount: int, unit_bytes: int = 0) -> str:
-    """The same without the resource's name, where that has been said."""
-    if unit_bytes:
-        return format_exactly(amount * unit_bytes)
-    return _plain(resource, amount) or str(amount)
+    def text(self, amount: int) -> str:
+        """``2 x nvidia.com/gpu``, ``5 GiB of aliyun.com/gpu-mem``, ``1.5 CPUs``."""
+        if self.bytes:
+            return f"{self.bare(amount)} of {self.resource}"
+        return _plain(self.resource, amount) or f"{amount} x {self.resource}"
+
+    def bare(self, amount: int) -> str:
+        """The same without the resource's name, where that has been said."""
+        if self.bytes:
+            return format_exactly(amount * self.bytes)
+        return _plain(self.resource, amount) or str(amount)
 
 
 def _plain(resource: str, amount: int) -> str:

@@ -60,9 +60,12 @@ def applied(
     """Pod and node after the change. Where it cannot be carried out, they are as before."""
     match change:
         case AskFewer():
-            return with_request(pod, change.container, change.resource, change.resource, change.then), node
+            resource = change.unit.resource
+            return with_request(pod, change.container, resource, resource, change.then), node
         case AskOther():
-            return with_request(pod, change.container, change.resource, change.other, change.then), node
+            return with_request(
+                pod, change.container, change.resource, change.other.resource, change.then
+            ), node
         case Tolerate():
             operator = "Equal" if change.value else "Exists"
             toleration = Toleration(change.key, operator, change.value, change.effect)
@@ -117,7 +120,9 @@ def _with_claim(
             case ClaimOtherClass(then=then):
                 return replace(way, device_class=then)
             case DropSelector(expression=expression):
-                return replace(way, selectors=tuple(one for one in way.selectors if one != expression))
+                return replace(
+                    way, selectors=tuple(selector for selector in way.selectors if selector != expression)
+                )
             case TolerateDevice(key=key, value=value, effect=effect):
                 operator = "Equal" if value else "Exists"
                 toleration = DeviceToleration(key, operator, value, effect)
@@ -155,12 +160,13 @@ def _without_pods(node: NodeView, pods: frozenset[str]) -> NodeView:
         for name, one in node.counted.items()
     }
     obstacles = {
-        device: tuple(_without_waiting(one, pods) for one in some) for device, some in node.obstacles.items()
+        device: tuple(_without_waiting(obstacle, pods) for obstacle in some)
+        for device, some in node.obstacles.items()
     }
     ended = replace(node, held=held, counted=counted, obstacles=obstacles)
     if (book := node.published) is None:
         return ended
-    left = tuple(one for one in book.takings if not one.pods or not pods.issuperset(one.pods))
+    left = tuple(taking for taking in book.takings if not taking.pods or not pods.issuperset(taking.pods))
     return replace(ended, published=replace(book, takings=left))
 
 
@@ -171,14 +177,14 @@ def _untainted(book: ClaimBook | None, gpu: GpuUuid, kind: type[Obstacle]) -> Cl
     keys = {f"{driver}/{word}" for driver in NAMES_OF_DRIVER for word in _TAINTS[kind]}
     devices = tuple(
         replace(
-            one,
+            device,
             device=replace(
-                one.device, taints=tuple(taint for taint in one.device.taints if taint.key not in keys)
+                device.device, taints=tuple(taint for taint in device.device.taints if taint.key not in keys)
             ),
         )
-        if one.gpu == gpu
-        else one
-        for one in book.devices
+        if device.gpu == gpu
+        else device
+        for device in book.devices
     )
     return replace(book, devices=devices)
 
@@ -202,7 +208,7 @@ def _without(node: NodeView, gpu: GpuUuid, kind: type[Obstacle]) -> NodeView:
     devices = devices_of_gpu(node, gpu)
 
     def left(device: DeviceUuid, some: tuple[Obstacle, ...]) -> tuple[Obstacle, ...]:
-        return tuple(one for one in some if device not in devices or not isinstance(one, kind))
+        return tuple(obstacle for obstacle in some if device not in devices or not isinstance(obstacle, kind))
 
     obstacles = {device: left(device, some) for device, some in node.obstacles.items()}
     return replace(node, obstacles=obstacles, published=_untainted(node.published, gpu, kind))

@@ -26,7 +26,9 @@ def class_named(name: str, classes: Mapping[str, DeviceClass]) -> str:
     """The class from which a claim gets what is asked for by this name; empty: there is none."""
     if name.startswith(IMPLICIT) and name.removeprefix(IMPLICIT) in classes:
         return name.removeprefix(IMPLICIT)
-    return min((one.name for one in classes.values() if one.extended == name), default="")
+    return min(
+        (device_class.name for device_class in classes.values() if device_class.extended == name), default=""
+    )
 
 
 def with_claim_by_name(pod: PodNeeds, node: NodeView) -> PodNeeds:

@@ -5,7 +5,7 @@ Each is a sentence that begins with what to do. ``apply`` carries them out on va
 
 from __future__ import annotations
 
-from partage.explain.decide.amounts import bare, request_text
+from partage.explain.decide.amounts import Unit, request_text
 from partage.explain.decide.reasons import SHOWN, NodeReason, taint_text
 from partage.model.ids import GpuUuid
 from partage.text import count_of, listed, shortened
@@ -18,19 +18,16 @@ class AskFewer(Tagged):
     """A container asks for less. then: 0: for nothing."""
 
     container: str
-    resource: str
+    unit: Unit
     now: int
     then: int
-    unit_bytes: int = 0
 
     def __str__(self) -> str:
+        resource = self.unit.resource
         if not self.then:
-            return f"ask for no {self.resource} in {self.container}"
-        amount = f" ({bare(self.resource, self.then, self.unit_bytes)})" if self.unit_bytes else ""
-        return (
-            f"ask for {request_text(self.resource, self.then)}{amount} in place of "
-            f"{bare(self.resource, self.now)} in {self.container}"
-        )
+            return f"ask for no {resource} in {self.container}"
+        now = Unit(resource).bare(self.now)
+        return f"ask for {_asked(self.unit, self.then)} in place of {now} in {self.container}"
 
 
 class AskOther(Tagged):
@@ -39,16 +36,18 @@ class AskOther(Tagged):
     container: str
     resource: str
     now: int
-    other: str
+    other: Unit
     then: int
-    unit_bytes: int = 0
 
     def __str__(self) -> str:
         asked = request_text(self.resource, self.now)
-        amount = f" ({bare(self.other, self.then, self.unit_bytes)})" if self.unit_bytes else ""
-        return (
-            f"ask for {request_text(self.other, self.then)}{amount} in place of {asked} in {self.container}"
-        )
+        return f"ask for {_asked(self.other, self.then)} in place of {asked} in {self.container}"
+
+
+def _asked(unit: Unit, amount: int) -> str:
+    """``aliyun.com/gpu-mem: 5 (5 GiB)``."""
+    memory = f" ({unit.bare(amount)})" if unit.bytes else ""
+    return f"{request_text(unit.resource, amount)}{memory}"
 
 
 class RaiseReplicas(Tagged):

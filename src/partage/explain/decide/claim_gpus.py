@@ -31,7 +31,7 @@ def claim_verdicts(
     """
     book = claim_book(node, geometry_of)
     missed = given_on(pod, node, geometry_of)
-    indexes = {GpuUuid(one.gpu): one.gpu_index for one in book.devices if one.gpu}
+    indexes = {GpuUuid(device.gpu): device.gpu_index for device in book.devices if device.gpu}
     known = [view for view in node.gpus if view.uuid in indexes or view.index not in indexes.values()]
     known += [
         GpuView(index, gpu)

@@ -144,7 +144,7 @@ def _words(node: NodeView) -> dict[Hold, str]:
 
 def _empty(book: ClaimBook) -> ClaimBook:
     """With nobody on it, and nothing wrong with its GPUs."""
-    devices = tuple(replace(one, device=replace(one.device, taints=())) for one in book.devices)
+    devices = tuple(replace(device, device=replace(device.device, taints=())) for device in book.devices)
     return replace(book, devices=devices, takings=())
 
 
@@ -205,10 +205,10 @@ def _ways_ever(missed: Unplaced, node: NodeView, pod: PodNeeds) -> Iterator[Chan
                     yield DropSelector(source, way.way.name, reason.expression, theirs)
     # What is asked for by a resource's name, or was written for another system, names no class itself.
     named = words is None and missed.claim.name != CLAIM_BY_NAME
-    for one in missed.request.ways[:1] if named else ():
-        for other in sorted(node.classes, key=lambda name: (_far(one.device_class, name), name)):
-            if other != one.device_class:
-                yield ClaimOtherClass(source, one.name, one.device_class, other)
+    for lesser in missed.request.ways[:1] if named else ():
+        for other in sorted(node.classes, key=lambda name: (_far(lesser.device_class, name), name)):
+            if other != lesser.device_class:
+                yield ClaimOtherClass(source, lesser.name, lesser.device_class, other)
 
 
 def _former_words(missed: Unplaced, pod: PodNeeds) -> ClaimWords | None:
@@ -313,7 +313,7 @@ def _without_taint(
         case "cordoned":
             return Uncordon(index, gpu, node.name if node.in_cluster else "")
         case "changing":
-            waiting = [one for one in node.obstacles.get(gpu, ()) if isinstance(one, Changing)]
+            waiting = [obstacle for obstacle in node.obstacles.get(gpu, ()) if isinstance(obstacle, Changing)]
             return WaitForGpu(index, gpu, waiting[0].pods if waiting else ())
         case _:
             return RepairGpu(index, gpu)

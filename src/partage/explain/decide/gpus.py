@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 
 from partage.explain.decide.changes import Change, RepairGpu, Uncordon, WaitForGpu, WaitForPods
 from partage.explain.decide.fewest import fewest
-from partage.explain.decide.never import takes_one_device, unit_bytes
+from partage.explain.decide.never import takes_one_device, unit_of
 from partage.explain.decide.node import Changing, Cordoned, GpuView, NodeView, Obstacle, Unhealthy, holder_of
 from partage.explain.decide.pod import Ask, PodNeeds
 from partage.explain.decide.reasons import (
@@ -96,12 +96,12 @@ def _of_room(
     if free >= need:
         return None, None
     if total < need and one_device:
-        return GpuTooSmall(gpu.index, resource.name, need, total, unit_bytes(resource)), None
+        return GpuTooSmall(gpu.index, unit_of(resource), need, total), None
     if free and not one_device:
         return GpuGivesPart(gpu.index, resource.name, free, need), None
     pods = tuple(dict.fromkeys(_holders(node, resource)))
     named = tuple(pod for pod in pods if not pod.startswith("?"))
-    reason = GpuHeld(gpu.index, resource.name, free, total, named, unit_bytes(resource))
+    reason = GpuHeld(gpu.index, unit_of(resource), free, total, named)
     enough = _enough(node, resource, min(need, total), one_device=one_device)
     return reason, WaitForPods(enough) if enough else None
 

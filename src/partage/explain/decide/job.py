@@ -102,7 +102,7 @@ def said_by_slurm(reason: str) -> SlurmWord | None:
             f"a limit is reached on {what} (Slurm's word for the limit: {word})",
             "wait until jobs of this account end; sacctmgr show assoc, or show qos, says the limits",
         )
-    if any(word.startswith(one) for one in (*NODES[:-1], BEHIND)) or not word:
+    if any(word.startswith(known) for known in (*NODES[:-1], BEHIND)) or not word:
         return None
     return SlurmWord(f"Slurm gives a reason that is not known here: {word}", _SHOW)
 
@@ -193,9 +193,12 @@ def _by_word(job: QueuedJob, word: SlurmWord) -> JobVerdict:
 def _behind(job: QueuedJob, now: SlurmNow, nodes: tuple[JobNodeVerdict, ...]) -> JobVerdict:
     """Jobs before it in the queue, above all one that can never start."""
     ahead = [
-        one
-        for one in now.queue
-        if one.waits and one.job != job.job and one.partition == job.partition and _holds_others_up(one)
+        other
+        for other in now.queue
+        if other.waits
+        and other.job != job.job
+        and other.partition == job.partition
+        and _holds_others_up(other)
     ]
     for queued_job in ahead:
         verdict = judged(queued_job, now)
@@ -208,7 +211,7 @@ def _behind(job: QueuedJob, now: SlurmNow, nodes: tuple[JobNodeVerdict, ...]) ->
                 job.reason,
                 nodes,
             )
-    names = listed([str(one.job) for one in ahead], _SHOWN) or "other jobs"
+    names = listed([str(other.job) for other in ahead], _SHOWN) or "other jobs"
     free = any(not node.why for node in nodes)
     more = "; GPUs that it could have are free, and are kept for jobs before it" if free else ""
     return JobVerdict(

@@ -9,6 +9,7 @@ from difflib import SequenceMatcher
 from msgspec.structs import replace
 
 from partage.explain.decide.admission import PodRefusal, Trials
+from partage.explain.decide.amounts import Unit
 from partage.explain.decide.apply import Applied, emptied
 from partage.explain.decide.changes import AskFewer, AskOther, Change, NodeFinding, RaiseReplicas
 from partage.explain.decide.node import NodeView
@@ -59,22 +60,22 @@ def _reason(
         if node.policy_trouble:
             return PolicyNotInForce(name, node.policy_trouble)
         return NotOffered(name, node.names)
-    unit, largest = unit_bytes(resource), largest_device(resource)
+    unit, largest = unit_of(resource), largest_device(resource)
     if refusal.container is not None and asked > 1:
         words = refusal.container.words
         if all(row.single for row in resource.offerings):
             return OneShareOnly(name, asked, words)
         if takes_one_device(resource) and asked > largest:
-            return LargerThanGpu(name, asked, largest, words, unit)
+            return LargerThanGpu(unit, asked, largest, words)
     total = pod.totals.get(name, asked)
     if refusal.container is not None and total <= resource.count:
-        return NotTogether(name, asked, refusal.container.words, unit)
-    return MoreThanNode(name, total, resource.count, unit)
+        return NotTogether(unit, asked, refusal.container.words)
+    return MoreThanNode(unit, total, resource.count)
 
 
-def unit_bytes(resource: Resource) -> int:
-    """Memory of one unit; 0 where shares are no amounts of memory."""
-    return next((row.memory_bytes for row in resource.offerings if row.by_memory), 0)
+def unit_of(resource: Resource) -> Unit:
+    """In what amounts of it are said."""
+    return Unit(resource.name, next((row.memory_bytes for row in resource.offerings if row.by_memory), 0))
 
 
 def takes_one_device(resource: Resource) -> bool:
@@ -136,15 +137,15 @@ def ask_fewer(
     container, resource = refusal.container, trials.admission(node).resources.get(refusal.resource)
     if container is None or resource is None or refusal.amount < 2:
         return None
-    unit = unit_bytes(resource)
-    for one in pod.containers if unit else ():
-        now = one.requests.get(refusal.resource, 0) if one.kind == "init" else 0
-        without = AskFewer(one.words, refusal.resource, now, 0, unit)
-        if now and one != container and trials.fits(*apply(without, pod, node)):
+    unit = unit_of(resource)
+    for other in pod.containers if unit.bytes else ():
+        now = other.requests.get(refusal.resource, 0) if other.kind == "init" else 0
+        without = AskFewer(other.words, unit, now, 0)
+        if now and other != container and trials.fits(*apply(without, pod, node)):
             return without
 
     def asking(amount: int) -> AskFewer:
-        return AskFewer(container.words, refusal.resource, refusal.amount, amount, unit)
+        return AskFewer(container.words, unit, refusal.amount, amount)
 
     def fits(amount: int) -> bool:
         return trials.fits(*apply(asking(amount), pod, node))
@@ -153,7 +154,7 @@ def ask_fewer(
     while low < high:
         middle = (low + high + 1) // 2
         low, high = (middle, high) if fits(middle) else (low, middle - 1)
-    if low == 0 or low * unit < min(unit, 1) * SMALLEST_USABLE_BYTES:
+    if low == 0 or (unit.bytes and low * unit.bytes < SMALLEST_USABLE_BYTES):
         return None
     return asking(low)
 
@@ -181,13 +182,13 @@ def ask_other(node: NodeView, refusal: PodRefusal, trials: Trials) -> Iterator[A
         return
     resources = trials.admission(node).resources
     before = resources.get(refusal.resource)
-    for name in nearest_names(refusal.resource, [one for one in node.names if one != refusal.resource]):
+    for name in nearest_names(refusal.resource, [name for name in node.names if name != refusal.resource]):
         other = resources.get(ResourceName(name))
         if refusal.amount > 1 and _whole(refusal.resource, before) and not _whole(name, other):
             continue  # several devices are for one large job: shares of one GPU do not stand for them
         amount = refusal.amount if other is None else _same_amount(refusal.amount, before, other)
-        unit = 0 if other is None else unit_bytes(other)
-        yield AskOther(refusal.container.words, refusal.resource, refusal.amount, name, amount, unit)
+        unit = Unit(name) if other is None else unit_of(other)
+        yield AskOther(refusal.container.words, refusal.resource, refusal.amount, unit, amount)
 
 
 def _whole(name: str, resource: Resource | None) -> bool:
@@ -199,10 +200,10 @@ def _whole(name: str, resource: Resource | None) -> bool:
 
 def _same_amount(asked: int, before: Resource | None, other: Resource) -> int:
     """How many of another resource stand for so many. Of amounts of memory, one share's worth."""
-    if (unit := unit_bytes(other)) > 0:
+    if (unit := unit_of(other).bytes) > 0:
         wanted = SMALLEST_USABLE_BYTES if before is None else before.offerings[0].memory_bytes
         return max(1, -(-wanted // unit))
-    if before is not None and unit_bytes(before):
+    if before is not None and unit_of(before).bytes:
         return 1
     return 1 if all(row.single for row in other.offerings) else asked
 

@@ -8,7 +8,7 @@ from partage.explain.decide.admission import PodRefusal, Trials
 from partage.explain.decide.apply import Applied
 from partage.explain.decide.changes import Change, NodeFinding, RepairGpu, Uncordon, WaitForGpu, WaitForPods
 from partage.explain.decide.gpus import gpu_verdicts
-from partage.explain.decide.never import ask_fewer, ask_other, takes_one_device, unit_bytes
+from partage.explain.decide.never import ask_fewer, ask_other, takes_one_device, unit_of
 from partage.explain.decide.node import (
     Changing,
     Cordoned,
@@ -55,7 +55,9 @@ def not_now(pod: PodNeeds, node: NodeView, trials: Trials, apply: Applied) -> No
     least = {who: place for place, who in enumerate(holders(pod, node))}
     near.sort(key=lambda change: (len(change.pods), max(map(least.__getitem__, change.pods))))
     quick = list(_ends(pod, node, near))
-    ways: list[tuple[Change, ...]] = [*_of_each_kind([(one,) for one in quick if enough([one])])]
+    ways: list[tuple[Change, ...]] = [
+        *_of_each_kind([(candidate,) for candidate in quick if enough([candidate])])
+    ]
     if not ways:
         ends = list(_ends(pod, node, [WaitForPods((who,)) for who in list(least)[:_MOST_SINGLE]]))
         ways = [*_of_each_kind([(end,) for end in ends if enough([end])])]
@@ -200,10 +202,9 @@ def _held(pod: PodNeeds, node: NodeView, refusal: PodRefusal, trials: Trials) ->
     one_device = takes_one_device(resource) and refusal.amount > 1
     most = max(by_device.values(), default=0)
     return AllHeld(
-        resource=refusal.resource,
+        unit=unit_of(resource),
         asked=refusal.amount if one_device else pod.totals.get(refusal.resource, refusal.amount),
         free=most if one_device else len(free),
         total=resource.count,
         together=len(free) if one_device else None,
-        unit_bytes=unit_bytes(resource),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from partage.explain.decide.amounts import Unit
 from partage.explain.decide.changes import (
     AskFewer,
     Change,
@@ -128,8 +129,8 @@ def counted(pod: PodNeeds, node: NodeView) -> NodeFinding | None:
         if there is not None and asked > there.free:
             options = tuple((change,) for change in _ways(pod, node, name, asked))
             if asked > there.total:
-                return NodeFinding(MoreThanNode(name, asked, there.total), options)
-            return NodeFinding(CounterShort(name, asked, there.free), options)
+                return NodeFinding(MoreThanNode(Unit(name), asked, there.total), options)
+            return NodeFinding(CounterShort(Unit(name), asked, there.free), options)
     return None
 
 
@@ -151,4 +152,4 @@ def _ways(pod: PodNeeds, node: NodeView, name: str, asked: int) -> Iterator[Chan
     if largest is not None:
         then = largest.requests[name] - (asked - most)
         if then > 0:
-            yield AskFewer(largest.words, name, largest.requests[name], then)
+            yield AskFewer(largest.words, Unit(name), largest.requests[name], then)

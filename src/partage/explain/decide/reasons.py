@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partage.explain.decide.amounts import amount_text, bare
+from partage.explain.decide.amounts import Unit
 from partage.explain.decide.claim_reasons import ClaimReason, GpuForClaim
 from partage.text import listed
 from partage.values import Tagged
@@ -78,46 +78,40 @@ class OneShareOnly(Tagged):
 
 
 class LargerThanGpu(Tagged):
-    """What a container asks for has to come from one GPU, and none is so large. one: ``GPU``, ``MIG
-    device``."""
+    """What a container asks for has to come from one GPU, and none is so large."""
 
-    resource: str
+    unit: Unit
     asked: int
     largest: int
     container: str
-    unit_bytes: int = 0
 
     def __str__(self) -> str:
-        asked = amount_text(self.resource, self.asked, self.unit_bytes)
-        largest = bare(self.resource, self.largest, self.unit_bytes)
+        asked = self.unit.text(self.asked)
+        largest = self.unit.bare(self.largest)
         return f"{self.container} asks for {asked}, all of one GPU, and the largest one here has {largest}"
 
 
 class MoreThanNode(Tagged):
     """The pod asks for more than the node has, even with nobody else on it."""
 
-    resource: str
+    unit: Unit
     asked: int
     total: int
-    unit_bytes: int = 0
 
     def __str__(self) -> str:
-        has = bare(self.resource, self.total, self.unit_bytes) if self.total else "none"
-        return (
-            f"the pod asks for {amount_text(self.resource, self.asked, self.unit_bytes)}; the node has {has}"
-        )
+        has = self.unit.bare(self.total) if self.total else "none"
+        return f"the pod asks for {self.unit.text(self.asked)}; the node has {has}"
 
 
 class NotTogether(Tagged):
     """Each container's part has to come from one GPU, and beside the other containers none has enough."""
 
-    resource: str
+    unit: Unit
     asked: int
     container: str
-    unit_bytes: int = 0
 
     def __str__(self) -> str:
-        asked = amount_text(self.resource, self.asked, self.unit_bytes)
+        asked = self.unit.text(self.asked)
         return (
             f"{self.container} asks for {asked}, all of one GPU, and no GPU here has that beside what the "
             "other containers of the pod get"
@@ -155,20 +149,19 @@ class AllHeld(Tagged):
     everything; None elsewhere.
     """
 
-    resource: str
+    unit: Unit
     asked: int
     free: int
     total: int
     together: int | None = None
-    unit_bytes: int = 0
 
     def __str__(self) -> str:
-        asked = amount_text(self.resource, self.asked, self.unit_bytes)
-        free = bare(self.resource, self.free, self.unit_bytes) if self.free else "none"
+        asked = self.unit.text(self.asked)
+        free = self.unit.bare(self.free) if self.free else "none"
         if self.together is None or self.together <= self.free:
-            total = bare(self.resource, self.total, self.unit_bytes)
+            total = self.unit.bare(self.total)
             return f"other pods hold it: {asked} is asked for, and of {total} here {free} is free"
-        together = bare(self.resource, self.together, self.unit_bytes)
+        together = self.unit.bare(self.together)
         return (
             f"no single GPU has enough free: {asked} is asked for, all of one GPU, and the GPU with most has "
             f"{free} free ({together} on all GPUs together)"
@@ -179,13 +172,13 @@ class CounterShort(Tagged):
     """The scheduler counts too little left of a resource that no GPU is behind, or of one that it counts
     lower than the agent does."""
 
-    resource: str
+    unit: Unit
     asked: int
     free: int
 
     def __str__(self) -> str:
-        free = bare(self.resource, self.free) if self.free > 0 else "nothing"
-        asked = amount_text(self.resource, self.asked)
+        free = self.unit.bare(self.free) if self.free > 0 else "nothing"
+        asked = self.unit.text(self.asked)
         return f"the pod asks for {asked}; {free} of it is left on the node, as the scheduler counts"
 
 
@@ -236,32 +229,30 @@ class GpuHeld(Tagged):
     """Other pods hold it, or so much of it that too little is free."""
 
     gpu: int
-    resource: str
+    unit: Unit
     free: int
     total: int
     pods: tuple[str, ...]
-    unit_bytes: int = 0
 
     def __str__(self) -> str:
         who = listed(self.pods, SHOWN) or "pods that are not named yet"
         if self.total == 1:
             return f"held by {who}"
-        free = bare(self.resource, self.free, self.unit_bytes) if self.free else "none"
-        return f"{free} of {bare(self.resource, self.total, self.unit_bytes)} is free; held by {who}"
+        free = self.unit.bare(self.free) if self.free else "none"
+        return f"{free} of {self.unit.bare(self.total)} is free; held by {who}"
 
 
 class GpuTooSmall(Tagged):
     """It could not give so much if nobody held anything of it."""
 
     gpu: int
-    resource: str
+    unit: Unit
     asked: int
     total: int
-    unit_bytes: int = 0
 
     def __str__(self) -> str:
-        total = bare(self.resource, self.total, self.unit_bytes)
-        return f"it has {total}, and {bare(self.resource, self.asked, self.unit_bytes)} is asked for"
+        total = self.unit.bare(self.total)
+        return f"it has {total}, and {self.unit.bare(self.asked)} is asked for"
 
 
 class GpuGivesPart(Tagged):

@@ -163,20 +163,20 @@ class NodeNews:
         node = state.node
         if node is None or state.trouble:
             return 0.0
-        there = {one.type: one for one in node.conditions}
+        there = {present.type: present for present in node.conditions}
         if self._written_at == (node.uid, node.version):  # the watch has not told yet what was written
             there |= self._written
-        missing = [one for one in self._wanted if not _is_there(one, there.get(one.type))]
+        missing = [wanted for wanted in self._wanted if not _is_there(wanted, there.get(wanted.type))]
         if not missing:
             return 0.0
-        repeated = all(_is_there(one, self._written.get(one.type)) for one in missing)
-        for one in missing:
-            before = there.get(one.type)
-            condition = _node_condition(one, before)
+        repeated = all(_is_there(wanted, self._written.get(wanted.type)) for wanted in missing)
+        for wanted in missing:
+            before = there.get(wanted.type)
+            condition = _node_condition(wanted, before)
             await self._cluster.set_condition(self._name, condition)
-            self._written[one.type] = condition
+            self._written[wanted.type] = condition
             self._written_at = node.uid, node.version
-            log.info("condition written", extra={"type": one.type, "reason": one.reason})
+            log.info("condition written", extra={"type": wanted.type, "reason": wanted.reason})
         if repeated:
             return self._contest.pause_s()
         self._contest.reset()

@@ -137,10 +137,14 @@ def _with(node: ClusterNode, wanted: Mapping[NodeTaint, bool]) -> tuple[Taint, .
     changed = {
         kind
         for kind, is_set in wanted.items()
-        if is_set != any((one.key, one.effect) == (kind.key, NO_SCHEDULE) for one in node.taints)
+        if is_set != any((taint.key, taint.effect) == (kind.key, NO_SCHEDULE) for taint in node.taints)
     }
     if not changed:
         return None
     keys = {kind.key for kind in changed}
-    kept = [one for one in node.taints if (one.key, one.effect) not in {(key, NO_SCHEDULE) for key in keys}]
+    kept = [
+        taint
+        for taint in node.taints
+        if (taint.key, taint.effect) not in {(key, NO_SCHEDULE) for key in keys}
+    ]
     return (*kept, *(Taint(kind.key, NO_SCHEDULE) for kind in sorted(changed) if wanted[kind]))

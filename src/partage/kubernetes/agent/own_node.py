@@ -71,7 +71,7 @@ class OwnNode:
     def trouble(self) -> str:
         """Why the Node is not kept up to date; empty if it is."""
         parts = (self.labels, self.news, self.taints, self.drain, *((self.rollout,) if self.rollout else ()))
-        return "; ".join(filter(None, (one.trouble for one in parts)))
+        return "; ".join(filter(None, (part.trouble for part in parts)))
 
     async def run(self) -> None:
         """Until it is cancelled."""

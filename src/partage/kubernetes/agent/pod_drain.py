@@ -102,12 +102,12 @@ class PodDrain:
             self._draining.clear()
         for gpu in self._state.gave_up.keys() - before.gave_up.keys():
             log.warning("drain given up", extra={"gpu": gpu, "reason": self._state.gave_up[gpu]})
-        self._tell_spared({one for pods in spared.values() for one in pods.items()})
+        self._tell_spared({pod_and_why for pods in spared.values() for pod_and_why in pods.items()})
         if (self._state.gave_up, self._spared) != (before.gave_up, spared):
             self._ask()
 
     def _tell_spared(self, known: Collection[tuple[PodName, NotEvicted]]) -> None:
-        now = {one for pods in self._spared.values() for one in pods.items()}
+        now = {pod_and_why for pods in self._spared.values() for pod_and_why in pods.items()}
         for pod, why in sorted(now.difference(known)):
             log.info("pod not evicted", extra={"pod": f"{pod.namespace}/{pod.name}", "reason": why.value})
             note = f"a GPU waits for this pod to change its sharing; it is not evicted: it {why}"
@@ -145,7 +145,11 @@ class PodDrain:
         if not first:
             return first, refused
         found = await self._cluster.pods(self._name)
-        self._pods = {PodName(one.namespace, one.name): _running(one) for one in found if _can_leave(one)}
+        self._pods = {
+            PodName(leaving.namespace, leaving.name): _running(leaving)
+            for leaving in found
+            if _can_leave(leaving)
+        }
         await asyncio.sleep(self._intervals.drain_confirm_s)
         both = first & self._named()
         for pod in sorted(both):

@@ -92,7 +92,7 @@ def next_drain(
 
 
 def _is_to_drain(gpu: GpuReport) -> bool:
-    """Where holds contradict each other, nobody is asked to leave: some of them may not be true."""
+    """Nobody is asked to leave if holds contradict each other: some of them may not be true."""
     plan = gpu.plan
     return (
         gpu.drain is not None
@@ -130,7 +130,7 @@ def holders(gpu: GpuReport) -> frozenset[PodName]:
     share.
     """
     found = (certain_holder(entry) for entry in (gpu.plan.waiting_for if gpu.plan else ()))
-    return frozenset(PodName(one.namespace, one.pod) for one in found if one is not None)
+    return frozenset(PodName(holder.namespace, holder.pod) for holder in found if holder is not None)
 
 
 def pods_to_evict(
@@ -204,6 +204,6 @@ def after_asking(
         before = asked.get(gpu.uuid, {})
         known = before.get(controller)
         if name in there and (known is None or pods[name].uid not in known.pods):
-            alike = frozenset(pods[one].uid for one in there if pods[one].controller == controller)
+            alike = frozenset(pods[other].uid for other in there if pods[other].controller == controller)
             asked[gpu.uuid] = {**before, controller: AskedPods(alike, _shares(gpu))}
     return replace(state, asked=asked)

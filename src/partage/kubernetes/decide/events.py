@@ -129,7 +129,7 @@ def _waits(before: GpuPlan | None, now: GpuPlan) -> Iterator[NodeEvent]:
         return
     yield NodeEvent("ChangeWaits", f" {standing(now)}", "WaitForPods")
     holders = {certain_holder(entry) for entry in now.waiting_for} - {None}
-    for pod in sorted({PodName(one.namespace, one.pod) for one in holders if one is not None}):
+    for pod in sorted({PodName(holder.namespace, holder.pod) for holder in holders if holder is not None}):
         if f"{pod.namespace}/{pod.name}" not in known:
             note = " can only change its sharing when this pod has ended"
             yield NodeEvent("ChangeWaitsForPod", note, "WaitForPods", about=pod)

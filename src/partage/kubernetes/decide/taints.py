@@ -18,7 +18,7 @@ def node_taints(report: Report, asked: Collection[NodeTaint]) -> Mapping[NodeTai
     """
     if report.snapshot is not None and report.snapshot.other_plugin:
         return dict.fromkeys(NodeTaint, False)
-    status = {one.type: one.status for one in node_conditions(report)}
+    status = {condition.type: condition.status for condition in node_conditions(report)}
     found = {taint: not status[kind] for taint, kind in _HOLDS_WITHOUT.items() if kind in status}
     return {
         taint: taint in asked and found[taint] for taint in NodeTaint if taint in found or taint not in asked

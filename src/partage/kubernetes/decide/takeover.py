@@ -84,7 +84,9 @@ class ExchangeRow(Answer):
 def ids_of(offer: NodeOffer) -> Ids:
     """The ids of an offer; devices that have still to be made have none."""
     return {
-        name: frozenset(share for one in resource.offerings if not one.planned for share in one.share_ids)
+        name: frozenset(
+            share for offering in resource.offerings if not offering.planned for share in offering.share_ids
+        )
         for name, resource in plugin_resources(offer).items()
     }
 

@@ -259,9 +259,9 @@ def _adds_nothing(offering: DeviceOffer) -> bool:
 
 
 def _no_more(name: ResourceName, amount: int, shared: Sequence[DeviceOffer]) -> str:
-    ways = dict.fromkeys(sharing_text(one) for one in shared)
+    ways = dict.fromkeys(sharing_text(offering) for offering in shared)
     asked = f"asks for {amount} of {name}, which are shares ({', '.join(ways)})"
-    if len({one.device for one in shared}) == 1:
+    if len({offering.device for offering in shared}) == 1:
         return f"{asked}: {amount} shares of a GPU give no more of it than one"
     return f"{asked}: shares of one GPU give no more of it than one share, and these may be of one GPU"
 

@@ -62,12 +62,12 @@ def owners_of(workload: str, owners: Iterable[PodOwner]) -> tuple[PodOwner, ...]
     """
     namespace, name, container = (*workload.split("/", 2), "", "")[:3]
     fitting = [
-        one
-        for one in owners
-        if _makes(one, name) and container in one.resources and one.namespace in {"", namespace}
+        owner
+        for owner in owners
+        if _makes(owner, name) and container in owner.resources and owner.namespace in {"", namespace}
     ]
-    sure = [one for one in fitting if one.namespace]
-    return tuple({(one.kind, one.name, one.namespace): one for one in sure or fitting}.values())
+    sure = [owner for owner in fitting if owner.namespace]
+    return tuple({(owner.kind, owner.name, owner.namespace): owner for owner in sure or fitting}.values())
 
 
 def _makes(owner: PodOwner, workload: str) -> bool:

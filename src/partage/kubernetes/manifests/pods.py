@@ -18,7 +18,7 @@ POD_SPEC_AT = {
     "Job": ("spec", "template", "spec"),
     "CronJob": ("spec", "jobTemplate", "spec", "template", "spec"),
 }
-"""Where the kinds of Kubernetes itself have their pod."""
+"""The path to the pod in the kinds of Kubernetes itself."""
 _OWN_GROUPS = ("", "apps", "batch")
 """The groups of these kinds: Volcano has a Job, too, whose pods are elsewhere."""
 

@@ -41,10 +41,12 @@ def settings_findings(
     container: ManifestNode, ours: Sequence[str], offered: Mapping[ResourceName, Resource] | None
 ) -> Iterator[CheckedProblem]:
     """Settings that do not fit. ours: resources that the container asks for. offered: None if not known."""
-    shares = [one for key in ours if offered for one in _offerings(offered, key) if one.replicas > 1]
+    shares = [
+        offering for key in ours if offered for offering in _offerings(offered, key) if offering.replicas > 1
+    ]
     if not shares and not (offered is None and any(key.endswith(".shared") for key in ours)):
         return
-    part = max((1 / one.replicas for one in shares), default=_MOST_UNKNOWN)
+    part = max((1 / offering.replicas for offering in shares), default=_MOST_UNKNOWN)
     share = f"the share is {_text(part)} of it" if shares else "a share is half of it at most"
     here = offered is not None
     found = [*_fractions(container)]
@@ -77,7 +79,7 @@ def _offerings(offered: Mapping[ResourceName, Resource], key: str) -> tuple[Devi
 
 
 def _fractions(container: ManifestNode) -> Iterator[tuple[ManifestNode, str, float]]:
-    """Where a fraction of the GPU's memory is set, its name with the number, and how large it is."""
+    """The place that sets a fraction of the GPU's memory, its name with the number, and how large it is."""
     said = False
     for place, name, number in _in_words(container):
         said = True

@@ -107,7 +107,7 @@ async def tenant_group(
             except TenantFailed as error:
                 group.tenants.append(error.failure)
         facts = await group.each(_connect)
-        group.facts = next((one for one in facts if one), {})
+        group.facts = next((fact for fact in facts if fact), {})
         yield group
     finally:
         await asyncio.gather(*(tenant.end() for tenant in started))

@@ -170,7 +170,7 @@ class BenchRunner(Struct):
         points = self.settings.points(key.experiment) if rounds else 0
         new = BenchCell(key.experiment, key.mode, key.processes, (), points, rounds, seen)
         cell = self._cells.get(key, new)
-        fewest = min((one for one in (cell.clients_seen, seen) if one is not None), default=None)
+        fewest = min((clients for clients in (cell.clients_seen, seen) if clients is not None), default=None)
         self._cells[key] = replace(cell, repeats=(*cell.repeats, repeat), clients_seen=fewest)
 
 

@@ -32,7 +32,7 @@ def _numbers(ctx: click.Context, parameter: click.Parameter, value: str) -> tupl
         found = tuple(sorted({int(part) for part in value.split(",")}))
     except ValueError:
         found = ()
-    if not found or not all(1 <= one <= 60 for one in found):
+    if not found or not all(1 <= count <= 60 for count in found):
         raise click.BadParameter(f"{value!r} is no list of numbers from 1 to 60, such as 1,2,4,8")
     return found
 

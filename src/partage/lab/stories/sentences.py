@@ -71,7 +71,7 @@ def expectation_sentence(expect: Expect) -> str:
     parts += [f"{count} {name} with unhealthy ones" for name, count in expect.capacity.items()]
     parts += [f"{short_key(pattern)} {phase}" for pattern, phase in expect.pods.items()]
     if expect.env:
-        variables = sum(len(one) for one in expect.env.values())
+        variables = sum(len(variables_of_container) for variables_of_container in expect.env.values())
         parts.append(count_of(variables, "environment variable"))
     parts += [f"{gpus(indexes)} {state}" for state, indexes in expect.health.items() if indexes]
     if expect.waiting is not None:

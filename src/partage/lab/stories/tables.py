@@ -105,7 +105,7 @@ def _wrapped_items(text: str, width: int) -> list[str]:
 def _glued(text: str) -> str:
     """The text with items such as ``2 nvidia.com/gpu`` as one word each."""
     items = text.split(", ")
-    return ", ".join(one.replace(" ", _GLUE) if one.count(" ") <= _ITEM_SPACES else one for one in items)
+    return ", ".join(item.replace(" ", _GLUE) if item.count(" ") <= _ITEM_SPACES else item for item in items)
 
 
 def _mark(good: bool | None) -> Text:

@@ -1,5 +1,5 @@
-"""Where new GPU instances can be created, and which existing ones must be destroyed for them; and the layouts
-to which none can be added.
+"""The places in which new GPU instances can be created, and which existing ones must be destroyed for them;
+and the layouts to which none can be added.
 
 Everything is enumerated: a GPU has at most a few thousand layouts, and GPUs of one model share the results.
 """

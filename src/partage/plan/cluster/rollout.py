@@ -139,13 +139,13 @@ def decide(wish: Wish, fleet: KnownFleet, now_s: float) -> Slot | HeldBack:
     if settings.paused:
         return HeldBack(PolicyReason.ROLLOUT_PAUSED, "the rollout is paused")
     others = [slot for slot in fleet.slots if slot.holder not in ("", wish.node)]
-    for one in others:
-        if one.revision != wish.revision:
+    for other in others:
+        if other.revision != wish.revision:
             continue
-        if one.failure:
-            return _stopped(f"node {one.holder}: {one.failure}")
-        if fleet.silent(one, now_s):
-            return _stopped(f"node {one.holder}: nothing has been heard of its agent while it changed")
+        if other.failure:
+            return _stopped(f"node {other.holder}: {other.failure}")
+        if fleet.silent(other, now_s):
+            return _stopped(f"node {other.holder}: nothing has been heard of its agent while it changed")
     if settings.canary and not wish.canary and (held := _behind_canaries(wish, fleet, settings)):
         return held
     return _slot(wish, fleet, settings, now_s)

@@ -129,7 +129,11 @@ def _policy_called(name: str, names: Collection[str]) -> str | None:
     """The policy of that name: ``shared``, or the one ``shared.yaml``."""
     if name in names:
         return name
-    found = [one for one in names if one.lower() in {f"{name}{suffix}".lower() for suffix in POLICY_SUFFIXES}]
+    found = [
+        file_name
+        for file_name in names
+        if file_name.lower() in {f"{name}{suffix}".lower() for suffix in POLICY_SUFFIXES}
+    ]
     return found[0] if len(found) == 1 else None
 
 

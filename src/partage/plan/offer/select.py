@@ -251,7 +251,7 @@ def _matched(entry: GpuEntry, inventory: Inventory, findings: Findings) -> list[
                 hint = "correct the list or the filter; GPUs of two kinds need two entries"
                 findings.add("wrong", f"{entry.origin}.device-filter", message, hint, [gpu.index])
     for gpu in listed:
-        board_wanted = any(one.startswith(f"{gpu.pci_device_id}:") for one in where.device_filter)
+        board_wanted = any(device_id.startswith(f"{gpu.pci_device_id}:") for device_id in where.device_filter)
         if gpu not in matched and gpu.pci_subsystem_id is None and board_wanted:
             message = (
                 "passed over: the filter names boards, and the PCI subsystem id of this GPU is not known"

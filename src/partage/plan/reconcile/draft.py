@@ -120,7 +120,7 @@ class _NodeDrafter:
     def _relayout(self, gpu: Gpu, layout: GpuMigPlan | Blocked | None) -> GpuDraft:
         """Its layout is to be made, or it is reset together with a GPU that needs a reset."""
         uuid, planned = gpu.uuid, self._transactions[gpu.uuid]
-        ends = tuple(step for one in planned.gpus for step in self._ends(one))
+        ends = tuple(step for planned_gpu in planned.gpus for step in self._ends(planned_gpu))
         transaction = Transaction(planned.gpus, (*ends, *planned.steps))
         return GpuDraft(
             offer=self._kept(uuid, _kept_by(layout)),

@@ -37,7 +37,7 @@ class MigPlan(Frozen):
     def of(self, gpu: GpuUuid) -> GpuMigPlan | Blocked | None:
         """The result for one GPU; None: the policy asks for no layout there."""
         found: tuple[GpuMigPlan | Blocked, ...] = (*self.planned, *self.blocked)
-        return next((one for one in found if one.gpu == gpu), None)
+        return next((plan for plan in found if plan.gpu == gpu), None)
 
 
 def plan_mig(
@@ -100,7 +100,7 @@ class _MigNode(Frozen):
             if isinstance(work, GpuMigSteps):
                 works[gpu.uuid] = work
             elif loss := _loss(gpu, work):
-                return {one.uuid: _shared(one, gpu, loss) for one in pending}
+                return {waiting.uuid: _shared(waiting, gpu, loss) for waiting in pending}
         return works
 
 

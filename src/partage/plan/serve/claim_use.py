@@ -44,9 +44,9 @@ def claim_uses(
     """
     groups: list[list[ClaimMember]] = []
     for member in members:
-        same = [group for group in groups if any(_common(one, member) for one in group)]
+        same = [group for group in groups if any(_common(other, member) for other in group)]
         groups = [group for group in groups if group not in same]
-        groups.append([*(one for group in same for one in group), member])
+        groups.append([*(other for group in same for other in group), member])
     return {
         (member.device, member.container): use
         for group in groups

@@ -86,7 +86,9 @@ def offered_names(group: Group, rule: kinds.OfferedNames) -> set[str] | None:
 
 def _may_serve(container: ManifestContainer, group: Group, provider: Provider) -> bool:
     """Whether the group offers something that the container asks for."""
-    rule = next((one for one in provider.rules if isinstance(one, kinds.OfferedNames)), None)
+    rule = next(
+        (candidate for candidate in provider.rules if isinstance(candidate, kinds.OfferedNames)), None
+    )
     names = offered_names(group, rule) if rule else None
     return bool(_gpus(container) if names is None else names & set(container.limits))
 

@@ -251,14 +251,16 @@ def _holders(index: int, held: Sequence[HeldShares], said: _SaidOnce) -> Iterato
         return
     first, more = held[:_HOLDERS], held[_HOLDERS:]
     name = f"Who holds shares of GPU {index}"
-    yield element("ul", *(_holding(one, said) for one in first), class_="holders", aria_label=name)
+    yield element(
+        "ul", *(_holding(held_shares, said) for held_shares in first), class_="holders", aria_label=name
+    )
     if more:
         yield element(
             "details",
             element("summary", f"and {count_of(len(more), 'other holder')}"),
             element(
                 "ul",
-                *(_holding(one, said) for one in more),
+                *(_holding(held_shares, said) for held_shares in more),
                 class_="holders",
                 aria_label=f"{name}, the others",
             ),

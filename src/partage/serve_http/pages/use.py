@@ -108,22 +108,28 @@ def _power(now: SampledGpuRow | None) -> str:
 def _busy_curve(index: int, hour: HourRow | None) -> Element | None:
     if hour is None:
         return None
-    known = [one for one in hour.utilisation if one is not None]
+    known = [busy for busy in hour.utilisation if busy is not None]
     if not known:
         return None
     text = f"{part(min(known))} to {part(max(known))}"
     return _curve(
-        [None if one is None else min(1.0, one) for one in hour.utilisation], index, "utilisation", text
+        [None if busy is None else min(1.0, busy) for busy in hour.utilisation], index, "utilisation", text
     )
 
 
 def _memory_curve(index: int, hour: HourRow | None, total: int | None) -> Element | None:
-    known = [] if hour is None else [one for one in hour.memory_used_bytes if one is not None]
+    known = (
+        []
+        if hour is None
+        else [used_bytes for used_bytes in hour.memory_used_bytes if used_bytes is not None]
+    )
     if hour is None or not known:
         return None
     top = total or max(known) or 1
     text = f"{format_bytes(min(known))} to {format_bytes(max(known))}"
-    parts = [None if one is None else min(1.0, one / top) for one in hour.memory_used_bytes]
+    parts = [
+        None if used_bytes is None else min(1.0, used_bytes / top) for used_bytes in hour.memory_used_bytes
+    ]
     return _curve(parts, index, "memory used", text)
 
 

@@ -328,7 +328,9 @@ class DeviceManager:
 
     def check(self) -> None:
         """Raises AssertionError where a device has two holders: that would be an error of this kubelet."""
-        for resource in {resource for pod in self._held.values() for one in pod.values() for resource in one}:
+        for resource in {
+            resource for pod in self._held.values() for held in pod.values() for resource in held
+        }:
             holders: dict[ShareId, str] = {}
             for pod_key in self._held:
                 for name in set(self._ids(pod_key, resource)):

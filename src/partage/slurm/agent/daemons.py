@@ -30,7 +30,7 @@ def stop_daemons(node: JobNode, devices: Iterable[DeviceUuid]) -> tuple[str, ...
 
 def running_daemons(node: JobNode) -> frozenset[DeviceUuid]:
     """The devices that have a daemon. Raises PartageError, OSError."""
-    return frozenset(one.device for one in asyncio.run(_keeper(node).states()))
+    return frozenset(daemon.device for daemon in asyncio.run(_keeper(node).states()))
 
 
 def _keeper(node: JobNode) -> MpsKeeper:

@@ -12,7 +12,7 @@ from partage.agent.observers.hardware import HardwareObserver
 from partage.model.health import Health, HealthState, HealthStatus
 from partage.model.ids import GpuUuid
 from partage.model.xid import XidRules
-from partage.plan.gpu_health import HealthNews, healths_after
+from partage.plan.gpu_health import healths_after
 from partage.plan.reconcile.known_node import KnownNode
 
 _WORDS = {HealthState.UNHEALTHY: "is unhealthy", HealthState.PROBATION: "is on probation"}
@@ -49,19 +49,11 @@ class GpuHealth(Struct):
 
     def take(self) -> None:
         """Take what was observed since the last time."""
-        seen = self.hardware.take()
-        if seen.node is None:
-            return
-        news = HealthNews(
-            node=seen.node,
-            fresh=seen.fresh,
-            xids=seen.xids,
-            conditions=seen.conditions,
-            silent=seen.silent,
-            booted=seen.booted,
-            in_hand=self.in_hand(),
-        )
-        self.by_gpu = healths_after(news, self.by_gpu, (), self.clock(), self.rules)
+        news, node = self.hardware.take(), self.hardware.node
+        if node is not None:
+            self.by_gpu = healths_after(
+                node, news, self.by_gpu, (), self.rules, now_s=self.clock(), in_hand=self.in_hand()
+            )
 
     @property
     def trouble(self) -> str:

@@ -61,7 +61,7 @@ class JobUsageObserver(Struct):
         use = usage_of(samples, {}, _NO_SHARES)
         found, hour = UsageObservation(at_s, samples, use), with_samples(self.seen.hour, samples, at_s)
         self.seen = UseSeen(self.seen.began_s, at_s, found, hour)
-        await self._learn_names({one.job for one in use.jobs})
+        await self._learn_names({job.job for job in use.jobs})
         return found
 
     def fresh(self, wait_s: float, loop: asyncio.AbstractEventLoop) -> UsageObservation | None:
@@ -81,10 +81,16 @@ class JobUsageObserver(Struct):
 
     def _ask(self, unknown: set[str]) -> Mapping[str, JobName]:
         """What Slurm says; else the user, whom the prolog has written down."""
-        users = {str(one.job): JobName(one.user, "") for one in read_records(self.run_dir).jobs if one.user}
+        users = {
+            str(record.job): JobName(record.user, "")
+            for record in read_records(self.run_dir).jobs
+            if record.user
+        }
         try:
             said = {
-                str(one.job): JobName(one.user, one.name) for one in self.control.jobs(self.node) if one.user
+                str(live_job.job): JobName(live_job.user, live_job.name)
+                for live_job in self.control.jobs(self.node)
+                if live_job.user
             }
         except PartageError as error:
             log.info("names of jobs are not known", extra={"reason": str(error)})

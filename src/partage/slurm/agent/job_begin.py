@@ -93,7 +93,7 @@ def _facts(node: JobNode, request: JobRequest, devices: NodeDevices) -> NodeFact
 
 
 def _guard_dir(node: JobNode) -> str:
-    """Where the guard's files are. Empty: they cannot be written, and a share is guaranteed nothing."""
+    """The directory of the guard's files. Empty: they cannot be written; a share is guaranteed nothing."""
     from partage.agent.endpoints.guard_files import write_guard
     from partage.slurm.host.root_directory import RootDirectory
 
@@ -139,7 +139,7 @@ def _decided(
         now = records.read()
         others = now.without(record.job)
         if now.of(record.job) != record:
-            if idle := idle_daemons([one.device for one in daemons], others.jobs):
+            if idle := idle_daemons([running.device for running in daemons], others.jobs):
                 _stop(node, idle)
             return record, others
         for daemon in daemons:

@@ -42,7 +42,7 @@ def end_lost_jobs(node: JobNode, records: JobRecords, seen: Records) -> bool:
     seen: records that were read before Slurm is asked. One that is another now is of a job that has begun
     since. Raises OSError, PartageError.
     """
-    recorded = {one.job for one in seen.jobs} | seen.unreadable.keys()
+    recorded = {job.job for job in seen.jobs} | seen.unreadable.keys()
     living = node.slurm.jobs() if recorded else None
     if living is None or not recorded - living:
         return False
@@ -64,7 +64,7 @@ def end_jobs(
         left = found.without(*ended)
         if left.unreadable:  # nobody knows which daemons its job needs
             return ()
-        devices = {device.uuid for one in found.jobs if one.job in ended for device in mps_of(one)}
+        devices = {device.uuid for record in found.jobs if record.job in ended for device in mps_of(record)}
         if found.unreadable:
             from partage.slurm.agent.daemons import running_daemons
 

@@ -80,7 +80,7 @@ class NodeFiles(Struct):
             found = decode(NodeDevices, _text(self.options.devices).encode())
         except CodecError:
             return frozenset()
-        return frozenset(one.uuid for one in found.devices)
+        return frozenset(device.uuid for device in found.devices)
 
     def write(self, wanted: WantedFiles) -> None:
         """Write those that differ. Raises InputError: one is somebody else's, or cannot be written.
@@ -186,7 +186,7 @@ def check_own(options: SlurmOptions) -> None:
     start."""
     name = options.node
     names = {Writes.OWN: (GRES_CONF,), Writes.SHARED: (f"{name}.gres.conf", f"{name}.slurm.conf")}
-    paths = [options.directory / one for one in names.get(options.writes, ())]
+    paths = [options.directory / file for file in names.get(options.writes, ())]
     foreign = [path for path in paths if (text := _text(path)) and not text.startswith(MARK)]
     hint = "move it away once what it says is in the policy, or choose another --slurm-writes"
     if foreign:

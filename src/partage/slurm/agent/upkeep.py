@@ -147,7 +147,9 @@ class SlurmUpkeep(Struct):
             trouble=trouble,
             change=_change(node, plan),
             ready=bool(plan.ready),
-            stuck="; ".join(dict.fromkeys(one.reason for one in plan.gpus.values() if one.reason)),
+            stuck="; ".join(
+                dict.fromkeys(gpu_plan.reason for gpu_plan in plan.gpus.values() if gpu_plan.reason)
+            ),
             writes_counts=self.options.writes is Writes.SHARED,
             resumed=self.files.state.resumed,
         )
@@ -313,7 +315,7 @@ def wanted_of(desired: DesiredState, options: SlurmOptions) -> WantedFiles:
     root = desired.policy.options.dev_root
     named = NodeToName(options.node, desired.inventory, desired.offer, root, options.settings)
     gres = node_gres(named, options.version, options.types, model_of, findings)
-    control = [root.rstrip("/") + one for one in desired.inventory.control_nodes]
+    control = [root.rstrip("/") + path for path in desired.inventory.control_nodes]
     config = cluster_config(
         [SlurmNode(options.node, gres, options.settings)], options.version, control, findings
     )
@@ -332,7 +334,7 @@ def _trouble(node: KnownNode) -> str:
     if isinstance(driver, NoDriver):
         return f"no driver: {driver.reason}"
     gone = [f"GPU {node.known[uuid].index} does not answer: {why}" for uuid, why in node.lost.items()]
-    gone += [f"GPU {one.index} does not answer: {one.reason}" for one in node.inventory.lost]
+    gone += [f"GPU {gpu.index} does not answer: {gpu.reason}" for gpu in node.inventory.lost]
     return "; ".join(gone)
 
 

@@ -61,7 +61,7 @@ def _found(
         mig = next((device for device in gpu.mig_devices if device.uuid == row.device), None)
         step = parse_cgroup(row.cgroups).job or SlurmStep("")
         record, job = recorded.get(step.job), said.get(step.job)
-        owner = next((one.uid for one in (record, job) if one is not None), None)
+        owner = next((source.uid for source in (record, job) if source is not None), None)
         yield JobProcess(
             gpu=gpu.index,
             device="" if mig is None else f"{gpu.index}:{mig.index}",
@@ -78,9 +78,9 @@ def _found(
 
 def _user(row: GpuProcess, record: JobRecord | None, job: LiveJob | None) -> str:
     """The job's owner, if the process is the owner's."""
-    for one in (record, job):
-        if one is not None and one.user and row.uid in (None, one.uid):
-            return one.user
+    for source in (record, job):
+        if source is not None and source.user and row.uid in (None, source.uid):
+            return source.user
     return ""
 
 

@@ -93,7 +93,7 @@ def _misformed(
     types: Sequence[str],
     version: SlurmVersion,
 ) -> RequestVerdict | None:
-    names = [one.name for one in asked]
+    names = [wanted.name for wanted in asked]
     for gres in asked:
         if gres.name not in types:
             known = f"GRES here are {', '.join(types)}" if types else "the cluster has no GRES"
@@ -104,7 +104,7 @@ def _misformed(
             return RequestVerdict(
                 request, Outcome.REFUSED, why, hint, "Invalid Trackable RESource (TRES) specification"
             )
-    if len({bool(one.type) for one in asked if one.name == "gpu"}) > 1:
+    if len({bool(wanted.type) for wanted in asked if wanted.name == "gpu"}) > 1:
         why = "some of its GPUs have a type and some have none"
         hint = "name the type of each, or of none"
         return RequestVerdict(request, Outcome.REFUSED, why, hint, _MIXED_TYPES)

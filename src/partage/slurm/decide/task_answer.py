@@ -158,7 +158,7 @@ def _of_step(device: JobDevice, variables: Mapping[str, str]) -> JobDevice:
     if _is_step(variables.get("SLURM_STEP_ID", "")):  # the batch script has all of the job
         per_task = _PER_TASK.findall(variables.get("SLURM_TRES_PER_TASK", ""))
         said += [count for gres, count in per_task if gres == device.gres.value]
-    counts = [int(one) for one in said if one.isascii() and one.isdecimal() and len(one) <= 9]
+    counts = [int(word) for word in said if word.isascii() and word.isdecimal() and len(word) <= 9]
     units = min((count for count in counts if 0 < count < device.units), default=0)
     if not units:
         return device

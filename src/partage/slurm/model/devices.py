@@ -11,14 +11,12 @@ from partage.values import Frozen
 WRITTEN_BY = "partage slurm config"
 
 
-class NodeDevice(Frozen):
-    """A GRES ``gpu``: a GPU or a MIG device.
+class GresDevice(Frozen, kw_only=True):
+    """A GPU or a MIG device, as a GRES ``gpu`` of a node or of a job.
 
-    index: what Slurm calls it. name: NVML's, ``3`` or ``3:1``. strategy: of its
-    GPU, as in ``DeviceOffer``. shares: ``mps`` or ``shard``; None: it is not shared. units: how many it has.
-    guarantee: what a job is guaranteed that has all of it. guard: whether jobs with a share get the guard.
-    multi_user: one MPS server for all users; None: if the control program can do it. limited: jobs with a
-    share are to have a memory limit of the driver's. limits_nest: an inner one adds to one further out.
+    index: what Slurm calls it, as in SLURM_JOB_GPUS. name: NVML's, ``3`` or ``3:1``. uuid: of the device;
+    gpu: of the GPU that it is, or is part of. units: of ``mps`` or ``shard``. limited: the driver is to hold
+    jobs with a share to their memory. limits_nest: an inner limit adds to one further out.
     """
 
     index: int
@@ -29,12 +27,22 @@ class NodeDevice(Frozen):
     strategy: Strategy
     memory_bytes: int
     guarantee: Guarantee
-    shares: GresName | None = None
     units: int = 0
     guard: bool = False
-    multi_user: bool | None = None
     limited: bool = False
     limits_nest: bool = False
+
+
+class NodeDevice(GresDevice, kw_only=True):
+    """A GRES ``gpu`` of a node. strategy: of its GPU, as in ``DeviceOffer``.
+
+    shares: ``mps`` or ``shard``; None: it is not shared. units: how many it has. guarantee: what a job is
+    guaranteed that has all of it. guard: whether jobs with a share get the guard.
+    multi_user: one MPS server for all users; None: if the control program can do it.
+    """
+
+    shares: GresName | None = None
+    multi_user: bool | None = None
 
 
 class NodeDevices(Frozen, kw_only=True):

@@ -10,9 +10,7 @@ from typing import NewType
 
 from msgspec import field
 
-from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.share import Guarantee
-from partage.model.strategy import Strategy
+from partage.slurm.model.devices import GresDevice
 from partage.slurm.model.version import GresName
 from partage.values import Frozen
 
@@ -31,33 +29,18 @@ class HeldDevices(Frozen):
     units: Mapping[int, int] = field(default_factory=dict)
 
 
-class JobDevice(Frozen):
-    """A GPU or a MIG device that a job has, whole or a share of it.
+class JobDevice(GresDevice, kw_only=True):
+    """A GPU or a MIG device that a job has, whole or a share of it. strategy: ``exclusive`` for a whole GPU,
+    also one that the policy shares.
 
-    index: what Slurm calls it, as in SLURM_JOB_GPUS. name: NVML's, ``3`` or ``3:1``. uuid: of the device;
-    gpu: of the GPU that it is, or is part of. strategy: ``exclusive`` for a whole GPU, also one
-    that the policy shares.
-    gres: what the job holds of it. units: of ``mps`` or ``shard``; 0: the device is the job's alone.
-    units_of: so many units has the device. memory_bytes: what the job may use; total_bytes: what there is.
-    guard: its programs get the guard. limited: the driver is to hold the job to its memory, and the guarantee
-    is that of the limit; without it there is none. limits_nest: as of ``NodeDevice``.
+    gres: what the job holds of it. units: 0: the device is the job's alone. units_of: so many units has the
+    device. memory_bytes: what the job may use; total_bytes: what there is. guard: its programs get the guard.
+    limited: the guarantee is that of the driver's limit; without it there is none.
     """
 
-    index: int
-    name: str
-    uuid: DeviceUuid
-    gpu: GpuUuid
-    type: str
-    strategy: Strategy
     gres: GresName
-    memory_bytes: int
     total_bytes: int
-    guarantee: Guarantee
-    units: int = 0
     units_of: int = 0
-    guard: bool = False
-    limited: bool = False
-    limits_nest: bool = False
 
 
 class JobRecord(Frozen):

@@ -155,7 +155,7 @@ def detail_of(value: object, nodes: list[str], node: str) -> list[re.Match[str]]
     """What a job holds on this node; of all its nodes, where it is not said which is which."""
     if not isinstance(value, list):
         return None
-    texts = [str(one) for one in value]
+    texts = [str(item) for item in value]
     if len(texts) == len(nodes):
         texts = [texts[nodes.index(node)]]
     return [match for text in texts for match in find_held(text)]

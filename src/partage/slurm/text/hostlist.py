@@ -61,9 +61,9 @@ def _is_one(name: str, part: str) -> bool:
     rest = name[len(head) :]
     ranges = [match for piece in inside.split(",") if (match := _RANGE.fullmatch(piece))]
     return any(
-        _numbered(rest[:width], one[1], one[2] or one[1]) and _is_one(rest[width:], tail)
-        for one in ranges
-        for width in range(len(one[1]), len(one[2] or one[1]) + 1)
+        _numbered(rest[:width], bounds[1], bounds[2] or bounds[1]) and _is_one(rest[width:], tail)
+        for bounds in ranges
+        for width in range(len(bounds[1]), len(bounds[2] or bounds[1]) + 1)
     )
 
 

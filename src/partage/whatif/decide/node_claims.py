@@ -46,7 +46,7 @@ class NodeClaims:
         mine: list[Granted] = []
         for claim in pod:
             self._number += 1
-            given = [one for one in placed.given if one.claim == claim.name]
+            given = [device for device in placed.given if device.claim == claim.name]
             written = allocated(claim, given, self._classes)
             written = replace(written, ref=ClaimRef("trace", claim.name, f"pod{self._number}"))
             answer = grant(written, written.ref, self._book.served, (*kept, *mine))
@@ -54,7 +54,9 @@ class NodeClaims:
                 raise AllocationRefused(answer.text)
             mine.append(answer)
         shares = tuple(self._shares(share) for granted in mine for share in granted.shares)
-        takings = tuple(Taking(one.device.key, one.claim, (), one.amounts) for one in placed.given)
+        takings = tuple(
+            Taking(device.device.key, device.claim, (), device.amounts) for device in placed.given
+        )
         self._held.setdefault(shares, []).append((tuple(mine), takings))
         self._count()
         return shares

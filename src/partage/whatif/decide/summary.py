@@ -93,7 +93,7 @@ def summarise(policy: str, pods: Sequence[TracePod], played: Played) -> PolicyRe
     waits = sorted(
         event.at_s - pods[event.pod].created_s for event in played.events if isinstance(event, Started)
     )
-    waited = [one for one in waits if one > 0]
+    waited = [wait for wait in waits if wait > 0]
     return PolicyResult(
         policy=policy,
         at_once=len(waits) - len(waited),

@@ -124,7 +124,7 @@ def numbers(environ: "Mapping[str, str]", name: str, default: "Optional[List[int
     if not text and default is not None:
         return default
     try:
-        found = [int(one) for one in text.split(",")]
+        found = [int(number) for number in text.split(",")]
     except ValueError:
         found = [0]
     if min(found) <= 0:
