@@ -249,6 +249,7 @@ class ClaimDriver:
             extra={"claim": str(granted.claim), "devices": _devices(granted.shares)},
         )
         self._say(done)
+        self._later.ask()  # its record is to be flushed, however long its limits took
         return done.answer
 
     async def _keep(self, record: ClaimRecord) -> None:
