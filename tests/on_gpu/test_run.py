@@ -52,6 +52,21 @@ def test_a_field_that_nvidia_smi_says_otherwise_is_named(machine: Machine):
 
 
 @root_only
+def test_memory_limits_are_seen_where_the_driver_has_them(machine: Machine):
+    """On a node with cgroups of version 2, which this one may have beside others."""
+    machine.run("--only", "limits,limits-hold")
+    for row in ("limits", "limits-hold"):
+        verdict, words = machine.findings()[row]
+        assert (verdict, "driver branch 550 has no memory limits" in words) == (NOT_HERE, True), words
+    machine.node.write(driver="615.71.09", **{"gpu.0.limits": "misc"})
+    mounted = 'mount -t cgroup2 cgroup2 /sys/fs/cgroup && exec "$@"'
+    unshared = ("unshare", "--mount", "--propagation", "private", "sh", "-c", mounted, "sh")
+    machine.command = (*unshared, *machine.command)
+    machine.run("--only", "limits", "--again")
+    assert machine.findings()["limits"] == (SEEN, "the memory of a cgroup can be limited; misc counts it")
+
+
+@root_only
 def test_changes_are_seen_and_put_back(machine: Machine):
     machine.run("--only", CHANGES, "--change")
     found = machine.findings()

@@ -62,6 +62,20 @@ ROWS = (
     _by(
         "memory", "memory", "the memory of a process, and a peak between two looks, beside what was allocated"
     ),
+    _by(
+        "limits",
+        "limits",
+        "whether the driver can limit the memory of a cgroup: that a get for one without a limit is answered, or the "
+        "kernel's `dmem.capacity` names the GPU",
+        "driver branch 615 or newer, cgroup v2",
+    ),
+    _by(
+        "limits-hold",
+        "limits-hold",
+        "that no tenant gets more than the driver's limit of its cgroup, whatever it tries, and that what is counted for "
+        "the cgroup is what its processes have",
+        "root, driver branch 615 or newer, cgroup v2, and `make limit-hook`",
+    ),
     _by("guard", "guard", "the guard's cap in PyTorch", "PyTorch with CUDA"),
     _by("bench", "bench", "what sharing costs and gives: the pi program of `partage bench`"),
     _by("bench-mps", "bench-mps", "what MPS gives beside time-slicing: the same program"),

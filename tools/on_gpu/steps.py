@@ -22,7 +22,7 @@ from partage.lab.gpus import find_gpu, is_workload
 from partage.lab.interpreter import find_python
 from partage.model.gpu import ComputeMode, Driver, Gpu, NoDriver
 from partage.values import Frozen
-from tools.on_gpu import change_steps, look_steps, mps_steps, tenant_steps
+from tools.on_gpu import change_steps, limit_steps, look_steps, mps_steps, tenant_steps
 from tools.on_gpu.journal import OriginalGpu
 from tools.on_gpu.notes import Notes, StepPlace
 from tools.on_gpu.put_back import found, opened, original_of
@@ -70,6 +70,8 @@ STEPS = (
     Step("read-only-pipe", mps_steps.read_only_pipe, 150, (*_MPS, Need.CUDA, Need.ROOT), by_kind=True),
     Step("time-slicing", tenant_steps.time_slicing, 120, (*_TENANTS, Need.DEFAULT_MODE), by_kind=True),
     Step("memory", tenant_steps.memory, 90, (*_TENANTS, Need.CONTEXTS), by_kind=True),
+    Step("limits", limit_steps.limits, 60),
+    Step("limits-hold", limit_steps.limits_hold, 150, (Need.ROOT, *_TENANTS, Need.DEFAULT_MODE)),
     Step("guard", tenant_steps.guard, 150, (*_TENANTS, Need.TORCH, Need.DEFAULT_MODE), by_kind=True),
     Step("bench", tenant_steps.bench, 300, (*_TENANTS, Need.DEFAULT_MODE)),
     Step("bench-mps", mps_steps.bench_mps, 300, (*_TENANTS, Need.DEFAULT_MODE)),

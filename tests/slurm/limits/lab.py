@@ -123,7 +123,8 @@ class LimitLab(JobLab):
             [
                 "unshare", "--mount", "--propagation", "private", "sh", "-c",
                 f"mount -t cgroup2 cgroup2 /sys/fs/cgroup && find /sys/fs/cgroup/{GROUP} -type d -path "
-                "'*_slurmstepd.scope/*' -not -path '*_slurmstepd.scope/*/*' -name '[js]*[0-9]*' -not -name 'slurm*'",
+                "'*_slurmstepd.scope/*' -not -path '*_slurmstepd.scope/*/*' "
+                "-name '[js]*[0-9]*' -not -name 'slurm*'",
             ],
             capture_output=True, text=True, check=True,
         )  # fmt: skip
