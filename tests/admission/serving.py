@@ -13,6 +13,8 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from msgspec.structs import replace
+
 from partage.admission.decide.settings import DialectSettings
 from partage.admission.keeper import CertificateKeeper
 from partage.admission.service import AdmissionParts, AdmissionService
@@ -182,9 +184,11 @@ async def served(
     pki: Path = PKI,
     most_clients: int = 64,
     settings: DialectSettings | None = None,
+    refuses_uncounted: bool = True,
 ) -> AsyncIterator[Served]:
     """own: with a certificate of its own; else with files."""
     parts = parts_of(store, holder, own=own, settings=settings)
+    parts = replace(parts, refuses_uncounted=refuses_uncounted)
     service = AdmissionService(parts)
     options = HttpOptions() if own else HttpOptions(cert=pki / "server.crt", key=pki / "server.key")
     access = HttpAccess(options, frozenset(NAMES), parts.keeper.tls if parts.keeper else None)

@@ -438,3 +438,20 @@ async def test_files_of_tls_are_read_again(tmp_path: Path) -> None:
             place = "127.0.0.1", hook.port
             served_now = await asyncio.to_thread(ssl.get_server_certificate, place)
             assert served_now.strip() == pair.certificate.strip()
+
+
+@pytest.mark.parametrize("refuses", [True, False])
+async def test_a_quota_that_counts_nothing_of_a_claim_is_no_way_around_it(refuses: bool) -> None:
+    quotas = "/api/v1/namespaces/team/resourcequotas"
+    async with object_store() as store:
+        filled(store)
+        hard = {"requests.nvidia.com/gpumem": "6000"}
+        store.put(quotas, {"metadata": {"name": "gpus", "namespace": "team"}, "spec": {"hard": hard}})
+        async with served(store, refuses_uncounted=refuses) as hook:
+            await hook.until_ready()
+            said = "the ResourceQuota gpus of namespace team limits requests.nvidia.com/gpumem"
+            response = await hook.mutate(HAMI)
+            assert response["allowed"] is not refuses
+            assert said in (response["status"]["message"] if refuses else response["warnings"][0])
+            assert bool(written(store)) is not refuses
+            assert (await hook.mutate(HAMI, namespace="elsewhere"))["allowed"]

@@ -57,7 +57,7 @@ which KAI comes, are not published: called alike.
 class AdmissionParts(Frozen):
     """What the service works with. keeper: of its own certificate; None: it has files. ca: of those, which
     the API server is told to trust; None: somebody else tells it. looks: whether schedulers of other systems
-    are looked for.
+    are looked for. refuses_uncounted: as for ``Webhook``.
     """
 
     connection: Connection
@@ -69,6 +69,7 @@ class AdmissionParts(Frozen):
     keeper: CertificateKeeper | None = None
     ca: Path | None = None
     looks: bool = True
+    refuses_uncounted: bool = True
 
 
 class AdmissionService:
@@ -76,7 +77,7 @@ class AdmissionService:
 
     def __init__(self, parts: AdmissionParts, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._parts, self._clock = parts, clock
-        self.webhook = Webhook(parts.state, parts.templates)
+        self.webhook = Webhook(parts.state, parts.templates, refuses_uncounted=parts.refuses_uncounted)
         self._beat_s = clock()
         self._failed = defaultdict[str, Seldom](Seldom)
 

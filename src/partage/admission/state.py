@@ -14,6 +14,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from partage.admission.decide.homes import HomeNode, Homes, home_node
+from partage.admission.decide.quotas import NamespaceQuota
 from partage.admission.decide.settings import DialectSettings
 from partage.admission.decide.translate import AdmissionTerms
 from partage.admission.sizes import sizes_of
@@ -29,13 +30,20 @@ from partage.edges.kube.objects import NodeJson, NodeList
 from partage.edges.kube.paging import PAGE
 from partage.edges.kube.port import ClusterNode
 from partage.edges.kube.reading import NODES
-from partage.edges.kube.scheduling import DEVICE_CLASSES, ApiObject, follow, slices_of_driver
+from partage.edges.kube.scheduling import (
+    DEVICE_CLASSES,
+    RESOURCE_QUOTAS,
+    ApiObject,
+    follow,
+    slices_of_driver,
+)
 from partage.edges.kube.watch import Collection as WatchedCollection
 from partage.model.ids import DRA_DRIVERS
+from partage.values import Frozen
 
 log = logging.getLogger(__name__)
 
-KINDS = ("nodes", "slices", "classes")
+KINDS = ("nodes", "slices", "classes", "quotas")
 _UNANSWERED = "the API server has not answered yet"
 
 
@@ -56,6 +64,7 @@ class AdmissionState:
         self._nodes: dict[str, HomeNode] = {}
         self._changed: set[str] = set()
         self._classes: dict[str, DeviceClass] = {}
+        self._quotas: defaultdict[str, dict[str, NamespaceQuota]] = defaultdict(dict)
         self._troubles = dict.fromkeys(KINDS, _UNANSWERED)
         self._complete: set[str] = set()
         self._version: ServerVersion | None = None
@@ -71,6 +80,7 @@ class AdmissionState:
                 "nodes": self._listed,
                 "slices": self._specs,
                 "classes": self._classes,
+                "quotas": [f"{space}/{name}" for space, those in self._quotas.items() for name in those],
             }
             for name in {*known[kind]} - {*objects}:
                 self.changed(kind, name, None)
@@ -86,6 +96,8 @@ class AdmissionState:
                     self._node(name, value)
                 case "slices":
                     self._slice(name, value)
+                case "quotas":
+                    self._quota(name, value)
                 case _:
                     self._class(name, value)
 
@@ -144,6 +156,20 @@ class AdmissionState:
             except CodecError as error:
                 self._say_unreadable("class", name, str(error))
 
+    def _quota(self, key: str, found: ApiObject | None) -> None:
+        namespace, _, name = key.partition("/")
+        if found is None:
+            self._quotas[namespace].pop(name, None)
+            if not self._quotas[namespace]:
+                del self._quotas[namespace]
+            return
+        try:
+            limits = decode(_QuotaSpec, found.spec, strict=False).hard or {}
+        except CodecError as error:
+            self._say_unreadable("quota", key, str(error))
+            return
+        self._quotas[namespace][name] = NamespaceQuota(name, frozenset(limits))
+
     def _say_unreadable(self, what: str, name: str, reason: str) -> None:
         if (left_out := self._unreadable.left_out()) is not None:
             extra = {"what": what, "object": name, "reason": reason, "left_out": left_out or None}
@@ -170,6 +196,12 @@ class AdmissionState:
             return ""
         return f"claims need Kubernetes {OLDEST} or newer, and this is {version}"
 
+    def quotas_of(self, namespace: str) -> tuple[NamespaceQuota, ...]:
+        """Its ResourceQuotas, by name."""
+        with self._lock:
+            there = self._quotas.get(namespace, {})
+            return tuple(there[name] for name in sorted(there))
+
     def now(self) -> tuple[AdmissionTerms, Homes]:
         """What pods are translated by, and where they could be."""
         with self._lock:
@@ -192,11 +224,16 @@ class AdmissionState:
         return replace(terms, schedulers=self._kept | self._there), homes
 
 
+class _QuotaSpec(Frozen):
+    hard: Mapping[str, Any] | None = None
+
+
 async def follow_homes(connection: Connection, seen: AdmissionState) -> None:
-    """Three watches, for ever."""
+    """Four watches, for ever."""
     collections: dict[str, WatchedCollection[Any]] = {
         "nodes": WatchedCollection(NODES, NodeList, NodeJson, page=PAGE),
         "slices": slices_of_driver(DRA_DRIVERS[0]),
         "classes": DEVICE_CLASSES,
+        "quotas": RESOURCE_QUOTAS,
     }
     await follow(connection, collections, seen)

@@ -65,6 +65,14 @@ _LINGER_S = 5.0
     help="A line of the part nvidia of HAMi's device-config.yaml, as resourceMemoryName=example.com/mem; can "
     "be repeated.",
 )
+@click.option(
+    "--uncounted-quota",
+    type=click.Choice(["refuse", "warn"]),
+    default="refuse",
+    show_default=True,
+    help="What becomes of a pod whose namespace has a ResourceQuota on what the pod asks for, and none that "
+    "counts its claims.",
+)
 @gpu_mem_unit_option
 @http_option("Where the API server asks.", "127.0.0.1:9403")
 @http_protection
@@ -77,6 +85,7 @@ def command(
     ca: Path | None,
     schedulers: tuple[str, ...],
     hami: tuple[str, ...],
+    uncounted_quota: str,
     gpu_mem_unit: str,
     http: str,
     log_level: str,
@@ -113,7 +122,8 @@ def command(
     place = name, namespace or cluster.namespace
     keeps_own = options.cert is None
     parts = _parts(cluster, place, settings, frozenset(schedulers), keeps_own=keeps_own)
-    asyncio.run(_serve(replace(parts, ca=ca), options, http))
+    refuses = uncounted_quota == "refuse"
+    asyncio.run(_serve(replace(parts, ca=ca, refuses_uncounted=refuses), options, http))
 
 
 def settings_of_options(hami: Iterable[str], unit_bytes: int) -> DialectSettings:

@@ -10,7 +10,10 @@ from concurrent.futures import CancelledError
 from http import HTTPStatus
 from typing import Any
 
+from msgspec.structs import replace
+
 from partage.admission.decide.need import CannotMean
+from partage.admission.decide.quotas import uncounted
 from partage.admission.decide.translate import RefusedPod, TranslatedPod, translate
 from partage.admission.metrics import AdmissionCounts
 from partage.admission.review import (
@@ -48,8 +51,12 @@ class _ReviewOutcome(Frozen):
 class Webhook:
     """Asked by threads; what is asked of the API server is asked by the loop that ``begin`` was called in."""
 
-    def __init__(self, state: AdmissionState, templates: PodTemplates) -> None:
+    def __init__(
+        self, state: AdmissionState, templates: PodTemplates, *, refuses_uncounted: bool = True
+    ) -> None:
+        """refuses_uncounted: pods that a quota no longer counts; else they are let in with a warning."""
         self._state, self._templates = state, templates
+        self._refuses_uncounted = refuses_uncounted
         self._loop: asyncio.AbstractEventLoop | None = None
         self._failed = Seldom()
         self.counts = AdmissionCounts()
@@ -94,6 +101,11 @@ class Webhook:
                     return _refused(review, RefusedPod(pod.system, why, "a newer cluster"))
                 if (refusal := homes.refusal(pod)) is not None:
                     return _refused(review, refusal)
+                lost = uncounted(pod, review.namespace, self._state.quotas_of(review.namespace))
+                if lost is not None and self._refuses_uncounted:
+                    return _refused(review, RefusedPod(pod.system, *lost))
+                if lost is not None:
+                    pod = replace(pod, warnings=(": ".join(lost), *pod.warnings))
                 return self._translated(review, pod)
 
     def _translated(self, review: PodReview, pod: TranslatedPod) -> _ReviewOutcome:

@@ -30,6 +30,7 @@ _COLLECTIONS = (
     "resourceclaimtemplates",
     "deviceclasses",
     "mutatingwebhookconfigurations",
+    "resourcequotas",
 )
 
 

@@ -72,7 +72,7 @@ class ClaimOfPod(Frozen):
 
 class TranslatedPod(Frozen):
     """What becomes of a pod. rules: which GPUs it can have. warnings: clauses. moved: it keeps its resources,
-    and only its scheduler changes.
+    and only its scheduler changes. names: resources that are taken out of it.
     """
 
     system: str
@@ -81,6 +81,7 @@ class TranslatedPod(Frozen):
     warnings: tuple[str, ...] = ()
     rules: GpuRules = field(default_factory=GpuRules)
     moved: bool = False
+    names: frozenset[str] = frozenset()
 
 
 class RefusedPod(Frozen):
@@ -131,7 +132,9 @@ def translate(
         *_annotations(found[0], claims, asking, pod, terms),
     )
     said = (*found[0].warnings, *pod_warnings(asking, terms.schedulers or ()), *warnings)
-    return TranslatedPod(found[0].system, claims, patch, said, found[0].rules)
+    had = {name for container in asking.containers for name in container.amounts}
+    names = frozenset(found[0].names & had)
+    return TranslatedPod(found[0].system, claims, patch, said, found[0].rules, names=names)
 
 
 def need_of(pod: Mapping[str, Any], settings: DialectSettings) -> PodGpuNeed | None:

@@ -226,6 +226,7 @@ def slices_of_driver(driver: str) -> Collection[ApiObject]:
 
 
 DEVICE_CLASSES = _raw("deviceclasses")
+RESOURCE_QUOTAS = Collection("/api/v1/resourcequotas", _RawRows, _RawRow, page=PAGE, in_namespaces=True)
 
 
 class _SchedulingListener:
