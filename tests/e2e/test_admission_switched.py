@@ -181,6 +181,7 @@ def bundles(cluster: Cluster) -> set[bytes]:
     return {base64.b64decode(row["clientConfig"].get("caBundle", "")) for row in rows}
 
 
+@pytest.mark.slow
 def test_a_certificate_of_somebody_else_and_its_renewal(node: Cluster) -> None:
     """Nobody starts it anew: the kubelet writes the new files, and the API server is told."""
     authority = write_secret(node)

@@ -211,6 +211,7 @@ def _seen(cluster: Cluster, found: Published, name: str, made: dict[str, str]) -
     return _Outcome(found, "refused", refused[-1]) if refused and not pods else None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_what_they_publish_runs(node: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     installed(node, _KINDS)
