@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import shutil
+import socket
 import ssl
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,7 @@ from partage.admission.decide.settings import DialectSettings
 from partage.admission.webhook import MUTATE
 from partage.serve_http.http import MOST_BODY
 from tests.admission.pods import container, pod
-from tests.admission.serving import CLASSES, Json, filled, gpu, review, served, until
+from tests.admission.serving import CLASSES, NAMES, Json, filled, gpu, review, served, until
 from tests.edges.kube.scripted import PKI, Answer, Request, status
 from tests.edges.kube.store import (
     NODES,
@@ -321,6 +322,38 @@ async def test_bodies_are_bounded_and_only_reviews_are_posted() -> None:
             assert (await hook.ask("POST", "/metrics", {}))[0] in (400, 404)
             assert (await hook.ask("GET", MUTATE))[0] == 400
             assert (await hook.ask("GET", "/livez"))[0] == 200
+
+
+HALF = f"POST {MUTATE} HTTP/1.1\r\nHost: {NAMES[0]}\r\nContent-Length: {{length}}\r\n\r\n{{{{"
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [None, b"", b"POST /mutate HT", HALF.format(length=100).encode(), HALF.format(length=2 << 20).encode()],
+    ids=["no TLS", "nothing", "half a line", "half a body", "half of a large body"],
+)
+async def test_slow_clients_keep_nobody_waiting(sent: bytes | None) -> None:
+    """A tenant that reaches the port holds more connections than there may be."""
+    async with object_store() as store:
+        filled(store)
+        async with served(store, most_clients=8) as hook:
+            await hook.until_ready()
+            tls = ssl.create_default_context(cadata=hook.trusted)
+            clients = []
+            for _ in range(12):
+                client = socket.create_connection(("127.0.0.1", hook.port), timeout=5)
+                clients.append(client)
+                if sent is not None:
+                    clients[-1] = await asyncio.to_thread(
+                        tls.wrap_socket, client, server_hostname="127.0.0.1"
+                    )
+                    clients[-1].sendall(sent)
+            try:
+                async with asyncio.timeout(4):  # the API server waits for 6 s
+                    assert (await hook.mutate(HAMI))["patch"]
+            finally:
+                for client in clients:
+                    client.close()
 
 
 @pytest.mark.parametrize(

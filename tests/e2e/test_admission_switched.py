@@ -5,7 +5,6 @@ beside tenants who change what it made, and where no device plugin lists GPUs.
 from __future__ import annotations
 
 import base64
-import re
 import threading
 import time
 from collections.abc import Iterator, Mapping
@@ -16,6 +15,7 @@ import pytest
 
 from partage.admission.certificates import make_pair
 from partage.admission.verb import server_names
+from partage.units import parse_quantity
 from tests.e2e.cluster import NAMESPACE, Cluster, Json
 from tests.e2e.tenants import deployment, job, pod
 from tests.e2e.test_admission_webhook import (
@@ -27,7 +27,6 @@ from tests.e2e.test_admission_webhook import (
     names_of_templates,
     remove_pods,
     replicas,
-    theirs,
 )
 from tests.e2e.test_claims import devices, make_device_files, skip_without_claims
 
@@ -36,9 +35,10 @@ version: partage/v1
 gpus:
   - {select: {index: [0, 1]}, via: claims, mps: {unit: 1Gi}}
   - {select: {index: [2]}, via: claims, time-slicing: {replicas: 4}}
+  - {select: {index: [3, 4]}, via: claims, time-slicing: {unit: 1Gi}}
   - {select: rest, via: claims, exclusive: {}}
 """
-MACHINE = "4xa100-40gb"
+MACHINE = "6xa100-40gb"
 SECRET = "their-certificate"
 CONFIGURATION = ("mutatingwebhookconfiguration", NAME)
 TRANSLATED = "partage.dev/translated"
@@ -60,7 +60,7 @@ def node(cluster: Cluster) -> Iterator[Cluster]:
     skip_without_claims(cluster)
     install(cluster, enabled=True)
     try:
-        cluster.until("slices of four GPUs", lambda: len(devices(cluster)) == 4)
+        cluster.until("slices of six GPUs", lambda: len(devices(cluster)) == 6)
         make_device_files(cluster)
         yield cluster
     finally:
@@ -181,6 +181,7 @@ def bundles(cluster: Cluster) -> set[bytes]:
     return {base64.b64decode(row["clientConfig"].get("caBundle", "")) for row in rows}
 
 
+@pytest.mark.slow
 def test_a_certificate_of_somebody_else_and_its_renewal(node: Cluster) -> None:
     """Nobody starts it anew: the kubelet writes the new files, and the API server is told."""
     authority = write_secret(node)
@@ -318,11 +319,25 @@ def test_gpushares_units_can_be_mib(node: Cluster) -> None:
     check_gpu(node, "gpushare", 16 * GIB)
 
 
-def test_acks_gpu_count_is_so_many_gpus(node: Cluster) -> None:
-    """Parts of several GPUs need time slicing by amounts, which this policy has not."""
-    document = pod("several", {"aliyun.com/gpu-mem": 8192})
-    document["metadata"]["labels"] |= {"aliyun.com/gpu-count": "2"}
-    said = create(node, document)
-    assert "no node could ever hold 2 x memory 4Gi of gpu.partage.dev" in said
-    assert "time-slicing: {unit: 1Gi}" in said
-    assert re.search(r"\bcreated\b", create(node, theirs()["kai"][0]))
+@pytest.mark.parametrize(
+    ("limits", "gpus", "gib"),
+    [
+        ({"aliyun.com/gpu-mem": 8192}, 2, 4),
+        ({"aliyun.com/gpu-mem": 2048, "aliyun.com/gpu-core.percentage": 30}, 1, 2),
+    ],
+    ids=["gpu-count", "core.percentage"],
+)
+def test_pods_of_ack_as_its_pages_have_them(
+    node: Cluster, limits: dict[str, int], gpus: int, gib: int
+) -> None:
+    """An equal part of each of several GPUs; memory and cores."""
+    document = pod("ack", limits)
+    if gpus > 1:
+        document["metadata"]["labels"] |= {"aliyun.com/gpu-count": str(gpus)}
+    assert "created" in create(node, document)
+    node.until_phase("ack", "Running", timeout_s=120)
+    (status,) = node.pod("ack")["status"]["resourceClaimStatuses"]
+    claim = node.get("resourceclaim", status["resourceClaimName"])
+    given = [row["consumedCapacity"] for row in claim["status"]["allocation"]["devices"]["results"]]
+    assert [parse_quantity(row["memory"]) for row in given] == [gib * GIB] * gpus
+    assert len(node.environment("ack")["PARTAGE_GPUS"].split(",")) == gpus

@@ -31,12 +31,12 @@ TRANSLATED = "partage.dev/translated"
 _UUIDS = ("GPU-03f69c50-207a-2038-9b45-23cac89cb67d", "GPU-03f69c50-207a-2038-9b45-23cac89cb67e")
 """That HAMi's examples name."""
 _KINDS = (
-    (10, "exclusive: {}"),
+    (14, "exclusive: {}"),
     (1, "time-slicing: {replicas: 4}"),
     (2, "mig: {layout: [3g.20gb, 1g.10gb, 1g.10gb]}"),
-    (5, "via: claims, exclusive: {}"),
-    (6, "via: claims, mps: {unit: 1Gi}"),
-    (4, "via: claims, time-slicing: {unit: 1Gi}"),
+    (6, "via: claims, exclusive: {}"),
+    (8, "via: claims, mps: {unit: 1Gi}"),
+    (6, "via: claims, time-slicing: {unit: 1Gi}"),
     (2, "via: claims, mig: {layout: [2g.10gb, 2g.10gb, 2g.10gb]}"),
 )
 _KINDS_OF_CLAIMS = (
@@ -59,7 +59,7 @@ NOT_RUN = {
     ("AliyunContainerService/gpushare-scheduler-extender", "4.yaml"): "16276Gi",  # meant in MiB
 }
 """By repository and name of the file: what is said."""
-_AT_ONCE = 10
+_AT_ONCE = 14
 """GPUs that the objects of one turn ask for."""
 
 
@@ -211,6 +211,7 @@ def _seen(cluster: Cluster, found: Published, name: str, made: dict[str, str]) -
     return _Outcome(found, "refused", refused[-1]) if refused and not pods else None
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(1500)
 def test_what_they_publish_runs(node: Cluster, capsys: pytest.CaptureFixture[str]) -> None:
     installed(node, _KINDS)
