@@ -119,7 +119,8 @@ class Given:
 @dataclass
 class Run:
     """One run. counters: what is left of them. given: by UID, what is prepared for pods that run. ended:
-    claims that had all of it.
+    claims that had all of it. wait_for_all: pods that want all of a GPU of which others have MIG devices: no
+    more of these are given meanwhile, so that MIG mode is turned off and on.
     """
 
     node: KilledNode
@@ -131,6 +132,7 @@ class Run:
     told: Counter[str] = field(default_factory=Counter)
     begun: int = 0
     ended: int = 0
+    wait_for_all: int = 0
     longest_s: float = 0.0
     kills_done: bool = False
 
@@ -185,18 +187,24 @@ class Run:
         """What the scheduler gives to the next pod, as soon as something is free."""
         kind = self.random.choice(["amounts", "replicas", "whole", "mig", "made"])
         wanted = {"amounts": self.random.randint(1, 16), "replicas": self.random.randint(1, 2)}.get(kind, 1)
-        prefers_all = self.random.random() < 0.3
+        wants_all = kind == "made" and self.random.random() < 0.3
 
         def free() -> Device | None:
+            if kind == "made" and self.wait_for_all and not wants_all:
+                return None
             fits = [
                 one
                 for one in self.devices.values()
-                if one.kind == kind and one.left >= wanted and self._beside_others(one)
+                if one.kind == kind
+                and one.left >= wanted
+                and self._beside_others(one)
+                and (kind != "made" or wants_all == (one.mode == "whole"))
             ]
-            alone = [one for one in fits if one.mode == "whole" and one.uses]
-            return self.random.choice((alone if prefers_all else []) or fits) if fits else None
+            return self.random.choice(fits) if fits else None
 
+        self.wait_for_all += wants_all
         device = await until(free, what=f"a free device for {kind}", limit_s=STUCK_S)
+        self.wait_for_all -= wants_all
         device.left -= wanted
         self.counters.subtract(device.uses)
         return device, wanted
