@@ -29,7 +29,7 @@ _OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
 _PROCS = "cgroup.procs"
 
 
-class Charge(Frozen):
+class TakenMemory(Frozen):
     """What a process has taken. taken_bytes: 0: its context."""
 
     pid: int
@@ -45,7 +45,7 @@ class LimitedGpu(Frozen):
     gpu: GpuUuid
     total_bytes: int
     limits: Mapping[str, int]
-    charges: tuple[Charge, ...] = ()
+    charges: tuple[TakenMemory, ...] = ()
 
     def tree(self) -> CgroupTree:
         """As the driver has it now: of processes that have ended nothing is left."""
@@ -61,7 +61,7 @@ class LimitedGpu(Frozen):
                 tree = tree if isinstance(after, AllocationFailed) else after
         return tree
 
-    def with_charge(self, charge: Charge) -> LimitedGpu | None:
+    def with_charge(self, charge: TakenMemory) -> LimitedGpu | None:
         """After it; None: out of memory."""
         alive = tuple(found for found in self.charges if _works(found.pid))
         after = self._taken(self.tree(), charge)
@@ -79,7 +79,7 @@ class LimitedGpu(Frozen):
                 found[charge.pid] = found.get(charge.pid, 0) + alone.used_bytes(charge.path, self.gpu)
         return found
 
-    def _taken(self, tree: CgroupTree, charge: Charge) -> CgroupTree | AllocationFailed:
+    def _taken(self, tree: CgroupTree, charge: TakenMemory) -> CgroupTree | AllocationFailed:
         if not charge.taken_bytes:
             return tree.started(charge.path, self.gpu)
         return tree.allocated(charge.path, self.gpu, charge.taken_bytes)
@@ -96,7 +96,7 @@ def main(argv: Sequence[str]) -> int:
     for uid in argv[2:]:
         become_user(int(uid))
     own = _cgroup_of(os.getpid(), Path(read_gpu(file).directory))
-    if not _take(file, Charge(os.getpid(), own)):
+    if not _take(file, TakenMemory(os.getpid(), own)):
         _print(f"error {_OUT_OF_MEMORY}")
         return 1
     _print("ok")
@@ -104,14 +104,14 @@ def main(argv: Sequence[str]) -> int:
         done = True
         match line.split():
             case ["allocate", amount]:
-                done = _take(file, Charge(os.getpid(), own, int(amount)))
+                done = _take(file, TakenMemory(os.getpid(), own, int(amount)))
             case ["managed", _] | ["launch"]:
                 pass  # neither is limited
         _print("ok" if done else f"error {_OUT_OF_MEMORY}")
     return 0
 
 
-def _take(file: Path, charge: Charge) -> bool:
+def _take(file: Path, charge: TakenMemory) -> bool:
     with _locked(file) as gpu:
         after = gpu.with_charge(charge)
         if after is not None:
