@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
+from partage.cli.main import run
 from partage.edges.files.policy import parse_policy
 from partage.lab.prove.counted import counted_memory
 from partage.lab.prove.driver_limits import ATTACKS
@@ -19,6 +20,7 @@ from partage.lab.prove.promised_offer import offer_of_policy
 from partage.lab.prove.real import RealEngine
 from partage.lab.prove.runner import CATALOGUE, run_attacks
 from partage.lab.prove.share import shares_of
+from partage.lab.prove.simulated import simulation
 from partage.lab.prove.stage import CannotTry, CountedMemory
 from partage.lab.tenant import TenantLaunch
 from partage.model.driver_limit import LimitAt, LimitBackend, LimitSupport
@@ -140,3 +142,41 @@ async def test_both_sources_are_asked_as_for_a_container():
     await hardware.inject(DriverGone())
     with pytest.raises(CannotTry):
         await counted_memory(hardware, at)
+
+
+@pytest.mark.parametrize("backend", ["misc", "dmem"])
+def test_a_simulated_machine_is_attacked_too(capsys, tmp_path, backend):
+    policy, machine = tmp_path / "policy.yaml", tmp_path / "machine.yaml"
+    policy.write_text(POLICY)
+    machine.write_bytes(MACHINE.replace(b"dmem", backend.encode()))
+    names = ",".join(attack.name for attack in ATTACKS)
+    code = run(["prove", "--machine", str(machine), "--policy", str(policy), "--only", names, "-o", "json"])
+    said = capsys.readouterr()
+    rows = json.loads(said.out)["rows"]
+    expected = {attack.name: "kept" for attack in ATTACKS}
+    if os.geteuid():
+        expected["limit-leave-cgroup"] = "not-tried"
+    assert {row["attack"]: row["verdict"] for row in rows} == expected, rows
+    assert {row["evidence"] for row in rows if row["verdict"] == "kept"} == {"simulated"}
+    assert code == 0
+
+
+def test_a_simulated_driver_that_holds_nothing_breaks_the_promise():
+    machine = read_machine(MACHINE, "m.yaml")
+    held = [
+        attack
+        for attack in ATTACKS
+        if attack.name not in ("limit-managed", "limit-counted", "limit-leave-cgroup")
+    ]
+
+    async def rows():
+        async with simulation(faults=False, ignores_limits=True) as engine:
+            inventory = machine.inventory
+            shares = shares_of(
+                offer_of_policy(parse_policy(POLICY, "p").policy, inventory),
+                inventory,
+                {inventory.gpus[0].uuid},
+            )
+            return [row async for row in run_attacks(engine, shares, held, lambda _: None)]
+
+    assert {row.verdict.value for row in asyncio.run(rows())} == {"broken"}

@@ -51,7 +51,7 @@ async def _beyond(
 
 
 @attack(
-    "limit-at-once", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.GPU,
+    "limit-at-once", "time-slicing, memory: hard", Guarantee.HARD,
     promised=f"{_HELD}also at once, and its neighbour works on.",
     tried="A tenant allocates five quarters of its share in one piece, beside one that works.",
     on=_limited,
@@ -67,7 +67,7 @@ async def _at_once(stage: ExperimentStage) -> AttackOutcome:
 
 
 @attack(
-    "limit-in-steps", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.GPU,
+    "limit-in-steps", "time-slicing, memory: hard", Guarantee.HARD,
     promised=f"{_HELD}also in the driver's own steps.",
     tried="A tenant allocates 256 MiB again and again, up to five quarters of its share.",
     on=_limited,
@@ -80,7 +80,7 @@ async def _in_steps(stage: ExperimentStage) -> AttackOutcome:
 
 
 @attack(
-    "limit-second-process", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.GPU,
+    "limit-second-process", "time-slicing, memory: hard", Guarantee.HARD,
     promised=f"{_HELD}all its processes together.",
     tried="A tenant allocates half of its share, and a second process in pieces up to five quarters.",
     on=_limited,
@@ -96,7 +96,7 @@ async def _second(stage: ExperimentStage) -> AttackOutcome:
 
 
 @attack(
-    "limit-fork", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.GPU,
+    "limit-fork", "time-slicing, memory: hard", Guarantee.HARD,
     promised=f"{_HELD}also a process that another one in it has started.",
     tried="The same by a child of the process that the cgroup was given.",
     on=_limited,
@@ -106,7 +106,7 @@ async def _fork(stage: ExperimentStage) -> AttackOutcome:
 
 
 @attack(
-    "limit-child-cgroup", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.GPU,
+    "limit-child-cgroup", "time-slicing, memory: hard", Guarantee.HARD,
     promised=f"{_HELD}also in a cgroup below it that has no limit.",
     tried="A tenant makes a cgroup in its own and goes there.",
     on=_limited,
@@ -116,7 +116,7 @@ async def _child(stage: ExperimentStage) -> AttackOutcome:
 
 
 @attack(
-    "limit-leave-cgroup", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.GPU, AttackNeed.ROOT,
+    "limit-leave-cgroup", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.ROOT,
     promised="Whoever is not root on the node cannot leave the cgroup.",
     tried=f"User {_NOBODY} writes itself into the cgroup above; a tenant goes where it got, and allocates.",
     on=_limited,
@@ -126,7 +126,7 @@ async def _leave(stage: ExperimentStage) -> AttackOutcome:
 
 
 @attack(
-    "limit-own-variables", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.GPU,
+    "limit-own-variables", "time-slicing, memory: hard", Guarantee.HARD,
     promised="What a tenant writes into its own environment changes no limit.",
     tried=f"A tenant sets NVIDIA_GPU_MEMORY_LIMIT and _REQUEST, {MEMORY_VARIABLE} and "
     "NVIDIA_VISIBLE_DEVICES=all, then allocates.",
@@ -146,7 +146,7 @@ async def _variables(stage: ExperimentStage) -> AttackOutcome:
 
 
 @attack(
-    "limit-managed", "time-slicing, memory: hard", Guarantee.NONE, AttackNeed.GPU,
+    "limit-managed", "time-slicing, memory: hard", Guarantee.NONE,
     promised="Managed memory is not counted: the watchdog has to look for it.",
     tried="A tenant takes five quarters of its share as managed memory, and writes to it.",
     on=_limited,
@@ -164,7 +164,7 @@ async def _managed(stage: ExperimentStage) -> AttackOutcome:
 
 
 @attack(
-    "limit-counted", "time-slicing, memory: hard", Guarantee.HARD, AttackNeed.GPU,
+    "limit-counted", "time-slicing, memory: hard", Guarantee.HARD,
     promised="What is counted for the cgroup is what its processes have: use is told by it.",
     tried="Two tenants allocate a quarter of the share each; what is counted is compared with the sum over "
     "their processes, and has to be the same up to one step for each.",

@@ -104,8 +104,8 @@ def command(
     changed, no daemon is started or stopped. The promises come from --policy, else from the report of the
     agent on this node, else from the running MPS daemon. docs/reference/prove.md explains every attack.
 
-    With --machine the attacks run against a simulated MPS control daemon (without a policy: four shares);
-    attacks that need real hardware are not tried.
+    With --machine the attacks run against a simulated MPS control daemon (without a policy: four shares),
+    and against simulated memory limits of the driver's; those that need real hardware are not tried.
 
     Exit code 1: a promise is broken; 3: a GPU is in use, or nothing could be tried; 4: no driver, no
     libcuda.so.1, or no PyTorch.
@@ -160,7 +160,7 @@ async def _prove(options: ProveOptions) -> ProofReport:
         gpus = free_gpus(inventory, options.gpu, held)
         offer, remark = await _offer(options, inventory, agent)
         shares = shares_of(offer, inventory, {gpu.uuid for gpu in gpus})
-        async with _engine(options, node) as engine:
+        async with _engine(options, node, inventory) as engine:
             rows = [row async for row in run_attacks(engine, shares, attacks, lab.print_progress)]
             versions = {"partage": __version__, **await asyncio.to_thread(engine.versions)}
     return ProofReport(
@@ -212,12 +212,17 @@ async def _offer(
 
 
 @asynccontextmanager
-async def _engine(options: ProveOptions, node: NodeAccess) -> AsyncIterator[ProofEngine]:
+async def _engine(
+    options: ProveOptions, node: NodeAccess, inventory: Inventory
+) -> AsyncIterator[ProofEngine]:
     """Raises InputError, HardwareError where tenants cannot be started."""
     if options.machine is not None:
         from partage.lab.prove.simulated import simulation
+        from partage.model.driver_limit import LimitBackend
 
-        async with simulation(faults=options.faults) as simulated:
+        backends = [gpu.limits.backend for gpu in inventory if gpu.limits and not gpu.limits.obstacle]
+        backend = next(iter(backends), LimitBackend.MISC)
+        async with simulation(faults=options.faults, backend=backend) as simulated:
             yield simulated
         return
     from functools import partial

@@ -86,18 +86,23 @@ def install_programs(directory: Path, node: MpsNode) -> Path:
     They run on this Python, import this Partage, and need nothing else.
     """
     directory.mkdir(parents=True, exist_ok=True)
-    source = Path(__file__).resolve().parents[3]
-    folders = [str(source), str(Path(msgspec.__file__).parents[1])]
     for program, module in _MODULES.items():
-        path = directory / program
-        path.write_text(
-            f"#!{sys.executable} -IS\nimport sys\nsys.path[:0] = {folders!r}\n"
-            f"from partage.sim.mps.{module} import main\nsys.exit(main(sys.argv))\n",
-            encoding="utf-8",
-        )
-        path.chmod(0o755)
+        write_program(directory / program, f"partage.sim.mps.{module}")
     save_node(directory, node)
     return directory / CONTROL_PROGRAM
+
+
+def write_program(path: Path, module: str, *arguments: str) -> None:
+    """A program that runs the ``main`` of a module, with these arguments before its own."""
+    source = Path(__file__).resolve().parents[3]
+    folders = [str(source), str(Path(msgspec.__file__).parents[1])]
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(
+        f"#!{sys.executable} -IS\nimport sys\nsys.path[:0] = {folders!r}\n"
+        f"from {module} import main\nsys.exit(main([sys.argv[0], *{list(arguments)!r}, *sys.argv[1:]]))\n",
+        encoding="utf-8",
+    )
+    path.chmod(0o755)
 
 
 def save_node(directory: Path, node: MpsNode) -> None:

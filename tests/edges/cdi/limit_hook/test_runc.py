@@ -152,6 +152,15 @@ def test_nvidias_hook_takes_one_variable_alone(driver: StubNode, runc: Runc) -> 
     assert [(kept.soft, kept.hard) for kept in kept_limits(driver)] == [(GIB, GIB)]
 
 
+def test_nvidias_hook_refuses_a_request_above_its_limit(driver: StubNode, runc: Runc) -> None:
+    """As a tenant can write it: his container does not start."""
+    theirs = Way(toolkit() / "nvidia-cdi-hook", driver)
+    env = ["NVIDIA_GPU_MEMORY_REQUEST=2048", "NVIDIA_GPU_MEMORY_LIMIT=1024"]
+    ran = runc.run("c1", runc.bundle("c1", [theirs.hook({GPU: GIB})], "true", env=env))
+    assert ran.returncode != 0
+    assert kept_limits(driver) == []
+
+
 def test_the_hook_is_replaced_while_containers_start(ours: Way, runc: Runc, tmp_path: Path) -> None:
     """By rename, as the agent does: each start has one version or the other, and never none or a half."""
     place = tmp_path / "bin" / PROGRAM
