@@ -57,6 +57,32 @@ def test_manifests_are_printed_with_the_templates_that_they_need(capsys, file):
     assert run(["check", again]) == 0
 
 
+QUOTA = """\
+apiVersion: v1
+kind: ResourceQuota
+metadata: {name: gpus%s}
+spec: {hard: {requests.nvidia.com/gpumem: "6000"%s}}
+"""
+
+
+@pytest.mark.parametrize(
+    ("namespace", "more", "said"),
+    [
+        ("", "", True),
+        (", namespace: default", "", True),
+        (", namespace: other", "", False),
+        ("", ", gpu.partage.dev.deviceclass.resource.k8s.io/devices: 2", False),
+    ],
+)
+def test_a_quota_that_no_longer_counts_is_said(capsys, file, namespace, more, said):
+    manifest = file(f"{MEMORY}---\n{QUOTA % (namespace, more)}")
+    words = "ResourceQuota gpus of namespace default limits requests.nvidia.com/gpumem, and counts nothing"
+    assert run(["migrate", manifest]) == 0
+    assert (words in " ".join(capsys.readouterr().err.split())) is said
+    run(["check", manifest])
+    assert (words in " ".join(capsys.readouterr().out.split())) is said
+
+
 def test_a_list_in_json(capsys, file):
     assert run(["migrate", file(MEMORY), "-o", "json"]) == 0
     document = json.loads(capsys.readouterr().out)

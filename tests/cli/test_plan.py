@@ -143,6 +143,16 @@ gpus:
 """
 
 
+def test_classes_are_called_as_under_the_name_of_the_driver(capsys, policy):
+    _, plan = _plan(capsys, "--policy", policy(CLAIMS), "--dra-driver-name", "gpu.nvidia.com")
+    assert [(row["gpus"], row["deviceClass"]) for row in plan["claimable"]] == [
+        ([0, 1], "gpu.nvidia.com"),
+        ([2], "gpu.nvidia.com"),
+        ([3], "mig.nvidia.com"),
+        ([4], "gpu.nvidia.com"),
+    ]
+
+
 def test_which_gpus_go_to_claims_and_what_a_claim_can_ask_for_there(capsys, policy):
     _, plan = _plan(capsys, "--policy", policy(CLAIMS))
     found = [(row["gpus"], row["deviceClass"], row["asks"], row["guarantee"]) for row in plan["claimable"]]

@@ -170,6 +170,8 @@ ADMISSION = {
     ("", "nodes", "list"),
     ("", "nodes", "watch"),
     ("", "pods", "list"),
+    ("", "resourcequotas", "list"),
+    ("", "resourcequotas", "watch"),
     *((_DRA, kind, verb) for kind in ("resourceslices", "deviceclasses") for verb in ("list", "watch")),
     *((_DRA, "resourceclaimtemplates", verb) for verb in ("get", "list", "create", "patch", "delete")),
     ("apps", "deployments", "list"),

@@ -144,6 +144,7 @@ def given(plane: ControlPlane, pods: Sequence[PodType]) -> float:
     return 100 * sum(pods[number].demand for number in bound) / (NODES * GPUS * WHOLE_MILLI)
 
 
+@pytest.mark.timeout(900)
 def test_more_of_the_gpus_is_given_away(programs: Path, tmp_path: Path) -> None:
     kinds = workload()
     order, _ = arrivals(kinds, NODES, NODES * GPUS * WHOLE_MILLI * LOAD // 100, SEED)

@@ -10,8 +10,10 @@ from typing import Any
 
 import pytest
 
+from partage.admission.decide.settings import DialectSettings
 from partage.cli.main import run
-from partage.units import GIB
+from partage.units import GIB, MIB
+from partage.whatif.cluster_objects import ClusterObjects, read_cluster
 from tests.agent.test_cluster import _kubeconfig
 from tests.edges.kube.scripted import status
 from tests.edges.kube.store import NODES, SLICES, ObjectStore, claims_path, object_store, pods_path
@@ -130,6 +132,38 @@ async def test_a_cluster_of_several_systems_is_recorded_and_simulated(
     # Three pods that run ask for three quarters of a GPU, of five.
     assert next(iter(today["allocation"].items())) == ("15", 15)
     assert next(iter(stock["allocation"])) == "0"
+
+
+OLD_HAMI = (
+    "GPU-1,10,40960,100,NVIDIA-NVIDIA A100-PCIE-40GB,0,true,0,hami-core:GPU-2,10,40960,100,x,0,true,1,:"
+)
+ACK = {f"aliyun.accelerator/nvidia_{key}": value for key, value in
+       (("count", "4"), ("name", "Tesla-V100-SXM2-16GB"), ("mem", "16160MiB"))}  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "units", "wanted"),
+    [
+        (GFD, {}, 8, ("Tesla-T4", 2, 15360)),
+        ({**GFD, "nvidia.com/gpu.memory": "much"}, {}, 8, ("Tesla-T4", 2, 15360)),  # as the catalogue has it
+        (ACK, {}, 0, ("Tesla-V100-SXM2-16GB", 4, 16160)),
+        ({}, {"hami.io/node-nvidia-register": OLD_HAMI}, 20, ("NVIDIA-A100-PCIE-40GB", 2, 40960)),
+        ({}, {"hami.io/node-nvidia-register": "[{"}, 4, ("GPU", 4, 0)),
+        ({}, {}, 4, ("GPU", 4, 0)),
+        ({"nvidia.com/gpu.count": "0"}, {}, 0, None),
+    ],
+)
+def test_what_says_which_gpus_a_node_has(
+    labels: dict[str, str], annotations: dict[str, str], units: int, wanted: tuple[str, int, int] | None
+) -> None:
+    amounts = {"nvidia.com/gpu": str(units)} if units else {}
+    node = a_node("n", amounts, labels=labels, annotations=annotations)
+    found = read_cluster(ClusterObjects([node], []), DialectSettings())
+    if wanted is None:
+        assert (found.nodes, found.left_out) == ((), {"without a GPU": 1})
+        return
+    (gpus,) = found.nodes
+    assert (gpus.model, gpus.gpus, round(gpus.gpu_bytes / MIB, -1)) == (*wanted[:2], round(wanted[2], -1))
 
 
 async def test_without_claims_and_without_gpus(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

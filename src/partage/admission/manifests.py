@@ -8,6 +8,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from partage.admission.decide.patch import PatchStep, patched
+from partage.admission.decide.quotas import NamespaceQuota, uncounted
 from partage.admission.decide.settings import DialectSettings, with_hami_config
 from partage.admission.decide.template import ClaimForm
 from partage.admission.decide.translate import (
@@ -31,12 +32,13 @@ from partage.values import Frozen
 
 class TranslationTerms(Frozen):
     """What objects are translated by. judged_by: what the claims are judged by; None: they are not. hint: how
-    to get what is told; may be empty.
+    to get what is told; may be empty. quotas: that are known, with their namespace; empty: any.
     """
 
     admission: AdmissionTerms
     judged_by: ClaimTerms | None = None
     hint: str = ""
+    quotas: tuple[tuple[str, NamespaceQuota], ...] = ()
 
 
 class TranslatedObject(Frozen):
@@ -95,11 +97,25 @@ def _with_config_map(settings: DialectSettings, document: Mapping[str, Any]) -> 
     return settings
 
 
+def quotas_in(papers: Iterable[Paper]) -> tuple[tuple[str, NamespaceQuota], ...]:
+    """The ResourceQuotas among the files, each with its namespace."""
+    found = []
+    for paper in papers:
+        for _, document, _ in objects(paper) if isinstance(paper, ManifestInput) else ():
+            place = ManifestNode("", "", document, None)
+            if document.get("kind") == "ResourceQuota":
+                namespace, name = (place.at("metadata", key).value or "" for key in ("namespace", "name"))
+                limits = frozenset(place.at("spec", "hard").keys)
+                found.append((str(namespace), NamespaceQuota(str(name), limits)))
+    return tuple(found)
+
+
 class _ObjectTranslator:
     def __init__(self, top: ManifestNode, terms: TranslationTerms) -> None:
         self._top = top
         self._document = top.value
         self._terms, self._claim_terms, self._hint = terms.admission, terms.judged_by, terms.hint
+        self._quotas = terms.quotas
         self._steps: list[PatchStep] = []
         self._forms: dict[str, ClaimForm] = {}
         self._findings: list[CheckedProblem] = []
@@ -164,6 +180,10 @@ class _ObjectTranslator:
             becomes = "keeps its resources, which a device plugin has to list"
         self._findings.append(spec.warning(f"written for {outcome.system}: {becomes}", self._hint))
         self._findings += (spec.warning(text) for text in outcome.warnings)
+        namespace = self._top.at("metadata", "namespace").value or "default"
+        quotas = [quota for of, quota in self._quotas if of in ("", namespace)]
+        if (lost := uncounted(outcome, str(namespace), quotas)) is not None:
+            self._findings.append(spec.warning(*lost))
         prefix = "".join(f"/{key}" for key in above)
         self._steps += (replace(step, path=prefix + step.path) for step in outcome.patch)
         judged: list[CheckedProblem] = []

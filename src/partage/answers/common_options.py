@@ -17,6 +17,7 @@ from partage.agent.options import KUBELET_DIR, RUN_DIR, STATE_DIR, pod_resources
 from partage.answers import completion
 from partage.answers.common_output import HEADERS_KEY, OUTPUT_KEY, WIDE
 from partage.answers.verb import Command, common_option
+from partage.model.ids import DRA_DRIVERS
 from partage.plan.offer.policy_choice import ChoiceRules, Fallback
 
 if TYPE_CHECKING:
@@ -51,6 +52,17 @@ log_level_option = click.option(
     show_default=True,
     help="What is logged.",
 )
+
+
+def dra_driver_option(text: str) -> Callable[[Command], Command]:
+    """``--dra-driver-name``."""
+    return click.option(
+        "--dra-driver-name",
+        type=click.Choice(DRA_DRIVERS),
+        default=DRA_DRIVERS[0],
+        show_default=True,
+        help=text,
+    )
 
 
 def output_option(*formats: str) -> Callable[[Command], Command]:

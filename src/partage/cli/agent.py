@@ -21,6 +21,7 @@ from partage.answers.common_options import (
     choice_rules,
     config_option,
     directory_option,
+    dra_driver_option,
     log_level_option,
     machine_option,
     node_labels,
@@ -34,7 +35,6 @@ from partage.edges.hardware.spawn import spawn
 from partage.edges.kubelet.container_names import LOGS
 from partage.errors import InputError
 from partage.model.dcgm_names import DcgmNames
-from partage.model.ids import DRA_DRIVERS
 from partage.model.node_labels import NodeTaint, WrittenLabels
 from partage.model.paths import check_socket_path
 from partage.serve_http.options import http_option, http_options, http_protection
@@ -166,14 +166,9 @@ _path = partial(directory_option, metavar="PATH")
     help="Serve ResourceClaims, too: be the DRA driver of this node, for the GPUs with via: claims in the "
     "policy. It takes Kubernetes 1.36.4 or newer, --cluster and --node-name.",
 )
-@click.option(
-    "--dra-driver-name",
-    "dra_driver",
-    type=click.Choice(DRA_DRIVERS),
-    default=DRA_DRIVERS[0],
-    show_default=True,
-    help="Name of the DRA driver. With gpu.nvidia.com, classes, devices, attributes and configurations are "
-    "called as by NVIDIA's driver, so that manifests for it run unchanged.",
+@dra_driver_option(
+    "Name of the DRA driver. With gpu.nvidia.com, classes, devices, attributes and configurations are called "
+    "as by NVIDIA's driver, so that manifests for it run unchanged."
 )
 @click.option(
     "--dra-counters",

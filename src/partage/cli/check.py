@@ -21,6 +21,7 @@ from partage.model.policy import ALL_EXCLUSIVE
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.admission.decide.quotas import NamespaceQuota
     from partage.admission.decide.settings import DialectSettings
     from partage.claims.decide.book import ClaimBook
     from partage.claims.model.names import ClaimNames
@@ -92,6 +93,7 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     if provider is not None:
         context = _with_provider(context, provider, papers)
     context = replace(context, classes=_classes(papers, names), names=names, settings=_settings(papers))
+    context = replace(context, quotas=_quotas(papers))
     verdicts += [verdict for paper in papers for verdict in check_file(paper, context)]
     if not files and context.inventory is not None:
         verdicts += policy_on_machine(ALL_EXCLUSIVE, "this node", context.inventory)
@@ -191,6 +193,12 @@ def _settings(papers: Sequence[Paper]) -> DialectSettings:
     from partage.admission.manifests import settings_of
 
     return settings_of(papers, DialectSettings())
+
+
+def _quotas(papers: Sequence[Paper]) -> tuple[tuple[str, NamespaceQuota], ...]:
+    from partage.admission.manifests import quotas_in
+
+    return quotas_in(papers)
 
 
 def _names(papers: Sequence[Paper]) -> ClaimNames:

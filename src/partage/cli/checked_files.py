@@ -16,6 +16,7 @@ from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.values import Frozen
 
 if TYPE_CHECKING:
+    from partage.admission.decide.quotas import NamespaceQuota
     from partage.admission.decide.settings import DialectSettings
     from partage.admission.decide.translate import AdmissionTerms
     from partage.claims.model.names import ClaimNames
@@ -35,7 +36,7 @@ class CheckContext(Frozen):
     """What files are checked against. inventory, labels, provider: None where nothing was given. offers: what
     policies offer there, for the pods of manifests; a pod is for the one that has what it asks for. classes:
     the DeviceClasses that claims can name. names: of the driver that claims mean. settings: names that other
-    systems use.
+    systems use. quotas: among the files, with their namespace.
     """
 
     config: str | None
@@ -46,6 +47,7 @@ class CheckContext(Frozen):
     names: ClaimNames = OWN_NAMES
     provider: ProviderContext | None = None
     settings: DialectSettings | None = None
+    quotas: tuple[tuple[str, NamespaceQuota], ...] = ()
 
 
 def check_file(paper: Paper, context: CheckContext) -> Iterator[CheckedProblem]:
@@ -231,7 +233,8 @@ def _object(
     offered = None if offer is None else offer.offered
     book = None if offer is None else offer.book or ClaimBook()
     terms = ClaimTerms(context.classes, models_with, book, tuple(map(str, offered or ())), context.names)
-    how = TranslationTerms(_admission(context, offer), terms, "partage migrate FILE writes it so")
+    hint = "partage migrate FILE writes it so"
+    how = TranslationTerms(_admission(context, offer), terms, hint, context.quotas)
     written = translated_object(original, paper.file, path, line_of, how)
     yield from written.findings
     if written.refused:

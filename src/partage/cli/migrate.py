@@ -57,12 +57,15 @@ def command(  # noqa: PLR0917 - click calls it by keyword
     """
     if cluster and policy is not None:
         raise click.UsageError("--cluster and --policy exclude each other")
+    from partage.admission.manifests import quotas_in
+
     manifests = list(_manifests(files))
     settings = _settings(manifests, gpu_mem_unit)
     if policy is not None:
         terms = _of_policy(settings, common_node.read_policy(policy, config).policy, machine)
     else:
         terms = _of_cluster(settings, kubeconfig, ask=cluster)
+    terms = replace(terms, quotas=quotas_in(manifests))
     found = list(_translated(manifests, terms))
     _refuse(found)
     common_output.print_problems(finding.problem for each in found for finding in each.findings)

@@ -41,6 +41,9 @@ if TYPE_CHECKING:
     metavar="SECONDS",
     help="With --demand: when to stop the search; the answer says how much better it could be. Default: 6.",
 )
+@common_options.dra_driver_option(
+    "Name of the DRA driver, as that of the agent: classes that claims name are called as under it."
+)
 @common_options.run_dir_option
 @common_options.state_dir_option
 @common_options.output_option("table", "name", "json", "yaml", "policy")
@@ -53,6 +56,7 @@ def command(
     demand: str | None,
     machines: tuple[str, ...],
     time_limit_s: float | None,
+    dra_driver_name: str,
     run_dir: str | None,
     state_dir: Path | None,
     output: str,
@@ -89,23 +93,24 @@ def command(
     planned = make_plan(loaded, machine, run_dir, state_dir, report=report, named=policy is not None)
     common_output.print_problems(planned.warnings[len(loaded.warnings) :])
     if output == "table":
-        _print(planned, common_output.console())
+        _print(planned, dra_driver_name, common_output.console())
     elif output == "name":
         from partage.model.share import resources_of
 
         common_output.say_names(resources_of(planned.offer))
     else:
-        common_output.print_document(plan_document(planned), output)
+        common_output.print_document(plan_document(planned, dra_driver_name), output)
     return 0
 
 
-def plan_document(planned: PolicyOnNode) -> PlanDocument:
-    """The JSON answer."""
+def plan_document(planned: PolicyOnNode, driver: str) -> PlanDocument:
+    """The JSON answer. driver: name of that of claims."""
     from partage.answers.documents.document import PolicySource, row
     from partage.answers.documents.node import driver_row
     from partage.answers.documents.plan import all_steps, planned_gpu_rows, step_rows
     from partage.answers.documents.resources import resource_rows
     from partage.claims.decide.claimable import claimable
+    from partage.claims.model.names import NAMES_OF_DRIVER
     from partage.cli.plan_document import PlanAgent, PlanDocument
 
     report, inventory = planned.report, planned.inventory
@@ -118,21 +123,22 @@ def plan_document(planned: PolicyOnNode) -> PlanDocument:
         agent=None if report is None else PlanAgent(report.agent.version, report.at),
         caveats=tuple(caveat.sentence for caveat in planned.caveats),
         problems=tuple(planned.warnings),
-        claimable=claimable(planned.offer),
+        claimable=claimable(planned.offer, NAMES_OF_DRIVER[driver]),
     )
 
 
-def _print(planned: PolicyOnNode, console: Console) -> None:
+def _print(planned: PolicyOnNode, driver: str, console: Console) -> None:
     from partage.answers.documents.plan import all_steps, step_rows
     from partage.answers.render.rows import unsettled_lines
     from partage.answers.render.tables import guarantees_used, resources_table
     from partage.claims.decide.claimable import claimable
+    from partage.claims.model.names import NAMES_OF_DRIVER
     from partage.cli.plan_tables import steps_table
     from partage.model.step import Verify
 
     console.print(resources_table(planned.offer))
     console.print(guarantees_used(planned.offer))
-    for row in claimable(planned.offer):
+    for row in claimable(planned.offer, NAMES_OF_DRIVER[driver]):
         console.print(str(row))
     if steps := [step for step in all_steps(planned.plan) if not isinstance(step, Verify)]:
         console.print()

@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 import click
 
 from partage.answers.cluster_options import cluster_of, kubeconfig_option
-from partage.answers.common_options import log_level_option
+from partage.answers.common_options import dra_driver_option, log_level_option
 from partage.answers.lean_imports import lean_imports
 from partage.answers.verb import verb
 from partage.errors import missing_library
-from partage.model.ids import DRA_DRIVERS
 from partage.serve_http.options import http_option, http_options, http_protection
 
 if TYPE_CHECKING:
@@ -32,13 +31,7 @@ _SWITCH_S = 0.0005
     help="ssp: so that little of the GPUs is wasted for pods to come; bestfit: the fullest node that the pod "
     "fits on; spread: the emptiest.",
 )
-@click.option(
-    "--dra-driver-name",
-    type=click.Choice(DRA_DRIVERS),
-    default=DRA_DRIVERS[0],
-    show_default=True,
-    help="Name of the DRA driver whose devices count, as that of the agents.",
-)
+@dra_driver_option("Name of the DRA driver whose devices count, as that of the agents.")
 @http_option("Where kube-scheduler asks.", "127.0.0.1:9402")
 @http_protection
 @log_level_option

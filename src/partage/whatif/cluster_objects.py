@@ -178,7 +178,9 @@ def _of_hami(text: str) -> Iterator[_Gpus]:
         fields = [row.split(",") for row in text.split(":") if row.count(",") >= 4]
         rows = tuple(_HamiGpu(_whole(row[2]), row[4]) for row in fields)
     if rows:
-        yield _Gpus(len(rows), _name(rows[0].type), min(row.devmem for row in rows) * MIB)
+        # Some versions write the maker before the product's own name.
+        model = _name(rows[0].type).replace("NVIDIA-NVIDIA-", "NVIDIA-")
+        yield _Gpus(len(rows), model, min(row.devmem for row in rows) * MIB)
 
 
 def _name(product: str) -> str:

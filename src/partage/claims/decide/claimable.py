@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from partage.claims.decide.slices import usable_memory
-from partage.claims.model.names import Mode, mode_of
+from partage.claims.model.names import OWN_NAMES, ClaimNames, Mode, mode_of
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, node_order
 from partage.model.strategy import Via
 from partage.text import gpus
@@ -25,12 +25,16 @@ class ClaimableRow(Answer):
         return f"{gpus(self.gpus)} by claim: {self.device_class}, {self.asks} ({self.guarantee})"
 
 
-def claimable(offer: NodeOffer) -> tuple[ClaimableRow, ...]:
-    """What an offer has for claims, also MIG devices that are still to be made; equal GPUs in one row."""
+def claimable(offer: NodeOffer, names: ClaimNames = OWN_NAMES) -> tuple[ClaimableRow, ...]:
+    """What an offer has for claims, also MIG devices that are still to be made; equal GPUs in one row. names:
+    of the driver.
+    """
     rows = sorted((row for some in offer.values() for row in some if row.via is Via.CLAIMS), key=node_order)
     found: dict[tuple[str, str, Guarantee], list[int]] = {}
     for row in rows:
-        found.setdefault((str(row.resource), _asks(row), row.guarantee), []).append(row.gpu_index)
+        found.setdefault((str(names.class_of(row.resource)), _asks(row), row.guarantee), []).append(
+            row.gpu_index
+        )
     return tuple(
         ClaimableRow(tuple(dict.fromkeys(indexes)), name, asks, guarantee)
         for (name, asks, guarantee), indexes in found.items()
