@@ -1,4 +1,7 @@
-"""How large the house is, in figures that should get smaller: ``python -m tools.marks [CHECKOUT]``."""
+"""How large the house is, in figures that should get smaller: ``python -m tools.marks [CHECKOUT [PATTERN...]]``.
+
+PATTERN: files below src/partage that are left out, ``claims/*``.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,8 @@ import io
 import sys
 import tokenize
 from collections import Counter
+from collections.abc import Sequence
+from fnmatch import fnmatch
 from itertools import combinations
 from pathlib import Path
 
@@ -61,10 +66,15 @@ def fields_of(node: ast.ClassDef) -> frozenset[str]:
     )
 
 
-def main(checkout: Path) -> None:
-    """Print the marks of what is installed."""
-    paths = sorted((checkout / "src/partage").rglob("*.py"))
-    paths = [path for path in paths if "_generated" not in path.parts]
+def main(checkout: Path, without: Sequence[str]) -> None:
+    """Print the marks of what is installed. without: patterns of files that are left out."""
+    root = checkout / "src/partage"
+    paths = [
+        path
+        for path in sorted(root.rglob("*.py"))
+        if "_generated" not in path.parts
+        and not any(fnmatch(str(path.relative_to(root)), pattern) for pattern in without)
+    ]
     nodes = imports = 0
     classes: list[tuple[str, frozenset[str], Path]] = []
     long_files, long_functions = [], []
@@ -109,4 +119,4 @@ def main(checkout: Path) -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]) if len(sys.argv) > 1 else Path())
+    main(Path(*sys.argv[1:2]), sys.argv[2:])

@@ -31,7 +31,7 @@ VERBS = {
     "plan": ["plan", *H100, "--policy", DAY],
     "apply": ["apply", "--dry-run", *H100, "--policy", NIGHT],
     "assert": ["assert", *H100, "--policy", DAY],
-    "demand": ["plan", *H100, "--demand", "1g.10gb=7,3g.40gb=2"],
+    "demand": ["plan", *H100, "--demand", "1g.10gb=7,3g.40gb=2", "--time-limit", "60"],
     "check": ["check", DAY],
     "story": ["simulate", str(EXAMPLES / "02-time-slicing" / "story.yaml")],
     "story of MIG": ["simulate", str(EXAMPLES / "06-mig" / "story-mixed.yaml")],

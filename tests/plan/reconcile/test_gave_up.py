@@ -116,7 +116,7 @@ def test_who_is_not_evicted_is_said_beside_whom_it_waits_for() -> None:
         if before != after
     ],
 )
-def test_nothing_of_it_is_ever_ready(before: str, after: str) -> None:
+def test_it_says_why_and_nothing_of_it_is_ever_ready(before: str, after: str) -> None:
     inventory = observe(HOPPER)
     gpu = inventory.gpus[0].uuid
     served = serving(desired_of(before, inventory))
@@ -125,6 +125,7 @@ def test_nothing_of_it_is_ever_ready(before: str, after: str) -> None:
     for _ in range(3):
         now = snapshot(inventory, held, served=served, gave_up={gpu: VAIN})
         plan = plan_node(desired_of(after, inventory), now, geometry_of)
+        assert (plan.gpus[gpu].phase, plan.gpus[gpu].reason) == (Phase.FAILED, VAIN)
         assert not any(gpu in one.gpus for one in plan.ready)
         assert held.id in {one.id for one in listed_shares(plan.serving, now.held)[offering.resource]}
         served = dict(plan.serving)

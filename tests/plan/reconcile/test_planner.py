@@ -351,6 +351,26 @@ def test_a_daemon_that_is_out_of_date_is_left_alone_where(why: str) -> None:
     assert plan_node(desired, now, geometry_of).settled
 
 
+def test_a_planner_that_remembers_looks_again_when_a_process_has_ended() -> None:
+    inventory, planner = observe(), Planner(geometry_of)
+    text, busy = waiting_for_a_process(inventory)
+    desired = desired_of(text, inventory)
+    assert planner.plan(desired, busy).ready == ()
+    assert planner.plan(desired, replace(busy, observed=replace(busy.observed, uses=()))).ready
+
+
+def test_a_daemon_whose_limits_are_not_verified_waits_for_its_clients() -> None:
+    """It is to be started again, which would end them."""
+    desired, now = with_mps(observe())
+    (daemon,) = now.observed.daemons or ()
+    loose = replace(daemon, phase=DaemonPhase.STARTING)
+    idle = replace(now, observed=replace(now.observed, daemons=(loose,)))
+    assert plan_node(desired, idle, geometry_of).ready
+    busy = replace(loose, servers=(MpsServer(8, clients=(ConnectedClient(4711),)),))
+    plan = plan_node(desired, replace(now, observed=replace(now.observed, daemons=(busy,))), geometry_of)
+    assert (first(plan).phase, plan.ready) == (Phase.WAITING, ())
+
+
 def test_a_time_slice_is_set_at_once_and_given_back() -> None:
     inventory = observe()
     desired, uuid = desired_of(SHORT, inventory), inventory.gpus[0].uuid

@@ -12,7 +12,7 @@ from partage.model.ids import ShareId
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy
-from partage.plan.serve.allocate_response import AllocateResponder
+from partage.plan.serve.allocate_response import AllocateResponder, check_together
 from partage.plan.serve.limit_edits import LimitTerms, limit_terms
 from partage.units import GIB, MIB
 from tests.plan.offers import NAME, gpu, ids, node, offering, resource, share
@@ -194,6 +194,12 @@ def test_mps_shares_stand_alone_on_one_gpu(other: DeviceOffer) -> None:
     wanted = [other.share_ids[0], share(0, 0)]
     expected = "MPS shares of one container have to come from one GPU, alone; found 2 GPUs"
     assert _refusal(wanted, _mps(0), other) == expected
+
+
+def test_a_share_of_before_is_not_given_beside_one_of_mps_of_the_same_gpu() -> None:
+    """The kubelet may still have it from an older list."""
+    with pytest.raises(AllocationRefused, match="from one GPU, alone; found other shares"):
+        check_together(NAME, [_mps(0), offering(0, 4)])
 
 
 # --- refusals ---------------------------------------------------------------------------------
