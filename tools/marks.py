@@ -1,4 +1,4 @@
-"""How large the house is, in figures that should get smaller: ``python -m tools.marks [CHECKOUT [PATTERN...]]``.
+"""How large the house is, in figures that should shrink: ``python -m tools.marks [CHECKOUT [PATTERN...]]``.
 
 PATTERN: files below src/partage that are left out, ``claims/*``.
 """

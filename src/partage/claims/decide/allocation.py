@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping, Sequence
 
-from partage.claims.decide.amounts import ClaimRefusal, Taken, held_by, share_of
+from partage.claims.decide.amounts import ClaimRefusal, TakenOfDevice, held_by, share_of
 from partage.claims.decide.asked import configured, why_not_as_asked
 from partage.claims.decide.config import AskedDevice, ConfigError, share_config
 from partage.claims.decide.devices import ClaimDevices
@@ -74,7 +74,7 @@ def grant(
             by_class = [config for config in claim.configs if config.source is ConfigSource.CLASS]
             _check_asked(row, config, _config(by_class, device, given, devices.names), so_far, in_force)
             _check_place(result, row, place, so_far)
-            mine.append(share_of(result, row, config, Taken(row, devices, so_far, held or {}), place))
+            mine.append(share_of(result, row, config, TakenOfDevice(row, devices, so_far, held or {}), place))
         _check_together(mine, devices)
     except ClaimRefusal as refusal:
         return RefusedClaim(refusal.reason, shortened(f"claim {claim.ref} {refusal}", LONGEST_REFUSAL))

@@ -36,7 +36,7 @@ class ClaimRefusal(Exception):
         self.reason = reason
 
 
-class Taken:
+class TakenOfDevice:
     """What is taken of one device, and by whom.
 
     ids: to words for the holder. cores: percent. by_claims: who has it by a claim. in_the_way: holders of
@@ -93,7 +93,7 @@ def share_of(
     result: ClaimResult,
     row: DeviceOffer,
     config: ShareConfig,
-    taken: Taken,
+    taken: TakenOfDevice,
     place: PlaceOnDemand | None = None,
 ) -> GrantedShare:
     """What a claim gets of a device, the lowest ids that are free. row: as configured. taken: of it. place:
@@ -174,7 +174,7 @@ def _wanted(result: ClaimResult, row: DeviceOffer) -> int:
     return wanted // unit
 
 
-def _cores(result: ClaimResult, row: DeviceOffer, taken: Taken) -> int:
+def _cores(result: ClaimResult, row: DeviceOffer, taken: TakenOfDevice) -> int:
     cores = result.consumed.get(CORES, 0)
     if cores > 100:
         raise ClaimRefusal(
@@ -192,7 +192,9 @@ def _cores(result: ClaimResult, row: DeviceOffer, taken: Taken) -> int:
     return cores
 
 
-def _too_much(result: ClaimResult, row: DeviceOffer, wanted: int, free: int, taken: Taken) -> ClaimRefusal:
+def _too_much(
+    result: ClaimResult, row: DeviceOffer, wanted: int, free: int, taken: TakenOfDevice
+) -> ClaimRefusal:
     if mode_of(row) in (Mode.WHOLE, Mode.MIG):
         return held_by(result, row, taken.who())
     reason = RefusalReason.SUM if {*taken.ids.values()} <= taken.by_claims else RefusalReason.HELD
