@@ -33,7 +33,7 @@ CPU_MILLI, MEMORY_MIB = 64_000, 400_000
 LOAD, SEED = 105, 5
 CLOSE = 0.5
 """Points of allocation between the running scheduler and the what-if: it learns what pods ask for as they
-come, scores by what was written a moment ago, and draws otherwise. Six runs: 0.22 at most."""
+come, scores by what was written a moment ago, and draws otherwise. Five runs: 0.22 at most."""
 _API = "/apis/resource.k8s.io/v1"
 _TEAM = "/api/v1/namespaces/team/pods"
 

@@ -192,7 +192,7 @@ def _begin(
     for number in mine:
         node = nodes[today[number]]
         if node.fits_pod(pods[number]):
-            node.take(pods[number])
+            node.take_tightly(pods[number])
             here.append(number)
     taken = {*here}
     others = [number for number in first if number not in taken]
@@ -269,6 +269,12 @@ class _Node:
 
     def own_score(self, pod: PodType) -> float:
         return _STOCK.best(pod, self._room)[0]
+
+    def take_tightly(self, pod: PodType) -> None:
+        """With the GPUs that have least left."""
+        left = self._room.left
+        enough = sorted((left[index], index) for index in range(len(left)) if left[index] >= pod.milli)
+        self._room.take(pod, tuple(index for _, index in enough[: pod.gpus]))
 
     def take(self, pod: PodType) -> None:
         self._room.take(pod, self._scores.best(pod, self._room)[1])
