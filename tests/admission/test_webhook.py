@@ -386,6 +386,11 @@ async def test_64_containers_with_amounts_of_their_own_are_let_in() -> None:
         filled(store)
         async with served(store) as hook:
             await hook.until_ready()
+
+            async def allowed() -> bool:  # on a busy machine after a second try, as the answer says
+                return bool((await hook.mutate(document))["allowed"])
+
+            await until(allowed, True)
             made = as_patched(document, await hook.mutate(document))
             names = {claim["resourceClaimTemplateName"] for claim in made["spec"]["resourceClaims"]}
             assert names == {*store.objects[TEAM]}

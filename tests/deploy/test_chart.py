@@ -634,5 +634,9 @@ def test_with_a_secret_of_its_own_the_webhook_makes_no_certificate() -> None:
     (mount,) = container["volumeMounts"]
     assert [one.partition("=")[2].rpartition("/")[0] for one in files] == [mount["mountPath"]] * 3
     assert ("Secret", "010-admission-tls") not in objects
+    (lease,) = [name for kind, name in objects if kind == "Lease" and "admission" in name]
+    assert lease == "010-admission-files"
+    rules = objects["Role", "010-admission"]["rules"]
+    assert [rule["resourceNames"] for rule in rules if "leases" in rule["resources"]] == [[lease]]
     assert not any("secrets" in rule["resources"] for rule in objects["Role", "010-admission"]["rules"])
     assert {"--keep-scheduler=off", "--hami=defaultMemory=1000000"} <= {*container["command"]}

@@ -184,7 +184,7 @@ def bundles(cluster: Cluster) -> set[bytes]:
 @pytest.mark.slow
 def test_a_certificate_of_somebody_else_and_its_renewal(node: Cluster) -> None:
     """Nobody starts it anew: the kubelet writes the new files, and the API server is told."""
-    authority = write_secret(node)
+    renewed = authority = write_secret(node)
     install(node, enabled=True, existingSecret=SECRET)
     try:
         node.until("the API server trusts it", lambda: bundles(node) == {authority}, 90)

@@ -39,7 +39,8 @@ _LINGER_S = 5.0
     default="partage-admission",
     show_default=True,
     metavar="NAME",
-    help="Of the webhook's configuration, its Service and its Lease; with -tls, of its Secret.",
+    help="Of the webhook's configuration, its Service and its Lease (with --http-cert: NAME-files); with "
+    "-tls, of its Secret.",
 )
 @click.option("--namespace", metavar="NAMESPACE", help="Of the last three.  [default: that of the account]")
 @click.option(
@@ -164,13 +165,16 @@ def _parts(
         from partage.admission.keeper import CertificateKeeper
 
         keeper = CertificateKeeper(objects, server_names(name, namespace))
+    holder = f"{socket.gethostname()}_{os.urandom(4).hex()}"
     return AdmissionParts(
         api.connection,
         objects,
         name,
         AdmissionState(settings, schedulers - {_AUTO, "none"}),
         PodTemplates(api.connection),
-        Election(api, namespace, name, f"{socket.gethostname()}_{os.urandom(4).hex()}"),
+        # While pods with the one kind of certificate replace those with the other, each kind has its leader:
+        # who reads files makes no certificate, and who waits for one is not ready.
+        Election(api, namespace, name if keeps_own else f"{name}-files", holder),
         keeper,
         looks=_AUTO in schedulers,
     )

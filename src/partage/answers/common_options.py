@@ -58,6 +58,7 @@ def dra_driver_option(text: str) -> Callable[[Command], Command]:
     """``--dra-driver-name``."""
     return click.option(
         "--dra-driver-name",
+        "dra_driver",
         type=click.Choice(DRA_DRIVERS),
         default=DRA_DRIVERS[0],
         show_default=True,

@@ -56,7 +56,7 @@ def command(
     demand: str | None,
     machines: tuple[str, ...],
     time_limit_s: float | None,
-    dra_driver_name: str,
+    dra_driver: str,
     run_dir: str | None,
     state_dir: Path | None,
     output: str,
@@ -93,13 +93,13 @@ def command(
     planned = make_plan(loaded, machine, run_dir, state_dir, report=report, named=policy is not None)
     common_output.print_problems(planned.warnings[len(loaded.warnings) :])
     if output == "table":
-        _print(planned, dra_driver_name, common_output.console())
+        _print(planned, dra_driver, common_output.console())
     elif output == "name":
         from partage.model.share import resources_of
 
         common_output.say_names(resources_of(planned.offer))
     else:
-        common_output.print_document(plan_document(planned, dra_driver_name), output)
+        common_output.print_document(plan_document(planned, dra_driver), output)
     return 0
 
 

@@ -35,7 +35,7 @@ _SWITCH_S = 0.0005
 @http_option("Where kube-scheduler asks.", "127.0.0.1:9402")
 @http_protection
 @log_level_option
-def command(*, kubeconfig: str | None, policy: str, dra_driver_name: str, http: str, log_level: str) -> None:
+def command(*, kubeconfig: str | None, policy: str, dra_driver: str, http: str, log_level: str) -> None:
     """Tell kube-scheduler which nodes are best for a pod, so that less of the GPUs is wasted.
 
     An HTTP extender that only prioritizes: it removes no node, binds no pod and writes nothing. What it knows
@@ -63,7 +63,7 @@ def command(*, kubeconfig: str | None, policy: str, dra_driver_name: str, http: 
     log.configure(log.LogOptions(log_level))
     sys.setswitchinterval(_SWITCH_S)
     service = ExtenderService(
-        Connection(cluster_of(kubeconfig)), Extender(ExtenderPolicy(policy), dra_driver_name)
+        Connection(cluster_of(kubeconfig)), Extender(ExtenderPolicy(policy), dra_driver)
     )
     asyncio.run(_serve(service, http))
 
