@@ -176,6 +176,7 @@ def test_what_is_called_an_mps_server_in_a_container_with_shares_is_that_tenants
 def test_memory_without_a_figure_is_said_and_what_is_known_may_be_too_much_all_the_same() -> None:
     usage = only(watched(process(7, used=None), process(8, used=GIB)))
     assert (usage.used_bytes, usage.partly, usage.over) == (GIB, True, False)
+    assert not only(watched(process(8, used=GIB))).partly
     assert only(watched(process(7, used=None), process(8, used=21 * GIB))).over
 
 
