@@ -46,7 +46,6 @@ _KINDS_OF_CLAIMS = (
 )
 """Where no device plugin lists nvidia.com/gpu."""
 KAI, HAMI_VOLCANO = "kai-scheduler/KAI-Scheduler", "Project-HAMi/volcano-vgpu-device-plugin"
-NOS = "nebuly-ai/nos"
 TOGETHER = "which the default scheduler does not do"
 OTHERS_CLAIM = "imex-channel-0"
 """A claim for NVIDIA's other driver, which is not there."""
@@ -57,8 +56,6 @@ NOT_RUN = {
     (KAI, "multi-topology-jobs.yaml"): TOGETHER,
     (KAI, "topology-aliases.yaml"): TOGETHER,
     (KAI, "gpu-imex-pod.yaml"): OTHERS_CLAIM,
-    # A MIG device and a whole GPU of the device plugin in one container; why it waits is not known yet.
-    (NOS, "key-concepts.md"): "",
     ("AliyunContainerService/gpushare-scheduler-extender", "4.yaml"): "16276Gi",  # meant in MiB
 }
 """By repository and name of the file: what is said."""

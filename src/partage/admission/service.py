@@ -45,12 +45,14 @@ _OBJECTS = {
     "volcano": ("volcano", "volcano-scheduler", "vc-scheduler"),
     "kai-scheduler": ("kai-scheduler", "kai-scheduler-default"),
     "runai-scheduler": ("runai-scheduler", "runai-scheduler-default"),
+    "nos-scheduler": ("nos-scheduler",),
 }
 """By name of the scheduler: how its Deployment or Lease is called. docs/reference/other-systems.md has them.
 Sources, of August 2026: HAMi charts/hami (Lease: schedulerName; Deployment: RELEASE-scheduler); Volcano
 installer/helm, pkg/util GenerateComponentName (Lease: the scheduler's name); KAI
-pkg/operator/operands/scheduler (Deployment: kai-scheduler-SHARD; Lease: kai-scheduler). Those of Run:ai, from
-which KAI comes, are not published: called alike.
+pkg/operator/operands/scheduler (Deployment: kai-scheduler-SHARD; Lease: kai-scheduler); nos helm-charts/nos
+(Lease: nos-scheduler; Deployment: RELEASE-scheduler). Those of Run:ai, from which KAI comes, are not
+published: called alike.
 """
 
 

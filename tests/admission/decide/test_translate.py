@@ -237,7 +237,12 @@ def test_what_is_kept_and_said(more):
 
 @pytest.mark.parametrize(
     ("scheduler", "limits"),
-    [("kai-scheduler", {GPU: 1}), ("volcano", {"nvidia.com/mig-1g.5gb": 1}), ("hami-scheduler", {GPU: 2})],
+    [
+        ("kai-scheduler", {GPU: 1}),
+        ("volcano", {"nvidia.com/mig-1g.5gb": 1}),
+        ("hami-scheduler", {GPU: 2}),
+        ("nos-scheduler", {GPU: 1, "nvidia.com/mig-1g.10gb": 1}),
+    ],
 )
 def test_whole_gpus_stay_and_a_scheduler_that_is_not_there_is_none(scheduler, limits):
     """Such a pod would stay Pending."""

@@ -133,7 +133,7 @@ makes, which the tests compare. nvidia.com/gpu alone is no such name. */}}
 {{- $kai := list "gpu-fraction" "gpu-memory" "gpu-fraction-num-devices" }}
 {{- $marks := list "nvidia.com/use-gputype" "nvidia.com/nouse-gputype" "nvidia.com/use-gpuuuid" "nvidia.com/nouse-gpuuuid" "nvidia.com/numa-bind" "nvidia.com/vgpu-mode" "hami.io/node-scheduler-policy" "hami.io/gpu-scheduler-policy" }}
 {{- $gke := list "cloud.google.com/gke-gpu-sharing-strategy" "cloud.google.com/gke-max-shared-clients-per-gpu" }}
-{{- $schedulers := list "hami-scheduler" "kai-scheduler" "runai-scheduler" "volcano" }}
+{{- $schedulers := list "hami-scheduler" "kai-scheduler" "nos-scheduler" "runai-scheduler" "volcano" }}
 {{- $asked := "(object.spec.?containers.orValue([]) + object.spec.?initContainers.orValue([])).exists(c, ['limits', 'requests'].exists(p, c.?resources[?p].orValue({}).exists(k, %s)))" }}
 {{- $has := "object.%s.exists(k, k in %s)" }}
 {{- $annotations := "metadata.?annotations.orValue({})" }}

@@ -23,6 +23,7 @@ from partage.claims.model.names import MEMORY, SHARES
 from partage.units import GIB, whole_quantity
 
 NOS, GKE = "nos", "GKE"
+NOS_SCHEDULER = "nos-scheduler"
 NOS_SLICE = "nvidia[.]com/gpu-([1-9][0-9]{0,3})gb"
 """Its resources."""
 _NOS_SLICE = re.compile(NOS_SLICE, re.ASCII)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
 
-from partage.admission.decide import hami, kai, volcano
+from partage.admission.decide import hami, kai, nos_gke, volcano
 from partage.admission.decide.need import CannotMean
 from partage.admission.decide.pod import AskingPod
 from partage.units import whole_quantity
@@ -16,6 +16,7 @@ THEIR_SCHEDULERS: Mapping[str, str] = {
     hami.SCHEDULER: hami.SYSTEM,
     volcano.SCHEDULER: volcano.SYSTEM,
     **dict.fromkeys(kai.SCHEDULERS, kai.SYSTEM),
+    nos_gke.NOS_SCHEDULER: nos_gke.NOS,
 }
 """By name: the system."""
 _GROUPS = (
