@@ -198,10 +198,10 @@ def _check_place(
         return
     if others := excluded_by(place, kept):
         who = [f"claim {granted.claim} ({share.device})" for granted, share in others]
-        raise held_by(result, row, listed(list(dict.fromkeys(who)), _MOST_NAMED))
+        raise held_by(result, row, listed(sorted({*who}), _MOST_NAMED))
     if (short := shortage_for(place, kept)) is not None:
         who = [f"claim {granted.claim} ({share.device})" for granted, share in short.kept]
-        beside = listed(list(dict.fromkeys(who)), _MOST_NAMED)
+        beside = listed(sorted({*who}), _MOST_NAMED)
         raise ClaimRefusal(
             RefusalReason.SUM,
             f"was given {name_of(row)} ({result.device}), which needs {short.needs} of the {short.what} of "

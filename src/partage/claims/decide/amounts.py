@@ -74,11 +74,8 @@ class TakenOfDevice:
                 self.in_the_way.append(who)
 
     def who(self) -> str:
-        """The holders, with how many ids each has."""
-        counts: dict[str, int] = {}
-        for holder in self.ids.values():
-            counts[holder] = counts.get(holder, 0) + 1
-        return listed([*counts], _MOST_NAMED)
+        """The holders."""
+        return listed(sorted({*self.ids.values()}), _MOST_NAMED)
 
 
 def _excludes(device: DeviceUuid, gpu: DeviceUuid, row: DeviceOffer) -> bool:
@@ -103,7 +100,7 @@ def share_of(
     cores = 0
     if not result.admin_access:
         if taken.in_the_way:
-            raise held_by(result, row, listed(list(dict.fromkeys(taken.in_the_way)), _MOST_NAMED))
+            raise held_by(result, row, listed(sorted({*taken.in_the_way}), _MOST_NAMED))
         wanted = _wanted(result, row)
         free = [id_ for id_ in row.share_ids if id_ not in taken.ids]
         if len(free) < wanted:
