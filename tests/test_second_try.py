@@ -13,6 +13,8 @@ ROOT = Path(__file__).parents[1]
 TESTS = """
 from pathlib import Path
 
+import pytest
+
 def test_good():
     pass
 
@@ -22,6 +24,7 @@ def test_lucky():
         seen.touch()
         raise AssertionError
 
+@pytest.mark.xdist_group("few")
 def test_bad():
     assert {good}
 """
@@ -42,7 +45,7 @@ def _python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def test_what_passed_only_at_the_second_try_is_named_last(tmp_path: Path, good: bool) -> None:
     (tmp_path / "test_it.py").write_text(TESTS.format(good=good))
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    assert _python(tmp_path, "pytest", "-q").returncode == 1
+    assert _python(tmp_path, "pytest", "-q", "-n", "1", "--dist", "loadgroup").returncode == 1
     again = _python(tmp_path, "tests.second_try", "-q")
     assert again.returncode == (0 if good else 1), again.stdout
     end = again.stdout.rpartition("passed only at the second try: 1\n")[2]

@@ -30,9 +30,10 @@ _ROOTS = Path(os.environ.get("PARTAGE_SLURMS", Path(__file__).parents[2] / "buil
 _SUBREAPER = 36
 _SETTINGS = "CPUs=16 RealMemory=2000"
 _HARMLESS = re.compile(
-    r"pmix|differs from hardware|hwloc_topo_load|Domain socket directory|/state/|Trying backup state"
+    r"pmix|differs from hardware|hwloc_topo_load|Domain socket directory|/state/|Trying backup state|"
+    r"keepalive interval"
 )
-"""Of every Slurm that starts for the first time, on any configuration."""
+"""Of every Slurm that starts for the first time, on any configuration, and of a connection that is over."""
 _BASE = """\
 ClusterName=lab
 SlurmctldHost={host}(127.0.0.1)
