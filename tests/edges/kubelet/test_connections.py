@@ -108,7 +108,7 @@ async def test_a_connection_that_is_accepted_as_the_server_stops_is_closed(
     asyncio.get_running_loop().set_exception_handler(lambda _, context: amiss.append(context["message"]))
     path = short_dir / "plugin.sock"
     server = ClosingServer([])
-    await server.start(path=str(path))
+    await server.serve_at(path)
     with socket.socket(socket.AF_UNIX) as peer:
         peer.setblocking(False)
         peer.connect(str(path))
@@ -119,6 +119,22 @@ async def test_a_connection_that_is_accepted_as_the_server_stops_is_closed(
             received = b"".join([one async for one in _everything(peer)])
         assert len(received) < 4096, "nothing, or a greeting"
     assert not amiss
+
+
+@pytest.mark.parametrize("rounds", range(4))
+async def test_a_server_that_is_cancelled_as_it_starts_serves_nothing(short_dir: Path, rounds: int) -> None:
+    """rounds: of the loop before that; after three it has started."""
+    path = short_dir / "plugin.sock"
+    server = ClosingServer([])
+    starting = asyncio.create_task(server.serve_at(path))
+    for _ in range(rounds):
+        await asyncio.sleep(0)
+    cancelled = starting.cancel()
+    await asyncio.gather(starting, return_exceptions=True)
+    if not cancelled:
+        await server.stop()
+    with socket.socket(socket.AF_UNIX) as peer, pytest.raises(OSError, match=r"refused|No such file"):
+        peer.connect(str(path))
 
 
 async def _everything(peer: socket.socket) -> AsyncIterator[bytes]:

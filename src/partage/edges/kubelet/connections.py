@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any, cast
 from weakref import WeakSet
 
@@ -134,6 +136,19 @@ class ClosingServer(Server):
         )
         self._connections.add(connection)
         return connection
+
+    async def serve_at(self, path: Path) -> None:
+        """Serve at a path where nothing is. Raises OSError. Cancelled, it serves nothing: asyncio serves
+        before its call returns, and would go on.
+        """
+        starting = asyncio.ensure_future(self.start(path=str(path)))
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            with contextlib.suppress(OSError):
+                await starting
+                await self.stop()
+            raise
 
     async def _stop_accepting(self) -> None:
         """What asyncio has accepted becomes a connection two rounds of its loop later. If the server closes

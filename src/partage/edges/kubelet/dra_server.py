@@ -128,7 +128,7 @@ class DraServer:
         server = ClosingServer(services)
         try:
             _remove(path)
-            await server.start(path=str(path))
+            await server.serve_at(path)
         except OSError as error:
             why = error.strerror or str(error)
             raise OSError(error.errno, why, str(path)) from error  # asyncio does not say which

@@ -122,7 +122,7 @@ class PluginServer:
         server = ClosingServer([self._service])
         try:
             self.socket_path.unlink(missing_ok=True)  # asyncio would remove a socket only
-            await server.start(path=str(self.socket_path))
+            await server.serve_at(self.socket_path)
         except OSError as error:
             raise Unreachable(f"cannot serve {self.socket_path}: {error.strerror or error}") from error
         self._server = server

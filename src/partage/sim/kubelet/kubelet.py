@@ -112,7 +112,7 @@ class EmbeddedKubelet:
 
     async def _serve(self, service: PluginRegistry | PodResourcesService, path: Path) -> None:
         server = ClosingServer([service])
-        await server.start(path=str(path))
+        await server.serve_at(path)
         self._servers.append(server)
 
     async def stop(self) -> None:
