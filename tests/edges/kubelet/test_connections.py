@@ -137,6 +137,18 @@ async def test_a_server_that_is_cancelled_as_it_starts_serves_nothing(short_dir:
         peer.connect(str(path))
 
 
+async def test_a_stop_that_is_cancelled_closes_all_the_same(short_dir: Path) -> None:
+    path = short_dir / "plugin.sock"
+    server = ClosingServer([])
+    await server.serve_at(path)
+    stopping = asyncio.create_task(server.stop())
+    await asyncio.sleep(0)
+    assert stopping.cancel()
+    await asyncio.gather(stopping, return_exceptions=True)
+    with socket.socket(socket.AF_UNIX) as peer, pytest.raises(ConnectionRefusedError):
+        peer.connect(str(path))
+
+
 async def _everything(peer: socket.socket) -> AsyncIterator[bytes]:
     """What is received until the other end closes; the kernel resets what nobody has accepted."""
     with contextlib.suppress(ConnectionResetError):

@@ -163,10 +163,12 @@ class ClosingServer(Server):
     async def stop(self) -> bool:
         """End all calls and connections. True if a connection was open."""
         self._ended = True
-        await self._stop_accepting()
-        self.close()
-        connected = [connection for connection in self._connections if connection.is_open]
-        for connection in connected:
-            connection.processor.close("the server stops")
+        try:
+            await self._stop_accepting()
+        finally:  # also if it is cancelled
+            self.close()
+            connected = [connection for connection in self._connections if connection.is_open]
+            for connection in connected:
+                connection.processor.close("the server stops")
         await self.wait_closed()
         return bool(connected)
