@@ -369,3 +369,7 @@ def test_records_that_cannot_be_flushed_are_said(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(os, "fsync", fails)
     with pytest.raises(HardwareError, match=r"cannot be flushed .* Input/output error"):
         files.flush()
+    flushed: list[int] = []
+    monkeypatch.setattr(os, "fsync", flushed.append)
+    files.flush()
+    assert len(flushed) == 2, "the record and the directory, once the disk can"

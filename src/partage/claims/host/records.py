@@ -109,12 +109,15 @@ class ClaimRecordFiles:
         """What was saved of prepared claims outlives a loss of power from now on. Raises HardwareError."""
         if not self._unflushed:
             return
+        flushed = []
         try:
             while self._unflushed:
+                flushed.append(uid := self._unflushed.pop())
                 with suppress(FileNotFoundError):  # it was removed meanwhile
-                    _flush(self._path(self._unflushed.pop()), os.O_RDONLY | os.O_NOFOLLOW)
+                    _flush(self._path(uid), os.O_RDONLY | os.O_NOFOLLOW)
             _flush(self.directory, os.O_RDONLY | os.O_DIRECTORY)
         except OSError as error:
+            self._unflushed.update(flushed)  # the next flush tries again
             raise HardwareError(
                 f"records of claims cannot be flushed to {self.directory}: {error.strerror}", _AGAIN
             ) from error
