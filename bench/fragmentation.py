@@ -14,9 +14,8 @@ from random import Random
 
 from msgspec import Struct, field
 
-from partage.model.allocation import AllocationRefused
 from partage.model.ids import MEMORY_RESOURCE, GpuUuid, ShareId, device_of
-from partage.model.share import DeviceOffer, DeviceRow, Guarantee, Resource
+from partage.model.share import AllocationRefused, DeviceOffer, DeviceRow, Guarantee, Resource
 from partage.model.strategy import Strategy
 from partage.plan.serve.fragmentation import Refusals, one_device_where_needed
 from partage.plan.serve.unit_allocation import UnitAllocator, scattered

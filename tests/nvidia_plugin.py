@@ -15,9 +15,8 @@ from typing import Any
 from partage.edges.kubelet.port import DeviceList
 from partage.edges.kubelet.registration import register
 from partage.edges.kubelet.server import PluginServer
-from partage.model.allocation import ContainerAllocation
 from partage.model.ids import ResourceName, ShareId, device_of, plugin_socket_name
-from partage.model.share import DeviceRow
+from partage.model.share import ContainerAllocation, DeviceRow
 
 GOLDEN = Path(__file__).parent / "golden" / "device-plugin"
 

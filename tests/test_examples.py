@@ -10,7 +10,7 @@ from partage.cli.main import run
 from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.policy import configurations, load_policy
 from partage.lab.stories.read import read_story
-from partage.model.named_layouts import named_layouts
+from partage.model.layout import named_layouts
 from partage.model.policy import GpuCriteria, GpuEntry
 
 EXAMPLES = Path(__file__).parent.parent / "examples"

@@ -12,11 +12,11 @@ import pytest
 
 from partage.agent.endpoints.container_limits import ContainerLimits
 from partage.edges.host.replace_file import replace_file
-from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.driver_limit import DriverLimit, LimitSetter, LimitWay
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import DeviceListStrategy, Options
+from partage.model.share import AllocationRefused, ContainerAllocation
 from partage.plan.serve.limit_edits import limit_set
 from partage.units import GIB
 from tests.agent.harness import Place, ids, native, registered

@@ -7,12 +7,12 @@ from msgspec.structs import replace
 
 from partage.agent.enforcement import EndMethod, EndResult, end_processes
 from partage.errors import HardwareTimeout
+from partage.model.geometry import MigProfile
+from partage.model.gpu_use import Processes, ProcessKind
 from partage.model.ids import PodUid, share_id
 from partage.model.layout import LayoutItem
 from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.policy import WatchAction
-from partage.model.process import Processes, ProcessKind
-from partage.model.profile import MigProfile
 from partage.model.share import Guarantee
 from partage.model.step import Created, EndClient, StartDaemon, Step
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry

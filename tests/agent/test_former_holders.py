@@ -17,8 +17,8 @@ from partage.errors import (
     NotPermitted,
     PartageError,
 )
+from partage.model.gpu_use import Left, LeftProcess
 from partage.model.ids import ContainerId, PodUid, ResourceName, ShareId
-from partage.model.process import Left, LeftProcess
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty, EndingHold, LedgerEntry
 

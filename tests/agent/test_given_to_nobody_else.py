@@ -11,10 +11,10 @@ from hypothesis import strategies as st
 
 from partage.agent.endpoints.plugin_set import AllocateContext, PluginSet
 from partage.agent.endpoints.resource_plugin import PluginHooks, ResourcePlugin
-from partage.model.allocation import AllocationRefused, ContainerHold
+from partage.model.gpu_use import Left, LeftProcess
 from partage.model.ids import ContainerId, PodUid, ShareId, share_id
 from partage.model.policy import Options
-from partage.model.process import Left, LeftProcess
+from partage.model.share import AllocationRefused, ContainerHold
 from partage.plan.serve.kubelet_view import given_to_nobody_else
 from tests.plan.test_turn import GPU, SHARED_ONES, Turning, desired
 

@@ -15,9 +15,9 @@ from partage.agent.options import Intervals
 from partage.edges.files.left_holds import LeftHolds
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.errors import Unreachable
-from partage.model.allocation import CheckpointHolds, ContainerHold
+from partage.model.gpu_use import Left, LeftProcess
 from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, ShareId
-from partage.model.process import Left, LeftProcess
+from partage.model.share import CheckpointHolds, ContainerHold
 from partage.plan.serve.ledger import ADMISSION_S, Ledger
 from partage.plan.serve.ledger_entry import Certainty
 from tests.kubelet_script import until

@@ -14,11 +14,11 @@ from partage.answers.documents.report import ReportDocument
 from partage.answers.report import report_document
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
-from partage.model.allocation import ContainerHold
 from partage.model.gpu import ComputeMode
 from partage.model.health import Xid
 from partage.model.ids import ResourceName, ShareId
 from partage.model.mps import DaemonPhase, DaemonState
+from partage.model.share import ContainerHold
 from partage.plan.gpu_health import HealthNews
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.known_node import with_observed

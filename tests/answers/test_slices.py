@@ -8,8 +8,7 @@ from partage.answers.render.slices import SliceUse, slices_of
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.model.geometry import Placement
 from partage.model.gpu import EmptyInstance
-from partage.model.layout import place
-from partage.model.named_layouts import named_layouts
+from partage.model.layout import named_layouts, place
 from tests.answers.nodes import EXCLUSIVE, HARD, MIG, gpu, offering
 
 MARKS = {SliceUse.RUNS: "#", SliceUse.IDLE: "x", SliceUse.UNCUT: ".", SliceUse.ABSENT: " "}

@@ -10,8 +10,8 @@ import pytest
 
 from partage.cli.hardware import _hardware
 from partage.cli.hardware_options import parse
+from partage.model.gpu_use import Left
 from partage.model.ids import PodUid
-from partage.model.process import Left
 
 MACHINE = "--machine=4xa100-40gb"
 UID = PodUid("5a0c1c5e-6f2e-4b52-9a37-1f3f4f0c7a11")

@@ -35,7 +35,7 @@ from partage.model.gpu import (
     NoDriver,
     RecoveryAction,
 )
-from partage.model.gpu_use import GpuUse, UseKind
+from partage.model.gpu_use import GpuMemory, GpuProcess, GpuUse, Processes, ProcessKind, UseKind
 from partage.model.health import GpuCondition, HealthStatus, Xid
 from partage.model.ids import GpuUuid
 from partage.model.mps import (
@@ -48,7 +48,6 @@ from partage.model.mps import (
     MpsServer,
     ServerStatus,
 )
-from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind
 from partage.model.step import (
     CreateCompute,
     Created,

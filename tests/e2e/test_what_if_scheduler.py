@@ -24,7 +24,7 @@ from random import Random
 
 import pytest
 
-from partage.model.allocation import AllocationRefused
+from partage.model.share import AllocationRefused
 from partage.plan.offer.desired import DesiredState
 from partage.plan.serve.unit_allocation import NoRoom
 from partage.units import GIB, MIB

@@ -15,9 +15,9 @@ from partage.claims.model.server import ServerVersion
 from partage.cli.main import run
 from partage.codec.values import encode_replacing
 from partage.edges.files.catalogue import geometry_of
+from partage.model.claim import GpuDemand
 from partage.model.gpu import MigMode
 from partage.model.ids import ResourceName
-from partage.model.mig_demand import GpuDemand
 from partage.plan.cluster.conditions import node_conditions
 from partage.plan.report import DependencyProblems
 from tests.answers.reports import a_document, a_report

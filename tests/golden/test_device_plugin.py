@@ -23,11 +23,10 @@ from partage.edges.kubelet.messages import answer_message, device_list_message
 from partage.edges.kubelet.port import DeviceList
 from partage.edges.kubelet.server import PluginServer
 from partage.errors import InputError
-from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName, ShareId, device_of, plugin_socket_name, share_id
 from partage.model.policy import Policy
-from partage.model.share import DeviceRow, Resource, resources_of
+from partage.model.share import AllocationRefused, ContainerAllocation, DeviceRow, Resource, resources_of
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
 from partage.plan.serve.allocate_response import AllocateResponder

@@ -17,9 +17,9 @@ from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.lab.stories.model import PolicyText, Story
 from partage.lab.stories.stage import StoryStage
-from partage.model.allocation import AllocationRefused
 from partage.model.ids import ResourceName, ShareId, device_of
 from partage.model.pod import Container, Pod
+from partage.model.share import AllocationRefused
 from partage.plan.offer.desired import resolve
 from partage.sim.kubelet.pod_status import PodPhase
 from partage.sim.node.machine_names import parse_machine

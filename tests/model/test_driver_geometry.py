@@ -6,9 +6,8 @@ import pytest
 from msgspec.structs import replace
 
 from partage.edges.files.catalogue import load_catalogue
-from partage.model.geometry import Engines, ProfileSpec, driver_geometry
+from partage.model.geometry import Engines, MigProfile, ProfileSpec, driver_geometry
 from partage.model.layout import DoesNotFit, LayoutItem, place
-from partage.model.profile import MigProfile
 
 KNOWN = [model.geometry for model in load_catalogue().models if model.geometry]
 

@@ -5,8 +5,15 @@ from collections import Counter
 import pytest
 
 from partage.edges.files.catalogue import load_catalogue
-from partage.model.layout import DoesNotFit, LayoutItem, MisfitKind, place
-from partage.model.named_layouts import named_layouts, parse_layout_name, resolve_layout
+from partage.model.layout import (
+    DoesNotFit,
+    LayoutItem,
+    MisfitKind,
+    named_layouts,
+    parse_layout_name,
+    place,
+    resolve_layout,
+)
 
 MODELS = [model for model in load_catalogue().models if model.geometry is not None]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from partage.model.profile import MigProfile, named_gigabytes
+from partage.model.geometry import MigProfile, named_gigabytes
 from partage.units import GIB, MIB
 from tests.oracle import enumerate_mig as oracle
 

@@ -4,9 +4,19 @@ import pytest
 
 from partage.model.gpu import ComputeMode
 from partage.model.ids import ContainerId, GpuUuid
-from partage.model.step import EndProcess, SetComputeMode, SetMigMode, SetTimeSlice, Step, gpus_of
+from partage.model.step import (
+    BlastRadius,
+    EndProcess,
+    SetComputeMode,
+    SetMigMode,
+    SetTimeSlice,
+    Step,
+    blast_radius,
+    gpus_of,
+    reverse,
+    undo,
+)
 from partage.model.strategy import Interval
-from partage.model.undo import BlastRadius, blast_radius, reverse, undo
 
 GPU_0 = GpuUuid("GPU-0")
 

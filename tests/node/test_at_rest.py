@@ -11,9 +11,9 @@ import pytest
 from partage.agent.observers.hardware import MOST_ALIKE
 from partage.agent.options import Intervals
 from partage.model.gpu import Inventory
+from partage.model.gpu_use import Processes
 from partage.model.health import GpuCondition
 from partage.model.pod import Container, Pod
-from partage.model.process import Processes
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware

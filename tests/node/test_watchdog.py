@@ -16,10 +16,10 @@ from partage.answers.documents.watch import WatchRow
 from partage.answers.report import report_document
 from partage.codec.values import decode, encode
 from partage.errors import HardwareTimeout
+from partage.model.gpu_use import Processes
 from partage.model.ids import ContainerId
-from partage.model.pipe_tenants import PipeTenant, PipeTenants, ProcessRights
+from partage.model.mps import PipeTenant, PipeTenants, ProcessRights
 from partage.model.pod import Container, Pod
-from partage.model.process import Processes
 from partage.model.share import Guarantee
 from partage.plan.reconcile.verification import stated_guarantee, verified_guarantee
 from partage.plan.serve.ledger_entry import Holder

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.edges.hardware.peaks import KEEP_ENDED_S, MOST_OWNERS, WINDOW_S, PeakKeeper
+from partage.model.gpu_use import GpuProcess, Processes, ProcessKind
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid, ResourceName
-from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.samples import DeviceMemory, GpuSample, MigSample, ProcessActivity, Samples
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName, ShareId, share_id
+from partage.model.share import ContainerHold
 from tests.plan.test_turn import EXCLUSIVE, GPU, SHARED, SHARED_ONES, WITHDRAW_S, Turning, desired
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from partage.edges.host.procfs import read_process
-from partage.model.process import GpuProcess, ProcessKind
+from partage.model.gpu_use import GpuProcess, ProcessKind
 from partage.sim.node.files.load import load_machine
 from partage.slurm.decide.job_processes import job_processes, unrecorded
 from tests.slurm.agent_lab import AgentLab

@@ -10,7 +10,7 @@ from rich.console import Console
 from partage.answers.documents.show import node_document
 from partage.answers.render.tables import jobs_table
 from partage.cli.main import run
-from partage.model.process import Processes
+from partage.model.gpu_use import Processes
 from partage.slurm.host.job_records import JobRecords
 from partage.slurm.show_jobs import is_slurm_node, shown_jobs
 from tests.slurm.decide.test_job_processes import FIRST, MACHINE, SECOND, _process, _record

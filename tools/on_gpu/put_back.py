@@ -16,9 +16,9 @@ from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.port import Hardware
 from partage.edges.mps.keeper import MpsKeeper
 from partage.errors import GpuLost, PartageError, StateMismatch
+from partage.model.geometry import MigProfile
 from partage.model.gpu import Gpu
 from partage.model.ids import GpuUuid
-from partage.model.profile import MigProfile
 from partage.model.step import DestroyCompute, DestroyInstance, SetComputeMode, SetMigMode, SetTimeSlice
 from tools.on_gpu.journal import OriginalGpu, Unfinished
 

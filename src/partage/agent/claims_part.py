@@ -15,8 +15,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from partage.edges.hardware.port import Hardware
-    from partage.model.claim import ClaimHold
-    from partage.model.mig_demand import Demands
+    from partage.model.claim import ClaimHold, Demands
 
     ConnectClaims = Callable[
         [AgentOptions, Ledger, Callable[[], float], Callable[[], None], Hardware], "ClaimsPart"

@@ -15,8 +15,8 @@ from enum import StrEnum
 from partage.edges.hardware.port import Hardware
 from partage.errors import DaemonError, HardwareError, NotFound, Unsupported
 from partage.model.cgroup import parse_cgroup
+from partage.model.gpu_use import GpuProcess, ProcessKind
 from partage.model.mps import DaemonState
-from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import EndClient, EndProcess
 from partage.plan.serve.watchdog import Violation
 from partage.values import Frozen

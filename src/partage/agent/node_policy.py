@@ -15,7 +15,7 @@ from partage.edges.files.policy import LoadedPolicy, built_in, parse_policy, pol
 from partage.edges.files.policy_directory import PolicyTexts
 from partage.edges.files.state import SavedPolicy
 from partage.errors import InputError, Problem
-from partage.model.named_layouts import DISABLED, parse_layout_name
+from partage.model.layout import DISABLED, parse_layout_name
 from partage.model.node_labels import MIG_CONFIG, NodeLabels
 from partage.model.policy import AllDevices, DesiredMig, GpuEntry, NodeLayouts, Policy
 from partage.plan.offer.conditions import asked_labels, for_node

@@ -20,9 +20,9 @@ from partage.agent.status.status import AgentCounts, WatchObservation
 from partage.edges.host.ticks import until_tick
 from partage.errors import HardwareError
 from partage.model.driver_limit import LimitAt
+from partage.model.gpu_use import Processes
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.policy import WatchAction
-from partage.model.process import Processes
 from partage.model.share import NodeOffer
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.guarantees import gpus_to_watch, gpus_unwatched

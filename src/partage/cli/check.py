@@ -27,8 +27,8 @@ if TYPE_CHECKING:
     from partage.claims.model.names import ClaimNames
     from partage.claims.model.request import DeviceClass
     from partage.kubernetes.manifests.manifest import Resources
+    from partage.model.claim import Demands
     from partage.model.gpu import Inventory
-    from partage.model.mig_demand import Demands
     from partage.model.node_labels import NodeLabels
     from partage.model.policy import Policy
     from partage.model.share import NodeOffer

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from partage.errors import InputError
-from partage.model.daemon_home import HomeChoice
+from partage.model.mps import HomeChoice
 from partage.values import Frozen
 
 DEFAULT_SOCKET = Path("/run/partage/hardware.sock")

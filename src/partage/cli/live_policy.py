@@ -7,7 +7,7 @@ from typing import Any
 
 from partage.answers.wording import lost_sentences
 from partage.model.gpu import Gpu, Inventory
-from partage.model.named_layouts import DISABLED, ENABLED
+from partage.model.layout import DISABLED, ENABLED
 from partage.plan.reconcile.gpu_mig_plan import live_layout
 
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from partage.answers.render.cards import GpuCard
     from partage.answers.render.terminal import Console
     from partage.model.gpu import Inventory
-    from partage.model.process import JobProcess, Processes
+    from partage.model.gpu_use import JobProcess, Processes
     from partage.model.share import NodeOffer
     from partage.slurm.show_jobs import ShownJobs
 

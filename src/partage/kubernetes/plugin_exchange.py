@@ -22,10 +22,9 @@ from partage.edges.kubelet.sockets import marked_sockets
 from partage.errors import DaemonError, InputError, Unreachable, Unsatisfiable
 from partage.kubernetes.decide.takeover import Exchange, Ids, ids_of, mps_resources
 from partage.kubernetes.takeover_document import ExchangeStepRow
-from partage.model.allocation import CheckpointHolds
 from partage.model.ids import ResourceName, plugin_socket_name
 from partage.model.policy import Policy
-from partage.model.share import NodeOffer
+from partage.model.share import CheckpointHolds, NodeOffer
 from partage.values import Frozen
 
 if TYPE_CHECKING:

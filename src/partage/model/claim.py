@@ -1,7 +1,13 @@
-"""Which ResourceClaim of the cluster is meant."""
+"""ResourceClaims of the cluster: which is meant, what it gets, and what claims want of GPUs whose MIG devices
+are made on demand.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
+from partage.model.ids import GpuUuid
+from partage.model.layout import LayoutItem
 from partage.values import Frozen
 
 
@@ -47,3 +53,21 @@ class DeviceCondition(Frozen):
     device: str
     healthy: bool
     message: str = ""
+
+
+class GpuDemand(Frozen):
+    """What claims want of one GPU.
+
+    whole: all of it, without MIG. parts: MIG devices, each with its start. made: where MIG devices were made
+    for claims, also for claims that have ended: only there one is ever destroyed.
+    """
+
+    whole: bool = False
+    parts: tuple[LayoutItem, ...] = ()
+    made: tuple[LayoutItem, ...] = ()
+
+
+Demands = Mapping[GpuUuid, GpuDemand]
+"""By GPU UUID. A GPU that is not in it is wanted by nobody."""
+
+NO_DEMANDS: Demands = {}

@@ -1,16 +1,26 @@
-"""MPS control daemons as values: how one should be (DaemonSpec), and how it was observed (DaemonState).
+"""MPS control daemons as values: how one should be (DaemonSpec), how it was observed (DaemonState), where it
+can live (its home), and who has its pipe directory. Pure.
 
-There is one control daemon for each GPU or MIG device that is shared by MPS. It starts servers: one for
-each user, or one for all users. Clients of the servers are processes, not containers.
+There is one control daemon for each GPU or MIG device that is shared by MPS. It starts servers: one for each
+user, or one for all users. Clients of the servers are processes, not containers.
+
+A daemon in a cgroup or a pid namespace of a container ends with that container. In a private cgroup namespace
+the container's own cgroup is called ``/``, so a path says nothing about that.
+
+Whoever reaches a socket in the pipe directory may send commands to the daemon; which of them it carries out
+depends on the user (``plan/offer/mps_command.py``).
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 from enum import StrEnum
 from typing import TypeGuard
 
-from partage.model.ids import DeviceUuid, GpuUuid
+from partage.errors import Unsupported
+from partage.model.cgroup import Owner
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, PodUid
 from partage.units import MIB, format_bytes
 from partage.values import Frozen
 
@@ -285,3 +295,173 @@ class DaemonState(Frozen):
     def clients(self) -> tuple[ConnectedClient, ...]:
         """The clients of all servers."""
         return tuple(client for server in self.servers for client in server.clients)
+
+
+MOST_RIGHTS = 16
+"""Different rights of the processes of one tenant that are told. Usually there are one or two."""
+
+NO_HOST_PIDS = "without the node's process ids (hostPID) nobody sees who has the pipe of an MPS daemon"
+
+
+class ProcessRights(Frozen):
+    """What one process may do and become, from ``/proc/<pid>/status`` and ``uid_map`` (proc_pid_status(5)).
+
+    uid, effective_uid, saved_uid: as the node counts them. no_new_privs: a set-uid program gives it nothing.
+    permitted: its permitted capabilities (CapPrm). maps_root: its user namespace has the node's user 0 in
+    it, so a process of it can be that user.
+    """
+
+    pid: int
+    uid: int
+    effective_uid: int
+    saved_uid: int
+    no_new_privs: bool
+    permitted: int
+    maps_root: bool = True
+
+    @property
+    def uids(self) -> frozenset[int]:
+        """Real, effective and saved user id."""
+        return frozenset((self.uid, self.effective_uid, self.saved_uid))
+
+    @property
+    def why_root(self) -> str:
+        """Why it is the node's user 0, or can become it; empty if it cannot."""
+        if 0 in self.uids:
+            return f"process {self.pid} is the node's user 0"
+        if not self.maps_root:
+            return ""
+        if self.permitted:
+            return f"process {self.pid} has capabilities"
+        if not self.no_new_privs:
+            return f"process {self.pid} can become user 0 by a set-uid program"
+        return ""
+
+
+class PipeTenant(Frozen):
+    """A container or a Slurm job with the pipe directory of one daemon.
+
+    pod, container, job: as its cgroup says; job: empty for a container of a pod.
+    whole: it reaches the daemon's own sockets; else only directories of namespaces (protocol 3).
+    rights: of its processes, and of all other processes of its pod, which can be handed an open directory;
+    each kind once. more: there are more than MOST_RIGHTS kinds, or they changed too fast to be read.
+    beside: the other containers of its pod that run. pids: its pid namespace, where no cgroup names it.
+    """
+
+    device: DeviceUuid
+    pod: PodUid = PodUid("")
+    container: ContainerId = ContainerId("")
+    job: str = ""
+    whole: bool = True
+    rights: tuple[ProcessRights, ...] = ()
+    more: bool = False
+    beside: tuple[ContainerId, ...] = ()
+    pids: str = ""
+
+    def __str__(self) -> str:
+        if self.job:
+            return f"job {self.job}"
+        if self.container:
+            return f"container {self.container[:12]}"
+        return f"pod {self.pod}" if self.pod else "a container without a name"
+
+
+class PipeTenants(Frozen):
+    """All of a node. unseen: why nobody can tell; then ``rows`` says nothing."""
+
+    rows: tuple[PipeTenant, ...] = ()
+    unseen: str = ""
+
+    def without(self, owners: Collection[Owner]) -> PipeTenants:
+        """Without the pods and containers of Partage itself."""
+        pods = {owner.pod for owner in owners if owner.pod}
+        containers = {owner.container for owner in owners if owner.container}
+        kept = (row for row in self.rows if row.pod not in pods and row.container not in containers)
+        return PipeTenants(tuple(kept), self.unseen)
+
+
+UNIFIED = ""
+"""The hierarchy of cgroup v2. Those of v1 are named by their controllers, ``cpu,cpuacct``."""
+
+
+class HomeKind(StrEnum):
+    """unit: a unit of the host's systemd. cgroup: cgroups of the host. session: no more than a session of its
+    own. container: it ends with the container in which it was started.
+    """
+
+    UNIT = "unit"
+    CGROUP = "cgroup"
+    SESSION = "session"
+    CONTAINER = "container"
+
+
+class HomeChoice(StrEnum):
+    """What the operator chose. auto: the best that can be had. systemd: units of the host's systemd, or no
+    daemons. pod: the best without systemd; in a pod whose container cannot be left, daemons end with it.
+    """
+
+    AUTO = "auto"
+    SYSTEMD = "systemd"
+    POD = "pod"
+
+
+class Surroundings(Frozen):
+    """What the process that starts a daemon can reach.
+
+    no_systemd: why the host's systemd takes no calls, a clause; empty: it does. contained: this process is in
+    a container, or in a cgroup namespace that is not the host's. host_pids: it is in the host's pid
+    namespace. hierarchies: names of those that it has a cgroup in. roots: hierarchy to the directory of the
+    host's own root cgroup, where that can be written.
+    """
+
+    no_systemd: str = "no systemd runs on this node"
+    contained: bool = False
+    host_pids: bool = True
+    hierarchies: tuple[str, ...] = (UNIFIED,)
+    roots: Mapping[str, str] = {}
+
+
+class DaemonHome(Frozen):
+    """The home of a daemon. roots: host root cgroups to join, v2 first; in v2 it gets one of its own
+    below. reason: why it is not better, a clause.
+    """
+
+    kind: HomeKind
+    roots: tuple[str, ...] = ()
+    unified: bool = False
+    reason: str = ""
+
+
+def choose_home(found: Surroundings, choice: HomeChoice = HomeChoice.AUTO) -> DaemonHome:
+    """The home of a daemon. Raises Unsupported if it is to be a unit, and cannot be one."""
+    if choice is not HomeChoice.POD and not found.no_systemd:
+        return DaemonHome(HomeKind.UNIT)
+    if choice is HomeChoice.SYSTEMD:
+        raise Unsupported(
+            f"MPS daemons are to be units of the node's systemd, and {found.no_systemd}",
+            "give the helper what it lacks, or --mps-daemons=pod",
+        )
+    if not found.contained:
+        root = found.roots.get(UNIFIED)
+        return DaemonHome(HomeKind.SESSION) if root is None else DaemonHome(HomeKind.CGROUP, (root,), True)
+    if not found.host_pids:
+        return DaemonHome(HomeKind.CONTAINER, reason="it is in the container's pid namespace, not the host's")
+    if missing := [name for name in found.hierarchies if name not in found.roots]:
+        which = ", ".join(name or "v2" for name in missing)
+        reason = f"the host's root cgroup cannot be written from here (hierarchy {which})"
+        return DaemonHome(HomeKind.CONTAINER, reason=reason)
+    names = sorted(found.hierarchies)  # the name of v2 is the first
+    return DaemonHome(HomeKind.CGROUP, tuple(found.roots[name] for name in names), names[0] == UNIFIED)
+
+
+def bound_to(home: DaemonHome, *, contained: bool, left_in: str = "") -> str:
+    """A sentence if the daemon ends with what started it; empty if it does not, or that is not known.
+
+    left_in: the cgroup or unit that it was to join and is not in; empty: it is where it was to be.
+    """
+    if home.kind is HomeKind.CONTAINER:
+        return f"the daemon ends with this container: {home.reason}"
+    if not left_in:
+        return ""
+    what = "container" if contained else "service"
+    return f"the daemon ends with this {what}: it could not be moved to {left_in}"

@@ -1,4 +1,6 @@
-"""A pod and its containers: what they ask for, and what the scheduler counts of it."""
+"""Pods and nodes as a scheduler counts them: containers, what they ask for, CPUs, memory, extended resources,
+and the names of claims.
+"""
 
 from __future__ import annotations
 
@@ -72,3 +74,32 @@ class Pod(Frozen):
             else:
                 running.update(container.requests)
         return dict(Counter({**(most | running), **self.whole}) + Counter(self.overhead))
+
+
+class ScheduledNode(Frozen):
+    """What pods can have of a node. devices: extended resources. product: of its GPUs, by its label; empty:
+    not known.
+    """
+
+    name: str
+    cpu_milli: int
+    memory_mib: int
+    devices: Mapping[str, int] = field(default_factory=dict)
+    product: str = ""
+
+
+class ScheduledPod(Frozen):
+    """What a pod asks for. node: where it is; empty: it waits. devices: extended resources, by name. claims:
+    names of its ResourceClaims, in its namespace; None for one that is not made yet. owner: kind of its
+    controller.
+    """
+
+    namespace: str
+    name: str
+    uid: str
+    node: str
+    cpu_milli: int
+    memory_mib: int
+    devices: tuple[tuple[str, int], ...] = ()
+    claims: tuple[str | None, ...] = ()
+    owner: str = ""

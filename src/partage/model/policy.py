@@ -105,7 +105,7 @@ class DesiredMig(Frozen):
     """The MIG layout that a GPU should have. enabled False: MIG mode off (as mig-parted's mig-enabled).
 
     named: name of a layout (``all-balanced``) instead of ``items``; its MIG devices depend on the GPU model
-    (``model.named_layouts``). on_demand: in a policy, instead of both: what claims ask for is made
+    (``model.layout``). on_demand: in a policy, instead of both: what claims ask for is made
     (``plan.offer.on_demand``). spared: GPU instances without a MIG device that are not touched: while there
     is one, nothing is changed.
     """

@@ -12,8 +12,8 @@ from enum import StrEnum
 from msgspec import field
 
 from partage.model.cgroup import SlurmStep
+from partage.model.gpu_use import Processes
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid, PodUid
-from partage.model.process import Processes
 from partage.values import Frozen
 
 

@@ -1,14 +1,28 @@
-"""What is offered: devices under resource names, in shares, with the guarantee of each share."""
+"""What is offered: devices under resource names, in shares, with the guarantee of each share; what a
+container gets for its shares, and which container holds which, as in the kubelet's API, without gRPC.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
+from msgspec import field
+
 from partage.model.driver_limit import DriverLimit
 from partage.model.geometry import Placement
-from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName, ShareId, share_id, unit_id
+from partage.model.ids import (
+    DEVICE_CLASSES,
+    DeviceUuid,
+    GpuUuid,
+    PodUid,
+    ResourceName,
+    ShareId,
+    share_id,
+    unit_id,
+)
 from partage.model.strategy import Interval, Strategy, StrategyTraits, Via
+from partage.text import shortened
 from partage.values import Frozen
 
 
@@ -214,3 +228,58 @@ def node_order(offering: DeviceOffer) -> tuple[int, int, int]:
     """The order of a node's offers: by GPU index, MIG index and first share."""
     _, _, mig_index = offering.index.partition(":")
     return offering.gpu_index, int(mig_index or -1), offering.first
+
+
+LONGEST_REFUSAL = 500
+"""Characters. A refusal repeats what was asked for, and writing a long gRPC status takes seconds."""
+
+
+class AllocationRefused(Exception):
+    """A request for shares that cannot be met. The kubelet shows the text in the pod's events."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(shortened(reason, LONGEST_REFUSAL))
+
+
+class Mount(Frozen):
+    """A host path that is mounted into a container."""
+
+    container_path: str
+    host_path: str
+    read_only: bool = False
+
+
+class DeviceNode(Frozen):
+    """A device file in a container. permissions: some of ``rwm`` (read, write, mknod)."""
+
+    container_path: str
+    host_path: str
+    permissions: str = "rw"
+
+
+class ContainerAllocation(Frozen):
+    """The answer to Allocate for one container. cdi_devices: full CDI names, ``vendor/class=name``.
+
+    limits: what the driver has to hold it to before its first instruction; not part of what the kubelet gets.
+    """
+
+    envs: Mapping[str, str] = field(default_factory=dict)
+    mounts: tuple[Mount, ...] = ()
+    devices: tuple[DeviceNode, ...] = ()
+    annotations: Mapping[str, str] = field(default_factory=dict)
+    cdi_devices: tuple[str, ...] = ()
+    limits: tuple[DriverLimit, ...] = ()
+
+
+class ContainerHold(Frozen):
+    """One container and the ids of one resource that it holds, as PodResources reports them."""
+
+    namespace: str
+    pod: str
+    container: str
+    resource: ResourceName
+    ids: tuple[ShareId, ...]
+
+
+CheckpointHolds = Mapping[ResourceName, Mapping[ShareId, frozenset[PodUid]]]
+"""Held ids, by resource, in the kubelet's checkpoint, and the UIDs of the pods that hold each."""

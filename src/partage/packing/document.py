@@ -11,9 +11,9 @@ from typing import Any, Literal
 
 from partage.answers.documents.document import Document, row
 from partage.errors import InputError, Problem
+from partage.model.geometry import MigProfile
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem
-from partage.model.profile import MigProfile
 from partage.packing.decide.candidates import UnavailableGpu
 from partage.packing.decide.pack import PackedGpu, Packing, PriceProof
 from partage.text import count_of, gpus

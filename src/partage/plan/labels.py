@@ -10,12 +10,11 @@ import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from partage.model.geometry import ENGINE_KINDS
+from partage.model.geometry import ENGINE_KINDS, MigProfile
 from partage.model.gpu import Driver, Gpu, Inventory, MigDevice
 from partage.model.ids import VENDOR
 from partage.model.node_labels import DOMAIN
 from partage.model.policy import MigStrategy, Options
-from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, plugin_resources, weakest
 from partage.plan.offer.resource_names import default_name, mig_resource
 from partage.plan.offer.select import GeometryOf

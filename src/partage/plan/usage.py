@@ -14,8 +14,8 @@ from msgspec.structs import replace
 
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.driver_limit import LimitAt
+from partage.model.gpu_use import GpuProcess, ProcessKind
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid
-from partage.model.process import GpuProcess, ProcessKind
 from partage.model.samples import DeviceMemory, OwnerPeak, ProcessActivity, Samples
 from partage.model.share import DeviceOffer, Guarantee, weakest
 from partage.plan.serve.ledger_entry import Holder

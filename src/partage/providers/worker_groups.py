@@ -12,8 +12,8 @@ from partage.codec.yaml_document import YamlDocument
 from partage.edges.files.catalogue import choose_one, load_catalogue
 from partage.edges.files.providers import provider_tables
 from partage.errors import Problem
-from partage.model.named_layouts import parse_layout_name
-from partage.model.profile import MigProfile
+from partage.model.geometry import MigProfile
+from partage.model.layout import parse_layout_name
 from partage.model.strategy import SHARING_STRATEGIES, Strategy
 from partage.providers.decide.rules import MigType
 from partage.providers.decide.subjects import Group, Model

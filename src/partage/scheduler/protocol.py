@@ -14,7 +14,7 @@ import msgspec
 from partage.codec.values import CodecError, decode
 from partage.edges.kube.objects import Meta
 from partage.edges.kube.scheduling import ScheduledPodJson
-from partage.model.scheduled import ScheduledPod
+from partage.model.pod import ScheduledPod
 from partage.values import Frozen
 
 MOST_NODES = 20_000

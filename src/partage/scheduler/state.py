@@ -22,7 +22,7 @@ from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.claims.model.slices import SliceSpec
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.kube.scheduling import ApiObject
-from partage.model.scheduled import ScheduledNode, ScheduledPod
+from partage.model.pod import ScheduledNode, ScheduledPod
 from partage.scheduler.decide.asks import PodAsk
 from partage.scheduler.decide.kinds import KindDevice, KindNames, Taken
 from partage.scheduler.decide.node_rooms import KindRoom, Used, is_gpu_resource, rooms_of

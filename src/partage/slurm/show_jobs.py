@@ -11,7 +11,7 @@ from msgspec.structs import replace
 
 from partage.errors import ClusterError, HardwareError, Unsatisfiable
 from partage.model.gpu import Inventory
-from partage.model.process import JobProcess, Processes
+from partage.model.gpu_use import JobProcess, Processes
 from partage.slurm.decide.job_processes import job_processes, unrecorded
 from partage.slurm.host.control import SlurmControl
 from partage.slurm.host.job_records import read_records

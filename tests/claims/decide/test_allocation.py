@@ -16,11 +16,10 @@ from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSo
 from partage.claims.model.grant import EnforcedBy, Granted, RefusalReason, RefusedClaim
 from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 from partage.claims.model.record import ClaimRecord, ClaimState
-from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
 from partage.model.ids import GpuUuid, ResourceName, ShareId, device_of
 from partage.model.policy import WatchAction
-from partage.model.share import DeviceOffer, Guarantee
+from partage.model.share import LONGEST_REFUSAL, DeviceOffer, Guarantee
 from partage.model.strategy import Interval, Strategy
 from partage.plan.serve.claim_offer import InForce
 from partage.plan.serve.ledger_entry import Hold

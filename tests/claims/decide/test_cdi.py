@@ -15,10 +15,9 @@ from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSo
 from partage.claims.model.grant import Granted
 from partage.claims.model.names import OWN_NAMES
 from partage.edges.cdi.spec import spec_error
-from partage.model.allocation import AllocationRefused
 from partage.model.claim import ClaimRef
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
-from partage.model.share import DeviceOffer, Resource
+from partage.model.share import AllocationRefused, DeviceOffer, Resource
 from partage.model.strategy import Strategy
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.claim_offer import options_for_claims

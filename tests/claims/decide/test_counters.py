@@ -18,9 +18,9 @@ from partage.claims.model.names import OWN_NAMES
 from partage.claims.model.request import ClaimRequest, ClaimSpec, DeviceAsk
 from partage.claims.model.slices import Counter, CounterSet, CounterUse, Pool, SliceDevice, SliceSpec
 from partage.edges.files.catalogue import geometry_of
+from partage.model.claim import GpuDemand
 from partage.model.ids import GPU_CLASS, MIG_CLASS
 from partage.model.layout import LayoutItem
-from partage.model.mig_demand import GpuDemand
 from tests.claims.decide.test_on_demand import GPU_0
 from tests.plan.offers import node
 

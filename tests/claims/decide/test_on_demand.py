@@ -29,12 +29,11 @@ from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import CounterUse, SliceSpec
 from partage.edges.files.catalogue import geometry_of, load_catalogue
-from partage.model.claim import ClaimRef
+from partage.model.claim import ClaimRef, Demands, GpuDemand
 from partage.model.geometry import Geometry, Placement
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice, MigMode
 from partage.model.ids import MigUuid
 from partage.model.layout import LayoutItem
-from partage.model.mig_demand import Demands, GpuDemand
 from partage.model.share import NodeOffer
 from partage.units import GIB
 from tests.claims.api_rules import faults

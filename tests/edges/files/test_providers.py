@@ -8,8 +8,7 @@ import pytest
 from partage.cli.main import run
 from partage.edges.files.catalogue import load_catalogue
 from partage.edges.files.providers import provider_tables
-from partage.model.layout import DoesNotFit, LayoutItem, place
-from partage.model.named_layouts import named_layouts
+from partage.model.layout import DoesNotFit, LayoutItem, named_layouts, place
 
 ROWS = [(model, row) for table in provider_tables() for model in table.models for row in table.rows]
 WRONG = [(model, row) for model, row in ROWS if row.wrong]

@@ -10,8 +10,8 @@ import pytest
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.model.geometry import Placement
 from partage.model.gpu import Gpu
+from partage.model.gpu_use import GpuProcess
 from partage.model.ids import MigUuid
-from partage.model.process import GpuProcess
 from partage.model.step import (
     CreateCompute,
     Created,

@@ -18,7 +18,7 @@ from partage.edges.host import procfs
 from partage.edges.mps.launch import mount, unmount
 from partage.model.cgroup import Owner
 from partage.model.ids import ContainerId, GpuUuid, PodUid
-from partage.model.pipe_tenants import NO_HOST_PIDS, PipeTenant
+from partage.model.mps import NO_HOST_PIDS, PipeTenant
 from partage.plan.reconcile.limit_trust import why_tenant_commands
 from tests.edges.hardware.test_left_processes import HIERARCHIES, Node
 

@@ -10,7 +10,7 @@ import pytest
 
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.model.geometry import Placement
-from partage.model.process import GpuMemory, GpuProcess, ProcessKind
+from partage.model.gpu_use import GpuMemory, GpuProcess, ProcessKind
 from partage.model.step import CreateCompute, CreateInstance, SetMigMode
 from partage.units import GIB, MIB
 from tests.edges.hardware.stub import StubNode

@@ -25,12 +25,10 @@ from partage.edges.hardware.port import Events
 from partage.errors import HardwareTimeout, InputError
 from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import Inventory
-from partage.model.gpu_use import GpuUse
+from partage.model.gpu_use import GpuUse, Left, Processes
 from partage.model.health import GpuCondition
 from partage.model.ids import PodUid
-from partage.model.mps import DaemonState
-from partage.model.pipe_tenants import PipeTenants
-from partage.model.process import Left, Processes
+from partage.model.mps import DaemonState, PipeTenants
 from partage.model.samples import Samples
 from partage.model.step import Created, Step, TimeSlice
 from partage.sim.node.faults import HangCall

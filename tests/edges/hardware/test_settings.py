@@ -21,11 +21,10 @@ from partage.errors import (
     Unsupported,
 )
 from partage.model.gpu import ComputeMode, Gpu
+from partage.model.gpu_use import GpuProcess, ProcessKind
 from partage.model.ids import ContainerId
-from partage.model.process import GpuProcess, ProcessKind
-from partage.model.step import EndProcess, SetComputeMode, SetMigMode, SetTimeSlice, Step, TimeSlice
+from partage.model.step import EndProcess, SetComputeMode, SetMigMode, SetTimeSlice, Step, TimeSlice, reverse
 from partage.model.strategy import Interval
-from partage.model.undo import reverse
 from partage.units import GIB
 from tests.edges.hardware.conftest import Subject, Work
 

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.port import DeviceList
-from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import ResourceName, ShareId
-from partage.model.share import DeviceRow
+from partage.model.share import AllocationRefused, ContainerAllocation, DeviceNode, DeviceRow, Mount
 
 
 class Shelf:

@@ -12,8 +12,8 @@ import pytest
 
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.errors import Unreachable
-from partage.model.allocation import ContainerHold
 from partage.model.ids import ResourceName, ShareId
+from partage.model.share import ContainerHold
 from tests.kubelet_script import ScriptedKubelet, grpc, held, scripted_kubelet, until
 
 GPU = ResourceName("nvidia.com/gpu")

@@ -18,8 +18,15 @@ from partage.edges.host.procfs import INITIAL_PID_NAMESPACE
 from partage.edges.mps.home import INITIAL_CGROUP_NAMESPACE, DaemonHost
 from partage.edges.mps.paths import DaemonPaths
 from partage.errors import Unsupported
-from partage.model.daemon_home import DaemonHome, HomeChoice, HomeKind, Surroundings, bound_to, choose_home
-from partage.model.mps import DaemonPhase
+from partage.model.mps import (
+    DaemonHome,
+    DaemonPhase,
+    HomeChoice,
+    HomeKind,
+    Surroundings,
+    bound_to,
+    choose_home,
+)
 from tests.edges.mps.subjects import ROOT, Subject, until
 
 V2, V1 = {"": "/host"}, {"": "/host", "memory": "/host/memory"}

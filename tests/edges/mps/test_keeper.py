@@ -21,9 +21,8 @@ from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.errors import DaemonError, GpuInUse, InputError, NotPermitted, Unsupported
-from partage.model.daemon_home import HomeKind
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.mps import DaemonPhase, DaemonState
+from partage.model.mps import DaemonPhase, DaemonState, HomeKind
 from partage.sim.mps.node import MpsNode
 from partage.units import GIB, MIB
 from tests.edges.mps.conftest import simulated_subject

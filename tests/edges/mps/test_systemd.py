@@ -43,7 +43,7 @@ from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.access import DaemonDeadlines
 from partage.edges.mps.keeper import MpsKeeper
 from partage.errors import PartageError
-from partage.model.daemon_home import HomeChoice
+from partage.model.mps import HomeChoice
 from partage.model.mps import DaemonSpec
 
 act, spec, run_dir, root, on_node, choice, node_pids = sys.argv[1:]

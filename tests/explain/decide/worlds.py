@@ -30,12 +30,11 @@ from partage.explain.decide.changes import (
 )
 from partage.explain.decide.node import Changing, Cordoned, GpuView, NodeView, Obstacle, Unhealthy
 from partage.explain.decide.pod import PodNeeds
-from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.model.pod import Container
 from partage.model.policy import Exclusive, GpuEntry, Policy
-from partage.model.share import GpuOffer, NodeOffer, resources_of
+from partage.model.share import AllocationRefused, ContainerAllocation, GpuOffer, NodeOffer, resources_of
 from partage.plan.offer.desired import resolve
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.serve.allocate_response import AllocateResponder

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.errors import InputError
-from partage.model.profile import MigProfile
+from partage.model.geometry import MigProfile
 from partage.packing.decide.demand import Demand, check_names
 
 NAMES = st.sampled_from(["3g.40gb", "1g.10gb", "1g.10gb+me", "1c.3g.40gb", "1g.24gb-me", "7g.80gb"])

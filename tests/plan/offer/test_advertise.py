@@ -10,12 +10,11 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.errors import InputError, PartageError, Unsatisfiable
-from partage.model.geometry import Placement
+from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import Inventory
 from partage.model.ids import share_id
 from partage.model.layout import LayoutItem
 from partage.model.policy import MemoryUnits, Mps, Policy, Sharing, SharingClient, TimeSlicing
-from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, Guarantee, resources_of
 from partage.model.strategy import Interval, Strategy
 from partage.plan.offer.advertise import advertise

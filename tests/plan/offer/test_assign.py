@@ -10,11 +10,10 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, PartageError, Problem, Unsatisfiable
-from partage.model.geometry import Placement
+from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import Gpu, Inventory, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.ids import MigUuid
 from partage.model.policy import ALL_EXCLUSIVE, Exclusive, Mps, Policy, TimeSlicing, WatchAction
-from partage.model.profile import MigProfile
 from partage.model.strategy import Strategy
 from partage.plan.offer.assign import Assignment, assign
 from partage.plan.offer.gpu_devices import PlannedDevice

@@ -11,11 +11,11 @@ from msgspec.structs import replace
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy import parse_policy
 from partage.errors import InputError, Unsatisfiable
+from partage.model.claim import GpuDemand
 from partage.model.geometry import Geometry, Placement
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice, MigMode
 from partage.model.ids import MigUuid
 from partage.model.layout import LayoutItem
-from partage.model.mig_demand import GpuDemand
 from partage.model.share import DeviceOffer
 from partage.model.step import (
     CreateCompute,

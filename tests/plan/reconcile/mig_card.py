@@ -7,10 +7,9 @@ from itertools import count
 from msgspec.structs import replace
 
 from partage.edges.files.catalogue import load_catalogue
-from partage.model.geometry import Placement
+from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice, MigMode
 from partage.model.ids import GpuUuid, MigUuid, PciBusId
-from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
     Created,

@@ -15,14 +15,13 @@ from msgspec.structs import replace
 
 from partage.codec.values import decode, encode
 from partage.edges.files.catalogue import load_catalogue
-from partage.model.geometry import Placement
+from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import ComputeMode, Driver, Inventory, MigMode
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import ContainerId, GpuUuid, MigUuid
 from partage.model.layout import LayoutItem, MisfitKind, compute_choices, place
 from partage.model.mps import DaemonSpec, MpsNamespace
 from partage.model.policy import DesiredMig
-from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
     CreateInstance,
@@ -40,9 +39,9 @@ from partage.model.step import (
     Step,
     StopDaemon,
     Verify,
+    undo,
 )
 from partage.model.strategy import Interval
-from partage.model.undo import undo
 from partage.plan.reconcile.blocked import Blocked, BlockKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
 from partage.plan.reconcile.mig_plan import plan_mig

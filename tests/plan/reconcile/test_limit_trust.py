@@ -6,8 +6,16 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Driver
 from partage.model.ids import ContainerId, GpuUuid, PodUid, ResourceName, share_id
-from partage.model.mps import ConnectedClient, DaemonPhase, DaemonState, MpsServer
-from partage.model.pipe_tenants import NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
+from partage.model.mps import (
+    NO_HOST_PIDS,
+    ConnectedClient,
+    DaemonPhase,
+    DaemonState,
+    MpsServer,
+    PipeTenant,
+    PipeTenants,
+    ProcessRights,
+)
 from partage.plan.reconcile.limit_trust import (
     OUTDATED,
     UNSEEN_S,

@@ -14,8 +14,15 @@ from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig
-from partage.model.step import CreateInstance, DestroyInstance, Reset, SetMigMode, Verify, gpus_of
-from partage.model.undo import blast_radius
+from partage.model.step import (
+    CreateInstance,
+    DestroyInstance,
+    Reset,
+    SetMigMode,
+    Verify,
+    blast_radius,
+    gpus_of,
+)
 from partage.plan.reconcile.blocked import BlockKind
 from partage.plan.reconcile.mig_plan import NOTHING, plan_mig
 from partage.plan.reconcile.resets import reset_sets

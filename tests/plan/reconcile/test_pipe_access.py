@@ -7,8 +7,16 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Driver
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid
-from partage.model.mps import ClientLimits, DaemonPhase, DaemonState, MpsNamespace
-from partage.model.pipe_tenants import NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
+from partage.model.mps import (
+    NO_HOST_PIDS,
+    ClientLimits,
+    DaemonPhase,
+    DaemonState,
+    MpsNamespace,
+    PipeTenant,
+    PipeTenants,
+    ProcessRights,
+)
 from partage.plan.reconcile.limit_trust import why_commanded, why_tenant_commands
 
 DEVICE = GpuUuid("GPU-1")

@@ -31,9 +31,8 @@ from partage.model.policy import (
     Policy,
     SharingClient,
 )
-from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon
+from partage.model.step import SetComputeMode, SetTimeSlice, StartDaemon, Step, StopDaemon, reverse
 from partage.model.strategy import Interval
-from partage.model.undo import reverse
 from partage.plan.offer.desired import resolve
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings, settings_of
 from partage.plan.reconcile.mig_plan import plan_mig

@@ -7,10 +7,16 @@ import re
 import pytest
 from msgspec.structs import replace
 
-from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import ShareId
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
-from partage.model.share import DeviceOffer, Guarantee
+from partage.model.share import (
+    AllocationRefused,
+    ContainerAllocation,
+    DeviceNode,
+    DeviceOffer,
+    Guarantee,
+    Mount,
+)
 from partage.model.strategy import Strategy
 from partage.plan.serve.allocate_response import AllocateResponder, check_together
 from partage.plan.serve.limit_edits import LimitTerms, limit_terms

@@ -6,9 +6,9 @@ import pytest
 from msgspec.structs import replace
 
 from partage.model.driver_limit import LimitAt, LimitBackend, LimitState, LimitSupport, SeenLimit
+from partage.model.gpu_use import GpuProcess, Processes, ProcessKind
 from partage.model.ids import ContainerId, GpuUuid, ResourceName
 from partage.model.policy import Mps, Policy, TimeSlicing, WatchAction
-from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.samples import Samples
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer
 from partage.plan.offer.advertise import advertise

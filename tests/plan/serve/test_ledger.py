@@ -11,9 +11,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from partage.model.allocation import CheckpointHolds, ContainerHold
+from partage.model.gpu_use import LeftProcess
 from partage.model.ids import ContainerId, PodUid, ResourceName, ShareId
-from partage.model.process import LeftProcess
+from partage.model.share import CheckpointHolds, ContainerHold
 from partage.plan.serve.ledger import ADMISSION_S, Ledger
 from partage.plan.serve.ledger_entry import Certainty, EndingHold, Holder, LedgerEntry
 from tests.examples import examples

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.model.allocation import AllocationRefused
 from partage.model.driver_limit import DriverLimit, LimitWay
 from partage.model.ids import GpuUuid, ResourceName
+from partage.model.share import AllocationRefused
 from partage.plan.serve.limit_edits import (
     LimitTerms,
     limit_set,

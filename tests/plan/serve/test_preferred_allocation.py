@@ -9,11 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link, LinkPath
 from partage.model.ids import ShareId
 from partage.model.policy import AllocationPolicy
-from partage.model.share import DeviceOffer
+from partage.model.share import AllocationRefused, DeviceOffer
 from partage.model.strategy import Strategy
 from partage.plan.serve.preferred_allocation import PreferredAllocator
 from tests.examples import examples

@@ -7,11 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.gpu import Inventory
 from partage.model.ids import MEMORY_RESOURCE, ShareId, device_of
 from partage.model.policy import Options
-from partage.model.share import DeviceOffer, Guarantee, Resource
+from partage.model.share import AllocationRefused, ContainerAllocation, DeviceOffer, Guarantee, Resource
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.unit_allocation import NoRoom, UnitAllocator
 from partage.units import GIB, MIB

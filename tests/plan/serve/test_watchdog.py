@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
+from partage.model.gpu_use import GpuProcess, Processes, ProcessKind
 from partage.model.ids import ContainerId, GpuUuid, ResourceName, ShareId
 from partage.model.policy import WatchAction
-from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.step import EndProcess
 from partage.model.strategy import Strategy

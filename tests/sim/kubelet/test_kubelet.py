@@ -16,10 +16,9 @@ from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.registration import register
 from partage.edges.kubelet.server import PluginServer
 from partage.errors import Rejected, Unreachable
-from partage.model.allocation import ContainerAllocation, ContainerHold, DeviceNode, Mount
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.pod import Container, Pod
-from partage.model.share import DeviceRow
+from partage.model.share import ContainerAllocation, ContainerHold, DeviceNode, DeviceRow, Mount
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod_resources import RateLimit

@@ -5,8 +5,8 @@ import pytest
 from partage.errors import HardwareTimeout, InputError, NotFound, Unsupported
 from partage.model.cgroup import Owner, SlurmStep, parse_cgroup
 from partage.model.gpu import ComputeMode
+from partage.model.gpu_use import ProcessKind
 from partage.model.ids import ContainerId, PodUid
-from partage.model.process import ProcessKind
 from partage.model.step import EndProcess, SetComputeMode, SetMigMode, SetTimeSlice
 from partage.model.strategy import Interval
 from partage.sim.node.faults import (

@@ -17,11 +17,10 @@ from partage.errors import (
     NotFound,
     Unsupported,
 )
-from partage.model.geometry import Placement
+from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import MigMode
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.layout import LayoutItem, place
-from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
     Created,

@@ -2,7 +2,7 @@
 
 from msgspec.structs import replace
 
-from partage.model.process import GpuProcess, ProcessKind
+from partage.model.gpu_use import GpuProcess, ProcessKind
 from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
 from partage.sim.node.files.load import load_machine

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from partage.admission.decide.settings import DialectSettings
 from partage.admission.decide.translate import need_of
 from partage.kubernetes.decide.node_rules import LabelRule, NodeRules, Toleration
-from partage.model.scheduled import ScheduledPod
+from partage.model.pod import ScheduledPod
 from partage.units import GIB, MIB
 from partage.whatif.decide.gpu_amounts import GpuNode
 from partage.whatif.decide.recording import ClusterRecording, PodRecord, TraceLine, recording_of

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING
 from msgspec.structs import replace
 
 from partage.errors import HardwareError
-from partage.model.allocation import AllocationRefused, ContainerAllocation
 from partage.model.driver_limit import LimitSetter, LimitWay
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.policy import Options
+from partage.model.share import AllocationRefused, ContainerAllocation
 from partage.plan.serve.limit_edits import (
     HOOK_NAME,
     NO_LIMIT_TERMS,

@@ -13,10 +13,9 @@ from msgspec.structs import replace
 from partage.agent.status.status import RequestCounts
 from partage.edges.kubelet.port import DeviceList
 from partage.errors import Unreachable
-from partage.model.allocation import AllocationRefused, ContainerAllocation, ContainerHold
+from partage.model.gpu_use import Left
 from partage.model.ids import PodUid, ResourceName, ShareId
-from partage.model.process import Left
-from partage.model.share import DeviceRow
+from partage.model.share import AllocationRefused, ContainerAllocation, ContainerHold, DeviceRow
 from partage.plan.serve.allocate_response import AllocateResponder
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.preferred_allocation import PreferredAllocator

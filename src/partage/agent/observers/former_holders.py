@@ -11,8 +11,8 @@ from msgspec import Struct
 
 from partage.edges.files.left_holds import LeftHolds
 from partage.errors import DriverUnavailable, HardwareTimeout, PartageError
+from partage.model.gpu_use import Left
 from partage.model.ids import PodUid
-from partage.model.process import Left
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import EndingHold
 

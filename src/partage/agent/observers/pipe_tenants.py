@@ -21,8 +21,7 @@ from partage.edges.host.directory_changes import DirectoryChanges
 from partage.errors import HardwareError
 from partage.model.gpu import Driver, NoDriver
 from partage.model.ids import DeviceUuid
-from partage.model.mps import DaemonState
-from partage.model.pipe_tenants import PipeTenants
+from partage.model.mps import DaemonState, PipeTenants
 from partage.model.share import Guarantee, NodeOffer
 from partage.plan.reconcile.limit_trust import LimitTrust, Look, Now, next_trust
 from partage.plan.serve.watchdog import GrantKind

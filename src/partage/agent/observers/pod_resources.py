@@ -21,9 +21,9 @@ from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.pod_resources import KubeletRefused
 from partage.edges.kubelet.port import Checkpoint, PodResources
 from partage.errors import Unreachable
-from partage.model.allocation import CheckpointHolds, ContainerHold
+from partage.model.gpu_use import Left
 from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId, device_of
-from partage.model.process import Left
+from partage.model.share import CheckpointHolds, ContainerHold
 from partage.plan.serve.ledger import Ledger
 from partage.plan.serve.ledger_entry import Certainty
 from partage.values import Frozen

@@ -15,8 +15,8 @@ from partage.edges.files.state import SavedPolicy
 from partage.edges.host.directory_changes import DirectoryChanges
 from partage.edges.kubelet.sockets import check_plugin_sockets
 from partage.errors import InputError, Problem, Unsatisfiable
+from partage.model.claim import NO_DEMANDS, Demands
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.mig_demand import NO_DEMANDS, Demands
 from partage.model.node_labels import MIG_CONFIG, NodeLabels
 from partage.model.policy import Policy
 from partage.model.share import plugin_resources

@@ -15,8 +15,7 @@ from partage.errors import HardwareError, StateMismatch
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.ids import GpuUuid
 from partage.model.policy import DesiredMig
-from partage.model.step import Created, Reset, SetMigMode, Step
-from partage.model.undo import undo
+from partage.model.step import Created, Reset, SetMigMode, Step, undo
 from partage.plan.offer.select import GeometryOf
 from partage.plan.reconcile.live_instances import to_renew
 from partage.plan.reconcile.mig_plan import plan_mig

@@ -11,9 +11,9 @@ from collections.abc import Iterable
 
 from msgspec import Struct, field
 
+from partage.model.gpu_use import ProcessKind
 from partage.model.ids import DeviceUuid, device_of
 from partage.model.mps import DaemonPhase, DaemonState
-from partage.model.process import ProcessKind
 from partage.plan.serve.ledger_entry import LedgerEntry
 from partage.plan.serve.watchdog import WatchResult
 

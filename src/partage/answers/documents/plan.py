@@ -10,8 +10,7 @@ from partage.answers.wording import who_holds
 from partage.model.gpu import Gpu, Inventory
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId
-from partage.model.step import PlannedStep, StartDaemonAt, gpus_of
-from partage.model.undo import blast_radius
+from partage.model.step import PlannedStep, StartDaemonAt, blast_radius, gpus_of
 from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind
 from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import NodePlan, Phase

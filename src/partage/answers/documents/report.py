@@ -18,11 +18,11 @@ from partage.answers.wording import pod_name, standing
 from partage.codec.values import CodecError, decode
 from partage.edges.host.read_file import read_regular
 from partage.errors import Problem
+from partage.model.gpu_use import LeftProcess
 from partage.model.health import HealthState
 from partage.model.ids import DeviceUuid, GpuUuid, PodUid, ResourceName, ShareId
 from partage.model.mps import DaemonPhase
 from partage.model.policy import Policy
-from partage.model.process import LeftProcess
 from partage.model.share import NodeOffer
 from partage.model.strategy import Strategy
 from partage.plan.reconcile.node_plan import Phase, Snapshot

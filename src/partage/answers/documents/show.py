@@ -13,8 +13,8 @@ from partage.answers.documents.resources import ResourceRow, resource_rows
 from partage.answers.documents.use import UseRow
 from partage.answers.share_counts import count_by_resource
 from partage.model.gpu import Inventory
+from partage.model.gpu_use import JobProcess
 from partage.model.ids import GpuUuid
-from partage.model.process import JobProcess
 from partage.model.share import NodeOffer
 from partage.values import Frozen
 

@@ -9,10 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 
-from partage.model.geometry import Geometry, Placement
+from partage.model.geometry import Geometry, MigProfile, Placement
 from partage.model.gpu import Gpu
 from partage.model.ids import DeviceUuid
-from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, GpuOffer
 from partage.values import Frozen
 

@@ -24,7 +24,7 @@ from partage.units import format_bytes
 if TYPE_CHECKING:
     from partage.answers.documents.show import ShownShare
     from partage.answers.share_counts import ShareCount
-    from partage.model.process import JobProcess
+    from partage.model.gpu_use import JobProcess
 
 
 _GAPS = (3, 2)

@@ -28,9 +28,9 @@ from partage.claims.model.record import ClaimRecord, ClaimState, prepared
 from partage.claims.model.steps import ClaimStep, StepTaken
 from partage.edges.kubelet.dra_port import ConditionList
 from partage.errors import Absent, ClusterError, PartageError
-from partage.model.allocation import LONGEST_REFUSAL, AllocationRefused
 from partage.model.claim import ClaimRef, PreparedDevice
 from partage.model.ids import PodUid
+from partage.model.share import LONGEST_REFUSAL, AllocationRefused
 from partage.text import shortened
 
 log = logging.getLogger(__name__)

@@ -16,8 +16,8 @@ from partage.edges.kubelet.container_names import container_names
 from partage.errors import PartageError
 from partage.model.cgroup import parse_cgroup
 from partage.model.claim import ClaimRef
+from partage.model.gpu_use import Left
 from partage.model.ids import PodUid
-from partage.model.process import Left
 from partage.plan.serve.ledger_entry import Certainty, EndingHold, Holder, LedgerEntry
 from partage.text import listed
 from partage.values import Frozen

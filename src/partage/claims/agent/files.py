@@ -11,7 +11,7 @@ from partage.claims.decide.cdi import ClaimCdi, claim_cdi
 from partage.claims.model.grant import Granted
 from partage.claims.model.record import ClaimRecord
 from partage.errors import PartageError
-from partage.model.allocation import AllocationRefused
+from partage.model.share import AllocationRefused
 
 log = logging.getLogger(__name__)
 

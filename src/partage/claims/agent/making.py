@@ -18,10 +18,10 @@ from partage.claims.host.made_places import MadePlace
 from partage.claims.model.grant import Granted, GrantedShare
 from partage.claims.model.record import ClaimRecord
 from partage.errors import PartageError
+from partage.model.claim import Demands, GpuDemand
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
 from partage.model.layout import LayoutItem
-from partage.model.mig_demand import Demands, GpuDemand
 from partage.plan.serve.claim_offer import ClaimOffer
 
 log = logging.getLogger(__name__)

@@ -42,8 +42,7 @@ from partage.edges.kube.connection import Connection
 from partage.edges.kube.resources import ResourceApi
 from partage.edges.kubelet.dra_server import DraServer, DraSockets
 from partage.errors import PartageError
-from partage.model.claim import ClaimHold
-from partage.model.mig_demand import Demands
+from partage.model.claim import ClaimHold, Demands
 from partage.plan.serve.claim_offer import NodeMoment, claim_offer
 from partage.plan.serve.ledger import Ledger
 

@@ -26,10 +26,9 @@ from partage.claims.model.grant import (
     ShareConfig,
 )
 from partage.claims.model.names import CORES, MEMORY, SHARES, ClaimNames, Mode, mode_of
-from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef
 from partage.model.ids import GpuUuid
-from partage.model.share import DeviceOffer
+from partage.model.share import LONGEST_REFUSAL, DeviceOffer
 from partage.plan.serve.claim_offer import InForce
 from partage.plan.serve.ledger_entry import Hold
 from partage.plan.serve.unit_allocation import name_of

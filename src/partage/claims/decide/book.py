@@ -14,9 +14,9 @@ from partage.claims.decide.slices import slices_of, usable_memory
 from partage.claims.model.names import MEMORY, OWN_NAMES, SHARES, ClaimNames, Mode, mode_of
 from partage.claims.model.server import NUMA_SINCE
 from partage.claims.model.slices import SliceDevice, SliceSpec, ValidRange
+from partage.model.claim import NO_DEMANDS, Demands, GpuDemand
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.mig_demand import NO_DEMANDS, Demands, GpuDemand
 from partage.model.share import DeviceOffer, NodeOffer
 from partage.plan.offer.select import GeometryOf
 from partage.plan.serve.claim_offer import Closed

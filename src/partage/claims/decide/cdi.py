@@ -15,10 +15,9 @@ from partage.claims.decide.asked import configured
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.model.grant import Granted, GrantedShare
 from partage.claims.model.names import OWN_NAMES, ClaimNames
-from partage.model.allocation import ContainerAllocation, Mount
 from partage.model.driver_limit import DriverLimit, LimitWay
 from partage.model.ids import GpuUuid, ResourceName
-from partage.model.share import DeviceOffer, Resource
+from partage.model.share import ContainerAllocation, DeviceOffer, Mount, Resource
 from partage.plan.serve.allocate_response import CDI_VENDOR, AllocateResponder, share_facts
 from partage.plan.serve.limit_edits import (
     NO_LIMIT_TERMS,

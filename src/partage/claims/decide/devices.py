@@ -13,11 +13,10 @@ from msgspec import field
 
 from partage.claims.decide.on_demand import PlaceOnDemand, devices_on_demand, mig_name
 from partage.claims.model.names import ClaimNames
-from partage.model.geometry import Geometry
+from partage.model.claim import NO_DEMANDS, Demands
+from partage.model.geometry import Geometry, MigProfile
 from partage.model.gpu import Gpu, Inventory, MigDevice, gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.mig_demand import NO_DEMANDS, Demands
-from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, NodeOffer, node_order
 from partage.model.strategy import Via
 from partage.plan.offer.select import GeometryOf

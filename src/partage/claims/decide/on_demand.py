@@ -13,12 +13,11 @@ from msgspec.structs import replace
 
 from partage.claims.model.grant import Granted, GrantedShare
 from partage.claims.model.slices import Counter, CounterSet, CounterUse
-from partage.model.geometry import ENGINE_KINDS, Geometry, Placement, ProfileSpec, instance_memory
+from partage.model.claim import Demands, GpuDemand
+from partage.model.geometry import ENGINE_KINDS, Geometry, MigProfile, Placement, ProfileSpec, instance_memory
 from partage.model.gpu import Gpu
 from partage.model.ids import GPU_CLASS, MIG_CLASS, GpuUuid, planned_uuid
 from partage.model.layout import LayoutItem
-from partage.model.mig_demand import Demands, GpuDemand
-from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, Guarantee
 from partage.model.strategy import Strategy, Via
 from partage.plan.offer.on_demand import foreign_places

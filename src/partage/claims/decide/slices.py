@@ -27,10 +27,9 @@ from partage.claims.model.slices import (
     SliceSpec,
     ValidRange,
 )
-from partage.model.geometry import Geometry, ProfileSpec, instance_memory
+from partage.model.geometry import Geometry, MigProfile, ProfileSpec, instance_memory
 from partage.model.gpu import Driver, Gpu, Inventory, NoDriver
 from partage.model.ids import DeviceUuid, GpuUuid, parse_pci_address
-from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer
 from partage.plan.offer.select import GeometryOf
 from partage.plan.serve.claim_offer import Closed

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from partage.errors import Unreachable
-from partage.model.allocation import ContainerHold
 from partage.model.claim import ClaimHold
+from partage.model.share import ContainerHold
 from partage.values import Frozen
 
 _ASKED_S = 2.0

@@ -17,9 +17,8 @@ from msgspec.structs import replace
 
 from partage.edges.files.providers import misprints_of
 from partage.errors import InputError
-from partage.model.geometry import Engines, Geometry, ProfileSpec
+from partage.model.geometry import Engines, Geometry, MigProfile, ProfileSpec
 from partage.model.gpu import Gpu
-from partage.model.profile import MigProfile
 from partage.units import GIB, MIB
 from partage.values import Frozen
 

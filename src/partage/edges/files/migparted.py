@@ -9,9 +9,9 @@ import re
 
 from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.yaml_document import describe
+from partage.model.geometry import MigProfile
 from partage.model.layout import LayoutItem
 from partage.model.policy import AllDevices, DesiredMig, GpuCriteria, GpuEntry, GpuSelector, Options, Policy
-from partage.model.profile import MigProfile
 
 FORMAT = "mig-parted/v1"
 MOST_DEVICES = 512

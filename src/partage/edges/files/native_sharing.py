@@ -15,8 +15,7 @@ from partage.codec.fields import Field, Table
 from partage.codec.reader import by_type, parsed
 from partage.codec.yaml_document import Value
 from partage.model.ids import parse_resource_name
-from partage.model.layout import LayoutItem
-from partage.model.named_layouts import DISABLED, ENABLED, parse_layout_name
+from partage.model.layout import DISABLED, ENABLED, LayoutItem, parse_layout_name
 from partage.model.policy import (
     DesiredMig,
     Exclusive,

@@ -2,7 +2,7 @@
 
 The tables are in ``catalogue/providers.json`` as they were published. A row that its model cannot have
 contains the layout that was meant in ``right``; every other row equals the layout that
-``model.named_layouts`` makes of its name. The tests check this.
+``model.layout`` makes of its name. The tests check this.
 """
 
 from __future__ import annotations
@@ -12,8 +12,7 @@ from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 
-from partage.model.geometry import MisprintedLayout
-from partage.model.profile import MigProfile
+from partage.model.geometry import MigProfile, MisprintedLayout
 from partage.values import Frozen
 
 _FILE = Path(__file__).with_name("catalogue") / "providers.json"

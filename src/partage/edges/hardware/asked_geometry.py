@@ -12,10 +12,9 @@ from partage.edges.hardware.gpu_queries import Handle
 from partage.edges.hardware.instances import possible_starts, profile_names
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotPermitted, Unsupported
-from partage.model.geometry import Geometry, ProfileSpec, driver_geometry
+from partage.model.geometry import Geometry, MigProfile, ProfileSpec, driver_geometry
 from partage.model.gpu import Gpu, MigMode
 from partage.model.ids import GpuUuid
-from partage.model.profile import MigProfile
 
 Lacks = Callable[[Gpu], bool]
 """Whether nothing but the driver knows what this GPU allows."""

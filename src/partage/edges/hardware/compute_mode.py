@@ -12,11 +12,9 @@ from typing import TYPE_CHECKING
 
 from partage.errors import GpuInUse, StateMismatch
 from partage.model.gpu import ComputeMode
-from partage.model.gpu_use import GpuUse, UseKind
+from partage.model.gpu_use import GpuProcess, GpuUse, ProcessKind, UseKind
 from partage.model.ids import GpuUuid
-from partage.model.process import GpuProcess, ProcessKind
-from partage.model.step import SetComputeMode
-from partage.model.undo import reverse
+from partage.model.step import SetComputeMode, reverse
 
 if TYPE_CHECKING:  # the simulation uses this module without a driver
     from partage.edges.hardware.gpu_queries import Handle

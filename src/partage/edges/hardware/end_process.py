@@ -16,8 +16,8 @@ from partage.edges.hardware.host import Host
 from partage.edges.host import procfs
 from partage.errors import GpuInUse, NotFound, NotPermitted, Unsupported
 from partage.model.cgroup import parse_cgroup
+from partage.model.gpu_use import GpuProcess, ProcessKind
 from partage.model.ids import ContainerId
-from partage.model.process import GpuProcess, ProcessKind
 from partage.model.step import EndProcess
 
 GRACE_S = 10.0

@@ -17,13 +17,11 @@ from partage.edges.hardware.supervisor import GOOD_WHILE_S, HelperState, HelperS
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, Unsupported
 from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import Inventory, NoDriver
-from partage.model.gpu_use import GpuUse
+from partage.model.gpu_use import GpuUse, Left, Processes
 from partage.model.health import GpuCondition
 from partage.model.ids import PodUid
-from partage.model.mps import DaemonState
+from partage.model.mps import DaemonState, PipeTenants
 from partage.model.paths import check_socket_path
-from partage.model.pipe_tenants import PipeTenants
-from partage.model.process import Left, Processes
 from partage.model.samples import Samples
 from partage.model.step import Created, Step, TimeSlice
 

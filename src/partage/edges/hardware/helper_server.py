@@ -36,8 +36,8 @@ from partage.errors import (
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.driver_limit import LimitAt
 from partage.model.ids import PodUid
+from partage.model.mps import PipeTenants
 from partage.model.paths import check_socket_path
-from partage.model.pipe_tenants import PipeTenants
 from partage.model.step import Step
 
 LONGEST_WAIT_S = 60.0

@@ -14,10 +14,9 @@ from partage.edges.hardware.mig_devices import mig_uuid, profile_of
 from partage.edges.hardware.nvml_queries import MOST_PROFILES, GiProfile, Nvml, placement_of
 from partage.edges.hardware.translate import INVALID_ARGUMENT, NOT_FOUND
 from partage.errors import NotPermitted, Unsupported
-from partage.model.geometry import Placement
+from partage.model.geometry import Placement, named_gigabytes
 from partage.model.gpu import EmptyInstance, MigDevice
 from partage.model.ids import MigUuid
-from partage.model.profile import named_gigabytes
 from partage.values import Frozen
 
 _MOST = 32

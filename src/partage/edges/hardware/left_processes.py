@@ -19,8 +19,8 @@ from partage.edges.hardware.processes import sees_other_pods
 from partage.edges.host import procfs
 from partage.errors import HardwareError
 from partage.model.cgroup import owner_of, parse_cgroup
+from partage.model.gpu_use import Left, LeftProcess
 from partage.model.ids import ContainerId, PodUid
-from partage.model.process import Left, LeftProcess
 from partage.values import Frozen
 
 MOST_OF_POD = 4

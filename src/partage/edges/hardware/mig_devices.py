@@ -21,9 +21,9 @@ from partage.edges.hardware.host import CapabilityMinors, Host
 from partage.edges.hardware.nvml_queries import GiProfile, Nvml
 from partage.edges.hardware.session_memory import KnownMig, MigInstance
 from partage.errors import DriverUnavailable, HardwareError, NotPermitted
+from partage.model.geometry import MigProfile, named_gigabytes
 from partage.model.gpu import MigDevice, capability_file
 from partage.model.ids import MigUuid
-from partage.model.profile import MigProfile, named_gigabytes
 
 
 def known_migs(nvml: Nvml, gpu: Handle) -> tuple[KnownMig, ...]:

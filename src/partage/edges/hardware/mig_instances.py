@@ -28,9 +28,8 @@ from partage.errors import (
     StateMismatch,
     Unsupported,
 )
-from partage.model.geometry import Placement
+from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import MigMode
-from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
     Created,

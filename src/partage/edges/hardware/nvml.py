@@ -42,12 +42,10 @@ from partage.edges.hardware.worker import Worker
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import PAUSED, Inventory, NoDriver
-from partage.model.gpu_use import GpuUse
+from partage.model.gpu_use import GpuUse, Left, Processes
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, PodUid
-from partage.model.mps import DaemonState
-from partage.model.pipe_tenants import PipeTenants
-from partage.model.process import Left, Processes
+from partage.model.mps import DaemonState, PipeTenants
 from partage.model.samples import Samples
 from partage.model.step import (
     Created,

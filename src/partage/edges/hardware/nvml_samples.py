@@ -25,8 +25,8 @@ from partage.edges.hardware.sensors import GpuSensors, memory_of, process_activi
 from partage.edges.hardware.session_memory import KnownMig
 from partage.edges.host.procfs import ProcessInfo, read_process, start_of
 from partage.errors import HardwareError
+from partage.model.gpu_use import GpuMemory, GpuProcess, Processes
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.process import GpuMemory, GpuProcess, Processes
 from partage.model.samples import DeviceMemory, GpuSample, MigSample, ProcessActivity, Samples
 from partage.values import Frozen
 

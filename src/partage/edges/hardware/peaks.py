@@ -11,8 +11,8 @@ from collections.abc import Iterable, Mapping
 from msgspec import Struct
 
 from partage.model.cgroup import Owner, parse_cgroup
+from partage.model.gpu_use import GpuProcess, ProcessKind
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.process import GpuProcess, ProcessKind
 from partage.model.samples import OwnerPeak
 
 KEEP_ENDED_S = 300.0

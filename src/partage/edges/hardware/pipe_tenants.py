@@ -23,8 +23,15 @@ from partage.edges.hardware.processes import sees_other_pods
 from partage.edges.host import procfs
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.ids import ContainerId, DeviceUuid
-from partage.model.mps import SERVER, is_mps_name
-from partage.model.pipe_tenants import MOST_RIGHTS, NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
+from partage.model.mps import (
+    MOST_RIGHTS,
+    NO_HOST_PIDS,
+    SERVER,
+    PipeTenant,
+    PipeTenants,
+    ProcessRights,
+    is_mps_name,
+)
 from partage.values import Frozen
 
 _ROUNDS = 3

@@ -15,12 +15,10 @@ from typing import Protocol
 from partage.edges.host.device_users import UsersOf, nobody
 from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import Inventory
-from partage.model.gpu_use import GpuUse
+from partage.model.gpu_use import GpuUse, Left, Processes
 from partage.model.health import GpuCondition, Xid
 from partage.model.ids import DeviceUuid, PodUid
-from partage.model.mps import DaemonSpec, DaemonState, MpsNamespace
-from partage.model.pipe_tenants import PipeTenants
-from partage.model.process import Left, Processes
+from partage.model.mps import DaemonSpec, DaemonState, MpsNamespace, PipeTenants
 from partage.model.samples import Samples
 from partage.model.step import Created, Reset, Step, TimeSlice
 from partage.values import Frozen

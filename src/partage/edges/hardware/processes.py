@@ -17,8 +17,8 @@ from partage.edges.host import procfs
 from partage.edges.host.procfs import ProcessInfo, own_pids, read_process
 from partage.errors import Unsupported
 from partage.model.cgroup import parse_cgroup
+from partage.model.gpu_use import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
 from partage.model.ids import DeviceUuid, GpuUuid
-from partage.model.process import GpuMemory, GpuProcess, Processes, ProcessKind, is_mps_program
 from partage.units import MIB
 
 ReadProcesses = Callable[[set[int]], Mapping[int, ProcessInfo | None]]

@@ -19,8 +19,8 @@ from partage.edges.hardware.mig_devices import known_migs, mig_uuid
 from partage.edges.hardware.nvml_queries import NO_INSTANCE, Nvml
 from partage.edges.hardware.session_memory import KnownMig
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
+from partage.model.gpu_use import ProcessKind
 from partage.model.ids import GpuUuid, MigUuid
-from partage.model.process import ProcessKind
 from partage.values import Frozen
 
 _LISTS = {

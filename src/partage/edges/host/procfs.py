@@ -21,7 +21,7 @@ INITIAL_PID_NAMESPACE = "pid:[4026531836]"
 
 class ProcessInfo(Frozen):
     """One process; all fields were read while the same process had the pid. See
-    ``model.process.GpuProcess``.
+    ``model.gpu_use.GpuProcess``.
     """
 
     name: str

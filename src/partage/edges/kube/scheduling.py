@@ -18,8 +18,7 @@ from partage.edges.kube.objects import Amounts, Meta, OwnerReference, Page
 from partage.edges.kube.paging import PAGE
 from partage.edges.kube.reading import NODES, PODS
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
-from partage.model.pod import Container, ContainerKind, Pod
-from partage.model.scheduled import ScheduledNode, ScheduledPod
+from partage.model.pod import Container, ContainerKind, Pod, ScheduledNode, ScheduledPod
 from partage.units import MIB, parse_quantity
 from partage.values import Frozen
 

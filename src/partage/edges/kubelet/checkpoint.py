@@ -16,8 +16,8 @@ from typing import Any, TypeVar
 
 from partage.edges.host.read_file import read_regular
 from partage.errors import Unreachable
-from partage.model.allocation import CheckpointHolds
 from partage.model.ids import PodUid, ResourceName, ShareId
+from partage.model.share import CheckpointHolds
 from partage.values import Frozen
 
 CHECKPOINT = "kubelet_internal_checkpoint"

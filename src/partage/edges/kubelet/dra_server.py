@@ -26,8 +26,8 @@ from partage.edges.kubelet.dra_port import DraHandler
 from partage.edges.kubelet.dra_services import SERVICES, dra_services, request_of
 from partage.edges.kubelet.sockets import SocketIdentity, remove_socket, socket_identity
 from partage.errors import ClusterError, Unreachable
-from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.paths import LONGEST_SOCKET_PATH, check_socket_path
+from partage.model.share import LONGEST_REFUSAL
 from partage.text import shortened
 from partage.values import Frozen
 

@@ -22,8 +22,8 @@ from partage.edges.kubelet._generated.dra_health_v1alpha1_grpc import DRAResourc
 from partage.edges.kubelet._generated.dra_v1_grpc import DRAPluginBase as DraV1
 from partage.edges.kubelet._generated.dra_v1beta1_grpc import DRAPluginBase as DraV1Beta1
 from partage.edges.kubelet.dra_port import DraHandler
-from partage.model.allocation import LONGEST_REFUSAL
 from partage.model.claim import ClaimRef, DeviceCondition, PreparedDevice
+from partage.model.share import LONGEST_REFUSAL
 from partage.text import shortened
 
 log = logging.getLogger(__name__)

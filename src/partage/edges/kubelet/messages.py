@@ -9,10 +9,9 @@ from grpclib.encoding.proto import ProtoCodec
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as plugin
 from partage.edges.kubelet._generated import podresources_pb2 as resources
-from partage.model.allocation import ContainerAllocation, ContainerHold
 from partage.model.claim import ClaimHold
 from partage.model.ids import ResourceName, ShareId
-from partage.model.share import DeviceRow
+from partage.model.share import ContainerAllocation, ContainerHold, DeviceRow
 
 API_VERSION = "v1beta1"
 HEALTHY = "Healthy"

@@ -16,9 +16,9 @@ from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListe
 from partage.edges.kubelet.calls import translate_errors
 from partage.edges.kubelet.messages import LimitedCodec, claimed_by, held_by, share_ids
 from partage.errors import Rejected, Unreachable
-from partage.model.allocation import ContainerHold
 from partage.model.claim import ClaimHold
 from partage.model.ids import ResourceName, ShareId
+from partage.model.share import ContainerHold
 
 CALL_TIMEOUT_S = 5.0
 LONGEST_ANSWER = 16 * 2**20

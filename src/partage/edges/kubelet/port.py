@@ -7,9 +7,8 @@ from typing import Protocol
 
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.other_plugins import OtherPlugin
-from partage.model.allocation import CheckpointHolds, ContainerAllocation, ContainerHold
 from partage.model.ids import ResourceName, ShareId
-from partage.model.share import DeviceRow
+from partage.model.share import CheckpointHolds, ContainerAllocation, ContainerHold, DeviceRow
 from partage.values import Frozen
 
 
@@ -77,7 +76,7 @@ class PluginHandler(Protocol):
     def preferred(
         self, available: Sequence[ShareId], must_include: Sequence[ShareId], size: int
     ) -> list[ShareId]:
-        """The preferred ids. Raises partage.model.allocation.AllocationRefused."""
+        """The preferred ids. Raises partage.model.share.AllocationRefused."""
         ...
 
     async def allocate(self, ids: Sequence[ShareId]) -> ContainerAllocation:

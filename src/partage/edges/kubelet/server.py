@@ -23,9 +23,8 @@ from partage.edges.kubelet.messages import answer_message, device_list_message, 
 from partage.edges.kubelet.port import PluginHandler
 from partage.edges.kubelet.sockets import SHORTEN, SocketIdentity, remove_socket, socket_identity
 from partage.errors import Unreachable
-from partage.model.allocation import LONGEST_REFUSAL, AllocationRefused
 from partage.model.paths import check_socket_path
-from partage.model.share import DeviceRow
+from partage.model.share import LONGEST_REFUSAL, AllocationRefused, DeviceRow
 from partage.text import shortened
 
 PRE_START_LIMIT_S = 20.0

@@ -24,13 +24,14 @@ from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity, DaemonRecord, answers_elsewhere, socket_ids
 from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, HardwareError, Unsupported
-from partage.model.daemon_home import DaemonHome, HomeKind
 from partage.model.mps import (
     MULTI_USER_OPTIONS,
     SERVER,
     ClientLimits,
+    DaemonHome,
     DaemonSpec,
     DaemonState,
+    HomeKind,
     MpsServer,
 )
 

@@ -1,4 +1,4 @@
-"""Finds out where a daemon can live, and sees afterwards whether it does (``model.daemon_home`` decides).
+"""Finds out where a daemon can live, and sees afterwards whether it does (``model.mps`` decides).
 
 The kernel marks the host's root cgroup: the root of v2 has no ``cgroup.type``, only that of v1 has a
 ``release_agent``. Paths do not tell it: each cgroup namespace calls its own root ``/``.
@@ -17,7 +17,7 @@ from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.systemd import HostSystemd
 from partage.edges.mps.unit import unit_name
 from partage.model.cgroup import parse_cgroup
-from partage.model.daemon_home import (
+from partage.model.mps import (
     UNIFIED,
     DaemonHome,
     HomeChoice,

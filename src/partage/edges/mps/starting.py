@@ -20,7 +20,7 @@ from partage.edges.mps import launch
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.errors import DaemonError, Unsupported
-from partage.model.daemon_home import DaemonHome
+from partage.model.mps import DaemonHome
 
 _TAIL_BYTES = 16384
 _CHATTER = re.compile(

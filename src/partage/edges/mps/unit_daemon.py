@@ -11,7 +11,7 @@ from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.starting import last_line
 from partage.edges.mps.unit import unit_command, unit_name, write_limits
 from partage.errors import DaemonError, Unsupported
-from partage.model.daemon_home import DaemonHome, HomeChoice, HomeKind
+from partage.model.mps import DaemonHome, HomeChoice, HomeKind
 
 
 async def start_unit(

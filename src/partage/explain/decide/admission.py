@@ -6,12 +6,11 @@ from collections.abc import Mapping, Sequence
 
 from partage.explain.decide.node import NodeView, free_shares
 from partage.explain.decide.pod import PodNeeds
-from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link
 from partage.model.ids import ResourceName, ShareId
 from partage.model.pod import Container
 from partage.model.policy import AllocationPolicy
-from partage.model.share import NodeOffer, plugin_resources
+from partage.model.share import AllocationRefused, NodeOffer, plugin_resources
 from partage.plan.serve.allocators import KubeletChoice
 from partage.values import Frozen
 

@@ -10,9 +10,9 @@ from partage.claims.decide.book import ClaimBook
 from partage.claims.decide.classes import chart_classes
 from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.claims.model.request import DeviceClass
+from partage.model.claim import Demands
 from partage.model.gpu import Inventory, Link
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
-from partage.model.mig_demand import Demands
 from partage.model.policy import AllocationPolicy, Policy
 from partage.model.share import NodeOffer, resources_of
 from partage.plan.reconcile.node_plan import Phase

@@ -14,8 +14,8 @@ from partage.kubernetes.agent.node_taints import NodeTaints
 from partage.kubernetes.agent.node_writer import ClusterIntervals, NodeWriter
 from partage.kubernetes.agent.pod_drain import PodDrain
 from partage.kubernetes.agent.pod_notes import PodNotes
-from partage.model.allocation import CheckpointHolds
 from partage.model.node_labels import NodeTaint, WrittenLabels
+from partage.model.share import CheckpointHolds
 
 if TYPE_CHECKING:
     from partage.kubernetes.agent.rollout import RolloutMember

@@ -10,8 +10,8 @@ from collections.abc import Collection, Iterable
 from msgspec.structs import replace
 
 from partage.kubernetes.decide.events import NodeEvent, PodName
-from partage.model.allocation import CheckpointHolds
 from partage.model.ids import PodUid
+from partage.model.share import CheckpointHolds
 from partage.plan.cluster.pending import certain_holder
 from partage.plan.serve.ledger_entry import LedgerEntry
 

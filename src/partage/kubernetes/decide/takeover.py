@@ -13,9 +13,8 @@ from typing import Literal
 from msgspec import field
 
 from partage.errors import Problem
-from partage.model.allocation import CheckpointHolds
 from partage.model.ids import ResourceName, ShareId, is_share_id
-from partage.model.share import NodeOffer, plugin_resources
+from partage.model.share import CheckpointHolds, NodeOffer, plugin_resources
 from partage.values import Answer, Frozen
 
 Ids = Mapping[ResourceName, frozenset[ShareId]]

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 
-from partage.model.geometry import Geometry, Placement, ProfileSpec
+from partage.model.geometry import Geometry, MigProfile, Placement, ProfileSpec
 from partage.model.gpu import Gpu, Inventory, MigDevice, RecoveryAction
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
-from partage.model.profile import MigProfile
 from partage.values import Answer, Frozen
 
 State = tuple[Geometry, bool, tuple[tuple[MigProfile, int, tuple[tuple[MigProfile, bool], ...]], ...]]

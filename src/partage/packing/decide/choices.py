@@ -10,9 +10,8 @@ from collections.abc import Iterator, Sequence
 from itertools import product
 from operator import add, le
 
-from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.geometry import Geometry, MigProfile, ProfileSpec
 from partage.model.layout import compute_choices
-from partage.model.profile import MigProfile
 from partage.packing.decide.candidates import CandidateDevice, CandidateGpu, CandidateInstance
 from partage.packing.decide.demand import Demand
 from partage.packing.decide.openings import NewInstances, Quota, openings

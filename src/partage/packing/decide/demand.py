@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 
 from partage.errors import InputError, Problem
+from partage.model.geometry import MigProfile
 from partage.model.layout import compute_choices
-from partage.model.profile import MigProfile
 from partage.values import Frozen
 
 _MOST_PROFILES = 32

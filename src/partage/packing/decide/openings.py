@@ -11,9 +11,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from operator import le, sub
 
-from partage.model.geometry import ENGINE_KINDS, Geometry, ProfileSpec
+from partage.model.geometry import ENGINE_KINDS, Geometry, MigProfile, ProfileSpec
 from partage.model.layout import LayoutItem
-from partage.model.profile import MigProfile
 from partage.packing.decide.candidates import CandidateInstance
 from partage.values import Answer, Frozen
 

@@ -14,9 +14,9 @@ from collections.abc import Callable, Sequence
 from fractions import Fraction
 
 from partage.errors import Problem, Unsatisfiable
+from partage.model.geometry import MigProfile
 from partage.model.ids import MigUuid
 from partage.model.layout import LayoutItem
-from partage.model.profile import MigProfile
 from partage.packing.decide.candidates import CandidateDevice, CandidateGpu
 from partage.packing.decide.choices import Choice, Served
 from partage.packing.decide.demand import Demand, nearest_hint

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from msgspec import field
 
 from partage.errors import Problem
+from partage.model.claim import NO_DEMANDS, Demands, GpuDemand
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory, NoDriver
 from partage.model.ids import (
@@ -18,7 +19,6 @@ from partage.model.ids import (
     ResourceName,
     parse_resource_name,
 )
-from partage.model.mig_demand import NO_DEMANDS, Demands, GpuDemand
 from partage.model.node_labels import ACK_SCHEDULE, MIG_CONFIG, STOOD_FOR
 from partage.model.policy import (
     DesiredMig,

@@ -8,9 +8,9 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.errors import Problem
+from partage.model.claim import NO_DEMANDS, Demands
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid
-from partage.model.mig_demand import NO_DEMANDS, Demands
 from partage.model.policy import DesiredMig, Drain, Policy, WatchAction
 from partage.model.share import GpuOffer, NodeOffer
 from partage.model.strategy import Strategy

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from partage.model.geometry import Geometry, Placement, instance_memory
 from partage.model.gpu import Gpu, MigDevice
-from partage.model.layout import DoesNotFit, LayoutItem, PlacedItem, matches, place
-from partage.model.named_layouts import resolve_layout
+from partage.model.layout import DoesNotFit, LayoutItem, PlacedItem, matches, place, resolve_layout
 from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
 from partage.plan.offer.findings import Findings
 from partage.text import counted

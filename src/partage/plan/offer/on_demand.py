@@ -9,12 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from partage.model.geometry import Geometry, Placement, instance_memory
+from partage.model.claim import GpuDemand
+from partage.model.geometry import Geometry, MigProfile, Placement, instance_memory
 from partage.model.gpu import Gpu, MigDevice
 from partage.model.layout import LayoutItem
-from partage.model.mig_demand import GpuDemand
 from partage.model.policy import DesiredMig
-from partage.model.profile import MigProfile
 from partage.plan.offer.gpu_devices import GpuDevices, PlannedDevice
 from partage.text import counted
 

@@ -9,8 +9,7 @@ from functools import lru_cache
 from partage.model.geometry import Geometry
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid, parse_pci_address
-from partage.model.layout import DoesNotFit
-from partage.model.named_layouts import resolve_layout
+from partage.model.layout import DoesNotFit, resolve_layout
 from partage.model.policy import AllDevices, GpuCriteria, GpuEntry, NodeLayouts, Policy, RemainingGpus
 from partage.plan.offer.findings import Findings
 from partage.text import gpus

@@ -7,11 +7,10 @@ from itertools import count
 
 from msgspec.structs import replace
 
-from partage.model.geometry import Geometry, instance_memory
+from partage.model.geometry import Geometry, MigProfile, instance_memory
 from partage.model.gpu import ComputeMode, Gpu, MigDevice, MigMode
 from partage.model.ids import DeviceUuid, planned_uuid
 from partage.model.mps import DaemonState
-from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
     DestroyCompute,

@@ -9,14 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Sequence
 
-from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.geometry import Geometry, MigProfile, ProfileSpec
 from partage.model.gpu import Gpu, MigDevice, MigMode
 from partage.model.gpu_use import GpuUse
 from partage.model.ids import GpuUuid, MigUuid
-from partage.model.layout import DoesNotFit, LayoutItem, matches
-from partage.model.named_layouts import resolve_layout
+from partage.model.layout import DoesNotFit, LayoutItem, matches, resolve_layout
 from partage.model.policy import DesiredMig
-from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
     CreateInstance,

@@ -18,8 +18,7 @@ from msgspec.structs import replace
 
 from partage.model.gpu import Driver, NoDriver
 from partage.model.ids import ContainerId, DeviceUuid, device_of
-from partage.model.mps import DaemonPhase, DaemonState
-from partage.model.pipe_tenants import PipeTenant, PipeTenants
+from partage.model.mps import DaemonPhase, DaemonState, PipeTenant, PipeTenants
 from partage.plan.offer.mps_command import NAMESPACES, RESTRICTED, why_any_user_commands, why_own_servers
 from partage.plan.serve.ledger_entry import Hold, Holder, LedgerEntry
 from partage.values import Frozen

@@ -6,11 +6,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable
 
 from partage.errors import InsufficientResources, PartageError
-from partage.model.geometry import Placement
+from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import Gpu, Inventory, MigDevice
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, MigUuid
-from partage.model.profile import MigProfile
 from partage.model.step import CreateCompute, Step
 from partage.values import Frozen
 

@@ -11,10 +11,10 @@ from enum import StrEnum
 
 from msgspec import field
 
+from partage.model.claim import Demands
 from partage.model.gpu import gpu_of_mig_devices
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
-from partage.model.mig_demand import Demands
 from partage.model.mps import DaemonState
 from partage.model.share import GpuOffer, NodeOffer
 from partage.model.step import PlannedStep, Transaction

@@ -16,9 +16,8 @@ from typing import NamedTuple
 
 from msgspec.structs import replace
 
-from partage.model.geometry import Geometry, Placement
+from partage.model.geometry import Geometry, MigProfile, Placement
 from partage.model.layout import LayoutItem, place
-from partage.model.profile import MigProfile
 from partage.plan.reconcile.live_instances import LiveCompute, LiveInstance
 from partage.plan.reconcile.wanted_instances import WantedInstance, groupings, wanted_instances
 from partage.values import Frozen

@@ -12,12 +12,11 @@ from collections.abc import Iterable, Mapping
 from msgspec.structs import replace
 
 from partage.errors import DriverUnavailable, HardwareTimeout, PartageError
-from partage.model.geometry import Placement
+from partage.model.geometry import MigProfile, Placement
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import LayoutItem
 from partage.model.policy import DesiredMig
-from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
     Created,

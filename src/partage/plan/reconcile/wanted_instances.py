@@ -11,9 +11,8 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from itertools import islice, product
 
-from partage.model.geometry import Geometry, ProfileSpec
+from partage.model.geometry import Geometry, MigProfile, ProfileSpec
 from partage.model.layout import DoesNotFit, LayoutItem, PlacedItem, place
-from partage.model.profile import MigProfile
 from partage.values import Frozen
 
 _MOST = 200

@@ -11,12 +11,21 @@ from collections.abc import Iterable, Sequence
 
 from msgspec.structs import replace
 
-from partage.model.allocation import AllocationRefused, ContainerAllocation, DeviceNode, Mount
 from partage.model.gpu import Inventory
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.paths import CONTROL_NODES
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options
-from partage.model.share import DeviceOffer, Guarantee, Resource, driver_limits, weakest
+from partage.model.share import (
+    AllocationRefused,
+    ContainerAllocation,
+    DeviceNode,
+    DeviceOffer,
+    Guarantee,
+    Mount,
+    Resource,
+    driver_limits,
+    weakest,
+)
 from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms, limit_variables
 from partage.plan.serve.unit_allocation import memory_in_units, scattered
 from partage.text import one_or_each

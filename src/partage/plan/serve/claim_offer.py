@@ -8,10 +8,10 @@ from collections.abc import Mapping
 from msgspec import field
 from msgspec.structs import replace
 
+from partage.model.claim import Demands, GpuDemand
 from partage.model.gpu import Gpu
 from partage.model.health import Health
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid
-from partage.model.mig_demand import Demands, GpuDemand
 from partage.model.mps import DaemonPhase
 from partage.model.policy import DeviceIdStrategy, DeviceListStrategy, Options, WatchAction
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer

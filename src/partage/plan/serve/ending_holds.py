@@ -12,8 +12,8 @@ from math import inf
 
 from msgspec.structs import replace
 
+from partage.model.gpu_use import LeftProcess
 from partage.model.ids import PodUid, ResourceName, ShareId
-from partage.model.process import LeftProcess
 from partage.plan.serve.ledger_entry import Certainty, EndingHold, Hold, Holder, LedgerEntry
 from partage.values import Frozen
 

@@ -22,9 +22,9 @@ from math import inf
 
 from msgspec.structs import replace
 
-from partage.model.allocation import CheckpointHolds, ContainerHold
+from partage.model.gpu_use import LeftProcess
 from partage.model.ids import PodUid, ResourceName, ShareId
-from partage.model.process import LeftProcess
+from partage.model.share import CheckpointHolds, ContainerHold
 from partage.plan.serve.ending_holds import EndingHolds, FormerNames
 from partage.plan.serve.held_ids import HeldIds, held_ids
 from partage.plan.serve.ledger_entry import NAMED, Certainty, EndingHold, HeldLimit, Hold, Holder, LedgerEntry

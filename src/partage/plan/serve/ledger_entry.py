@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from enum import StrEnum
 
+from partage.model.gpu_use import LeftProcess
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.policy import WatchAction
-from partage.model.process import LeftProcess
 from partage.model.strategy import Interval
 from partage.values import Frozen
 

@@ -14,9 +14,9 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from partage.codec.values import CodecError, decode
-from partage.model.allocation import AllocationRefused
 from partage.model.driver_limit import DriverLimit, LimitSetter, LimitWay
 from partage.model.ids import GpuUuid, ResourceName
+from partage.model.share import AllocationRefused
 from partage.units import MIB
 from partage.values import Frozen
 

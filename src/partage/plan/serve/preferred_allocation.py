@@ -5,11 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import repeat
 
-from partage.model.allocation import AllocationRefused
 from partage.model.gpu import Link
 from partage.model.ids import DeviceUuid, GpuUuid, ShareId
 from partage.model.policy import AllocationPolicy
-from partage.model.share import DeviceOffer, Resource
+from partage.model.share import AllocationRefused, DeviceOffer, Resource
 from partage.plan.serve.linked_gpus import LinkedGpus
 from partage.values import Frozen
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Sequence
 
-from partage.model.allocation import AllocationRefused
 from partage.model.ids import DeviceUuid, ShareId
-from partage.model.share import DeviceOffer, Resource
+from partage.model.share import AllocationRefused, DeviceOffer, Resource
 from partage.text import listed
 from partage.units import format_exactly
 

@@ -20,9 +20,9 @@ from msgspec.structs import replace
 
 from partage.model.cgroup import Owner, parse_cgroup
 from partage.model.driver_limit import LimitAt
+from partage.model.gpu_use import GpuProcess, Processes, ProcessKind
 from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, PodUid, device_of
 from partage.model.policy import WatchAction
-from partage.model.process import GpuProcess, Processes, ProcessKind
 from partage.model.share import DeviceOffer, Guarantee, NodeOffer, weakest
 from partage.model.step import EndProcess
 from partage.plan.serve.claim_use import ClaimMember, ClaimUse, claim_uses

@@ -5,9 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from partage.errors import Severity
-from partage.model.layout import DoesNotFit, LayoutItem, place
-from partage.model.named_layouts import named_layouts, resolve_layout
-from partage.model.profile import MigProfile
+from partage.model.geometry import MigProfile
+from partage.model.layout import DoesNotFit, LayoutItem, named_layouts, place, resolve_layout
 from partage.providers.decide import rules as kinds
 from partage.providers.decide.rules import AnyRule, MigType, Provider
 from partage.providers.decide.subjects import Group, Keys, LayoutTable, RuleViolation

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from msgspec import field
 
-from partage.model.scheduled import ScheduledNode
+from partage.model.pod import ScheduledNode
 from partage.plan.placement.mix import WHOLE_MILLI
 from partage.plan.placement.room import Room
 from partage.scheduler.decide.kinds import DeviceKind, KindDevice, KindNames, Measure, Taken

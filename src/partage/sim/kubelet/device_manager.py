@@ -25,9 +25,9 @@ from msgspec import Struct, field
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet.messages import HEALTHY
-from partage.model.allocation import ContainerAllocation
 from partage.model.ids import ShareId
 from partage.model.pod import Container, Pod
+from partage.model.share import ContainerAllocation
 from partage.sim.kubelet.plugin_client import PluginClient, PluginError
 from partage.sim.kubelet.pod_status import Holding, Holdings
 from partage.values import Frozen

@@ -16,8 +16,8 @@ from partage.edges.host.own_task import bounded
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import DevicePluginStub
 from partage.edges.kubelet.messages import LONGEST_MESSAGE, LimitedCodec, MessageTooLong, share_ids
-from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import ShareId
+from partage.model.share import ContainerAllocation, DeviceNode, Mount
 from partage.sim.kubelet.protocol_errors import allocation_errors, list_errors, preference_errors
 
 PRE_START_TIMEOUT_S = 30.0

@@ -11,9 +11,9 @@ from typing import TypeVar
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.model.allocation import ContainerAllocation, DeviceNode, Mount
 from partage.model.ids import PodUid, ShareId
 from partage.model.pod import Pod
+from partage.model.share import ContainerAllocation, DeviceNode, Mount
 from partage.values import Frozen
 
 

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 
-from partage.model.geometry import Geometry, Placement, instance_memory
+from partage.model.geometry import Geometry, MigProfile, Placement, instance_memory
 from partage.model.gpu import Gpu, MigDevice
 from partage.model.ids import MigUuid
 from partage.model.layout import LayoutItem, PlacedItem, place
-from partage.model.profile import MigProfile
 from partage.sim.node.machine import derived_uuid
 
 _CAPS_BEFORE_GPUS = 3

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from partage.model.geometry import MigProfile
 from partage.model.gpu import Gpu, Inventory, MigMode
 from partage.model.layout import LayoutItem
-from partage.model.profile import MigProfile
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.select import GeometryOf
 from partage.sim.node.mig import create_layout

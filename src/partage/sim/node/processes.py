@@ -9,18 +9,19 @@ from msgspec.structs import replace
 from partage.edges.hardware.end_process import check_same_process, check_uses_gpu
 from partage.errors import NotPermitted
 from partage.model.cgroup import owner_of, parse_cgroup
-from partage.model.gpu_use import GpuUse, UseKind
-from partage.model.ids import GpuUuid, PodUid
-from partage.model.pipe_tenants import NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
-from partage.model.process import (
+from partage.model.gpu_use import (
     GpuMemory,
     GpuProcess,
+    GpuUse,
     Left,
     LeftProcess,
     Processes,
     ProcessKind,
+    UseKind,
     is_mps_program,
 )
+from partage.model.ids import GpuUuid, PodUid
+from partage.model.mps import NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
 from partage.model.samples import ProcessActivity
 from partage.model.step import EndProcess
 from partage.sim.node.load import LoadNow, load_at

@@ -20,10 +20,9 @@ from partage.errors import (
     StateMismatch,
     Unsupported,
 )
-from partage.model.geometry import Geometry, Placement, ProfileSpec, instance_memory
+from partage.model.geometry import Geometry, MigProfile, Placement, ProfileSpec, instance_memory
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice, MigMode
 from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
-from partage.model.profile import MigProfile
 from partage.model.step import (
     CreateCompute,
     Created,

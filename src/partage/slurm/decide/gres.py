@@ -12,9 +12,9 @@ from itertools import groupby
 
 from msgspec.structs import replace
 
+from partage.model.geometry import MigProfile
 from partage.model.gpu import Gpu, Inventory
 from partage.model.ids import GpuUuid
-from partage.model.profile import MigProfile
 from partage.model.share import DeviceOffer, NodeOffer
 from partage.plan.offer.findings import Findings
 from partage.slurm.decide import releases

@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 
 from partage.model.cgroup import SlurmStep, parse_cgroup
 from partage.model.gpu import Inventory
+from partage.model.gpu_use import GpuProcess, JobProcess, ProcessKind
 from partage.model.ids import DeviceUuid
-from partage.model.process import GpuProcess, JobProcess, ProcessKind
 from partage.slurm.model.job import JobDevice, JobRecord
 from partage.slurm.model.live import LiveJob
 

@@ -12,9 +12,9 @@ from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.scheduling import Placed, PodClaim, allocated, place
 from partage.claims.model.grant import Granted, GrantedShare, RefusedClaim
 from partage.claims.model.request import ClaimSpec
-from partage.model.allocation import AllocationRefused
 from partage.model.claim import ClaimRef
 from partage.model.ids import GPU_CLASS, ResourceName, ShareId
+from partage.model.share import AllocationRefused
 
 Shares = tuple[tuple[ResourceName, tuple[ShareId, ...]], ...]
 """Names and ids that claims hold."""

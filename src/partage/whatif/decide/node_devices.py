@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from partage.claims.model.request import ClaimSpec
-from partage.model.allocation import AllocationRefused
 from partage.model.ids import ResourceName, ShareId
+from partage.model.share import AllocationRefused
 from partage.plan.serve.fragmentation import Refusals, RefusedAmounts, one_device_where_needed
 from partage.plan.serve.unit_allocation import NoRoom
 from partage.whatif.decide.demand import Demand

@@ -15,7 +15,7 @@ from enum import Enum, auto
 from itertools import zip_longest
 
 from partage.claims.decide.book import ClaimBook
-from partage.model.allocation import AllocationRefused
+from partage.model.share import AllocationRefused
 from partage.plan.offer.desired import DesiredState
 from partage.plan.placement.mix import WHOLE_MILLI
 from partage.plan.serve.unit_allocation import NoRoom

@@ -17,7 +17,7 @@ from partage.claims.decide.book import ClaimBook
 from partage.claims.decide.scheduling import PodClaim, Unplaced, place
 from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.kubernetes.decide.node_rules import NodeRules
-from partage.model.scheduled import ScheduledPod
+from partage.model.pod import ScheduledPod
 from partage.text import count_of
 from partage.values import Frozen
 from partage.whatif.decide.gpu_amounts import (

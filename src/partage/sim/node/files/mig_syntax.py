@@ -14,6 +14,7 @@ from partage.model.geometry import (
     ENGINE_KINDS,
     Engines,
     Geometry,
+    MigProfile,
     Placement,
     ProfileSpec,
     driver_geometry,
@@ -22,7 +23,6 @@ from partage.model.geometry import (
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.ids import MigUuid
 from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
-from partage.model.profile import MigProfile
 from partage.sim.node.files.identifiers import mig_uuid, read_index
 from partage.sim.node.machine import derived_uuid
 from partage.sim.node.mig import ci_minor, gi_minor
