@@ -17,7 +17,7 @@ from partage.model.ids import GpuUuid
 from partage.sim.node.files.load import load_machine
 from partage.slurm.cluster import NodeSource, make_config
 from partage.slurm.decide.type_names import TypeNames
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from partage.slurm.text.text import config_files
 
 NODES = 1000

@@ -11,7 +11,7 @@ from partage.answers.render.drawing import draw
 from partage.answers.render.picture import picture
 from partage.model.policy import Sharing
 from partage.model.strategy import SHARING_STRATEGIES, Strategy
-from partage.slurm.model.version import GresName
+from partage.slurm.model import GresName
 
 
 @pytest.mark.parametrize("strategy", Strategy)

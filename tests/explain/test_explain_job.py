@@ -10,8 +10,7 @@ from partage.model.ids import GpuUuid
 from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
 from partage.slurm.host.job_records import JobRecords
-from partage.slurm.model.job import JobDevice, JobId, JobRecord
-from partage.slurm.model.version import GresName
+from partage.slurm.model import GresName, JobDevice, JobId, JobRecord
 
 
 @pytest.fixture(autouse=True)

@@ -28,8 +28,7 @@ from partage.model.step import (
 )
 from partage.model.strategy import Interval, Strategy
 from partage.model.usage_day import RunNow, UsageDay, WorkloadDay
-from partage.slurm.model.job import JobDevice, JobId, JobRecord
-from partage.slurm.model.version import GresName
+from partage.slurm.model import GresName, JobDevice, JobId, JobRecord
 from partage.units import GIB
 
 GPU = GpuUuid("GPU-11111111-2222-3333-4444-000000000000")

@@ -13,7 +13,7 @@ from partage.edges.hardware.helper_client import RemoteHardware
 from partage.slurm.agent import service
 from partage.slurm.agent.options import Pace, SlurmOptions
 from partage.slurm.decide.node_files import Writes
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 
 PACE = Pace(idle_s=1, busy_s=0.3, longest_s=1, retry_s=0.5, asked_s=5, answer_s=5, spread_s=0.3)
 

@@ -7,7 +7,7 @@ import pytest
 from partage.slurm.decide.check import check_files
 from partage.slurm.decide.request import Outcome, judge_request
 from partage.slurm.host.conf_files import read_conf_files
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from partage.slurm.text.conf import parse_conf
 from tests.slurm.decide import configs
 from tests.slurm.lab import BUILDS, NEWER, OLD, Lab

@@ -8,7 +8,7 @@ from random import Random
 import pytest
 
 from partage.slurm.decide.releases import double_booking
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from partage.slurm.text.hostlist import expand_hostlist
 from tests.slurm.decide import configs
 from tests.slurm.lab import BUILDS, NEWER, OLD, Lab, why_not

@@ -25,7 +25,7 @@ from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.slurm.agent import service
 from partage.slurm.agent.options import Pace, SlurmOptions
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from tests.slurm.agent.test_metrics import Ask, served
 
 MACHINE = "1xh100-sxm5-80gb"

@@ -14,8 +14,7 @@ from partage.model.gpu import Driver, Inventory, devices_of
 
 if TYPE_CHECKING:
     from partage.slurm.host.control import SlurmControl
-    from partage.slurm.model.devices import NodeDevices
-    from partage.slurm.model.version import SlurmVersion
+    from partage.slurm.model import NodeDevices, SlurmVersion
     from partage.slurm.text.conf import ConfFile
 
 _PLACES = ("/etc/slurm/slurm.conf", "/etc/slurm-llnl/slurm.conf")

@@ -26,7 +26,7 @@ from partage.explain.decide.reasons import GpuReason, NodeReason
 from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.share import Guarantee
 from partage.plan.serve.ledger_entry import Certainty
-from partage.slurm.model.job import JobId
+from partage.slurm.model import JobId
 from partage.values import Frozen
 
 _WEIGHTS: Mapping[type, int] = {

@@ -10,8 +10,7 @@ from partage.answers import common_options, common_output
 from partage.errors import InputError, Unsatisfiable
 from partage.explain.decide.job import JobVerdict, SlurmNow, explain_job
 from partage.explain.document import JobExplanationDocument, JobHoldingRow
-from partage.slurm.model.job import JobDevice, JobRecord
-from partage.slurm.model.live import QueuedJob
+from partage.slurm.model import JobDevice, JobRecord, QueuedJob
 
 
 def answer_job(name: str, run_dir: str | None, programs: Path | None, output: str) -> int:
@@ -23,7 +22,7 @@ def answer_job(name: str, run_dir: str | None, programs: Path | None, output: st
         )
     from partage.slurm.host.control import SlurmControl
     from partage.slurm.host.job_records import read_records
-    from partage.slurm.model.job import JobId
+    from partage.slurm.model import JobId
 
     control = SlurmControl(programs)
     now = SlurmNow(control.settings(), control.nodes(), control.queue())

@@ -31,10 +31,9 @@ from partage.sim.node.files.load import load_machine
 from partage.sim.node.machine_names import is_name
 from partage.sim.node.planned_layouts import with_planned_layouts
 from partage.slurm.decide.gres import NodeToName, cluster_config, node_gres
-from partage.slurm.decide.node_devices import node_devices
+from partage.slurm.decide.node_files import node_devices
 from partage.slurm.decide.type_names import TypeNames
-from partage.slurm.model.devices import NodeDevices
-from partage.slurm.model.version import SlurmConfig, SlurmNode, SlurmVersion
+from partage.slurm.model import NodeDevices, SlurmConfig, SlurmNode, SlurmVersion
 from partage.slurm.text.hostlist import MOST_NAMES, node_names
 from partage.values import Frozen
 

@@ -15,7 +15,7 @@ from partage.model.gpu_use import JobProcess, Processes
 from partage.slurm.decide.job_processes import job_processes, unrecorded
 from partage.slurm.host.control import SlurmControl
 from partage.slurm.host.job_records import read_records
-from partage.slurm.model.live import LiveJob
+from partage.slurm.model import LiveJob
 from partage.values import Frozen
 
 _DEADLINE_S = 3.0

@@ -15,7 +15,7 @@ from partage.slurm.version import slurm_version_option, version_of
 
 if TYPE_CHECKING:
     from partage.slurm.cluster import NodeSource
-    from partage.slurm.model.version import SlurmVersion
+    from partage.slurm.model import SlurmVersion
 
 
 _ELSEWHERE = {

@@ -80,7 +80,7 @@ def slurm_options(given: Mapping[str, Any], *, slurm: bool) -> SlurmOptions | No
     from partage.slurm.decide.node_files import Writes
     from partage.slurm.decide.type_names import TypeNames
     from partage.slurm.host.control import SlurmControl
-    from partage.slurm.model.version import SlurmVersion
+    from partage.slurm.model import SlurmVersion
 
     programs = given["slurm_bin"]
     said = given["slurm_version"]

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from partage.slurm.agent.job_node import JobNode
     from partage.slurm.decide.task_answer import TaskAnswer
     from partage.slurm.host.job_records import Records
-    from partage.slurm.model.job import JobId
+    from partage.slurm.model import JobId
 
 DEFAULT_DEVICES = "/etc/partage/slurm/devices.json"
 

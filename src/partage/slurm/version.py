@@ -11,7 +11,7 @@ import click
 from partage.errors import ClusterError, InputError, Problem, Unsatisfiable
 
 if TYPE_CHECKING:
-    from partage.slurm.model.version import SlurmVersion
+    from partage.slurm.model import SlurmVersion
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -37,7 +37,7 @@ def version_of(text: str | None) -> SlurmVersion:
     """The version in ``text``; None: that of scontrol. Raises InputError."""
     if text is None:
         return _said_here()
-    from partage.slurm.model.version import SlurmVersion
+    from partage.slurm.model import SlurmVersion
 
     try:
         return SlurmVersion.parse(text)

@@ -17,10 +17,8 @@ from partage.codec.values import CodecError
 from partage.explain.decide.fewest import fewest
 from partage.explain.decide.job import WORDS, JobVerdict, SlurmNow, explain_job, said_by_slurm
 from partage.slurm.decide.node_view import live_view
-from partage.slurm.model.job import JobId
-from partage.slurm.model.live import HeldGres, LiveNode, QueuedJob
-from partage.slurm.text.answers import parse_nodes, parse_settings
-from partage.slurm.text.queue import parse_queue
+from partage.slurm.model import HeldGres, JobId, LiveNode, QueuedJob
+from partage.slurm.text.answers import parse_nodes, parse_queue, parse_settings
 
 RECORDED = Path(__file__).parent / "recorded"
 

@@ -21,7 +21,7 @@ from partage.sim.node.hardware import SimulatedHardware
 from partage.slurm.agent.history import JobUsageObserver
 from partage.slurm.host.control import SlurmControl
 from partage.slurm.host.job_records import JobRecords
-from partage.slurm.model.job import JobId, JobRecord
+from partage.slurm.model import JobId, JobRecord
 from partage.units import GIB
 
 SHORT = Intervals(usage_s=0.02, history_s=0.02, history_write_s=0.1)

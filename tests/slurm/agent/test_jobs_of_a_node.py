@@ -29,7 +29,7 @@ from partage.slurm.decide.job_start import JobRequest
 from partage.slurm.host.devices_file import devices_text
 from partage.slurm.host.job_records import JobRecords, Records, read_records
 from partage.slurm.host.programs import SlurmPrograms
-from partage.slurm.model.job import JobId
+from partage.slurm.model import JobId
 from tests.slurm.decide.jobs import NODE, SIZE, gpu
 
 

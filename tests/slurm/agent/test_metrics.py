@@ -25,7 +25,7 @@ from partage.serve_http.http_access import HttpAccess, HttpOptions
 from partage.serve_http.listen import listen
 from partage.slurm.agent.options import SlurmOptions
 from partage.slurm.agent.service import SlurmService, import_metrics
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from partage.units import GIB
 from tests.slurm.agent.test_history import NAMED, hardware_with_a_job, squeue
 

@@ -17,8 +17,7 @@ from partage.slurm.agent.upkeep import wanted_of
 from partage.slurm.decide.node_files import Writes
 from partage.slurm.decide.upkeep import Files
 from partage.slurm.host.upkeep_state import read_upkeep, write_upkeep
-from partage.slurm.model.live import LiveNode
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import LiveNode, SlurmVersion
 
 WHOLE, MPS = "version: partage/v1\n", "version: partage/v1\ngpus: [{select: all, mps: {replicas: 4}}]\n"
 

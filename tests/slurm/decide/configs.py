@@ -8,7 +8,7 @@ from partage.edges.files.policy import parse_policy
 from partage.sim.node.files.load import load_machine
 from partage.slurm.cluster import NodeSource, make_config
 from partage.slurm.decide.type_names import TypeNames
-from partage.slurm.model.version import SlurmConfig, SlurmVersion
+from partage.slurm.model import SlurmConfig, SlurmVersion
 from partage.slurm.text.text import config_files
 
 WHOLE = "version: partage/v1\n"

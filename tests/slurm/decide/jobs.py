@@ -7,8 +7,7 @@ from msgspec.structs import replace
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
-from partage.slurm.model.devices import NodeDevice, NodeDevices
-from partage.slurm.model.version import GresName, SlurmVersion
+from partage.slurm.model import GresName, NodeDevice, NodeDevices, SlurmVersion
 from partage.units import GIB
 
 SIZE = 80 * GIB

@@ -5,8 +5,7 @@ from msgspec.structs import replace
 
 from partage.slurm.decide.against_live import LiveCluster, check_live
 from partage.slurm.decide.upkeep import MARK
-from partage.slurm.model.live import LiveNode, LiveSettings
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import LiveNode, LiveSettings, SlurmVersion
 from partage.slurm.text.conf import parse_conf
 
 OLD, NEW = SlurmVersion(22, 5, 8), SlurmVersion(24, 11, 5)

@@ -5,7 +5,7 @@ import pytest
 from partage.sim.node.files.load import load_machine
 from partage.slurm.decide.check import check_files
 from partage.slurm.decide.request import Outcome, judge_request
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from partage.slurm.text.conf import ConfKind, parse_conf
 from tests.slurm.decide import configs
 from tests.slurm.mistakes import CAP, RIGHT, WRONG, D, Hand

@@ -6,7 +6,7 @@ import pytest
 from partage.errors import Unsatisfiable
 from partage.slurm.cluster import make_config
 from partage.slurm.decide.type_names import TypeNames
-from partage.slurm.model.version import GresName, SlurmVersion
+from partage.slurm.model import GresName, SlurmVersion
 from partage.slurm.text.text import config_files, gres_value
 from tests.slurm.decide import configs
 

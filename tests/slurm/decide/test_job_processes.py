@@ -7,9 +7,7 @@ from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
 from partage.sim.node.files.load import load_machine
 from partage.slurm.decide.job_processes import job_processes, of_jobs, unrecorded
-from partage.slurm.model.job import JobDevice, JobId, JobRecord
-from partage.slurm.model.live import LiveJob
-from partage.slurm.model.version import GresName
+from partage.slurm.model import GresName, JobDevice, JobId, JobRecord, LiveJob
 
 MACHINE = load_machine("2xh100-sxm5-80gb").inventory
 FIRST, SECOND = (gpu.uuid for gpu in MACHINE)

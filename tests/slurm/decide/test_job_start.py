@@ -21,9 +21,9 @@ from partage.slurm.decide.job_start import (
     start_job,
     with_other_users,
 )
-from partage.slurm.model.job import HeldDevices, JobId, JobRecord
+from partage.slurm.model import HeldDevices, JobId, JobRecord
+from partage.slurm.text.answers import has_gpus_on, held_on, parse_job_names
 from partage.slurm.text.limits import limits_text
-from partage.slurm.text.queue import has_gpus_on, held_on, parse_job_names
 from partage.units import GIB, MIB
 from tests.slurm.decide.jobs import ALL, LIMITED, MIG, NODE, SIZE, gpu
 

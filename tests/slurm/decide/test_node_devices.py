@@ -8,7 +8,7 @@ from partage.model.strategy import Strategy
 from partage.slurm.cluster import make_config
 from partage.slurm.decide.type_names import TypeNames
 from partage.slurm.host.devices_file import MARK, devices_text, read_devices
-from partage.slurm.model.version import GresName, SlurmVersion
+from partage.slurm.model import GresName, SlurmVersion
 from tests.slurm.decide import configs
 
 MACHINE = "4xh100-sxm5-80gb"

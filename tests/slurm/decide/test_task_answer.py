@@ -14,7 +14,7 @@ from partage.slurm.decide.task_answer import (
     unreadable_answer,
     without_record,
 )
-from partage.slurm.model.job import HeldDevices, JobId
+from partage.slurm.model import HeldDevices, JobId
 from partage.units import MIB
 from tests.slurm.decide.jobs import LIMITED, MIG, NODE, SIZE, gpu
 

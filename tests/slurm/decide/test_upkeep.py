@@ -21,9 +21,7 @@ from partage.slurm.decide.upkeep import (
     next_move,
     stamp,
 )
-from partage.slurm.model.job import JobId
-from partage.slurm.model.live import LiveJob, LiveNode
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import JobId, LiveJob, LiveNode, SlurmVersion
 from tests.examples import examples
 
 OLD, NEW = SlurmVersion(22, 5, 8), SlurmVersion(24, 11, 5)

@@ -4,7 +4,7 @@ import pytest
 
 from partage.errors import Absent, Rejected, Unreachable, Unsatisfiable
 from partage.slurm.host.control import SlurmControl
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 
 
 def _control(tmp_path, environ=None, deadline_s=5.0, **scripts):

@@ -12,8 +12,7 @@ from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
 from partage.slurm.host.job_records import JobRecords, Records, read_records
 from partage.slurm.host.root_directory import RootDirectory, read_root_file
-from partage.slurm.model.job import JobDevice, JobId, JobRecord
-from partage.slurm.model.version import GresName
+from partage.slurm.model import GresName, JobDevice, JobId, JobRecord
 
 UUID = GpuUuid("GPU-00000000-0000-0000-0000-000000000003")
 DEVICE = JobDevice(

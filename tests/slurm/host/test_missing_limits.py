@@ -9,7 +9,7 @@ import pytest
 
 from partage.slurm.host.devices_file import devices_text
 from partage.slurm.host.missing_limits import missing_limits
-from partage.slurm.model.devices import NodeDevices
+from partage.slurm.model import NodeDevices
 from tests.slurm.decide.jobs import LIMITED, NODE
 
 

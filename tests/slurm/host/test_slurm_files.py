@@ -5,7 +5,7 @@ import pytest
 from partage.errors import InputError
 from partage.slurm.decide.check import check_files
 from partage.slurm.host.conf_files import read_conf_files
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from partage.slurm.text.conf import ConfKind
 
 OLD, NEW = SlurmVersion(22, 5, 8), SlurmVersion(24, 11, 5)

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from partage.codec.values import CodecError
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from partage.slurm.text.answers import parse_job_lines, parse_jobs, parse_node, parse_nodes, parse_settings
 
 NODE = """\

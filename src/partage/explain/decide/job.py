@@ -14,8 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from partage.explain.decide.fewest import fewest
 from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, live_view, parse_gres
 from partage.slurm.decide.request import Outcome, RequestVerdict, judge_request
-from partage.slurm.model.job import JobId
-from partage.slurm.model.live import LiveNode, LiveSettings, QueuedJob
+from partage.slurm.model import JobId, LiveNode, LiveSettings, QueuedJob
 from partage.text import listed
 from partage.values import Answer, Frozen
 

@@ -25,8 +25,7 @@ from partage.slurm.decide.job_start import (
 )
 from partage.slurm.host.devices_file import read_devices
 from partage.slurm.host.job_records import JobRecords, Records
-from partage.slurm.model.devices import NodeDevices
-from partage.slurm.model.job import JobRecord
+from partage.slurm.model import JobRecord, NodeDevices
 
 
 def begin_job(node: JobNode, request: JobRequest) -> JobRecord:

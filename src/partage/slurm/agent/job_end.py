@@ -8,7 +8,7 @@ from partage.errors import PartageError
 from partage.slurm.agent.job_node import LOCK_S, JobNode
 from partage.slurm.decide.job_start import idle_daemons, mps_of
 from partage.slurm.host.job_records import JobRecords, Records
-from partage.slurm.model.job import JobId
+from partage.slurm.model import JobId
 
 LOST_JOBS_S = 60.0
 """How often the epilogs of a node ask Slurm which of its jobs live, at most."""

@@ -21,8 +21,7 @@ from partage.slurm.decide.node_files import Writes, compare, digest
 from partage.slurm.decide.upkeep import Files, stamp
 from partage.slurm.host import devices_file
 from partage.slurm.host.upkeep_state import UpkeepState, read_upkeep, write_upkeep
-from partage.slurm.model.devices import NodeDevices
-from partage.slurm.model.live import LiveNode
+from partage.slurm.model import LiveNode, NodeDevices
 from partage.slurm.text.text import GRES_CONF, MARK
 from partage.values import Frozen
 

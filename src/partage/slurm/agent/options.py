@@ -10,7 +10,7 @@ from partage.slurm.decide.node_files import Writes
 from partage.slurm.decide.type_names import TypeNames
 from partage.slurm.host.control import DEADLINE_S
 from partage.slurm.host.devices_file import DEFAULT_PATH
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from partage.values import Frozen
 
 CONF_DIR = Path("/etc/slurm")

@@ -28,8 +28,7 @@ from partage.slurm.agent.options import SlurmOptions
 from partage.slurm.decide import releases
 from partage.slurm.decide.gres import NodeToName, cluster_config, node_gres
 from partage.slurm.decide.job_processes import of_jobs
-from partage.slurm.decide.node_devices import node_devices
-from partage.slurm.decide.node_files import Writes, wanted_counts, wanted_files
+from partage.slurm.decide.node_files import Writes, node_devices, wanted_counts, wanted_files
 from partage.slurm.decide.upkeep import (
     DrainNode,
     LoadFiles,
@@ -44,8 +43,7 @@ from partage.slurm.decide.upkeep import (
 )
 from partage.slurm.host.control import SlurmControl
 from partage.slurm.host.devices_file import devices_text
-from partage.slurm.model.live import LiveNode
-from partage.slurm.model.version import SlurmNode
+from partage.slurm.model import LiveNode, SlurmNode
 from partage.slurm.text.text import gres_conf
 
 log = logging.getLogger(__name__)

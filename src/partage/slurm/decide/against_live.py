@@ -9,11 +9,9 @@ from partage.errors import Problem
 from partage.slurm.decide import releases
 from partage.slurm.decide.conf_checks import kinds
 from partage.slurm.decide.node_view import NodeLine, gres_types, node_lines
-from partage.slurm.decide.notebook import Notebook
 from partage.slurm.decide.upkeep import MARK, counts_differ
-from partage.slurm.model.live import LiveNode, LiveSettings
-from partage.slurm.model.version import SlurmVersion
-from partage.slurm.text.conf import ConfFile, ConfKind
+from partage.slurm.model import LiveNode, LiveSettings, SlurmVersion
+from partage.slurm.text.conf import ConfFile, ConfKind, Notebook
 from partage.slurm.text.hostlist import format_hostlist
 from partage.values import Frozen
 

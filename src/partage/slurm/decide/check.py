@@ -11,11 +11,9 @@ from partage.errors import Problem
 from partage.model.gpu import Gpu, Inventory, MigDevice
 from partage.slurm.decide.conf_checks import Settings, check_cgroup_conf, check_slurm_conf, kinds
 from partage.slurm.decide.gres_lines import GresConf, read_gres_conf
-from partage.slurm.decide.merge import view_node
-from partage.slurm.decide.node_view import NodeLine, SeenGpu, SlurmNodeView, gres_types, node_lines
-from partage.slurm.decide.notebook import Notebook
-from partage.slurm.model.version import SlurmVersion
-from partage.slurm.text.conf import ConfFile, ConfKind
+from partage.slurm.decide.node_view import NodeLine, SeenGpu, SlurmNodeView, gres_types, node_lines, view_node
+from partage.slurm.model import SlurmVersion
+from partage.slurm.text.conf import ConfFile, ConfKind, Notebook
 from partage.slurm.text.hostlist import format_hostlist
 from partage.values import Frozen
 

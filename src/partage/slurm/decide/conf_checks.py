@@ -7,9 +7,8 @@ from collections.abc import Iterable, Sequence
 from partage.slurm.decide import releases
 from partage.slurm.decide.gres_lines import GresConf
 from partage.slurm.decide.node_view import SHARED, NodeLine, gres_types
-from partage.slurm.decide.notebook import Notebook
-from partage.slurm.model.version import SlurmVersion
-from partage.slurm.text.conf import ConfFile, ConfKind, ConfLine
+from partage.slurm.model import SlurmVersion
+from partage.slurm.text.conf import ConfFile, ConfKind, ConfLine, Notebook
 
 _ALWAYS = (
     "allowedramspace", "allowedswapspace", "cgroupmountpoint", "cgroupplugin", "constraincores",

@@ -19,7 +19,7 @@ from partage.model.share import DeviceOffer, NodeOffer
 from partage.plan.offer.findings import Findings
 from partage.slurm.decide import releases
 from partage.slurm.decide.type_names import SHARED_SUFFIX, TypeNames, device_type, gpu_type
-from partage.slurm.model.version import (
+from partage.slurm.model import (
     GresName,
     GresRecord,
     NodeGres,

@@ -9,9 +9,8 @@ from __future__ import annotations
 import re
 
 from partage.slurm.decide import releases
-from partage.slurm.decide.notebook import Notebook
-from partage.slurm.model.version import SlurmVersion
-from partage.slurm.text.conf import ConfFile, ConfLine
+from partage.slurm.model import SlurmVersion
+from partage.slurm.text.conf import ConfFile, ConfLine, Notebook
 from partage.slurm.text.hostlist import expand_hostlist
 from partage.values import Frozen
 

@@ -12,8 +12,7 @@ from partage.model.cgroup import SlurmStep, parse_cgroup
 from partage.model.gpu import Inventory
 from partage.model.gpu_use import GpuProcess, JobProcess, ProcessKind
 from partage.model.ids import DeviceUuid
-from partage.slurm.model.job import JobDevice, JobRecord
-from partage.slurm.model.live import LiveJob
+from partage.slurm.model import JobDevice, JobRecord, LiveJob
 
 NOT_ITS_OWN = "not given to this job"
 MPS_SERVER = "MPS server"

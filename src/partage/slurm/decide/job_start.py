@@ -15,9 +15,15 @@ from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonSpec, DaemonState
 from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
-from partage.slurm.model.devices import NodeDevice, NodeDevices
-from partage.slurm.model.job import HeldDevices, JobDevice, JobId, JobRecord
-from partage.slurm.model.version import GresName
+from partage.slurm.model import (
+    GresName,
+    HeldDevices,
+    JobDevice,
+    JobId,
+    JobRecord,
+    NodeDevice,
+    NodeDevices,
+)
 from partage.units import MIB
 from partage.values import Frozen
 

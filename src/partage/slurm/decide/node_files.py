@@ -1,7 +1,8 @@
 """The files of one node: what they have to say, and whether they say it. Pure.
 
-Who writes what: a node with a gres.conf of its own has all of it there; where all nodes share the files, each
-has two small ones that the shared gres.conf and slurm.conf include.
+The devices behind Slurm's indexes come from the same values as gres.conf. Who writes what: a node with a
+gres.conf of its own has all of it there; where all nodes share the files, each has two small ones that the
+shared gres.conf and slurm.conf include.
 """
 
 from __future__ import annotations
@@ -11,10 +12,56 @@ from enum import StrEnum
 from hashlib import sha256
 
 from partage.codec.values import CodecError, decode
+from partage.model.driver_limit import LimitBackend
+from partage.model.gpu import Gpu
+from partage.model.ids import DeviceUuid
+from partage.model.share import DeviceOffer, Guarantee
+from partage.plan.offer.desired import DesiredState
+from partage.plan.offer.gpu_devices import device_memory
 from partage.slurm.decide.upkeep import Files
-from partage.slurm.model.devices import NodeDevices
-from partage.slurm.model.version import SlurmConfig
+from partage.slurm.model import NodeDevice, NodeDevices, NodeGres, SlurmConfig, SlurmDevice, SlurmVersion
 from partage.slurm.text.text import GRES_CONF, gres_conf, gres_value, slurm_conf
+
+
+def node_devices(name: str, gres: NodeGres, desired: DesiredState, version: SlurmVersion) -> NodeDevices:
+    """What stands behind each index of a node. gres: what Slurm is told of it, made from ``desired``."""
+    rows = {row.device: row for offered in desired.offer.values() for row in offered}
+    gpus = {gpu.uuid: gpu for gpu in desired.inventory}
+    users = {
+        daemon.device: daemon.multi_user
+        for settings in desired.settings.values()
+        for daemon in settings.daemons
+    }
+    return NodeDevices(
+        node=name,
+        slurm=version,
+        devices=tuple(
+            _device(device, rows[device.uuid], gpus[rows[device.uuid].gpu], users) for device in gres.devices
+        ),
+    )
+
+
+def _device(
+    device: SlurmDevice, row: DeviceOffer, gpu: Gpu, users: dict[DeviceUuid, bool | None]
+) -> NodeDevice:
+    mig = next((mig_device for mig_device in gpu.mig_devices if mig_device.uuid == device.uuid), None)
+    memory = device_memory(gpu, mig)
+    return NodeDevice(
+        index=device.index,
+        name=device.name,
+        uuid=device.uuid,
+        gpu=row.gpu,
+        type=device.type,
+        strategy=row.strategy,
+        memory_bytes=memory.memory_bytes,
+        guarantee=Guarantee.HARD if memory.alone else Guarantee.NONE,
+        shares=device.shares,
+        units=device.units,
+        guard=row.guard,
+        multi_user=users.get(device.uuid),
+        limited=row.limited,
+        limits_nest=row.limited and gpu.limits is not None and gpu.limits.backend is LimitBackend.DMEM,
+    )
 
 
 class Writes(StrEnum):

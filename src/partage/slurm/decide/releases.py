@@ -5,7 +5,7 @@ Sources: SchedMD's changelogs and documents; what was seen on 22.05.8 and 24.11.
 
 from __future__ import annotations
 
-from partage.slurm.model.version import GresName, SlurmVersion
+from partage.slurm.model import GresName, SlurmVersion
 
 OLDEST = SlurmVersion(19, 5)
 """The first release with select/cons_tres and ``mps``."""

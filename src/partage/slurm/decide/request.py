@@ -12,7 +12,7 @@ from enum import StrEnum
 from partage.slurm.decide import releases
 from partage.slurm.decide.node_view import SHARED, GresCount, SlurmNodeView, parse_gres
 from partage.slurm.decide.type_names import SHARED_SUFFIX
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from partage.slurm.text.hostlist import format_hostlist
 from partage.text import listed
 from partage.values import Answer

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 from partage.model.ids import GpuUuid
 from partage.model.share import Guarantee, weakest
 from partage.slurm.decide.job_start import parse_indexes
-from partage.slurm.model.job import JobDevice, JobRecord, as_request
-from partage.slurm.model.version import GresName
+from partage.slurm.model import GresName, JobDevice, JobRecord, as_request
 from partage.text import one_or_each
 from partage.units import MIB
 from partage.values import Frozen

@@ -16,8 +16,7 @@ from msgspec import field
 
 from partage.slurm.decide import releases
 from partage.slurm.decide.node_view import SHARED, parse_gres
-from partage.slurm.model.live import LiveJob, LiveNode
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import LiveJob, LiveNode, SlurmVersion
 from partage.values import Frozen, Tagged
 
 MARK = "partage agent: "

@@ -8,7 +8,7 @@ from pathlib import Path
 from partage.edges.files.input_file import STDIN, read_input, read_regular_input
 from partage.errors import InputError, Problem
 from partage.slurm.decide import releases
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 from partage.slurm.text.conf import ConfFile, ConfKind, ConfLine, parse_conf
 
 _MOST_FILES = 1000

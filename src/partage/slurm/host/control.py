@@ -14,18 +14,17 @@ from typing import TypeVar
 
 from partage.codec.values import CodecError
 from partage.errors import Absent, ClusterError, PartageError, Rejected
-from partage.slurm.host.commands import SlurmCommands
-from partage.slurm.model.live import LiveJob, LiveNode, LiveSettings, QueuedJob
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.host.programs import SlurmCommands
+from partage.slurm.model import LiveJob, LiveNode, LiveSettings, QueuedJob, SlurmVersion
 from partage.slurm.text.answers import (
     JOB_FORMAT,
     parse_job_lines,
     parse_jobs,
     parse_node,
     parse_nodes,
+    parse_queue,
     parse_settings,
 )
-from partage.slurm.text.queue import parse_queue
 
 PATH = (
     "/usr/sbin:/usr/bin:/sbin:/bin:/usr/local/sbin:/usr/local/bin:/opt/slurm/sbin:/opt/slurm/bin"

@@ -10,7 +10,7 @@ import msgspec
 from partage.codec.values import CodecError, decode, encode
 from partage.errors import InputError, Problem
 from partage.slurm.host.root_directory import read_root_file
-from partage.slurm.model.devices import WRITTEN_BY, NodeDevices
+from partage.slurm.model import WRITTEN_BY, NodeDevices
 
 DEVICES_FILE = "devices.json"
 DEFAULT_PATH = "/etc/partage/slurm/devices.json"

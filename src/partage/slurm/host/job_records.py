@@ -21,7 +21,7 @@ from msgspec import field
 
 from partage.codec.values import CodecError, decode, encode
 from partage.slurm.host.root_directory import RootDirectory
-from partage.slurm.model.job import RECORD_VERSION, JobId, JobRecord
+from partage.slurm.model import RECORD_VERSION, JobId, JobRecord
 from partage.slurm.text.limits import limits_text
 from partage.values import Frozen
 

@@ -1,8 +1,8 @@
-"""Slurm's own programs, asked from a prolog or a task prolog. Only where it has to be: each call is a request
-to slurmctld.
+"""Slurm's own programs: run with a deadline, a PATH, and of the caller's environment SLURM_CONF alone.
 
-Every call blocks and has a deadline. A silent slurmctld is asked again: no job gets past its prolog without
-it, since slurmd reports the prolog's end to it, so waiting costs nobody anything.
+A prolog or a task prolog asks them only where it has to: each call is a request to slurmctld. It blocks. A
+silent slurmctld is asked again: no job gets past its prolog without it, since slurmd reports the prolog's end
+to it, so waiting costs nobody anything.
 """
 
 from __future__ import annotations
@@ -10,14 +10,67 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shutil
+import subprocess
 import time
+from collections.abc import Mapping
 
 from partage.codec.values import CodecError
-from partage.errors import PartageError, Rejected, Unreachable
-from partage.slurm.host.commands import SlurmCommands
-from partage.slurm.model.job import HeldDevices, JobId
-from partage.slurm.text.answers import held_in_json
-from partage.slurm.text.queue import NAMES_FORMAT, has_gpus_on, held_on, parse_job_names
+from partage.errors import Absent, PartageError, Rejected, Unreachable, Unsatisfiable
+from partage.slurm.model import HeldDevices, JobId
+from partage.slurm.text.answers import NAMES_FORMAT, has_gpus_on, held_in_json, held_on, parse_job_names
+
+_KEPT = ("SLURM_CONF",)
+_ABSENT = ("not found", "Invalid node name")
+_AWAY = ("Unable to contact", "Connection refused", "timed out", "Zero Bytes", "Socket", "connect failure")
+
+
+class SlurmCommands:
+    """path: where the programs are, as in PATH. environ: of the caller."""
+
+    def __init__(self, path: str, environ: Mapping[str, str], deadline_s: float) -> None:
+        self._path = path
+        kept = {name: environ[name] for name in _KEPT if environ.get(name)}
+        self._environ = {"PATH": path, "LC_ALL": "C", "TZ": "UTC", **kept}
+        self._deadline_s = deadline_s
+
+    def found(self, program: str) -> str | None:
+        """The path of a program; None: it is not there."""
+        return shutil.which(program, path=self._path)
+
+    def run(self, program: str, *arguments: str) -> str:
+        """What it prints. Blocks.
+
+        Raises Unsatisfiable (the program is not there), Unreachable (no answer), Absent (no such node) and
+        Rejected (a refusal).
+        """
+        path = self.found(program)
+        if path is None:
+            raise Unsatisfiable(f"{program} is not installed here", f"it is looked for in {self._path}")
+        what = " ".join((program, *arguments[:2]))
+        try:
+            done = subprocess.run(  # noqa: S603 - a program of a fixed PATH, and no shell
+                [path, *arguments],
+                env=self._environ,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=self._deadline_s,
+                check=False,
+                cwd="/",
+            )
+        except subprocess.TimeoutExpired:
+            raise Unreachable(f"{what}: no answer within {self._deadline_s:g} s") from None
+        except OSError as error:
+            raise Unreachable(f"{what}: {error.strerror or error}") from error
+        output = done.stdout.decode("utf-8", "replace")
+        if done.returncode == 0:
+            return output
+        text = " ".join((done.stderr.decode("utf-8", "replace") or output).split())[-300:]
+        message = f"{what}: {text or f'exit code {done.returncode}'}"
+        if any(word in message for word in _AWAY):
+            raise Unreachable(message)
+        raise (Absent if any(word in message for word in _ABSENT) else Rejected)(message)
+
 
 DEADLINE_S = 5.0
 ASK_S = 60.0

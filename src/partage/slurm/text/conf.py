@@ -1,4 +1,4 @@
-r"""Slurm's configuration files as lines of keys and values, read as Slurm reads them.
+r"""Slurm's configuration files as lines of keys and values, read as Slurm reads them; and problems of them.
 
 ``#`` begins a comment, ``\`` at the end of a line continues it, keys are read in any case, and a value with
 spaces stands in quotes.
@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator
 from enum import StrEnum
 
+from partage.errors import Problem, Severity
 from partage.values import Frozen
 
 LIMIT_BYTES = 16 * 2**20
@@ -99,3 +100,26 @@ def _kind(name: str, lines: tuple[ConfLine, ...]) -> ConfKind | None:
     if any(key.startswith(("constrain", "cgroup")) for key in keys):
         return ConfKind.CGROUP
     return ConfKind.SLURM if {"grestypes", "slurmctldhost", "gres", "clustername"} & keys else None
+
+
+class Notebook:
+    """Collects problems; each is kept once."""
+
+    def __init__(self) -> None:
+        self._problems: dict[Problem, None] = {}
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        """In the order in which they were found."""
+        return tuple(self._problems)
+
+    def error(self, file: str, line: int, message: str, hint: str = "") -> None:
+        """What does not work."""
+        self._add("error", file, line, message, hint)
+
+    def warn(self, file: str, line: int, message: str, hint: str = "") -> None:
+        """What is doubtful."""
+        self._add("warning", file, line, message, hint)
+
+    def _add(self, severity: Severity, file: str, line: int, message: str, hint: str) -> None:
+        self._problems[Problem(file, f"line {line}" if line else "", severity, message, hint)] = None

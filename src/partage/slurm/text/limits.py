@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from partage.model.driver_limit import DriverLimit
 from partage.model.ids import GpuUuid
-from partage.slurm.model.job import JobRecord
+from partage.slurm.model import JobRecord
 
 _OF_JOB, _OF_TASK_TOO = "1 job", "1 job task"
 """1: the version of the file. That of the job counts for all of its steps together; that of the task shows

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import groupby
 
-from partage.slurm.model.version import GresName, GresRecord, NodeGres, SlurmConfig, SlurmNode
+from partage.slurm.model import GresName, GresRecord, NodeGres, SlurmConfig, SlurmNode
 from partage.slurm.text.hostlist import format_hostlist
 from partage.text import printable
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from partage.slurm.model.version import SlurmVersion
+from partage.slurm.model import SlurmVersion
 
 
 @pytest.mark.parametrize(

@@ -1,1 +1,0 @@
-"""Values of Slurm: releases, devices, jobs."""
