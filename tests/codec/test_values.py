@@ -15,8 +15,17 @@ from hypothesis import strategies as st
 from msgspec import Raw
 from msgspec.structs import fields
 
-from partage.codec.errors import WrittenError, from_error, to_error
-from partage.codec.values import CodecError, decode, encode, encode_replacing, from_plain, to_plain
+from partage.codec.values import (
+    CodecError,
+    WrittenError,
+    decode,
+    encode,
+    encode_replacing,
+    from_error,
+    from_plain,
+    to_error,
+    to_plain,
+)
 from partage.edges.hardware import frames
 from partage.edges.hardware.port import Events
 from partage.errors import GpuInUse, HardwareError, PartageError, Problem

@@ -77,7 +77,7 @@ def _run(options: HardwareOptions) -> int:
     log.configure()
     try:
         if options.no_network:
-            from partage.edges.hardware.no_network import leave_network
+            from partage.edges.hardware.helper_server import leave_network
 
             leave_network()
         runner = asyncio.Runner()

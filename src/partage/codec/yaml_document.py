@@ -17,8 +17,16 @@ from collections.abc import Iterator, Mapping
 
 import yaml
 
-from partage.codec.yaml_scalars import OldBool, Value, describe
-from partage.codec.yaml_tree import HAS_LIBYAML, LIMIT_PROBLEMS, LIMIT_VALUES, TreeBuilder, join_path
+from partage.codec.yaml_tree import (
+    HAS_LIBYAML,
+    LIMIT_PROBLEMS,
+    LIMIT_VALUES,
+    OldBool,
+    TreeBuilder,
+    Value,
+    describe,
+    join_path,
+)
 from partage.errors import InputError, Problem
 from partage.values import Frozen
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from partage.edges.hardware.discover import Discovery
+from partage.edges.hardware.discover import Discovery, count_nvlinks
 from partage.edges.hardware.gpu_queries import NvLinkPeer
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.edges.hardware.topology import count_nvlinks
 from partage.errors import DriverUnavailable
 from partage.model.driver_limit import LimitObstacle, LimitSupport
 from partage.model.geometry import Placement

@@ -8,9 +8,9 @@ from collections.abc import AsyncIterator
 import pytest
 
 from partage.edges.hardware import nvidia_smi
+from partage.edges.hardware.gpu_settings import parse_interval
 from partage.edges.hardware.nvidia_smi import SmiOutput
 from partage.edges.hardware.nvml import NvmlHardware
-from partage.edges.hardware.time_slice import parse_interval
 from partage.errors import (
     GpuInUse,
     HardwareError,

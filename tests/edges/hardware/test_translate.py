@@ -8,10 +8,10 @@ from pathlib import Path
 import pynvml
 import pytest
 
+from partage.edges.hardware.binding import ERRORS, translate
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.edges.hardware.translate import ERRORS, translate
 from partage.errors import (
     DriverUnavailable,
     GpuLost,

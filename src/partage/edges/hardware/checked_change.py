@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.edges.hardware.uses import uses
+from partage.edges.hardware.running_processes import uses
 from partage.errors import GpuInUse, HardwareError, StateMismatch
 from partage.model.step import Step
 

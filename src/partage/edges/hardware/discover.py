@@ -1,25 +1,176 @@
-"""Read the whole node once: what the driver and the node's files say, as an Inventory."""
+"""Read the whole node once: what the driver and the node's files say, as an Inventory.
+
+The connections between GPUs (PCIe paths, NVLinks, NVSwitches) are read once and kept. What MIG allows is
+asked only for a GPU whose placements no catalogue has. The driver answers root only, and before R550 only
+while MIG mode is on. Compute instances are not asked for: the driver lists them for a GPU instance that
+exists.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import combinations
 
 from msgspec.structs import replace
 
-from partage.edges.hardware.asked_geometry import AskedGeometries, Lacks
-from partage.edges.hardware.gpu_queries import Handle
+from partage.edges.hardware.gpu_queries import Handle, NvLinkPeer
 from partage.edges.hardware.host import CapabilityMinors, Host, nvml_address
-from partage.edges.hardware.instances import empty_instances
+from partage.edges.hardware.instances import empty_instances, possible_starts, profile_names
 from partage.edges.hardware.memory_limits import cgroup_root, limit_support
 from partage.edges.hardware.mig_devices import read_mig_devices, with_files
 from partage.edges.hardware.nvml_queries import Nvml
-from partage.edges.hardware.topology import Topology
 from partage.edges.host.slurm_limits import limits_by_slurm
-from partage.errors import DriverUnavailable, GpuLost, HardwareError
-from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, MigDevice, NoDriver
+from partage.errors import DriverUnavailable, GpuLost, HardwareError, NotPermitted, Unsupported
+from partage.model.geometry import Geometry, MigProfile, ProfileSpec, driver_geometry
+from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, MigDevice, MigMode, NoDriver
 from partage.model.health import GpuCondition
 from partage.model.ids import GpuUuid, PciBusId
 from partage.values import Frozen
+
+Lacks = Callable[[Gpu], bool]
+"""Whether nothing but the driver knows what this GPU allows."""
+
+
+class AskedGeometries:
+    """The geometries that were asked for. What a driver said of a GPU holds as long as it is loaded; one that
+    said nothing is asked again when the MIG mode has changed."""
+
+    def __init__(self, lacks: Lacks) -> None:
+        self._lacks = lacks
+        self._found: dict[tuple[GpuUuid, str], Geometry] = {}
+        self._nothing: set[tuple[GpuUuid, str, MigMode | None]] = set()
+
+    def of(self, nvml: Nvml, handle: Handle, gpu: Gpu, driver_version: str) -> Geometry | None:
+        """What the driver says of ``gpu``; None if it need not be asked, or says nothing. Raises GpuLost,
+        DriverUnavailable."""
+        known = self._found.get((gpu.uuid, driver_version))
+        unanswered = (gpu.uuid, driver_version, gpu.mig_mode)
+        if known is not None or unanswered in self._nothing:
+            return known
+        try:
+            geometry = ask_geometry(nvml, handle, gpu) if self._lacks(gpu) else None
+        except (GpuLost, DriverUnavailable):
+            raise
+        except HardwareError:
+            return None  # the GPU works all the same; asked again next time
+        if geometry is None:
+            self._nothing.add(unanswered)
+        else:
+            self._found[gpu.uuid, driver_version] = geometry
+        return geometry
+
+
+def ask_geometry(nvml: Nvml, handle: Handle, gpu: Gpu) -> Geometry | None:
+    """What the driver says; None if it says nothing of places to this user, or in this MIG mode. Raises
+    HardwareError."""
+    try:
+        specs = tuple(_specs(nvml, handle, gpu.memory_bytes))
+    except (NotPermitted, Unsupported):
+        return None
+    return driver_geometry(gpu.product, specs, nvml.most_mig_devices(handle))
+
+
+def _specs(nvml: Nvml, handle: Handle, memory_bytes: int) -> Iterator[ProfileSpec]:
+    kinds = nvml.gi_profiles(handle)
+    for profile_id, (name, _) in profile_names(kinds, memory_bytes).items():
+        places = possible_starts(nvml, handle, profile_id) or ()
+        sizes = {place.size for place in places}
+        if len(sizes) != 1:
+            continue  # nowhere, or not a place that a step could name
+        kind = kinds[profile_id]
+        starts = tuple(sorted(place.start for place in places))
+        yield ProfileSpec(
+            profile=MigProfile.parse(name),
+            compute_slices=kind.slices,
+            size=sizes.pop(),
+            starts=starts,
+            preferred_starts=starts,
+            max_count=kind.most,
+            memory_bytes=kind.memory_bytes,
+            engines=kind.engines,
+        )
+
+
+class NvLinks(Frozen):
+    """Active NVLinks of one GPU. peers: PCI bus id to number of links; switches: number of links to
+    NVSwitches.
+    """
+
+    peers: Mapping[PciBusId, int]
+    switches: int
+
+
+def count_nvlinks(remotes: Iterable[NvLinkPeer], gpu_addresses: Iterable[PciBusId]) -> NvLinks:
+    """Count links to GPUs of this node and links to switches.
+
+    gpu_addresses: PCI bus ids of all GPUs of the node, including lost ones, so that a lost GPU does not
+    count as a switch. If the driver does not report the type of the far end, anything that is no GPU of
+    this node is a switch.
+    """
+    gpus = frozenset(gpu_addresses)
+    remotes = tuple(remotes)
+    switches = sum(
+        remote.bus_id not in gpus if remote.is_switch is None else remote.is_switch for remote in remotes
+    )
+    return NvLinks(Counter(remote.bus_id for remote in remotes if remote.bus_id in gpus), switches)
+
+
+def nvlinks_between(a: Gpu, b: Gpu, links: Mapping[GpuUuid, NvLinks]) -> int:
+    """NVLinks between two GPUs: direct ones, and those that both have to switches.
+
+    A link counts only if both ends report it, because it can be down on one side.
+    """
+    mine, theirs = links[a.uuid], links[b.uuid]
+    direct = min(mine.peers.get(b.pci_bus_id, 0), theirs.peers.get(a.pci_bus_id, 0))
+    return direct + min(mine.switches, theirs.switches)
+
+
+class Topology:
+    """The links of a node, cached until the driver, the MIG modes or the set of GPUs change.
+
+    Reading them takes thousands of driver calls on a node with sixteen GPUs, so it never happens during an
+    admission.
+    """
+
+    def __init__(self) -> None:
+        self._key: tuple[str, frozenset[GpuUuid]] | None = None
+        self._links: dict[tuple[GpuUuid, GpuUuid], Link] = {}
+
+    def links(
+        self, nvml: Nvml, driver: str, gpus: Mapping[Gpu, Handle], addresses: Iterable[PciBusId]
+    ) -> tuple[Link, ...]:
+        """One link for each pair of GPUs that answer. A GPU that was lost meanwhile causes no new reading."""
+        key = (driver, frozenset(gpu.uuid for gpu in gpus if gpu.mig_enabled))
+        pairs = [(a.uuid, b.uuid) for a, b in combinations(gpus, 2)]
+        if key != self._key or not self._links.keys() >= set(pairs):
+            self._links = _read(nvml, gpus, addresses)
+            self._key = key
+        return tuple(self._links[pair] for pair in pairs)
+
+
+def _read(
+    nvml: Nvml, gpus: Mapping[Gpu, Handle], addresses: Iterable[PciBusId]
+) -> dict[tuple[GpuUuid, GpuUuid], Link]:
+    addresses = tuple(addresses)
+    nvlinks = {gpu.uuid: count_nvlinks(_remotes(nvml, gpus[gpu]), addresses) for gpu in gpus}
+    return {
+        (a.uuid, b.uuid): Link(
+            a.uuid, b.uuid, nvml.common_ancestor(gpus[a], gpus[b]), nvlinks_between(a, b, nvlinks)
+        )
+        for a, b in combinations(gpus, 2)
+    }
+
+
+def _remotes(nvml: Nvml, gpu: Handle) -> list[NvLinkPeer]:
+    """The far ends; none if the GPU fails, because missing distances must not make the node unusable."""
+    try:
+        return nvml.nvlinks(gpu)
+    except DriverUnavailable:
+        raise
+    except HardwareError:
+        return []
+
 
 _NO_GPUS = frozenset({"DGX Display", "NVIDIA DGX Display"})
 """Products that only drive a monitor. NVIDIA's plugin ignores them too."""

@@ -11,8 +11,7 @@ from typing import TypeVar
 
 from msgspec import Raw
 
-from partage.codec.errors import WrittenError
-from partage.codec.values import CodecError, decode, encode
+from partage.codec.values import CodecError, WrittenError, decode, encode
 from partage.values import Frozen
 
 _UCRED = struct.Struct("3i")

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from msgspec import Raw
 
-from partage.codec.errors import to_error
-from partage.codec.values import CodecError, decode, encode
+from partage.codec.values import CodecError, decode, encode, to_error
 from partage.edges.hardware import frames
 from partage.edges.hardware.frames import peer_of
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout, NotPermitted

@@ -1,4 +1,5 @@
-"""The helper's side of its socket: a closed list of verbs, for peers that are permitted.
+"""The helper's side of its socket: a closed list of verbs, for peers that are permitted, and for nobody on
+the network.
 
 Each request has one answer with the same id. Requests of a connection run concurrently, so a long wait for
 events blocks nothing. Invalid bytes end the connection they came from.
@@ -8,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import ctypes
 import logging
 import os
 import socket
@@ -18,8 +20,7 @@ from typing import Annotated, TypeVar, cast
 from msgspec import Meta, Raw
 from msgspec.structs import replace
 
-from partage.codec.errors import from_error
-from partage.codec.values import CodecError, decode, encode
+from partage.codec.values import CodecError, decode, encode, from_error
 from partage.edges.hardware import frames
 from partage.edges.hardware.deadlines import CallDeadlines
 from partage.edges.hardware.frames import peer_of
@@ -311,3 +312,19 @@ def _remove(path: Path, identity: int) -> None:
     with contextlib.suppress(OSError):
         if path.stat().st_ino == identity:
             path.unlink()
+
+
+_CLONE_NEWNET = 0x40000000
+
+
+def leave_network() -> None:
+    """Move this process to a network namespace of its own, which has no device that is up.
+
+    Unix sockets with a path still work. Processes that it starts later are in that namespace, too; its
+    other threads are not, so this is called before there are any. Raises NotPermitted (it needs
+    CAP_SYS_ADMIN).
+    """
+    libc = ctypes.CDLL(None, use_errno=True)
+    if libc.unshare(_CLONE_NEWNET):
+        reason = os.strerror(ctypes.get_errno())
+        raise NotPermitted(f"the network cannot be left: {reason}", "run it as root, or without --no-network")

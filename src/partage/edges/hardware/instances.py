@@ -9,10 +9,10 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Collection, Iterable, Mapping
 
+from partage.edges.hardware.binding import INVALID_ARGUMENT, NOT_FOUND
 from partage.edges.hardware.gpu_queries import NOT_HERE, Handle
 from partage.edges.hardware.mig_devices import mig_uuid, profile_of
 from partage.edges.hardware.nvml_queries import MOST_PROFILES, GiProfile, Nvml, placement_of
-from partage.edges.hardware.translate import INVALID_ARGUMENT, NOT_FOUND
 from partage.errors import NotPermitted, Unsupported
 from partage.model.geometry import Placement, named_gigabytes
 from partage.model.gpu import EmptyInstance, MigDevice

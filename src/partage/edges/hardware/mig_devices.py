@@ -16,10 +16,9 @@ from pathlib import Path
 
 from msgspec.structs import replace
 
-from partage.edges.hardware.gpu_queries import Handle
+from partage.edges.hardware.gpu_queries import Handle, KnownMig, MigInstance
 from partage.edges.hardware.host import CapabilityMinors, Host
 from partage.edges.hardware.nvml_queries import GiProfile, Nvml
-from partage.edges.hardware.session_memory import KnownMig, MigInstance
 from partage.errors import DriverUnavailable, HardwareError, NotPermitted
 from partage.model.geometry import MigProfile, named_gigabytes
 from partage.model.gpu import MigDevice, capability_file

@@ -9,26 +9,23 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
-from partage.edges.hardware.asked_geometry import Lacks
-from partage.edges.hardware.compute_mode import set_compute_mode
-from partage.edges.hardware.container_cgroups import ContainerCgroups
 from partage.edges.hardware.daemon_steps import observe_daemons, perform_daemon_step
-from partage.edges.hardware.discover import Discovery
+from partage.edges.hardware.discover import Discovery, Lacks
 from partage.edges.hardware.end_process import check_uses_gpu, end_process, refuse_own_process
 from partage.edges.hardware.event_queue import EventQueue
-from partage.edges.hardware.event_watch import EventWatch
+from partage.edges.hardware.gpu_settings import set_compute_mode, set_time_slice, time_slices
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.left_processes import left_of
-from partage.edges.hardware.memory_limits import cgroup_root, read_limits, set_limit
-from partage.edges.hardware.mig_instances import InstanceStep, MigInstances
-from partage.edges.hardware.mig_mode import set_mig_mode
+from partage.edges.hardware.memory_limits import ContainerCgroups, cgroup_root, read_limits, set_limit
+from partage.edges.hardware.mig_instances import InstanceStep, MigInstances, set_mig_mode
 from partage.edges.hardware.nvml_queries import Nvml
 from partage.edges.hardware.nvml_samples import PERIOD_S, NvmlSampler
-from partage.edges.hardware.persistence_mode import PersistenceMode
+from partage.edges.hardware.nvml_threads import EventWatch, Worker
 from partage.edges.hardware.pipe_tenants import pipe_tenants
 from partage.edges.hardware.port import COLD_GPU_S, DEADLINE_S, STEP_DEADLINE_S, DaemonKeeper, Events
 from partage.edges.hardware.processes import processes, users_of
 from partage.edges.hardware.reset import (
+    PersistenceMode,
     check_nvidia_smi,
     is_in_force,
     prepare_reset,
@@ -36,9 +33,7 @@ from partage.edges.hardware.reset import (
     running_reset,
     verify_reset,
 )
-from partage.edges.hardware.time_slice import set_time_slice, time_slices
-from partage.edges.hardware.uses import uses
-from partage.edges.hardware.worker import Worker
+from partage.edges.hardware.running_processes import uses
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import PAUSED, Inventory, NoDriver

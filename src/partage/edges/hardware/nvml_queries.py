@@ -6,9 +6,8 @@ import re
 from collections.abc import Mapping
 from typing import Any, NewType
 
-from partage.edges.hardware.gpu_queries import NOT_HERE, GpuQueries, Handle
-from partage.edges.hardware.session_memory import MigInstance
-from partage.edges.hardware.translate import INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
+from partage.edges.hardware.binding import INVALID_ARGUMENT, NOT_FOUND, TIMEOUT
+from partage.edges.hardware.gpu_queries import NOT_HERE, GpuQueries, Handle, MigInstance
 from partage.errors import HardwareError, Unsupported
 from partage.model.geometry import Engines, Placement
 from partage.model.gpu import MigMode

@@ -12,8 +12,7 @@ from pathlib import Path
 from msgspec import Struct
 from msgspec.structs import replace
 
-from partage.edges.hardware.gpm import GpmReader
-from partage.edges.hardware.gpu_queries import Handle
+from partage.edges.hardware.gpu_queries import Handle, KnownMig
 from partage.edges.hardware.host import Host
 from partage.edges.hardware.mig_devices import known_migs
 from partage.edges.hardware.nvml_queries import Nvml
@@ -21,8 +20,7 @@ from partage.edges.hardware.peaks import PeakKeeper
 from partage.edges.hardware.port import SAMPLED_FOR_S
 from partage.edges.hardware.processes import listed, why_hidden
 from partage.edges.hardware.running_processes import NvmlDevices, skip_failures
-from partage.edges.hardware.sensors import GpuSensors, memory_of, process_activities
-from partage.edges.hardware.session_memory import KnownMig
+from partage.edges.hardware.sensors import GpmReader, GpuSensors, memory_of, process_activities
 from partage.edges.host.procfs import ProcessInfo, read_process, start_of
 from partage.errors import HardwareError
 from partage.model.gpu_use import GpuMemory, GpuProcess, Processes

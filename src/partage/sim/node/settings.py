@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from partage.edges.hardware.compute_mode import refuse_if_blocked
-from partage.edges.hardware.time_slice import HINT
+from partage.edges.hardware.gpu_settings import HINT, refuse_if_blocked
 from partage.errors import StateMismatch, Unsupported
 from partage.model.gpu import ComputeMode, Gpu
 from partage.model.step import SetComputeMode, SetTimeSlice, TimeSlice
