@@ -22,8 +22,8 @@ from partage.admission.state import AdmissionState
 from partage.admission.templates import PodTemplates
 from partage.admission.verb import server_names
 from partage.admission.webhook import MUTATE
-from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.cluster import ApiCluster
+from partage.edges.kube.connection import Backoff
 from partage.edges.kube.election import Election
 from partage.edges.kube.webhooks import WebhookObjects
 from partage.serve_http.http import HttpServer

@@ -14,8 +14,8 @@ from partage.admission.decide.need import BytesOfGpu, GpuNeed, GpuRules
 from partage.admission.decide.template import ClaimForm, claim_form
 from partage.admission.decide.template_life import ASKED_AT, KEPT_S, LET_IN_S, MADE_FOR, MARK_S, same_content
 from partage.admission.templates import PodTemplates
-from partage.edges.kube.claim_templates import OwnerJson
 from partage.edges.kube.connection import Connection
+from partage.edges.kube.resources import OwnerJson
 from partage.units import MIB
 from tests.admission.serving import quick
 from tests.edges.kube.scripted import Request

@@ -21,7 +21,7 @@ from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.answers.report import ReportFile
 from partage.edges.hardware.helper_client import RemoteHardware
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from partage.edges.kube.config import cluster_config
 from partage.kubernetes.agent.connection import ClusterConnection
 from partage.kubernetes.agent.node_writer import ClusterIntervals

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from partage.agent.observers.former_holders import ERRORS, ERRORS_S, SAID_S, FormerHolders
-from partage.edges.files.left_holds import LeftHolds
+from partage.edges.files.node_notes import LeftHolds
 from partage.errors import (
     DriverUnavailable,
     HardwareError,

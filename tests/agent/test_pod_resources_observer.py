@@ -12,7 +12,7 @@ import pytest
 from partage.agent.observers.former_holders import FormerHolders
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.options import Intervals
-from partage.edges.files.left_holds import LeftHolds
+from partage.edges.files.node_notes import LeftHolds
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.errors import Unreachable
 from partage.model.gpu_use import Left, LeftProcess

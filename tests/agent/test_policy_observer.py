@@ -19,7 +19,7 @@ from partage.agent.options import AgentOptions, Intervals
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.policy_directory import UNSETTLED_S, PolicyFiles
 from partage.edges.files.state import SavedPolicy
-from partage.edges.host.directory_changes import DirectoryChanges
+from partage.edges.host.waiting import DirectoryChanges
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.node_labels import MIG_CONFIG

@@ -7,7 +7,7 @@ from pathlib import Path
 from partage.agent.status.readiness import readiness_of
 from partage.answers.report import report_document
 from partage.edges.files.catalogue import geometry_of
-from partage.edges.files.cordon_file import BY_HAND, write_names
+from partage.edges.files.node_notes import BY_HAND, write_names
 from partage.explain.decide.explain import explain_pod
 from partage.explain.decide.node import free_shares
 from partage.explain.decide.pod import PodNeeds

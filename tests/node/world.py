@@ -21,7 +21,7 @@ from partage.agent.compose import run
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
 from partage.answers.report import ReportFile
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from partage.edges.kubelet.checkpoint import CHECKPOINT
 from partage.errors import InputError, Unsatisfiable
 from partage.model.pod import Pod

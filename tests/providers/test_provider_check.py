@@ -9,8 +9,8 @@ from msgspec.structs import replace
 
 from partage.cli.main import run
 from partage.codec.yaml_document import read_document
+from partage.edges.files.catalogue import provider_tables
 from partage.edges.files.policy import parse_policy
-from partage.edges.files.providers import provider_tables
 from partage.errors import InputError
 from partage.kubernetes.manifests.pods import POD_SPEC_AT
 from partage.providers.check import ProviderContext, judge_cluster, judge_manifest, judge_policy

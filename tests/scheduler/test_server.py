@@ -10,8 +10,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
-from partage.edges.kube.backoff import Backoff
-from partage.edges.kube.connection import Connection
+from partage.edges.kube.connection import Backoff, Connection
 from partage.scheduler.decide.board import ExtenderPolicy
 from partage.scheduler.extender import Extender
 from partage.scheduler.service import PRIORITIZE, ExtenderService

@@ -27,7 +27,7 @@ from partage.edges.hardware.nvidia_smi import run_nvidia_smi
 from partage.edges.hardware.nvml import NvmlHardware
 from partage.edges.hardware.port import Hardware
 from partage.edges.host import procfs
-from partage.edges.host.child_process import end_group
+from partage.edges.host.own_task import end_group
 from partage.errors import HardwareError, Unsupported
 from partage.model.gpu import Gpu
 from partage.model.samples import GpuSample

@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 
 from partage.codec.values import encode_replacing
-from partage.edges.host.child_process import end_group
+from partage.edges.host.own_task import end_group
 from partage.lab.place import TenantMode, TenantPlace
 from partage.lab.tenant import TenantLaunch, TenantProcess, start_tenant
 from partage.model.ids import GpuUuid

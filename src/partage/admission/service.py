@@ -21,9 +21,9 @@ from partage.agent.log import Seldom
 from partage.claims.model.server import ServerVersion
 from partage.edges.host.own_task import unending
 from partage.edges.host.read_file import read_regular
-from partage.edges.kube.claim_templates import OwnerJson
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.election import Election
+from partage.edges.kube.resources import OwnerJson
 from partage.edges.kube.webhooks import WebhookObjects
 from partage.errors import Absent, ClusterError, Conflict
 from partage.serve_http.http import Answer, Page, PageRequest, json_answer

@@ -25,9 +25,8 @@ from partage.claims.model.request import DeviceClass
 from partage.claims.model.server import OLDEST, ServerVersion
 from partage.claims.model.slices import SliceSpec
 from partage.codec.values import CodecError, decode
-from partage.edges.kube.connection import Connection
+from partage.edges.kube.connection import PAGE, Connection
 from partage.edges.kube.objects import NodeJson, NodeList
-from partage.edges.kube.paging import PAGE
 from partage.edges.kube.port import ClusterNode
 from partage.edges.kube.reading import NODES
 from partage.edges.kube.scheduling import (

@@ -20,9 +20,9 @@ from partage.admission.decide.template_life import (
     needs_mark,
     same_content,
 )
-from partage.edges.kube.claim_templates import ClaimTemplates, OwnerJson, TemplateJson
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.objects import timestamp
+from partage.edges.kube.resources import ClaimTemplates, OwnerJson, TemplateJson
 from partage.errors import Absent, ClusterError, Conflict
 
 log = logging.getLogger(__name__)

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from partage.edges.hardware.driver_pause import read_pause, write_pause
 from partage.edges.hardware.port import Hardware
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from partage.errors import HardwareError
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase

@@ -30,7 +30,7 @@ from partage.agent.state_writer import StateWriter
 from partage.agent.status.mps_clients import MpsClientsSeen
 from partage.agent.status.status import AgentStatus
 from partage.agent.watchdog import Watchdog
-from partage.edges.files.left_holds import LeftHolds
+from partage.edges.files.node_notes import LeftHolds
 from partage.edges.files.state import SavedState
 from partage.edges.hardware.port import Hardware
 from partage.edges.kubelet.checkpoint import CheckpointFile

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.status.readiness import kubelet_trouble
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Policy

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from partage.agent.status.status import AgentStatus
 from partage.edges.files.catalogue import geometry_of
-from partage.edges.files.features_file import write_features
+from partage.edges.files.node_labels import write_features
 from partage.model.gpu import NoDriver
 from partage.model.node_labels import MIG_CONFIG_STATE, WrittenLabels
 from partage.plan.labels import Labels, node_labels

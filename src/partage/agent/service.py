@@ -30,8 +30,8 @@ from partage.edges.files.directory_lock import locked_run_directory
 from partage.edges.files.state import SavedState, StateDir
 from partage.edges.files.usage_days import UsageDays
 from partage.edges.hardware.port import Hardware
-from partage.edges.host.directory_changes import DirectoryChanges
 from partage.edges.host.own_task import unending
+from partage.edges.host.waiting import DirectoryChanges
 from partage.model.driver_limit import LimitSetter
 from partage.model.gpu import Inventory
 from partage.model.health import Health

@@ -17,7 +17,7 @@ from msgspec.structs import replace
 from partage.agent.enforcement import end_processes
 from partage.agent.observers.containers import NodeContainers
 from partage.agent.status.status import AgentCounts, WatchObservation
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from partage.errors import HardwareError
 from partage.model.driver_limit import LimitAt
 from partage.model.gpu_use import Processes

@@ -90,7 +90,7 @@ def change_names(
 
         config = cluster_of(kubeconfig)
         return asyncio.run(_on_node(change, frozenset(map(_name, gpus)), node, config))
-    from partage.edges.files.cordon_file import BY_HAND, read_names, write_names
+    from partage.edges.files.node_notes import BY_HAND, read_names, write_names
     from partage.plan.serve.cordon import names_in
 
     path = (common_options.state_directory(state_dir, machine) or STATE_DIR) / BY_HAND

@@ -30,7 +30,7 @@ def command(*, shares: tuple[str, ...], machine: str | None, run_dir: str | None
             "no report of an agent is used here",
             "name its run directory: --run-dir, and for a simulated node its --machine",
         )
-    from partage.edges.files.left_holds import LeftHolds
+    from partage.edges.files.node_notes import LeftHolds
 
     waited = {str(entry.id): entry for entry in report.held if entry.left or entry.unseen}
     if unknown := [share for share in shares if share not in waited]:

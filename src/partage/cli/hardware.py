@@ -125,7 +125,7 @@ def _peer_check(options: HardwareOptions) -> Callable[[int], str]:
         return lambda _: ""
     from functools import partial
 
-    from partage.edges.kubelet.allowed_container import parse_allowed_container, why_not_allowed
+    from partage.edges.kubelet.container_names import parse_allowed_container, why_not_allowed
 
     allowed = parse_allowed_container(options.allow_container)
     return partial(why_not_allowed, allowed, proc=Path("/proc"), logs=options.container_logs)

@@ -47,7 +47,7 @@ def command(
     if to is not None:
         _write(Path(to), labels)
     if output == "nfd":
-        from partage.edges.files.features_file import features
+        from partage.edges.files.node_labels import features
 
         sys.stdout.write(features(labels))
     elif output == "table":
@@ -61,7 +61,7 @@ def command(
 
 def _write(path: Path, labels: Labels) -> None:
     """Raises InputError."""
-    from partage.edges.files.features_file import write_features
+    from partage.edges.files.node_labels import write_features
 
     try:
         write_features(path, labels)

@@ -18,7 +18,7 @@ from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
 from partage.answers.lean_imports import lean_imports
 from partage.edges.hardware.helper_client import RemoteHardware
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from partage.kubernetes.agent.connection import ClusterConnection
 from partage.serve_http.http_access import HttpAccess, HttpOptions
 from partage.serve_http.listen import listen, say_url

@@ -31,7 +31,7 @@ from partage.doctor.host.processes import agent_processes, mps_processes
 from partage.doctor.place import DoctorPlace
 from partage.edges.files.directory_lock import RUN_LOCK, STATE_LOCK, is_locked
 from partage.edges.files.state import STATE_FILE, read_state, state_problem
-from partage.edges.host.listening import listener
+from partage.edges.host.unix_sockets import listener
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.other_plugins import serving_gpus
 from partage.edges.kubelet.sockets import marked_sockets, socket_identity, sockets_of

@@ -25,7 +25,7 @@ from partage.doctor.host.cdi_files import cdi_files
 from partage.doctor.host.processes import mps_processes
 from partage.doctor.place import DoctorPlace, host
 from partage.edges.files.directory_lock import RUN_LOCK, is_locked
-from partage.edges.host.listening import is_listening
+from partage.edges.host.unix_sockets import is_listening
 from partage.edges.mps.directories import remove_directories
 from partage.edges.mps.holders import Holders, Programs, holders
 from partage.edges.mps.paths import DaemonPaths

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Collection
 from enum import StrEnum
 
 from partage.model.gpu import MigDevice
-from partage.model.ids import ContainerId, GpuUuid, MigUuid, PodUid
+from partage.model.ids import ContainerId, DeviceUuid, GpuUuid, MigUuid, PodUid
 from partage.values import Frozen
 
 PERSISTENCE_DAEMON = "nvidia-persiste"
@@ -175,3 +176,14 @@ class JobProcess(Frozen):
     uid: int | None = None
     user: str = ""
     share: str = ""
+
+
+UsersOf = Callable[[DeviceUuid, Collection[int]], Awaitable[tuple[str, ...]]]
+"""Asks who uses a GPU or MIG device besides processes with these pids: a name for each. Raises HardwareError
+where that cannot be seen."""
+
+
+async def nobody(device: DeviceUuid, without: Collection[int]) -> tuple[str, ...]:
+    """A ``UsersOf`` for who knows that there are none."""
+    del device, without
+    return ()

@@ -9,9 +9,8 @@ from functools import cache
 
 from partage.codec.values import CodecError, from_plain
 from partage.codec.yaml_document import read_document
-from partage.edges.files.catalogue import FOLDER
+from partage.edges.files.catalogue import FOLDER, provider_tables
 from partage.edges.files.input_file import read_input
-from partage.edges.files.providers import provider_tables
 from partage.errors import InputError, Problem
 from partage.providers.decide.rules import Provider
 from partage.providers.decide.subjects import LayoutTable

@@ -9,8 +9,7 @@ from __future__ import annotations
 from partage.codec.fields import Dialect, Field, Notes, Table
 from partage.codec.reader import members, number, word_of
 from partage.codec.yaml_document import YamlDocument
-from partage.edges.files.catalogue import choose_one, load_catalogue
-from partage.edges.files.providers import provider_tables
+from partage.edges.files.catalogue import choose_one, load_catalogue, provider_tables
 from partage.errors import Problem
 from partage.model.geometry import MigProfile
 from partage.model.layout import parse_layout_name

@@ -49,7 +49,7 @@ def from_prometheus(
     with lean_imports(tls=True):
         import asyncio  # noqa: F401 - with TLS, before others import it without (answers.lean_imports)
 
-    from partage.edges.host.token_file import read_token
+    from partage.edges.host.read_file import read_token
     from partage.rightsize.prometheus import Prometheus, Window, read_history
 
     selector = "" if namespace is None else f"namespace={_quoted(namespace)}"

@@ -16,8 +16,7 @@ from http import HTTPStatus
 from pathlib import Path
 from typing import TYPE_CHECKING, Generic, TypeVar
 
-from partage.edges.host.read_file import check_regular
-from partage.edges.host.token_file import read_token
+from partage.edges.host.read_file import check_regular, read_token
 from partage.errors import InputError, Problem
 from partage.values import Frozen
 

@@ -157,8 +157,7 @@ def _fleet(
         import asyncio  # noqa: F401 - with TLS, before others import it without (answers.lean_imports)
     import ssl
 
-    from partage.edges.host.read_file import check_regular
-    from partage.edges.host.token_file import read_token
+    from partage.edges.host.read_file import check_regular, read_token
     from partage.serve_http.pages.sources import FleetReports, ReportFolder
     from partage.web.agents import FleetAgents
 

@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 
 from partage.cli.main import run
-from partage.edges.files.catalogue import load_catalogue
-from partage.edges.files.providers import provider_tables
+from partage.edges.files.catalogue import load_catalogue, provider_tables
 from partage.model.layout import DoesNotFit, LayoutItem, named_layouts, place
 
 ROWS = [(model, row) for table in provider_tables() for model in table.models for row in table.rows]

@@ -28,7 +28,7 @@ from partage.edges.files.state import (
     SavedState,
     StateDir,
 )
-from partage.edges.host.set_aside import KEPT_ASIDE
+from partage.edges.host.replace_file import KEPT_ASIDE
 from partage.errors import InputError
 from partage.model.geometry import Placement
 from partage.model.gpu import RecoveryAction

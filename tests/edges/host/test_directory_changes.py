@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.host.directory_changes import DirectoryChanges
+from partage.edges.host.waiting import DirectoryChanges
 
 
 @pytest.fixture

@@ -4,7 +4,7 @@ import socket
 
 import pytest
 
-from partage.edges.host.service_manager import say_ready
+from partage.edges.host.unix_sockets import say_ready
 
 
 @pytest.mark.parametrize("abstract", [False, True])

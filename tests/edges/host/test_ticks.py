@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from tests.node.loops import SimulatedTimeLoop
 
 

@@ -13,8 +13,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
-from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig, Material
+from partage.edges.kube.connection import Backoff
 
 PKI = Path(__file__).parent / "pki"
 CA = Material(PKI / "ca.crt")

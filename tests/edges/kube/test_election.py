@@ -6,8 +6,8 @@ import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.cluster import ApiCluster
+from partage.edges.kube.connection import Backoff
 from partage.edges.kube.election import LASTS_S, RENEW_WITHIN_S, RETRY_S, Election
 from tests.edges.kube.scripted import Request, status
 from tests.edges.kube.store import ObjectStore, leases_path, object_store

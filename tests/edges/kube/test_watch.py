@@ -5,9 +5,8 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from partage.edges.kube.backoff import LONGEST_S, Backoff
 from partage.edges.kube.config import Material
-from partage.edges.kube.connection import Connection
+from partage.edges.kube.connection import LONGEST_S, Backoff, Connection
 from partage.edges.kube.port import WatchState
 from partage.edges.kube.watch import NodeWatch
 from tests.edges.kube.scripted import Answer, ScriptedServer, Stream, api_server, listed, node, quick, status

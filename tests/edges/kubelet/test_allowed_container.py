@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.kubelet.allowed_container import (
+from partage.edges.kubelet.container_names import (
     AllowedContainer,
     parse_allowed_container,
     why_not_allowed,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet.pod_resources import PodResourcesClient
 from partage.edges.kubelet.registration import register

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.kubelet.dra_port import ConditionList
 from partage.edges.kubelet.dra_server import DraServer, DraSockets
+from partage.edges.kubelet.port import ConditionList
 from partage.errors import InputError
 from partage.model.claim import ClaimRef, DeviceCondition, PreparedDevice
 from tests.dra_script import DriverSocket
@@ -212,7 +212,7 @@ async def test_many_claims_with_many_devices_are_one_answer(short_dir: Path, ver
 async def test_health_is_told_again_though_nothing_changed(
     short_dir: Path, version: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("partage.edges.kubelet.dra_services.HEALTH_EVERY_S", 0.02)
+    monkeypatch.setattr("partage.edges.kubelet.dra_server.HEALTH_EVERY_S", 0.02)
     async with running(Answers(), sockets(short_dir)) as (_, calls):
         watch = await asyncio.to_thread(calls.watch_health, version)
         await until(lambda: len(watch.lists) > 2)

@@ -14,10 +14,9 @@ from socket import AF_UNIX
 
 import pytest
 
-from partage.edges.kubelet.endpoint import ResourceEndpoint
+from partage.edges.kubelet.endpoint import LONGEST_PAUSE_S, ResourceEndpoint, pause_s
 from partage.edges.kubelet.other_plugins import HANDBACK
 from partage.edges.kubelet.registration import NextAction, ObservedSockets, next_action
-from partage.edges.kubelet.retries import LONGEST_PAUSE_S, pause_s
 from partage.edges.kubelet.sockets import SocketIdentity, marked_sockets
 from partage.errors import InputError
 from partage.model.ids import ShareId

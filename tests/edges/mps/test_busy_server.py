@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from partage.edges.host.device_users import nobody
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.control_v2 import ControlV2
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.errors import DaemonError
+from partage.model.gpu_use import nobody
 from partage.model.mps import DaemonPhase, DaemonState, ServerStatus
 from tests.edges.mps.conftest import standing_in
 from tests.edges.mps.stand_in import set_mode

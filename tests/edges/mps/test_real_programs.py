@@ -15,7 +15,6 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from partage.edges.host.device_users import nobody
 from partage.edges.mps import directories
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.control_log import end_of_log, read_log
@@ -35,6 +34,7 @@ from partage.edges.mps.record import (
 )
 from partage.edges.mps.starting import last_line
 from partage.errors import DaemonError
+from partage.model.gpu_use import nobody
 from partage.model.mps import DaemonPhase, DaemonSpec
 from partage.units import MIB
 from tests.edges.mps.subjects import GPUS, ROOT, fill, until

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from partage.agent.endpoints.resource_plugin import ResourcePlugin
 from partage.agent.options import AgentOptions
 from partage.agent.supervision import Supervisor
-from partage.edges.host.directory_changes import DirectoryChanges
+from partage.edges.host.waiting import DirectoryChanges
 from partage.edges.kubelet.endpoint import ResourceEndpoint
 from partage.edges.kubelet.port import EndpointState
 from partage.edges.kubelet.sockets import SocketIdentity

@@ -12,8 +12,7 @@ from msgspec import Struct, field
 from partage.agent.node_policy import NodeChoice, NodePolicy, PolicyRefusal, labels_choose, node_policy
 from partage.agent.options import AgentOptions
 from partage.edges.files.policy_directory import PolicyFiles, PolicyTexts
-from partage.edges.host.directory_changes import DirectoryChanges
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import DirectoryChanges, until_tick
 from partage.errors import InputError, Problem
 from partage.model.node_labels import NodeLabels
 from partage.plan.offer.policy_choice import ChoiceRules

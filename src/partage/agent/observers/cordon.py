@@ -10,8 +10,8 @@ from pathlib import Path
 from msgspec import Struct, field
 
 from partage.agent.options import Intervals
-from partage.edges.files.cordon_file import BY_HAND, BY_NODE, read_names, write_names
-from partage.edges.host.directory_changes import DirectoryChanges
+from partage.edges.files.node_notes import BY_HAND, BY_NODE, read_names, write_names
+from partage.edges.host.waiting import DirectoryChanges
 from partage.errors import InputError
 from partage.model.gpu import Gpu
 from partage.model.ids import GpuUuid

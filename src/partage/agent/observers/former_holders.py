@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable, Collection
 
 from msgspec import Struct
 
-from partage.edges.files.left_holds import LeftHolds
+from partage.edges.files.node_notes import LeftHolds
 from partage.errors import DriverUnavailable, HardwareTimeout, PartageError
 from partage.model.gpu_use import Left
 from partage.model.ids import PodUid

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 
 from partage.agent.options import Intervals
 from partage.edges.hardware.port import Hardware
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from partage.errors import HardwareError
 from partage.model.driver_limit import LimitSetter
 from partage.model.gpu import Inventory, NoDriver

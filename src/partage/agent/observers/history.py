@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from partage.agent.options import Intervals
 from partage.agent.status.status import UsageObservation
 from partage.edges.files.usage_days import UsageDays, date_of
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from partage.model.usage_day import GpuSeen, UsageDay
 from partage.plan.history.keeper import HistoryKeeper
 from partage.plan.history.use_points import JobName, use_points

@@ -9,8 +9,7 @@ from pathlib import Path
 
 from msgspec import Struct, field
 
-from partage.edges.host.directory_changes import DirectoryChanges
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import DirectoryChanges, until_tick
 from partage.edges.kubelet.other_plugins import OtherPlugin, serving_gpus
 from partage.edges.kubelet.sockets import SocketIdentity, socket_identity
 from partage.model.ids import DeviceUuid, ResourceName

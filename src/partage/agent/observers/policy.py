@@ -12,7 +12,7 @@ from partage.agent.observers.chosen_policy import ChosenPolicy
 from partage.agent.options import AgentOptions
 from partage.edges.files.policy import built_in
 from partage.edges.files.state import SavedPolicy
-from partage.edges.host.directory_changes import DirectoryChanges
+from partage.edges.host.waiting import DirectoryChanges
 from partage.edges.kubelet.sockets import check_plugin_sockets
 from partage.errors import InputError, Problem, Unsatisfiable
 from partage.model.claim import NO_DEMANDS, Demands

@@ -16,7 +16,7 @@ from msgspec import Struct, field
 from partage.agent.observers.containers import NodeContainers
 from partage.agent.status.status import UsageObservation, UseSeen
 from partage.edges.hardware.port import SAMPLED_FOR_S
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.waiting import until_tick
 from partage.errors import HardwareError
 from partage.model.driver_limit import LimitAt
 from partage.model.ids import ContainerId

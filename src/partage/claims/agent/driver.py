@@ -26,7 +26,7 @@ from partage.claims.model.claim import Claim
 from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim
 from partage.claims.model.record import ClaimRecord, ClaimState, prepared
 from partage.claims.model.steps import ClaimStep, StepTaken
-from partage.edges.kubelet.dra_port import ConditionList
+from partage.edges.kubelet.port import ConditionList
 from partage.errors import Absent, ClusterError, PartageError
 from partage.model.claim import ClaimRef, PreparedDevice
 from partage.model.ids import PodUid

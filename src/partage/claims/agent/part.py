@@ -37,8 +37,7 @@ from partage.claims.model.steps import StepTaken, go_on
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.hardware.port import Hardware
 from partage.edges.host.own_task import unending
-from partage.edges.kube.backoff import Backoff
-from partage.edges.kube.connection import Connection
+from partage.edges.kube.connection import Backoff, Connection
 from partage.edges.kube.resources import ResourceApi
 from partage.edges.kubelet.dra_server import DraServer, DraSockets
 from partage.errors import PartageError

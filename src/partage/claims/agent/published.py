@@ -10,7 +10,7 @@ from partage.claims.decide.slices import FOREIGN
 from partage.claims.model.grant import GrantedShare
 from partage.claims.model.names import ClaimNames
 from partage.edges.files.catalogue import geometry_of
-from partage.edges.kubelet.dra_port import ConditionList
+from partage.edges.kubelet.port import ConditionList
 from partage.model.claim import DeviceCondition
 from partage.model.share import Resource
 from partage.plan.offer.guarantees import with_current_guarantees

@@ -13,7 +13,7 @@ from partage.claims.decide.slice_writes import SliceWrites, gates_needed, gates_
 from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import SliceSpec, slice_of_json
 from partage.codec.values import CodecError
-from partage.edges.kube.backoff import Backoff
+from partage.edges.kube.connection import Backoff
 from partage.edges.kube.resources import ResourceApi, SliceObject
 from partage.edges.kube.watch import CollectionState
 from partage.errors import Absent, ClusterError, Conflict, InputError

@@ -9,7 +9,7 @@ from collections.abc import Awaitable, Callable
 
 from partage.claims.decide.status import device_status
 from partage.claims.model.record import ClaimRecord
-from partage.edges.kube.backoff import Backoff
+from partage.edges.kube.connection import Backoff
 from partage.edges.kube.objects import second
 from partage.edges.kube.resources import ResourceApi
 from partage.errors import ClusterError, InputError, Unreachable

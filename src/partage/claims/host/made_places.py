@@ -13,8 +13,7 @@ from msgspec import json
 
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.host.read_file import read_regular
-from partage.edges.host.replace_file import replace_file
-from partage.edges.host.set_aside import set_aside
+from partage.edges.host.replace_file import replace_file, set_aside
 from partage.errors import HardwareError
 from partage.model.ids import GpuUuid
 from partage.model.layout import LayoutItem

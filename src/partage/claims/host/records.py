@@ -17,8 +17,7 @@ from msgspec import json
 from partage.claims.model.record import ClaimRecord, ClaimState
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.host.read_file import read_regular
-from partage.edges.host.replace_file import replace_file
-from partage.edges.host.set_aside import set_aside
+from partage.edges.host.replace_file import replace_file, set_aside
 from partage.errors import HardwareError
 from partage.text import printable, shortened
 from partage.values import Frozen

@@ -9,7 +9,7 @@ from partage.codec.yaml_document import read_document
 from partage.doctor.decide.observation import Kubelet, Unseen
 from partage.doctor.host.processes import KubeletProcess, kubelet_process
 from partage.doctor.host.root import NodeRoot
-from partage.edges.host.listening import is_listening
+from partage.edges.host.unix_sockets import is_listening
 from partage.errors import InputError
 
 _USUAL_ROOT = "/var/lib/kubelet"

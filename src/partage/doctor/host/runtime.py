@@ -11,7 +11,7 @@ from typing import Any
 from partage.doctor.decide.observation import ContainerRuntime, RuntimeHandler, Unseen
 from partage.doctor.host.machine import char_links
 from partage.doctor.host.root import NodeRoot
-from partage.edges.host.listening import is_listening
+from partage.edges.host.unix_sockets import is_listening
 
 _CONTAINERD_FILES = (
     "/var/lib/rancher/rke2/agent/etc/containerd/config.toml",

@@ -11,7 +11,7 @@ from asyncio.subprocess import DEVNULL, PIPE
 from pathlib import Path
 
 from partage.edges.cdi.spec import Spec, spec_error
-from partage.edges.host.child_process import end_group
+from partage.edges.host.own_task import end_group
 from partage.edges.host.read_file import read_regular
 from partage.errors import DriverUnavailable, HardwareError, HardwareTimeout
 from partage.model.policy import Options

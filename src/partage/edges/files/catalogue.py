@@ -1,11 +1,17 @@
-"""GPU models that are known without a driver: names, memory, MIG geometry.
+"""GPU models that are known without a driver: names, memory, MIG geometry; and the MIG layouts that cloud
+providers publish, with their names and their misprints.
 
 The data is in ``catalogue/*.json``; each model names its sources. What the driver of a real GPU reports has
 precedence. ``load_catalogue().models`` is the list of all models with their facts.
+
+The layouts are in ``catalogue/providers.json`` as they were published. A row that its model cannot have
+contains the layout that was meant in ``right``; every other row equals the layout that ``model.layout`` makes
+of its name. The tests check this.
 """
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cache, lru_cache
 from pathlib import Path
@@ -15,12 +21,80 @@ import msgspec.json
 from msgspec import Raw
 from msgspec.structs import replace
 
-from partage.edges.files.providers import misprints_of
 from partage.errors import InputError
-from partage.model.geometry import Engines, Geometry, MigProfile, ProfileSpec
+from partage.model.geometry import Engines, Geometry, MigProfile, MisprintedLayout, ProfileSpec
 from partage.model.gpu import Gpu
 from partage.units import GIB, MIB
 from partage.values import Frozen
+
+_FILE = Path(__file__).with_name("catalogue") / "providers.json"
+
+
+class PublishedLayout(Frozen):
+    """One layout. name: None for a layout without a name. listed: as published; right: the layout that was
+    meant.
+    """
+
+    name: str | None
+    listed: tuple[MigProfile, ...]
+    right: tuple[MigProfile, ...]
+    why: str = ""
+
+    @property
+    def wrong(self) -> bool:
+        """The model cannot have the published layout."""
+        return self.listed != self.right
+
+
+class ProviderTable(Frozen):
+    """The layouts that a provider publishes for one product. models: ids of the catalogue that it
+    applies to.
+    """
+
+    provider: str
+    title: str
+    models: tuple[str, ...]
+    source: str
+    rows: tuple[PublishedLayout, ...]
+
+
+@cache
+def provider_tables() -> tuple[ProviderTable, ...]:
+    """All tables; read once."""
+    return tuple(
+        ProviderTable(
+            provider=table["provider"],
+            title=table["title"],
+            models=tuple(table["models"]),
+            source=table["source"],
+            rows=tuple(
+                PublishedLayout(
+                    name=row["name"],
+                    listed=_profiles(row["listed"]),
+                    right=_profiles(row.get("right", row["listed"])),
+                    why=row.get("why", ""),
+                )
+                for row in table["rows"]
+            ),
+        )
+        for table in json.loads(_FILE.read_text(encoding="utf-8"))
+    )
+
+
+def misprints_of(model_id: str) -> tuple[MisprintedLayout, ...]:
+    """The wrong rows of all tables for one model."""
+    return tuple(
+        MisprintedLayout(f"{table.provider}'s table for the {table.title}", row.name, row.listed, row.right)
+        for table in provider_tables()
+        if model_id in table.models
+        for row in table.rows
+        if row.wrong
+    )
+
+
+def _profiles(counts: Mapping[str, int]) -> tuple[MigProfile, ...]:
+    return tuple(MigProfile.parse(name) for name, count in counts.items() for _ in range(count))
+
 
 FOLDER = Path(__file__).with_name("catalogue")
 _MEMORY_TOLERANCE = 0.05

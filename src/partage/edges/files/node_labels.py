@@ -1,11 +1,17 @@
-"""The labels of a node as somebody writes them down: in one text, or a file that kubectl has written."""
+"""Labels of a node in files and texts: as somebody writes them down, or kubectl; and as
+node-feature-discovery reads them (its source ``local``): ``key=value``, one a line.
+"""
 
 from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
 
 from msgspec.structs import replace
 
 from partage.codec.yaml_document import Value, describe, read_document
 from partage.edges.files.input_file import STDIN, read_input
+from partage.edges.host.replace_file import replace_file
 from partage.errors import InputError, Problem
 from partage.model.node_labels import parse_label_key, parse_label_value, parse_labels
 
@@ -57,3 +63,16 @@ def _value(value: Value) -> str:
     if not isinstance(value, str):
         raise ValueError(f"a label's value is text, not {describe(value)}: put it in quotes")  # noqa: TRY004
     return parse_label_value(value)
+
+
+def features(labels: Mapping[str, str]) -> str:
+    """The content of the file."""
+    return "".join(f"{key}={value}\n" for key, value in labels.items())
+
+
+def write_features(path: Path, labels: Mapping[str, str]) -> None:
+    """Replace the file in one step: node-feature-discovery may read it at any time, as any user.
+
+    Raises OSError; then the old one is still there.
+    """
+    replace_file(path, features(labels).encode(), mode=0o644, hidden=True)

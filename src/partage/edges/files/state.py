@@ -21,8 +21,7 @@ from msgspec.structs import replace
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.files.directory_lock import take_lock
 from partage.edges.host.read_file import read_regular
-from partage.edges.host.replace_file import replace_file
-from partage.edges.host.set_aside import set_aside
+from partage.edges.host.replace_file import replace_file, set_aside
 from partage.errors import InputError
 from partage.model.health import PROBATION_CAP_S, PROBATION_S, Health, HealthState, HealthStatus
 from partage.model.ids import GpuUuid, parse_resource_name

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from partage.edges.hardware.port import DaemonKeeper
-from partage.edges.host.device_users import UsersOf, nobody
 from partage.errors import DaemonError, HardwareError, Unsupported
+from partage.model.gpu_use import UsersOf, nobody
 from partage.model.mps import DaemonState
 from partage.model.step import EndClient, SetNamespace, StartDaemon, StopDaemon
 

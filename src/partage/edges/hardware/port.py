@@ -12,10 +12,9 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Protocol
 
-from partage.edges.host.device_users import UsersOf, nobody
 from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import Inventory
-from partage.model.gpu_use import GpuUse, Left, Processes
+from partage.model.gpu_use import GpuUse, Left, Processes, UsersOf, nobody
 from partage.model.health import GpuCondition, Xid
 from partage.model.ids import DeviceUuid, PodUid
 from partage.model.mps import DaemonSpec, DaemonState, MpsNamespace, PipeTenants

@@ -1,15 +1,20 @@
-"""Work in a task of its own, so that what cancels it does not cancel who waits for it.
+"""Work in a task, or a program, of its own.
 
-A task that was cancelled once stays so until somebody calls ``uncancel()``. In Python 3.11.0 to 3.11.2
-(Debian 12) each ``asyncio.timeout`` of such a task ends with CancelledError instead of TimeoutError, and a
-TaskGroup takes CancelledError for a good end (gh-102780). grpclib ends a call, at its deadline or with its
-connection, by cancelling the task that waits for it, and never takes that back: so no such call runs in a
-task that goes on, and none has grpclib's own deadline.
+What cancels a task of its own does not cancel who waits for it. A task that was cancelled once stays so until
+somebody calls ``uncancel()``. In Python 3.11.0 to 3.11.2 (Debian 12) each ``asyncio.timeout`` of such a task
+ends with CancelledError instead of TimeoutError, and a TaskGroup takes CancelledError for a good end
+(gh-102780). grpclib ends a call, at its deadline or with its connection, by cancelling the task that waits
+for it, and never takes that back: so no such call runs in a task that goes on, and none has grpclib's own
+deadline.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import os
+import signal
+from asyncio.subprocess import Process
 from collections.abc import Coroutine
 from typing import Any, NoReturn, TypeVar
 
@@ -60,3 +65,13 @@ def _forget(task: asyncio.Future[Any]) -> None:
     """How a call ends that nobody waits for does not matter."""
     if not task.cancelled():
         task.exception()
+
+
+async def end_group(process: Process) -> None:
+    """Kill it and all processes that it started, if it still runs. It has a session of its own
+    (``start_new_session``).
+    """
+    if process.returncode is None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        await process.wait()

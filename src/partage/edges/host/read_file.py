@@ -1,5 +1,6 @@
 """Reading files that others may have put there: never more than a limit, and never waiting. Which files of a
-directory are meant."""
+directory are meant.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ import os
 import stat
 from collections.abc import Callable
 from pathlib import Path
+
+from partage.errors import InputError, Problem
 
 _READ = os.O_RDONLY | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _KINDS = ((stat.S_ISFIFO, "a pipe"), (stat.S_ISSOCK, "a socket"), (stat.S_ISLNK, "a link"))
@@ -116,3 +119,16 @@ def read_regular_at(handle: int, limit_bytes: int, path: Path) -> bytes:
     if content is None:  # a regular file of /proc that waits for its content, such as kmsg
         raise BlockingIOError(errno.EAGAIN, "it has nothing to read now", str(path))
     return content
+
+
+_LARGEST_BYTES = 2**16
+
+
+def read_token(path: Path) -> str:
+    """Its first line that is not empty. Raises InputError if it cannot be read."""
+    try:
+        text = read_regular(path, _LARGEST_BYTES).decode()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "is not text"
+        raise InputError([Problem(str(path), "", "error", f"the token cannot be read: {why}")]) from error
+    return text.strip().partition("\n")[0].strip()

@@ -1,21 +1,52 @@
-"""Requests to the API server: credentials that rotate, deadlines, retries, and errors as those of Partage."""
+"""Requests to the API server: credentials that rotate, deadlines, retries, errors as those of Partage, and
+long lists page by page.
+"""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import random
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.host.http_exchange import HttpExchange, HttpRequest, ProtocolError, connect
-from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig
-from partage.edges.kube.objects import Details, Json, Status
+from partage.edges.kube.objects import Details, Json, Page, Status
 from partage.errors import Absent, ClusterError, Conflict, Rejected, Unreachable
 
 if TYPE_CHECKING:
     import ssl
+
+
+FIRST_S, LONGEST_S = 0.5, 30.0
+"""Between two attempts while the API server is away, in seconds: twice as long each time, with jitter, so
+that the nodes of a fleet do not come back at one moment. client-go waits as long."""
+
+
+class Backoff:
+    """Pauses that grow from FIRST_S to LONGEST_S. jitter: a number from 0 to 1, random by default."""
+
+    def __init__(
+        self,
+        first_s: float = FIRST_S,
+        longest_s: float = LONGEST_S,
+        jitter: Callable[[], float] = random.random,
+    ) -> None:
+        self._first_s, self._longest_s, self._jitter = first_s, longest_s, jitter
+        self._next_s = first_s
+
+    def pause_s(self, at_least_s: float = 0.0) -> float:
+        """The next pause: a half to the whole of what it has grown to. at_least_s: of Retry-After."""
+        pause_s = self._next_s * (1 + self._jitter()) / 2
+        self._next_s = min(self._next_s * 2, self._longest_s)
+        return max(pause_s, at_least_s)
+
+    def reset(self) -> None:
+        """After a success."""
+        self._next_s = self._first_s
+
 
 T = TypeVar("T")
 Parameters = Mapping[str, str]
@@ -253,3 +284,64 @@ def _decoded(kind: type[T], content: bytes, config: ClusterConfig) -> T:
         return decode(kind, content, strict=False)
     except CodecError as error:
         raise Rejected(f"{config.url} answered something that no API server says: {error}") from error
+
+
+PAGE = 500
+"""Objects in one answer: all pods of a large cluster in one would be too long."""
+
+R_co = TypeVar("R_co", covariant=True)
+R = TypeVar("R")
+
+
+class Listing(Protocol[R_co]):
+    """A list as the API server sends it, or a page of one."""
+
+    @property
+    def metadata(self) -> Page: ...
+    @property
+    def items(self) -> tuple[R_co, ...] | None: ...
+
+
+async def read_list(
+    connection: Connection,
+    kind: type[Listing[R]],
+    path: str,
+    parameters: Mapping[str, str],
+    begin: Callable[[], Callable[[Iterable[R]], None]],
+    *,
+    page: int = PAGE,
+) -> str:
+    """Read a list, and tell its version, where a watch can begin.
+
+    begin: called before the first page; what it returns takes the rows of each page. page: rows of one answer
+    at most; 0: all of them. Where the API server has forgotten the state of the first page before the last
+    one was asked for, the whole list is read anew in one answer. Raises what ``Connection.call`` raises.
+    """
+    while True:
+        take = begin()
+        asked = {**parameters, **({"limit": str(page)} if page else {})}
+        try:
+            while True:
+                found = await connection.call(kind, "GET", path, parameters=asked)
+                take(found.items or ())
+                if not found.metadata.continue_:
+                    return found.metadata.resource_version
+                asked["continue"] = found.metadata.continue_
+        except Expired:
+            if "continue" not in asked:
+                raise
+            page = 0
+
+
+async def all_rows(
+    connection: Connection, kind: type[Listing[R]], path: str, parameters: Mapping[str, str]
+) -> tuple[R, ...]:
+    """The rows of a list. Raises as ``read_list``."""
+    rows: list[R] = []
+
+    def begin() -> Callable[[Iterable[R]], None]:
+        rows.clear()
+        return rows.extend
+
+    await read_list(connection, kind, path, parameters, begin)
+    return tuple(rows)

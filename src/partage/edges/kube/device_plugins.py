@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from partage.edges.kube.backoff import Backoff
 from partage.edges.kube.config import ClusterConfig
-from partage.edges.kube.connection import Connection
+from partage.edges.kube.connection import Backoff, Connection
 from partage.edges.kube.objects import ContainerJson, Json, Meta, NodeJson
 from partage.values import Frozen
 

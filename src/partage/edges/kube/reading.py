@@ -11,9 +11,8 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from partage.edges.kube.connection import Connection
+from partage.edges.kube.connection import PAGE, Connection, all_rows
 from partage.edges.kube.objects import NodeJson, NodeList, Page, PodJson, PodList
-from partage.edges.kube.paging import PAGE, all_rows
 from partage.edges.kube.port import ClusterNode, ClusterPod
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
 from partage.values import Frozen

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 from msgspec import Raw
 
 from partage.edges.host.own_task import unending
-from partage.edges.kube.connection import Connection
+from partage.edges.kube.connection import PAGE, Connection
 from partage.edges.kube.objects import Amounts, Meta, OwnerReference, Page
-from partage.edges.kube.paging import PAGE
 from partage.edges.kube.reading import NODES, PODS
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
 from partage.model.pod import Container, ContainerKind, Pod, ScheduledNode, ScheduledPod

@@ -13,9 +13,17 @@ from msgspec import field
 from msgspec.structs import replace
 
 from partage.codec.values import CodecError, decode
-from partage.edges.kube.connection import Connection, ErrorResponse, Forbidden, as_ours, is_expired, refusal
+from partage.edges.kube.connection import (
+    Connection,
+    ErrorResponse,
+    Forbidden,
+    Listing,
+    as_ours,
+    is_expired,
+    read_list,
+    refusal,
+)
 from partage.edges.kube.objects import Meta, NodeJson, NodeList, Status
-from partage.edges.kube.paging import Listing, read_list
 from partage.edges.kube.port import AnswerState, ClusterNode, WatchState
 from partage.errors import Absent, ClusterError, InputError, PartageError
 from partage.values import Frozen

@@ -11,9 +11,8 @@ from typing import Any
 
 from msgspec import field
 
-from partage.edges.kube.connection import Connection
+from partage.edges.kube.connection import Connection, all_rows
 from partage.edges.kube.objects import Json, Meta, Page
-from partage.edges.kube.paging import all_rows
 from partage.edges.kube.watch import Collection, CollectionState, CollectionWatch
 from partage.errors import Absent
 from partage.values import Frozen

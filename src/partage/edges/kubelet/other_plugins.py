@@ -12,8 +12,8 @@ import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 
-from partage.edges.host.listening import listener
 from partage.edges.host.procfs import name_of
+from partage.edges.host.unix_sockets import listener
 from partage.edges.kubelet.checkpoint import CheckpointFile
 from partage.edges.kubelet.sockets import (
     SocketIdentity,

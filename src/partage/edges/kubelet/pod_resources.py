@@ -13,8 +13,8 @@ from msgspec import Struct
 from partage.edges.host.own_task import bounded
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerStub
-from partage.edges.kubelet.calls import translate_errors
 from partage.edges.kubelet.messages import LimitedCodec, claimed_by, held_by, share_ids
+from partage.edges.kubelet.registration import translate_errors
 from partage.errors import Rejected, Unreachable
 from partage.model.claim import ClaimHold
 from partage.model.ids import ResourceName, ShareId

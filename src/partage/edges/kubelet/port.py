@@ -1,4 +1,6 @@
-"""The port between the device plugin's server and its users, without gRPC."""
+"""The ports between the servers for the kubelet and their users, without gRPC: of the device plugin, and of
+the DRA driver.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +9,7 @@ from typing import Protocol
 
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.other_plugins import OtherPlugin
+from partage.model.claim import ClaimRef, DeviceCondition, PreparedDevice
 from partage.model.ids import ResourceName, ShareId
 from partage.model.share import CheckpointHolds, ContainerAllocation, ContainerHold, DeviceRow
 from partage.values import Frozen
@@ -111,4 +114,31 @@ class Checkpoint(Protocol):
 
     def listed(self) -> Mapping[ResourceName, frozenset[ShareId]] | None:
         """The healthy ids of the last lists; None: there is no file. Raises Unreachable as ``held``."""
+        ...
+
+
+class ConditionList(Frozen):
+    """The health of all devices. version increases with every change of rows."""
+
+    version: int
+    rows: tuple[DeviceCondition, ...]
+
+
+class DraHandler(Protocol):
+    """Answers the kubelet. A claim that cannot be served gets a sentence, for the events of its pods."""
+
+    async def prepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, tuple[PreparedDevice, ...] | str]:
+        """By UID of the claim: its devices, or why it has none now; the kubelet asks again."""
+        ...
+
+    async def unprepare(self, claims: Sequence[ClaimRef]) -> Mapping[str, str]:
+        """By UID of the claim: why it cannot be taken back now; empty: it is, or was never prepared."""
+        ...
+
+    def conditions(self) -> ConditionList:
+        """The health of all devices of the pool."""
+        ...
+
+    async def changed(self, seen_version: int) -> None:
+        """Return when the version of ``conditions`` is no longer seen_version."""
         ...

@@ -6,7 +6,6 @@ import asyncio
 import contextlib
 from collections.abc import Callable, Iterable
 
-from partage.edges.host.device_users import UsersOf
 from partage.edges.mps import directories, unit_daemon
 from partage.edges.mps.access import DaemonAccess
 from partage.edges.mps.daemon_state import DaemonControl, FoundDaemon, list_servers
@@ -14,6 +13,7 @@ from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity
 from partage.edges.mps.stopping import kill_all, wait_until, wait_until_gone
 from partage.errors import DaemonError, GpuInUse, HardwareError
+from partage.model.gpu_use import UsersOf
 from partage.model.ids import DeviceUuid
 from partage.model.mps import MpsServer
 

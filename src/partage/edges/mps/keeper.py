@@ -10,7 +10,6 @@ import asyncio
 from collections.abc import Iterable
 from pathlib import Path
 
-from partage.edges.host.device_users import UsersOf, nobody
 from partage.edges.mps.access import DaemonAccess, DaemonDeadlines
 from partage.edges.mps.control_v3 import ControlV3
 from partage.edges.mps.daemon_end import force_quit, quit_daemon, refuse_users, remove_all, remove_files
@@ -29,6 +28,7 @@ from partage.edges.mps.paths import DaemonPaths, DriverFiles
 from partage.edges.mps.record import changed_slots
 from partage.edges.mps.stopping import wait_until
 from partage.errors import DaemonError, GpuInUse, NotFound
+from partage.model.gpu_use import UsersOf, nobody
 from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonPhase, DaemonSpec, DaemonState, MpsNamespace, MpsServer, closed_slot
 

@@ -11,8 +11,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partage.edges.host.device_users import UsersOf, nobody
 from partage.edges.mps.paths import homes_below
+from partage.model.gpu_use import UsersOf, nobody
 from partage.model.ids import DeviceUuid
 from partage.model.mps import DaemonSpec, DaemonState, MpsNamespace
 

@@ -21,7 +21,7 @@ from itertools import pairwise
 from pathlib import Path, PurePath
 
 from partage.edges.host import procfs
-from partage.edges.host.listening import peer_pid
+from partage.edges.host.unix_sockets import peer_pid
 from partage.edges.mps.holders import Holders, Programs, holders
 from partage.edges.mps.paths import DaemonPaths
 from partage.edges.mps.record import DaemonIdentity

@@ -13,7 +13,7 @@ from asyncio.subprocess import PIPE, STDOUT, Process
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from pathlib import Path
 
-from partage.edges.host.child_process import end_group
+from partage.edges.host.own_task import end_group
 from partage.edges.mps.replies import unreadable_reply
 from partage.errors import DaemonError, Unsupported
 

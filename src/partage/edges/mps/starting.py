@@ -15,7 +15,7 @@ from asyncio.subprocess import DEVNULL, STDOUT, Process
 from collections.abc import Sequence
 from pathlib import Path
 
-from partage.edges.host.child_process import end_group
+from partage.edges.host.own_task import end_group
 from partage.edges.mps import launch
 from partage.edges.mps.home import DaemonHost
 from partage.edges.mps.paths import DaemonPaths, DriverFiles

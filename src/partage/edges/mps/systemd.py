@@ -14,8 +14,8 @@ from asyncio.subprocess import DEVNULL, PIPE, STDOUT
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 
-from partage.edges.host.child_process import end_group
-from partage.edges.host.listening import is_listening
+from partage.edges.host.own_task import end_group
+from partage.edges.host.unix_sockets import is_listening
 from partage.edges.mps import enter_node
 from partage.errors import DaemonError, Unsupported
 from partage.values import Frozen

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable
 
 from partage.agent.status.status import AgentStatus
 from partage.edges.host.own_task import unending
-from partage.edges.kube.backoff import Backoff
+from partage.edges.kube.connection import Backoff
 from partage.edges.kube.port import (
     Cluster,
     ClusterEvent,

@@ -8,7 +8,7 @@ from collections.abc import Callable, Collection, Mapping
 
 from partage.agent.status.status import AgentStatus
 from partage.edges.host.own_task import bounded, unending
-from partage.edges.kube.backoff import Backoff
+from partage.edges.kube.connection import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, Taint, WatchState
 from partage.errors import Conflict, PartageError
 from partage.kubernetes.agent.node_writer import ClusterIntervals

@@ -16,7 +16,7 @@ from partage.agent.node_labels import labels_of
 from partage.agent.status.status import AgentStatus
 from partage.agent.waiting import wait_at_most
 from partage.edges.host.own_task import unending
-from partage.edges.kube.backoff import Backoff
+from partage.edges.kube.connection import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, WatchState
 from partage.errors import PartageError
 from partage.model.node_labels import FEATURE_DISCOVERY, WrittenLabels

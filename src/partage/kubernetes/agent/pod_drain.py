@@ -10,7 +10,7 @@ from msgspec.structs import replace
 
 from partage.agent.status.status import AgentStatus
 from partage.edges.host.own_task import unending
-from partage.edges.kube.backoff import Backoff
+from partage.edges.kube.connection import Backoff
 from partage.edges.kube.port import Cluster, ClusterPod, Eviction
 from partage.errors import PartageError, Rejected
 from partage.kubernetes.agent.node_writer import ClusterIntervals

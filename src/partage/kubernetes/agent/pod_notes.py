@@ -11,7 +11,7 @@ import logging
 from collections.abc import Mapping
 
 from partage.agent.status.status import AgentStatus
-from partage.edges.kube.backoff import Backoff
+from partage.edges.kube.connection import Backoff
 from partage.edges.kube.port import Cluster
 from partage.errors import Absent, PartageError, Rejected
 from partage.plan.cluster.gpu_memory import pod_annotations

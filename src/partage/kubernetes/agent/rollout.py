@@ -14,7 +14,7 @@ from collections.abc import Callable, Mapping
 
 from partage.agent.status.status import AgentStatus
 from partage.edges.host.own_task import unending
-from partage.edges.kube.backoff import Backoff
+from partage.edges.kube.connection import Backoff
 from partage.edges.kube.leases import UNANSWERED, Rollout, SeenRollout, slot_of
 from partage.edges.kube.port import Lease
 from partage.errors import Conflict, PartageError, Rejected

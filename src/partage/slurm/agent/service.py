@@ -16,8 +16,8 @@ from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus
 from partage.edges.files.state import SavedState
 from partage.edges.hardware.port import Hardware
-from partage.edges.host.service_manager import say_ready
-from partage.edges.host.ticks import until_tick
+from partage.edges.host.unix_sockets import say_ready
+from partage.edges.host.waiting import until_tick
 from partage.model.driver_limit import LimitSetter, LimitWay
 from partage.model.gpu import Inventory
 from partage.plan.reconcile.known_node import UNSEEN

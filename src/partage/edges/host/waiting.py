@@ -1,4 +1,6 @@
-"""Notices at once that something in a directory was made, moved or removed, with inotify(7).
+"""Waiting for moments at which other timers are due too (a processor that sleeps is woken once for all), and
+for changes of a directory: that something in it was made, moved or removed is noticed at once, with
+inotify(7).
 
 No library: inotify_simple starts a process (ldconfig) when it is imported, watchdog and watchfiles bring
 threads.
@@ -15,7 +17,18 @@ from collections.abc import Iterable
 from pathlib import Path
 from weakref import WeakSet
 
-from partage.edges.host.ticks import until_tick
+
+async def until_tick(period_s: float, event: asyncio.Event | None = None, *, least_s: float = 0.0) -> None:
+    """Wait until the loop's clock is a multiple of period_s, but least_s or more, or until the event is
+    set.
+    """
+    due_s = ((asyncio.get_running_loop().time() + least_s) // period_s + 1) * period_s
+    try:
+        async with asyncio.timeout_at(due_s):
+            await (event or asyncio.Event()).wait()
+    except TimeoutError:
+        pass
+
 
 _MOVED_FROM, _MOVED_TO, _CREATE, _DELETE, _ONLYDIR = 0x40, 0x80, 0x100, 0x200, 0x01000000
 _DELETE_SELF, _MOVE_SELF, _MASK_ADD = 0x400, 0x800, 0x20000000

@@ -1,10 +1,13 @@
-"""Whether, and which, process listens on a unix socket."""
+"""Unix sockets of this machine: whether, and which, process listens on one; and the one on which systemd
+hears that a service with ``Type=notify`` is ready (sd_notify(3), a datagram to NOTIFY_SOCKET).
+"""
 
 from __future__ import annotations
 
 import errno
 import socket
 import struct
+from collections.abc import Mapping
 from pathlib import Path
 
 _CREDENTIALS = struct.Struct("3i")
@@ -42,3 +45,22 @@ def peer_pid(connection: socket.socket) -> int:
     except OSError:
         return 0
     return int(pid)
+
+
+def say_ready(environ: Mapping[str, str], status: str) -> bool:
+    """Say so, with a line for ``systemctl status``; whether somebody waited for it.
+
+    Nobody does where the service was not started by systemd. A socket that takes nothing is no reason to
+    stop: systemd gives up by itself.
+    """
+    path = environ.get("NOTIFY_SOCKET", "")
+    if not path.startswith(("/", "@")):
+        return False
+    text = " ".join(status.split())
+    try:
+        with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC) as to:
+            to.connect("\0" + path[1:] if path.startswith("@") else path)
+            to.send(f"READY=1\nSTATUS={text}\n".encode("utf-8", "replace"))
+    except OSError:
+        return False
+    return True

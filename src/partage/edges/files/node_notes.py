@@ -1,5 +1,6 @@
-"""What the run directory says of shares that processes of forgotten pods keep. Like these processes, it does
-not survive a reboot.
+"""Short notes in files: GPUs that are cordoned, in the state directory, where they are still there after a
+reboot; and shares that processes of forgotten pods keep, in the run directory. Like these processes, the
+latter do not survive a reboot.
 """
 
 from __future__ import annotations
@@ -8,12 +9,45 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from partage.codec.values import CodecError, decode, encode
-from partage.edges.files.cordon_file import read_names, write_names
 from partage.edges.host.read_file import read_regular
 from partage.edges.host.replace_file import replace_file
 from partage.errors import InputError
 from partage.model.ids import PodUid
 from partage.plan.serve.ledger_entry import EndingHold
+
+BY_HAND = "cordoned"
+"""What ``partage cordon`` has written on this node."""
+
+BY_NODE = "cordoned-by-node"
+"""What the annotation of the Node has said last: an agent that starts may not reach the API server."""
+
+_LIMIT_BYTES = 1 << 16
+
+
+def read_names(path: Path) -> str:
+    """The text of such a file; empty where there is none. Raises InputError."""
+    try:
+        return read_regular(path, _LIMIT_BYTES).decode(errors="replace")
+    except FileNotFoundError:
+        return ""
+    except OSError as error:
+        raise InputError(f"{path} cannot be read: {error.strerror}") from error
+
+
+def write_names(path: Path, names: Iterable[str]) -> None:
+    """Replace the file in one step; remove it where there is no name. Raises InputError."""
+    lines = "".join(f"{name}\n" for name in sorted(names))
+    try:
+        if not lines:
+            path.unlink(missing_ok=True)
+            return
+        path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        beside = path.with_name(f"{path.name}.new")
+        beside.write_text(lines, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        raise InputError(f"{path} cannot be written: {error.strerror}") from error
+
 
 FREED = "freed-pods"
 """Pods that are not waited for, a UID a line: ``partage free`` has written it."""
@@ -21,7 +55,7 @@ FREED = "freed-pods"
 ENDING = "ending-holds.json"
 """For the next agent: the kubelet names these pods no more, so nothing else says which share they had."""
 
-_LIMIT_BYTES = 1 << 24
+_ENDING_BYTES = 1 << 24
 
 
 class LeftHolds:
@@ -44,7 +78,7 @@ class LeftHolds:
     def read(self) -> tuple[EndingHold, ...]:
         """What the agent before has written; nothing if that cannot be used."""
         try:
-            return decode(tuple[EndingHold, ...], read_regular(self._ending, _LIMIT_BYTES))
+            return decode(tuple[EndingHold, ...], read_regular(self._ending, _ENDING_BYTES))
         except (OSError, CodecError):
             return ()
 
