@@ -17,8 +17,7 @@ from msgspec import Struct, field
 from partage.model.ids import MEMORY_RESOURCE, GpuUuid, ShareId, device_of
 from partage.model.share import AllocationRefused, DeviceOffer, DeviceRow, Guarantee, Resource
 from partage.model.strategy import Strategy
-from partage.plan.serve.fragmentation import Refusals, one_device_where_needed
-from partage.plan.serve.unit_allocation import UnitAllocator, scattered
+from partage.plan.serve.unit_allocation import Refusals, UnitAllocator, one_device_where_needed, scattered
 
 STATUS_S = 10
 """The kubelet tells the API server of a changed list at most so often (nodeStatusUpdateFrequency)."""

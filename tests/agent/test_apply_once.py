@@ -20,8 +20,7 @@ from partage.model.gpu_use import UseKind
 from partage.model.layout import DoesNotFit, LayoutItem, place
 from partage.model.policy import DesiredMig
 from partage.model.step import CreateCompute, CreateInstance, DestroyCompute, DestroyInstance
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
-from partage.plan.reconcile.mig_plan import plan_mig
+from partage.plan.reconcile.mig_plan import GpuMigPlan, live_layout, plan_mig
 from partage.sim.node.faults import FailCall, Occupy, Reboot
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware

@@ -16,7 +16,7 @@ from partage.edges.hardware.driver_pause import NOTE, read_pause
 from partage.edges.mps.keeper import MpsKeeper
 from partage.model.mps import DaemonSpec
 from partage.model.step import StartDaemon
-from partage.plan.driver_pause import not_validated, paused_by
+from partage.plan.gpu_operator import not_validated, paused_by
 from partage.sim.mps.node import MpsNode, install_programs
 from partage.sim.node.faults import Occupy, Vacate
 from partage.sim.node.files.load import load_machine

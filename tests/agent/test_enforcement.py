@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from partage.agent.enforcement import EndMethod, EndResult, end_processes
+from partage.agent.watchdog import EndMethod, EndResult, end_processes
 from partage.errors import HardwareTimeout
 from partage.model.geometry import MigProfile
 from partage.model.gpu_use import Processes, ProcessKind

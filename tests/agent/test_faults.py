@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from partage.agent.compose import run
+from partage.agent.kubelet_service import run
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.model.gpu import RecoveryAction

@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from partage.agent.observers.history import HistoryObserver
+from partage.agent.observers.usage import HistoryObserver
 from partage.agent.options import Intervals
 from partage.agent.status.status import UsageObservation
 from partage.cli.main import run

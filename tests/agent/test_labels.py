@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from partage.agent.compose import run
+from partage.agent.kubelet_service import run
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.readiness import readiness_of
 from partage.agent.status.status import AgentStatus

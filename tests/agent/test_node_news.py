@@ -3,7 +3,7 @@
 import asyncio
 import json
 
-from partage.plan.cluster.pending import PLAN
+from partage.plan.cluster.conditions import PLAN
 from tests.agent.harness import ids, native, registered
 from tests.agent.test_cluster import _agent, _until
 from tests.edges.kube.scripted import status

@@ -17,7 +17,7 @@ from partage.edges.kube.cluster import ApiCluster
 from partage.edges.kube.leases import Rollout, RolloutPlace
 from partage.kubernetes.agent.rollout import RolloutMember
 from partage.plan.report import UNASKED
-from partage.sim.kubelet.checkpoint import write_checkpoint
+from partage.sim.kubelet.device_manager import write_checkpoint
 from tests.agent.harness import Agent, AgentProcess, Place, native, place, running, spawn
 from tests.agent.hosted import hosted_beside
 from tests.agent.test_cluster import _kubeconfig

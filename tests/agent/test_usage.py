@@ -16,7 +16,7 @@ from prometheus_client.openmetrics.parser import (
 )
 from prometheus_client.parser import text_string_to_metric_families
 
-from partage.agent.compose import run
+from partage.agent.kubelet_service import run
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus, ClaimFigures
 from partage.edges.hardware.helper_client import RemoteHardware

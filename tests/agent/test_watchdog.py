@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from partage.agent.compose import run
+from partage.agent.kubelet_service import run
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.helper_client import RemoteHardware

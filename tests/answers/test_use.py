@@ -20,8 +20,8 @@ from partage.cli.main import run
 from partage.codec.values import encode_replacing
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.samples import GpuSample, Samples
-from partage.plan.last_hour import MINUTES, LastHour, with_samples
 from partage.plan.serve.ledger import Ledger
+from partage.plan.usage import MINUTES, LastHour, with_samples
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from partage.web.report_views import IdleGpus, idle_gpus

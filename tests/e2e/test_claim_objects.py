@@ -18,8 +18,7 @@ from partage.claims.decide.slices import slices_of
 from partage.claims.model.claim import Claim, parse_claim
 from partage.claims.model.grant import Granted
 from partage.claims.model.names import OWN_NAMES
-from partage.claims.model.server import ServerVersion
-from partage.claims.model.slices import SliceSpec, slice_of_json
+from partage.claims.model.slices import ServerVersion, SliceSpec, slice_of_json
 from partage.edges.files.catalogue import geometry_of
 from partage.model.share import DeviceOffer
 from partage.plan.serve.claim_offer import Closed

@@ -11,7 +11,7 @@ from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.devices import claim_devices
 from partage.claims.decide.slices import slices_of
 from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
-from partage.claims.model.server import ServerVersion
+from partage.claims.model.slices import ServerVersion
 from partage.cli.main import run
 from partage.codec.values import encode_replacing
 from partage.edges.files.catalogue import geometry_of

@@ -17,7 +17,7 @@ from partage.lab.stories.model import PolicyText
 from partage.lab.stories.read import read_story
 from partage.lab.stories.stage import INTERVALS, StoryStage
 from partage.model.pod import Container, Pod
-from partage.sim.kubelet.pod_status import PodPhase
+from partage.sim.kubelet.pods import PodPhase
 from partage.sim.node.faults import RaiseXid
 
 SHARED, WHOLE, SLOW = "nvidia.com/gpu.shared", "nvidia.com/gpu", "nvidia.com/gpu.slow"

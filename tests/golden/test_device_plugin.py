@@ -30,8 +30,7 @@ from partage.model.share import AllocationRefused, ContainerAllocation, DeviceRo
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import assign
 from partage.plan.serve.allocate_response import AllocateResponder
-from partage.plan.serve.linked_gpus import pair_score
-from partage.plan.serve.preferred_allocation import PreferredAllocator
+from partage.plan.serve.preferred_allocation import PreferredAllocator, pair_score
 from partage.sim.node.files.machine_file import read_machine
 
 Json = Any

@@ -17,7 +17,7 @@ import pytest
 
 from partage.model.pod import Container, Pod
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod_status import PodPhase, PodStatus
+from partage.sim.kubelet.pods import PodPhase, PodStatus
 from tests.agent.harness import AgentProcess, Place, native, place, running, spawn
 from tests.agent.test_cluster import _kubeconfig
 from tests.edges.kube.scripted import Answer, Request, api_server, node

@@ -21,7 +21,7 @@ from partage.model.ids import ResourceName, ShareId, device_of
 from partage.model.pod import Container, Pod
 from partage.model.share import AllocationRefused
 from partage.plan.offer.desired import resolve
-from partage.sim.kubelet.pod_status import PodPhase
+from partage.sim.kubelet.pods import PodPhase
 from partage.sim.node.machine_names import parse_machine
 from partage.units import GIB
 from partage.values import Frozen

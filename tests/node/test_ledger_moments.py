@@ -15,7 +15,7 @@ from partage.model.pod import Container, Pod
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import GpuReport
 from partage.sim.kubelet.behaviour import Behaviour
-from partage.sim.kubelet.pod_status import PodPhase
+from partage.sim.kubelet.pods import PodPhase
 from partage.sim.node.faults import Fault, HangCall, ResetGpu, SetDaemonPhase
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place

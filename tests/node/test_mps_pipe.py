@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 
 from partage.agent.options import Intervals
-from partage.agent.status.mps_clients import WITHIN_S
 from partage.agent.status.readiness import PIPE_READ_ONLY, ReadinessReason, readiness_of
+from partage.agent.status.status import WITHIN_S
 from partage.answers.report import report_document
 from partage.explain.document import ExplainedShareRow
 from partage.explain.shares import share_rows

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from partage.model.ids import ContainerId
 from partage.model.pod import Container, Pod
 from partage.sim.kubelet.behaviour import Behaviour
-from partage.sim.kubelet.pod_status import PodPhase, PodStatus
+from partage.sim.kubelet.pods import PodPhase, PodStatus
 from partage.sim.node.faults import Occupy, Vacate
 from partage.sim.node.files.load import load_machine
 from tests.agent.harness import place

@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from partage.model.pod import Container, Pod
 from partage.plan.report import Report
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
-from partage.sim.kubelet.pod_status import PodPhase
+from partage.sim.kubelet.pods import PodPhase
 from tests.node.sharing import Share, Terms, device_part
 from tests.node.world import Held, World
 

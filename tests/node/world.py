@@ -17,7 +17,7 @@ from typing import Any, Self, get_args
 
 from msgspec.structs import replace
 
-from partage.agent.compose import run
+from partage.agent.kubelet_service import run
 from partage.agent.options import AgentOptions
 from partage.agent.status.status import AgentStatus
 from partage.answers.report import ReportFile
@@ -27,7 +27,7 @@ from partage.errors import InputError, Unsatisfiable
 from partage.model.pod import Pod
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod_status import ContainerState, ContainerStatus, PodPhase, PodStatus
+from partage.sim.kubelet.pods import ContainerState, ContainerStatus, PodPhase, PodStatus
 from partage.sim.node.faults import (
     Call,
     DriverLoaded,

@@ -11,7 +11,7 @@ from partage.model.policy import Exclusive, Mps, Sharing, TimeSlicing
 from partage.model.share import DeviceOffer, Guarantee, Resource
 from partage.model.strategy import Strategy
 from partage.plan.offer.assign import Assignment
-from partage.plan.offer.target import Target
+from partage.plan.offer.gpu_devices import Target
 from partage.units import GIB
 
 NAME = ResourceName("nvidia.com/gpu")

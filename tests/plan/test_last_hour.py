@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from partage.model.ids import GpuUuid, MigUuid
 from partage.model.samples import Activity, DeviceMemory, GpuSample, MigSample, Samples
-from partage.plan.last_hour import MINUTES, LastHour, UseMinute, busy_of, with_samples
+from partage.plan.usage import MINUTES, LastHour, UseMinute, busy_of, with_samples
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 

@@ -11,7 +11,7 @@ from partage.edges.files.catalogue import geometry_of
 from partage.errors import Problem
 from partage.model.gpu import MigMode
 from partage.model.policy import AllDevices, DesiredMig, GpuEntry, NodeLayouts, Policy
-from partage.plan.mig_config import mig_config_report
+from partage.plan.gpu_operator import mig_config_report
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase
 from partage.plan.report import MigConfigReport, MigConfigState

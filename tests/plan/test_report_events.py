@@ -17,8 +17,8 @@ from partage.plan.report import (
     Report,
     ReportTime,
     ResourceReport,
+    diff_reports,
 )
-from partage.plan.report_events import diff_reports
 from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
 
 GPU = ResourceName("nvidia.com/gpu")

@@ -17,7 +17,7 @@ import pytest
 
 from partage.model.pod import Container, Pod
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod_status import ContainerStatus
+from partage.sim.kubelet.pods import ContainerStatus
 from partage.sim.node.faults import Reboot
 from tests.agent.harness import (
     Agent,

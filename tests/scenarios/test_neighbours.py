@@ -7,7 +7,7 @@ import time
 from contextlib import ExitStack
 from pathlib import Path
 
-from partage.agent.compose import run
+from partage.agent.kubelet_service import run
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.edges.hardware.nvml import NvmlHardware

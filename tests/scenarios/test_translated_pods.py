@@ -27,7 +27,7 @@ from partage.claims.decide.scheduling import Placed, PodClaim, Unplaced, allocat
 from partage.claims.decide.slices import slices_of
 from partage.claims.manifests import ClaimObjectReader
 from partage.claims.model.grant import Granted
-from partage.claims.model.server import ServerVersion
+from partage.claims.model.slices import ServerVersion
 from partage.codec.values import encode
 from partage.edges.files.catalogue import geometry_of
 from partage.model.share import DeviceOffer

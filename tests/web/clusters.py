@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from partage.agent.node_labels import labels_of
-from partage.plan.cluster.conditions import node_conditions
+from partage.plan.cluster.conditions import PLAN, node_conditions, pending_gpus, plan_annotation
 from partage.plan.cluster.gpu_memory import GPU_MEMORY, memory_annotation, node_memory
-from partage.plan.cluster.pending import PLAN, pending_gpus, plan_annotation
 from partage.plan.report import Report
 
 Json = dict[str, Any]

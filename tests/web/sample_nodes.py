@@ -18,10 +18,9 @@ from partage.codec.values import encode_replacing
 from partage.edges.kubelet.port import EndpointState
 from partage.model.ids import GpuUuid, MigUuid, ResourceName
 from partage.model.samples import Activity, DeviceMemory, GpuSample, MigSample, Samples
-from partage.plan.last_hour import MINUTES, LastHour, with_samples
 from partage.plan.report import Report
 from partage.plan.serve.ledger_entry import Holder
-from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
+from partage.plan.usage import MINUTES, ContainerUse, DeviceUse, LastHour, NodeUse, with_samples
 from partage.units import GIB
 from tests.answers.reports import AT_S, a_report
 

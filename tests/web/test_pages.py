@@ -25,11 +25,10 @@ from partage.errors import InputError
 from partage.model.ids import ContainerId, MigUuid, PodUid, ResourceName
 from partage.model.samples import Samples
 from partage.model.share import Guarantee
-from partage.plan.last_hour import with_samples
 from partage.plan.report import Report
 from partage.plan.serve.ledger_entry import Holder
 from partage.plan.serve.watchdog import ContainerUsage, GrantKind, WatchResult
-from partage.plan.usage import ContainerUse, DeviceUse, NodeUse
+from partage.plan.usage import ContainerUse, DeviceUse, NodeUse, with_samples
 from partage.serve_http.http import HttpServer, PageRequest, Stream, json_answer
 from partage.serve_http.listen import listen
 from partage.serve_http.pages.holdings import sampled

@@ -18,7 +18,7 @@ from partage.admission.state import AdmissionState, follow_homes
 from partage.admission.templates import PodTemplates
 from partage.admission.webhook import MUTATE, Webhook
 from partage.agent.log import Seldom
-from partage.claims.model.server import ServerVersion
+from partage.claims.model.slices import ServerVersion
 from partage.edges.host.own_task import unending
 from partage.edges.host.read_file import read_regular
 from partage.edges.kube.connection import Connection

@@ -21,9 +21,8 @@ from partage.admission.sizes import sizes_of
 from partage.agent.log import Seldom
 from partage.claims.decide.book import devices_in
 from partage.claims.manifests import device_class_of
-from partage.claims.model.request import DeviceClass
-from partage.claims.model.server import OLDEST, ServerVersion
-from partage.claims.model.slices import SliceSpec
+from partage.claims.model.claim import DeviceClass
+from partage.claims.model.slices import OLDEST, ServerVersion, SliceSpec
 from partage.codec.values import CodecError, decode
 from partage.edges.kube.connection import PAGE, Connection
 from partage.edges.kube.objects import NodeJson, NodeList

@@ -19,7 +19,7 @@ from partage.errors import HardwareError
 from partage.model.ids import GpuUuid
 from partage.model.mps import DaemonPhase
 from partage.model.step import StopDaemon
-from partage.plan.driver_pause import not_validated, paused_by
+from partage.plan.gpu_operator import not_validated, paused_by
 
 log = logging.getLogger(__name__)
 

@@ -1,20 +1,25 @@
-"""The agent of a node that a kubelet gives away: its parts, made and connected. ``loop`` makes the turns."""
+"""The agent of a node that a kubelet gives away: its parts, made and connected, and run until it is told to
+stop. ``loop`` makes the turns.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import socket
+import time
 from collections.abc import Callable, Coroutine, Mapping
 from typing import TYPE_CHECKING, Any
+
+from msgspec.structs import replace
 
 from partage.agent.driver_gate import DriverGate
 from partage.agent.endpoints.cdi_specs import CdiSpecs
 from partage.agent.endpoints.container_limits import ContainerLimits
 from partage.agent.endpoints.guard_files import GuardFiles
-from partage.agent.endpoints.plugin_set import PluginSet
+from partage.agent.endpoints.plugin_set import PluginSet, ServedResources
 from partage.agent.endpoints.resource_plugin import PluginHooks
-from partage.agent.endpoints.served import ServedResources
 from partage.agent.loop import Loop
 from partage.agent.observers.containers import NodeContainers
 from partage.agent.observers.cordon import CordonObserver
@@ -25,10 +30,10 @@ from partage.agent.observers.pipe_tenants import PipeTenantsObserver
 from partage.agent.observers.pod_resources import NodeNames, PodResourcesPoller
 from partage.agent.observers.usage import UsageObserver
 from partage.agent.options import AgentOptions
-from partage.agent.service import NodeService, Tasks
+from partage.agent.parts import NoClaims, NoCluster
+from partage.agent.service import Beside, NodeService, Tasks, run_locked
 from partage.agent.state_writer import StateWriter
-from partage.agent.status.mps_clients import MpsClientsSeen
-from partage.agent.status.status import AgentStatus
+from partage.agent.status.status import AgentStatus, MpsClientsSeen
 from partage.agent.watchdog import Watchdog
 from partage.edges.files.node_notes import LeftHolds
 from partage.edges.files.state import SavedState
@@ -41,15 +46,14 @@ from partage.model.gpu import Inventory, devices_of
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName
 from partage.plan.reconcile.node_plan import NodePlan
 from partage.plan.reconcile.transition import answerable_offer
-from partage.plan.serve.fragmentation import Refusals
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.unit_allocation import NoRoom
+from partage.plan.serve.unit_allocation import NoRoom, Refusals
 from partage.plan.turn import NodeState, after_restart
 
 if TYPE_CHECKING:
-    from partage.agent.claims_part import ConnectClaims
-    from partage.agent.cluster_part import ConnectCluster
+    from partage.agent.parts import ConnectClaims, ConnectCluster
     from partage.edges.kube.port import ClusterNode
+
 
 FIRST_ANSWER_S = 0.3
 """How long the start waits for the first answer of PodResources and the first check of the watchdog, in
@@ -63,7 +67,7 @@ WatchLabels = Callable[[Callable[[Mapping[str, str]], None]], Coroutine[Any, Any
 class KubeletService(NodeService):
     """The frame of a node, and all that the kubelet and its pods need.
 
-    served_before: devices that the agent of before offered. watch_labels: as ``labels`` of ``compose.run``.
+    served_before: devices that the agent of before offered. watch_labels: as ``labels`` of ``run``.
     """
 
     def __init__(
@@ -295,3 +299,48 @@ class KubeletService(NodeService):
         for resource in watched:
             self.plugins.by_name[resource].resend()
         return bool(watched)
+
+
+log = logging.getLogger(__name__)
+
+
+async def run(
+    options: AgentOptions,
+    hardware: Hardware,
+    *,
+    stop: asyncio.Event,
+    status: AgentStatus | None = None,
+    beside: Beside | None = None,
+    labels: WatchLabels | None = None,
+    connect: ConnectCluster = NoCluster,
+    connect_claims: ConnectClaims = NoClaims,
+) -> None:
+    """Run the node until ``stop`` is set; then sockets are removed, the state is written, and it returns.
+
+    status: where reports are published. labels: tells the labels of the node, where a cluster knows them.
+    connect: makes the part that speaks to the cluster of the options; connect_claims: the DRA driver. The
+    caller closes the hardware.
+
+    Raises InputError or Unsatisfiable, with nothing registered, if the policy cannot be applied and there
+    is no last good one; InputError for a socket path that is too long, if another agent has locked the
+    state or the run directory, or if the helper refuses its options.
+    """
+    now = status or AgentStatus(time.monotonic)
+    options.check_sockets()
+    settled = replace(options, awaits_labels=labels is not None or options.cluster is not None)
+    await run_locked(
+        settled,
+        now,
+        lambda state_writer: KubeletService(
+            settled,
+            hardware,
+            now,
+            state_writer,
+            connect=connect,
+            connect_claims=connect_claims,
+            watch_labels=labels,
+        ),
+        stop=stop,
+        beside=beside,
+    )
+    log.info("stopped")

@@ -18,7 +18,7 @@ from partage.model.gpu import Inventory, NoDriver
 from partage.model.ids import GpuUuid, ResourceName, ShareId
 from partage.model.policy import Policy
 from partage.model.share import GpuOffer, plugin_resources
-from partage.plan.mig_config import mig_config_report
+from partage.plan.gpu_operator import mig_config_report
 from partage.plan.offer.driver_limits import able, wants_limits
 from partage.plan.offer.guarantees import promised, served_by_own_users
 from partage.plan.reconcile.known_node import UNSEEN, KnownNode

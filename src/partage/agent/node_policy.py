@@ -18,7 +18,6 @@ from partage.errors import InputError, Problem
 from partage.model.layout import DISABLED, parse_layout_name
 from partage.model.node_labels import MIG_CONFIG, NodeLabels
 from partage.model.policy import AllDevices, DesiredMig, GpuEntry, NodeLayouts, Policy
-from partage.plan.offer.conditions import asked_labels, for_node
 from partage.plan.offer.policy_choice import (
     ChoiceRules,
     LabelsUnknown,
@@ -26,7 +25,9 @@ from partage.plan.offer.policy_choice import (
     TakeNone,
     TakePolicy,
     UnknownName,
+    asked_labels,
     choose_policy,
+    for_node,
     named_policy,
 )
 from partage.plan.report import PolicyReason

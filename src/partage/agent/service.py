@@ -13,18 +13,15 @@ from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from typing import Any
 
 from partage.agent.observers.hardware import HardwareObserver, XidLog
-from partage.agent.observers.history import HistoryObserver
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver
+from partage.agent.observers.usage import HistoryObserver
 from partage.agent.options import AgentOptions
-from partage.agent.originals import Originals
-from partage.agent.reconciler.node_port import NodePort
+from partage.agent.reconciler.node_port import NodePort, Originals, UnfinishedChange
 from partage.agent.reconciler.reconciler import Reconciler
-from partage.agent.reconciler.unfinished import UnfinishedChange
 from partage.agent.state_writer import StateWriter
 from partage.agent.status.status import AgentStatus, UsageObservation
-from partage.agent.supervision import Supervisor
-from partage.agent.waiting import wait_at_most
+from partage.agent.supervision import Supervisor, wait_at_most
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.directory_lock import locked_run_directory
 from partage.edges.files.state import SavedState, StateDir
@@ -37,12 +34,11 @@ from partage.model.gpu import Inventory
 from partage.model.health import Health
 from partage.model.ids import GpuUuid
 from partage.model.xid import XidRules
-from partage.plan.history.use_points import JobName
+from partage.plan.history.evidence import JobName
 from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.report import Report
-from partage.plan.report_events import diff_reports
+from partage.plan.report import Report, diff_reports
 
 FIRST_OBSERVATION_S = 5.0
 """How long the start waits for the first observation of the node: a policy that does not fit it ends the

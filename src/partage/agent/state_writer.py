@@ -11,7 +11,7 @@ from pathlib import Path
 from msgspec import Struct, field
 from msgspec.structs import replace
 
-from partage.agent.waiting import wait_at_most
+from partage.agent.supervision import wait_at_most
 from partage.edges.files.state import SavedState, StateDir, served_by_report
 from partage.model.ids import GpuUuid
 from partage.plan.reconcile.settings_steps import OriginalSettings

@@ -1,4 +1,6 @@
-"""Tasks that last as long as the agent: one that ends before is an error, said and started again."""
+"""Tasks that last as long as the agent: one that ends before is an error, said and started again. And how
+they wait for an event with a limit.
+"""
 
 from __future__ import annotations
 
@@ -76,3 +78,13 @@ class Supervisor:
 def _pause_s(in_a_row: int) -> float:
     """0.1 s, doubled each time up to 30 s."""
     return min(FIRST_PAUSE_S * 2.0 ** min(in_a_row - 1, 16), LONGEST_PAUSE_S)
+
+
+async def wait_at_most(event: asyncio.Event, longest_s: float | None) -> bool:
+    """Wait until the event is set, at most longest_s seconds (None: no limit). Returns whether it is set."""
+    try:
+        async with asyncio.timeout(longest_s):
+            await event.wait()
+    except TimeoutError:
+        pass
+    return event.is_set()

@@ -13,8 +13,8 @@ from partage.claims.decide.charge import Charge, charge_of
 from partage.claims.decide.nearest import nearest
 from partage.claims.decide.scheduling import Classes, PodClaim, Unplaced, place, refused_by_node
 from partage.claims.manifests import CLASS, ClaimObjectReader, is_claim_object
+from partage.claims.model.claim import ClaimSpec, DeviceAsk, DeviceClass, amount_words
 from partage.claims.model.names import CORES, MEMORY, NVIDIA_NAMES, OWN_NAMES, SHARES, ClaimNames
-from partage.claims.model.request import ClaimSpec, DeviceAsk, DeviceClass, amount_words
 from partage.codec.fields import nearest_word
 from partage.kubernetes.manifests.node import CheckedProblem, LineOf
 from partage.model.ids import GPU_CLASS, SHARE_CLASS

@@ -13,16 +13,17 @@ from typing import Any
 
 from partage.claims.decide.classes import names_meant
 from partage.claims.decide.config import ConfigError, read_config
-from partage.claims.model.claim import ClaimConfig, ConfigSource
-from partage.claims.model.names import OWN_NAMES, ClaimNames
-from partage.claims.model.request import (
+from partage.claims.model.claim import (
+    ClaimConfig,
     ClaimRequest,
     ClaimSpec,
+    ConfigSource,
     DeviceAsk,
     DeviceClass,
     DeviceRule,
     DeviceToleration,
 )
+from partage.claims.model.names import OWN_NAMES, ClaimNames
 from partage.codec.fields import nearest_word
 from partage.codec.values import decode
 from partage.errors import InputError

@@ -16,7 +16,7 @@ from partage.errors import GpuInUse, Problem, Unsatisfiable
 from partage.model.gpu import Gpu
 from partage.model.ids import GpuUuid
 from partage.plan.reconcile.blocked import BlockKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
+from partage.plan.reconcile.mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import Phase
 from partage.text import gpus as gpus_text
 from partage.values import Frozen

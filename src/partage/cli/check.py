@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     from partage.admission.decide.quotas import NamespaceQuota
     from partage.admission.decide.settings import DialectSettings
     from partage.claims.decide.book import ClaimBook
+    from partage.claims.model.claim import DeviceClass
     from partage.claims.model.names import ClaimNames
-    from partage.claims.model.request import DeviceClass
     from partage.kubernetes.manifests.manifest import Resources
     from partage.model.claim import Demands
     from partage.model.gpu import Inventory
@@ -285,7 +285,7 @@ def offers_in(
 
 def _policies_in(paper: Paper, config: str | None, labels: NodeLabels | None) -> Iterator[tuple[str, Policy]]:
     from partage.edges.files.policy import configurations, parse_policy
-    from partage.plan.offer.conditions import for_node, variants
+    from partage.plan.offer.policy_choice import for_node, variants
 
     if not isinstance(paper, PolicyInput | ManifestInput):
         return

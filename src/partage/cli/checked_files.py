@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from partage.admission.decide.quotas import NamespaceQuota
     from partage.admission.decide.settings import DialectSettings
     from partage.admission.decide.translate import AdmissionTerms
+    from partage.claims.model.claim import DeviceClass
     from partage.claims.model.names import ClaimNames
-    from partage.claims.model.request import DeviceClass
     from partage.cli.check import PolicyOffer
     from partage.kubernetes.manifests.input_files import GroupsInput, ManifestInput, ManifestObject, Paper
     from partage.model.gpu import Inventory
@@ -130,7 +130,7 @@ def _configuration(content: bytes, file: str, config: str | None, context: Check
     """One configuration; its variants, where it depends on labels."""
     from partage.edges.files.policy import parse_policy
     from partage.plan.offer.caveats import DRAIN_NEEDS_CLUSTER, ON_DEMAND_COSTS, draining, on_demand
-    from partage.plan.offer.conditions import for_node, variants
+    from partage.plan.offer.policy_choice import for_node, variants
 
     what = f"configuration {config}"
     try:

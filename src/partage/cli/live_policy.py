@@ -8,7 +8,7 @@ from typing import Any
 from partage.answers.wording import lost_sentences
 from partage.model.gpu import Gpu, Inventory
 from partage.model.layout import DISABLED, ENABLED
-from partage.plan.reconcile.gpu_mig_plan import live_layout
+from partage.plan.reconcile.mig_plan import live_layout
 
 
 def policy_of(inventory: Inventory) -> dict[str, Any]:

@@ -109,7 +109,7 @@ def plan_document(planned: PolicyOnNode, driver: str) -> PlanDocument:
     from partage.answers.documents.node import driver_row
     from partage.answers.documents.plan import all_steps, planned_gpu_rows, step_rows
     from partage.answers.documents.resources import resource_rows
-    from partage.claims.decide.claimable import claimable
+    from partage.claims.decide.slices import claimable
     from partage.claims.model.names import NAMES_OF_DRIVER
     from partage.cli.plan_document import PlanAgent, PlanDocument
 
@@ -131,7 +131,7 @@ def _print(planned: PolicyOnNode, driver: str, console: Console) -> None:
     from partage.answers.documents.plan import all_steps, step_rows
     from partage.answers.render.rows import unsettled_lines
     from partage.answers.render.tables import guarantees_used, resources_table
-    from partage.claims.decide.claimable import claimable
+    from partage.claims.decide.slices import claimable
     from partage.claims.model.names import NAMES_OF_DRIVER
     from partage.cli.plan_tables import steps_table
     from partage.model.step import Verify

@@ -8,7 +8,7 @@ from partage.answers.documents.document import Document, PolicySource
 from partage.answers.documents.node import DriverRow
 from partage.answers.documents.plan import PlannedGpuRow, StepRow
 from partage.answers.documents.resources import ResourceRow
-from partage.claims.decide.claimable import ClaimableRow
+from partage.claims.decide.slices import ClaimableRow
 from partage.errors import Problem
 from partage.values import Frozen
 

@@ -10,12 +10,12 @@ import socket
 from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple
 
-from partage.agent.claims_part import NoClaims
-from partage.agent.compose import run
+from partage.agent.kubelet_service import run
 from partage.agent.log import LogOptions, configure
 from partage.agent.options import AgentOptions
+from partage.agent.parts import NoClaims
 from partage.agent.status.status import AgentStatus
-from partage.agent.waiting import wait_at_most
+from partage.agent.supervision import wait_at_most
 from partage.answers.lean_imports import lean_imports
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.host.waiting import until_tick
@@ -25,7 +25,7 @@ from partage.serve_http.listen import listen, say_url
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.agent.claims_part import ConnectClaims
+    from partage.agent.parts import ConnectClaims
     from partage.serve_http.http import HttpServer
     from partage.slurm.agent.options import SlurmOptions
 
@@ -71,8 +71,8 @@ def serve(
 ) -> None:
     """Run the agent until SIGTERM or SIGINT. slurm: of a compute node of Slurm; None: there is a kubelet.
 
-    Raises what ``run`` of ``agent.compose`` or ``slurm.agent.service`` does, and InputError for an address or
-    files that cannot be used."""
+    Raises what ``run`` of ``agent.kubelet_service`` or ``slurm.agent.service`` does, and InputError for an
+    address or files that cannot be used."""
     configure(logged)
     name = options.node_name if slurm is None else slurm.node
     listening = None if http is None else Listening.of(http, name)

@@ -19,10 +19,9 @@ from partage.claims.manifests import (
     names_in,
     read_or_refuse,
 )
+from partage.claims.model.claim import ClaimSpec, DeviceClass
 from partage.claims.model.names import NAMES_OF_DRIVER, OWN_NAMES, ClaimNames
-from partage.claims.model.request import ClaimSpec, DeviceClass
-from partage.claims.model.server import ServerVersion
-from partage.claims.model.slices import SliceSpec, slice_of_json
+from partage.claims.model.slices import ServerVersion, SliceSpec, slice_of_json
 from partage.codec.values import CodecError
 from partage.explain.cluster_views import Object, rows_at
 from partage.explain.decide.node import NodeView

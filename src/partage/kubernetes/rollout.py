@@ -15,8 +15,7 @@ from partage.edges.kube.leases import UNANSWERED, Rollout, RolloutPlace, SeenRol
 from partage.edges.kube.port import Lease
 from partage.errors import Unreachable, Unsatisfiable
 from partage.kubernetes.rollout_document import RolloutDocument, RolloutNodeRow, SlotRow
-from partage.plan.cluster.rollout import RolloutSettings, Slot
-from partage.plan.cluster.rollout_note import ROLLOUT, NodePhase, RolloutNote, read_note
+from partage.plan.cluster.rollout import ROLLOUT, NodePhase, RolloutNote, RolloutSettings, Slot, read_note
 
 RENEWED_WITHIN_S = 45.0
 """An agent renews its slot every 30 s."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Literal
 
 from partage.answers.documents.document import Document
-from partage.plan.cluster.rollout_note import NodePhase
+from partage.plan.cluster.rollout import NodePhase
 from partage.values import Frozen
 
 

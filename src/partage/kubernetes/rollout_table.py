@@ -6,7 +6,7 @@ from rich.table import Table
 
 from partage.answers.render.tables import plain_table
 from partage.kubernetes.rollout_document import RolloutDocument, RolloutNodeRow
-from partage.plan.cluster.rollout_note import NodePhase
+from partage.plan.cluster.rollout import NodePhase
 from partage.text import count_of
 
 _STYLES = {NodePhase.FAILED: "red", NodePhase.CHANGING: "yellow", NodePhase.WAITING: "dim"}

@@ -22,8 +22,8 @@ from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import NodePlan, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.transition import GpuServing, answerable_offer
-from partage.plan.serve.fragmentation import RefusedAmounts
 from partage.plan.serve.kubelet_view import KubeletView, ShareHealth, kubelet_view
+from partage.plan.serve.unit_allocation import RefusedAmounts
 from partage.text import count_of
 from partage.values import Frozen
 

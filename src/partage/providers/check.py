@@ -11,7 +11,7 @@ from partage.errors import Problem
 from partage.kubernetes.manifests.node import CheckedProblem, Keys, LineOf, ManifestNode
 from partage.kubernetes.manifests.pods import object_name, pod_specs_at
 from partage.model.policy import Policy
-from partage.plan.offer.conditions import variants
+from partage.plan.offer.policy_choice import variants
 from partage.providers.decide.judge_groups import judge_groups
 from partage.providers.decide.judge_pods import judge_pod
 from partage.providers.decide.rules import Provider

@@ -14,8 +14,8 @@ from http import HTTPStatus
 from typing import Any
 
 from partage.agent.log import Seldom
+from partage.claims.model.claim import DeviceClass
 from partage.claims.model.names import OWN_NAMES
-from partage.claims.model.request import DeviceClass
 from partage.codec.values import CodecError
 from partage.edges.kube.scheduling import KINDS
 from partage.plan.placement.baselines import BestFit, EmptiestFirst

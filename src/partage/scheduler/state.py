@@ -16,9 +16,8 @@ from partage.agent.log import Seldom
 from partage.claims.decide.book import devices_in
 from partage.claims.decide.classes import chart_classes
 from partage.claims.manifests import CLAIM, GROUP, VERSION, ClaimObjectReader, device_class_of
-from partage.claims.model.claim import parse_claim
+from partage.claims.model.claim import ClaimSpec, DeviceClass, parse_claim
 from partage.claims.model.names import MEMORY, NAMES_OF_DRIVER, OWN_NAMES, SHARES
-from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.claims.model.slices import SliceSpec
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.kube.scheduling import ApiObject

@@ -11,10 +11,16 @@ from partage.codec.values import CodecError, decode
 from partage.edges.kube.port import GPU_COUNT, ClusterNode, ClusterPod, NodeCondition, Taint
 from partage.model.ids import MEMORY_RESOURCE, VENDOR
 from partage.model.node_labels import DOMAIN, MIG_CONFIG, MIG_CONFIG_STATE, POLICY_LABELS
-from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY
+from partage.plan.cluster.conditions import (
+    GPUS_HEALTHY,
+    PLAN,
+    POLICY_IN_FORCE,
+    READY,
+    PendingGpu,
+    PendingPlan,
+)
 from partage.plan.cluster.gpu_memory import GPU_MEMORY, NodeMemory, read_memory
-from partage.plan.cluster.pending import PLAN, PendingGpu, PendingPlan
-from partage.plan.cluster.rollout_note import ROLLOUT, RolloutNote, read_note
+from partage.plan.cluster.rollout import ROLLOUT, RolloutNote, read_note
 from partage.plan.serve.cordon import CORDONED, names_in
 from partage.values import Frozen
 

@@ -12,9 +12,8 @@ from partage.answers.wording import standing
 from partage.edges.kube.port import ClusterPod, NodeCondition
 from partage.model.ids import VENDOR
 from partage.model.strategy import Strategy
-from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY
+from partage.plan.cluster.conditions import GPUS_HEALTHY, POLICY_IN_FORCE, READY, PendingGpu
 from partage.plan.cluster.gpu_memory import NodeMemory
-from partage.plan.cluster.pending import PendingGpu
 from partage.serve_http.pages.card import drawing
 from partage.serve_http.pages.markup import Child, element, foreign, html, moment, table
 from partage.serve_http.pages.node_page import Sections

@@ -10,7 +10,7 @@ from partage.answers.documents.report import ReportDocument, ReportedGpuRow
 from partage.answers.node_problems import problems_of
 from partage.answers.share_counts import ShareCount, ShareCounts, count_shares, works
 from partage.edges.files.catalogue import geometry_of
-from partage.plan.last_hour import MINUTES
+from partage.plan.usage import MINUTES
 from partage.serve_http.pages import page
 from partage.serve_http.pages.markup import Child, element, html, moment
 from partage.serve_http.pages.node_page import STANDINGS, Sections, node_sections, standing_of

@@ -21,8 +21,8 @@ from partage.admission.decide.translate import need_of
 from partage.claims.decide.book import BookDevice, amount_of, devices_in
 from partage.claims.decide.scheduling import PodClaim
 from partage.claims.manifests import CLAIM, CLASS, GROUP, VERSION, ClaimObjectReader
+from partage.claims.model.claim import ClaimSpec, DeviceClass
 from partage.claims.model.names import MEMORY, NAMES_OF_DRIVER
-from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.claims.model.slices import slice_of_json
 from partage.codec.values import CodecError, decode, from_plain
 from partage.edges.files.catalogue import load_catalogue

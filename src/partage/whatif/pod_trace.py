@@ -18,7 +18,7 @@ from typing import Any
 from msgspec import field
 
 from partage.claims.manifests import ClaimObjectReader
-from partage.claims.model.request import ClaimSpec
+from partage.claims.model.claim import ClaimSpec
 from partage.codec.values import CodecError, decode
 from partage.edges.files.csv_table import (
     MOST_PROBLEMS,

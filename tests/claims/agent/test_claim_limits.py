@@ -11,14 +11,14 @@ from typing import Any
 
 import pytest
 
-from partage.claims.agent import ends, enforcing, part
+from partage.claims.agent import enforcing, part, taking_back
 from partage.errors import HardwareError
 from partage.model.ids import ContainerId, PodUid
 from partage.model.mps import DaemonPhase, MpsNamespace
 from partage.model.strategy import Interval
 from partage.plan.serve.ledger_entry import Holder
 from partage.sim.node.faults import FailCall, HealCall, HideProcesses, Occupy, SetDaemonPhase, Vacate
-from partage.sim.node.settings import time_slices_of
+from partage.sim.node.processes import time_slices_of
 from partage.units import GIB
 from tests.agent.tenants import write_logs
 from tests.claims.agent.test_claims_of_node import DraNode, dra_node
@@ -148,7 +148,7 @@ async def test_limits_are_set_again_when_the_daemon_was_started_again(tmp_path: 
 async def test_what_an_agent_that_was_killed_has_opened_is_closed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from partage.claims.host.cdi_files import ClaimCdiFiles
+    from partage.claims.host import ClaimCdiFiles
 
     def dies(*_: Any) -> None:
         raise SystemError("killed")
@@ -280,7 +280,7 @@ async def test_what_does_not_end_keeps_its_shares_and_not_the_kubelet(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """As a process that hangs in the driver. Its shares are free when it has ended."""
-    monkeypatch.setattr(ends, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(taking_back, "PATIENCE_S", 0.0)
     async with dra_node() as node:
         await node.until(lambda: node.device(0), "the device")
         first = node.amount("first", "70Gi", pods={"train": POD})
@@ -303,7 +303,7 @@ async def test_what_does_not_end_keeps_its_shares_and_not_the_kubelet(
 async def test_what_still_runs_keeps_its_namespace_as_long_as_its_shares(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(ends, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(taking_back, "PATIENCE_S", 0.0)
     monkeypatch.setattr(part, "AGAIN_S", 0.05)
     async with named_node(tmp_path) as node:
         first = node.amount("first", "10Gi", pods={"train": POD})
@@ -321,7 +321,7 @@ async def test_what_still_runs_keeps_its_namespace_as_long_as_its_shares(
 async def test_without_a_known_pod_and_with_a_helper_that_fails_nothing_is_held_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(ends, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(taking_back, "PATIENCE_S", 0.0)
     async with dra_node() as node:
         await node.until(lambda: node.device(0), "the device")
         first = node.amount("first", "70Gi")

@@ -14,15 +14,15 @@ from typing import Any
 
 import pytest
 
-from partage.agent.compose import run
+from partage.agent.kubelet_service import run
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.readiness import readiness_of
 from partage.agent.status.status import AgentStatus
 from partage.answers.documents.plan import held_row
 from partage.answers.report import report_document
 from partage.claims.agent.part import ClaimsOfNode
+from partage.claims.agent.ports import ClaimStep, StepTaken, go_on
 from partage.claims.model.names import OWN_NAMES, ClaimNames
-from partage.claims.model.steps import ClaimStep, StepTaken, go_on
 from partage.explain.shares import share_rows
 from partage.model.claim import ClaimRef
 from partage.plan.report import Report
@@ -230,7 +230,7 @@ class DraNode:
 
 
 def _NoCluster(*parts: Any) -> Any:  # noqa: N802 (stands for a class)
-    from partage.agent.cluster_part import NoCluster
+    from partage.agent.parts import NoCluster
 
     class Quiet(NoCluster):
         async def run(self, config: Any, pause_s: float) -> None:

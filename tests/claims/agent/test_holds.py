@@ -15,9 +15,8 @@ from partage.claims.agent.holds import ClaimHolds
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.devices import claim_devices
 from partage.claims.model.claim import Claim, ClaimResult
-from partage.claims.model.grant import Granted, GrantedShare, ShareConfig
+from partage.claims.model.grant import ClaimRecord, ClaimState, Granted, GrantedShare, ShareConfig
 from partage.claims.model.names import OWN_NAMES
-from partage.claims.model.record import ClaimRecord, ClaimState
 from partage.edges.files.catalogue import geometry_of
 from partage.model.claim import ClaimHold, ClaimRef
 from partage.model.share import DeviceOffer, Guarantee

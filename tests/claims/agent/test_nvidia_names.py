@@ -10,7 +10,7 @@ from typing import Any
 from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 from partage.model.claim import ClaimRef
 from partage.model.strategy import Interval
-from partage.sim.node.settings import time_slices_of
+from partage.sim.node.processes import time_slices_of
 from tests.claims.agent.test_claims_of_node import GPUS, DraNode, dra_node
 from tests.dra_script import DriverSocket
 from tests.edges.kube.store import SLICES

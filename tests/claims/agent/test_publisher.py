@@ -12,12 +12,12 @@ import pytest
 from msgspec.structs import replace
 
 from partage.claims.agent.publisher import Publisher
-from partage.claims.model.server import ServerVersion
 from partage.claims.model.slices import (
     Capacity,
     DeviceTaint,
     Pool,
     RequestPolicy,
+    ServerVersion,
     SliceDevice,
     SliceSpec,
 )

@@ -8,12 +8,12 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partage.claims.agent.status_writer import ClaimStatusWriter
-from partage.claims.model.record import ClaimRecord
+from partage.claims.agent.afterwards import ClaimStatusWriter
+from partage.claims.model.grant import ClaimRecord
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.resources import ResourceApi
 from partage.model.share import Guarantee
-from tests.claims.host.test_records import done
+from tests.claims.test_host import done
 from tests.edges.kube.store import claims_path, object_store
 from tests.kubelet_script import until
 

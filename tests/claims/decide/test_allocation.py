@@ -13,9 +13,15 @@ from partage.claims.decide.allocation import grant
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.decide.status import device_status, held_now
 from partage.claims.model.claim import Claim, ClaimConfig, ClaimResult, ConfigSource
-from partage.claims.model.grant import EnforcedBy, Granted, RefusalReason, RefusedClaim
+from partage.claims.model.grant import (
+    ClaimRecord,
+    ClaimState,
+    EnforcedBy,
+    Granted,
+    RefusalReason,
+    RefusedClaim,
+)
 from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
-from partage.claims.model.record import ClaimRecord, ClaimState
 from partage.model.claim import ClaimRef
 from partage.model.ids import GpuUuid, ResourceName, ShareId, device_of
 from partage.model.policy import WatchAction

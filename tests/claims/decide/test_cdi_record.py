@@ -9,10 +9,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.claims.decide.cdi import KIND, ClaimCdi
-from partage.claims.decide.cdi_record import record_in, with_record
+from partage.claims.decide.cdi import KIND, ClaimCdi, record_in, with_record
 from partage.model.ids import ShareId
-from tests.claims.host.test_records import done, record
+from tests.claims.test_host import done, record
 
 CDI = ClaimCdi({"cdiVersion": "0.5.0", "kind": KIND, "devices": []}, ())
 

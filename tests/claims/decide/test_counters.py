@@ -8,14 +8,14 @@ from msgspec.structs import replace
 
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.book import BookDevice, ClaimBook, Taking, book_of_offer, counters_in, devices_in
+from partage.claims.decide.charge import CountersLeft
 from partage.claims.decide.classes import chart_classes
-from partage.claims.decide.counters import CountersLeft
 from partage.claims.decide.device_reasons import CountersTaken, LackingCounter, TakenHere
 from partage.claims.decide.on_demand import demands_of
 from partage.claims.decide.scheduling import Placed, PodClaim, Unplaced, allocated, place
+from partage.claims.model.claim import ClaimRequest, ClaimSpec, DeviceAsk
 from partage.claims.model.grant import Granted
 from partage.claims.model.names import OWN_NAMES
-from partage.claims.model.request import ClaimRequest, ClaimSpec, DeviceAsk
 from partage.claims.model.slices import Counter, CounterSet, CounterUse, Pool, SliceDevice, SliceSpec
 from partage.edges.files.catalogue import geometry_of
 from partage.model.claim import GpuDemand

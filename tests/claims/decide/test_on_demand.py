@@ -26,8 +26,7 @@ from partage.claims.decide.slices import slices_of
 from partage.claims.model.claim import Claim, ClaimResult
 from partage.claims.model.grant import Granted, RefusedClaim
 from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
-from partage.claims.model.server import ServerVersion
-from partage.claims.model.slices import CounterUse, SliceSpec
+from partage.claims.model.slices import CounterUse, ServerVersion, SliceSpec
 from partage.edges.files.catalogue import geometry_of, load_catalogue
 from partage.model.claim import ClaimRef, Demands, GpuDemand
 from partage.model.geometry import Geometry, Placement

@@ -30,11 +30,10 @@ from partage.claims.decide.device_reasons import (
 from partage.claims.decide.scheduling import Placed, PodClaim, Unplaced, allocated, place
 from partage.claims.decide.slices import slices_of
 from partage.claims.manifests import ClaimObjectReader, read_or_refuse
+from partage.claims.model.claim import ClaimSpec, DeviceClass
 from partage.claims.model.grant import Granted
 from partage.claims.model.names import OWN_NAMES
-from partage.claims.model.request import ClaimSpec, DeviceClass
-from partage.claims.model.server import ServerVersion
-from partage.claims.model.slices import Capacity
+from partage.claims.model.slices import Capacity, ServerVersion
 from partage.edges.files.catalogue import geometry_of
 from partage.plan.serve.claim_offer import Closed
 from tests.claims.offers import amounts, devices, machine, mig, offers, replicas, slices, whole

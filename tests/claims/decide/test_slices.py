@@ -13,8 +13,7 @@ from msgspec.structs import replace
 from partage.claims.decide.devices import claim_devices
 from partage.claims.decide.slices import semantic_version, slices_of
 from partage.claims.model.names import NAMES_OF_DRIVER, NVIDIA_NAMES, OWN_NAMES, ClaimNames
-from partage.claims.model.server import ServerVersion
-from partage.claims.model.slices import slice_of_json
+from partage.claims.model.slices import ServerVersion, slice_of_json
 from partage.edges.files.catalogue import geometry_of
 from partage.model.geometry import Placement
 from partage.model.gpu import ARCHITECTURES, UNKNOWN_ARCHITECTURE, Gpu, Inventory, NoDriver

@@ -14,14 +14,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from partage.agent.cluster_part import NoCluster
-from partage.agent.compose import run
+from partage.agent.kubelet_service import run
 from partage.agent.log import configure
 from partage.agent.options import AgentOptions
+from partage.agent.parts import NoCluster
 from partage.agent.status.status import AgentStatus
 from partage.answers.report import ReportFile
 from partage.claims.agent.part import ClaimsOfNode
-from partage.claims.model.steps import ClaimStep
+from partage.claims.agent.ports import ClaimStep
 from partage.edges.hardware.helper_client import RemoteHardware
 from partage.edges.kube.config import ClusterConfig
 from partage.model.claim import ClaimRef

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
 
-from partage.claims.model.steps import ClaimStep
+from partage.claims.agent.ports import ClaimStep
 from partage.edges.hardware.helper_server import HelperServer
 from partage.model.gpu import Gpu
 from partage.sim.node.files.load import load_machine

@@ -19,7 +19,7 @@ from typing import Any
 
 import pytest
 
-from partage.claims.model.steps import ClaimStep
+from partage.claims.agent.ports import ClaimStep
 from partage.model.claim import ClaimRef
 from partage.model.ids import MigUuid
 from tests.claims.kills.node import DEVICES, MOMENTS, SLICES_OF_ALL, KilledNode, killed_node, names

@@ -16,8 +16,8 @@ from partage.edges.files.usage_days import UsageDays, read_usage_days
 from partage.errors import InputError
 from partage.model.samples import Samples
 from partage.model.usage_day import RunNow, UsageDay, WorkloadDay
+from partage.plan.history.evidence import UsePoint
 from partage.plan.history.keeper import HistoryKeeper
-from partage.plan.history.use_points import UsePoint
 from partage.plan.usage import NodeUse
 from partage.rightsize.decide.from_history import gather_days, unattributed_part
 from partage.rightsize.decide.recommend import GpuSize, recommend

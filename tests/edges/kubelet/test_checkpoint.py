@@ -10,7 +10,7 @@ import pytest
 from partage.edges.kubelet.checkpoint import CHECKPOINT, CheckpointFile
 from partage.errors import Unreachable
 from partage.model.ids import ResourceName
-from partage.sim.kubelet.checkpoint import write_checkpoint
+from partage.sim.kubelet.device_manager import write_checkpoint
 
 ENTRY = {
     "PodUID": "8f0c9c1e-0000-4000-8000-000000000001",

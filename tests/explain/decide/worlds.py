@@ -43,7 +43,7 @@ from partage.plan.serve.preferred_allocation import PreferredAllocator
 from partage.plan.serve.unit_allocation import UnitAllocator
 from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager
 from partage.sim.kubelet.plugin_client import PluginError
-from partage.sim.kubelet.pod_status import Holding
+from partage.sim.kubelet.pods import Holding
 from partage.sim.node.files.load import load_machine
 from partage.values import Frozen
 

@@ -16,8 +16,7 @@ from partage.kubernetes.decide.events import NodeEvent, PodName, node_events
 from partage.model.gpu import Driver, Inventory
 from partage.model.health import HealthState, HealthStatus
 from partage.model.ids import GpuUuid, ShareId
-from partage.plan.cluster.conditions import node_conditions
-from partage.plan.cluster.pending import pending_gpus, plan_annotation
+from partage.plan.cluster.conditions import node_conditions, pending_gpus, plan_annotation
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import (

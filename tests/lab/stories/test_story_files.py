@@ -10,7 +10,7 @@ from partage.lab.stories.expectations import NodeSnapshot, unmet_expectations
 from partage.lab.stories.model import ChangePolicy, Expect, FaultStep, Remark, RestartKubelet, RunPods
 from partage.lab.stories.read import read_story
 from partage.model.pod import Container, Pod
-from partage.sim.kubelet.pod_status import ContainerStatus, PodPhase, PodStatus
+from partage.sim.kubelet.pods import ContainerStatus, PodPhase, PodStatus
 from partage.sim.node.faults import RaiseXid
 
 HEAD = "machine: 2xl4\nsteps:\n"

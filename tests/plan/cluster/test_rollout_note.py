@@ -12,12 +12,13 @@ from partage.edges.files.policy import parse_policy
 from partage.errors import Problem
 from partage.kubernetes.decide.events import node_events
 from partage.plan.cluster.conditions import POLICY_IN_FORCE, node_conditions
-from partage.plan.cluster.disturbance import disturbs
-from partage.plan.cluster.rollout import CanaryNode, NodeProgress
-from partage.plan.cluster.rollout_note import (
+from partage.plan.cluster.rollout import (
+    CanaryNode,
     NodePhase,
+    NodeProgress,
     RolloutNote,
     canary_of,
+    disturbs,
     note_of,
     read_note,
     standing_of,

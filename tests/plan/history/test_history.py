@@ -13,10 +13,9 @@ from partage.codec.values import decode
 from partage.edges.files.catalogue import load_catalogue
 from partage.model.samples import Samples
 from partage.model.usage_day import UsageDay
-from partage.plan.history.evidence import Evidence, Run, gather
+from partage.plan.history.evidence import Evidence, Run, UsePoint, gather
 from partage.plan.history.fitting import LIMIT_BYTES, RUNNING_LIMIT_BYTES, fitting
 from partage.plan.history.keeper import ENDED_AFTER_S, MOST_PARTS, MOST_WORKLOADS, Curve, HistoryKeeper
-from partage.plan.history.use_points import UsePoint
 from partage.plan.usage import NodeUse
 from partage.rightsize.decide.from_history import gather_days
 from partage.rightsize.decide.recommend import Confidence, Doubt, GpuSize, recommend

@@ -19,8 +19,7 @@ from partage.model.share import DeviceOffer, Guarantee, resources_of
 from partage.model.strategy import Interval, Strategy
 from partage.plan.offer.advertise import advertise
 from partage.plan.offer.assign import Assignment
-from partage.plan.offer.gpu_devices import PlannedDevice
-from partage.plan.offer.target import Target
+from partage.plan.offer.gpu_devices import PlannedDevice, Target
 from partage.units import GIB, MIB
 from tests.examples import examples
 from tests.plan.offers import NAME, assignment, gpu, node, target

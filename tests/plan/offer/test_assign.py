@@ -16,9 +16,8 @@ from partage.model.ids import MigUuid
 from partage.model.policy import ALL_EXCLUSIVE, Exclusive, Mps, Policy, TimeSlicing, WatchAction
 from partage.model.strategy import Strategy
 from partage.plan.offer.assign import Assignment, assign
-from partage.plan.offer.gpu_devices import PlannedDevice
+from partage.plan.offer.gpu_devices import PlannedDevice, Target
 from partage.plan.offer.select import glob_matches
-from partage.plan.offer.target import Target
 from partage.text import gpus
 from tests.plan.offers import gpu, node
 

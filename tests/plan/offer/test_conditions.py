@@ -14,7 +14,7 @@ from partage.errors import InputError
 from partage.model.gpu import Inventory
 from partage.model.policy import AllDevices, GpuEntry, LabelCondition, Policy
 from partage.plan.offer.assign import assign
-from partage.plan.offer.conditions import MOST_VARIANTS, asked_labels, for_node, variants
+from partage.plan.offer.policy_choice import MOST_VARIANTS, asked_labels, for_node, variants
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 

@@ -27,8 +27,7 @@ from partage.model.step import (
 from partage.model.strategy import Strategy, Via
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.blocked import Blocked
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
-from partage.plan.reconcile.mig_plan import plan_mig
+from partage.plan.reconcile.mig_plan import GpuMigPlan, plan_mig
 from partage.units import GIB
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.offers import gpu, node

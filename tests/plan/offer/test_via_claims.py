@@ -11,9 +11,8 @@ from partage.model.share import DeviceOffer, plugin_resources, resources_of
 from partage.model.strategy import Via
 from partage.plan.offer.desired import DesiredState, resolve
 from partage.plan.reconcile.transition import GpuServing, listed_shares, transition
-from partage.plan.serve.held_ids import HeldIds, held_ids
 from partage.plan.serve.ledger import Ledger
-from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, HeldIds, Holder, LedgerEntry, held_ids
 from tests.plan.offers import gpu, node
 
 WITHDRAW_S = 2.0

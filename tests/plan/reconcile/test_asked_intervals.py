@@ -18,8 +18,7 @@ from partage.plan.reconcile.node_plan import Observed, Snapshot
 from partage.plan.reconcile.planner import Planner
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.held_ids import held_ids
-from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, LedgerEntry, held_ids
 from tests.plan.offers import gpu, node
 
 GPU = gpu(0).uuid

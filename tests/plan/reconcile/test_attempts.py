@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from partage.plan.reconcile.attempts import LONGEST_PAUSE_S, pause_s
+from partage.plan.reconcile.node_plan import LONGEST_PAUSE_S, pause_s
 
 
 @pytest.mark.parametrize(("tries", "seconds"), [(1, 2.0), (2, 4.0), (5, 32.0), (6, LONGEST_PAUSE_S)])

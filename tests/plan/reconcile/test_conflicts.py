@@ -18,8 +18,7 @@ from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.node_plan import NodePlan, Observed, Phase, Snapshot
 from partage.plan.reconcile.planner import plan_node
 from partage.plan.reconcile.transition import GpuServing, listed_shares
-from partage.plan.serve.held_ids import HeldIds
-from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, HeldIds, Holder, LedgerEntry
 from partage.sim.node.faults import SetMig
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware

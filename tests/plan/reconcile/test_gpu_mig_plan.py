@@ -43,8 +43,7 @@ from partage.model.step import (
 )
 from partage.model.strategy import Interval
 from partage.plan.reconcile.blocked import Blocked, BlockKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
-from partage.plan.reconcile.mig_plan import plan_mig
+from partage.plan.reconcile.mig_plan import GpuMigPlan, live_layout, plan_mig
 from tests.examples import examples
 from tests.oracle import enumerate_mig as oracle
 from tests.plan.reconcile.mig_card import Card, geometry

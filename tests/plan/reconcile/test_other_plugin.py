@@ -12,9 +12,8 @@ from partage.model.gpu import ComputeMode
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import share_id
 from partage.model.mps import DaemonPhase
-from partage.plan.reconcile.attempts import FailedAttempt
 from partage.plan.reconcile.blocked import BlockKind
-from partage.plan.reconcile.node_plan import Phase
+from partage.plan.reconcile.node_plan import FailedAttempt, Phase
 from partage.plan.reconcile.planner import plan_node
 from tests.examples import examples
 from tests.plan.reconcile.test_planner import (

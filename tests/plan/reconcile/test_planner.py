@@ -32,14 +32,12 @@ from partage.model.step import (
 )
 from partage.model.strategy import Interval
 from partage.plan.offer.desired import DesiredState, existing_offer, resolve
-from partage.plan.reconcile.attempts import FailedAttempt
 from partage.plan.reconcile.known_node import KnownNode, with_observed
-from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Observed, Phase, Snapshot
+from partage.plan.reconcile.node_plan import FailedAttempt, GpuPlan, NodePlan, Observed, Phase, Snapshot
 from partage.plan.reconcile.planner import Planner, plan_node
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.held_ids import HeldIds
-from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, HeldIds, Holder, LedgerEntry
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.hardware import SimulatedHardware
 from tests.examples import examples

@@ -7,7 +7,7 @@ from msgspec.structs import replace
 
 from partage.model.geometry import Placement
 from partage.model.gpu import EmptyInstance, Gpu, MigMode
-from partage.plan.reconcile.gpu_mig_plan import live_layout
+from partage.plan.reconcile.mig_plan import live_layout
 from partage.plan.reconcile.rollback import ForeignPart, is_as_it_was
 from tests.plan.offers import gpu
 

@@ -21,8 +21,7 @@ from partage.plan.reconcile.transition import (
     transition,
     withdrawn,
 )
-from partage.plan.serve.held_ids import HeldIds
-from partage.plan.serve.ledger_entry import Certainty, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, HeldIds, Holder, LedgerEntry
 from tests.examples import examples
 
 GPU_0_0 = ShareId("GPU-0::0")

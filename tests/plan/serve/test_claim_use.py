@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from partage.model.ids import ContainerId, GpuUuid
-from partage.plan.serve.claim_use import ClaimMember, ClaimUse, claim_uses
+from partage.plan.serve.watchdog import ClaimMember, ClaimUse, claim_uses
 
 GPU, OTHER = GpuUuid("GPU-0"), GpuUuid("GPU-1")
 

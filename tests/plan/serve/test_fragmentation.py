@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from partage.model.ids import MEMORY_RESOURCE, ResourceName, ShareId, device_of
 from partage.model.share import DeviceRow
-from partage.plan.serve.fragmentation import (
+from partage.plan.serve.unit_allocation import (
     FIRST_S,
     LONGEST_S,
     MOST_AMOUNTS,

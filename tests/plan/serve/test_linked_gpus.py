@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from partage.model.gpu import Link, LinkPath
 from partage.model.ids import GpuUuid
-from partage.plan.serve.linked_gpus import LinkedGpus, pair_score
+from partage.plan.serve.preferred_allocation import LinkedGpus, pair_score
 from tests.examples import examples
 
 _links = st.builds(

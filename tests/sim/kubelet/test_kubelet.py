@@ -22,7 +22,7 @@ from partage.model.share import ContainerAllocation, ContainerHold, DeviceNode, 
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
 from partage.sim.kubelet.pod_resources import RateLimit
-from partage.sim.kubelet.pod_status import ContainerState, PodPhase
+from partage.sim.kubelet.pods import ContainerState, PodPhase
 from tests.edges.kubelet.shelf import Shelf, running
 from tests.kubelet_script import until
 

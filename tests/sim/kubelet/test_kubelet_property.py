@@ -18,7 +18,7 @@ from partage.model.pod import Container, Pod
 from partage.model.share import DeviceRow
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod_status import ContainerState, PodPhase, PodStatus
+from partage.sim.kubelet.pods import ContainerState, PodPhase, PodStatus
 from tests.edges.kubelet.shelf import Shelf
 
 GPU, SHARED = "nvidia.com/gpu", "nvidia.com/gpu.shared"

@@ -7,13 +7,17 @@ from collections.abc import Mapping
 
 import pytest
 
-from partage.sim.mps.actions import AnswerClient, CloseSocket, OpenSocket, StartServer, StopServer
 from partage.sim.mps.clients import (
     CONNECTION_FAILED,
     NOT_PERMITTED,
     NOT_READY,
     OUT_OF_MEMORY,
+    AnswerClient,
+    CloseSocket,
+    OpenSocket,
     SimulatedClient,
+    StartServer,
+    StopServer,
 )
 from partage.sim.mps.commands_v3 import run_command
 from partage.sim.mps.named_state import CommandError, NamedState

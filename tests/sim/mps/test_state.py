@@ -8,7 +8,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.sim.mps.actions import AnswerClient, StartServer, StopServer
 from partage.sim.mps.clients import (
     CONNECTION_FAILED,
     LAUNCH_FAILED,
@@ -18,7 +17,10 @@ from partage.sim.mps.clients import (
     OUT_OF_MEMORY,
     TERMINATED,
     TOO_MANY,
+    AnswerClient,
     SimulatedClient,
+    StartServer,
+    StopServer,
 )
 from partage.sim.mps.commands_v2 import run_command
 from partage.sim.mps.limits import DaemonLimits, client_limit

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from msgspec.structs import replace
 
-from partage.agent.observers.history import HistoryObserver
+from partage.agent.observers.usage import HistoryObserver
 from partage.agent.options import Intervals
 from partage.cli.main import run
 from partage.edges.files.usage_days import UsageDays, read_usage_days

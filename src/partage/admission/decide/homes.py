@@ -13,7 +13,7 @@ from partage.claims.decide.book import BookDevice, ClaimBook
 from partage.claims.decide.nearest import nearest
 from partage.claims.decide.scheduling import MOST_TRIES, PodClaim, Unplaced, place
 from partage.claims.manifests import ClaimObjectReader
-from partage.claims.model.request import ClaimSpec, DeviceClass
+from partage.claims.model.claim import ClaimSpec, DeviceClass
 from partage.codec.values import encode
 from partage.values import Frozen
 

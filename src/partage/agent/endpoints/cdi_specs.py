@@ -8,7 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from partage.agent.waiting import wait_at_most
+from partage.agent.supervision import wait_at_most
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory
 from partage.model.policy import Options

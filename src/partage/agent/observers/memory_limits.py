@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from partage.agent.observers.containers import NodeContainers
 from partage.agent.status.status import AgentCounts
-from partage.agent.waiting import wait_at_most
+from partage.agent.supervision import wait_at_most
 from partage.errors import HardwareError
 from partage.model.driver_limit import LimitAt, SeenLimit
 from partage.model.gpu import Inventory

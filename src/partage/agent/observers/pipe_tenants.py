@@ -16,7 +16,7 @@ from msgspec.structs import replace
 
 from partage.agent.observers.containers import NodeContainers
 from partage.agent.status.status import WatchObservation
-from partage.agent.waiting import wait_at_most
+from partage.agent.supervision import wait_at_most
 from partage.edges.host.waiting import DirectoryChanges
 from partage.errors import HardwareError
 from partage.model.gpu import Driver, NoDriver

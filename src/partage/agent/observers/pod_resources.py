@@ -15,7 +15,7 @@ from msgspec import Struct, field
 
 from partage.agent.observers.former_holders import FormerHolders
 from partage.agent.options import Intervals
-from partage.agent.waiting import wait_at_most
+from partage.agent.supervision import wait_at_most
 from partage.edges.host.waiting import until_tick
 from partage.edges.kubelet.checkpoint import CheckpointIdentity
 from partage.edges.kubelet.pod_resources import KubeletRefused

@@ -200,7 +200,7 @@ class PolicyObserver(Struct):
         before = self._in_force_on(node)
         if before is None:
             return False  # the first policy of a node disturbs nobody
-        from partage.plan.cluster.disturbance import disturbs
+        from partage.plan.cluster.rollout import disturbs
 
         good, good_layouts, good_desired = before
         held = None

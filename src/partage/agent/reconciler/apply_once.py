@@ -30,10 +30,9 @@ from partage.model.policy import ALL_EXCLUSIVE, DesiredMig
 from partage.model.step import Transaction
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.select import GeometryOf
-from partage.plan.reconcile.attempts import FailedAttempt
+from partage.plan.reconcile.instances import to_renew
 from partage.plan.reconcile.known_node import with_observed
-from partage.plan.reconcile.live_instances import to_renew
-from partage.plan.reconcile.node_plan import NodePlan, Phase, Snapshot
+from partage.plan.reconcile.node_plan import FailedAttempt, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.planner import plan_node
 from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals

@@ -1,30 +1,97 @@
-"""The reconciler's port on a real agent: observers, executor, journal."""
+"""The reconciler's port on a real agent: observers, executor, and what is kept on disk: the settings of GPUs
+before the agent changed them, and the journal of an interrupted change.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import logging
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
-from msgspec import Struct
+from msgspec import Struct, field
 
 from partage.agent.observers.hardware import HardwareObserver
 from partage.agent.observers.policy import PolicyObserver
 from partage.agent.observers.settings import SettingsObserver, slices_matter
 from partage.agent.options import Intervals
-from partage.agent.originals import Originals
 from partage.agent.reconciler.reconciler import makes_layout
-from partage.agent.reconciler.unfinished import UnfinishedChange
 from partage.errors import HardwareError
 from partage.model.gpu import Inventory
+from partage.model.ids import GpuUuid
 from partage.model.step import Step, Transaction, gpus_of
+from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.select import GeometryOf
-from partage.plan.reconcile.node_plan import NodePlan
+from partage.plan.reconcile.node_plan import NodePlan, Observed
+from partage.plan.reconcile.settings_steps import OriginalSettings, needed_originals, note_originals
 
 if TYPE_CHECKING:
     from partage.agent.reconciler.executor import Progress, StepStatus, TransactionOutcome
 
+
 log = logging.getLogger(__name__)
+
+
+class UnfinishedChange(Struct):
+    """An interrupted change. gpus: of the journal without an end; None: there is no such journal."""
+
+    state_dir: Path
+    gpus: frozenset[GpuUuid] | None = None
+
+    def read(self) -> frozenset[GpuUuid]:
+        """Read the journal of an earlier agent. Returns GPUs with a step that the driver may still carry
+        out."""
+        from partage.edges.files.journal import Unfinished, UnreadableJournal, read_journal
+
+        last = read_journal(self.state_dir)
+        if isinstance(last, UnreadableJournal):
+            log.warning("journal cannot be used", extra={"reason": last.reason})
+        if not isinstance(last, Unfinished):
+            return frozenset()
+        log.warning(
+            "a change was interrupted", extra={"reason": f"{last}; planned again from what is there now"}
+        )
+        self.gpus = frozenset(last.header.before)
+        return self.gpus if last.open else frozenset()
+
+    async def conclude(self, settled: Collection[GpuUuid]) -> None:
+        """End the journal once all its GPUs have the desired layout. settled: GPUs that have it."""
+        if self.gpus is None or not self.gpus <= set(settled):
+            return
+        from partage.edges.files.journal import Journal
+
+        try:
+            await asyncio.to_thread(Journal(self.state_dir).conclude)
+        except OSError as error:
+            log.warning("journal cannot be ended", extra={"reason": error.strerror})
+        self.gpus = None
+
+
+class Originals(Struct):
+    """The original settings. by_gpu: by GPU UUID. save: writes them to disk."""
+
+    save: Callable[[Mapping[GpuUuid, OriginalSettings]], Awaitable[None]]
+    by_gpu: Mapping[GpuUuid, OriginalSettings] = field(default_factory=dict)
+
+    def prune(self, desired: DesiredState, observed: Observed) -> None:
+        """Drop settings that were restored, or changed by others since."""
+        if not self.by_gpu:
+            return
+        answering = (gpu for gpu in observed.node.inventory if gpu.uuid not in observed.node.lost)
+        modes = {gpu.uuid: gpu.compute_mode for gpu in answering}
+        self.by_gpu = needed_originals(self.by_gpu, desired.settings, modes, observed.slices)
+
+    async def note(self, steps: Iterable[Step]) -> None:
+        """Save the settings that these steps are about to change."""
+        known = note_originals(steps, self.by_gpu)
+        if known != self.by_gpu:
+            self.by_gpu = known
+            await self.save(known)
+
+    def forget(self) -> None:
+        """The node has booted, which resets all settings."""
+        self.by_gpu = {}
 
 
 class NodePort(Struct):

@@ -28,8 +28,7 @@ from partage.model.step import (
     Step,
     Transaction,
 )
-from partage.plan.reconcile.attempts import FailedAttempt, failed_again
-from partage.plan.reconcile.node_plan import NodePlan, Phase
+from partage.plan.reconcile.node_plan import FailedAttempt, NodePlan, Phase, failed_again
 
 if TYPE_CHECKING:  # many nodes never carry anything out
     from partage.agent.reconciler.executor import TransactionOutcome
@@ -198,7 +197,7 @@ class Reconciler(Struct):
 
     def _renew(self, inventory: Inventory, outcomes: Iterable[TransactionOutcome]) -> None:
         """A GPU instance that had no room for a compute instance is made again at the next attempt."""
-        from partage.plan.reconcile.live_instances import to_renew
+        from partage.plan.reconcile.instances import to_renew
 
         for outcome in outcomes:
             if outcome.failed is not None and outcome.error is not None:

@@ -14,7 +14,7 @@ from partage.model.ids import GpuUuid
 from partage.plan.offer.desired import DesiredState
 from partage.plan.offer.settings import NO_SETTINGS, GpuSettings
 from partage.plan.reconcile.blocked import Blocked
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan, live_layout
+from partage.plan.reconcile.mig_plan import GpuMigPlan, live_layout
 from partage.plan.reconcile.node_plan import NodePlan
 from partage.text import gpus as gpus_text
 from partage.values import Frozen

@@ -12,7 +12,7 @@ from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.ids import GpuUuid, MigUuid, ResourceName, ShareId
 from partage.model.step import PlannedStep, StartDaemonAt, blast_radius, gpus_of
 from partage.plan.reconcile.blocked import Blocked, Blocker, BlockKind
-from partage.plan.reconcile.gpu_mig_plan import GpuMigPlan
+from partage.plan.reconcile.mig_plan import GpuMigPlan
 from partage.plan.reconcile.node_plan import NodePlan, Phase
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.values import Frozen

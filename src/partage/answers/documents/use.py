@@ -10,8 +10,7 @@ from partage.agent.status.status import UsageObservation, UseSeen
 from partage.answers.documents.watch import TimeOf
 from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.samples import Samples
-from partage.plan.last_hour import MINUTES, LastHour, UseMinute, busy_of
-from partage.plan.usage import ContainerUse
+from partage.plan.usage import MINUTES, ContainerUse, LastHour, UseMinute, busy_of
 from partage.values import Frozen
 
 FRESH_S = 90.0

@@ -9,29 +9,52 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
+
+from msgspec import Struct, field
 
 from partage.claims.agent.afterwards import Afterwards
 from partage.claims.agent.enforcing import Enforcing
-from partage.claims.agent.files import ClaimFiles
 from partage.claims.agent.holds import ClaimHolds
 from partage.claims.agent.making import Making
-from partage.claims.agent.metrics import ClaimCounts
-from partage.claims.agent.ports import ClaimReader, ClaimRecords
-from partage.claims.agent.published import PublishedDevices
+from partage.claims.agent.ports import ClaimReader, ClaimRecords, ClaimStep, StepTaken
+from partage.claims.agent.published import ClaimFiles, PublishedDevices
 from partage.claims.agent.taking_back import TakingBack
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.cdi import ClaimCdi
 from partage.claims.model.claim import Claim
-from partage.claims.model.grant import Granted, GrantedShare, RefusalReason, RefusedClaim
-from partage.claims.model.record import ClaimRecord, ClaimState, prepared
-from partage.claims.model.steps import ClaimStep, StepTaken
+from partage.claims.model.grant import (
+    ClaimRecord,
+    ClaimState,
+    Granted,
+    GrantedShare,
+    RefusalReason,
+    RefusedClaim,
+    prepared,
+)
 from partage.edges.kubelet.port import ConditionList
 from partage.errors import Absent, ClusterError, PartageError
 from partage.model.claim import ClaimRef, PreparedDevice
 from partage.model.ids import PodUid
 from partage.model.share import LONGEST_REFUSAL, AllocationRefused
 from partage.text import shortened
+
+
+class ClaimCounts(Struct):
+    """Since the start. refused: by reason. prepares: calls of the kubelet; prepare_s: their duration in all,
+    in seconds.
+    """
+
+    refused: Counter[RefusalReason] = field(default_factory=Counter)
+    prepares: int = 0
+    prepare_s: float = 0.0
+
+    def took(self, seconds: float) -> None:
+        """A call has ended."""
+        self.prepares += 1
+        self.prepare_s += seconds
+
 
 log = logging.getLogger(__name__)
 

@@ -6,8 +6,7 @@ import asyncio
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
-from partage.claims.model.grant import Granted, GrantedShare
-from partage.claims.model.record import ClaimRecord, ClaimState, by_boot
+from partage.claims.model.grant import ClaimRecord, ClaimState, Granted, GrantedShare, by_boot
 from partage.model.claim import ClaimHold, ClaimRef
 from partage.model.ids import GpuUuid
 from partage.plan.serve.ledger import Ledger

@@ -14,9 +14,8 @@ from typing import Protocol
 
 from partage.claims.decide.devices import ClaimDevices
 from partage.claims.decide.on_demand import demands_of
-from partage.claims.host.made_places import MadePlace
-from partage.claims.model.grant import Granted, GrantedShare
-from partage.claims.model.record import ClaimRecord
+from partage.claims.host import MadePlace
+from partage.claims.model.grant import ClaimRecord, Granted, GrantedShare
 from partage.errors import PartageError
 from partage.model.claim import Demands, GpuDemand
 from partage.model.gpu import Inventory

@@ -11,29 +11,23 @@ from contextlib import ExitStack, closing
 from partage.agent.endpoints.plugin_set import AllocateContext
 from partage.agent.options import SIMULATED_CDI, AgentOptions
 from partage.agent.status.status import ClaimFigures
-from partage.claims.agent.afterwards import Afterwards
+from partage.claims.agent.afterwards import Afterwards, ClaimStatusWriter
 from partage.claims.agent.driver import ClaimDriver
-from partage.claims.agent.ends import ClaimEnds
 from partage.claims.agent.enforcing import Enforcing
-from partage.claims.agent.files import ClaimFiles
 from partage.claims.agent.holds import ClaimHolds
 from partage.claims.agent.making import Making
-from partage.claims.agent.published import PublishedDevices
+from partage.claims.agent.ports import StepTaken, go_on
+from partage.claims.agent.published import ClaimFiles, PublishedDevices
 from partage.claims.agent.publisher import Publisher
-from partage.claims.agent.status_writer import ClaimStatusWriter
-from partage.claims.agent.taking_back import TakingBack
+from partage.claims.agent.taking_back import ClaimEnds, TakingBack
 from partage.claims.agent.upkeep import ClaimUpkeep
 from partage.claims.decide.slices import slices_of
 from partage.claims.decide.status import held_now
-from partage.claims.host.cdi_files import ClaimCdiFiles
-from partage.claims.host.made_places import MadePlaces
-from partage.claims.host.records import ClaimRecordFiles
+from partage.claims.host import ClaimCdiFiles, ClaimRecordFiles, MadePlaces
 from partage.claims.model.claim import Claim, parse_claim
-from partage.claims.model.grant import RefusalReason
+from partage.claims.model.grant import ClaimRecord, ClaimState, RefusalReason
 from partage.claims.model.names import NAMES_OF_DRIVER
-from partage.claims.model.record import ClaimRecord, ClaimState
-from partage.claims.model.server import COUNTERS_SINCE, ServerVersion
-from partage.claims.model.steps import StepTaken, go_on
+from partage.claims.model.slices import COUNTERS_SINCE, ServerVersion
 from partage.edges.files.catalogue import geometry_of
 from partage.edges.hardware.port import Hardware
 from partage.edges.host.own_task import unending

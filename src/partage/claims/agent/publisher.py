@@ -10,8 +10,7 @@ import logging
 from collections.abc import Callable, Mapping, Sequence
 
 from partage.claims.decide.slice_writes import SliceWrites, gates_needed, gates_off, slice_writes, without
-from partage.claims.model.server import ServerVersion
-from partage.claims.model.slices import SliceSpec, slice_of_json
+from partage.claims.model.slices import ServerVersion, SliceSpec, slice_of_json
 from partage.codec.values import CodecError
 from partage.edges.kube.connection import Backoff
 from partage.edges.kube.resources import ResourceApi, SliceObject

@@ -8,13 +8,12 @@ import logging
 from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from partage.claims.agent.enforcing import Enforcing
-from partage.claims.agent.files import ClaimFiles
 from partage.claims.agent.holds import ClaimHolds
 from partage.claims.agent.making import Making
 from partage.claims.agent.ports import ClaimReader
-from partage.claims.agent.published import PublishedDevices
+from partage.claims.agent.published import ClaimFiles, PublishedDevices
 from partage.claims.agent.taking_back import TakingBack
-from partage.claims.model.record import ClaimState
+from partage.claims.model.grant import ClaimState
 from partage.errors import Absent, ClusterError
 from partage.model.claim import ClaimRef
 

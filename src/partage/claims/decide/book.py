@@ -12,8 +12,7 @@ from partage.claims.decide.devices import ClaimDevices, claim_devices
 from partage.claims.decide.on_demand import PlaceOnDemand
 from partage.claims.decide.slices import slices_of, usable_memory
 from partage.claims.model.names import MEMORY, OWN_NAMES, SHARES, ClaimNames, Mode, mode_of
-from partage.claims.model.server import NUMA_SINCE
-from partage.claims.model.slices import SliceDevice, SliceSpec, ValidRange
+from partage.claims.model.slices import NUMA_SINCE, SliceDevice, SliceSpec, ValidRange
 from partage.model.claim import NO_DEMANDS, Demands, GpuDemand
 from partage.model.gpu import Inventory
 from partage.model.ids import DeviceUuid, GpuUuid

@@ -1,30 +1,28 @@
 """What the containers of a claim get: a CDI spec of the claim, and the CDI names that the kubelet passes on.
 
 Environment and mounts are those that the device plugin answers for the same ids. The driver's libraries and
-the device files are in the node's own spec; its name of the device goes beside the one of the claim.
+the device files are in the node's own spec; its name of the device goes beside the one of the claim. An
+annotation of the spec, which no container gets, is the record of the claim: from there it is rebuilt when its
+own file is damaged.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 from msgspec.structs import replace
 
 from partage.claims.decide.asked import configured
 from partage.claims.decide.devices import ClaimDevices
-from partage.claims.model.grant import Granted, GrantedShare
+from partage.claims.model.grant import ClaimRecord, ClaimState, Granted, GrantedShare
 from partage.claims.model.names import OWN_NAMES, ClaimNames
+from partage.codec.values import CodecError, decode, encode
 from partage.model.driver_limit import DriverLimit, LimitWay
 from partage.model.ids import GpuUuid, ResourceName
 from partage.model.share import ContainerAllocation, DeviceOffer, Mount, Resource
 from partage.plan.serve.allocate_response import CDI_VENDOR, AllocateResponder, share_facts
-from partage.plan.serve.limit_edits import (
-    NO_LIMIT_TERMS,
-    LimitTerms,
-    hook_edits,
-    limit_variables,
-)
+from partage.plan.serve.limit_edits import NO_LIMIT_TERMS, LimitTerms, hook_edits, limit_variables
 from partage.text import one_or_each
 from partage.units import MIB
 from partage.values import Frozen
@@ -165,3 +163,34 @@ def _mount(mount: Mount) -> dict[str, Any]:
         "containerPath": mount.container_path,
         "options": [access, *_OPTIONS],
     }
+
+
+_KEY = f"{OWN_NAMES.driver}/record"
+_RECORD_VERSION = "0.6.0"
+"""The lowest CDI version with annotations."""
+
+_MOST_BYTES = 240 * 1024
+"""CDI's own loader refuses a spec with more than 256 KiB of annotations."""
+
+
+class _Annotated(Frozen):
+    annotations: Mapping[str, str] | None = None
+
+
+def with_record(cdi: ClaimCdi, record: ClaimRecord) -> ClaimCdi:
+    """The spec with the record of its claim, where there is room: with up to 4,000 units there is."""
+    written = encode(record).decode()
+    if len(written.encode()) > _MOST_BYTES:
+        return cdi
+    return replace(cdi, spec={**cdi.spec, "cdiVersion": _RECORD_VERSION, "annotations": {_KEY: written}})
+
+
+def record_in(spec: bytes, uid: str) -> ClaimRecord | None:
+    """The record that was written into a CDI file of this claim; None: there is none that can be used."""
+    try:
+        annotations = decode(_Annotated, spec, strict=False).annotations or {}
+        record = decode(ClaimRecord, annotations.get(_KEY, "").encode(), strict=False)
+    except (CodecError, UnicodeEncodeError):
+        return None
+    fits = record.claim.uid == uid and record.state is ClaimState.PREPARED
+    return record if fits else None

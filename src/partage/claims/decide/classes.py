@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
 
+from partage.claims.model.claim import ClaimSpec, DeviceClass
 from partage.claims.model.names import NAMES_OF_DRIVER, OWN_NAMES, ClaimNames, Mode
-from partage.claims.model.request import ClaimSpec, DeviceClass
 from partage.model.ids import GPU_CLASS, MIG_CLASS, SHARE_CLASS, ResourceName
 
 MODES_OF: Mapping[ResourceName, tuple[Mode, ...]] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from decimal import Decimal
 
-from partage.claims.model.request import amount_words
+from partage.claims.model.claim import amount_words
 from partage.text import listed, shortened
 from partage.values import Frozen, Tagged
 

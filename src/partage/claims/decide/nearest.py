@@ -21,7 +21,7 @@ from partage.claims.decide.device_reasons import (
     TakenHere,
 )
 from partage.claims.decide.scheduling import Unplaced, WayVerdict
-from partage.claims.model.request import amount_words
+from partage.claims.model.claim import amount_words
 from partage.text import listed
 
 _NEARNESS: tuple[type[DeviceReason], ...] = (

@@ -15,8 +15,7 @@ from partage.claims.decide.allocation import grant
 from partage.claims.decide.book import BookDevice, ClaimBook, DeviceKey, Taking
 from partage.claims.decide.cel import SelectorError, read_selector, selects
 from partage.claims.decide.cel_syntax import NotEvaluated
-from partage.claims.decide.charge import Charge, charge_of, no_room
-from partage.claims.decide.counters import CountersLeft
+from partage.claims.decide.charge import Charge, CountersLeft, charge_of, no_room
 from partage.claims.decide.device_reasons import (
     ClassSelectsOthers,
     DeviceReason,
@@ -26,9 +25,17 @@ from partage.claims.decide.device_reasons import (
     SelectorSaysNo,
     TakenHere,
 )
-from partage.claims.model.claim import Claim, ClaimResult, ConfigSource
+from partage.claims.model.claim import (
+    Claim,
+    ClaimRequest,
+    ClaimResult,
+    ClaimSpec,
+    ConfigSource,
+    DeviceAsk,
+    DeviceClass,
+    DeviceRule,
+)
 from partage.claims.model.grant import Granted, RefusedClaim
-from partage.claims.model.request import ClaimRequest, ClaimSpec, DeviceAsk, DeviceClass, DeviceRule
 from partage.model.claim import ClaimRef
 from partage.plan.serve.ledger_entry import Hold
 from partage.values import Frozen

@@ -9,8 +9,7 @@ from msgspec.structs import replace
 
 from partage.claims.decide.asked import configured
 from partage.claims.decide.devices import ClaimDevices
-from partage.claims.model.grant import EnforcedBy, GrantedShare
-from partage.claims.model.record import ClaimRecord
+from partage.claims.model.grant import ClaimRecord, EnforcedBy, GrantedShare
 from partage.model.ids import DeviceUuid
 from partage.model.share import Guarantee, weakest
 

@@ -1,5 +1,5 @@
 """What a ResourceSlice of the API ``resource.k8s.io/v1`` says: devices, what they are like, what can be asked
-of them.
+of them; and which versions of the API server understand them.
 
 Amounts are text as the API server writes it back (``units.exact_quantity``), so that what it returns can be
 compared with what was sent. Source: the types and the validation of Kubernetes 1.36 and 1.37.
@@ -7,6 +7,7 @@ compared with what was sent. Source: the types and the validation of Kubernetes 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -14,6 +15,52 @@ from msgspec import field
 
 from partage.codec.values import from_plain, to_plain
 from partage.values import Frozen
+
+_VERSION = re.compile(r"v?(\d{1,4})\.(\d{1,4})\.(\d{1,4})(?![0-9])", re.ASCII)
+
+
+class ServerVersion(Frozen, order=True):
+    """Version of a Kubernetes server, ``1.36.4``."""
+
+    major: int
+    minor: int
+    patch: int
+
+    @classmethod
+    def parse(cls, git_version: str) -> ServerVersion:
+        """Of ``gitVersion`` in the answer to ``/version``: ``v1.36.4``, ``v1.37.0-gke.12``. Raises
+        ValueError.
+        """
+        match = _VERSION.match(git_version)
+        if match is None:
+            raise ValueError(f"{git_version[:40]!r} is not a version of Kubernetes such as v1.36.4")
+        return cls(int(match[1]), int(match[2]), int(match[3]))
+
+    def __str__(self) -> str:
+        return f"{self.major}.{self.minor}.{self.patch}"
+
+    @property
+    def too_old(self) -> str:
+        """Why this server gets no slices, a sentence; empty if it gets them."""
+        if self >= OLDEST:
+            return ""
+        return (
+            f"Kubernetes {self} gets no ResourceSlices: its scheduler can give one device twice; "
+            f"claims need {OLDEST} or newer"
+        )
+
+
+COUNTERS_SINCE = ServerVersion(1, 37, 0)
+"""Before it, node-local counters make every scheduling cycle look at the pools of all nodes: with 200 nodes
+it takes about 500 times as long (Kubernetes #138917)."""
+
+OLDEST = ServerVersion(1, 36, 4)
+"""Older ones forget counters, mix up the pools of two drivers, and pass CDI devices twice (Kubernetes
+#139040, #140434)."""
+
+NUMA_SINCE = ServerVersion(1, 37, 0)
+"""First version in which ``resource.kubernetes.io/numaNode`` is a standard attribute."""
+
 
 MOST_DEVICES = 64
 """Devices of one slice. 128 are possible where none has a taint; with one number for both, a fault of a GPU

@@ -6,8 +6,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from partage.claims.decide.cdi import KIND
-from partage.claims.decide.cdi_record import record_in
+from partage.claims.decide.cdi import KIND, record_in
 from partage.doctor.decide.observation import ClaimFile
 from partage.doctor.host.kubelet_holds import kubelet_holds
 from partage.doctor.host.root import NodeRoot

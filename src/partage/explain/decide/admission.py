@@ -11,7 +11,7 @@ from partage.model.ids import ResourceName, ShareId
 from partage.model.pod import Container
 from partage.model.policy import AllocationPolicy
 from partage.model.share import AllocationRefused, NodeOffer, plugin_resources
-from partage.plan.serve.allocators import KubeletChoice
+from partage.plan.serve.preferred_allocation import KubeletChoice
 from partage.values import Frozen
 
 

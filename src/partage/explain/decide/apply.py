@@ -7,8 +7,8 @@ from collections.abc import Callable, Mapping
 from msgspec.structs import replace
 
 from partage.claims.decide.book import ClaimBook
+from partage.claims.model.claim import DeviceAsk, DeviceToleration
 from partage.claims.model.names import NAMES_OF_DRIVER
-from partage.claims.model.request import DeviceAsk, DeviceToleration
 from partage.errors import InputError, Unsatisfiable
 from partage.explain.decide.changes import (
     AskFewer,

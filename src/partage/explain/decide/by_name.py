@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from msgspec.structs import replace
 
 from partage.claims.decide.scheduling import PodClaim
-from partage.claims.model.request import ClaimRequest, ClaimSpec, DeviceAsk, DeviceClass
+from partage.claims.model.claim import ClaimRequest, ClaimSpec, DeviceAsk, DeviceClass
 from partage.explain.decide.node import NodeView
 from partage.explain.decide.pod import PodNeeds
 from partage.model.pod import Container

@@ -26,8 +26,8 @@ from partage.claims.decide.device_reasons import (
 )
 from partage.claims.decide.nearest import nearest
 from partage.claims.decide.scheduling import Placed, Unplaced, WayVerdict, place, refused_by_node
+from partage.claims.model.claim import DeviceAsk, amount_words
 from partage.claims.model.names import MEMORY, NAMES_OF_DRIVER
-from partage.claims.model.request import DeviceAsk, amount_words
 from partage.explain.decide.apply import Applied
 from partage.explain.decide.by_name import CLAIM_BY_NAME
 from partage.explain.decide.changes import (

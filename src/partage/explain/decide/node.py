@@ -8,8 +8,8 @@ from msgspec import field
 
 from partage.claims.decide.book import ClaimBook
 from partage.claims.decide.classes import chart_classes
+from partage.claims.model.claim import DeviceClass
 from partage.claims.model.names import OWN_NAMES, ClaimNames
-from partage.claims.model.request import DeviceClass
 from partage.model.claim import Demands
 from partage.model.gpu import Inventory, Link
 from partage.model.ids import MEMORY_RESOURCE, VENDOR, DeviceUuid, GpuUuid, ResourceName, ShareId, device_of

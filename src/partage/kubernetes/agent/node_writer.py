@@ -14,14 +14,14 @@ from msgspec.structs import replace
 
 from partage.agent.node_labels import labels_of
 from partage.agent.status.status import AgentStatus
-from partage.agent.waiting import wait_at_most
+from partage.agent.supervision import wait_at_most
 from partage.edges.host.own_task import unending
 from partage.edges.kube.connection import Backoff
 from partage.edges.kube.port import Cluster, ClusterNode, WatchState
 from partage.errors import PartageError
 from partage.model.node_labels import FEATURE_DISCOVERY, WrittenLabels
+from partage.plan.cluster.conditions import PLAN, PendingGpu, pending_gpus, plan_annotation
 from partage.plan.cluster.gpu_memory import GPU_MEMORY, count_cards, memory_annotation, node_memory
-from partage.plan.cluster.pending import PLAN, PendingGpu, pending_gpus, plan_annotation
 from partage.plan.labels import Labels
 from partage.plan.report import Report
 from partage.values import Frozen

@@ -19,16 +19,21 @@ from partage.edges.kube.leases import UNANSWERED, Rollout, SeenRollout, slot_of
 from partage.edges.kube.port import Lease
 from partage.errors import Conflict, PartageError, Rejected
 from partage.plan.cluster.rollout import (
+    ROLLOUT,
     KnownFleet,
     Slot,
     Standing,
     Wish,
+    canary_of,
     decide,
     needs_slot,
     next_hold,
     next_sightings,
+    note_of,
+    read_note,
+    standing_of,
+    written,
 )
-from partage.plan.cluster.rollout_note import ROLLOUT, canary_of, note_of, read_note, standing_of, written
 from partage.plan.report import UNASKED, HeldBack, Report
 from partage.values import Frozen
 

@@ -11,7 +11,7 @@ from msgspec.structs import replace
 from partage.kubernetes.decide.events import PodName
 from partage.model.ids import GpuUuid
 from partage.model.policy import Drain, Policy, SparedPods
-from partage.plan.cluster.pending import SHOWN, awaited, certain_holder
+from partage.plan.cluster.conditions import SHOWN, awaited, certain_holder
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import GpuReport, Report
 from partage.text import listed

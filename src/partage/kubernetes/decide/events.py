@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from partage.model.node_labels import MIG_CONFIG
-from partage.plan.cluster.conditions import faults_of, standing
-from partage.plan.cluster.pending import certain_holder, pods_of
+from partage.plan.cluster.conditions import certain_holder, faults_of, pods_of, standing
 from partage.plan.reconcile.node_plan import GpuPlan, Phase
 from partage.plan.report import UNASKED, GpuReport, MigConfigState, PolicyReason, PolicyState, Report
 from partage.text import gpus

@@ -12,7 +12,7 @@ from msgspec.structs import replace
 from partage.kubernetes.decide.events import NodeEvent, PodName
 from partage.model.ids import PodUid
 from partage.model.share import CheckpointHolds
-from partage.plan.cluster.pending import certain_holder
+from partage.plan.cluster.conditions import certain_holder
 from partage.plan.serve.ledger_entry import LedgerEntry
 
 

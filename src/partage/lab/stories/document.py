@@ -18,7 +18,7 @@ from partage.model.ids import GpuUuid, ShareId
 from partage.plan.reconcile.node_plan import GpuPlan
 from partage.plan.reconcile.transition import withdrawn
 from partage.plan.serve.ledger_entry import Hold
-from partage.sim.kubelet.pod_status import ContainerStatus, PodPhase, PodStatus
+from partage.sim.kubelet.pods import ContainerStatus, PodPhase, PodStatus
 from partage.values import Frozen
 
 

@@ -14,7 +14,7 @@ from partage.codec.reader import Read, Reader, by_type, members
 from partage.lab.stories.model import DEFAULT_WITHIN_S, Expect, full_pattern
 from partage.model.health import HealthState
 from partage.plan.report import MigConfigState, Report
-from partage.sim.kubelet.pod_status import ContainerStatus, PodPhase, PodStatus
+from partage.sim.kubelet.pods import ContainerStatus, PodPhase, PodStatus
 from partage.text import numbers
 from partage.values import Frozen
 

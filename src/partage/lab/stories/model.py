@@ -8,7 +8,7 @@ from pathlib import Path
 from msgspec import field
 
 from partage.model.pod import Pod
-from partage.sim.kubelet.pod_status import PodPhase
+from partage.sim.kubelet.pods import PodPhase
 from partage.sim.node.faults import Fault
 from partage.sim.node.load import Load
 from partage.sim.node.machine import Machine

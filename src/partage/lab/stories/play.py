@@ -42,7 +42,7 @@ from partage.lab.stories.sentences import (
 )
 from partage.lab.stories.stage import StoryStage
 from partage.model.gpu import Inventory
-from partage.sim.kubelet.pod_status import PodPhase, PodStatus
+from partage.sim.kubelet.pods import PodPhase, PodStatus
 from partage.values import Frozen
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from partage.lab.stories.model import Work
 from partage.model.ids import ContainerId, DeviceUuid, PodUid, device_of
-from partage.sim.kubelet.pod_status import ContainerStatus, PodPhase, PodStatus
+from partage.sim.kubelet.pods import ContainerStatus, PodPhase, PodStatus
 from partage.sim.node.faults import Occupy, Vacate
 from partage.sim.node.hardware import SimulatedHardware
 

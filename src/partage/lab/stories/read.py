@@ -38,7 +38,7 @@ from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.pod import Container, Pod
 from partage.sim.node.files.fault_syntax import read_fault
 from partage.sim.node.files.load import load_machine
-from partage.sim.node.files.load_syntax import read_bytes, read_load
+from partage.sim.node.files.value_syntax import read_bytes, read_load
 from partage.sim.node.machine import Machine
 from partage.values import Frozen
 

@@ -13,7 +13,7 @@ from partage.model.gpu import Inventory
 from partage.plan.reconcile.known_node import with_observed
 from partage.plan.reconcile.node_plan import Phase
 from partage.plan.report import Report
-from partage.sim.kubelet.pod_status import PodStatus
+from partage.sim.kubelet.pods import PodStatus
 
 _MOVING = (Phase.WITHDRAWING, Phase.READY, Phase.CHANGING, Phase.VERIFYING, Phase.UNKNOWN)
 """Phases that end without anybody's help. A failed attempt is tried again, but not soon."""

@@ -8,7 +8,7 @@ from partage.answers.wording import NamedShare
 from partage.lab.stories.model import Expect, short_key
 from partage.model.ids import ShareId
 from partage.plan.report import Report
-from partage.sim.kubelet.pod_status import ContainerStatus, PodStatus
+from partage.sim.kubelet.pods import ContainerStatus, PodStatus
 from partage.text import count_of, gpus, listed
 from partage.units import format_bytes
 

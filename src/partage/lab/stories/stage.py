@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from partage.agent import compose
+from partage.agent import kubelet_service
 from partage.agent.options import AgentOptions, Intervals
 from partage.agent.status.status import AgentStatus
 from partage.errors import InputError, Unreachable
@@ -18,7 +18,7 @@ from partage.lab.stories.rest import at_rest
 from partage.model.node_labels import NodeLabels
 from partage.model.pod import Pod
 from partage.sim.kubelet.kubelet import EmbeddedKubelet
-from partage.sim.kubelet.pod_status import PodPhase, PodStatus
+from partage.sim.kubelet.pods import PodPhase, PodStatus
 from partage.sim.node.hardware import SimulatedHardware
 from partage.sim.node.observation import inventory_of
 
@@ -123,7 +123,7 @@ class StoryStage:
     async def start_agent(self) -> None:
         """Raises what keeps the agent from starting, and Unreachable if the kubelet does not take it."""
         self.agent_status, self._stop = AgentStatus(self.clock), asyncio.Event()
-        running = compose.run(
+        running = kubelet_service.run(
             self.settings,
             self.hardware,
             stop=self._stop,

@@ -16,7 +16,7 @@ from partage.lab.stories.model import Story, short_key
 from partage.lab.stories.play import StoryEnding, StoryScene
 from partage.lab.stories.sentences import share_lines
 from partage.model.ids import ShareId
-from partage.sim.kubelet.pod_status import ContainerStatus, PodStatus
+from partage.sim.kubelet.pods import ContainerStatus, PodStatus
 from partage.text import count_of
 from partage.values import Frozen
 

@@ -1,4 +1,5 @@
-"""Which nodes of a fleet may change at once: every agent decides for its own node, from the same facts. Pure.
+"""Which nodes of a fleet may change at once: every agent decides for its own node, from the same facts;
+whether a change disturbs a node at all; and how a node stands, as it says it to others and to people. Pure.
 
 A node that changes holds a slot, one Lease of a few. Agents take slots by the version of the Lease, so two
 can never have the same one.
@@ -12,9 +13,14 @@ from enum import StrEnum
 from msgspec import field
 from msgspec.structs import replace
 
+from partage.codec.values import CodecError, decode, encode_replacing
 from partage.model.node_labels import parse_labels
-from partage.plan.report import UNASKED, HeldBack, PolicyReason
-from partage.text import count_of
+from partage.plan.cluster.conditions import standing
+from partage.plan.offer.desired import DesiredState
+from partage.plan.reconcile.node_plan import Phase
+from partage.plan.reconcile.transition import terms_of
+from partage.plan.report import UNASKED, GpuReport, HeldBack, PolicyReason, PolicyReport, Report
+from partage.text import count_of, listed, shortened
 from partage.values import Frozen
 
 LEASE_S = 120
@@ -235,3 +241,139 @@ def settings_of(data: Mapping[str, str], paused_by_hand: str) -> RolloutSettings
         raise ValueError(f"maxChanging is {text[:20]!r}, not a number of nodes from 1 to 999")
     paused = "true" in (data.get("paused", "false"), paused_by_hand)
     return RolloutSettings(int(text), parse_labels(data.get("canary", "")), paused)
+
+
+def disturbs(before: DesiredState, then: DesiredState) -> bool:
+    """Whether the planner would have something to do, or somebody could notice: other shares or guarantees,
+    another layout, setting, limit or option.
+
+    What is left changes nothing on the node: comments, the order of entries, the way in which GPUs are
+    selected, how long pods are asked to leave. That need not wait for other nodes.
+    """
+    if _asked(before) != _asked(then) or before.offer.keys() != then.offer.keys():
+        return True
+    return any(terms_of(offer) != terms_of(then.offer[gpu]) for gpu, offer in before.offer.items())
+
+
+def _asked(desired: DesiredState) -> tuple[object, ...]:
+    return (
+        desired.layouts,
+        desired.settings,
+        desired.existing_settings,
+        desired.watch_of,
+        desired.labelled,
+        desired.policy.options,
+    )
+
+
+ROLLOUT = "partage.dev/rollout"
+"""The annotation of a Node that has it."""
+
+SHOWN = 4
+LONGEST_WHY = 400
+
+
+class NodePhase(StrEnum):
+    """done: every GPU is as the wanted policy wants it. changing: it is being put in force. waiting: the
+    rollout has not reached the node. failed: the node cannot have it, or a GPU could not be changed.
+    """
+
+    DONE = "done"
+    CHANGING = "changing"
+    WAITING = "waiting"
+    FAILED = "failed"
+
+
+class RolloutNote(Frozen, omit_defaults=True):
+    """The annotation's value, as JSON. policy: the name of the policy that the node chooses. in_force,
+    wanted: revisions. why: it is not done. stopped: another node has failed. accepted: a person lets the
+    rollout go on in spite of its failure.
+    """
+
+    policy: str
+    in_force: str
+    wanted: str
+    phase: NodePhase
+    why: str = ""
+    stopped: bool = False
+    accepted: bool = False
+
+
+def standing_of(report: Report) -> Standing:
+    """How the node of a report stands."""
+    policy = report.policy
+    progress, why = _progress(report.gpus)
+    return Standing(
+        policy=policy.wanted_config,
+        in_force=policy.revision,
+        wanted=policy.wanted,
+        waits=policy.reason.held_back,
+        progress=progress,
+        refused=policy.message if _refused(policy) else "",
+        why=why,
+    )
+
+
+def _refused(policy: PolicyReport) -> bool:
+    """One that was in force and no longer fits is refused for what has happened to the node."""
+    return policy.reason is PolicyReason.DOES_NOT_FIT and policy.wanted not in ("", policy.revision)
+
+
+def _progress(gpus: tuple[GpuReport, ...]) -> tuple[NodeProgress, str]:
+    """A GPU that does not answer says nothing about the policy."""
+    plans = [(gpu.index, gpu.plan) for gpu in gpus if not gpu.lost]
+    failed = [
+        f"GPU {index} {standing(plan)}"
+        for index, plan in plans
+        if plan is not None and plan.phase in (Phase.FAILED, Phase.BLOCKED)
+    ]
+    if failed:
+        return NodeProgress.FAILED, listed(failed, SHOWN)
+    moving = [
+        f"GPU {index} {standing(plan) if plan is not None else 'is not planned yet'}"
+        for index, plan in plans
+        if plan is None or plan.phase is not Phase.SETTLED
+    ]
+    return (NodeProgress.CHANGING, listed(moving, SHOWN)) if moving else (NodeProgress.SETTLED, "")
+
+
+def note_of(report: Report, let_go: str) -> RolloutNote:
+    """What the Node says. let_go: a revision whose failure a person has taken note of."""
+    now = standing_of(report)
+    text = report.policy.message
+    if now.waits:
+        phase, why = NodePhase.WAITING, report.policy.problems[0].message
+    elif report.policy.problems or now.progress is NodeProgress.FAILED:
+        phase, why = NodePhase.FAILED, text if report.policy.problems else now.why
+    elif now.progress is NodeProgress.CHANGING:
+        phase, why = NodePhase.CHANGING, now.why
+    else:
+        phase, why = NodePhase.DONE, ""
+    return RolloutNote(
+        now.policy,
+        now.in_force,
+        now.wanted,
+        phase,
+        shortened(why, LONGEST_WHY),
+        stopped=report.policy.reason is PolicyReason.ROLLOUT_STOPPED,
+        accepted=phase is NodePhase.FAILED and bool(now.wanted) and now.wanted == let_go,
+    )
+
+
+def written(note: RolloutNote) -> str:
+    """The annotation's value."""
+    return encode_replacing(note).decode()
+
+
+def read_note(text: str) -> RolloutNote | None:
+    """What an annotation says; None: nothing that an agent of this version has written."""
+    try:
+        return decode(RolloutNote, text.encode(errors="replace"), strict=False)
+    except CodecError:
+        return None
+
+
+def canary_of(name: str, note: RolloutNote) -> CanaryNode:
+    """As other nodes count it."""
+    done = note.phase is NodePhase.DONE or note.accepted
+    return CanaryNode(name, note.policy, note.wanted or note.in_force, done)

@@ -15,8 +15,7 @@ from msgspec.structs import replace
 
 from partage.model.samples import Samples
 from partage.model.usage_day import BUSY_UP_TO, GpuSeen, RunNow, UsageDay, WorkloadDay
-from partage.plan.history.evidence import grows, spread
-from partage.plan.history.use_points import UsePoint
+from partage.plan.history.evidence import UsePoint, grows, spread
 from partage.plan.usage import MOST_ROWS, NodeUse
 
 MOST_PARTS = 24

@@ -36,12 +36,11 @@ from partage.model.strategy import Strategy, Via
 from partage.plan.offer.claims import ClaimableDevice, claim
 from partage.plan.offer.driver_limits import warn_unlimited
 from partage.plan.offer.findings import Findings
-from partage.plan.offer.gpu_devices import GpuDevices, can_divide, devices_of
+from partage.plan.offer.gpu_devices import GpuDevices, Target, can_divide, devices_of
 from partage.plan.offer.memory_units import check_unit_names, units_of
 from partage.plan.offer.on_demand import on_demand_devices, wanted_layout
 from partage.plan.offer.resource_names import device_name, warn_of_unlike_shares
 from partage.plan.offer.select import GeometryOf, select, select_layouts
-from partage.plan.offer.target import Target
 from partage.text import gpus
 from partage.values import Frozen
 

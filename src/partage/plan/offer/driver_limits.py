@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from collections.abc import Iterable
 
     from partage.model.share import DeviceOffer
-    from partage.plan.offer.target import Target
+    from partage.plan.offer.gpu_devices import Target
 
 LIMITS_SINCE: Final = 615
 """First driver branch with limits for cgroups. Source: NVIDIA's guide "MPS v3 Memory Partitioning"."""

@@ -1,4 +1,6 @@
-"""The devices of a GPU: the GPU itself, its live MIG devices, or the MIG devices of the desired layout."""
+"""The devices of a GPU: the GPU itself, its live MIG devices, or the MIG devices of the desired layout; and
+one that a policy offers, before its shares are counted.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +11,10 @@ from msgspec.structs import replace
 
 from partage.model.geometry import Geometry, Placement, instance_memory
 from partage.model.gpu import Gpu, MigDevice
+from partage.model.ids import ResourceName
 from partage.model.layout import DoesNotFit, LayoutItem, PlacedItem, matches, place, resolve_layout
-from partage.model.policy import DesiredMig, GpuEntry, MigStrategy
+from partage.model.policy import DesiredMig, GpuEntry, MigStrategy, Sharing, WatchAction
+from partage.model.strategy import Strategy, Via
 from partage.plan.offer.findings import Findings
 from partage.text import counted
 from partage.units import MIB
@@ -207,3 +211,22 @@ def _pending(gpu: Gpu, desired: DesiredMig) -> str:
     wanted = counted(desired.items) or "no MIG devices"
     mode = "" if gpu.mig_enabled else "MIG mode has to be turned on, and "
     return f"{mode}the layout has still to be made: {wanted}"
+
+
+class Target(Frozen):
+    """One device that is offered. mig: None for a whole GPU.
+
+    resource: the final name. strategy: of the GPU. single: at most one share per container.
+    origin: path in the policy file; empty for the default. via: how pods ask for it.
+    """
+
+    gpu: Gpu
+    mig: MigDevice | PlannedDevice | None
+    sharing: Sharing
+    strategy: Strategy
+    resource: ResourceName
+    single: bool = False
+    guard: bool = False
+    watch: WatchAction = WatchAction.WARN
+    origin: str = ""
+    via: Via = Via.DEVICE_PLUGIN

@@ -20,7 +20,7 @@ from partage.text import gpus
 from partage.units import MIB, format_bytes
 
 if TYPE_CHECKING:
-    from partage.plan.offer.target import Target
+    from partage.plan.offer.gpu_devices import Target
 
 RESERVED_BYTES: Final = 512 * MIB
 """Memory of a device that is promised to nobody: the driver's own part, which NVML counts in the total, and

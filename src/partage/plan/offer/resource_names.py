@@ -10,11 +10,10 @@ from partage.model.gpu import Gpu, MigDevice
 from partage.model.ids import VENDOR, ResourceName
 from partage.model.policy import Exclusive, MigStrategy, Mps, NamePattern, Options, Policy, TimeSlicing
 from partage.plan.offer.findings import Findings
-from partage.plan.offer.gpu_devices import PlannedDevice
+from partage.plan.offer.gpu_devices import PlannedDevice, Target
 from partage.plan.offer.memory_units import units_of
 from partage.plan.offer.mps_shares import Portion, Portions, client_resource, limits_clients, portions
 from partage.plan.offer.select import glob_matches
-from partage.plan.offer.target import Target
 from partage.text import gpus
 from partage.units import format_bytes
 

@@ -11,10 +11,9 @@ from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.mps import DaemonSpec
 from partage.model.policy import MemoryUnits, Mps, TimeSlicing
 from partage.model.strategy import Interval, Via
-from partage.plan.offer.gpu_devices import device_memory
+from partage.plan.offer.gpu_devices import Target, device_memory
 from partage.plan.offer.memory_units import count_units, unit_namespaces
 from partage.plan.offer.mps_shares import Portions, limits_clients, portions
-from partage.plan.offer.target import Target
 from partage.values import Frozen
 
 

@@ -15,7 +15,7 @@ from partage.model.ids import GpuUuid, MigUuid
 from partage.model.layout import MisfitKind
 from partage.model.policy import DesiredMig
 from partage.model.step import SetMigMode
-from partage.plan.reconcile.live_instances import LiveInstance
+from partage.plan.reconcile.instances import LiveInstance
 from partage.plan.reconcile.placement_search import PlacedLayout, PlannedInstance
 from partage.text import counted
 from partage.values import Frozen

@@ -14,8 +14,7 @@ from msgspec import field
 from partage.model.gpu import Gpu, gpu_of_mig_devices
 from partage.model.ids import DeviceUuid, GpuUuid, device_of, parse_share_id
 from partage.plan.reconcile.transition import GpuServing, foreign_holds
-from partage.plan.serve.held_ids import HeldIds
-from partage.plan.serve.ledger_entry import Certainty, Hold, LedgerEntry
+from partage.plan.serve.ledger_entry import Certainty, HeldIds, Hold, LedgerEntry
 from partage.values import Frozen
 
 SHOWN = 4

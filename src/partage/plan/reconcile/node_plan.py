@@ -1,7 +1,8 @@
 """Input and output of the planner, as plain values.
 
-A ``Snapshot`` is everything that is known about a node at one moment. A ``NodePlan`` says for every GPU in
-which phase it is, which steps remain, what may be offered meanwhile, and why it waits.
+A ``Snapshot`` is everything that is known about a node at one moment, attempts that failed included. A
+``NodePlan`` says for every GPU in which phase it is, which steps remain, what may be offered meanwhile, and
+why it waits.
 """
 
 from __future__ import annotations
@@ -19,15 +20,41 @@ from partage.model.mps import DaemonState
 from partage.model.share import GpuOffer, NodeOffer
 from partage.model.step import PlannedStep, Transaction
 from partage.model.strategy import Interval
-from partage.plan.reconcile.attempts import FailedAttempt
 from partage.plan.reconcile.blocked import Blocked
 from partage.plan.reconcile.known_node import KnownNode
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.settings_steps import OriginalSettings
 from partage.plan.reconcile.transition import GpuServing
-from partage.plan.serve.held_ids import HeldIds
-from partage.plan.serve.ledger_entry import Hold, LedgerEntry
+from partage.plan.serve.ledger_entry import HeldIds, Hold, LedgerEntry
 from partage.values import Frozen
+
+LONGEST_PAUSE_S = 60.0
+"""Between two attempts; each pause is twice the one before."""
+
+
+class FailedAttempt(Frozen):
+    """The last attempt to change a GPU failed.
+
+    reason: why, a sentence. tries: how often in a row. again_s: when it is retried, on the agent's clock.
+    renew: ids of GPU instances that must be made again, because the driver has no room in them.
+    """
+
+    reason: str
+    tries: int
+    again_s: float
+    renew: frozenset[int] = frozenset()
+
+
+def pause_s(tries: int, first_s: float) -> float:
+    """How long to wait after so many failures in a row, in seconds."""
+    doublings = min(tries - 1, 16)  # 2**16 s is far beyond the longest pause, and a float can hold it
+    return min(LONGEST_PAUSE_S, first_s * (1 << doublings))
+
+
+def failed_again(last: FailedAttempt | None, reason: str, now_s: float, first_s: float) -> FailedAttempt:
+    """One more failure after ``last``. first_s: the first pause, in seconds."""
+    tries = last.tries + 1 if last else 1
+    return FailedAttempt(reason, tries, now_s + pause_s(tries, first_s), last.renew if last else frozenset())
 
 
 class Phase(StrEnum):

@@ -18,8 +18,13 @@ from msgspec.structs import replace
 
 from partage.model.geometry import Geometry, MigProfile, Placement
 from partage.model.layout import LayoutItem, place
-from partage.plan.reconcile.live_instances import LiveCompute, LiveInstance
-from partage.plan.reconcile.wanted_instances import WantedInstance, groupings, wanted_instances
+from partage.plan.reconcile.instances import (
+    LiveCompute,
+    LiveInstance,
+    WantedInstance,
+    groupings,
+    wanted_instances,
+)
 from partage.values import Frozen
 
 

@@ -17,15 +17,14 @@ from partage.model.ids import DeviceUuid, GpuUuid
 from partage.model.step import PlannedStep, Step, Transaction, gpus_of
 from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.offer.select import GeometryOf
-from partage.plan.reconcile.asked_intervals import WithIntervals
 from partage.plan.reconcile.blocked import Blocked, BlockKind
 from partage.plan.reconcile.conflicts import conflicts
-from partage.plan.reconcile.draft import NodeDraft, draft_node, without_files
-from partage.plan.reconcile.gpu_draft import GpuDraft
+from partage.plan.reconcile.draft import GpuDraft, NodeDraft, draft_node, without_files
 from partage.plan.reconcile.mig_plan import MigPlan
 from partage.plan.reconcile.node_plan import GpuPlan, NodePlan, Phase, Snapshot
 from partage.plan.reconcile.pod_uses import entry_uses
 from partage.plan.reconcile.recognised import recognised, unknown_terms
+from partage.plan.reconcile.settings_steps import WithIntervals
 from partage.plan.reconcile.transition import GpuServing, awaited_entries, next_due_s, transition
 from partage.plan.serve.ledger_entry import Certainty, LedgerEntry
 from partage.text import listed

@@ -19,8 +19,7 @@ from partage.plan.offer.desired import DesiredState, existing_offer
 from partage.plan.reconcile.node_plan import Snapshot
 from partage.plan.reconcile.transition import GpuServing, foreign_holds
 from partage.plan.reconcile.verification import limits_share
-from partage.plan.serve.held_ids import HeldIds
-from partage.plan.serve.ledger_entry import Hold
+from partage.plan.serve.ledger_entry import HeldIds, Hold
 
 Listed = Mapping[ResourceName, frozenset[ShareId]]
 """Ids in the last lists that plugins sent to the kubelet."""

@@ -27,7 +27,7 @@ from partage.model.step import (
     SetMigMode,
     Step,
 )
-from partage.plan.reconcile.gpu_mig_plan import live_layout
+from partage.plan.reconcile.mig_plan import live_layout
 from partage.values import Frozen
 
 _UNCERTAIN = (HardwareTimeout, DriverUnavailable)

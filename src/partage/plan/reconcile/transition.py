@@ -14,8 +14,7 @@ from msgspec import Struct, field
 
 from partage.model.ids import DEVICE_CLASSES, DeviceUuid, GpuUuid, ResourceName, ShareId, device_of
 from partage.model.share import DeviceOffer, GpuOffer, NodeOffer, plugin_resources
-from partage.plan.serve.held_ids import HeldIds
-from partage.plan.serve.ledger_entry import Hold, LedgerEntry
+from partage.plan.serve.ledger_entry import HeldIds, Hold, LedgerEntry
 from partage.values import Frozen
 
 

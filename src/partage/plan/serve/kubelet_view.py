@@ -19,8 +19,8 @@ from partage.model.ids import DeviceUuid, GpuUuid, ResourceName, ShareId
 from partage.model.share import DeviceRow, GpuOffer, NodeOffer
 from partage.model.strategy import Via
 from partage.plan.reconcile.transition import GpuServing, ListedShare, answerable_offer, listed_shares
-from partage.plan.serve.fragmentation import RefusedAmounts, one_device_where_needed
-from partage.plan.serve.held_ids import HeldIds
+from partage.plan.serve.ledger_entry import HeldIds
+from partage.plan.serve.unit_allocation import RefusedAmounts, one_device_where_needed
 from partage.values import Frozen
 
 _Key = tuple[

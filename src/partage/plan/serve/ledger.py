@@ -26,8 +26,17 @@ from partage.model.gpu_use import LeftProcess
 from partage.model.ids import PodUid, ResourceName, ShareId
 from partage.model.share import CheckpointHolds, ContainerHold
 from partage.plan.serve.ending_holds import EndingHolds, FormerNames
-from partage.plan.serve.held_ids import HeldIds, held_ids
-from partage.plan.serve.ledger_entry import NAMED, Certainty, EndingHold, HeldLimit, Hold, Holder, LedgerEntry
+from partage.plan.serve.ledger_entry import (
+    NAMED,
+    Certainty,
+    EndingHold,
+    HeldIds,
+    HeldLimit,
+    Hold,
+    Holder,
+    LedgerEntry,
+    held_ids,
+)
 
 ADMISSION_S = 5.0
 """An id that Allocate returned so long ago belongs to an admitted pod, also if PodResources never lists it

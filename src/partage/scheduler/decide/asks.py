@@ -12,8 +12,8 @@ from msgspec.structs import replace
 
 from partage.claims.decide.book import ClaimBook
 from partage.claims.decide.scheduling import Placed, PodClaim, place
+from partage.claims.model.claim import ClaimRequest, ClaimSpec, DeviceAsk, DeviceClass
 from partage.claims.model.names import MEMORY, SHARES
-from partage.claims.model.request import ClaimRequest, ClaimSpec, DeviceAsk, DeviceClass
 from partage.plan.placement.mix import WHOLE_MILLI, PodType
 from partage.scheduler.decide.kinds import OF_ONE_DEVICE, DeviceKind, Measure
 from partage.values import Frozen

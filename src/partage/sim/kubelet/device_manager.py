@@ -17,6 +17,7 @@ There are no sockets here: a ``PluginClient`` calls the plugin.
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from random import Random
@@ -24,12 +25,13 @@ from random import Random
 from msgspec import Struct, field
 
 from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
+from partage.edges.kubelet.checkpoint import CHECKPOINT
 from partage.edges.kubelet.messages import HEALTHY
-from partage.model.ids import ShareId
+from partage.model.ids import PodUid, ShareId
 from partage.model.pod import Container, Pod
 from partage.model.share import ContainerAllocation
 from partage.sim.kubelet.plugin_client import PluginClient, PluginError
-from partage.sim.kubelet.pod_status import Holding, Holdings
+from partage.sim.kubelet.pods import Holding, Holdings
 from partage.values import Frozen
 
 GRACE_S = 300.0
@@ -336,3 +338,34 @@ class DeviceManager:
                 for name in set(self._ids(pod_key, resource)):
                     if holders.setdefault(name, pod_key) != pod_key:
                         raise AssertionError(f"{resource} {name} is given to {holders[name]} and {pod_key}")
+
+
+def write_checkpoint(
+    directory: Path,
+    held: Mapping[str, Mapping[str, Holdings]],
+    uids: Mapping[str, PodUid],
+    listed: Mapping[str, Mapping[ShareId, bool]] | None = None,
+) -> None:
+    """Write it. held: by pod key and container name. uids: by pod key. listed: devices of each resource, and
+    whether each is healthy. The answers to Allocate are left out.
+    """
+    healthy = {
+        resource: [name for name, well in devices.items() if well]
+        for resource, devices in (listed or {}).items()
+    }
+    entries = [
+        {
+            "PodUID": uids[pod],
+            "ContainerName": container,
+            "ResourceName": resource,
+            "DeviceIDs": {"-1": list(holding.ids)},
+            "AllocResp": "",
+        }
+        for pod, containers in held.items()
+        for container, holdings in containers.items()
+        for resource, holding in holdings.items()
+    ]
+    content = {"Data": {"PodDeviceEntries": entries, "RegisteredDevices": healthy}, "Checksum": 0}
+    beside = directory / f"{CHECKPOINT}.new"
+    beside.write_text(json.dumps(content), encoding="ascii")
+    beside.replace(directory / CHECKPOINT)

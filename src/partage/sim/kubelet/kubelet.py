@@ -23,13 +23,17 @@ from partage.model.ids import PodUid, ShareId
 from partage.model.paths import check_socket_path
 from partage.model.pod import Pod
 from partage.sim.kubelet.behaviour import Behaviour, PodResourcesMode
-from partage.sim.kubelet.checkpoint import write_checkpoint
-from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager, KubeletPanic
+from partage.sim.kubelet.device_manager import AdmissionError, DeviceManager, KubeletPanic, write_checkpoint
 from partage.sim.kubelet.plugin_client import PluginError
 from partage.sim.kubelet.plugin_registry import PluginRegistry
 from partage.sim.kubelet.pod_resources import PodResourcesService, TokenBucket, device_message, pod_message
-from partage.sim.kubelet.pod_status import ContainerState, PodPhase, PodStatus, waiting_container
-from partage.sim.kubelet.scheduler import SimulatedScheduler
+from partage.sim.kubelet.pods import (
+    ContainerState,
+    PodPhase,
+    PodStatus,
+    SimulatedScheduler,
+    waiting_container,
+)
 from partage.sim.node.machine import derived_uuid
 
 

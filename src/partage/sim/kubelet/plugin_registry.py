@@ -25,8 +25,7 @@ from partage.edges.kubelet._generated import deviceplugin_pb2 as pb
 from partage.edges.kubelet._generated.deviceplugin_grpc import RegistrationBase
 from partage.sim.kubelet.behaviour import Behaviour
 from partage.sim.kubelet.device_manager import DeviceManager
-from partage.sim.kubelet.plugin_client import PluginClient, PluginError
-from partage.sim.kubelet.protocol_errors import registration_refusal
+from partage.sim.kubelet.plugin_client import PluginClient, PluginError, registration_refusal
 
 
 class PluginRegistry(RegistrationBase):

@@ -14,7 +14,7 @@ from grpclib.server import Stream
 from partage.edges.kubelet._generated import podresources_pb2 as pb
 from partage.edges.kubelet._generated.podresources_grpc import PodResourcesListerBase
 from partage.model.ids import ShareId
-from partage.sim.kubelet.pod_status import ContainerStatus, PodStatus
+from partage.sim.kubelet.pods import ContainerStatus, PodStatus
 from partage.values import Frozen
 
 _Request = TypeVar("_Request")

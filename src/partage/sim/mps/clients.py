@@ -1,4 +1,6 @@
-"""Clients and servers of a simulated MPS daemon, and what CUDA calls of a client answer."""
+"""Clients and servers of a simulated MPS daemon, what CUDA calls of a client answer, and what the state of
+the daemon asks of its process.
+"""
 
 from __future__ import annotations
 
@@ -8,6 +10,7 @@ from msgspec import Struct, field
 
 from partage.model.mps import ServerStatus
 from partage.sim.mps.limits import DaemonLimits
+from partage.values import Frozen
 
 # Names of errors: cuda.h.
 OUT_OF_MEMORY = "CUDA_ERROR_OUT_OF_MEMORY"
@@ -54,3 +57,52 @@ class SimulatedServer(Struct, eq=False):
     status: ServerStatus = ServerStatus.INITIALIZING
     clients: list[SimulatedClient] = field(default_factory=list)
     wedged: bool = False
+
+
+class AnswerClient(Frozen):
+    """Answer a client that asked to be admitted. error: why not; empty: it is admitted."""
+
+    client: SimulatedClient
+    error: str
+
+
+class StartServer(Frozen):
+    """Run a server for a user. devices: how many it sees."""
+
+    uid: int
+    name: str = ""
+    devices: int = 1
+
+
+class StopServer(Frozen):
+    """End a server."""
+
+    pid: int
+
+
+class WriteLog(Frozen):
+    """Write a line into the control log."""
+
+    text: str
+
+
+class WriteServerLog(Frozen):
+    """Write a line into the log of a named server."""
+
+    name: str
+    text: str
+
+
+class OpenSocket(Frozen):
+    """Listen in a directory below the pipe directory. route: names of server and namespace."""
+
+    route: tuple[str, str]
+
+
+class CloseSocket(Frozen):
+    """No longer listen there, and remove the directory."""
+
+    route: tuple[str, str]
+
+
+Action = AnswerClient | StartServer | StopServer | WriteLog | WriteServerLog | OpenSocket | CloseSocket

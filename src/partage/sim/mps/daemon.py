@@ -18,17 +18,17 @@ from msgspec import Struct, field
 
 from partage.model.mps import CONTROL_PROGRAM
 from partage.sim.mps import commands_v3
-from partage.sim.mps.actions import (
+from partage.sim.mps.clients import (
     Action,
     AnswerClient,
     CloseSocket,
     OpenSocket,
+    SimulatedClient,
     StartServer,
     StopServer,
     WriteLog,
     WriteServerLog,
 )
-from partage.sim.mps.clients import SimulatedClient
 from partage.sim.mps.commands_v2 import NO_QUIT, run_command
 from partage.sim.mps.named_state import CommandError, NamedState
 from partage.sim.mps.node import MpsNode

@@ -14,13 +14,18 @@ from typing import Any
 from msgspec import field
 
 from partage.model.mps import DEFAULT_NAMESPACE, ServerStatus, is_mps_name
-from partage.sim.mps.actions import CloseSocket, OpenSocket, StartServer, StopServer, WriteLog, WriteServerLog
 from partage.sim.mps.clients import (
     CONNECTION_FAILED,
     NOT_PERMITTED,
     NOT_READY,
+    CloseSocket,
+    OpenSocket,
     SimulatedClient,
     SimulatedServer,
+    StartServer,
+    StopServer,
+    WriteLog,
+    WriteServerLog,
 )
 from partage.sim.mps.limits import ALL_THREADS, DaemonLimits, parse_value
 from partage.sim.mps.state import MpsControlState

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from partage.model.mps import ServerStatus
-from partage.sim.mps.actions import Action, AnswerClient, StartServer, StopServer, WriteLog
 from partage.sim.mps.clients import (
     CONNECTION_FAILED,
     ILLEGAL_ADDRESS,
@@ -21,8 +20,13 @@ from partage.sim.mps.clients import (
     OUT_OF_MEMORY,
     TERMINATED,
     TOO_MANY,
+    Action,
+    AnswerClient,
     SimulatedClient,
     SimulatedServer,
+    StartServer,
+    StopServer,
+    WriteLog,
 )
 from partage.sim.mps.limits import DaemonLimits, client_limit
 from partage.sim.mps.node import MpsNode

@@ -20,8 +20,7 @@ from partage.model.mps import (
 )
 from partage.model.step import EndClient, SetNamespace, StartDaemon, StopDaemon
 from partage.plan.offer.mps_shares import too_old_for_namespaces
-from partage.sim.node.preconditions import answering_gpu
-from partage.sim.node.state import SimulatedDaemon, SimulatedNode, daemon_pid
+from partage.sim.node.state import SimulatedDaemon, SimulatedNode, answering_gpu, daemon_pid
 
 _REASONS = {
     DaemonPhase.FAULT: "a fatal fault of a client: no new clients until all have gone",

@@ -35,9 +35,8 @@ from partage.sim.node.faults import (
 from partage.sim.node.limits import limits_of
 from partage.sim.node.machine import Machine
 from partage.sim.node.observation import conditions_of, describe_node, inventory_of
-from partage.sim.node.processes import left_of, processes_of, tenants_of
+from partage.sim.node.processes import left_of, processes_of, tenants_of, time_slices_of
 from partage.sim.node.sampling import SimulatedSampler
-from partage.sim.node.settings import time_slices_of
 from partage.sim.node.state import SimulatedNode, gpu_at, power_on
 from partage.sim.node.steps import perform_step
 

@@ -13,9 +13,8 @@ from partage.model.ids import ContainerId, GpuUuid
 from partage.model.step import SetMemoryLimit
 from partage.plan.offer.driver_limits import LIMITS_SINCE
 from partage.plan.offer.mps_command import branch_of
-from partage.sim.node.preconditions import answering_gpu
 from partage.sim.node.processes import all_rows
-from partage.sim.node.state import SimulatedNode
+from partage.sim.node.state import SimulatedNode, answering_gpu
 
 _DIRECTORY = "/sys/fs/cgroup"
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from partage.edges.files.catalogue import GpuModel, load_catalogue, model_named
 from partage.errors import InputError, Unsatisfiable
 from partage.model.gpu import Gpu
-from partage.sim.node.machine import MOST_GPUS, Machine, new_gpu, simulated_inventory
-from partage.sim.node.topology import numa_node
+from partage.sim.node.machine import MOST_GPUS, Machine, new_gpu, numa_node, simulated_inventory
 
 _TERM = re.compile(r"(?:(\d{1,9})\s*[xX]\s*)?(\S.*)", re.ASCII)
 _LONGEST = 1000

@@ -1,4 +1,8 @@
-"""Processes on the GPUs of a simulated node: who is listed, and how one is ended."""
+"""Processes on the GPUs of a simulated node: who is listed, and how one is ended; and compute mode and time
+slice, which say who may run.
+
+These two are as strict as hardware, and stricter where that is not known: in MIG mode a GPU has neither.
+"""
 
 from __future__ import annotations
 
@@ -7,8 +11,10 @@ from collections.abc import Collection, Iterable, Sequence
 from msgspec.structs import replace
 
 from partage.edges.hardware.end_process import check_same_process, check_uses_gpu
-from partage.errors import NotPermitted
+from partage.edges.hardware.gpu_settings import HINT, refuse_if_blocked
+from partage.errors import NotPermitted, StateMismatch, Unsupported
 from partage.model.cgroup import owner_of, parse_cgroup
+from partage.model.gpu import ComputeMode, Gpu
 from partage.model.gpu_use import (
     GpuMemory,
     GpuProcess,
@@ -23,9 +29,10 @@ from partage.model.gpu_use import (
 from partage.model.ids import GpuUuid, PodUid
 from partage.model.mps import NO_HOST_PIDS, PipeTenant, PipeTenants, ProcessRights
 from partage.model.samples import ProcessActivity
-from partage.model.step import EndProcess
+from partage.model.step import EndProcess, SetComputeMode, SetTimeSlice, TimeSlice
+from partage.model.strategy import Interval
 from partage.sim.node.load import LoadNow, load_at
-from partage.sim.node.state import SimulatedNode, SimulatedProcess
+from partage.sim.node.state import SimulatedNode, SimulatedProcess, answering_gpu, with_gpu
 
 
 def processes_of(state: SimulatedNode, rows: Sequence[GpuProcess] | None = None) -> Processes:
@@ -169,3 +176,49 @@ def _row(state: SimulatedNode, use: GpuUse, pid: int, process: SimulatedProcess)
         start=process.start,
         uid=process.uid,
     )
+
+
+def set_compute_mode(state: SimulatedNode, step: SetComputeMode) -> SimulatedNode:
+    """Raises GpuInUse, GpuLost, StateMismatch, NotFound, Unsupported."""
+    gpu = answering_gpu(state, step.gpu)
+    if gpu.compute_mode == step.mode:
+        return state
+    if gpu.mig_enabled:
+        raise Unsupported(f"GPU {gpu.index} is in MIG mode: its MIG devices have no compute mode")
+    if step.mode is ComputeMode.EXCLUSIVE_THREAD:
+        raise Unsupported("exclusive-thread mode is gone since CUDA 8")
+    if gpu.compute_mode != step.before:
+        raise StateMismatch(
+            f"the compute mode of GPU {gpu.index} is {gpu.compute_mode.word}, not {step.before.word}"
+        )
+    refuse_if_blocked(processes_of(state).rows, step)
+    return with_gpu(state, replace(gpu, compute_mode=step.mode))
+
+
+def set_time_slice(state: SimulatedNode, step: SetTimeSlice) -> SimulatedNode:
+    """Raises GpuLost, StateMismatch, NotFound, Unsupported."""
+    gpu = answering_gpu(state, step.gpu)
+    now = _time_slice_of(state, gpu)
+    if now.interval is None:
+        raise Unsupported(f"GPU {gpu.index}: {now.reason}", HINT)
+    if now.interval is step.interval:
+        return state
+    if now.interval is not step.before:
+        raise StateMismatch(f"the time slice of GPU {gpu.index} is {now.interval}, not {step.before}")
+    return replace(state, time_slices={**state.time_slices, gpu.index: step.interval})
+
+
+def time_slices_of(state: SimulatedNode) -> tuple[TimeSlice, ...]:
+    """The time slices of the GPUs that answer, by index."""
+    return tuple(
+        _time_slice_of(state, gpu) for index, gpu in sorted(state.gpus.items()) if index not in state.lost
+    )
+
+
+def _time_slice_of(state: SimulatedNode, gpu: Gpu) -> TimeSlice:
+    interval = state.time_slices.get(gpu.index, Interval.DEFAULT)
+    if interval is None:
+        return TimeSlice(gpu.uuid, None, "the driver of this GPU keeps the length of its time slice")
+    if gpu.mig_enabled:
+        return TimeSlice(gpu.uuid, None, "in MIG mode a GPU has no time slice to set")
+    return TimeSlice(gpu.uuid, interval)

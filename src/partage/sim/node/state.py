@@ -1,15 +1,15 @@
-"""The state of a simulated node at one moment, as a value."""
+"""The state of a simulated node at one moment, as a value, and what every step asks of a GPU of it first."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 from msgspec import field
 from msgspec.structs import replace
 
-from partage.errors import InputError
+from partage.errors import GpuInUse, GpuLost, InputError, NotFound, Unsupported
 from partage.model.driver_limit import LimitBackend, LimitSupport
-from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, NoDriver, VgpuHost
+from partage.model.gpu import Driver, Gpu, Inventory, Link, LostGpu, MigMode, NoDriver, VgpuHost
 from partage.model.gpu_use import GpuUse, UseKind
 from partage.model.health import GpuCondition
 from partage.model.ids import DeviceUuid, GpuUuid, MigUuid
@@ -17,8 +17,7 @@ from partage.model.mps import SERVER_PROGRAM, DaemonPhase, DaemonSpec, MpsNamesp
 from partage.model.strategy import Interval
 from partage.sim.node.cgroups import CgroupTree
 from partage.sim.node.load import Load, Sensors
-from partage.sim.node.machine import DRIVER, Machine, derived_uuid
-from partage.sim.node.topology import has_nvswitch
+from partage.sim.node.machine import DRIVER, Machine, derived_uuid, has_nvswitch
 from partage.values import Frozen
 
 
@@ -180,3 +179,33 @@ def gpu_at(state: SimulatedNode, index: int) -> Gpu:
 def with_gpu(state: SimulatedNode, gpu: Gpu) -> SimulatedNode:
     """The node with this GPU in place of the one of its index."""
     return replace(state, gpus={**state.gpus, gpu.index: gpu})
+
+
+def answering_gpu(state: SimulatedNode, uuid: GpuUuid) -> Gpu:
+    """The GPU of that UUID. Raises GpuLost, NotFound."""
+    for index, lost in state.lost.items():
+        if uuid == lost.uuid or (index in state.gpus and uuid == state.gpus[index].uuid):
+            raise GpuLost(f"GPU {index}: {lost.reason}")
+    found = next((gpu for gpu in state.gpus.values() if gpu.uuid == uuid), None)
+    if found is None:
+        raise NotFound(f"this node has no GPU {uuid}")
+    return found
+
+
+def gpu_in_mig_mode(state: SimulatedNode, uuid: GpuUuid, *, may_leave: bool = False) -> Gpu:
+    """The GPU of that UUID, if it is in MIG mode. may_leave: also while the mode is to end at the next reset.
+
+    Raises GpuLost, NotFound, Unsupported.
+    """
+    gpu = answering_gpu(state, uuid)
+    if not gpu.mig_enabled:
+        raise Unsupported(f"GPU {gpu.index} is not in MIG mode")
+    if not may_leave and gpu.mig_mode != MigMode(current=True, pending=True):
+        raise Unsupported(f"GPU {gpu.index} leaves MIG mode at its next reset")
+    return gpu
+
+
+def in_use_error(message: str, uses: Iterable[GpuUse]) -> GpuInUse:
+    """The error that names who uses it."""
+    names = tuple(str(use) for use in uses)
+    return GpuInUse(f"{message}: {', '.join(names)}", uses=names)

@@ -47,11 +47,9 @@ from partage.sim.node.daemons import end_client, set_namespace, start_daemon, st
 from partage.sim.node.limits import set_memory_limit
 from partage.sim.node.mig import compute_starts, free_compute_start, instance_id, new_device
 from partage.sim.node.observation import inventory_of
-from partage.sim.node.preconditions import answering_gpu, gpu_in_mig_mode, in_use_error
-from partage.sim.node.processes import end_process
+from partage.sim.node.processes import end_process, set_compute_mode, set_time_slice
 from partage.sim.node.resets import mode_change_needs_reset, reset_gpu, without_settings
-from partage.sim.node.settings import set_compute_mode, set_time_slice
-from partage.sim.node.state import SimulatedNode, with_gpu
+from partage.sim.node.state import SimulatedNode, answering_gpu, gpu_in_mig_mode, in_use_error, with_gpu
 
 _IN_A_VM = "turn its MIG mode on or off with nvidia-smi -mig, reboot the virtual machine, and try again"
 

@@ -14,10 +14,9 @@ from partage.agent.observers.usage import answer_in
 from partage.agent.status.status import UsageObservation, UseSeen
 from partage.edges.hardware.port import Hardware
 from partage.errors import HardwareError, PartageError
-from partage.plan.history.use_points import JobName
-from partage.plan.last_hour import with_samples
+from partage.plan.history.evidence import JobName
 from partage.plan.serve.watchdog import ShareGrants
-from partage.plan.usage import usage_of
+from partage.plan.usage import usage_of, with_samples
 from partage.slurm.host.control import SlurmControl
 from partage.slurm.host.job_records import read_records
 

@@ -10,8 +10,8 @@ from partage.claims.decide.allocation import grant
 from partage.claims.decide.book import ClaimBook, Taking
 from partage.claims.decide.classes import chart_classes
 from partage.claims.decide.scheduling import Placed, PodClaim, allocated, place
+from partage.claims.model.claim import ClaimSpec
 from partage.claims.model.grant import Granted, GrantedShare, RefusedClaim
-from partage.claims.model.request import ClaimSpec
 from partage.model.claim import ClaimRef
 from partage.model.ids import GPU_CLASS, ResourceName, ShareId
 from partage.model.share import AllocationRefused

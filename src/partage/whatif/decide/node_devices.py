@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from partage.claims.model.request import ClaimSpec
+from partage.claims.model.claim import ClaimSpec
 from partage.model.ids import ResourceName, ShareId
 from partage.model.share import AllocationRefused
-from partage.plan.serve.fragmentation import Refusals, RefusedAmounts, one_device_where_needed
-from partage.plan.serve.unit_allocation import NoRoom
+from partage.plan.serve.unit_allocation import NoRoom, Refusals, RefusedAmounts, one_device_where_needed
 from partage.whatif.decide.demand import Demand
 from partage.whatif.decide.node_claims import NodeClaims
 from partage.whatif.decide.node_offer import NodeOffer

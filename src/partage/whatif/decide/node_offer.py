@@ -9,7 +9,7 @@ from partage.model.ids import GPU_CLASS, ResourceName, ShareId
 from partage.model.share import DeviceOffer, DeviceRow, Resource, plugin_resources, resources_of
 from partage.plan.offer.desired import DesiredState
 from partage.plan.placement.mix import WHOLE_MILLI
-from partage.plan.serve.allocators import KubeletChoice
+from partage.plan.serve.preferred_allocation import KubeletChoice
 
 
 class OfferedResource:

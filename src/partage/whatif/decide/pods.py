@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from partage.claims.model.request import ClaimSpec
+from partage.claims.model.claim import ClaimSpec
 from partage.model.gpu import Inventory
 from partage.model.ids import ResourceName
 from partage.values import Frozen

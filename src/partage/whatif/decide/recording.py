@@ -15,7 +15,7 @@ from msgspec.structs import replace
 from partage.admission.decide.need import GpuRules, PodGpuNeed
 from partage.claims.decide.book import ClaimBook
 from partage.claims.decide.scheduling import PodClaim, Unplaced, place
-from partage.claims.model.request import ClaimSpec, DeviceClass
+from partage.claims.model.claim import ClaimSpec, DeviceClass
 from partage.kubernetes.decide.node_rules import NodeRules
 from partage.model.pod import ScheduledPod
 from partage.text import count_of

@@ -48,8 +48,7 @@ from partage.sim.node.faults import (
     TimedFault,
     Vacate,
 )
-from partage.sim.node.files.identifiers import read_index
-from partage.sim.node.files.load_syntax import read_bytes, read_load, read_sensors
+from partage.sim.node.files.value_syntax import read_bytes, read_index, read_load, read_sensors
 from partage.sim.node.load import Sensors
 
 _CALLS: dict[str, Call] = {verb: verb for verb in get_args(Call)}

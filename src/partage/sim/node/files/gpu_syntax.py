@@ -22,10 +22,9 @@ from partage.model.gpu import (
     architecture_name,
 )
 from partage.model.strategy import Interval
-from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
 from partage.sim.node.files.mig_syntax import read_geometry, read_instances
-from partage.sim.node.machine import new_gpu
-from partage.sim.node.topology import numa_node
+from partage.sim.node.files.value_syntax import gpu_uuid, read_index, read_pci_bus_id
+from partage.sim.node.machine import new_gpu, numa_node
 from partage.units import MIB
 from partage.values import Frozen
 

@@ -38,11 +38,10 @@ from partage.sim.node.effects import apply_fault
 from partage.sim.node.faults import TimedFault
 from partage.sim.node.files.fault_syntax import read_timed_fault
 from partage.sim.node.files.gpu_syntax import ReadGpu, read_gpu
-from partage.sim.node.files.identifiers import gpu_uuid, read_index, read_pci_bus_id
+from partage.sim.node.files.value_syntax import gpu_uuid, read_index, read_pci_bus_id
 from partage.sim.node.limits import support_with
-from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid
+from partage.sim.node.machine import DRIVER, MOST_GPUS, Machine, derived_uuid, has_nvswitch, links_between
 from partage.sim.node.state import power_on
-from partage.sim.node.topology import has_nvswitch, links_between
 
 VERSION, KIND = "partage/v1", "Machine"
 _KEYS = (

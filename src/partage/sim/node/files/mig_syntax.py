@@ -23,7 +23,7 @@ from partage.model.geometry import (
 from partage.model.gpu import EmptyInstance, Gpu, MigDevice
 from partage.model.ids import MigUuid
 from partage.model.layout import DoesNotFit, LayoutItem, compute_choices, place
-from partage.sim.node.files.identifiers import mig_uuid, read_index
+from partage.sim.node.files.value_syntax import mig_uuid, read_index
 from partage.sim.node.machine import derived_uuid
 from partage.sim.node.mig import ci_minor, gi_minor
 from partage.units import MIB

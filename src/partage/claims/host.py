@@ -1,24 +1,34 @@
-"""What is kept of claims on the disk: a directory with one file for each, ``<uid>.json``.
+"""What claims keep on the machine: records, places of MIG devices, CDI files.
 
-A file is replaced atomically, so that a prepare costs the same with one claim and with a thousand. What an
-older version kept in one file, ``claims.json``, is taken over.
+Records are in a directory with one file for each, ``<uid>.json``. A file is replaced atomically, so that a
+prepare costs the same with one claim and with a thousand. What an older version kept in one file,
+``claims.json``, is taken over.
+
+``claim-places.json`` says where MIG devices were made for claims: those and no others are destroyed again. A
+place is written down before anything is made there, so that it is known after ``kill -9`` at any moment.
+Instances end with a boot.
+
+CDI files are beside the node's own, one for each claim, in the directory that the runtime reads.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from msgspec import json
 
-from partage.claims.model.record import ClaimRecord, ClaimState
+from partage.claims.decide.cdi import KIND, ClaimCdi, record_in, with_record
+from partage.claims.model.grant import ClaimRecord, ClaimState
 from partage.codec.values import CodecError, decode, encode
 from partage.edges.host.read_file import read_regular
 from partage.edges.host.replace_file import replace_file, set_aside
 from partage.errors import HardwareError
+from partage.model.ids import GpuUuid
+from partage.model.layout import LayoutItem
 from partage.text import printable, shortened
 from partage.values import Frozen
 
@@ -230,3 +240,134 @@ def _tidy(path: Path) -> None:
 
 def _order(record: ClaimRecord) -> tuple[str, str, str]:
     return record.claim.namespace, record.claim.name, record.claim.uid
+
+
+PLACES_FILE = "claim-places.json"
+_PLACES_VERSION = "partage-claim-places/1"
+_PLACES_LIMIT_BYTES = 1024 * 1024
+
+
+class MadePlace(Frozen, order=True):
+    """item: the MIG device with its start, ``3g.40gb@4``. boot_id: of the node when it was made. Raises
+    ValueError for an item of another form.
+    """
+
+    gpu: GpuUuid
+    item: str
+    boot_id: str
+
+    def __post_init__(self) -> None:
+        LayoutItem.parse(self.item)
+
+
+class _PlacesDocument(Frozen):
+    version: str
+    places: tuple[MadePlace, ...]
+
+
+class MadePlaces:
+    """The places in a directory. Both calls block (the second flushes the disk)."""
+
+    def __init__(self, directory: Path) -> None:
+        self._file = directory / PLACES_FILE
+
+    def load(self) -> tuple[frozenset[MadePlace], str]:
+        """What is written there, and why it cannot be used; empty if it can. Never raises.
+
+        A file that is damaged is set aside: then nothing that is there counts as made for a claim.
+        """
+        try:
+            content = read_regular(self._file, _PLACES_LIMIT_BYTES + 1)
+        except FileNotFoundError:
+            return frozenset(), ""
+        except OSError as error:
+            return frozenset(), f"cannot read {self._file}: {error.strerror}"
+        try:
+            return _places(content), ""
+        except CodecError as error:
+            said = shortened(printable(str(error)), _LONGEST)
+            return frozenset(), f"{self._file} cannot be used: {said}; {set_aside(self._file)}"
+
+    def save(self, places: Collection[MadePlace]) -> None:
+        """Replace the file. Raises HardwareError; then the old one is still there."""
+        try:
+            content = json.format(encode(_PlacesDocument(_PLACES_VERSION, tuple(sorted(places)))), indent=1)
+            self._file.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+            replace_file(self._file, content)
+        except OSError as error:
+            raise HardwareError(
+                f"where MIG devices are made cannot be written to {self._file}: {error.strerror}",
+                "nothing was changed; make room on the disk, or mend the directory",
+            ) from error
+
+
+def _places(content: bytes) -> frozenset[MadePlace]:
+    """Raises CodecError."""
+    if len(content) > _PLACES_LIMIT_BYTES:
+        raise CodecError(f"it is longer than {_PLACES_LIMIT_BYTES} bytes")
+    document = decode(_PlacesDocument, content, strict=False)
+    if document.version != _PLACES_VERSION:
+        raise CodecError(f"its version is {document.version[:40]!r}, not {_PLACES_VERSION!r}")
+    return frozenset(document.places)
+
+
+_PREFIX = KIND.replace("/", "-")
+_CDI_LIMIT_BYTES = 4 * 1024 * 1024
+
+
+class ClaimCdiFiles:
+    """directory: of CDI files, such as /var/run/cdi. All calls block, and raise HardwareError."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+
+    def write(self, record: ClaimRecord, cdi: ClaimCdi) -> None:
+        """Write the file of a claim, with its record; the runtime sees all of it or none.
+
+        It is not flushed: after a loss of power the kubelet asks for the claim again before a container can
+        start, and the file is written anew.
+        """
+        path, cdi = self._path(record.claim.uid), with_record(cdi, record)
+        try:
+            self.directory.mkdir(mode=0o755, parents=True, exist_ok=True)
+            replace_file(path, json.encode(cdi.spec), mode=0o644, hidden=True, flush=False)
+        except OSError as error:
+            raise HardwareError(f"cannot write the CDI file {path}: {error.strerror}") from error
+
+    def remove(self, uid: str) -> None:
+        """Remove the file of a claim, if it is there."""
+        path = self._path(uid)
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise HardwareError(f"cannot remove the CDI file {path}: {error.strerror}") from error
+
+    def has(self, uid: str) -> bool:
+        """Whether a claim has a file."""
+        return self._path(uid).exists()
+
+    def record(self, uid: str) -> ClaimRecord | None:
+        """The record in the file of a claim; None: there is none, or it cannot be read."""
+        with suppress(HardwareError, OSError):
+            return record_in(read_regular(self._path(uid), _CDI_LIMIT_BYTES), uid)
+        return None
+
+    def tidy(self) -> None:
+        """Remove halves of files, of an agent that was killed while it wrote."""
+        for path in self.directory.glob(f".{_PREFIX}_*.json.new"):
+            with suppress(OSError):
+                path.unlink()
+
+    def uids(self) -> Collection[str]:
+        """The claims that have a file here."""
+        try:
+            names = [path.name for path in self.directory.glob(f"{_PREFIX}_*.json")]
+        except OSError as error:
+            raise HardwareError(f"cannot read {self.directory}: {error.strerror}") from error
+        return {name.removeprefix(f"{_PREFIX}_").removesuffix(".json") for name in names}
+
+    def _path(self, uid: str) -> Path:
+        """UIDs come from the API server, and are no paths."""
+        if not _UID.fullmatch(uid):
+            raise HardwareError(f"{uid[:64]!r} is no UID of a claim")
+        return self.directory / f"{_PREFIX}_{uid}.json"

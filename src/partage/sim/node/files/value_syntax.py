@@ -1,14 +1,46 @@
-"""What a process does over time, and what sensors show, as they stand in files."""
+"""Values that stand in several files: numbers and names of GPUs and their parts, what a process does over
+time, what sensors show. None where a problem was noted.
+"""
 
 from __future__ import annotations
 
+import re
 from itertools import pairwise
 
 from partage.codec.fields import Field, Table
 from partage.codec.reader import Reader, by_type, one_or_many
+from partage.model.ids import GpuUuid, MigUuid, PciBusId
 from partage.model.samples import Throttle, ThrottleTime
 from partage.sim.node.load import Load, LoadPoint, Sensors
 from partage.units import parse_bytes
+
+_HIGHEST_INDEX = 1023
+_UUID = re.compile(r"[A-Za-z0-9][A-Za-z0-9./-]{0,99}", re.ASCII)
+_PCI_BUS_ID = re.compile(r"[0-9A-Fa-f]{4,8}:[0-9A-Fa-f]{2}:[0-9A-Fa-f]{2}\.[0-7]", re.ASCII)
+
+
+def read_index(field: Field) -> int | None:
+    """An index, a minor or an id."""
+    return field.integer(0, _HIGHEST_INDEX)
+
+
+def gpu_uuid(field: Field) -> GpuUuid | None:
+    """The UUID of a GPU as the driver writes it."""
+    text = field.matching(_UUID, "a UUID")
+    return None if text is None else GpuUuid(text)
+
+
+def mig_uuid(field: Field) -> MigUuid | None:
+    """The UUID of a MIG device as the driver writes it."""
+    text = field.matching(_UUID, "a UUID")
+    return None if text is None else MigUuid(text)
+
+
+def read_pci_bus_id(field: Field) -> PciBusId | None:
+    """A PCI address."""
+    text = field.matching(_PCI_BUS_ID, "a PCI address such as 00000000:1A:00.0")
+    return None if text is None else PciBusId(text)
+
 
 _POINT = ("at-s", "memory", "busy", "reading")
 MOST_POINTS = 10_000

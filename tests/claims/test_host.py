@@ -13,10 +13,8 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.claims.decide.cdi import KIND, ClaimCdi
-from partage.claims.host.cdi_files import ClaimCdiFiles
-from partage.claims.host.records import LIMIT_BYTES, ClaimRecordFiles, LoadedRecords
-from partage.claims.model.grant import GrantedShare, ShareConfig
-from partage.claims.model.record import ClaimRecord, ClaimState, by_boot, prepared
+from partage.claims.host import LIMIT_BYTES, ClaimCdiFiles, ClaimRecordFiles, LoadedRecords
+from partage.claims.model.grant import ClaimRecord, ClaimState, GrantedShare, ShareConfig, by_boot, prepared
 from partage.codec.values import encode
 from partage.errors import HardwareError
 from partage.model.claim import ClaimRef

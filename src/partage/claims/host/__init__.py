@@ -1,1 +1,0 @@
-"""What claims keep on the machine."""
