@@ -15,8 +15,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
+from partage.admission.certificates import CertificateKeeper
 from partage.admission.decide.settings import DialectSettings
-from partage.admission.keeper import CertificateKeeper
 from partage.admission.service import AdmissionParts, AdmissionService
 from partage.admission.state import AdmissionState
 from partage.admission.templates import PodTemplates

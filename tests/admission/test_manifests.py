@@ -3,9 +3,9 @@
 import pytest
 
 from partage.admission.decide.settings import DialectSettings
+from partage.admission.decide.template import sizes_of
 from partage.admission.decide.translate import AdmissionTerms
 from partage.admission.manifests import TranslationTerms, settings_of, translated_object
-from partage.admission.sizes import sizes_of
 from partage.claims.check import ClaimTerms
 from partage.claims.decide.book import ClaimBook, book_of_offer
 from partage.claims.decide.classes import chart_classes

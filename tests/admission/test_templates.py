@@ -11,8 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from partage.admission.decide.need import BytesOfGpu, GpuNeed, GpuRules
-from partage.admission.decide.template import ClaimForm, claim_form
-from partage.admission.decide.template_life import ASKED_AT, KEPT_S, LET_IN_S, MADE_FOR, MARK_S, same_content
+from partage.admission.decide.template import (
+    ASKED_AT,
+    KEPT_S,
+    LET_IN_S,
+    MADE_FOR,
+    MARK_S,
+    ClaimForm,
+    claim_form,
+    same_content,
+)
 from partage.admission.templates import PodTemplates
 from partage.edges.kube.connection import Connection
 from partage.edges.kube.resources import OwnerJson

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from partage.admission.certificates import make_pair
-from partage.admission.decide.patch import PatchStep, patched
+from partage.admission.decide.pod import PatchStep, patched
 from partage.admission.decide.settings import DialectSettings
 from partage.admission.webhook import MUTATE
 from partage.serve_http.http import MOST_BODY

@@ -203,7 +203,7 @@ def test_the_containers_of_a_pod_have_their_amounts_together(capsys, write, init
 
 def test_prove_tries_units_as_two_containers_have_them(capsys, write):
     from partage.edges.files.policy import parse_policy
-    from partage.lab.prove.promised_offer import offer_of_policy
+    from partage.lab.prove.share import offer_of_policy
     from partage.sim.node.files.load import load_machine
 
     policy = parse_policy(BY_MEMORY % "1Gi", "p.yaml").policy

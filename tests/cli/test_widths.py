@@ -14,8 +14,8 @@ from rich.console import Console
 from partage.answers.render.tables import plain_table, shared_out
 from partage.answers.render.terminal import ASCII_SIGNS, needs_ascii
 from partage.cli.main import run
-from partage.lab.bench.tables import bench_lines
-from partage.lab.prove.proof_text import proof_lines
+from partage.lab.bench.report import bench_lines
+from partage.lab.prove.report import proof_lines
 from tests.lab.bench.runs import full as bench_report
 from tests.lab.prove.reports import full as proof_report
 

@@ -19,10 +19,9 @@ import yaml
 
 from partage.admission.decide.conditions import makers_condition, match_condition
 from partage.admission.decide.settings import DialectSettings
-from partage.admission.review import MAKERS
 from partage.admission.verb import command as admission_command
 from partage.admission.verb import settings_of_options
-from partage.admission.webhook import MUTATE, WRITE_WITHIN_S
+from partage.admission.webhook import MAKERS, MUTATE, WRITE_WITHIN_S
 from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES, Mode
 from partage.cli import hardware_options
 from partage.cli.agent import command as agent_command

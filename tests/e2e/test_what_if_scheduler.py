@@ -29,10 +29,9 @@ from partage.plan.offer.desired import DesiredState
 from partage.plan.serve.unit_allocation import NoRoom
 from partage.units import GIB, MIB
 from partage.values import Frozen
-from partage.whatif.decide.demand import Cause, Demand, Unmet, demand_on
-from partage.whatif.decide.node import MOST_PODS, Node, PodClass
+from partage.whatif.decide.demand import Cause, Demand, NodeOffer, Unmet, demand_on
+from partage.whatif.decide.kube_scheduler import MOST_PODS, Node, PodClass
 from partage.whatif.decide.node_devices import Holding, NodeAllocator
-from partage.whatif.decide.node_offer import NodeOffer
 from partage.whatif.decide.play import Ended, Event, Refused, Started, need_of, never_fits, play
 from partage.whatif.decide.pods import Fleet, NodeKind, PodWants, TracePod
 from tests.e2e.control_plane import PROGRAMS, Bound, ControlPlane, control_plane

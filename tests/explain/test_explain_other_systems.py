@@ -5,7 +5,7 @@ import json
 import pytest
 import yaml
 
-from partage.admission.decide.patch import patched
+from partage.admission.decide.pod import patched
 from partage.cli.main import run
 from tests.admission.pods import container, pod, translated
 from tests.claims.offers import amounts

@@ -5,7 +5,7 @@ import sys
 import pytest
 
 from partage.errors import HardwareError
-from partage.lab.interpreter import find_python
+from partage.lab.tenant import find_python
 
 
 @pytest.fixture

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from partage.lab.bench.memory import tensor_sizes, thirds_tried
-from partage.lab.sizes import CUDA_NEEDS_BYTES, beyond_bytes, data_bytes, has_room, piece_bytes
+from partage.lab.tenant import CUDA_NEEDS_BYTES, beyond_bytes, data_bytes, has_room, piece_bytes
 from partage.units import GIB, MIB
 
 # Limit, and what one client had of it on driver 615.71 (NVIDIA's Dynamo project), in MiB.

@@ -25,9 +25,8 @@ from partage.sim.kubelet.pods import PodPhase
 from partage.sim.node.machine_names import parse_machine
 from partage.units import GIB
 from partage.values import Frozen
-from partage.whatif.decide.demand import demand_on
+from partage.whatif.decide.demand import NodeOffer, demand_on
 from partage.whatif.decide.node_devices import Holding, NodeAllocator
-from partage.whatif.decide.node_offer import NodeOffer
 from partage.whatif.decide.play import Ended, Event, Refused, Started, play
 from partage.whatif.decide.pods import Fleet, NodeKind, PodWants, TracePod
 

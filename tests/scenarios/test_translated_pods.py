@@ -17,9 +17,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.admission.decide.patch import patched
+from partage.admission.decide.pod import patched
+from partage.admission.decide.template import sizes_of
 from partage.admission.decide.translate import AdmissionTerms, translate
-from partage.admission.sizes import sizes_of
 from partage.claims.decide.allocation import grant
 from partage.claims.decide.book import Taking, book_of_offer
 from partage.claims.decide.classes import chart_classes
@@ -31,7 +31,7 @@ from partage.claims.model.slices import ServerVersion
 from partage.codec.values import encode
 from partage.edges.files.catalogue import geometry_of
 from partage.model.share import DeviceOffer
-from partage.scheduler.decide.ranks import BEST
+from partage.scheduler.protocol import BEST
 from partage.units import GIB, MIB
 from tests.admission.pods import container, pod, translated
 from tests.claims.agent.test_claims_of_node import dra_node

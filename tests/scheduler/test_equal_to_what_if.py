@@ -12,7 +12,7 @@ import pytest
 from partage.plan.placement.mix import WHOLE_MILLI, PodType, mix_of
 from partage.plan.placement.replay import tuned_scores
 from partage.plan.placement.room import Room, first_fit
-from partage.whatif.decide.node import balance, balanced_allocation, least_allocated
+from partage.whatif.decide.kube_scheduler import balance, balanced_allocation, least_allocated
 from partage.whatif.decide.placements import PlacementPolicy, place_all
 from tests.scheduler.feeding import Fed
 from tests.scheduler.objects import MEMORY, Json, claim, device, node, pod, slices

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from partage.scheduler.decide.board import ExtenderPolicy
-from partage.scheduler.decide.ranks import NO
+from partage.scheduler.decide.board import NO, ExtenderPolicy
 from partage.units import GIB
 from tests.scheduler.feeding import Fed
 from tests.scheduler.objects import DRIVER, MEMORY, claim, device, node, pod, slices

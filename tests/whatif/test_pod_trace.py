@@ -53,8 +53,13 @@ def test_a_line_becomes_a_pod(tmp_path: Path) -> None:
     )
     models = frozenset({"v100m16", "t4"})
     assert read_pod_trace(path) == (
-        TracePod("a", PodWants(500, 64 * MIB, 2, 1000, models=models), 10.0, 60.0),
-        TracePod("b", PodWants(500, 64 * MIB), 10.0, None),
+        TracePod(
+            "a",
+            PodWants(cpu_milli=500, memory_bytes=64 * MIB, gpus=2, gpu_milli=1000, models=models),
+            10.0,
+            60.0,
+        ),
+        TracePod("b", PodWants(cpu_milli=500, memory_bytes=64 * MIB), 10.0, None),
     )
 
 

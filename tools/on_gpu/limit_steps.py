@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from partage.lab.prove.driver_limits import ATTACKS
+from partage.lab.prove.slicing import ATTACKS
 from partage.model.driver_limit import LimitSupport
 from partage.plan.offer.driver_limits import why_unlimited
 from tools.on_gpu.notes import Notes, StepPlace

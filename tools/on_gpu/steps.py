@@ -19,7 +19,7 @@ from partage.codec.values import decode, encode
 from partage.edges.hardware.port import Hardware
 from partage.errors import DriverUnavailable, PartageError
 from partage.lab.gpus import find_gpu, is_workload
-from partage.lab.interpreter import find_python
+from partage.lab.tenant import find_python
 from partage.model.gpu import ComputeMode, Driver, Gpu, NoDriver
 from partage.values import Frozen
 from tools.on_gpu import change_steps, limit_steps, look_steps, mps_steps, tenant_steps

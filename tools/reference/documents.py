@@ -48,8 +48,8 @@ def all_documents() -> Iterator[type[Document]]:
 
 def _below(kind: type[Document]) -> Iterator[type[Document]]:
     for document in kind.__subclasses__():
-        yield document
-        yield from _below(document)
+        below = tuple(_below(document))
+        yield from below or (document,)  # what several documents begin with is none
 
 
 def _kind(struct: type[msgspec.Struct]) -> str:

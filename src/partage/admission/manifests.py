@@ -7,7 +7,7 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from partage.admission.decide.patch import PatchStep, patched
+from partage.admission.decide.pod import PatchStep, patched
 from partage.admission.decide.quotas import NamespaceQuota, uncounted
 from partage.admission.decide.settings import DialectSettings, with_hami_config
 from partage.admission.decide.template import ClaimForm

@@ -32,7 +32,7 @@ from partage.serve_http.metrics.exposition import Family
 from partage.values import Frozen
 
 if TYPE_CHECKING:
-    from partage.admission.keeper import CertificateKeeper  # cryptography is an extra
+    from partage.admission.certificates import CertificateKeeper  # cryptography is an extra
 
 log = logging.getLogger(__name__)
 

@@ -16,8 +16,8 @@ from msgspec.structs import replace
 from partage.admission.decide.homes import HomeNode, Homes, home_node
 from partage.admission.decide.quotas import NamespaceQuota
 from partage.admission.decide.settings import DialectSettings
+from partage.admission.decide.template import sizes_of
 from partage.admission.decide.translate import AdmissionTerms
-from partage.admission.sizes import sizes_of
 from partage.agent.log import Seldom
 from partage.claims.decide.book import devices_in
 from partage.claims.manifests import device_class_of

@@ -6,22 +6,22 @@ import asyncio
 import logging
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Mapping
-from typing import Any
+from collections.abc import Callable
 
 from partage.admission.decide.need import CannotMean
-from partage.admission.decide.template import ClaimForm
-from partage.admission.decide.template_life import (
+from partage.admission.decide.template import (
     ASKED_AT,
     MADE_FOR,
     PODS,
-    StandingTemplate,
+    ClaimForm,
+    TemplateMark,
+    mark_of,
     may_go,
     needs_mark,
     same_content,
 )
 from partage.edges.kube.connection import Connection
-from partage.edges.kube.objects import timestamp
+from partage.edges.kube.objects import Meta, timestamp
 from partage.edges.kube.resources import ClaimTemplates, OwnerJson, TemplateJson
 from partage.errors import Absent, ClusterError, Conflict
 
@@ -70,7 +70,7 @@ class PodTemplates:
         async with self._free:
             for _ in range(3):
                 try:
-                    found = _standing(await self._api.get(namespace, form.name))
+                    found = await self._api.get(namespace, form.name)
                 except Absent:
                     if dry_run:
                         return
@@ -79,17 +79,17 @@ class PodTemplates:
                     except Conflict:
                         continue  # another replica was first
                     return
-                if not same_content(form.spec, found.spec):
+                if not same_content(form.spec, found.spec.spec):
                     raise CannotMean(
                         f"the ResourceClaimTemplate {form.name} of the namespace has another content "
                         "than its name says",
                         f"delete it: kubectl -n {namespace} delete resourceclaimtemplate {form.name}",
                     )
                 owner = "" if self.owner is None else self.owner.uid
-                if dry_run or not needs_mark(found, self._wall(), owner):
+                if dry_run or not needs_mark(_mark(found), self._wall(), owner):
                     return
                 try:
-                    await self._api.mark(namespace, form.name, self._mark(), self.owner)
+                    await self._api.mark(namespace, form.name, self._asked_now(), self.owner)
                 except Absent:
                     continue  # it was swept just now
                 return
@@ -99,13 +99,13 @@ class PodTemplates:
         self._count(namespace)
         manifest = form.manifest(namespace)
         manifest["metadata"]["labels"] |= {MADE_FOR: PODS}
-        manifest["metadata"]["annotations"] = self._mark()
+        manifest["metadata"]["annotations"] = self._asked_now()
         if self.owner is not None:
             manifest["metadata"]["ownerReferences"] = [self.owner]
         await self._api.create(namespace, manifest)
         self.made += 1
 
-    def _mark(self) -> dict[str, str]:
+    def _asked_now(self) -> dict[str, str]:
         return {ASKED_AT: timestamp(self._wall())}
 
     def _count(self, namespace: str) -> None:
@@ -127,21 +127,20 @@ class PodTemplates:
 
     async def sweep(self) -> None:
         """Delete what no pod names. Raises ClusterError."""
-        due: defaultdict[str, list[StandingTemplate]] = defaultdict(list)
+        due: defaultdict[str, list[Meta]] = defaultdict(list)
         for row in await self._api.labelled(f"{MADE_FOR}={PODS}"):
-            template = _standing(row)
-            if may_go(template, self._wall()):
-                due[template.namespace].append(template)
+            if may_go(_mark(row), self._wall()):
+                due[row.metadata.namespace].append(row.metadata)
         for namespace, templates in due.items():
-            # Read after the templates: see template_life.
+            # Read after the templates: see decide.template.
             named = await self._api.named_by_pods(namespace)
             for template in templates:
                 if template.name not in named:
                     await self._delete(template)
 
-    async def _delete(self, template: StandingTemplate) -> None:
+    async def _delete(self, template: Meta) -> None:
         try:
-            await self._api.delete(template.namespace, template.name, template.uid, template.version)
+            await self._api.delete(template.namespace, template.name, template.uid, template.resource_version)
         except (Absent, Conflict):
             return  # gone, or asked for meanwhile
         except ClusterError as error:
@@ -151,18 +150,8 @@ class PodTemplates:
         self.swept += 1
 
 
-def _standing(found: TemplateJson) -> StandingTemplate:
+def _mark(found: TemplateJson) -> TemplateMark:
     meta = found.metadata
     owners = [owner.uid for owner in meta.owner_references or ()]
-    spec: Mapping[str, Any] = found.spec.spec
-    return StandingTemplate(
-        meta.namespace,
-        meta.name,
-        meta.uid,
-        meta.resource_version,
-        meta.labels or {},
-        meta.annotations or {},
-        meta.creation_timestamp,
-        owners[0] if len(owners) == 1 else "",
-        spec,
-    )
+    owner = owners[0] if len(owners) == 1 else ""
+    return mark_of(meta.labels or {}, meta.annotations or {}, meta.creation_timestamp, owner)

@@ -162,7 +162,7 @@ def _parts(
     objects = WebhookObjects(api.connection, namespace, name)
     keeper = None
     if keeps_own:
-        from partage.admission.keeper import CertificateKeeper
+        from partage.admission.certificates import CertificateKeeper
 
         keeper = CertificateKeeper(objects, server_names(name, namespace))
     holder = f"{socket.gethostname()}_{os.urandom(4).hex()}"

@@ -263,8 +263,8 @@ def _admission(context: CheckContext, offer: PolicyOffer | None) -> AdmissionTer
     GPUs.
     """
     from partage.admission.decide.settings import DialectSettings
+    from partage.admission.decide.template import sizes_of
     from partage.admission.decide.translate import AdmissionTerms
-    from partage.admission.sizes import sizes_of
 
     settings = context.settings or DialectSettings()
     if offer is None:
@@ -296,8 +296,7 @@ def models_with(profile: str) -> tuple[str, ...]:
 def _story(file: str) -> Iterator[CheckedProblem]:
     from pathlib import Path
 
-    from partage.lab.stories.possible import check_policy
-    from partage.lab.stories.read import read_story
+    from partage.lab.stories.read import check_policy, read_story
 
     try:
         check_policy(read_story(Path(file)))

@@ -98,9 +98,9 @@ def _settings(manifests: Sequence[ManifestInput], unit: str) -> DialectSettings:
 
 
 def _of_policy(settings: DialectSettings, policy: Policy, machine: str | None) -> TranslationTerms:
+    from partage.admission.decide.template import sizes_of
     from partage.admission.decide.translate import AdmissionTerms
     from partage.admission.manifests import TranslationTerms
-    from partage.admission.sizes import sizes_of
     from partage.claims.check import ClaimTerms
     from partage.claims.decide.book import ClaimBook
     from partage.claims.decide.classes import chart_classes
@@ -117,9 +117,9 @@ def _of_policy(settings: DialectSettings, policy: Policy, machine: str | None) -
 
 def _of_cluster(settings: DialectSettings, kubeconfig: str | None, *, ask: bool) -> TranslationTerms:
     """Without asking, no size is known."""
+    from partage.admission.decide.template import sizes_of
     from partage.admission.decide.translate import AdmissionTerms
     from partage.admission.manifests import TranslationTerms
-    from partage.admission.sizes import sizes_of
     from partage.claims.model.names import NVIDIA_NAMES, OWN_NAMES
 
     sizes = None

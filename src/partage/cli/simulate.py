@@ -138,17 +138,22 @@ def command(  # noqa: PLR0917 - click calls it by keyword
         return _story(read, seed, _beside(http, stay=serve), output)
     if story is not None or machine is not None or http is not None or serve:
         raise click.UsageError("--trace goes without STORY, --machine, --http and --serve")
-    if not placements:
-        from partage.whatif.verb import WhatIfOptions, print_what_if
+    from partage.whatif.verb import TraceOptions, print_trace
 
-        return print_what_if(
-            WhatIfOptions(trace, fleet, machines, gpu_models, policy, config, seed, plot, output)
-        )
-    if machines or gpu_models or policy or config:
-        raise click.UsageError("--placement goes without --machines, --gpu-model, --policy and --config")
-    from partage.whatif.verb_placement import PlacementOptions, print_placements
-
-    return print_placements(PlacementOptions(trace, fleet, placements, load, seed, plot, output))
+    options = TraceOptions(
+        trace=trace,
+        fleet=fleet,
+        machines=machines,
+        gpu_models=gpu_models,
+        policies=policy,
+        config=config,
+        placements=placements,
+        load=load,
+        seed=seed,
+        plot=plot,
+        output=output,
+    )
+    return print_trace(options)
 
 
 def _read_story(story: str, machine: str | None, policy: str | None, config: str | None) -> Story:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Literal
 
-from partage.admission.decide.former import FormerPod
+from partage.admission.decide.former import FormerPod, FormerWords
 from partage.answers.documents.document import Document
 from partage.claims.decide.nearest import device_words
 from partage.explain.decide.changes import (
@@ -120,15 +120,13 @@ class AskedRow(Frozen):
     amount: int
 
 
-class FormerPodRow(Frozen):
-    """A pod that was written for another system. asked: in the words of that system. becomes: its claims.
-    guarantee: of them. rewritten: the pod has these claims; else this answer takes it so. scheduler: that it
-    named before; empty: the same. warnings: what of it has no effect, clauses. homes: where it fits no node:
-    the lines of a policy that would make a home for it.
+class FormerPodRow(FormerWords):
+    """A pod that was written for another system. becomes: its claims. guarantee: of them. rewritten: the pod
+    has these claims; else this answer takes it so. scheduler: that it named before; empty: the same.
+    warnings: what of it has no effect, clauses. homes: where it fits no node: the lines of a policy that
+    would make a home for it.
     """
 
-    system: str
-    asked: str
     becomes: tuple[str, ...]
     guarantee: str
     rewritten: bool

@@ -10,9 +10,9 @@ from typing import Any
 from msgspec.structs import replace
 
 from partage.admission.decide.former import former_pod
+from partage.admission.decide.template import sizes_of
 from partage.admission.decide.translate import AdmissionTerms, RefusedPod, translate
 from partage.admission.manifests import TranslatedObject, TranslationTerms, translated_object
-from partage.admission.sizes import sizes_of
 from partage.claims.decide.book import BookDevice
 from partage.explain.decide.claims import claim_book
 from partage.explain.decide.node import NodeView

@@ -24,6 +24,7 @@ from partage.plan.placement.room import NodeScores
 from partage.plan.placement.ssp import PUBLISHED, Ssp
 from partage.scheduler.decide.asks import AskReader
 from partage.scheduler.decide.board import (
+    NO,
     ExtenderPolicy,
     Judge,
     ScoreBoard,
@@ -31,9 +32,8 @@ from partage.scheduler.decide.board import (
 )
 from partage.scheduler.decide.kinds import DeviceKind
 from partage.scheduler.decide.online_mix import MixWindow
-from partage.scheduler.decide.ranks import NO, ranked
 from partage.scheduler.metrics import ExtenderCounts, MixState
-from partage.scheduler.protocol import PrioritizeRequest, read_arguments, write_priorities
+from partage.scheduler.protocol import PrioritizeRequest, ranked, read_arguments, write_priorities
 from partage.scheduler.state import ClusterState
 from partage.scheduler.trial import Trial, TrialProcess, Tried
 from partage.serve_http.http import Answer, PageRequest, json_answer

@@ -1,4 +1,4 @@
-"""What kube-scheduler says to an extender, and what it is told.
+"""What kube-scheduler says to an extender, and what it is told: a whole number from 0 to 10 for each node.
 
 Source: k8s.io/kube-scheduler/extender/v1/types.go: the Go types have no JSON names, so the outer keys begin
 with capitals. Either ``Nodes`` or ``NodeNames`` is there, the other is null.
@@ -7,6 +7,7 @@ with capitals. Either ``Nodes`` or ``NodeNames`` is there, the other is null.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import lru_cache
 from itertools import chain
 
 import msgspec
@@ -15,6 +16,7 @@ from partage.codec.values import CodecError, decode
 from partage.edges.kube.objects import Meta
 from partage.edges.kube.scheduling import ScheduledPodJson
 from partage.model.pod import ScheduledPod
+from partage.scheduler.decide.board import NO
 from partage.values import Frozen
 
 MOST_NODES = 20_000
@@ -73,3 +75,27 @@ def write_priorities(nodes: Sequence[str], scores: Sequence[int]) -> bytes:
 
 _NEXT = b',{"Host":"'
 _SCORES = [b'","Score":%d}' % score + _NEXT for score in range(11)]
+
+
+BEST = 10
+
+
+def ranked(scores: Sequence[float]) -> list[int]:
+    """10 for the best score, the others over 0 to 9 in their order, equal ones alike. 0 for NO, and where all
+    are equal.
+
+    kube-scheduler adds scores of its own, so the best has a number for itself.
+    """
+    distinct = sorted(set(scores), reverse=True)
+    if len(distinct) < 2:
+        return [0] * len(scores)  # equal
+    none = distinct[-1] == NO
+    rank_of = dict(zip(distinct, _ranks(len(distinct) - none) + (0,) * none, strict=True))
+    return list(map(rank_of.__getitem__, scores))
+
+
+@lru_cache(maxsize=64)
+def _ranks(count: int) -> tuple[int, ...]:
+    """Of different scores, the best first."""
+    others = count - 1
+    return BEST, *(9 - place * 10 // others for place in range(others))

@@ -23,8 +23,15 @@ from partage.codec.values import CodecError, decode, encode
 from partage.edges.kube.scheduling import ApiObject
 from partage.model.pod import ScheduledNode, ScheduledPod
 from partage.scheduler.decide.asks import PodAsk
-from partage.scheduler.decide.kinds import KindDevice, KindNames, Taken
-from partage.scheduler.decide.node_rooms import KindRoom, Used, is_gpu_resource, rooms_of
+from partage.scheduler.decide.kinds import (
+    KindDevice,
+    KindNames,
+    KindRoom,
+    Taken,
+    Used,
+    is_gpu_resource,
+    rooms_of,
+)
 
 log = logging.getLogger(__name__)
 

@@ -48,34 +48,43 @@ class GresName(StrEnum):
     SHARD = "shard"
 
 
-class GresRecord(Frozen):
-    """One line of gres.conf.
-
-    type: only of ``gpu``. count: None: as many as there are files. files: device files of the node.
-    multiple: all files are one GRES (``MultipleFiles``, MIG). remark: comment above the line.
+class GresFiles(Frozen, kw_only=True):
+    """What a line of gres.conf says of its GRES, whichever it is. type: only of ``gpu``. count: None: as many
+    as there are files. files: device files of the node. multiple: all files are one GRES (``MultipleFiles``,
+    MIG).
     """
 
-    name: GresName
     type: str = ""
     count: int | None = None
     files: tuple[str, ...] = ()
     multiple: bool = False
     flags: tuple[str, ...] = ()
+
+
+class GresRecord(GresFiles):
+    """One line of gres.conf as it is written. remark: comment above the line."""
+
+    name: GresName
     remark: str = ""
 
 
-class SlurmDevice(Frozen):
-    """One GRES ``gpu`` of a node: a GPU or a MIG device.
-
-    index: what Slurm calls it: its place in the node's list, as in SLURM_JOB_GPUS; not its NVML index.
-    name: NVML's, ``3`` or ``3:1``. shares: ``mps`` or ``shard``, None for a device that is not shared;
-    units: how many of them it has. replicas: shares that the policy asks for. ask: how many shards a job asks
-    for, in words.
+class GresIndex(Frozen):
+    """A GPU or a MIG device, as a GRES ``gpu``. index: what Slurm calls it: its place in the node's list, as
+    in SLURM_JOB_GPUS; not its NVML index. name: NVML's, ``3`` or ``3:1``. uuid: of the device.
     """
 
     index: int
     name: str
     uuid: DeviceUuid
+
+
+class SlurmDevice(GresIndex):
+    """A device of a node, for gres.conf.
+
+    shares: ``mps`` or ``shard``, None for a device that is not shared; units: how many of them it has.
+    replicas: shares that the policy asks for. ask: how many shards a job asks for, in words.
+    """
+
     type: str
     files: tuple[str, ...]
     shares: GresName | None = None
@@ -121,17 +130,13 @@ class SlurmConfig(Frozen):
 WRITTEN_BY = "partage slurm config"
 
 
-class GresDevice(Frozen, kw_only=True):
-    """A GPU or a MIG device, as a GRES ``gpu`` of a node or of a job.
+class GresDevice(GresIndex, kw_only=True):
+    """A device of a node or of a job.
 
-    index: what Slurm calls it, as in SLURM_JOB_GPUS. name: NVML's, ``3`` or ``3:1``. uuid: of the device;
-    gpu: of the GPU that it is, or is part of. units: of ``mps`` or ``shard``. limited: the driver is to hold
+    gpu: the GPU that it is, or is part of. units: of ``mps`` or ``shard``. limited: the driver is to hold
     jobs with a share to their memory. limits_nest: an inner limit adds to one further out.
     """
 
-    index: int
-    name: str
-    uuid: DeviceUuid
     gpu: GpuUuid
     type: str
     strategy: Strategy
@@ -196,8 +201,15 @@ class JobDevice(GresDevice, kw_only=True):
     units_of: int = 0
 
 
-class JobRecord(Frozen):
-    """What the prolog knows of a job. uid: of its owner. user: the owner's name; empty if it is not known.
+class JobOfUser(Frozen):
+    """uid: of its owner."""
+
+    job: JobId
+    uid: int
+
+
+class JobRecord(JobOfUser):
+    """What the prolog knows of a job. user: the owner's name; empty if it is not known.
 
     refused: why the job must not run here, a sentence that its owner reads; empty: it may. guard_dir: where
     the guard's files are; empty: it gets none. leader: the first component of a heterogeneous job, if this is
@@ -206,8 +218,6 @@ class JobRecord(Frozen):
     False while its prolog starts MPS daemons, and may still refuse it.
     """
 
-    job: JobId
-    uid: int
     devices: tuple[JobDevice, ...]
     user: str = ""
     refused: str = ""

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
+from msgspec.structs import replace
+
 from partage.answers.machine_list import read_machines
 from partage.edges.files.catalogue import choose_one, load_catalogue, model_of
 from partage.edges.files.csv_table import Row, WrongCell, read_table, whole_number
@@ -21,19 +23,15 @@ from partage.plan.placement.room import Room
 from partage.sim.node.machine_names import parse_machine
 from partage.text import listed
 from partage.units import MIB, format_bytes
-from partage.values import Frozen
-from partage.whatif.decide.pods import Fleet, NodeKind
+from partage.whatif.decide.pods import Fleet, NamedNode, NodeKind
 
 NEEDED = ("gpu", "model")
 _MOST_GPUS = 64
 
 
-class FleetRow(Frozen):
-    """One node. model: as written. cpu_milli, memory_bytes: None: not said."""
+class FleetRow(NamedNode):
+    """A node of the table. cpu_milli, memory_bytes: None: not said."""
 
-    name: str
-    gpus: int
-    model: str
     cpu_milli: int | None = None
     memory_bytes: int | None = None
 
@@ -63,11 +61,11 @@ def _row(row: Row) -> FleetRow:
         raise WrongCell("model is empty", "partage machines lists the models")
     cpu, memory_mib = whole_number(row, "cpu_milli", 0), whole_number(row, "memory_mib", 0)
     name = (row.get("sn") or row.get("name") or "").strip()
-    return FleetRow(name, gpus, model, cpu or None, memory_mib * MIB or None)
+    return FleetRow(name, model, gpus, cpu or None, memory_mib * MIB or None)
 
 
 def _named(row: FleetRow, place: int) -> FleetRow:
-    return FleetRow(f"node-{place}", row.gpus, row.model, row.cpu_milli, row.memory_bytes)
+    return replace(row, name=f"node-{place}")
 
 
 def fleet_of_table(path: Path, models: Mapping[str, str]) -> Fleet:

@@ -1,4 +1,4 @@
-"""The plot of ``simulate --trace``, by matplotlib: GPUs in use and waiting pods, a colour for each policy."""
+"""The plots of ``simulate --trace``, by matplotlib; a colour for each policy or placement."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ import io
 
 from partage.answers.render.drawing import DIM, INK
 from partage.whatif.decide.summary import PolicyResult
-from partage.whatif.document import WhatIfDocument
-from partage.whatif.tables import title_line
+from partage.whatif.document import PlacementsDocument, WhatIfDocument
+from partage.whatif.tables import placement_title, title_line
 
-COLOURS = ("#00738c", "#a86200", "#7b3fa0", "#2e7d32", "#b3261e", "#66727f")
-_INCHES, DPI = (8.4, 6.2), 160
+_COLOURS = ("#00738c", "#a86200", "#7b3fa0", "#2e7d32", "#b3261e", "#66727f")
+_INCHES, _DPI = (8.4, 6.2), 160
 _UNITS = ((2 * 86400, 86400, "days"), (2 * 3600, 3600, "hours"), (120, 60, "minutes"), (0, 1, "seconds"))
 
 
@@ -29,7 +29,7 @@ def _plot(answer: WhatIfDocument, ending: str) -> bytes:
     use, waits = figure.subplots(2, 1, sharex=True, height_ratios=(3, 2))
     size, unit = _time_unit(answer.span_s)
     for number, result in enumerate(answer.policies):
-        colour = COLOURS[number % len(COLOURS)]
+        colour = _COLOURS[number % len(_COLOURS)]
         times = _times(result, answer.span_s, size)
         use.step(times, [at.held for at in result.over_time], where="post", color=colour, label=result.policy)
         use.step(
@@ -54,7 +54,7 @@ def _plot(answer: WhatIfDocument, ending: str) -> bytes:
     figure.suptitle(title_line(answer, short=True), x=0.01, ha="left", fontsize=11, weight="bold", color=INK)
     figure.legend(loc="outside lower left", ncols=3, fontsize=8, frameon=False)
     file = io.BytesIO()
-    figure.savefig(file, format=ending.removeprefix("."), dpi=DPI)
+    figure.savefig(file, format=ending.removeprefix("."), dpi=_DPI)
     return file.getvalue()
 
 
@@ -68,3 +68,34 @@ def _times(result: PolicyResult, span_s: float, size: float) -> list[float]:
         return [float(at.created) for at in result.over_time]
     first_s = result.over_time[0].at_s
     return [(at.at_s - first_s) / size for at in result.over_time]
+
+
+def placement_plot(answer: PlacementsDocument, ending: str) -> bytes:
+    """The file's content; ``check_plot`` has checked that matplotlib is there. ending: ``.png``, ``.svg``."""
+    from matplotlib import rc_context
+    from matplotlib.figure import Figure
+
+    with rc_context({"text.parse_math": False}):
+        figure = Figure((8.4, 5.2), layout="constrained")
+        axes = figure.subplots()
+        for number, result in enumerate(answer.placements):
+            loads = list(result.allocation)
+            axes.plot(
+                loads,
+                list(result.allocation.values()),
+                color=_COLOURS[number % len(_COLOURS)],
+                label=f"{result.placement}: {list(result.allocation.values())[-1]:.1f} %",
+            )
+        lowest = min(min(list(result.allocation.values())[-1:]) for result in answer.placements)
+        axes.axline((lowest, lowest), slope=1, color=DIM, linewidth=1, linestyle=":")
+        # Below this all are alike: what is asked for is given.
+        axes.set_xlim(max(0, lowest - 12), answer.load)
+        axes.set_ylim(max(0, lowest - 12), 100)
+        axes.set_xlabel("GPUs that pods asked for, percent of all")
+        axes.set_ylabel("GPUs that pods have, percent of all")
+        axes.spines[["top", "right"]].set_visible(False)
+        axes.legend(loc="lower right", frameon=False)
+        figure.suptitle(placement_title(answer), x=0.01, ha="left", fontsize=10, weight="bold", color=INK)
+        file = io.BytesIO()
+        figure.savefig(file, format=ending.removeprefix("."), dpi=_DPI)
+    return file.getvalue()

@@ -34,7 +34,7 @@ from partage.model.ids import parse_resource_name
 from partage.plan.placement.mix import WHOLE_MILLI
 from partage.units import MIB, parse_bytes
 from partage.values import Frozen
-from partage.whatif.decide.pods import PodWants, TracePod
+from partage.whatif.decide.pods import AskedGpus, PodWants, TracePod
 
 NEEDED = ("name", "cpu_milli", "memory_mib", "num_gpu", "gpu_milli")
 MOST_PODS = 1_000_000
@@ -136,7 +136,7 @@ def _times(row: Row) -> tuple[float, float | None]:
 # --- JSON ---------------------------------------------------------------------------------------
 
 
-class _JsonPod(Frozen, forbid_unknown_fields=True):
+class _JsonPod(AskedGpus, kw_only=True, forbid_unknown_fields=True):
     """requests: as in a manifest, resource names, ``cpu`` and ``memory``. gpus, gpuMilli or gpuMemory: in
     place of a GPU resource in them. claims: the ``spec`` of each of its ResourceClaims, in place of both.
     lastsSeconds: null: it does not end.
@@ -146,8 +146,6 @@ class _JsonPod(Frozen, forbid_unknown_fields=True):
     created_s: float = 0.0
     lasts_s: float | None = None
     requests: Mapping[str, int | float | str] = field(default_factory=dict)
-    gpus: int = 0
-    gpu_milli: int = 0
     gpu_memory: str = ""
     models: tuple[str, ...] = ()
     claims: tuple[dict[str, Any], ...] = ()

@@ -1,4 +1,4 @@
-"""The answer of ``simulate --trace`` for people: policies side by side, and what kept pods from running."""
+"""``simulate --trace`` for people: policies or placements side by side; what kept pods waiting."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from rich.table import Table
 
 from partage.answers.render.tables import plain_table
 from partage.answers.wording import shorten
-from partage.whatif.decide.summary import FleetUse, PolicyResult
-from partage.whatif.decide.texts import pods_of
-from partage.whatif.document import WhatIfDocument
+from partage.text import count_of
+from partage.whatif.decide.summary import FleetUse, PolicyResult, pods_of
+from partage.whatif.document import PlacementsDocument, WhatIfDocument
 
 _Cell = Callable[[PolicyResult], str]
 
@@ -110,3 +110,28 @@ def _gpus(amount: float, all_gpus: float) -> str:
 def _part(use: FleetUse, amount: float) -> str:
     part = amount / use.free if use.free else 0.0
     return f"{amount:,.1f}".removesuffix(".0") + f" ({part:.0%} of free)"
+
+
+_LOADS = (50, 60, 70, 80, 90, 100, 110, 120, 130)
+
+
+def placement_title(answer: PlacementsDocument) -> str:
+    """What is placed where."""
+    trace = shorten(Path(answer.trace).name, 40)
+    nodes, gpus = count_of(answer.fleet.nodes, "node"), count_of(answer.fleet.gpus, "GPU")
+    return f"{pods_of(answer.pods)} like those of {trace} on {nodes} with {gpus}"
+
+
+def placements_table(answer: PlacementsDocument) -> Table:
+    """One column for each way to choose: percent of the GPUs that pods have, by how many they asked for."""
+    names = [str(result.placement) for result in answer.placements]
+    table = plain_table("", "GPUs that pods asked for", *names, right=names)
+    reached = sorted(set().union(*(result.allocation for result in answer.placements)))
+    loads = [load for load in reached if load in _LOADS] or reached
+    now = (min(result.allocation) for result in answer.placements)  # not 0: the curve begins at what is there
+    for load in sorted({*loads, *reached[-1:], *filter(None, now)}):
+        cells = (result.allocation.get(load) for result in answer.placements)
+        table.add_row(f"{load} %", *("-" if cell is None else f"{cell:.2f} %" for cell in cells))
+    table.add_section()
+    table.add_row("pods placed", *(f"{result.placed:,}" for result in answer.placements))
+    return table

@@ -1,27 +1,48 @@
-"""``partage simulate --trace``: what becomes of the pods of a trace under one policy or several."""
+"""``partage simulate --trace``: what becomes of the pods of a trace under one policy or several; with
+``--placement``: how much of the GPUs pods get under each way to choose nodes.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import click
 
 from partage.answers import common_node, common_output
-from partage.errors import InputError, Problem, Unsatisfiable
+from partage.answers.made_devices import made_desired
+from partage.claims.decide.book import ClaimBook, book_of_offer
+from partage.claims.decide.classes import names_meant
+from partage.claims.model.names import ClaimNames
+from partage.edges.files.catalogue import geometry_of
+from partage.edges.files.policy import LoadedPolicy
+from partage.errors import InputError, Problem, Unsatisfiable, missing_library
+from partage.plan.offer.desired import DesiredState, resolve
+from partage.plan.placement.mix import PodType
+from partage.text import count_of
+from partage.units import MIB
 from partage.values import Frozen
+from partage.whatif.decide.kube_scheduler import drawn
+from partage.whatif.decide.placements import PlacementPolicy, place_all
+from partage.whatif.decide.play import play
+from partage.whatif.decide.pods import Fleet, TracePod
+from partage.whatif.decide.summary import summarise
+from partage.whatif.document import PlacementResult, PlacementsDocument, WhatIfDocument, WhatIfFleet
+from partage.whatif.fleet import fleet_of_machines, fleet_of_table, parse_gpu_models, rooms_of_table
+from partage.whatif.pod_trace import read_pod_trace
+from partage.whatif.tables import (
+    comparison_line,
+    placement_title,
+    placements_table,
+    remarks,
+    results_table,
+    title_line,
+)
 
-if TYPE_CHECKING:
-    from partage.claims.decide.book import ClaimBook
-    from partage.claims.model.names import ClaimNames
-    from partage.edges.files.policy import LoadedPolicy
-    from partage.plan.offer.desired import DesiredState
-    from partage.whatif.decide.pods import Fleet
-    from partage.whatif.document import WhatIfDocument
 
-
-class WhatIfOptions(Frozen):
+class TraceOptions(Frozen, kw_only=True):
     """What was asked for on the command line."""
 
     trace: str
@@ -30,44 +51,58 @@ class WhatIfOptions(Frozen):
     gpu_models: tuple[str, ...]
     policies: tuple[str, ...]
     config: str | None
+    placements: tuple[str, ...]
+    load: int
     seed: int
     plot: str | None
     output: str
 
 
-def print_what_if(options: WhatIfOptions) -> int:
-    """Play and print. Raises what is wrong with files and options, and what makes a policy impossible."""
+def print_trace(options: TraceOptions) -> int:
+    """Play or place, and print. Raises what is wrong with files and options, and what makes a policy
+    impossible.
+    """
+    _check_together(options)
+    if options.plot is not None:
+        from partage.answers.render.picture_files import check_plot
+
+        check_plot(options.plot)
+    answer = _placements(options) if options.placements else _answer(options)
+    if options.plot is not None:
+        from partage.answers.render.picture_files import check_picture_name
+        from partage.whatif.plot import placement_plot, plot
+
+        ending = check_picture_name(options.plot)
+        drawn = plot(answer, ending) if isinstance(answer, WhatIfDocument) else placement_plot(answer, ending)
+        common_output.write_file(options.plot, drawn)
+    if options.output != "table":
+        common_output.print_document(answer, options.output)
+    elif isinstance(answer, WhatIfDocument):
+        _print(answer)
+    else:
+        console = common_output.console()
+        console.print(placement_title(answer))
+        console.print()
+        console.print(placements_table(answer))
+    return 0
+
+
+def _check_together(options: TraceOptions) -> None:
+    if options.placements:
+        if options.machines or options.gpu_models or options.policies or options.config:
+            raise click.UsageError("--placement goes without --machines, --gpu-model, --policy and --config")
+        if options.fleet is None:
+            raise click.UsageError("--placement needs --nodes NODES.csv")
+        return
     if (options.fleet is None) == (not options.machines):
         raise click.UsageError(
             "--trace needs a fleet: one of --fleet NODES.csv and --machines 125*8xh100-sxm5-80gb"
         )
     if options.gpu_models and options.fleet is None:
         raise click.UsageError("--gpu-model goes with --fleet; --machines names the GPU model itself")
-    if options.plot is not None:
-        from partage.answers.render.picture_files import check_plot
-
-        check_plot(options.plot)
-    answer = _answer(options)
-    if options.plot is not None:
-        from partage.answers.render.picture_files import check_picture_name
-        from partage.whatif.plot import plot
-
-        common_output.write_file(options.plot, plot(answer, check_picture_name(options.plot)))
-    if options.output == "table":
-        _print(answer)
-    else:
-        common_output.print_document(answer, options.output)
-    return 0
 
 
-def _answer(options: WhatIfOptions) -> WhatIfDocument:
-    from partage.claims.decide.classes import names_meant
-    from partage.whatif.decide.play import play
-    from partage.whatif.decide.scheduler import drawn
-    from partage.whatif.decide.summary import summarise
-    from partage.whatif.document import WhatIfDocument, WhatIfFleet
-    from partage.whatif.pod_trace import read_pod_trace
-    from partage.whatif.progress import progress
+def _answer(options: TraceOptions) -> WhatIfDocument:
 
     pods = read_pod_trace(Path(options.trace))
     fleet = _fleet(options)
@@ -91,15 +126,14 @@ def _answer(options: WhatIfOptions) -> WhatIfDocument:
     )
 
 
-def _fleet(options: WhatIfOptions) -> Fleet:
-    from partage.whatif.fleet import fleet_of_machines, fleet_of_table, parse_gpu_models
+def _fleet(options: TraceOptions) -> Fleet:
 
     if options.fleet is None:
         return fleet_of_machines(options.machines)
     return fleet_of_table(Path(options.fleet), parse_gpu_models(options.gpu_models))
 
 
-def _policies(options: WhatIfOptions) -> Iterator[tuple[str, LoadedPolicy]]:
+def _policies(options: TraceOptions) -> Iterator[tuple[str, LoadedPolicy]]:
     """Every policy under a short name of its own."""
     short = [Path(path).name for path in options.policies]
     names = short if len(set(short)) == len(short) else list(options.policies)
@@ -113,10 +147,6 @@ def _policies(options: WhatIfOptions) -> Iterator[tuple[str, LoadedPolicy]]:
 
 def _desired(name: str, loaded: LoadedPolicy, fleet: Fleet) -> list[DesiredState]:
     """What the policy offers on each kind of node. Raises what is wrong, with the nodes where it is."""
-    from partage.answers.made_devices import made_desired
-    from partage.edges.files.catalogue import geometry_of
-    from partage.plan.offer.desired import resolve
-
     found: list[DesiredState] = []
     for kind in fleet.kinds:
         try:
@@ -133,9 +163,6 @@ def _desired(name: str, loaded: LoadedPolicy, fleet: Fleet) -> list[DesiredState
 
 def _books(desired: Sequence[DesiredState], names: ClaimNames) -> list[ClaimBook]:
     """What each kind of node publishes for claims. names: of the driver."""
-    from partage.claims.decide.book import book_of_offer
-    from partage.edges.files.catalogue import geometry_of
-
     return [
         book_of_offer(state.offer, state.inventory, "node", geometry_of, names=names, demands=state.on_demand)
         for state in desired
@@ -148,7 +175,6 @@ def _on(title: str, policy: str) -> Problem:
 
 
 def _print(answer: WhatIfDocument) -> None:
-    from partage.whatif.tables import comparison_line, remarks, results_table, title_line
 
     console = common_output.console()
     console.print(title_line(answer))
@@ -159,3 +185,101 @@ def _print(answer: WhatIfDocument) -> None:
         console.print(f"! {line}", style="yellow")
     if line := comparison_line(answer):
         console.print(line, style="green")
+
+
+@contextmanager
+def progress(name: str) -> Iterator[Callable[[int, int], None]]:
+    """A bar on stderr, where that is a terminal."""
+    if not sys.stderr.isatty():
+        yield lambda _done, _all: None
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    from partage.answers.render.terminal import Console
+
+    columns = (
+        TextColumn("{task.description}", markup=False), BarColumn(), MofNCompleteColumn(),
+        TextColumn("pods"), TimeRemainingColumn(),
+    )  # fmt: skip
+    with Progress(*columns, console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task(f"playing {name}", total=None)
+        yield lambda done, count: progress.update(task, completed=done, total=count)
+
+
+def _placements(options: TraceOptions) -> PlacementsDocument:
+
+    assert options.fleet is not None
+    # By name, as the published figures have it.
+    trace = sorted(read_pod_trace(Path(options.trace)), key=lambda pod: pod.name)
+    pods = _types(options.trace, trace)
+    names, rooms = rooms_of_table(Path(options.fleet))
+    today = _today(options, trace, names) if PlacementPolicy.TODAY in options.placements else {}
+    results: list[PlacementResult] = []
+    count = 0
+    for name in dict.fromkeys(options.placements):
+        with progress(name) as on_progress:
+            try:
+                placed = place_all(
+                    PlacementPolicy(name),
+                    pods,
+                    rooms,
+                    load=options.load,
+                    seed=options.seed,
+                    on_progress=on_progress,
+                    today=today,
+                )
+            except ModuleNotFoundError as missing:
+                raise missing_library(f"--placement {name}", "numpy", "numpy") from missing
+            except ValueError as error:
+                raise InputError(
+                    [Problem(options.trace, "", "error", str(error), "num_gpu says of how many")]
+                ) from error
+        results.append(PlacementResult(placed.policy, placed.allocation, placed.placed))
+        if placed.elsewhere:
+            said = f"{name}: {count_of(placed.elsewhere, 'pod')} found no room on the node of the trace"
+            common_output.say(f"{said}, and came later", err=True)
+        count = placed.pods
+    return PlacementsDocument(
+        trace=options.trace,
+        pods=count,
+        fleet=WhatIfFleet(len(rooms), sum(len(room.left) for room in rooms)),
+        load=options.load,
+        seed=options.seed,
+        placements=tuple(results),
+    )
+
+
+def _types(trace: str, pods: Sequence[TracePod]) -> list[PodType]:
+    """What pods ask for."""
+    other = [pod.name for pod in pods if pod.wants.requests or pod.wants.gpu_memory_bytes]
+    if other:
+        message = f"{len(other)} pods ask for memory or resources, {other[0]} for one"
+        hint = "--placement plays thousandths of GPUs: num_gpu and gpu_milli"
+        raise InputError([Problem(trace, "", "error", message, hint)])
+    return [
+        PodType(
+            pod.wants.cpu_milli,
+            pod.wants.memory_bytes // MIB,
+            pod.wants.gpus,
+            pod.wants.gpu_milli,
+            pod.wants.models,
+        )
+        for pod in pods
+    ]
+
+
+def _today(options: TraceOptions, trace: Sequence[TracePod], names: Sequence[str]) -> dict[int, int]:
+    """Place of the node of each pod that runs. Raises InputError."""
+    places = {name: place for place, name in enumerate(names)}
+    running = {number: pod for number, pod in enumerate(trace) if pod.node and pod.lasts_s is None}
+    if not running:
+        hint = "the column node says it: partage record --cluster writes it"
+        message = "says of no pod that runs on which node it is"
+        raise InputError([Problem(options.trace, "", "error", message, hint)])
+    unknown = [pod for pod in running.values() if pod.node not in places]
+    if unknown:
+        message = f"{count_of(len(unknown), 'pod')} are on nodes that {options.fleet} does not name, "
+        message += f"{unknown[0].name} on {unknown[0].node} for one"
+        hint = "give the nodes that were recorded together with the pods"
+        raise InputError([Problem(options.trace, "", "error", message, hint)])
+    return {number: places[pod.node] for number, pod in running.items()}

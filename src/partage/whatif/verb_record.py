@@ -1,18 +1,24 @@
-"""``partage record --cluster``: the pods of a cluster as a trace, and its nodes as a fleet."""
+"""``partage record --cluster``: the pods of a cluster as a trace, and its nodes as a fleet.
+
+Two files of CSV, with the columns that ``pod_trace`` and ``fleet`` read.
+"""
 
 from __future__ import annotations
 
+import csv
+import io
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
+from partage.admission.decide.settings import DialectSettings
 from partage.answers import common_output
 from partage.answers.cluster_options import ask_cluster
-from partage.errors import InputError, Unsatisfiable
+from partage.edges.kube.reading import ClusterReader
+from partage.errors import Absent, InputError, Unsatisfiable
 from partage.text import count_of
-
-if TYPE_CHECKING:
-    from partage.edges.kube.reading import ClusterReader
-    from partage.whatif.cluster_objects import ClusterObjects
+from partage.whatif.cluster_objects import ClusterObjects, read_cluster
+from partage.whatif.decide.gpu_amounts import GpuNode
+from partage.whatif.decide.recording import TraceLine, reason_words, recording_of
 
 PODS_FILE, NODES_FILE = "PODS.csv", "NODES.csv"
 
@@ -21,11 +27,6 @@ def record_cluster(folder: str, kubeconfig: str | None, gpu_mem_bytes: int, *, k
     """Write both files, and say what is in them and what is not. gpu_mem_bytes: 1 of aliyun.com/gpu-mem.
     Raises InputError, ClusterError, Unsatisfiable.
     """
-    from partage.admission.decide.settings import DialectSettings
-    from partage.whatif.cluster_objects import read_cluster
-    from partage.whatif.decide.recording import reason_words, recording_of
-    from partage.whatif.recording_files import nodes_csv, pods_csv
-
     settings = DialectSettings(gpu_mem_bytes=gpu_mem_bytes)
     seen = read_cluster(ask_cluster(kubeconfig, _objects), settings)
     found = recording_of(seen.pods, seen.nodes, seen.classes, keep_names=keep_names)
@@ -60,12 +61,60 @@ def _say(text: str) -> None:
 
 async def _objects(reader: ClusterReader) -> ClusterObjects:
     """What a server without ``resource.k8s.io/v1`` does not know is not there."""
-    from partage.errors import Absent
-    from partage.whatif.cluster_objects import ClusterObjects
-
     nodes, pods = await reader.nodes(), await reader.pods(ended=True)
     try:
         claims = await reader.slices(), await reader.claims(), await reader.device_classes()
     except Absent:
         return ClusterObjects(nodes, pods)
     return ClusterObjects(nodes, pods, *claims)
+
+
+_POD_COLUMNS = (
+    "name",
+    "cpu_milli",
+    "memory_mib",
+    "num_gpu",
+    "gpu_milli",
+    "gpu_spec",
+    "creation_time",
+    "scheduled_time",
+    "deletion_time",
+    "node",
+)
+_NODE_COLUMNS = ("sn", "cpu_milli", "memory_mib", "gpu", "model")
+
+
+def pods_csv(lines: Iterable[TraceLine]) -> str:
+    """``PODS.csv``."""
+    return _csv(
+        _POD_COLUMNS,
+        (
+            (
+                line.name,
+                line.wants.cpu_milli,
+                line.wants.memory_mib,
+                line.wants.gpus,
+                line.wants.milli,
+                "|".join(sorted(line.wants.models)),
+                line.created_s,
+                line.bound_s,
+                line.ended_s,
+                line.node,
+            )
+            for line in lines
+        ),
+    )
+
+
+def nodes_csv(nodes: Iterable[GpuNode]) -> str:
+    """``NODES.csv``."""
+    rows = ((node.name, node.cpu_milli, node.memory_mib, node.gpus, node.model) for node in nodes)
+    return _csv(_NODE_COLUMNS, rows)
+
+
+def _csv(columns: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
+    file = io.StringIO()
+    writer = csv.writer(file, lineterminator="\n")
+    writer.writerow(columns)
+    writer.writerows(rows)
+    return file.getvalue()

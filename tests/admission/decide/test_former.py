@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from partage.admission.decide.former import as_before, former_pod
 from partage.admission.decide.need import AmountWord
-from partage.admission.decide.patch import patched
+from partage.admission.decide.pod import patched
 from partage.units import GIB, MIB
 from tests.admission.pods import TERMS, container, pod, translated
 

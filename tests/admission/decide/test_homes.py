@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from partage.admission.decide.homes import HomeNode, Homes, home_node
+from partage.admission.decide.template import sizes_of
 from partage.admission.decide.translate import AdmissionTerms, RefusedPod
-from partage.admission.sizes import sizes_of
 from partage.claims.decide import scheduling
 from partage.claims.decide.book import devices_in
 from partage.claims.manifests import device_class_of

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from partage.admission.decide.patch import PatchStep, patched
+from partage.admission.decide.pod import PatchStep, patched
 from partage.admission.decide.template import ClaimableSize, ClaimableSizes
 from partage.admission.decide.translate import AdmissionTerms, RefusedPod, TranslatedPod, translate
 from partage.claims.manifests import ClaimObjectReader

@@ -8,10 +8,9 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from partage.errors import InputError
-from partage.lab.bench.document import BENCH
 from partage.lab.bench.model import BenchCell
 from partage.lab.bench.plot import figure
-from partage.lab.bench.tables import bench_lines
+from partage.lab.bench.report import BENCH, bench_lines
 from partage.lab.place import TenantMode
 from tests.examples import examples
 from tests.lab.bench import runs

@@ -9,10 +9,10 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from partage.lab.bench.document import BENCH
 from partage.lab.bench.group import tenant_group
 from partage.lab.bench.memory import tensor_sizes, try_allocation
 from partage.lab.bench.model import BenchCell, Experiment
+from partage.lab.bench.report import BENCH
 from partage.lab.place import TenantMode
 from partage.lab.tenant import TenantFailure, TenantLaunch
 from partage.units import MIB

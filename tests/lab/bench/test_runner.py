@@ -118,7 +118,7 @@ async def test_a_cell_that_fails_is_not_tried_again_and_the_others_go_on(tmp_pat
     slow.write_text(f'#!/bin/sh\nulimit -t 1\nexec {sys.executable} "$@"\n')
     slow.chmod(0o755)
     runner.launch = TenantLaunch(str(slow), "python", "cpu")
-    from partage.lab.bench.schedule import sessions
+    from partage.lab.bench.model import sessions
 
     for session in sessions(settings, TenantPlace()):
         await runner._session(session, "")

@@ -4,8 +4,14 @@ from pathlib import Path
 
 import pytest
 
-from partage.lab.bench.model import BenchSettings, CellKey, Experiment
-from partage.lab.bench.schedule import guard_sessions, possible_modes, sessions
+from partage.lab.bench.model import (
+    BenchSettings,
+    CellKey,
+    Experiment,
+    guard_sessions,
+    possible_modes,
+    sessions,
+)
 from partage.lab.place import NO_DAEMON, TenantMode, TenantPlace
 from partage.model.ids import GpuUuid, MigUuid
 

@@ -5,7 +5,7 @@ import io
 from rich.console import Console
 
 from partage.lab.bench.model import BenchCell, MemoryTry, Repeat, TenantSample
-from partage.lab.bench.tables import bench_lines
+from partage.lab.bench.report import bench_lines
 from partage.lab.place import TenantMode
 from partage.units import GIB
 from tests.lab.bench import runs

@@ -13,7 +13,7 @@ import pytest
 
 from partage.answers import common_node
 from partage.cli.main import run
-from partage.lab.bench.document import BENCH
+from partage.lab.bench.report import BENCH
 from tests.lab.bench import runs
 
 TRY = ("--engine", "python", "--seconds", "0.02", "--repeats", "2", "--processes", "1,2")

@@ -6,7 +6,7 @@ import json
 import pytest
 
 from partage.errors import InputError
-from partage.lab.prove.document import PROOF
+from partage.lab.prove.report import PROOF
 from tests.lab.prove import reports
 
 

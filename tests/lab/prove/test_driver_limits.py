@@ -14,13 +14,11 @@ from msgspec.structs import replace
 
 from partage.cli.main import run
 from partage.edges.files.policy import parse_policy
-from partage.lab.prove.counted import counted_memory
-from partage.lab.prove.driver_limits import ATTACKS
-from partage.lab.prove.promised_offer import offer_of_policy
-from partage.lab.prove.real import RealEngine
+from partage.lab.prove.real import RealEngine, counted_memory
 from partage.lab.prove.runner import CATALOGUE, run_attacks
-from partage.lab.prove.share import shares_of
+from partage.lab.prove.share import offer_of_policy, shares_of
 from partage.lab.prove.simulated import simulation
+from partage.lab.prove.slicing import OF_LIMITS
 from partage.lab.prove.stage import CannotTry, CountedMemory
 from partage.lab.tenant import TenantLaunch
 from partage.model.driver_limit import LimitAt, LimitBackend, LimitSupport
@@ -97,8 +95,8 @@ def _rows(inventory, engine, attacks=CATALOGUE):
 def test_a_limit_of_the_cgroup_holds_whatever_a_tenant_does(limited):
     inventory, driver, engine = limited
     rows = _rows(inventory, engine)
-    assert {row.attack for row in rows} == {attack.name for attack in ATTACKS}, "and nothing of 'none'"
-    assert {row.attack: row.verdict.value for row in rows} == {attack.name: "kept" for attack in ATTACKS}, [
+    assert {row.attack for row in rows} == {attack.name for attack in OF_LIMITS}, "and nothing of 'none'"
+    assert {row.attack: row.verdict.value for row in rows} == {attack.name: "kept" for attack in OF_LIMITS}, [
         f"{row.attack}: {row.found}" for row in rows if row.verdict.value != "kept"
     ]
     assert {row.guarantee.value for row in rows if row.attack != "limit-managed"} == {"hard"}
@@ -114,7 +112,7 @@ def test_a_driver_that_holds_nothing_breaks_the_promise(limited, monkeypatch):
     inventory, _, engine = limited
     monkeypatch.delenv("STAND_IN_LIMITS")
     monkeypatch.setenv("STAND_IN_COUNTED", "0")
-    held = [attack for attack in ATTACKS if attack.name != "limit-managed"]
+    held = [attack for attack in OF_LIMITS if attack.name != "limit-managed"]
     assert {row.verdict.value for row in _rows(inventory, engine, held)} == {"broken"}
 
 
@@ -149,11 +147,11 @@ def test_a_simulated_machine_is_attacked_too(capsys, tmp_path, backend):
     policy, machine = tmp_path / "policy.yaml", tmp_path / "machine.yaml"
     policy.write_text(POLICY)
     machine.write_bytes(MACHINE.replace(b"dmem", backend.encode()))
-    names = ",".join(attack.name for attack in ATTACKS)
+    names = ",".join(attack.name for attack in OF_LIMITS)
     code = run(["prove", "--machine", str(machine), "--policy", str(policy), "--only", names, "-o", "json"])
     said = capsys.readouterr()
     rows = json.loads(said.out)["rows"]
-    expected = {attack.name: "kept" for attack in ATTACKS}
+    expected = {attack.name: "kept" for attack in OF_LIMITS}
     if os.geteuid():
         expected["limit-leave-cgroup"] = "not-tried"
     assert {row["attack"]: row["verdict"] for row in rows} == expected, rows
@@ -165,7 +163,7 @@ def test_a_simulated_driver_that_holds_nothing_breaks_the_promise():
     machine = read_machine(MACHINE, "m.yaml")
     held = [
         attack
-        for attack in ATTACKS
+        for attack in OF_LIMITS
         if attack.name not in ("limit-managed", "limit-counted", "limit-leave-cgroup")
     ]
 

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from partage.lab.prove.model import ProofVerdict
-from partage.lab.prove.proof_text import meaning, proof_page
+from partage.lab.prove.report import meaning, proof_page
 from tests.lab.prove import reports
 
 PAGE = r"""# What the shares of this node guarantee

@@ -11,9 +11,8 @@ from partage.answers import common_node
 from partage.edges.files.policy import load_policy
 from partage.errors import InputError
 from partage.lab.prove.model import EvidenceKind, ProofVerdict
-from partage.lab.prove.promised_offer import IN_FOUR, offer_of_policy
 from partage.lab.prove.runner import CATALOGUE, attacks_named, run_attacks
-from partage.lab.prove.share import shares_of
+from partage.lab.prove.share import IN_FOUR, offer_of_policy, shares_of
 from partage.lab.prove.simulated import simulation
 from partage.lab.prove.stage import AttackNeed
 from partage.model.gpu import Driver

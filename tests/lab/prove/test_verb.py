@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from partage.cli.main import run
-from partage.lab.prove.document import PROOF
+from partage.lab.prove.report import PROOF
 from tests.lab.prove import reports
 
 MACHINE = ("--machine", "2xh100-sxm5-80gb")

@@ -10,13 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from partage.plan.placement.baselines import BestFit, Fgd
-from partage.plan.placement.fragments import Fragments
+from partage.plan.placement.baselines import BestFit, Fgd, Fragments
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType, mix_of, prices
 from partage.plan.placement.replay import MOST_NODES, drawn_pods, replay, sampled, tuned_scores
 from partage.plan.placement.room import Room, choices, first_fit
-from partage.plan.placement.ssp import Ssp, SspWay
-from partage.plan.placement.waste import WasteTable, waste_tables
+from partage.plan.placement.ssp import Ssp, SspWay, WasteTable, waste_tables
 
 HALF = PodType(4000, 0, 1, 500)
 WHOLE = PodType(8000, 0, 1, WHOLE_MILLI)

@@ -8,8 +8,9 @@ from hypothesis import strategies as st
 
 from partage.plan.placement.mix import PodType, mix_of
 from partage.scheduler.decide.asks import KindAmount, PodAsk
+from partage.scheduler.decide.board import NO
 from partage.scheduler.decide.online_mix import FLOOR, MixWindow
-from partage.scheduler.decide.ranks import BEST, NO, ranked
+from partage.scheduler.protocol import BEST, ranked
 
 MODELS = frozenset({"a", "b"})
 OF = {

@@ -12,11 +12,10 @@ from hypothesis import strategies as st
 
 from partage.model.ids import ResourceName, device_of
 from partage.units import GIB
-from partage.whatif.decide.demand import Cause, demand_on
-from partage.whatif.decide.node_offer import NodeOffer
+from partage.whatif.decide.demand import Cause, NodeOffer, demand_on
+from partage.whatif.decide.kube_scheduler import drawn
 from partage.whatif.decide.play import Ended, Played, Refused, Started, play
 from partage.whatif.decide.pods import Fleet, NodeKind, PodWants, TracePod
-from partage.whatif.decide.scheduler import drawn
 from partage.whatif.decide.summary import summarise
 from tests.examples import examples
 from tests.whatif.decide.fleets import POLICIES, desired, fleet, kind

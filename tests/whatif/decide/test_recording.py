@@ -19,7 +19,7 @@ from partage.whatif.decide.gpu_amounts import GpuNode
 from partage.whatif.decide.recording import ClusterRecording, PodRecord, TraceLine, recording_of
 from partage.whatif.fleet import read_fleet
 from partage.whatif.pod_trace import read_pod_trace
-from partage.whatif.recording_files import nodes_csv, pods_csv
+from partage.whatif.verb_record import nodes_csv, pods_csv
 from tests.admission.pods import container, pod
 
 A100, L4 = "NVIDIA-A100-SXM4-80GB", "NVIDIA-L4"
@@ -77,7 +77,9 @@ def test_what_belongs_to_a_node_is_taken_from_it() -> None:
         (56_000, 197_952),
         (64_000, 200_000),
     ]
-    assert [(one.node, one.gpus, one.models) for one in found.lines] == [("node-2", 0, ())]
+    assert [(one.node, one.wants.gpus, one.wants.models) for one in found.lines] == [
+        ("node-2", 0, frozenset())
+    ]
     assert not found.left_out
 
 
@@ -115,15 +117,15 @@ TAINT = ("nvidia.com/gpu", "", "NoSchedule")
 )
 def test_models_that_a_pod_may_have(rules: NodeRules, models: tuple[str, ...], by_labels: int) -> None:
     found = recorded(a_pod("p", rules=rules))
-    assert found.lines[0].models == models
+    assert found.lines[0].wants.models == {*models}
     assert sum("choosing nodes by more" in note for note in found.notes) == by_labels
 
 
 def test_a_taint_keeps_a_model_from_who_does_not_tolerate_it() -> None:
     nodes = node("big-a", taints=(TAINT,)), node("small-c", L4, 1, 24)
-    assert line(a_pod("p"), nodes=nodes).models == (L4,)
+    assert line(a_pod("p"), nodes=nodes).wants.models == {L4}
     tolerant = NodeRules(tolerations=(Toleration("nvidia.com/gpu", "Exists"),))
-    assert line(a_pod("p", rules=tolerant), nodes=nodes).models == ()
+    assert line(a_pod("p", rules=tolerant), nodes=nodes).wants.models == frozenset()
 
 
 def of_hami(memory_mib: int, **annotations: str) -> Any:
@@ -134,15 +136,15 @@ def of_hami(memory_mib: int, **annotations: str) -> Any:
 
 def test_an_amount_of_memory_is_a_part_of_the_gpus_where_it_is() -> None:
     here = recorded(a_pod("p", "small-c", (), need=of_hami(6 * 1024)))
-    assert (here.lines[0].milli, here.lines[0].models) == (250, (L4,))
+    assert (here.lines[0].wants.milli, here.lines[0].wants.models) == (250, frozenset({L4}))
     assert sum("another part of other GPUs" in note for note in here.notes) == 1
     # One that waits is counted by the first node that would do.
     large = line(a_pod("p", need=of_hami(40 * 1024)))
-    assert (large.milli, large.models) == (500, (A100,))
+    assert (large.wants.milli, large.wants.models) == (500, frozenset({A100}))
     alike = line(a_pod("p", need=of_hami(40 * 1024)), nodes=NODES[:2])
-    assert (alike.milli, alike.models) == (500, ())
+    assert (alike.wants.milli, alike.wants.models) == (500, frozenset())
     only = line(a_pod("p", need=of_hami(1024, **{"nvidia.com/use-gputype": "L4"})))
-    assert (only.milli, only.models) == (41, (L4,))
+    assert (only.wants.milli, only.wants.models) == (41, frozenset({L4}))
 
 
 def test_a_pod_that_has_ended_has_its_times_in_order() -> None:
@@ -199,13 +201,13 @@ def test_the_readers_read_what_was_recorded(tmp_path_factory: Any, pods: list[Po
         wants = trace.wants
         assert (trace.name, trace.node, trace.created_s) == (one.name, one.node, one.created_s)
         assert (wants.cpu_milli, wants.memory_bytes, wants.gpus) == (
-            one.cpu_milli,
-            one.memory_mib * MIB,
-            one.gpus,
+            one.wants.cpu_milli,
+            one.wants.memory_mib * MIB,
+            one.wants.gpus,
         )
         assert (wants.gpu_milli, wants.models) == (
-            one.milli,
-            frozenset(model.lower() for model in one.models),
+            one.wants.milli,
+            frozenset(model.lower() for model in one.wants.models),
         )
         assert (trace.lasts_s is None) == (one.ended_s is None)
     by_number = [replace(one, name="") for one in recorded(*reversed(pods), keep_names=keep).lines]

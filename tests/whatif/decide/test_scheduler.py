@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from partage.whatif.decide.node import (
+from partage.whatif.decide.demand import NodeOffer
+from partage.whatif.decide.kube_scheduler import (
     MOST_PODS,
+    KubeScheduler,
     Node,
     PodClass,
     balance,
     balanced_allocation,
+    drawn,
+    feasible_wanted,
     least_allocated,
 )
 from partage.whatif.decide.node_devices import NodeAllocator
-from partage.whatif.decide.node_offer import NodeOffer
 from partage.whatif.decide.pods import PodWants
-from partage.whatif.decide.scheduler import KubeScheduler, drawn, feasible_wanted
 from tests.whatif.decide.fleets import POLICIES, desired, kind
 
 

@@ -39,7 +39,7 @@ def asked_of_ack(pod: AskingPod, settings: DialectSettings, listed: Collection[s
     needs = tuple(
         _need(container, count, settings) for container in pod.containers if RESOURCES & {*container.amounts}
     )
-    return PodGpuNeed(SYSTEM, needs, names=RESOURCES)
+    return PodGpuNeed(SYSTEM, names=RESOURCES, containers=needs)
 
 
 def _count(pod: AskingPod) -> int:

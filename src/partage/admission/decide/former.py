@@ -12,8 +12,7 @@ from typing import Any
 from msgspec import field
 
 from partage.admission.decide.need import AmountWord
-from partage.admission.decide.patch import patched
-from partage.admission.decide.pod import TRANSLATED
+from partage.admission.decide.pod import TRANSLATED, patched
 from partage.admission.decide.template import rule_expressions
 from partage.admission.decide.translate import (
     FORMER_SCHEDULER,
@@ -43,14 +42,19 @@ class ClaimWords(Frozen):
     rules: Mapping[str, str]
 
 
-class FormerPod(Frozen):
-    """What a pod asked for before. asked: in its system's words. guarantee: as the annotation says it.
-    scheduler: of before; empty: the same as now. claims: by the pod's name for each; empty where the words
-    can no longer be read as these claims. warnings: what of it has no effect, clauses.
-    """
+class FormerWords(Frozen):
+    """A pod that was written for another system. asked: in the words of that system."""
 
     system: str
     asked: str
+
+
+class FormerPod(FormerWords):
+    """What it asked for before. guarantee: as the annotation says it. scheduler: of before; empty: the same
+    as now. claims: by the pod's name for each; empty where the words can no longer be read as these claims.
+    warnings: what of it has no effect, clauses.
+    """
+
     guarantee: str
     scheduler: str = ""
     claims: Mapping[str, ClaimWords] = field(default_factory=dict)

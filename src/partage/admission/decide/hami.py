@@ -64,7 +64,8 @@ def asked_of_hami(
         if need is not None:
             needs.append(need)
     rules = gpu_rules(pod.annotations, (USE_TYPE, NOT_TYPE, _USE_UUID, _NOT_UUID), mig=mig)
-    return PodGpuNeed(SYSTEM, tuple(needs), rules, frozenset({count, *names}), warnings=(*warnings, *of_mode))
+    said = *warnings, *of_mode
+    return PodGpuNeed(SYSTEM, rules, frozenset({count, *names}), said, containers=tuple(needs))
 
 
 def _need(

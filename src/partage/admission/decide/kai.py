@@ -51,7 +51,7 @@ def asked_of_kai(pod: AskingPod) -> PodGpuNeed | None:
         word = AmountWord(MEMORY, form, now, Decimal(1), of_gpu=True, step=Decimal("0.01"))
     else:
         word = AmountWord(MEMORY, f"annotation {_MEMORY}: '{{}}'", pod.annotations[_MEMORY], Decimal(MIB))
-    return PodGpuNeed(SYSTEM, (_container(pod, GpuNeed(count, memory), word),))
+    return PodGpuNeed(SYSTEM, containers=(_container(pod, GpuNeed(count, memory), word),))
 
 
 def _container(pod: AskingPod, need: GpuNeed, word: AmountWord) -> ContainerNeed:

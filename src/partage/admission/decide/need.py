@@ -103,27 +103,37 @@ class AmountWord(Frozen):
         return f"{self.form.format(f'{number.normalize():f}')} in place of {self.now}"
 
 
-class ContainerNeed(Frozen):
-    """A container that asks for GPUs. group, index: where it is in the spec. kind: ``container``, ``init`` or
-    ``sidecar``. words: how it writes its amounts.
+class NamedContainer(Frozen):
+    """A container of a pod. group, index: where it is in the spec. kind: ``container``, ``init`` or
+    ``sidecar``.
     """
 
     group: str
     index: int
     name: str
     kind: str
+
+
+class ContainerNeed(NamedContainer):
+    """A container that asks for GPUs. words: how it writes its amounts."""
+
     need: GpuNeed
     words: tuple[AmountWord, ...] = ()
 
 
-class PodGpuNeed(Frozen):
-    """What a pod asks for. system: in whose words. names: resources that are taken out of its containers.
-    selectors: keys of its nodeSelector that are taken out. warnings: what of it has no effect, clauses.
+class ForeignPod(Frozen):
+    """A pod of another system. system: in whose words it is. rules: which GPUs it can have. names: resources
+    that are taken out of its containers. warnings: what of it has no effect, clauses.
     """
 
     system: str
-    containers: tuple[ContainerNeed, ...]
     rules: GpuRules = field(default_factory=GpuRules)
     names: frozenset[str] = frozenset()
-    selectors: tuple[str, ...] = ()
     warnings: tuple[str, ...] = ()
+
+
+class PodGpuNeed(ForeignPod, kw_only=True):
+    """What such a pod asks for. selectors: keys of its nodeSelector that are taken out."""
+
+    containers: tuple[ContainerNeed, ...]
+    selectors: tuple[str, ...] = ()

@@ -55,7 +55,7 @@ def asked_of_nos(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
         size = next(sizes[name] for name, number in counts.items() if number)
         word = AmountWord(MEMORY, "nvidia.com/gpu-{}gb: 1", f"nvidia.com/gpu-{size}gb", Decimal(GIB))
         needs.append(container.asking(GpuNeed(1, BytesOfGpu(size * GIB)), word))
-    return PodGpuNeed(NOS, tuple(needs), names=frozenset(names)) if needs else None
+    return PodGpuNeed(NOS, names=frozenset(names), containers=tuple(needs)) if needs else None
 
 
 def asked_of_gke(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
@@ -84,4 +84,4 @@ def asked_of_gke(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | None:
         word = AmountWord(SHARES, f"{GKE_GPU}: {{}}", str(shares), Decimal(1))
         needs.append(container.asking(GpuNeed(1, EvenShares(shares, most)), word))
     taken = tuple(key for key in SELECTORS if key in pod.selector)
-    return PodGpuNeed(GKE, tuple(needs), names=frozenset({GKE_GPU}), selectors=taken)
+    return PodGpuNeed(GKE, names=frozenset({GKE_GPU}), containers=tuple(needs), selectors=taken)

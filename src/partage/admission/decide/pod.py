@@ -1,15 +1,17 @@
-"""A pod as plain values, as far as these systems look at it. What has another shape counts as not there: the
-API server refuses it.
+"""A pod as plain values, as far as these systems look at it, and JSON patches (RFC 6902) of it.
+
+What has another shape counts as not there: the API server refuses it. Patches are those that are made here:
+``add``, ``remove``, ``replace``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any, Literal
 
-from msgspec import field
+from msgspec import UNSET, UnsetType, field
 
-from partage.admission.decide.need import AmountWord, CannotMean, ContainerNeed, GpuNeed
+from partage.admission.decide.need import AmountWord, CannotMean, ContainerNeed, GpuNeed, NamedContainer
 from partage.units import whole_quantity
 from partage.values import Frozen
 
@@ -17,13 +19,9 @@ TRANSLATED = "partage.dev/translated"
 """Annotation of a pod that was translated: from what."""
 
 
-class AskingContainer(Frozen):
-    """A container. amounts: by resource, its limit or else its request, as written."""
+class AskingContainer(NamedContainer):
+    """amounts: by resource, its limit or else its request, as written."""
 
-    group: str
-    index: int
-    name: str
-    kind: str
     amounts: Mapping[str, Any]
     limited: frozenset[str]
     privileged: bool = False
@@ -121,3 +119,55 @@ def _text(value: object) -> str:
 
 def _short(value: object) -> str:
     return repr(value)[:40]
+
+
+class PatchStep(Frozen, omit_defaults=True):
+    """One operation, in JSON as the API server takes it."""
+
+    op: Literal["add", "remove", "replace"]
+    path: str
+    value: Any = UNSET
+
+
+def pointer(*keys: str | int) -> str:
+    """A JSON pointer to this place."""
+    return "".join("/" + str(key).replace("~", "~0").replace("/", "~1") for key in keys)
+
+
+def patched(document: Mapping[str, Any], steps: Sequence[PatchStep]) -> dict[str, Any]:
+    """A copy with these changes. Raises LookupError for a place that is not there."""
+    changed: dict[str, Any] = _copied(document)
+    for step in steps:
+        *above, last = [part.replace("~1", "/").replace("~0", "~") for part in step.path.split("/")[1:]]
+        place: Any = changed
+        for key in above:
+            place = place[int(key)] if isinstance(place, list) else place[key]
+        value = None if isinstance(step.value, UnsetType) else _copied(step.value)
+        if isinstance(place, list):
+            _in_list(place, last, step.op, value)
+        elif step.op == "add":
+            place[last] = value
+        else:
+            if last not in place:
+                raise LookupError(step.path)
+            if step.op == "remove":
+                del place[last]
+            else:
+                place[last] = value
+    return changed
+
+
+def _copied(value: Any) -> Any:  # noqa: ANN401 - JSON has no better type
+    """What stands at two places (YAML's anchors) becomes two."""
+    if isinstance(value, Mapping):
+        return {key: _copied(inner) for key, inner in value.items()}
+    return [_copied(inner) for inner in value] if isinstance(value, list) else value
+
+
+def _in_list(place: list[Any], last: str, op: str, value: object) -> None:
+    if op == "add":
+        place.insert(len(place) if last == "-" else int(last), value)
+    elif op == "remove":
+        del place[int(last)]
+    else:
+        place[int(last)] = value

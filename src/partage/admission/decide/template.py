@@ -1,10 +1,22 @@
-"""What a container asks for, as a ResourceClaimTemplate whose name is a hash of its content."""
+"""What a container asks for, as a ResourceClaimTemplate whose name is a hash of its content; and when
+it is marked as asked for, and when it may go.
+
+Why none is taken from a pod: who lets a pod in has seen to it that the template is there, and that its mark
+is not older than ``MARK_S``. A pod that was let in is in the API server before ``LET_IN_S`` are over, or
+never: the API server gives a request no more than a minute. The sweep first reads a template, then the pods
+of the namespace, and deletes the version that it has read, if no pod names it and its mark is older than
+``KEPT_S`` = MARK_S + LET_IN_S and more. So a pod that was let in by this mark is among the pods that are
+read; for one that comes later the mark was renewed, which makes another version, and the deletion is refused.
+A Deployment whose pods come hours later needs no template meanwhile: each of its pods is let in by itself,
+and makes it anew. Once a claim was made of it, which the controller does at once, nobody needs the template.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
 from decimal import Decimal
 from typing import Any
 
@@ -18,10 +30,11 @@ from partage.admission.decide.need import (
     SizesUnknown,
     WholeGpu,
 )
+from partage.claims.decide.book import BookDevice, amount_of
 from partage.claims.model.names import CORES, MEMORY, OWN_NAMES, SHARES, Mode
 from partage.model.ids import GPU_CLASS, MIG_CLASS, SHARE_CLASS
 from partage.text import listed
-from partage.units import exact_quantity, format_exactly
+from partage.units import MIB, exact_quantity, format_exactly, parse_quantity
 from partage.values import Frozen
 
 DRIVER = OWN_NAMES.driver
@@ -277,3 +290,98 @@ def _way_words(way: _Way) -> str:
 
 def _quantity(memory_bytes: int) -> str:
     return exact_quantity(memory_bytes, binary=True)
+
+
+MADE_FOR = "partage.dev/made-for"
+"""Label of templates that the webhook made; its value is ``pods``. Those that people apply have none."""
+PODS = "pods"
+ASKED_AT = "partage.dev/asked-at"
+"""Annotation: when a pod was let in that names it."""
+MARK_S = 300.0
+LET_IN_S = 120.0
+KEPT_S = 900.0
+"""The rest of it is for clocks that differ."""
+
+
+class TemplateMark(Frozen):
+    """What a template says of itself. ours: the webhook made it, for pods. asked_s: the last mark, seconds
+    since 1970; one that is no time counts as when the template was made. owner: UID of the webhook's
+    configuration, with which it goes; empty: none.
+    """
+
+    ours: bool
+    asked_s: float
+    owner: str
+
+
+def mark_of(labels: Mapping[str, str], notes: Mapping[str, str], made_at: str, owner: str) -> TemplateMark:
+    """notes: its annotations. made_at: RFC 3339."""
+    asked_s = _seconds(notes.get(ASKED_AT, "")) or _seconds(made_at) or 0.0
+    return TemplateMark(labels.get(MADE_FOR) == PODS, asked_s, owner)
+
+
+def needs_mark(mark: TemplateMark, now_s: float, owner: str) -> bool:
+    """Before a pod is let in that names it. owner: the webhook's configuration of now."""
+    return mark.ours and (now_s - mark.asked_s >= MARK_S or mark.owner != owner)
+
+
+def may_go(mark: TemplateMark, now_s: float) -> bool:
+    """If no pod names it."""
+    return mark.ours and now_s - mark.asked_s >= KEPT_S
+
+
+def same_content(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> bool:
+    """Whether the API server has what was sent: it adds defaults, and writes amounts in its own way."""
+    return bool(_plain(ours) == _plain(theirs))
+
+
+_DEFAULTS: Collection[tuple[str, object]] = (("allocationMode", "ExactCount"), ("count", 1))
+
+
+def _plain(value: Any, key: str = "") -> Any:  # noqa: ANN401 - JSON has no better type
+    if isinstance(value, Mapping):
+        return {
+            name: _plain(inner, "amount" if key == "capacity" and name == "requests" else name)
+            if key != "amount"
+            else _amount(inner)
+            for name, inner in value.items()
+            if (name, inner) not in _DEFAULTS
+        }
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
+def _amount(text: object) -> object:
+    try:
+        return parse_quantity(str(text))
+    except ValueError:
+        return text
+
+
+def _seconds(text: str) -> float | None:
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except ValueError:
+        return None
+
+
+def sizes_of(devices: Iterable[BookDevice]) -> ClaimableSizes:
+    """Of published devices; those of other drivers are left out."""
+    amounts, migs = set(), set()
+    for device in devices:
+        if device.driver != OWN_NAMES.driver or MEMORY not in device.device.capacity:
+            continue
+        memory_bytes = int(amount_of(device.device, MEMORY))
+        if device.text("mode") == Mode.AMOUNTS:
+            amounts.add(ClaimableSize(memory_bytes, _step(device)))
+        elif device.text("mode") == Mode.MIG:
+            migs.add(memory_bytes)
+    return ClaimableSizes(tuple(sorted(amounts)), tuple(sorted(migs)))
+
+
+def _step(device: BookDevice) -> int:
+    policy = device.device.capacity[MEMORY].request_policy
+    if policy is None:
+        return MIB
+    if policy.valid_range is None or policy.valid_range.step is None:
+        return int(parse_quantity(policy.default))
+    return int(parse_quantity(policy.valid_range.step)) or MIB

@@ -18,15 +18,14 @@ from partage.admission.decide.need import (
     MOST_OF_POD,
     CannotMean,
     ContainerNeed,
+    ForeignPod,
     GpuNeed,
-    GpuRules,
     PodGpuNeed,
     SizesUnknown,
     WholeGpu,
 )
 from partage.admission.decide.nos_gke import asked_of_gke, asked_of_nos
-from partage.admission.decide.patch import PatchStep, pointer
-from partage.admission.decide.pod import TRANSLATED, AskingPod, asking_pod
+from partage.admission.decide.pod import TRANSLATED, AskingPod, PatchStep, asking_pod, pointer
 from partage.admission.decide.refusals import (
     DEFAULT_SCHEDULER,
     NVIDIA,
@@ -70,18 +69,12 @@ class ClaimOfPod(Frozen):
     home: str
 
 
-class TranslatedPod(Frozen):
-    """What becomes of a pod. rules: which GPUs it can have. warnings: clauses. moved: it keeps its resources,
-    and only its scheduler changes. names: resources that are taken out of it.
-    """
+class TranslatedPod(ForeignPod, kw_only=True):
+    """What becomes of a pod. moved: it keeps its resources, and only its scheduler changes."""
 
-    system: str
     claims: tuple[ClaimOfPod, ...]
     patch: tuple[PatchStep, ...]
-    warnings: tuple[str, ...] = ()
-    rules: GpuRules = field(default_factory=GpuRules)
     moved: bool = False
-    names: frozenset[str] = frozenset()
 
 
 class RefusedPod(Frozen):
@@ -134,7 +127,7 @@ def translate(
     said = (*found[0].warnings, *pod_warnings(asking, terms.schedulers or ()), *warnings)
     had = {name for container in asking.containers for name in container.amounts}
     names = frozenset(found[0].names & had)
-    return TranslatedPod(found[0].system, claims, patch, said, found[0].rules, names=names)
+    return TranslatedPod(found[0].system, found[0].rules, names, said, claims=claims, patch=patch)
 
 
 def need_of(pod: Mapping[str, Any], settings: DialectSettings) -> PodGpuNeed | None:
@@ -297,7 +290,8 @@ def _moved(
         return RefusedPod(system, why.sentence, why.hint)
     patch = (*_scheduler(pod, terms), *_annotated({FORMER_SCHEDULER: pod.scheduler}, plain))
     said = f"the scheduler {pod.scheduler} is not there: the default scheduler takes its place"
-    return TranslatedPod(system, (), patch, (said, *pod_warnings(pod, terms.schedulers or ())), moved=True)
+    warnings = said, *pod_warnings(pod, terms.schedulers or ())
+    return TranslatedPod(system, warnings=warnings, claims=(), patch=patch, moved=True)
 
 
 def _annotations(

@@ -53,7 +53,7 @@ def asked_of_volcano(pod: AskingPod, listed: Collection[str]) -> PodGpuNeed | No
             )
         needs.append(_need(container, names))
     rules = gpu_rules(pod.annotations, (USE_TYPE, NOT_TYPE, _USE_UUID, _NOT_UUID), mig=mig)
-    return PodGpuNeed(SYSTEM, tuple(needs), rules, names, warnings=warnings)
+    return PodGpuNeed(SYSTEM, rules, names, warnings, containers=tuple(needs))
 
 
 def _need(container: AskingContainer, names: Collection[str]) -> ContainerNeed:

@@ -15,8 +15,7 @@ from partage.errors import DaemonError, Unsupported
 from partage.lab.bench.model import BenchSettings, MemoryTry
 from partage.lab.daemon import MpsDaemon
 from partage.lab.place import TenantMode, TenantPlace
-from partage.lab.sizes import CUDA_NEEDS_BYTES
-from partage.lab.tenant import TenantFailed, TenantFailure, TenantLaunch, start_tenant
+from partage.lab.tenant import CUDA_NEEDS_BYTES, TenantFailed, TenantFailure, TenantLaunch, start_tenant
 from partage.units import MIB
 from partage.values import Frozen
 

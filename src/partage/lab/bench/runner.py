@@ -13,8 +13,18 @@ from msgspec.structs import replace
 from partage.errors import HardwareError
 from partage.lab.bench.group import TenantGroup, tenant_group
 from partage.lab.bench.memory import try_memory
-from partage.lab.bench.model import BenchCell, BenchSettings, CellKey, Experiment, MemoryTry, Repeat
-from partage.lab.bench.schedule import BenchSession, experiments_of, guard_sessions, sessions
+from partage.lab.bench.model import (
+    BenchCell,
+    BenchSession,
+    BenchSettings,
+    CellKey,
+    Experiment,
+    MemoryTry,
+    Repeat,
+    experiments_of,
+    guard_sessions,
+    sessions,
+)
 from partage.lab.daemon import MpsDaemon
 from partage.lab.place import TenantMode, TenantPlace
 from partage.lab.tenant import TenantFailure, TenantLaunch

@@ -152,8 +152,7 @@ def command(read: str | None, plot: str | None, save: str | None, output: str, *
     Exit code 4: no GPU, or no PyTorch for it (--engine cuda needs none); partage bench --read FILE shows a
     recorded run.
     """
-    from partage.lab.bench.document import BENCH
-    from partage.lab.bench.tables import bench_lines
+    from partage.lab.bench.report import BENCH, bench_lines
 
     for path in filter(None, (save, plot)):
         lab.check_writable(path, Path(path).parent)
@@ -179,8 +178,7 @@ def _measure(asked: dict[str, object]) -> BenchReport:
     from partage.lab.bench.model import BenchReport
     from partage.lab.bench.node import remarks_on
     from partage.lab.bench.runner import BenchRunner
-    from partage.lab.interpreter import find_python
-    from partage.lab.tenant import TenantLaunch
+    from partage.lab.tenant import TenantLaunch, find_python
 
     if asked["machine"] is not None:
         raise Unsatisfiable(

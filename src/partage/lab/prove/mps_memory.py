@@ -5,22 +5,21 @@ from __future__ import annotations
 from functools import partial
 
 from partage.lab.place import MEMORY_VARIABLE
-from partage.lab.prove.attack import attack
-from partage.lab.prove.model import AttackOutcome, kept, not_tried, weaker
-from partage.lab.prove.outcomes import (
+from partage.lab.prove.attack import (
     above_limit,
     allocate_beside,
     allocated_words,
     allocation_outcome,
+    attack,
     limit_avoided,
     require_working,
     shared_by,
     was_limited,
 )
+from partage.lab.prove.model import AttackOutcome, kept, not_tried, weaker
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import Allocated, CannotTry, ExperimentStage, allocate_in_pieces
-from partage.lab.sizes import CUDA_NEEDS_BYTES, beyond_bytes, data_bytes, piece_bytes
-from partage.lab.tenant import OK
+from partage.lab.tenant import CUDA_NEEDS_BYTES, OK, beyond_bytes, data_bytes, piece_bytes
 from partage.model.share import Guarantee
 from partage.model.strategy import Strategy
 from partage.units import MIB, format_bytes

@@ -6,14 +6,12 @@ import asyncio
 import os
 
 from partage.lab.place import THREADS_VARIABLE
-from partage.lab.prove.attack import attack
+from partage.lab.prove.attack import at_most_of_device, attack, limit_avoided
 from partage.lab.prove.model import AttackOutcome, broken, kept, not_tried
 from partage.lab.prove.mps_memory import is_mps
-from partage.lab.prove.outcomes import at_most_of_device, limit_avoided
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage, allocate_in_pieces
-from partage.lab.sizes import data_bytes
-from partage.lab.tenant import OK, OUT_OF_MEMORY
+from partage.lab.tenant import OK, OUT_OF_MEMORY, data_bytes
 from partage.model.share import Guarantee
 from partage.units import format_bytes
 

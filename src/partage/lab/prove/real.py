@@ -14,8 +14,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from partage.edges.hardware.port import Hardware
 from partage.edges.mps import launch
-from partage.errors import DriverUnavailable
+from partage.errors import DriverUnavailable, HardwareError
 from partage.lab.daemon import MpsDaemon, find_pipe
 from partage.lab.gpus import guard_directory, is_workload
 from partage.lab.prove.limited_cgroup import CGROUPS, COMPILED, entering, limited_cgroup
@@ -23,6 +24,7 @@ from partage.lab.prove.model import EvidenceKind
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, CannotTry, CountedMemory, ProofEngine, ShareSetup
 from partage.lab.tenant import TenantLaunch
+from partage.model.cgroup import parse_cgroup
 from partage.model.driver_limit import DriverLimit, LimitAt
 from partage.model.gpu import Inventory, NoDriver
 from partage.model.gpu_use import GpuUse
@@ -109,3 +111,21 @@ def _with_shared_memory(shm: Path) -> tuple[str, ...]:
     if os.geteuid() != 0 or not shm.is_mount():
         return ()
     return (sys.executable, "-I", "-S", launch.__file__, "", "", str(shm))
+
+
+async def counted_memory(hardware: Hardware, at: LimitAt) -> CountedMemory:
+    """Asked as the agent asks for a container. Raises CannotTry where one of them cannot be had."""
+    try:
+        (seen,), processes = await hardware.limits([at]), await hardware.processes()
+    except HardwareError as error:
+        raise CannotTry(str(error)) from error
+    if seen.state is None or seen.state.used_bytes is None:
+        raise CannotTry(f"what is counted for {seen.cgroup or 'the cgroup'} cannot be read: {seen.why}")
+    own = [
+        row
+        for row in processes.rows
+        if row.gpu == at.gpu and parse_cgroup(row.cgroups).container == at.container
+    ]
+    if not own or any(row.used_bytes is None for row in own):
+        raise CannotTry(processes.hidden or "the driver does not say what its processes use")
+    return CountedMemory(seen.state.used_bytes, sum(row.used_bytes or 0 for row in own), len(own))

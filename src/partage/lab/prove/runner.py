@@ -7,9 +7,7 @@ from contextlib import AsyncExitStack
 
 from partage.errors import InputError, PartageError
 from partage.lab.prove import (
-    driver_limits,
     mps_commands,
-    mps_faults,
     mps_memory,
     mps_tenants,
     slicing,
@@ -27,9 +25,7 @@ CATALOGUE: tuple[Attack, ...] = (
     *mps_memory.ATTACKS,
     *mps_tenants.ATTACKS,
     *mps_commands.ATTACKS,
-    *mps_faults.ATTACKS,
     *slicing.ATTACKS,
-    *driver_limits.ATTACKS,
 )
 
 NOT_OFFERED = not_tried("nothing that is offered here makes this promise")

@@ -17,8 +17,7 @@ from partage.lab.daemon import MpsDaemon
 from partage.lab.place import MEMORY_VARIABLE, THREADS_VARIABLE, TenantMode, TenantPlace
 from partage.lab.prove.model import EvidenceKind
 from partage.lab.prove.share import PromisedShare
-from partage.lab.sizes import piece_bytes
-from partage.lab.tenant import OK, TenantProcess, start_tenant
+from partage.lab.tenant import OK, TenantProcess, piece_bytes, start_tenant
 from partage.model.driver_limit import LimitAt
 from partage.model.ids import GpuUuid
 from partage.units import MIB

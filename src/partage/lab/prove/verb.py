@@ -111,8 +111,7 @@ def command(
     libcuda.so.1, or no PyTorch.
     """
     from partage.errors import Problem
-    from partage.lab.prove.document import PROOF
-    from partage.lab.prove.proof_text import proof_lines
+    from partage.lab.prove.report import PROOF, proof_lines
 
     if report is not None:
         _make_folder(report)
@@ -196,7 +195,7 @@ async def _offer(
     options: ProveOptions, inventory: Inventory, agent: ReportDocument | None
 ) -> tuple[NodeOffer, str]:
     """What is promised, and a sentence that says by what."""
-    from partage.lab.prove.promised_offer import IN_FOUR, offer_of_daemons, offer_of_policy
+    from partage.lab.prove.share import IN_FOUR, offer_of_daemons, offer_of_policy
 
     if options.loaded is not None:
         policy = options.loaded.policy
@@ -227,10 +226,8 @@ async def _engine(
         return
     from functools import partial
 
-    from partage.lab.interpreter import find_python
-    from partage.lab.prove.counted import counted_memory
-    from partage.lab.prove.real import RealEngine
-    from partage.lab.tenant import TenantLaunch
+    from partage.lab.prove.real import RealEngine, counted_memory
+    from partage.lab.tenant import TenantLaunch, find_python
 
     python = await asyncio.to_thread(find_python, options.python, "cuda", options.engine, _OTHERWISE)
     yield RealEngine(
@@ -272,8 +269,7 @@ def _make_folder(path: Path) -> None:
 
 
 def _write(report: ProofReport, folder: Path) -> None:
-    from partage.lab.prove.document import PROOF
-    from partage.lab.prove.proof_text import proof_page
+    from partage.lab.prove.report import PROOF, proof_page
 
     text = json.dumps(PROOF.to_document(report), indent=2, ensure_ascii=False) + "\n"
     common_output.write_file(str(folder / "prove.json"), text)

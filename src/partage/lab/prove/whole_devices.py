@@ -6,9 +6,8 @@ from __future__ import annotations
 
 import os
 
-from partage.lab.prove.attack import attack
+from partage.lab.prove.attack import allocate_beside, attack, make_fault, require_working
 from partage.lab.prove.model import AttackOutcome, broken, kept
-from partage.lab.prove.outcomes import allocate_beside, make_fault, require_working
 from partage.lab.prove.share import PromisedShare
 from partage.lab.prove.stage import AttackNeed, ExperimentStage
 from partage.lab.tenant import OK, TenantProcess

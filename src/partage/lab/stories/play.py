@@ -32,7 +32,7 @@ from partage.lab.stories.model import (
     TimePasses,
     short_key,
 )
-from partage.lab.stories.possible import check_policy
+from partage.lab.stories.read import check_policy
 from partage.lab.stories.sentences import (
     expectation_sentence,
     label_sentence,

@@ -1,4 +1,7 @@
-"""Read a story file (docs/reference/stories.md). All problems at once, each with its path and line."""
+"""Read a story file (docs/reference/stories.md). All problems at once, each with its path and line.
+
+What the story's machine cannot do is found here, and not in the middle of a play.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +15,9 @@ from msgspec.structs import replace
 from partage.codec.fields import Dialect, Field, Notes, Table, nearest_word
 from partage.codec.reader import number, parsed
 from partage.codec.yaml_document import read_document
+from partage.edges.files.catalogue import geometry_of
 from partage.edges.files.input_file import read_input, read_regular_input
+from partage.edges.files.policy import parse_policy
 from partage.edges.files.policy_directory import read_policies
 from partage.errors import InputError, Unsatisfiable
 from partage.lab.stories.expectations import read_expectation
@@ -32,14 +37,18 @@ from partage.lab.stories.model import (
     Work,
     full_pattern,
 )
-from partage.lab.stories.possible import gpu_indexes, why_impossible
+from partage.model.gpu import NoDriver
 from partage.model.ids import parse_resource_name
 from partage.model.node_labels import parse_label_key, parse_label_value
 from partage.model.pod import Container, Pod
+from partage.plan.offer.desired import resolve
+from partage.sim.node.effects import apply_fault
+from partage.sim.node.faults import Fault, Occupy, RaiseXid
 from partage.sim.node.files.fault_syntax import read_fault
 from partage.sim.node.files.load import load_machine
 from partage.sim.node.files.value_syntax import read_bytes, read_load
 from partage.sim.node.machine import Machine
+from partage.sim.node.state import power_on
 from partage.values import Frozen
 
 _TOP = ("title", "machine", "policy", "config", "labels", "steps")
@@ -301,3 +310,33 @@ def _pod_name(text: str) -> str:
     if not _POD_NAME.fullmatch(text):
         raise ValueError(f"{text!r} is not the name of a pod such as train-0 or team-a/train-0")
     return text
+
+
+def check_policy(story: Story) -> None:
+    """Raises InputError or Unsatisfiable if the policy that the story begins with is wrong, or cannot hold on
+    its machine. Problems name the policy as the story does.
+    """
+    if story.policy is None or story.policy.files is not None or story.labels is not None:
+        return  # labels choose while it is played, and what is wrong then is reported
+    policy = parse_policy(story.policy.content, story.policy.name, story.config).policy
+    if not isinstance(story.machine.inventory.driver, NoDriver):
+        resolve(policy, story.machine.inventory, geometry_of)
+
+
+def why_impossible(machine: Machine, fault: Fault) -> str:
+    """Why the fault cannot happen on the machine at any time; empty if it can.
+
+    MIG instances are not looked for: they may be made before the fault happens.
+    """
+    anywhere = replace(fault, gi=None, ci=None) if isinstance(fault, RaiseXid | Occupy) else fault
+    try:
+        apply_fault(power_on(machine), anywhere)
+    except InputError as error:
+        return error.problems[0].message
+    return ""
+
+
+def gpu_indexes(machine: Machine) -> frozenset[int]:
+    """The indexes of the machine's GPUs, lost ones too."""
+    inventory = machine.inventory
+    return frozenset([*(gpu.index for gpu in inventory.gpus), *(gpu.index for gpu in inventory.lost)])

@@ -13,8 +13,7 @@ from random import Random
 from partage.plan.placement.baselines import Fgd
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType
 from partage.plan.placement.room import NodeScores, Room
-from partage.plan.placement.ssp import PUBLISHED, Ssp, SspWay
-from partage.plan.placement.waste import waste_tables
+from partage.plan.placement.ssp import PUBLISHED, Ssp, SspWay, waste_tables
 
 MOST_NODES = 1_500
 """Of a larger cluster as many of each kind as its part. On 300, draws differ by 0.3 points."""

@@ -1,14 +1,131 @@
-"""SSP, slot and stranding potential: how much a pod on a node spoils for the pods that are still to come."""
+"""SSP, slot and stranding potential: how much a pod on a node spoils for the pods that are still to come.
+
+First what will be wasted of a GPU and of a node for a mix of pods: a table for each GPU model. Making them
+takes about a second for each group of models that the same pods may have.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
-from partage.plan.placement.fragments import Fragments
+from partage.plan.placement.baselines import Fragments
 from partage.plan.placement.mix import WHOLE_MILLI, Mix, PodType, Slots, prices
 from partage.plan.placement.room import GpuIndexes, Room, choices, first_fit, without
-from partage.plan.placement.waste import WasteTable, waste_tables
 from partage.values import Frozen
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+HOLE_STEP, _HOLES = 10, 101
+"""Holes are counted in steps of ten milli, from 0 to a whole GPU."""
+_ROUNDS = 24
+GPU_STEP, CPU_STEP = 250, 1000
+"""Steps of the table of stranded GPUs: usable milli of GPUs, and milli of CPU."""
+_GPU_STEPS, _CPU_STEPS = 33, 131
+_SEQUENCES, _LENGTH = 300, 30
+_CPU_ONLY_WEIGHT = 0.3
+
+
+class WasteTable(Frozen):
+    """holes: milli finally wasted of a GPU of which n * HOLE_STEP are left. stranded: milli of GPUs that stay
+    unused for want of CPU, by steps of usable milli of GPUs and of CPU left.
+    """
+
+    holes: tuple[float, ...]
+    stranded: tuple[tuple[float, ...], ...]
+
+    def of_hole(self, left: int) -> float:
+        """left: milli of a GPU."""
+        return self.holes[left // HOLE_STEP]
+
+    def of_cpu(self, usable: float, cpu_milli: int) -> float:
+        """Between the steps, in both directions. usable: milli of GPUs that are left and no waste yet."""
+        if usable <= 0:
+            return 0.0
+        row = min(usable / GPU_STEP, _GPU_STEPS - 1 - 0.001)
+        column = min(cpu_milli / CPU_STEP, _CPU_STEPS - 1 - 0.001)
+        i, j = int(row), int(column)
+        down, across = row - i, column - j
+        above, below = self.stranded[i], self.stranded[i + 1]
+        return (1 - down) * ((1 - across) * above[j] + across * above[j + 1]) + down * (
+            (1 - across) * below[j] + across * below[j + 1]
+        )
+
+
+def waste_tables(mix: Mix, models: Sequence[str]) -> dict[str, WasteTable]:
+    """The table of each model; models that the same pods may have share one."""
+    made: dict[frozenset[PodType], WasteTable] = {}
+    tables = {}
+    for model in models:
+        single = mix.single(model)
+        key = frozenset(single)
+        if key not in made:
+            made[key] = WasteTable(_holes(single), _stranded(single, mix.without_gpus))
+        tables[model] = made[key]
+    return tables
+
+
+def _holes(single: Mapping[PodType, float]) -> tuple[float, ...]:
+    """A pod that fits makes the hole smaller, one that does not leaves it as it is; again and again."""
+    sizes: dict[int, float] = {}
+    for pod, part in single.items():
+        size = -(-pod.milli // HOLE_STEP)
+        sizes[size] = sizes.get(size, 0.0) + part
+    total = sum(sizes.values())
+    wasted = [float(HOLE_STEP * hole) for hole in range(_HOLES)]
+    if not total:
+        return tuple(wasted)
+    for _ in range(_ROUNDS):
+        wasted = [
+            sum(part * wasted[hole - size if size <= hole else hole] for size, part in sizes.items()) / total
+            for hole in range(_HOLES)
+        ]
+    return tuple(wasted)
+
+
+def _stranded(
+    single: Mapping[PodType, float], without_gpus: Mapping[PodType, float]
+) -> tuple[tuple[float, ...], ...]:
+    """Random sequences of pods, each of which is taken if it fits: how much more of the GPUs stays unused
+    than with CPU without end. Pods without GPUs weigh less: they can go elsewhere.
+    """
+    import numpy as np
+
+    types = [*single, *without_gpus]
+    weights = np.array([*single.values(), *(_CPU_ONLY_WEIGHT * part for part in without_gpus.values())])
+    zero = (0.0,) * _CPU_STEPS
+    if not single:
+        return (zero,) * _GPU_STEPS
+    drawn = np.random.default_rng(0).choice(len(types), size=(_LENGTH, _SEQUENCES), p=weights / weights.sum())
+    milli = np.array([pod.demand for pod in types])[drawn]
+    cpu = np.array([pod.cpu_milli for pod in types])[drawn]
+    gpu_left = np.arange(_GPU_STEPS) * GPU_STEP
+    limited = _left(milli, cpu, gpu_left, np.arange(_CPU_STEPS) * CPU_STEP)
+    endless = _left(milli, np.zeros_like(cpu), gpu_left, np.zeros(1, dtype=cpu.dtype))
+    rows = np.maximum(limited - endless, 0.0)
+    rows[0] = 0.0
+    return tuple(tuple(map(float, row)) for row in rows)
+
+
+def _left(milli: np.ndarray, cpu: np.ndarray, gpu_steps: np.ndarray, cpu_steps: np.ndarray) -> np.ndarray:
+    """Mean milli of GPUs left, by step of GPUs and of CPU. milli, cpu: of each pod, then of each sequence."""
+    import numpy as np
+
+    shape = (milli.shape[1], len(gpu_steps), len(cpu_steps))
+    gpu_left = np.broadcast_to(gpu_steps[None, :, None], shape).astype(np.int32)
+    cpu_left = np.broadcast_to(cpu_steps[None, None, :], shape).astype(np.int32)
+    for of_gpu, of_cpu in zip(milli.astype(np.int32), cpu.astype(np.int32), strict=True):
+        taken = (of_gpu[:, None, None] <= gpu_left) & (of_cpu[:, None, None] <= cpu_left)
+        gpu_left -= taken * of_gpu[:, None, None]
+        cpu_left -= taken * of_cpu[:, None, None]
+    mean: np.ndarray = gpu_left.mean(axis=0)
+    return mean
+
+
+assert HOLE_STEP * (_HOLES - 1) == WHOLE_MILLI
+
 
 _SLOT_WEIGHT = 0.8
 _OPEN = 15.0

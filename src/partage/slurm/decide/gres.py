@@ -206,7 +206,7 @@ def _records(devices: Sequence[SlurmDevice], version: SlurmVersion) -> Iterator[
     for device in devices:
         yield GresRecord(
             GresName.GPU,
-            device.type,
+            type=device.type,
             files=device.files,
             multiple=len(device.files) > 1,
             flags=flags,

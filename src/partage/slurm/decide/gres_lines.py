@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 
 from partage.slurm.decide import releases
-from partage.slurm.model import SlurmVersion
+from partage.slurm.model import GresFiles, SlurmVersion
 from partage.slurm.text.conf import ConfFile, ConfLine, Notebook
 from partage.slurm.text.hostlist import expand_hostlist
 from partage.values import Frozen
@@ -40,18 +40,13 @@ _NAMES_NO_TYPE = ("mps", "shard")
 _CAPABILITY = re.compile(r"/nvidia-cap\d+$", re.ASCII)
 
 
-class GresLine(Frozen):
-    """One record of gres.conf. nodes: None: all. count: None: not given. detected: AutoDetect finds more."""
+class GresLine(GresFiles):
+    """One record of gres.conf as it is read. nodes: None: all."""
 
     file: str
     line: int
     name: str
     nodes: tuple[str, ...] | None = None
-    type: str = ""
-    count: int | None = None
-    files: tuple[str, ...] = ()
-    multiple: bool = False
-    flags: tuple[str, ...] = ()
 
     def of(self, node: str) -> bool:
         """Whether it counts on this node."""

@@ -20,6 +20,7 @@ from partage.slurm.model import (
     HeldDevices,
     JobDevice,
     JobId,
+    JobOfUser,
     JobRecord,
     NodeDevice,
     NodeDevices,
@@ -34,13 +35,11 @@ _PERCENT, _LEADER = "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE", "SLURM_HET_JOB_ID"
 NOT_SAID = "Slurm does not say clearly which GPUs it has"
 
 
-class JobRequest(Frozen):
+class JobRequest(JobOfUser):
     """What slurmd tells the prolog of a job. indexes: of its GPUs. percent: of ``mps``; None: no ``mps``.
     leader: of a component of a heterogeneous job.
     """
 
-    job: JobId
-    uid: int
     indexes: tuple[int, ...]
     user: str = ""
     percent: int | None = None

@@ -14,6 +14,7 @@ from partage.claims.model.names import MEMORY, SHARES
 from partage.plan.placement.mix import WHOLE_MILLI
 from partage.units import GIB
 from partage.values import Frozen
+from partage.whatif.decide.pods import NamedNode
 
 _GPU, _MIG = "nvidia.com/gpu", "nvidia.com/mig-"
 _SHARED = ".shared"
@@ -29,7 +30,7 @@ class CannotPlay(Exception):
         self.reason = reason
 
 
-class GpuNode(Frozen):
+class GpuNode(NamedNode):
     """A node with GPUs, as a trace sees it.
 
     cpu_milli, memory_mib: that pods can have which are not of a DaemonSet. gpu_bytes: memory of each GPU; 0:
@@ -37,9 +38,6 @@ class GpuNode(Frozen):
     several units, and a unit is a GPU all the same (HAMi). taints: key, value and effect.
     """
 
-    name: str
-    model: str
-    gpus: int
     cpu_milli: int = 0
     memory_mib: int = 0
     gpu_bytes: int = 0

@@ -17,8 +17,14 @@ from partage.plan.placement.replay import tuned_scores
 from partage.plan.placement.room import GpuIndexes, NodeScores, Room, first_fit
 from partage.plan.placement.ssp import Ssp
 from partage.values import Frozen
-from partage.whatif.decide.node import balance, balanced_allocation, least_allocated
-from partage.whatif.decide.scheduler import Draw, KubeScheduler, drawn
+from partage.whatif.decide.kube_scheduler import (
+    Draw,
+    KubeScheduler,
+    balance,
+    balanced_allocation,
+    drawn,
+    least_allocated,
+)
 
 PROGRESS_EVERY = 200
 """Pods between two calls of ``on_progress``."""

@@ -20,12 +20,10 @@ from partage.plan.offer.desired import DesiredState
 from partage.plan.placement.mix import WHOLE_MILLI
 from partage.plan.serve.unit_allocation import NoRoom
 from partage.values import Frozen, Tagged
-from partage.whatif.decide.demand import Cause, Demand, Unmet, demand_on, nearness
-from partage.whatif.decide.node import Node, PodClass
+from partage.whatif.decide.demand import Cause, Demand, NodeOffer, Unmet, demand_on, nearness
+from partage.whatif.decide.kube_scheduler import Draw, KubeScheduler, Node, PodClass, drawn
 from partage.whatif.decide.node_devices import Holding, NodeAllocator
-from partage.whatif.decide.node_offer import NodeOffer
 from partage.whatif.decide.pods import Fleet, NodeKind, PodWants, TracePod
-from partage.whatif.decide.scheduler import Draw, KubeScheduler, drawn
 from partage.whatif.decide.usage import Usage
 
 PROGRESS_EVERY = 200

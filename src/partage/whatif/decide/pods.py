@@ -8,12 +8,20 @@ from partage.model.ids import ResourceName
 from partage.values import Frozen
 
 
-class PodWants(Frozen):
+class AskedGpus(Frozen):
+    """gpus: how many GPUs, or shares of one each; 0: none. gpu_milli: how much of each, in thousandths of a
+    GPU; 0: an amount of memory says it.
+    """
+
+    gpus: int = 0
+    gpu_milli: int = 0
+
+
+class PodWants(AskedGpus, kw_only=True):
     """What a pod asks for. Pods that ask for the same are treated alike.
 
-    cpu_milli, memory_bytes: of the node; 0: nothing asked.
-    gpus: how many GPUs, or shares of one each; 0: none.
-    gpu_milli: how much of each, in thousandths of a GPU; 0: ``gpu_memory_bytes`` says it.
+    cpu_milli, memory_bytes: of the node; 0: nothing asked. gpu_memory_bytes: of each GPU, in place of
+    ``gpu_milli``.
     models: names of GPU models that it may have, in lower case; none: any.
     requests: resource names and amounts as in a manifest, in place of ``gpus``; sorted by name.
     claims: what its ResourceClaims ask for, in place of both.
@@ -21,8 +29,6 @@ class PodWants(Frozen):
 
     cpu_milli: int = 0
     memory_bytes: int = 0
-    gpus: int = 0
-    gpu_milli: int = 0
     gpu_memory_bytes: int = 0
     models: frozenset[str] = frozenset()
     requests: tuple[tuple[ResourceName, int], ...] = ()
@@ -44,6 +50,14 @@ class TracePod(Frozen):
     created_s: float = 0.0
     lasts_s: float | None = None
     node: str = ""
+
+
+class NamedNode(Frozen):
+    """A node of a fleet. gpus: how many. model: as it is written there."""
+
+    name: str
+    model: str
+    gpus: int
 
 
 class NodeKind(Frozen):

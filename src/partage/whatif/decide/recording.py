@@ -18,6 +18,7 @@ from partage.claims.decide.scheduling import PodClaim, Unplaced, place
 from partage.claims.model.claim import ClaimSpec, DeviceClass
 from partage.kubernetes.decide.node_rules import NodeRules
 from partage.model.pod import ScheduledPod
+from partage.plan.placement.mix import PodType
 from partage.text import count_of
 from partage.values import Frozen
 from partage.whatif.decide.gpu_amounts import (
@@ -66,16 +67,12 @@ class PodRecord(Frozen):
 
 
 class TraceLine(Frozen):
-    """A pod as a line of a trace, with the columns of ``whatif.pod_trace``. models: that it may have; ():
-    any. times: seconds from the first pod on. node: where it is or was; empty: nowhere yet.
+    """A pod as a line of a trace, with the columns of ``whatif.pod_trace``. times: seconds from the first pod
+    on. node: where it is or was; empty: nowhere yet.
     """
 
     name: str
-    cpu_milli: int
-    memory_mib: int
-    gpus: int
-    milli: int
-    models: tuple[str, ...]
+    wants: PodType
     created_s: int
     bound_s: int | None
     ended_s: int | None
@@ -180,11 +177,13 @@ class _Recorder:
             ended = max(created if bound is None else bound, ended or 0)
         return TraceLine(
             "",
-            pod.cpu_milli,
-            pod.memory_mib,
-            amount.gpus,
-            amount.milli,
-            () if models >= {*self._models} else tuple(sorted(models)),
+            PodType(
+                pod.cpu_milli,
+                pod.memory_mib,
+                amount.gpus,
+                amount.milli,
+                frozenset() if models >= {*self._models} else models,
+            ),
             created,
             bound,
             ended if record.ended else None,

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Sequence
 from partage.model.ids import ResourceName
 from partage.values import Answer
 from partage.whatif.decide.demand import Unmet
-from partage.whatif.decide.node import Node, PodClass
+from partage.whatif.decide.kube_scheduler import Node, PodClass
 
 
 class Moment(Answer):

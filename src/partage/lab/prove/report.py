@@ -1,17 +1,35 @@
-"""A report of ``prove`` for people: a table for each share in the terminal, or a Markdown page."""
+"""A report of ``prove``: as a JSON document (``kind: Proof``), as tables or a Markdown page."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 from rich.console import RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from partage.answers.documents.lab import DocumentKind
 from partage.answers.render.tables import plain_table, report_lines
 from partage.lab.prove.model import AttackedShare, ProofReport, ProofRow, ProofVerdict
 from partage.text import count_of, printable
 from partage.units import format_bytes
+
+
+def _derived(report: ProofReport, found: dict[str, Any]) -> dict[str, Any]:
+    """How many rows have each verdict."""
+    del found
+    return {"summary": {str(verdict): report.count(verdict) for verdict in ProofVerdict}}
+
+
+PROOF = DocumentKind(
+    "Proof",
+    "report of partage prove",
+    "partage prove --report DIR writes one",
+    16 * 2**20,
+    ProofReport,
+    _derived,
+)
 
 
 def share_words(share: AttackedShare) -> str:
